@@ -261,6 +261,10 @@ MEANINGS: Final[dict[str, str]] = {
     "diverging_epoch": "newest leader epoch that both logs may share; -1: no divergence",
     "directory_id": "identity of the node's disk",
     "done": "the snapshot ends with this piece",
+    "next_sequence": (
+        "with INVALID_PRODUCER_EPOCH: from here on nothing is stored under the batch's epoch, and"
+        " nothing will be; -1: not known"
+    ),
     "duplicate": "the batches were stored by an earlier try of the same request",
     "error_code": "0, or the number of an error",
     "error_message": "what happened, for people; empty where ten thousand would not fit",
@@ -305,6 +309,7 @@ MEANINGS: Final[dict[str, str]] = {
     "may_stop": "it leads nothing, and all live brokers know that",
     "max_wait_ms": "how long the broker may hold the answer back",
     "messages": "in the order in which they were sent",
+    "BrokerHeartbeatResponse.metadata_version": "what the controller has applied; -1: not told",
     "metadata_version": "grows with every change of any topic",
     "min_bytes": "answer as soon as so many bytes are there",
     "name": "name of the topic",

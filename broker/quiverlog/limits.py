@@ -134,6 +134,12 @@ PRODUCER_BATCHES_REMEMBERED: Final = 5
 """Batches per producer that are recognised as duplicates (Kafka's five; in flight <= this)."""
 PRODUCER_EPOCHS_REMEMBERED: Final = 100_000
 """Producers with an epoch above 0 that the metadata keep; one that was dropped gets a new id."""
+PRODUCERS_UNHEARD_MS_MAX: Final = 5_000
+"""A producer id or epoch that a broker has not heard of for so long was never given out."""
+PRODUCERS_UNHEARD_MAX: Final = 1_000
+"""Such ids and epochs about which a broker is asked at the same time; the oldest goes first."""
+EPOCH_WAITS_MAX: Final = 10_000
+"""Requests that wait at the controller until the end of a producer's epoch is known everywhere."""
 REMOVED_TOPICS_REMEMBERED: Final = 10_000
 """Ids of removed topics that the metadata keep, to tell their leftovers from somebody's rows."""
 PRODUCER_EXPIRY_MS: Final = 24 * 3_600_000

@@ -16,6 +16,7 @@ __all__ = [
     "NO_EPOCH",
     "NO_PRODUCER_ID",
     "NO_SEQUENCE",
+    "PRODUCER_IDS_END",
     "Compression",
     "Durability",
     "IsolationLevel",
@@ -37,6 +38,9 @@ EPOCHS_UNTOLD = -2
 
 NO_PRODUCER_ID = -1
 """The producer id of a batch whose producer is not idempotent."""
+
+PRODUCER_IDS_END = 2**62
+"""INIT_PRODUCER_ID gives out ids below; those from here on are kept for brokers' own use."""
 
 NO_SEQUENCE = -1
 """The base sequence of a batch whose producer is not idempotent."""

@@ -100,7 +100,8 @@ class Member(NodeDriver):
 
 
 class Members:
-    """See the module docstring. `cut`: pairs of node ids that do not hear each other."""
+    """See the module docstring. `cut`: pairs of node ids that do not hear each other. `late`: true
+    for what is to arrive when it is true no more."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -108,6 +109,8 @@ class Members:
         self.by_id: dict[int, Member] = {}
         self.down: set[int] = set()
         self.cut: set[frozenset[int]] = set()
+        self.late: Callable[[SendToPeer], bool] = lambda _: False
+        self._kept: deque[tuple[Member, SendToPeer]] = deque()
         self.undelivered = self.made = 0
         self.asked: list[tuple[Member, SendToPeer, Member, int]] = []
         self._correlation = 1 << 20
@@ -126,8 +129,13 @@ class Members:
     def deliver(self) -> None:
         """All that is under way, and all that comes of it."""
         self._answer()
+        self.wire.extendleft(reversed(self._kept))
+        self._kept.clear()
         while self.wire:
             source, effect = self.wire.popleft()
+            if self.late(effect):
+                self._kept.append((source, effect))
+                continue
             self._deliver(source, effect)
             self._answer()
 

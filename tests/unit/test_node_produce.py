@@ -291,18 +291,46 @@ def test_an_older_epoch_is_refused_where_the_newer_has_not_written_yet(node: Nod
     node.give_out(5, 0)
     assert node.produced(topic, batch_of([1, 2], producer=(5, 0, 0))).base_offset == 0
     node.give_out(5, 1)
-    old = [batch_of([3], producer=(5, 0, 2)), batch_of([1, 2], producer=(5, 0, 0))]
     for _ in range(2):
-        for batch in old:  # New or a repetition: its sender has been followed by another.
-            result = result_of(node, node.produce(topic, batch))
-            assert result is not None
-            assert result.error_code == errors.InvalidProducerEpoch.code
+        result = result_of(node, node.produce(topic, batch_of([3], producer=(5, 0, 2))))
+        assert result is not None
+        assert (result.error_code, result.next_sequence) == (errors.InvalidProducerEpoch.code, 2)
+        again = node.produced(topic, batch_of([1, 2], producer=(5, 0, 0)))
+        assert (again.base_offset, again.duplicate, again.next_sequence) == (0, True, -1)
         node.crash()
     assert node.broker_end(topic) == 2
     result = result_of(node, node.produce(topic, batch_of([4], producer=(5, 1, 2))))
     assert result is not None
     assert result.error_code == errors.OutOfOrderSequence.code, "a new epoch begins at 0"
     assert node.produced(topic, batch_of([4], producer=(5, 1, 0))).base_offset == 2
+    result = result_of(node, node.produce(topic, batch_of([1, 2], producer=(5, 0, 0))))
+    assert result is not None
+    assert (result.error_code, result.next_sequence) == (errors.InvalidProducerEpoch.code, -1), (
+        "what the older one has stored is not known any more"
+    )
+
+
+def test_of_an_older_epoch_it_is_said_from_where_on_nothing_is_stored(node: NodeDriver) -> None:
+    """Whoever has raised the epoch finds out by that which of its batches were stored."""
+    topic, other = node.create("t", partitions=1), node.create("other", partitions=1)
+    node.give_out(5, 0)
+    for sequence in range(7):
+        node.produced(topic, batch_of([sequence], producer=(5, 0, sequence)))
+    node.give_out(5, 1)
+
+    def told(where: bytes, sequence: int) -> tuple[int, int, int]:
+        batch = batch_of([sequence], producer=(5, 0, sequence))
+        result = result_of(node, node.produce(where, batch))
+        assert result is not None
+        return result.error_code, result.base_offset, result.next_sequence
+
+    over = errors.InvalidProducerEpoch.code
+    assert [told(topic, sequence) for sequence in (1, 2, 6, 7, 8)] == [
+        (over, -1, 7), (0, 2, -1), (0, 6, -1), (over, -1, 7), (over, -1, 7),
+    ]  # fmt: skip
+    assert told(other, 0) == (over, -1, 0)
+    assert told(other, 3) == (over, -1, 0)
+    assert (node.broker_end(topic), node.broker_end(other)) == (7, 0)
 
 
 def test_epochs_never_go_back_and_survive_restarts(node: NodeDriver) -> None:
@@ -344,7 +372,7 @@ def test_the_epoch_that_is_being_given_out_counts(node: NodeDriver) -> None:
 
 def test_after_the_last_epoch_comes_a_new_id(node: NodeDriver) -> None:
     node.give_out(5, 0)
-    with mock.patch("quiverlog.node.produce._PRODUCER_EPOCH_MAX", 1):
+    with mock.patch("quiverlog.node.init_producer_id._PRODUCER_EPOCH_MAX", 1):
         node.give_out(5, 1)
         response, _ = node.call(m.InitProducerIdRequest(producer_id=5, producer_epoch=1))
     assert response.error_code == 0

@@ -24,6 +24,7 @@ LONGER_FILES = {
     "broker/quiverlog/errors.py": "a table: every error with its number, flags and hint.",
     "broker/quiverlog/client/async_methods.py": "a table: every question with its documentation.",
     "broker/quiverlog/core/raft/raft.py": "one machine: the glue of its parts, the host's duties.",
+    "broker/quiverlog/node/broker.py": "one object: the parts of a broker, put together.",
     "broker/quiverlog/wire/messages.py": "a table: every message of the protocol, in its order.",
     "connector/pyspark_quiverlog/option_table.py": "a table: every option, with its explanation.",
     "connector/pyspark_quiverlog/stream_planner.py": "one machine: the state of a streaming query.",

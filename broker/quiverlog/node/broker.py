@@ -13,6 +13,7 @@ from quiverlog.core.controller.records import (
     BrokerRecord,
     PartitionChangeRecord,
     PartitionRecord,
+    ProducerEpochRecord,
     ProducerIdBlockRecord,
     Record,
     TopicRecord,
@@ -179,7 +180,7 @@ class Broker:
         self.elections = self._make_elections()
         self.live_config = make_live_config(self)
         self.membership = self._make_membership()
-        self.producer_ids = ProducerIds(self.metadata)
+        self.producer_ids = ProducerIds(self.metadata, self.membership.registration.known_us)
         self.clock = Clock(jobs, outbox)
         self.retention = self._make_retention()
         self.replicas = self.assignment.replicas
@@ -348,6 +349,8 @@ class Broker:
         for record in records:
             if isinstance(record, ProducerIdBlockRecord):
                 self.producer_ids.block_added(record)
+            elif isinstance(record, ProducerEpochRecord):
+                self.membership.registration.owe_version()
             elif isinstance(record, BrokerRecord | BrokerChangeRecord | UnregisterBrokerRecord):
                 self.membership.changed()
                 self.in_sync_changes.look_at(self.replicas.values())

@@ -133,7 +133,7 @@ class Closing:
         broker.assignment.stop(now)
         broker.retention.stop()
         broker.removal.stop()
-        broker.membership.stop()
+        broker.membership.stop(now)
         broker.peers.stop(now)
         broker.copied_starts.stop(now)
         broker.quorum.hand_over(now)

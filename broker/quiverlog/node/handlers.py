@@ -25,8 +25,8 @@ from quiverlog.node.events import RequestReceived
 from quiverlog.node.features import handle_update_features
 from quiverlog.node.fetch import handle_fetch
 from quiverlog.node.hello import handle_hello
+from quiverlog.node.init_producer_id import handle_init_producer_id
 from quiverlog.node.list_offsets import handle_list_offsets
-from quiverlog.node.produce import handle_init_producer_id
 from quiverlog.node.quorum_requests import handle_quorum
 from quiverlog.node.reassign_partitions import handle_reassign_partitions
 from quiverlog.node.replica_fetch import handle_replica_fetch

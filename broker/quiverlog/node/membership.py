@@ -140,9 +140,10 @@ class Membership:
         self.registration.changed()
         self.voter_changes.changed()
 
-    def stop(self) -> None:
+    def stop(self, now: Now) -> None:
         """The broker closes: nothing more is asked or decided here."""
         self._is_active = False
+        self.registrar.stop(now)
 
     @property
     def is_active(self) -> bool:

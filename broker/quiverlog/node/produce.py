@@ -1,4 +1,4 @@
-"""PRODUCE and INIT_PRODUCER_ID: rows in.
+"""PRODUCE: rows in.
 
 Owns the order in which a produce is looked at (leader epoch, durability, room, bytes, producer) and
 what is said of each entry. All batches of one entry are stored together or not at all; entries are
@@ -22,12 +22,11 @@ from functools import partial
 from typing import Final
 
 from quiverlog.batch.header import BatchHeader
-from quiverlog.core.controller.records import ProducerEpochRecord
-from quiverlog.core.controller.topics import next_producer_id_block
 from quiverlog.errors import (
     BatchTooLarge,
     InvalidProducerEpoch,
     InvalidRequest,
+    NotLeader,
     OutOfOrderSequence,
     QuiverlogError,
     ThrottledBroker,
@@ -37,26 +36,22 @@ from quiverlog.limits import BATCH_HEADER_BYTES, PARTITIONS_PER_REQUEST_MAX
 from quiverlog.node.acknowledgements import fail_result
 from quiverlog.node.broker import Broker
 from quiverlog.node.checking import CheckJob, EntryCheck, HeldProduce, check_quick
-from quiverlog.node.deciding import check_decides
 from quiverlog.node.events import RequestReceived
 from quiverlog.node.jobs import Urgency
 from quiverlog.node.replica import Replica
 from quiverlog.node.staging import STAGED_BYTES_MAX, STAGED_ROWS_MAX, Staged, StagedEntry
-from quiverlog.node.tasks import Call, Steps, Wait
-from quiverlog.types import NO_EPOCH, NO_PRODUCER_ID, Durability, Now
+from quiverlog.types import PRODUCER_IDS_END, Durability, Now
 from quiverlog.wire import messages as m
 
 __all__ = [
     "Entry",
     "admit_all",
     "check_sizes",
-    "handle_init_producer_id",
     "handle_produce",
     "look",
     "take_turns",
 ]
 
-_PRODUCER_EPOCH_MAX: Final = 2**15 - 1
 _MEMORY: Final = Durability.MEMORY
 
 
@@ -270,7 +265,7 @@ def _admit(
     state = replica.state
     batches = entry.headers
     row_count = batches[0][0].row_count if len(batches) == 1 else _row_count(batches)
-    known = _check_producer(broker, replica, batches)
+    known = _check_producer(broker, replica, batches, result, now)
     if known is None:
         if replica.admitted_rows + row_count > STAGED_ROWS_MAX:
             raise BatchTooLarge(f"{replica.name}: too many rows at once: send them one by one.")
@@ -294,15 +289,20 @@ def _row_count(batches: list[tuple[BatchHeader, memoryview]]) -> int:
 
 
 def _check_producer(
-    broker: Broker, replica: Replica, batches: list[tuple[BatchHeader, memoryview]]
+    broker: Broker,
+    replica: Replica,
+    batches: list[tuple[BatchHeader, memoryview]],
+    result: m.ProducePartitionResult,
+    now: Now,
 ) -> int | None:
     """None: new. A number: the entry was stored before, and this is its offset.
 
     Raises:
-        InvalidRequest: an entry of several batches has a producer id.
+        InvalidRequest: an entry of several batches has a producer id; or no producer has such ids.
         UnknownProducerId, InvalidProducerEpoch, OutOfOrderSequence: see `ProducerStates.check`;
             or id or epoch were never given out, or a newer epoch was.
-        NotLeader: rows are missing here, and another broker may lead by now.
+        NotLeader: rows are missing here, and another broker may lead by now; or the controller is
+            out of reach, and may have given out a newer epoch.
         ThrottledBroker: they may have been given out, by a decision that is on its way here.
     """
     header = batches[0][0]
@@ -316,19 +316,30 @@ def _check_producer(
     producer_id = header.producer_id
     if producer_id < 0:
         return None
+    if producer_id >= PRODUCER_IDS_END:
+        raise InvalidRequest(f"producer id {producer_id} is none: they end at {PRODUCER_IDS_END}.")
+    if broker.standing.is_over:
+        raise NotLeader(
+            f"{replica.name}: the controller is out of reach, and may have given out a newer epoch"
+            f" of producer {producer_id}."
+        )
     ids = broker.producer_ids
+    epoch = header.producer_epoch
     if producer_id >= ids.next and not ids.may_be_given(producer_id):
-        if ids.hears_late:
+        if ids.may_be_unheard(producer_id, epoch, now):
             raise ThrottledBroker(f"this broker has not heard of producer id {producer_id} yet.")
         raise UnknownProducerId(f"producer id {producer_id} was never given out.")
-    epoch = header.producer_epoch
     given = ids.given_epoch(producer_id)
     if epoch < given:  # Also where the newer holder has not written yet: it has taken over.
+        offset, next_sequence = replica.producers.under_ended_epoch(header)
+        if offset is not None:
+            return offset
+        result.next_sequence = next_sequence
         raise InvalidProducerEpoch(
             f"producer {producer_id} wrote with epoch {epoch}, {given} was given out since."
         )
     if epoch > given and epoch > replica.producers.newest_epoch(producer_id):
-        if ids.hears_late:
+        if ids.may_be_unheard(producer_id, epoch, now):
             raise ThrottledBroker(f"epoch {epoch} of producer {producer_id} is not known here yet.")
         raise InvalidProducerEpoch(
             f"epoch {epoch} of producer {producer_id} was never given out: INIT_PRODUCER_ID does."
@@ -338,50 +349,3 @@ def _check_producer(
     except (OutOfOrderSequence, UnknownProducerId):
         broker.lookup.check_end(replica)  # The next leader may have what is missing here.
         raise
-
-
-# --- INIT_PRODUCER_ID ---------------------------------------------------------------------------
-def handle_init_producer_id(broker: Broker, call: Call) -> Steps:
-    """A producer id that nobody had before; or the next epoch of the one that the asker has.
-
-    The epoch never goes back: whoever asks with an older one has been followed by another holder.
-
-    Raises (as the answer):
-        InvalidProducerEpoch: a newer epoch was given out.
-        UnknownProducerId: the id or the epoch was never given out, or is not known any more.
-    """
-    request = call.request
-    assert isinstance(request, m.InitProducerIdRequest)
-    if request.transactional_id:
-        raise InvalidRequest("this broker has no transactions: leave transactional_id empty.")
-    check_decides(broker, call.connection_id)
-    ids = broker.producer_ids
-    producer_id = request.producer_id
-    epoch = request.producer_epoch
-    if producer_id == NO_PRODUCER_ID and epoch != NO_EPOCH:
-        raise InvalidRequest(f"epoch {epoch} is no new producer's: leave it -1.")
-    if producer_id != NO_PRODUCER_ID:
-        if producer_id < 0 or epoch < 0:
-            raise InvalidRequest(f"producer id {producer_id} with epoch {epoch} cannot be.")
-        newest = ids.newest_epoch(producer_id)
-        if not ids.may_be_given(producer_id) or epoch > newest:
-            raise UnknownProducerId(
-                f"producer id {producer_id} with epoch {epoch} is not known: ask for a new id."
-            )
-        if epoch < newest:
-            raise InvalidProducerEpoch(
-                f"epoch {newest} of producer {producer_id} was given out after epoch {epoch}."
-            )
-        if newest < _PRODUCER_EPOCH_MAX:  # After the last epoch comes a new id.
-            broker.admission.check_writable()
-            record = ProducerEpochRecord(producer_id, newest + 1)
-            yield broker.metadata.proposal([record], call.now)
-            return m.InitProducerIdResponse(producer_id=producer_id, producer_epoch=record.epoch)
-    while ids.exhausted:
-        yield _another_block(broker, call)
-    return m.InitProducerIdResponse(producer_id=ids.take(), producer_epoch=0)
-
-
-def _another_block(broker: Broker, call: Call) -> Wait:
-    broker.admission.check_writable()
-    return broker.metadata.proposal([next_producer_id_block(broker.metadata.pending)], call.now)

@@ -4,24 +4,41 @@ Owns the block of ids that this life gives out from. Blocks and epochs are decis
 an id or an epoch is durable before anybody hears of it, and known again after a restart. The rest
 of a block is given up by a restart, and counts as given out from then on. So does every block that
 another broker has set aside: which of its ids were given out is known there only.
+
+Where others decide, an id that is not known here may have been given out a moment ago. Owns since
+when producers ask with such ids and epochs: one was never given out when this broker has applied
+what the controller had decided by then, or has heard nothing of it for five seconds.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from quiverlog.core.controller.records import ProducerIdBlockRecord
 from quiverlog.core.controller.topics import PRODUCER_ID_BLOCK
+from quiverlog.limits import PRODUCERS_UNHEARD_MAX, PRODUCERS_UNHEARD_MS_MAX
 from quiverlog.node.metadata import Metadata
+from quiverlog.types import Now
 
 __all__ = ["ProducerIds"]
 
+_UNHEARD_US_MAX = PRODUCERS_UNHEARD_MS_MAX * 1_000
+
 
 class ProducerIds:
-    """See the module docstring. Ids of our block below `next` were given out."""
+    """See the module docstring. Ids of our block below `next` were given out.
 
-    __slots__ = ("_end", "_metadata", "next")
+    Args:
+        known_us: what was decided up to this moment is applied here.
+    """
 
-    def __init__(self, metadata: Metadata) -> None:
+    __slots__ = ("_end", "_known_us", "_metadata", "_unheard", "next")
+
+    def __init__(self, metadata: Metadata, known_us: Callable[[Now], int]) -> None:
         self._metadata = metadata
+        self._known_us = known_us
+        # By id and epoch: when it was asked for first, and last; longest not asked for first.
+        self._unheard: dict[tuple[int, int], tuple[int, int]] = {}
         self.next = 0
         self._end = 0
 
@@ -55,10 +72,20 @@ class ProducerIds:
         is_ours_to_give = self.next <= producer_id < self._end
         return producer_id < self._metadata.image.next_producer_id and not is_ours_to_give
 
-    @property
-    def hears_late(self) -> bool:
-        """True where others decide: an id or an epoch may have been given out a moment ago."""
-        return not self._metadata.is_decided_here
+    def may_be_unheard(self, producer_id: int, epoch: int, now: Now) -> bool:
+        """Of one that is not known here. True: others may have given it out a moment ago."""
+        if self._metadata.is_decided_here:
+            return False
+        unheard, at_us = self._unheard, now.mono_us
+        first_us, last_us = unheard.pop((producer_id, epoch), (at_us, at_us))
+        if at_us - last_us >= _UNHEARD_US_MAX:
+            first_us = at_us  # Another producer asks, which may have been given it since.
+        elif self._known_us(now) > first_us or at_us - first_us >= _UNHEARD_US_MAX:
+            return False
+        if len(unheard) >= PRODUCERS_UNHEARD_MAX:
+            del unheard[next(iter(unheard))]
+        unheard[producer_id, epoch] = (first_us, at_us)
+        return True
 
     def newest_epoch(self, producer_id: int) -> int:
         """The newest epoch that was given out, or is about to be."""

@@ -6,21 +6,32 @@ decided. Before this node leads, and after it has, everything here is refused.
 
 A single broker has nobody to wait for: it is asked nothing, and has no deadline.
 
+Owns also who waits until all live brokers have applied what holds here (`everywhere`): each says in
+its heartbeats how far it is, and one that stays behind is fenced (core/controller/awaited.py).
+
 Must not know: how requests travel, what a broker does when it is told that it is fenced.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Final
 
 from quiverlog.core.controller.entries import in_entries
 from quiverlog.core.controller.records import BrokerChangeRecord, BrokerRecord, Record
 from quiverlog.core.controller.registrations import Heartbeat, Registrations
-from quiverlog.errors import InvalidRequest, NotController, QuiverlogError, ThrottledBroker
+from quiverlog.errors import (
+    BrokerShuttingDown,
+    InvalidRequest,
+    NotController,
+    QuiverlogError,
+    ThrottledBroker,
+)
+from quiverlog.limits import BROKER_RETRY_MS, EPOCH_WAITS_MAX
 from quiverlog.node.config import LISTENER_DEFAULT, NodeConfig
 from quiverlog.node.decisions import ENTRY_BYTES_MAX
-from quiverlog.node.jobs import Then
+from quiverlog.node.jobs import Starter, Then
 from quiverlog.node.metadata import Metadata
 from quiverlog.node.outbox import Outbox
 from quiverlog.node.quorum import Quorum
@@ -58,6 +69,7 @@ class Registrar:
         "_outbox",
         "_quorum",
         "_term",
+        "_waiting",
     )
 
     def __init__(
@@ -81,6 +93,7 @@ class Registrar:
         self._machine: Registrations | None = None
         self._term = 0  # In which the machine has begun to decide; 0: it has not.
         self._due_us: int | None = None
+        self._waiting: deque[tuple[int, Then]] = deque()  # By version, ascending.
 
     # --- when ----------------------------------------------------------------------------------
     def next_us(self) -> int | None:
@@ -100,7 +113,19 @@ class Registrar:
                 self._outbox.log("warning", "broker fenced", node=change.node_id, why="silent")
                 self._full_disks.discard(change.node_id)  # It leads nothing any more.
                 self._propose(records, now)
-        self._due_us = machine.sessions.next_us()
+            self._fence_lagging(machine, now)
+        self._answer_waiting(machine, now)
+        self._due_us = _next_us(machine, now)
+
+    def _fence_lagging(self, machine: Registrations, now: Now) -> None:
+        metadata = self._metadata
+        while records := machine.lagging(metadata.image, metadata.pending, now.mono_us):
+            change = records[0]
+            assert isinstance(change, BrokerChangeRecord)
+            why = "its metadata come too late"
+            self._outbox.log("warning", "broker fenced", node=change.node_id, why=why)
+            self._full_disks.discard(change.node_id)
+            self._propose(records, now)
 
     def _last_heard(self) -> dict[int, int]:
         """Of the controller before, which need not find out who decides now. Nobody is fenced too
@@ -119,11 +144,12 @@ class Registrar:
                 node_id, incarnation = self._config.node_id, self._incarnation()
                 self._machine = Registrations(node_id, incarnation, session_us)
             self._machine.end()
+            self._refuse_waiting(NotController("another broker decides by now."), now)
             self._full_disks.clear()
             self._due_us = None
             if term:
                 self._machine.begin(self._metadata.image, now.mono_us, self._last_heard())
-                self._due_us = self._machine.sessions.next_us()
+                self._due_us = _next_us(self._machine, now)
             self._term = term
         assert self._term == self._quorum.leading_term
         return self._machine if term else None
@@ -147,10 +173,11 @@ class Registrar:
         newcomer = _newcomer(request)
         clean, pending = request.clean_incarnation, self._metadata.pending
         records = machine.register(pending, newcomer, clean, now.mono_us)
-        self._due_us = machine.sessions.next_us()
+        self._due_us = _next_us(machine, now)
 
         def decided(_image: object, error: BaseException | None, now: Now) -> None:
             broker = self._metadata.image.brokers.get(newcomer.node_id)
+            self._answer_waiting(machine, now)
             if error is not None:
                 then(None, error, now)
             elif broker is None or broker.incarnation != newcomer.incarnation:
@@ -189,7 +216,8 @@ class Registrar:
         else:
             self._full_disks.discard(request.node_id)
         if self._due_us is None:
-            self._due_us = machine.sessions.next_us()
+            self._due_us = _next_us(machine, now)
+        self._answer_waiting(machine, now)
         if verdict.records:
             self._tell(verdict.records[0])
             self._propose(verdict.records, now)
@@ -199,6 +227,7 @@ class Registrar:
             may_stop=verdict.may_stop,
             session_ms=self._config.broker_session_ms,
             confirmed_ms=self._confirmed_ms(now),
+            metadata_version=self._metadata.image.version,
         )
 
     def _confirmed_ms(self, now: Now) -> int:
@@ -236,6 +265,49 @@ class Registrar:
             return True
         return self._machine is not None and self._machine.sessions.is_alive(node_id, now.mono_us)
 
+    # --- waiting for all brokers ---------------------------------------------------------------
+    def everywhere(self, now: Now) -> Starter:
+        """Wait until all live brokers have applied what holds here now. To be yielded.
+
+        Bounded by a session and a half, and the record that fences who stays behind; raises:
+            NotController: another broker decides by now.
+            ThrottledBroker: too many wait.
+        """
+
+        def start(then: Then) -> None:
+            machine = self._follow_quorum(now)
+            image = self._metadata.image
+            if all(one.node_id == self._config.node_id for one in image.live_brokers()):
+                then(None, None, now)
+            elif machine is None:
+                then(None, NotController(), now)
+            elif machine.applied_everywhere(image) >= image.version:
+                then(None, None, now)
+            elif len(self._waiting) >= EPOCH_WAITS_MAX:
+                then(None, ThrottledBroker("too many wait for the other brokers."), now)
+            else:
+                self._waiting.append((image.version, then))
+                machine.awaited.add(image.version, now.mono_us)
+                self._due_us = _next_us(machine, now)
+
+        return start
+
+    def stop(self, now: Now) -> None:
+        """The broker closes: nobody waits here any more."""
+        self._refuse_waiting(BrokerShuttingDown(), now)
+
+    def _answer_waiting(self, machine: Registrations, now: Now) -> None:
+        if not self._waiting:
+            return
+        version = machine.applied_everywhere(self._metadata.image)
+        while self._waiting and self._waiting[0][0] <= version:
+            self._waiting.popleft()[1](None, None, now)
+
+    def _refuse_waiting(self, error: QuiverlogError, now: Now) -> None:
+        waiting, self._waiting = self._waiting, deque()
+        for _, then in waiting:
+            then(None, error, now)
+
     # --- parts ---------------------------------------------------------------------------------
     def _tell(self, change: Record) -> None:
         assert isinstance(change, BrokerChangeRecord)
@@ -261,13 +333,24 @@ class Registrar:
 
     def _proposed(self, _image: object, error: BaseException | None, now: Now) -> None:
         """Nobody waits for it. What failed is looked at again: by the next heartbeat or silence."""
+        if error is None and self._machine is not None and self._term:
+            self._answer_waiting(self._machine, now)  # For one broker less, perhaps.
         if error is not None and self._machine is not None and self._term:
             # Whoever is not fenced, and has no session, would never be.
             known = self._machine.sessions
             for broker in self._metadata.image.live_brokers():
                 if broker.node_id != self._config.node_id and not known.has(broker.node_id):
                     known.heard(broker.node_id, now.mono_us)
-            self._due_us = known.next_us()
+            self._due_us = _next_us(self._machine, now)
+
+
+def _next_us(machine: Registrations, now: Now) -> int | None:
+    """When a session ends, or a version that is awaited becomes late."""
+    session_us, late_us = machine.sessions.next_us(), machine.awaited.next_us()
+    if late_us is None:
+        return session_us
+    late_us = max(late_us, now.mono_us + BROKER_RETRY_MS * 1000)  # The fencing is under way.
+    return late_us if session_us is None else min(session_us, late_us)
 
 
 def _newcomer(request: RegisterBrokerRequest) -> BrokerRecord:

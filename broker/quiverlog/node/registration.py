@@ -86,16 +86,20 @@ class Registration:
         "_is_disk_full",
         "_is_fenced",
         "_is_replaced",
+        "_known_us",
         "_lease_us",
         "_led",
         "_link",
         "_next_us",
         "_outbox",
+        "_owed_version",
         "_serves",
         "_session_us",
         "_stop_us",
         "_told",
         "_told_full",
+        "_told_version",
+        "_versions",
         "_was_registered",
         "controller_heard",
         "may_stop",
@@ -121,6 +125,10 @@ class Registration:
         self._holds_back = holds_back
         self._is_disk_full = is_disk_full
         self._told_full = False
+        self._told_version = self._owed_version = 0
+        self._known_us = 0
+        # (version, moment): the controller had applied the one when it decided at the other.
+        self._versions: tuple[int, int] | None = None
         self._session_us = config.broker_session_ms * 1000
         self._epoch = UNKNOWN_BROKER_EPOCH
         self._is_fenced = True
@@ -188,6 +196,19 @@ class Registration:
             self._follow_leadership(now)
         return now.mono_us < self._lease_us
 
+    def owe_version(self) -> None:
+        """The controller waits until all brokers have applied what is applied here now."""
+        self._owed_version = self._image().version
+
+    def known_us(self, now: Now) -> int:
+        """What was decided up to this moment is applied here."""
+        if self._versions is not None and self._versions[0] <= self._image().version:
+            self._known_us = max(self._known_us, self._versions[1])
+            self._versions = None
+        if self._link.leads and (confirmed_us := self._link.majority_confirmed_us) is not None:
+            self._known_us = max(self._known_us, min(confirmed_us, now.mono_us))
+        return self._known_us
+
     @property
     def why_fenced(self) -> str:
         """Why the cluster gives this broker no partitions to lead; empty where it does."""
@@ -223,13 +244,14 @@ class Registration:
 
     @property
     def _has_news(self) -> bool:
-        """The disk has become full, or has room again, since the controller was told last.
+        """The controller waits for a version that is applied now, or the disk has become full, or
+        has room again, since the controller was told last.
 
         Not of a fenced broker: it leads nothing, and may have to hold its heartbeats back.
         """
         if self._epoch < 0 or self._is_fenced:
             return False
-        return self._is_disk_full() != self._told_full
+        return self._told_version < self._owed_version or self._is_disk_full() != self._told_full
 
     def tick(self, now: Now) -> None:
         """Tell the controller what is to be told."""
@@ -270,11 +292,12 @@ class Registration:
             self._link.ask(self._registering(), then, now, timeout_ms=timeout_ms)
             return
         self._told_full = self._is_disk_full()
+        self._told_version = self._image().version
         beat = BrokerHeartbeatRequest(
             cluster_id=self._directory().cluster_id,
             node_id=self._config.node_id,
             broker_epoch=self._epoch,
-            metadata_version=self._image().version,
+            metadata_version=self._told_version,
             wants_to_stop=self._stop_us is not None,
             is_disk_full=self._told_full,
         )
@@ -315,8 +338,10 @@ class Registration:
             self._session_us = answer.session_ms * 1000
         self._next_us = sent_us + self._session_us // BROKER_HEARTBEATS_PER_SESSION
         if isinstance(answer, BrokerHeartbeatResponse):
+            begin_us = sent_us - answer.confirmed_ms * 1000
+            if answer.metadata_version >= 0 and self._versions is None:
+                self._versions = (answer.metadata_version, begin_us)
             if answer.is_caught_up:
-                begin_us = sent_us - answer.confirmed_ms * 1000
                 self._lease_us = max(self._lease_us, begin_us + self._session_us)
             self.may_stop = self._stop_us is not None and answer.may_stop
         if self._epoch < 0 or self._is_fenced or self._stop_us is not None:

@@ -16,14 +16,16 @@ What is asked of such a leader, and what becomes of it:
 | API | answered |
 |---|---|
 | PRODUCE, DELETE_RECORDS | NOT_LEADER: nothing is written, nothing given up (`Lookup.leading`) |
+| PRODUCE of idempotent producers | NOT_LEADER in partitions of one replica, too (`produce`) |
 | PRODUCE of who has asked for another leader | NOT_LEADER in place of a refused sequence |
 | LIST_OFFSETS, EPOCH_END_OFFSETS, DESCRIBE_RANGES | NOT_LEADER: ends may be others (`telling`) |
 | FETCH | rows that were shown; at their end NOT_LEADER (`Lookup.check_end`) |
 | DESCRIBE_TOPICS | no offsets (`offsets_are_known`) |
 | REPLICA_FETCH | as ever: a copy asks under a leader epoch, and cuts what the next leader lacks |
 
-A partition of one replica has no other leader, and a broker that is the whole quorum is never out
-of its own reach.
+A partition of one replica has no other leader, and goes on, but for batches of idempotent
+producers: an epoch may have ended that is not known to have (docs/adr/0069). A broker that is the
+whole quorum is never out of its own reach.
 
 Must not know: requests, heartbeats.
 """

@@ -95,7 +95,8 @@ class BrokerHeartbeatRequest(Request, array_like=True, gc=False):
 class BrokerHeartbeatResponse(Response, array_like=True, gc=False):
     """What the controller knows of the broker. `session_ms`: silent for so long it is fenced.
     `confirmed_ms`: so long ago the quorum is known to have heard the controller; the session begins
-    so much before the heartbeat."""
+    so much before the heartbeat. `metadata_version`: what the controller has applied; -1: it does
+    not say so."""
 
     API: ClassVar[Api] = Api.BROKER_HEARTBEAT
     is_caught_up: bool = False
@@ -103,3 +104,4 @@ class BrokerHeartbeatResponse(Response, array_like=True, gc=False):
     may_stop: bool = False
     session_ms: UInt31 = 0
     confirmed_ms: UInt31 = 0
+    metadata_version: Int64 = -1

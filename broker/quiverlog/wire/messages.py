@@ -28,7 +28,15 @@ from quiverlog.limits import (
     SCHEMAS_PER_TOPIC_MAX,
     TOPICS_PER_REQUEST_MAX,
 )
-from quiverlog.types import EARLIEST, LATEST, NO_EPOCH, NO_PRODUCER_ID, Durability, IsolationLevel
+from quiverlog.types import (
+    EARLIEST,
+    LATEST,
+    NO_EPOCH,
+    NO_PRODUCER_ID,
+    NO_SEQUENCE,
+    Durability,
+    IsolationLevel,
+)
 
 from .apis import Api as Api
 
@@ -187,7 +195,9 @@ class ProduceRequest(Request, array_like=True, gc=False):
 
 
 class ProducePartitionResult(Part, array_like=True, gc=False):
-    """`durability` is what the acknowledgement rests on. `duplicate`: stored by an earlier try."""
+    """`durability` is what the acknowledgement rests on. `duplicate`: stored by an earlier try.
+    `next_sequence`, with INVALID_PRODUCER_EPOCH: nothing from this sequence on is stored under the
+    epoch of the batch, and nothing ever will be; -1: that is not known."""
 
     topic_id: TopicId = b""
     partition: Int32 = -1
@@ -199,6 +209,7 @@ class ProducePartitionResult(Part, array_like=True, gc=False):
     leader_epoch: Int32 = NO_EPOCH
     log_start_offset: Int64 = -1
     duplicate: bool = False
+    next_sequence: Int32 = NO_SEQUENCE
 
 
 class ProduceResponse(Response, array_like=True, gc=False):

@@ -18,7 +18,7 @@ Invariants:
 - Who was fenced knows it before it is told that it has caught up: till then it may believe that it
   leads what others lead.
 - Who lives and hears of decisions only sessions later is told that it has not caught up, and leads
-  nothing soon (overdue.py).
+  nothing soon (overdue.py); sooner, and fenced, where a caller waits for that (awaited.py).
 - A change of `fenced` and what follows for partitions are one entry.
 
 Must not know: logs, requests, the quorum.
@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from quiverlog.core.controller import elections
+from quiverlog.core.controller.awaited import Awaited
 from quiverlog.core.controller.features import check_supports
 from quiverlog.core.controller.image import Image
 from quiverlog.core.controller.overdue import Overdue
@@ -77,7 +78,9 @@ class Registrations:
         node_id, incarnation: of this node, which needs no session of its own while it decides.
     """
 
-    __slots__ = ("_fenced", "_overdue", "_stopping", "incarnation", "node_id", "sessions")
+    __slots__ = (
+        "_fenced", "_overdue", "_stopping", "awaited", "incarnation", "node_id", "sessions",
+    )  # fmt: skip
 
     def __init__(self, node_id: int, incarnation: bytes, session_us: int) -> None:
         assert incarnation
@@ -85,6 +88,7 @@ class Registrations:
         self.incarnation = incarnation
         self.sessions = Sessions(session_us)
         self._overdue = Overdue(session_us)
+        self.awaited = Awaited(session_us)
         # By node id, of those in shutdown: the version of the image in which that was first seen.
         self._stopping: dict[int, int] = {}
         # The same of those that were fenced after they had registered; None: nobody has asked yet.
@@ -102,6 +106,7 @@ class Registrations:
     def end(self) -> None:
         """Another node decides, or nobody."""
         self.sessions.end()
+        self.awaited.clear()
         self._stopping.clear()
         self._fenced.clear()
 
@@ -178,7 +183,8 @@ class Registrations:
         if beat.node_id != self.node_id:
             self.sessions.heard(beat.node_id, now_us, beat.version)
         is_caught_up = beat.version >= self._must_know(image, broker)
-        if beat.version < self._overdue.version(image.version, now_us) and not broker.fenced:
+        due = max(self._overdue.version(image.version, now_us), self.awaited.due(now_us))
+        if beat.version < due and not broker.fenced:
             is_caught_up = False  # It may believe that it leads what others have led for long.
         if beat.wants_to_stop:
             return self._stop(image, pending, broker, is_caught_up)
@@ -260,6 +266,29 @@ class Registrations:
             self.sessions.forget(node_id)
             if broker is not None and not broker.fenced:
                 assert node_id != self.node_id, "who decides is alive"
+                return self._fence(pending, broker)
+        return []
+
+    def applied_everywhere(self, image: Image) -> int:
+        """The newest version that all live brokers have applied, as far as they have said."""
+        versions = [
+            self.sessions.version_of(one.node_id)
+            for one in image.live_brokers()
+            if one.node_id != self.node_id
+        ]
+        version = min(versions, default=image.version)
+        self.awaited.reached(version)
+        return version
+
+    def lagging(self, image: Image, pending: Image, now_us: int) -> list[Record]:
+        """The records that fence one broker which lives and lacks what is awaited for long."""
+        late = self.awaited.late(now_us)
+        for held in image.live_brokers():
+            broker = pending.brokers.get(held.node_id)
+            if held.node_id == self.node_id or broker is None or broker.fenced:
+                continue
+            if self.sessions.version_of(held.node_id) < late:
+                assert broker.broker_epoch == held.broker_epoch, "another life begins fenced"
                 return self._fence(pending, broker)
         return []
 

@@ -37,6 +37,7 @@ from quiverlog.limits import (
     PRODUCER_EXPIRY_MS,
     PRODUCERS_PER_PARTITION_MAX,
 )
+from quiverlog.types import NO_SEQUENCE
 
 __all__ = ["SEQUENCE_MODULUS", "ProducerStates"]
 
@@ -166,6 +167,24 @@ class ProducerStates:
         raise UnknownProducerId(
             f"producer {header.producer_id} starts with sequence {header.base_sequence}, not 0."
         )
+
+    def under_ended_epoch(self, header: BatchHeader) -> tuple[int | None, int]:
+        """Of a batch whose epoch is over everywhere: nothing more is stored under it.
+
+        Returns the offset of the batch if it is known to be stored, and the sequence from which on
+        nothing is stored under its epoch: 0 where no row of that epoch is remembered, -1 where a
+        newer one has written, so that nobody can tell.
+        """
+        pid, epoch = header.producer_id, header.producer_epoch
+        producer = self._staged.get(pid) or self._producers.get(pid)
+        if producer is None or producer.epoch < epoch:
+            return None, 0
+        if producer.epoch > epoch:
+            return None, NO_SEQUENCE
+        for base_sequence, row_count, base_offset in producer.batches:
+            if base_sequence == header.base_sequence and row_count == header.row_count:
+                return base_offset, producer.next_sequence
+        return None, producer.next_sequence
 
     def newest_epoch(self, producer_id: int) -> int:
         """The newest epoch under which this producer wrote here; -1 when it is not known."""

@@ -1,0 +1,73 @@
+"""Versions of the metadata that every live broker must have applied before a caller is answered.
+
+Owns since when each is awaited, for as long as a live broker may lack it. A broker that lacks one
+for half a session is answered that it has not caught up, which renews no lease; a session later its
+last lease is over, and the controller fences it. So an answer that waits for all live brokers comes
+within a session and a half of the record, and a record of a fencing later.
+
+A broker lacks what was decided a moment ago all the time: that alone must cost no broker its lease,
+however often a version is awaited. Hence the half session.
+
+Must not know: brokers, what is in the metadata, what waits for them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+__all__ = ["Awaited"]
+
+_STEPS_PER_SESSION: Final = 20
+_NONE: Final = -1
+
+
+class Awaited:
+    """See the module docstring."""
+
+    __slots__ = ("_late_us", "_patience_us", "_since", "_step_us")
+
+    def __init__(self, session_us: int) -> None:
+        assert session_us >= _STEPS_PER_SESSION
+        self._patience_us = session_us // 2
+        self._late_us = self._patience_us + session_us
+        self._step_us = session_us // _STEPS_PER_SESSION
+        # (version, awaited since), both ascending. What follows within a step joins the one before.
+        self._since: deque[tuple[int, int]] = deque()
+
+    def clear(self) -> None:
+        """Another node decides, or none."""
+        self._since.clear()
+
+    def add(self, version: int, now_us: int) -> None:
+        """A caller waits for this version, which holds here."""
+        assert version >= 0
+        if self._since and now_us < self._since[-1][1] + self._step_us:
+            version, now_us = max(version, self._since[-1][0]), self._since.pop()[1]
+        assert not self._since or version >= self._since[-1][0], "what holds only grows"
+        self._since.append((version, now_us))
+
+    def reached(self, version: int) -> None:
+        """Every live broker has applied this version."""
+        while self._since and self._since[0][0] <= version:
+            self._since.popleft()
+
+    def due(self, now_us: int) -> int:
+        """Who has not applied this version has not caught up; -1: none is due."""
+        return self._awaited_for(self._patience_us, now_us)
+
+    def late(self, now_us: int) -> int:
+        """Who has not applied this version is to be fenced; -1: none is late."""
+        return self._awaited_for(self._late_us, now_us)
+
+    def next_us(self) -> int | None:
+        """When a version becomes late; None: none is awaited."""
+        return self._since[0][1] + self._late_us if self._since else None
+
+    def _awaited_for(self, duration_us: int, now_us: int) -> int:
+        found = _NONE
+        for version, since_us in self._since:
+            if now_us < since_us + duration_us:
+                break
+            found = version
+        return found
