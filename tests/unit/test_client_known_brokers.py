@@ -10,7 +10,15 @@ from quiverlog.client.commands import Call, Operation, Reply, Sleep
 from quiverlog.client.known_brokers import KnownBrokers
 from quiverlog.client.results import Address
 from quiverlog.client.routing import Cluster, Settings
-from quiverlog.errors import ConnectionFailed, QuiverlogError, RequestTimedOut
+from quiverlog.errors import (
+    BrokerShuttingDown,
+    ConnectionFailed,
+    InvalidRequest,
+    QuiverlogError,
+    RequestTimedOut,
+    ThrottledBroker,
+    TooManyConnections,
+)
 from quiverlog.limits import LEADER_SILENCE_MS
 from quiverlog.wire import messages as m
 
@@ -166,3 +174,62 @@ def test_brokers_that_are_gone_are_forgotten() -> None:
     known.failed(ONE, [ONE, TWO])
     known.failed(TWO, [TWO, THREE])
     assert known.order([ONE, TWO, THREE]) == [ONE, THREE, TWO]
+
+
+def refusal(error: QuiverlogError) -> m.MetadataResponse:
+    return m.MetadataResponse(error_code=error.code, error_message=error.message)
+
+
+NOT_READY = (
+    BrokerShuttingDown("it starts."),
+    TooManyConnections("full."),
+    ThrottledBroker("work."),
+)
+
+
+@pytest.mark.parametrize("error", NOT_READY, ids=lambda one: type(one).__name__)
+def test_a_broker_that_is_not_ready_is_no_reason_to_ask_no_other(
+    world: World, error: QuiverlogError
+) -> None:
+    """`cluster status` with all addresses ended with BROKER_SHUTTING_DOWN where the first one
+    waited for the metadata: every other could have answered."""
+    world.says[ONE] = refusal(error)
+    assert world.refresh() == 10
+    assert world.asked == [ONE, TWO]
+    world.refresh()
+    assert world.asked == [TWO], "the one that was ready is asked first from now on"
+    world.says = dict.fromkeys(ALL, refusal(error))
+    with pytest.raises(type(error)):
+        world.refresh()
+    assert sorted(world.asked) == sorted(ALL), "each was asked once"
+    world.says |= {TWO: GONE, THREE: SILENT}
+    with pytest.raises(type(error)) as found:
+        world.refresh()
+    assert "gone" in str(found.value), "the others are not forgotten"
+
+
+@pytest.mark.parametrize("error", NOT_READY, ids=lambda one: type(one).__name__)
+def test_a_connection_that_is_refused_so_is_none_either(
+    world: World, error: QuiverlogError
+) -> None:
+    world.says[ONE] = error
+    assert world.refresh() == 10
+    assert world.asked == [ONE, TWO]
+
+
+def test_a_change_is_not_asked_of_another_broker_for_that(world: World) -> None:
+    """What became of it is not known: only the caller asks again, and another broker then."""
+    world.says[ONE] = refusal(BrokerShuttingDown())
+    asked = m.CreateTopicsRequest()
+    with pytest.raises(BrokerShuttingDown):
+        world.play(world.cluster.call_any(asked, is_read=False))
+    assert world.asked == [ONE]
+    world.play(world.cluster.call_any(asked, is_read=False))
+    assert world.asked == [TWO]
+
+
+def test_what_any_broker_would_answer_is_asked_once(world: World) -> None:
+    world.says[ONE] = refusal(InvalidRequest("too many names."))
+    with pytest.raises(InvalidRequest):
+        world.refresh()
+    assert world.asked == [ONE]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -176,3 +177,26 @@ def test_decisions_that_a_stop_ends_are_no_failure_of_the_disk(tmp_path: Path) -
     decisions.interrupted(BrokerShuttingDown(), node.now)
     node.send(Tick())
     assert not [line.event for line in node.lines if line.level == "error"]
+
+
+@pytest.mark.parametrize("is_wiped", [False, True])
+def test_a_leader_of_which_no_list_tells_is_found(members: Members, *, is_wiped: bool) -> None:
+    """The brokers on the list follow it, and answered nothing: a broker with an emptied disk waited
+    for ever while the leader was not on its list."""
+    first = members.add(1, joins_quorum=True)
+    for node_id in (2, 3):
+        one = members.add(node_id, seeds=(1,), joins_quorum=True)
+        members.run_until(lambda one=one: one.started)  # type: ignore[misc]
+    members.run_until(lambda: all(len(one.quorum.raft.voters) == 3 for one in members.up))
+    assert members.leaders == [first]
+    node_id = 4
+    if is_wiped:
+        node_id = 3
+        members.down.add(3)
+        members.run(3_000)
+        shutil.rmtree(members.by_id[3].config.data_dir)
+        members.down.clear()
+    joined = members.add(node_id, seeds=(2,), joins_quorum=True)
+    members.run_until(lambda: joined.started, 15_000)
+    members.run_until(lambda: not first.node.broker.metadata.image.brokers[node_id].fenced)
+    assert joined.quorum.raft.leader == first.key

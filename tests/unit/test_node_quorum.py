@@ -108,7 +108,7 @@ def with_another_voter(node: NodeDriver) -> tuple[list[r.Message], r.ReplicaKey]
     """As if another replica had been made a voter: what is sent to it."""
     quorum = node.node.broker.quorum
     sent: list[r.Message] = []
-    quorum._send = sent.extend
+    quorum._send = lambda messages, _now: sent.extend(messages)
     assert quorum.log is not None
     key = quorum.log.key
     raft = quorum.raft

@@ -85,7 +85,7 @@ class World:
     def _report(self, _level: str, event: str, _reason: str) -> None:
         self.lines.append(event)
 
-    def _send(self, messages: Sequence[r.Message]) -> None:
+    def _send(self, messages: Sequence[r.Message], _now: Now) -> None:
         self.sent += messages
 
     def randrange(self, stop: int, /) -> int:

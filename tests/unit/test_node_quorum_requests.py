@@ -20,6 +20,7 @@ from quiverlog.node.whereabouts import Whereabouts
 from quiverlog.types import Now
 from quiverlog.wire import messages as m
 from quiverlog.wire.messages import Api
+from quiverlog.wire.quorum_messages import QuorumResponse
 from tests.support.node import NodeDriver
 
 CLUSTER = "the-cluster"
@@ -162,3 +163,17 @@ def test_of_those_who_say_where_they_are_a_bounded_number_is_remembered() -> Non
     assert told[-1][1] == Address("new", 4)
     found.voters_changed({r.ReplicaKey(1, "a"): "no address"})
     assert told[-1][1] == Address("new", 4)
+
+
+def test_who_looks_for_the_leader_is_told_where_it_is(tmp_path: Path) -> None:
+    node, _ = driver(tmp_path)
+    own = node.node.broker.directory.directory_id
+    observe = r.Observe(source=r.ReplicaKey(1, "a"), target=r.ReplicaKey(2, own), term=0)
+    answer = ask(node, observe, endpoint="10.0.0.1:9292")
+    assert isinstance(answer, QuorumResponse)
+    assert (answer.leader_id, answer.leader_directory) == (2, own), "it leads itself"
+    assert answer.leader_endpoint == str(node.config.endpoint)
+    assert answer.directory_id == own
+    other = ask(node, vote(2))
+    assert isinstance(other, QuorumResponse)
+    assert other.leader_id == -1, "nobody looks for one"

@@ -13,13 +13,29 @@ Must not know: requests, clocks.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
+from quiverlog.errors import (
+    BrokerShuttingDown,
+    ThrottledBroker,
+    TooManyConnections,
+    error_from_code,
+)
 from quiverlog.wire.messages import MetadataResponse, Response
 
 from .results import Address, ClusterMetadata
 
-__all__ = ["Doubt", "KnownBrokers", "doubt_of"]
+__all__ = ["NOT_READY", "Doubt", "KnownBrokers", "check_ready", "doubt_of"]
+
+NOT_READY: Final = (BrokerShuttingDown, TooManyConnections, ThrottledBroker)
+"""The broker that was asked does not answer now: what any broker knows is asked of another."""
+_NOT_READY_CODES: Final = frozenset(kind.code for kind in NOT_READY)
+
+
+def check_ready(response: Response) -> None:
+    """Raises one of `NOT_READY` where the broker answers so."""
+    if response.error_code in _NOT_READY_CODES:
+        raise error_from_code(response.error_code, response.error_message)
 
 
 class Doubt(NamedTuple):

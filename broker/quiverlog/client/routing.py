@@ -41,7 +41,7 @@ from quiverlog.wire import messages as m
 from .answers import named
 from .commands import Call, Operation, Reply, Sleep
 from .deadline import within
-from .known_brokers import Doubt, KnownBrokers, doubt_of
+from .known_brokers import NOT_READY, Doubt, KnownBrokers, check_ready, doubt_of
 from .metadata_looks import Look, ask_one, check, look, partition_info
 from .pauses import backoff_s, empty_pause_s, pause_s
 from .results import Address, ClusterMetadata, TopicInfo
@@ -162,6 +162,8 @@ class Cluster:
         Raises:
             ConnectionFailed: none could be reached; names every address and its failure.
             RequestTimedOut: the same, and one of them was silent.
+            BrokerShuttingDown, TooManyConnections, ThrottledBroker: one of them answered so, and
+                none had anything better to say.
         """
         return (yield from self._ask_any(request, is_read=is_read))[1]
 
@@ -178,7 +180,8 @@ class Cluster:
                 patience_s = min(patience_s / _TRIES_PER_TIMEOUT, _SILENCE_S_MAX)
             try:
                 reply: Reply = yield self.call(address, request, timeout_s=patience_s)
-            except (ConnectionFailed, RequestTimedOut) as error:
+                check_ready(reply.response)
+            except (ConnectionFailed, RequestTimedOut, *NOT_READY) as error:
                 self._known.failed(address, addresses)
                 if not is_read and not isinstance(error, ConnectionFailed):
                     raise
@@ -198,9 +201,9 @@ class Cluster:
         if best is not None:
             self._known.answered(best[1])
             return best[1], best[2]
-        silent = any(isinstance(error, RequestTimedOut) for error in failures)
-        kind = RequestTimedOut if silent else ConnectionFailed
-        raise kind(" ".join(error.message for error in failures))
+        kinds = [type(error) for error in failures]
+        kind = next((kind for kind in (*NOT_READY, RequestTimedOut) if kind in kinds), None)
+        raise (kind or ConnectionFailed)(" ".join(error.message for error in failures))
 
     def call_controller(self, request: m.Request) -> Operation[Reply]:
         """Ask the broker that decides about topics and producers.

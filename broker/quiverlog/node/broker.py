@@ -197,7 +197,13 @@ class Broker:
             self.jobs,
             Dice(self.entropy),
             lambda level, event, why: outbox.log(level, event, why=why),
-            send=sender(config, self.peers, lambda: self.directory.cluster_id),
+            send=sender(
+                config,
+                self.peers,
+                self.whereabouts,
+                lambda: self.directory.cluster_id,
+                lambda leader, now: self.quorum.told_leader(leader, now),
+            ),
             voters_changed=self.whereabouts.voters_changed,
             seeds=tuple(node_id for node_id in config.controllers if node_id != config.node_id),
         )

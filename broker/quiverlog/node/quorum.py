@@ -33,7 +33,7 @@ from typing import Final
 
 from quiverlog.core.raft.election import Role
 from quiverlog.core.raft.log import Place
-from quiverlog.core.raft.messages import Message, ProposalRefused, Refusal
+from quiverlog.core.raft.messages import Message, ProposalRefused, Refusal, ReplicaKey
 from quiverlog.errors import BrokerShuttingDown, NotController, ThrottledBroker
 from quiverlog.node.jobs import Then
 from quiverlog.node.quorum_door import contradiction
@@ -164,6 +164,11 @@ class Quorum(Duties):
                     self.raft.step(message, now.mono_us)
 
         self._drive(step, now)
+
+    def told_leader(self, leader: ReplicaKey, now: Now) -> None:
+        """Another broker, asked for the leader, names it."""
+        if self.log is not None and not self._is_stopped:
+            self._drive(partial(self.raft.told_leader, leader), now)
 
     def tick(self, now: Now) -> None:
         """`next_us` has come; calling it early does nothing."""

@@ -72,7 +72,7 @@ class Duties:
         random: RandomSource,
         report: Callable[[str, str, str], None],
         *,
-        send: Callable[[Sequence[Message]], None] = lambda _messages: None,
+        send: Callable[[Sequence[Message], Now], None] = lambda _messages, _now: None,
         voters_changed: Callable[[Voters], None] = lambda _voters: None,
         config: RaftConfig | None = None,
         seeds: tuple[int, ...] = (),
@@ -212,7 +212,7 @@ class Duties:
 
     def _do(self, ready: Ready, now: Now) -> None:
         if ready.messages:
-            self._send(ready.messages)
+            self._send(ready.messages, now)
         if ready.write is not None:
             self._start_write(ready.write)
         for read in ready.reads:

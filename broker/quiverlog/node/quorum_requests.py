@@ -8,7 +8,7 @@ received; what they ask is answered by messages of their own.
 from __future__ import annotations
 
 from quiverlog.addresses import Address
-from quiverlog.core.raft.messages import ReplicaKey
+from quiverlog.core.raft.messages import Observe, ReplicaKey
 from quiverlog.errors import DuplicateNodeId, WrongCluster, WrongListener, WrongNode
 from quiverlog.node.broker import Broker
 from quiverlog.node.events import RequestReceived
@@ -71,6 +71,17 @@ def _check_node_id(broker: Broker, source: ReplicaKey, endpoint: str) -> None:
         )
 
 
+def _name_leader(broker: Broker, response: QuorumResponse) -> None:
+    """For a replica that looks for the leader, and may not have been told of it."""
+    leader = broker.quorum.raft.leader
+    if leader is None:
+        return
+    is_own = leader.node_id == broker.config.node_id
+    known = broker.config.endpoint if is_own else broker.whereabouts.known().get(leader.node_id)
+    response.leader_id, response.leader_directory = leader
+    response.leader_endpoint = "" if known is None else str(known)
+
+
 def handle_quorum(broker: Broker, event: RequestReceived, now: Now) -> None:
     """Check whom the request means, and hand its messages on."""
     request = event.request
@@ -90,4 +101,6 @@ def handle_quorum(broker: Broker, event: RequestReceived, now: Now) -> None:
     broker.quorum_inbox.take(messages, now)
     _check_node_id(broker, source, request.source_endpoint)
     response = QuorumResponse(directory_id=broker.directory.directory_id)
+    if any(isinstance(message, Observe) for message in messages):
+        _name_leader(broker, response)
     broker.outbox.respond(event.connection_id, request.correlation_id, response)

@@ -5,6 +5,7 @@ Owns what each source says, and which of them counts for a node when they differ
 | source | says | counts |
 |---|---|---|
 | the operator (`controllers`) | where controllers were once | when nobody else tells |
+| a broker that was asked for the leader | where the leader is that it follows | before that |
 | the voters in the metadata log | where a voter was when it became one | before that |
 | the registrations in the metadata | where a broker was when it last registered | before that |
 | the operator (`moved_controllers`) | where all are that moved at once | before that |
@@ -58,6 +59,7 @@ class Whereabouts:
         "_moved",
         "_node_id",
         "_registered",
+        "_told",
         "_voters",
     )
 
@@ -74,6 +76,7 @@ class Whereabouts:
         self._voters: Voters = {}
         self._registered: Mapping[int, Address] = {}
         self._heard: dict[int, Said] = {}
+        self._told: dict[int, Address] = {}  # One leader at most.
 
     def voters_changed(self, voters: Voters) -> None:
         """The metadata log names other voters, or other endpoints of them."""
@@ -117,6 +120,12 @@ class Whereabouts:
             assert len(self._heard) <= _HEARD_MAX
             self._tell()
 
+    def told(self, node_id: int, address: Address) -> None:
+        """A broker that was asked for the leader says where it is."""
+        if node_id != self._node_id and self._told != {node_id: address}:
+            self._told = {node_id: address}
+            self._tell()
+
     def _is_believed(self, key: ReplicaKey) -> bool:
         return key in self._voters or all(key.node_id != one.node_id for one in self._voters)
 
@@ -126,7 +135,7 @@ class Whereabouts:
 
     def known(self) -> dict[int, Address]:
         """Where each other node is, by all that is known."""
-        found = dict(self._controllers)
+        found = {**self._controllers, **self._told}
         for voter, endpoint in self._voters.items():
             # A quorum of one has written down no address, an older one perhaps a strange one.
             with contextlib.suppress(ValueError):

@@ -84,9 +84,11 @@ class Cluster:
             host.may_lose_power = self.may_lose_power
 
     def _config(self, host: ClusterHost, config: NodeConfig) -> NodeConfig:
-        """As an operator has it: all know all, but for whoever begins the cluster at first."""
-        others = {one.node_id: Address(one.name, PORT) for one in self.hosts if one is not host}
+        """As an operator has it: all know all, or some, but for the one that begins the cluster."""
         plan = self.scenario.plan
+        behind = [*self.hosts[host.node_id + 1 :], *self.hosts[: host.node_id]]
+        told = behind[: plan.seeds] if plan.seeds else behind
+        others = {one.node_id: Address(one.name, PORT) for one in told}
         founds = plan.first_voters == 1 and host.node_id == 0 and host.life == 1
         tempo = self.scenario.tempo
         return dataclasses.replace(

@@ -42,6 +42,8 @@ class FaultPlan:
 
     wipe_interval_ms: int = 0
     old_disk_interval_ms: int = 0
+    seeds: int = 0
+    """So many others each node is told of; 0: all. The leader is often not among them."""
     first_voters: int = 0
     """So many nodes vote at the beginning; 0: all that are there."""
     voters_interval_ms: int = 0

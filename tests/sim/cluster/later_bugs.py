@@ -17,6 +17,7 @@ from .shapes import (
     NEWBORN,
     STRICT,
     UNHEARD,
+    UNTOLD,
     WIPED,
     course,
 )
@@ -24,6 +25,13 @@ from .shapes import (
 __all__ = ["LATER_BUGS"]
 
 LATER_BUGS: Final[tuple[Bug, ...]] = (
+    make_bug(
+        "a broker that is asked does not say which leader it follows",
+        "node.quorum_requests:handle_quorum",
+        "_name_leader(broker, response)",
+        "pass",
+        shape=UNTOLD,
+    ),
     make_bug(
         "no second question (KIP-279)",
         "core.replication.follower:Follower.cut",

@@ -16,7 +16,7 @@ from .tempo import SHIPPED
 __all__ = [
     "ALL_POWER", "ASKED", "CAROUSEL", "DIVERGING", "FLUSHED", "HANDED", "JOINING", "LEAN",
     "MANAGED", "MOVING", "NEWBORN", "POWER", "QUIET", "ROTTEN", "SPLIT", "STOPPED", "STRANDED",
-    "STRICT", "UNHEARD", "WIPED", "course", "topics",
+    "STRICT", "UNHEARD", "UNTOLD", "WIPED", "course", "topics",
 ]  # fmt: skip
 
 
@@ -181,6 +181,8 @@ MOVING: Final = {
 """Partitions move while clients work."""
 WIPED: Final = {**QUIET, "nodes": 5, "plan": FaultPlan.of("wiped disks")}
 """Machines come back with empty disks."""
+UNTOLD: Final = {**WIPED, "plan": FaultPlan.of("wiped disks", seeds=1)}
+"""The same, and each knows one other broker by its configuration."""
 ROTTEN: Final = {
     **QUIET,
     "topics": topics("replicated", segment_ms="1000"),

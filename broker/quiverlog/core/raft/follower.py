@@ -53,6 +53,7 @@ class Follower:
         "_silence_us",
         "forgotten",
         "observe_due_us",
+        "told_leader",
     )
 
     def __init__(
@@ -76,6 +77,8 @@ class Follower:
         self._equal_index = 0
         """Up to here this log was found equal to that of the leader of `_equal_term`."""
         self.observe_due_us = now_us
+        self.told_leader: ReplicaKey | None = None
+        """Named by a replica that was asked. It need not be among those that are known here."""
         self.forgotten: dict[ReplicaKey, int] = {}
         """This replica, and the index up to which it acknowledged more than it has."""
 
@@ -187,17 +190,20 @@ class Follower:
     # --- observing -----------------------------------------------------------------------------
     def heard_leader(self, message: Append | Heartbeat | SnapshotChunk, now_us: int) -> None:
         """No need to ask, unless the leader counts on an earlier life and sends nothing more."""
+        self.told_leader = None
         if not isinstance(message, Heartbeat) or message.commit <= self._acknowledged(message.term):
             self.observe_due_us = now_us + self._silence_us
 
     def observe(self, term: int, now_us: int) -> None:
-        """Ask every voter that is known, by the log or by the host, for the log. Who leads answers
-        with appends; the others keep silent."""
+        """Ask every voter that is known, by the log or by the host, for the log, and the leader
+        that one of them has named. The leader answers with appends; the others send no message,
+        but their hosts may say which leader they follow."""
         self.observe_due_us = now_us + self._silence_us
         assert self.observe_due_us > now_us, "a replica does not ask without a pause"
         voters = self._membership.voters
         known = {voter.node_id for voter in voters}
         seeds = [ReplicaKey(node_id, "") for node_id in self._seeds if node_id not in known]
-        for target in (*voters, *seeds):
+        told = () if self.told_leader in (None, *voters) else (self.told_leader,)
+        for target in (*voters, *seeds, *told):
             if target.node_id != self._key.node_id:
                 self._outbox.send(Observe(source=self._key, target=target, term=term))

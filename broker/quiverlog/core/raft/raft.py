@@ -221,6 +221,11 @@ class Raft:
         elif message.term == self.term:
             self._on_answer(message, now_us)
 
+    def told_leader(self, leader: ReplicaKey) -> None:
+        """A replica that was asked for the log, and does not lead, names the leader it follows."""
+        if not self.is_failed and self.leader is None and leader.node_id != self.key.node_id:
+            self._follower.told_leader = leader
+
     def _at(self, now_us: int) -> None:
         """The host calls: the moment is not before the last one, and roles are as they must be.
 
