@@ -353,7 +353,7 @@ MEANINGS: Final[dict[str, str]] = {
     "set_configs": "keys to set and their values",
     "size_bytes": "bytes of the log",
     "snapshot_index": "`index` of the snapshot",
-    "software": "name of the client library; ignored as yet",
+    "software": "name of the client library; `quiverlog-broker` is said by brokers alone",
     "source_directory": "identity of the sender's disk",
     "start_offset": "first offset asked about; -2: first row kept",
     "target_directory": "identity of the disk that is meant; empty: whatever disk the node has",
@@ -383,6 +383,7 @@ CLOSING: Final[tuple[type[e.QuiverlogError], ...]] = (
     e.UnsupportedVersion,
     e.NotNegotiated,
     e.TooManyConnections,
+    e.TooManyConnectionsFromAddress,
 )
 """After one of these in an answer as a whole the broker closes the connection; see STAYS_OPEN."""
 

@@ -158,7 +158,19 @@ _KEYS: Final = (
         "connections.max",
         _INT,
         limits.CONNECTIONS_MAX,
-        "Connections of clients at once. More are answered TOO_MANY_CONNECTIONS and closed.",
+        "Connections of clients at once. More are answered TOO_MANY_CONNECTIONS and closed. Other"
+        " brokers have places of their own ([broker.md](broker.md#places-for-connections)).",
+        minimum=1,
+        maximum=1_000_000,
+        reloadable=True,
+    ),
+    Setting(
+        "connections.max.per.address",
+        _INT,
+        limits.CONNECTIONS_PER_ADDRESS_MAX,
+        "Of these, connections from one address (of IPv6: one /64) at once; 127.0.0.1 counts, too."
+        " More are answered TOO_MANY_CONNECTIONS_FROM_ADDRESS and closed. Raise it where many"
+        " clients share an address ([broker.md](broker.md#places-for-connections)).",
         minimum=1,
         maximum=1_000_000,
         reloadable=True,

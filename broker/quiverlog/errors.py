@@ -80,6 +80,7 @@ __all__ = [
     "ThrottledBroker",
     "TooFewBrokers",
     "TooManyConnections",
+    "TooManyConnectionsFromAddress",
     "TopicExists",
     "UnknownApi",
     "UnknownBroker",
@@ -565,6 +566,12 @@ class UnsupportedFormat(QuiverlogError):
 
 
 # --- listeners ---------------------------------------------------------------------------------
+class TooManyConnectionsFromAddress(QuiverlogError):
+    code = 136
+    retriable = True
+    hint = "Close idle clients there, or raise `connections.max.per.address`."
+
+
 class ListenerWithoutAdministration(QuiverlogError):
     code = 135
     hint = "`listeners.<name>.administration` says where a broker is administered."

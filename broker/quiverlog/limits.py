@@ -50,6 +50,10 @@ SCHEMAS_DESCRIBED_BYTES_MAX: Final = 512 * KIB
 """Newest schemas in one topic's description; TOPIC_SCHEMAS gives the older ones."""
 CONNECTIONS_MAX: Final = 12_000
 """Connections that a broker accepts at once."""
+CONNECTIONS_PER_ADDRESS_MAX: Final = 1_000
+"""Of those, from one address: a leak in one program leaves places for the others."""
+DOOR_MS: Final = 1_000
+"""A connection for which there is no place has so long to say that it is another broker's."""
 CONNECTION_IDLE_MS: Final = 600_000
 """A connection with no traffic and nothing in flight for so long is closed."""
 FRAME_TIMEOUT_MS: Final = 30_000

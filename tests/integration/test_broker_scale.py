@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from quiverlog.server.descriptors import OPERATORS_MAX
 from quiverlog.wire import messages as m
 from quiverlog.wire.frames import FrameReceiver, decode_error, encode
 from tests.support.broker import BrokerProcess
@@ -65,7 +66,8 @@ def answers(sockets: list[socket.socket], timeout_s: float) -> int:
 
 @pytest.mark.timeout(120)
 def test_ten_thousand_connections(many_files: None) -> None:
-    with BrokerProcess() as broker, contextlib.ExitStack() as stack:
+    config = {"connections.max.per.address": CONNECTIONS}
+    with BrokerProcess(config=config) as broker, contextlib.ExitStack() as stack:
         good = stack.enter_context(RawClient(broker.address))
         topic_id = good.create_topic("t")
         before = memory_bytes(broker.pid)
@@ -99,9 +101,11 @@ def test_ten_thousand_connections(many_files: None) -> None:
 
 
 def test_connections_beyond_the_limit(broker_of_five: BrokerProcess) -> None:
-    clients = [RawClient(broker_of_five.address) for _ in range(5)]
+    # This machine has some more when clients have taken theirs.
+    clients = [RawClient(broker_of_five.address) for _ in range(5 + OPERATORS_MAX)]
     for _ in range(20):
         with RawClient(broker_of_five.address, hello=False) as refused:
+            refused.send(m.HelloRequest())
             response = refused.expect_refusal()
             assert "5 connections" in response.error_message
     clients.pop().close()

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from quiverlog.server.descriptors import OPERATORS_MAX
 from quiverlog.wire import messages as m
 from tests.support.broker import COMMAND, READY, BrokerProcess, ordinary_environment
 from tests.support.rawclient import RawClient, make_batch
@@ -50,8 +51,11 @@ def test_a_hangup_takes_over_what_may_change_and_names_what_may_not() -> None:
             topic_id = client.create_topic("t")
             client.produce(topic_id, make_batch(0))
             assert "topic created" not in broker.log_text
-            with RawClient(broker.address), RawClient(broker.address, hello=False) as third:
-                assert "2 connections" in third.expect_refusal().error_message
+            with contextlib.ExitStack() as crowd:
+                for _ in range(1 + OPERATORS_MAX):
+                    crowd.enter_context(RawClient(broker.address))
+                with RawClient(broker.address, hello=False) as refused:
+                    assert "2 connections" in refused.expect_refusal().error_message
         assert broker.stop() == 0
 
 

@@ -11,7 +11,8 @@ __all__ = ["metrics"]
 
 
 def metrics(broker: BrokerProcess) -> dict[str, float]:
-    """Name without `quiverlog_` -> value, of those without labels."""
+    """Name without `quiverlog_` -> value, with its labels, if any."""
     with urllib.request.urlopen(f"http://{broker.http}/metrics", timeout=20) as answer:
         text = answer.read().decode()
-    return {k: float(v) for k, v in re.findall(r"^quiverlog_(\w+) (\S+)$", text, re.MULTILINE)}
+    found = re.findall(r"^quiverlog_(\w+(?:\{[^}]*\})?) (\S+)$", text, re.MULTILINE)
+    return {name: float(value) for name, value in found}

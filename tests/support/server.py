@@ -18,6 +18,7 @@ from quiverlog.server.logs import make_logger
 from quiverlog.server.memory import MemoryBudget
 from quiverlog.server.metrics import ServerMetrics
 from quiverlog.server.node_runner import NodeRunner, monotonic_us
+from quiverlog.server.places import PlaceLimits
 from quiverlog.server.protocol import ClientProtocol
 from quiverlog.server.replies import path_hider
 from quiverlog.server.turns import Turns
@@ -26,9 +27,20 @@ from quiverlog.wire import messages as m
 from quiverlog.wire.buffers import BufferPool
 from quiverlog.wire.frames import SCRATCH_BYTES, FrameReceiver, decode_error, encode
 
-__all__ = ["LIMITS", "Client", "Server", "StubNode", "echo", "request", "serving", "until"]
+__all__ = [
+    "LIMITS",
+    "PLACES",
+    "Client",
+    "Server",
+    "StubNode",
+    "echo",
+    "request",
+    "serving",
+    "until",
+]
 
-LIMITS = ConnectionLimits.from_config(load_config(), connections_max=1_000, lingering_max=256)
+PLACES = PlaceLimits(1_000, per_address=1_000, operators=0, brokers=2, door=2)
+LIMITS = ConnectionLimits.from_config(load_config(), places=PLACES, lingering_max=256)
 
 
 class StubNode:
@@ -136,8 +148,11 @@ class Client:
 
 
 @contextlib.asynccontextmanager
-async def serving(*, memory_bytes: int = 1 << 30, **limits: int) -> AsyncIterator[Server]:
+async def serving(
+    *, memory_bytes: int = 1 << 30, serves_brokers: bool = False, **limits: Any
+) -> AsyncIterator[Server]:
     server = Server(dataclasses.replace(LIMITS, **limits), memory_bytes)
+    server.context = server.context._replace(serves_brokers=serves_brokers)
     loop = asyncio.get_running_loop()
     listener = await loop.create_server(lambda: ClientProtocol(server.context), "127.0.0.1", 0)
     server.port = listener.sockets[0].getsockname()[1]

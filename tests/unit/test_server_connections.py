@@ -7,6 +7,7 @@ from typing import cast
 
 import pytest
 
+from quiverlog.limits import DOOR_MS
 from quiverlog.server.config import load_config
 from quiverlog.server.connections import (
     Connection,
@@ -15,9 +16,16 @@ from quiverlog.server.connections import (
     ConnectionTable,
     overdue,
 )
+from quiverlog.server.places import Origin, Place, PlaceLimits
+
+
+def places(clients: int) -> PlaceLimits:
+    """As many clients as this, from anywhere."""
+    return PlaceLimits(clients, per_address=clients, operators=0, brokers=2, door=2)
+
 
 LIMITS = ConnectionLimits(
-    connections_max=10,
+    places=places(10),
     lingering_max=1,
     idle_us=1_000,
     frame_us=100,
@@ -28,7 +36,7 @@ LIMITS = ConnectionLimits(
     local_reads=False,
 )
 
-LIMITS_BY_DEFAULT = ConnectionLimits.from_config(load_config(), connections_max=9, lingering_max=1)
+LIMITS_BY_DEFAULT = ConnectionLimits.from_config(load_config(), places=places(9), lingering_max=1)
 
 
 def talking(now_us: int = 0) -> ConnectionState:
@@ -90,7 +98,8 @@ def test_stalls_do_not_add_up() -> None:
 
 def test_short_limits_are_looked_at_often() -> None:
     config = load_config(flags={"connections.frame.timeout.ms": 200})
-    assert ConnectionLimits.from_config(config, connections_max=9, lingering_max=1).check_s == 0.05
+    limits = ConnectionLimits.from_config(config, places=places(9), lingering_max=1)
+    assert limits.check_s == 0.05
     assert LIMITS_BY_DEFAULT.check_s == 1.0
 
 
@@ -98,7 +107,7 @@ def test_short_limits_are_looked_at_often() -> None:
 SECOND_US = 1_000_000
 IDLE_US = 60 * SECOND_US
 WATCHED = dataclasses.replace(
-    LIMITS, connections_max=20_000, idle_us=IDLE_US, frame_us=10 * SECOND_US,
+    LIMITS, places=places(20_000), idle_us=IDLE_US, frame_us=10 * SECOND_US,
     write_stall_us=5 * SECOND_US,
 )  # fmt: skip
 
@@ -106,13 +115,15 @@ WATCHED = dataclasses.replace(
 class Peer:
     """A connection that counts how often it is looked at."""
 
-    def __init__(self, table: ConnectionTable, now_us: int) -> None:
+    def __init__(
+        self, table: ConnectionTable, now_us: int, state: ConnectionState | None = None
+    ) -> None:
         self.table = table
-        self.state = talking(now_us)
+        self.state = state or talking(now_us)
+        self.ended = ""
         self.id = table.add(cast("Connection", self))
         self.sent_bytes = self.waiting = self.looks = self.reports = 0
         self.is_held = self.is_abandoned = self.breaks = False
-        self.ended = ""
 
     @property
     def waiting_bytes(self) -> int:
@@ -123,6 +134,9 @@ class Peer:
 
     def report(self) -> None:
         self.reports += 1
+
+    def turn_away(self) -> None:
+        self.ended = "turned away"
 
     def abort(self, reason: str) -> None:
         self.ended = reason
@@ -242,3 +256,51 @@ def test_one_that_rests_may_go(table: ConnectionTable) -> None:
         look(table, second)
     assert peer.looks == 1
     assert not any(table._slots.values())
+
+
+# --- places ------------------------------------------------------------------------------------
+BROKERS_PORT = Origin("10.0.0.9", is_loopback=False, may_be_broker=True)
+
+
+def at_the_door(table: ConnectionTable, now_us: int = 1) -> Peer:
+    """A connection to the brokers' listener that has said nothing yet."""
+    return Peer(table, now_us, ConnectionState(now_us, BROKERS_PORT))
+
+
+def test_a_broker_finds_a_place_where_clients_find_none() -> None:
+    table = ConnectionTable(dataclasses.replace(WATCHED, places=places(1)))
+    client, broker, late = at_the_door(table), at_the_door(table), at_the_door(table)
+    assert [p.state.place for p in (client, broker, late)] == [Place.CLIENT, Place.DOOR, Place.DOOR]
+    assert table.settle(cast("Connection", broker), is_broker=True)
+    assert not table.settle(cast("Connection", late), is_broker=False)
+    assert table.settle(cast("Connection", client), is_broker=False)
+    assert [p.state.place for p in (client, broker, late)] == [
+        Place.CLIENT,
+        Place.BROKER,
+        Place.NONE,
+    ]
+    for one in (client, broker, late):
+        table.remove(one.id)
+    assert not any(table.places.taken(place) for place in Place)
+
+
+def test_silent_connections_give_way_at_the_door() -> None:
+    table = ConnectionTable(dataclasses.replace(WATCHED, places=places(1)))
+    at_the_door(table)
+    silent = [at_the_door(table) for _ in range(5)]
+    assert [one.ended for one in silent] == ["turned away"] * 3 + [""] * 2
+    assert table.places.taken(Place.DOOR) == 2
+    assert table.look(1 + DOOR_MS * 1000) == []
+    assert silent[4].ended == ""
+    assert table.look(2 + DOOR_MS * 1000) == []
+    assert [one.ended for one in silent] == ["turned away"] * 5
+    assert table.places.taken(Place.DOOR) == 0
+
+
+def test_new_limits_of_places_count_for_the_next() -> None:
+    table = ConnectionTable(dataclasses.replace(WATCHED, places=places(1)))
+    assert Peer(table, 0).id == 1
+    assert Peer(table, 0).id == -1
+    table.limits = dataclasses.replace(WATCHED, places=places(2))
+    assert Peer(table, 0).id == 2
+    assert Peer(table, 0).id == -1

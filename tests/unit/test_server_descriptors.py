@@ -40,6 +40,8 @@ def test_shares_add_up_to_no_more_than_there_is(
             job_threads=job_threads,
         )
     total = plan.reserve + plan.log_files + plan.http + plan.refusals + plan.peers + plan.clients
+    total += plan.brokers + plan.operators
+    assert 0 < plan.door < plan.refusals
     assert total <= plan.files_max
     assert plan.clients >= min(CLIENTS_MIN, clients_wanted)
     assert plan.clients <= clients_wanted
@@ -52,7 +54,7 @@ def test_the_default_fits_into_20_000_files() -> None:
     assert (plan.clients, plan.http) == (12_000, 64)
 
 
-@pytest.mark.parametrize(("files_max", "clients"), [(64, 0), (128, 24), (256, 96), (1_024, 448)])
+@pytest.mark.parametrize(("files_max", "clients"), [(64, 0), (128, 18), (256, 86), (1_024, 408)])
 def test_common_limits(files_max: int, clients: int) -> None:
     """docs/broker.md names these."""
     if not clients:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
+from quiverlog.errors import TooManyConnections, TooManyConnectionsFromAddress
 from quiverlog.server.metrics import Histogram, LogSize, RecentMax, ServerMetrics
 from quiverlog.server.metrics_text import MetricsExporter
 from quiverlog.wire.messages import Api
@@ -51,11 +52,14 @@ def test_requests_errors_and_connections() -> None:
     metrics.count_error(50)
     metrics.count_closed("idle")
     metrics.connections_open = 4
+    for error in (TooManyConnections(), TooManyConnectionsFromAddress(), TooManyConnections()):
+        metrics.count_refused(error)
     metrics.sync.observe(900)
     metrics.loop_lag_max.observe(1_500, time.monotonic())
     exporter = exporter_of(metrics, [], 10)
     found = samples(exporter)
     assert found["quiverlog_requests_total{api=produce}"] == 1
+    assert found["quiverlog_connections_refused_total{error=TOO_MANY_CONNECTIONS}"] == 2
     assert found["quiverlog_request_handling_seconds_sum{api=produce}"] == pytest.approx(20e-6)
     assert found["quiverlog_request_total_seconds_bucket{api=produce,le=0.000256}"] == 0
     assert found["quiverlog_request_total_seconds_bucket{api=produce,le=0.001024}"] == 1

@@ -22,7 +22,7 @@ from quiverlog.node.events import (
 from quiverlog.server.protocol import BUSY_READ_BYTES, READ_BYTES, ClientProtocol
 from quiverlog.wire import messages as m
 from quiverlog.wire.frames import encode
-from tests.support.server import echo, request, serving, until
+from tests.support.server import PLACES, echo, request, serving, until
 
 
 async def test_requests_of_one_read_are_handled_and_answered_together() -> None:
@@ -106,14 +106,14 @@ async def test_a_slow_reader_stops_only_itself() -> None:
 
 
 async def test_connections_beyond_the_limit_are_told_so() -> None:
-    async with serving(connections_max=2) as server:
+    async with serving(places=PLACES._replace(clients=2)) as server:
         first, _ = await server.connect(), await server.connect()
         await until(lambda: len(server.table) == 2)
         third = await server.connect()
         (refusal,) = await third.receive(1)
         assert error_class(refusal.error_code).code_name() == "TOO_MANY_CONNECTIONS"
         assert await third.ended()
-        assert server.metrics.connections_refused == 1
+        assert server.metrics.connections_refused_by == {"TOO_MANY_CONNECTIONS": 1}
         first.writer.close()
         await until(lambda: len(server.table) == 1)
         fourth = await server.connect()

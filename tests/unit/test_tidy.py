@@ -20,6 +20,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 FILE_LINES_MAX = 400
 LONGER_FILES = {
+    "broker/quiverlog/broker_keys.py": "a table: every key of a broker's configuration.",
+    "broker/quiverlog/server/broker_server.py": "one machine: a broker's parts, put together.",
+    "broker/quiverlog/server/protocol.py": "one machine: a connection from accept to end.",
     "broker/quiverlog/client/results.py": "what the client returns, value by value.",
     "broker/quiverlog/errors.py": "a table: every error with its number, flags and hint.",
     "broker/quiverlog/client/async_methods.py": "a table: every question with its documentation.",

@@ -33,6 +33,7 @@ from quiverlog.server.metrics import Gauges, ServerMetrics
 from quiverlog.server.node_config import node_config
 from quiverlog.server.node_runner import NodeRunner, monotonic_us, read_clocks
 from quiverlog.server.peers import PeerConnections
+from quiverlog.server.places import Place, PlaceLimits
 from quiverlog.server.reload import compare_configs, with_values
 from quiverlog.server.replies import path_hider
 from quiverlog.server.turns import Turns
@@ -123,8 +124,15 @@ class BrokerServer:
 
     def _limits(self, config: BrokerConfig) -> ConnectionLimits:
         plan = self._plan_descriptors(config)
+        places = PlaceLimits(
+            clients=plan.clients,
+            per_address=config.connections_max_per_address,
+            operators=plan.operators,
+            brokers=plan.brokers,
+            door=plan.door,
+        )
         return ConnectionLimits.from_config(
-            config, connections_max=plan.clients, lingering_max=plan.refusals
+            config, places=places, lingering_max=plan.refusals - plan.door
         )
 
     # --- start ---------------------------------------------------------------------------------
@@ -230,7 +238,10 @@ class BrokerServer:
     def _listen(self, listen: Mapping[str, socket.socket], context: ConnectionContext) -> None:
         for name, sock in listen.items():
             if name not in self._listeners.addresses:
-                self._listeners.open(sock, context._replace(listener=name))
+                serves_brokers = name == self._config.inter_broker_listener
+                self._listeners.open(
+                    sock, context._replace(listener=name, serves_brokers=serves_brokers)
+                )
 
     def ready_line(self) -> str:
         """The line on standard output that says where the broker listens, when it is ready."""
@@ -391,4 +402,5 @@ class BrokerServer:
             turns_waiting=len(self._turns),
             jobs_waiting=jobs.waiting_by_queue if jobs is not None else {},
             jobs_running=jobs.uncollected if jobs is not None else 0,
+            places={p.value: self._connections.places.taken(p) for p in Place if p.is_counted},
         )

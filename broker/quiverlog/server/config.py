@@ -77,6 +77,7 @@ class BrokerConfig:
     controller_quorum_auto_join: str
     broker_session_ms: int
     connections_max: int
+    connections_max_per_address: int
     connections_idle_ms: int
     connections_frame_timeout_ms: int
     connections_write_stall_ms: int

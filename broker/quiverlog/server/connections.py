@@ -1,8 +1,8 @@
 """The table of client connections, their limits, and the rules by which one is overdue.
 
-Owns the limits, the table, which connections are looked at when, and the verdict (`overdue`); pure,
-so that every rule is tested with a clock made of numbers. Closing an overdue connection is the
-protocol's work.
+Owns the limits, the table, what waits at the door (`places`), which connections are looked at when,
+and the verdict (`overdue`); pure, so that every rule is tested with a clock made of numbers.
+Closing an overdue connection is the protocol's work.
 
 - `idle`: nothing was received, nothing is in flight, nothing waits to be sent.
 - `frame`: a request was begun (or nothing was ever received) and not finished in time (slow loris).
@@ -27,8 +27,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
+from quiverlog.limits import DOOR_MS
 from quiverlog.server.config import BrokerConfig
 from quiverlog.server.memory import Holder
+from quiverlog.server.places import UNKNOWN_ORIGIN, Origin, Place, PlaceLimits, Places
 from quiverlog.server.replies import Replies
 from quiverlog.server.turns import TurnTaker
 from quiverlog.wire.messages import Response
@@ -40,7 +42,7 @@ __all__ = ["Connection", "ConnectionLimits", "ConnectionState", "ConnectionTable
 class ConnectionLimits:
     """What one connection, and all of them together, may take."""
 
-    connections_max: int
+    places: PlaceLimits
     lingering_max: int
     idle_us: int
     frame_us: int
@@ -52,12 +54,12 @@ class ConnectionLimits:
 
     @classmethod
     def from_config(
-        cls, config: BrokerConfig, *, connections_max: int, lingering_max: int
+        cls, config: BrokerConfig, *, places: PlaceLimits, lingering_max: int
     ) -> ConnectionLimits:
         """The configuration's, with as many connections as there are descriptors for."""
-        assert connections_max <= config.connections_max
+        assert places.clients <= config.connections_max
         return cls(
-            connections_max=connections_max,
+            places=places,
             lingering_max=lingering_max,
             idle_us=config.connections_idle_ms * 1000,
             frame_us=config.connections_frame_timeout_ms * 1000,
@@ -83,13 +85,18 @@ class ConnectionState:
         "in_flight",
         "last_read_us",
         "looked_sent_bytes",
+        "origin",
+        "place",
         "rests",
         "slot",
         "taken_bytes",
         "taken_since_us",
     )
 
-    def __init__(self, now_us: int) -> None:
+    def __init__(self, now_us: int, origin: Origin = UNKNOWN_ORIGIN) -> None:
+        self.origin = origin
+        self.place = Place.NONE
+        """Written by the table alone."""
         self.last_read_us = now_us
         # Until the first request is complete, the connection counts as in the middle of one.
         self.frame_since_us = now_us
@@ -163,6 +170,9 @@ class Connection(Holder, TurnTaker, Protocol):
     def abort(self, reason: str) -> None:
         """Close now and drop what was not sent."""
 
+    def turn_away(self) -> None:
+        """There is no place for it after all: say so, then close."""
+
     def report(self) -> None:
         """Tell the memory budget what the connection holds now."""
 
@@ -174,6 +184,7 @@ class ConnectionTable:
     """Open connections by id. Ids count up and are never used twice."""
 
     __slots__ = (
+        "_door",
         "_limits",
         "_next_id",
         "_next_slot",
@@ -182,10 +193,14 @@ class ConnectionTable:
         "_stirring",
         "by_id",
         "lingering",
+        "places",
     )
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self.by_id: dict[int, Connection] = {}
+        self.places = Places(limits.places)
+        # Those that may yet turn out to be another broker's, the oldest first.
+        self._door: dict[Connection, None] = {}
         self._next_id = 1
         self.lingering = 0
         """Connections that were told their last word and wait for the client to close."""
@@ -206,6 +221,7 @@ class ConnectionTable:
     @limits.setter
     def limits(self, limits: ConnectionLimits) -> None:
         self._limits = limits
+        self.places.limits = limits.places
         self._slot_us = max(1, round(limits.check_s * 1e6))
         self._slots.clear()
         self._next_slot = 0
@@ -214,19 +230,46 @@ class ConnectionTable:
             self.stir(connection)
 
     def add(self, connection: Connection) -> int:
-        """Enter it under a new id; returns the id, or -1 when the table is full."""
-        if len(self.by_id) >= self._limits.connections_max:
+        """Enter it under a new id; returns the id, or -1 when there is no place for it."""
+        state = connection.state
+        state.place = self.places.enter(state.origin)
+        if state.place is Place.NONE:
             return -1
+        if state.place is Place.DOOR:
+            self._door[connection] = None
+            if len(self._door) > self._limits.places.door:
+                self._turn_away(next(iter(self._door)))
         connection_id = self._next_id
         self._next_id += 1
         self.by_id[connection_id] = connection
         self.stir(connection)
         return connection_id
 
+    def settle(self, connection: Connection, *, is_broker: bool) -> bool:
+        """A first request has said whether another broker connects. False: it has no place."""
+        state = connection.state
+        if is_broker:
+            self._door.pop(connection, None)
+            state.place = self.places.claim(state.place, state.origin)
+        elif state.place is Place.DOOR:
+            self._leave(connection)
+        return state.place is not Place.NONE
+
+    def _leave(self, connection: Connection) -> None:
+        state = connection.state
+        self._door.pop(connection, None)
+        self.places.leave(state.place, state.origin)
+        state.place = Place.NONE
+
+    def _turn_away(self, connection: Connection) -> None:
+        self._leave(connection)
+        connection.turn_away()
+
     def remove(self, connection_id: int) -> None:
         """Take the connection out of the table; its id is not used again."""
         removed = self.by_id.pop(connection_id, None)
         assert removed is not None, connection_id
+        self._leave(removed)
         self._stirring.pop(removed, None)
         slot = self._slots.get(removed.state.slot)
         if slot is not None:
@@ -272,6 +315,9 @@ class ConnectionTable:
 
     def _look_at(self, now_us: int, connection: Connection) -> None:
         state, sent_bytes = connection.state, connection.sent_bytes
+        if state.place is Place.DOOR and now_us - state.frame_since_us > DOOR_MS * 1000:
+            self._turn_away(connection)
+            return
         waiting = connection.waiting_bytes
         reason = overdue(state, self._limits, now_us, sent=sent_bytes, waiting=waiting)
         if state.in_flight:

@@ -33,3 +33,5 @@ class ConnectionContext(NamedTuple):
     """Makes an error message fit for clients."""
     listener: str = LISTENER_DEFAULT
     """The listener that takes the connections."""
+    serves_brokers: bool = False
+    """Other brokers may come to it."""

@@ -1,7 +1,8 @@
 """How the process's open files are shared out, decided once at the start.
 
     files_max = log files + HTTP connections + clients + connections to other brokers
-              + connections that are being told why they are refused + reserve
+              + connections of other brokers + of operators on this machine
+              + connections that are being refused, or wait at the door + reserve
 
 The reserve belongs to flushes, the metadata log, directories and the runtime: clients are refused
 while it is still whole, so that a flush never fails to open its file because of them.
@@ -14,6 +15,7 @@ Must not know: sockets, the disk.
 
 from __future__ import annotations
 
+import dataclasses
 import resource
 from dataclasses import dataclass
 from typing import Final
@@ -30,12 +32,14 @@ FILES_PER_JOB: Final = 2
 """A job at work has a file and its directory open."""
 RESERVE_FILES_MAX: Final = 256
 LOG_FILES_MIN: Final = 8
-CLIENTS_MIN: Final = 16
+CLIENTS_MIN: Final = 10
 HTTP_MIN: Final = 4
 REFUSALS_MIN: Final = 4
 REFUSALS_MAX: Final = 64
 PEERS_MIN: Final = 4
-"""Two to each of two other brokers."""
+"""Two to each of two other brokers; and as many of theirs."""
+OPERATORS_MAX: Final = 8
+OPERATORS_MIN: Final = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,10 +52,17 @@ class DescriptorPlan:
     http: int
     refusals: int
     peers: int
+    brokers: int
+    operators: int
     clients: int
 
+    @property
+    def door(self) -> int:
+        """Those of the refusals that may wait for the word that they are another broker's."""
+        return self.refusals // 4
+
     def __post_init__(self) -> None:
-        shares = (self.reserve, self.log_files, self.http, self.refusals, self.peers, self.clients)
+        shares = dataclasses.astuple(self)[1:]
         assert sum(shares) <= self.files_max, f"{sum(shares)} of {self.files_max} are given away"
         assert min(shares) > 0
 
@@ -68,7 +79,7 @@ def plan_descriptors(
     assert listeners >= 1
     at_work = RUNTIME_FILES + RESERVED_DESCRIPTORS + FILES_PER_JOB * job_threads + listeners - 1
     shares = _shares(files_max, http_wanted, at_work)
-    reserve, log_files, http, refusals, peers = shares
+    reserve, log_files, http, refusals, peers, brokers, operators = shares
     room = files_max - sum(shares)
     if room < CLIENTS_MIN:
         enough = files_max
@@ -85,18 +96,22 @@ def plan_descriptors(
         http=http,
         refusals=refusals,
         peers=peers,
+        brokers=brokers,
+        operators=operators,
         clients=min(clients_wanted, room),
     )
 
 
 def _shares(files_max: int, http_wanted: int, at_work: int) -> tuple[int, ...]:
-    """(reserve, log files, HTTP, refusals, other brokers); clients get the rest."""
+    """(reserve, log files, HTTP, refusals, to and of brokers, operators); clients get the rest."""
     reserve = max(at_work, min(RESERVE_FILES_MAX, files_max // 8))
     log_files = max(LOG_FILES_MIN, min(FILES_OPEN_MAX, files_max // 4))
     http = max(HTTP_MIN, min(http_wanted, files_max // 16))
     refusals = max(REFUSALS_MIN, min(REFUSALS_MAX, files_max // 16))
     peers = max(PEERS_MIN, min(PEER_CONNECTIONS_MAX, files_max // 16))
-    return reserve, log_files, http, refusals, peers
+    brokers = max(PEERS_MIN, min(PEER_CONNECTIONS_MAX, files_max // 32))
+    operators = max(OPERATORS_MIN, min(OPERATORS_MAX, files_max // 128))
+    return reserve, log_files, http, refusals, peers, brokers, operators
 
 
 def raise_file_limit() -> int:

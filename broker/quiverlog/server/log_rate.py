@@ -23,6 +23,7 @@ CLIENT_KINDS: Final = frozenset(
     {
         "protocol error",
         "connection closed",
+        "connection refused",
         "connection overdue",
         "connections cannot be accepted",
         "http request refused",

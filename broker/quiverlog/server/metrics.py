@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
+from quiverlog.errors import QuiverlogError
 from quiverlog.node.metrics import NodeMetrics
 from quiverlog.wire.messages import Api
 
@@ -111,7 +112,7 @@ class ServerMetrics:
         "connections_accepted",
         "connections_closed_by",
         "connections_open",
-        "connections_refused",
+        "connections_refused_by",
         "disk_free_bytes",
         "errors",
         "http_refused",
@@ -138,7 +139,7 @@ class ServerMetrics:
         self.bytes_out = 0
         self.connections_open = 0
         self.connections_accepted = 0
-        self.connections_refused = 0
+        self.connections_refused_by: dict[str, int] = {}
         self.connections_closed_by: dict[str, int] = {}
         self.reads_paused = 0
         self.peers_open = 0
@@ -171,6 +172,11 @@ class ServerMetrics:
         """One answer carried this error code."""
         self.errors[code] = self.errors.get(code, 0) + 1
 
+    def count_refused(self, error: QuiverlogError) -> None:
+        """There was no place for a connection."""
+        name = error.code_name()
+        self.connections_refused_by[name] = self.connections_refused_by.get(name, 0) + 1
+
     def count_closed(self, reason: str) -> None:
         """The broker closed a connection on its own account."""
         self.connections_closed_by[reason] = self.connections_closed_by.get(reason, 0) + 1
@@ -185,6 +191,7 @@ class Gauges(NamedTuple):
     turns_waiting: int = 0
     jobs_waiting: Mapping[str, int] = {}
     jobs_running: int = 0
+    places: Mapping[str, int] = {}
 
 
 class LogSize(NamedTuple):

@@ -126,7 +126,12 @@ class MetricsExporter:
         m = self._metrics
         yield _gauge("connections", "Open connections of clients.", m.connections_open)
         yield _counter("connections_accepted", "Connections accepted.", m.connections_accepted)
-        yield _counter("connections_refused", "Refused: too many.", m.connections_refused)
+        refused = CounterMetricFamily(
+            "quiverlog_connections_refused", "Connections without a place.", labels=["error"]
+        )
+        for name, count in sorted(m.connections_refused_by.copy().items()):
+            refused.add_metric([name], count)
+        yield refused
         closed = CounterMetricFamily(
             "quiverlog_connections_closed", "Closed by the broker.", labels=["reason"]
         )
@@ -175,6 +180,12 @@ class MetricsExporter:
     def _memory_and_jobs(self) -> Iterator[Metric]:
         m = self._metrics
         now = self._gauges()
+        places = GaugeMetricFamily(
+            "quiverlog_connection_places", "Taken, by kind of place.", labels=["place"]
+        )
+        for place, count in now.places.items():
+            places.add_metric([place], count)
+        yield places
         yield _gauge("memory_bytes", "Held for connections.", now.memory_bytes)
         yield _gauge("memory_bytes_max", "The budget for it.", now.memory_bytes_max)
         yield _gauge("memory_bytes_peak", "The most that was held.", now.memory_bytes_peak)

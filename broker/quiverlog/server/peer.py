@@ -8,11 +8,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+from ipaddress import ip_address
 from typing import Final
 
-from quiverlog.addresses import Address
+from quiverlog.addresses import Address, network_of, parse_address
+from quiverlog.server.places import Origin
 
-__all__ = ["has_hung_up", "is_on_this_machine", "keep_alive", "peer_name"]
+__all__ = ["has_hung_up", "is_on_this_machine", "keep_alive", "origin_of", "peer_name"]
 
 _KEEPALIVE: Final = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -33,6 +35,16 @@ def peer_name(transport: asyncio.BaseTransport) -> str:
     except OSError:
         return "?"
     return str(Address(peer[0], peer[1])) if peer else "?"
+
+
+def origin_of(peer: str, *, may_be_broker: bool) -> Origin:
+    """What places depend on, of the end with this `peer_name`."""
+    try:
+        host = parse_address(peer).host
+        is_loopback = ip_address(host.partition("%")[0].removeprefix("::ffff:")).is_loopback
+    except ValueError:  # gone, or not TCP
+        return Origin("", is_loopback=False, may_be_broker=may_be_broker)
+    return Origin(network_of(host), is_loopback, may_be_broker)
 
 
 def is_on_this_machine(transport: asyncio.BaseTransport) -> bool:

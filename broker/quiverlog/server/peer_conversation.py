@@ -17,7 +17,7 @@ from quiverlog.node.effects import NO_TOKEN, SendToPeer
 from quiverlog.server.peer import keep_alive
 from quiverlog.server.peer_queue import body_bytes
 from quiverlog.version import VERSION
-from quiverlog.wire.connection import ClientConnection, ConnectionState
+from quiverlog.wire.connection import BROKER_SOFTWARE, ClientConnection, ConnectionState
 from quiverlog.wire.frames import FrameReceiver
 from quiverlog.wire.messages import HelloResponse, Response
 
@@ -69,7 +69,7 @@ class Conversation(asyncio.BufferedProtocol):
         """Say HELLO; nothing else is sent before it is answered."""
         self._transport = cast("asyncio.Transport", transport)
         keep_alive(transport)
-        self._write([self._protocol.hello(self._client_id, VERSION)])
+        self._write([self._protocol.hello(self._client_id, VERSION, BROKER_SOFTWARE)])
 
     def get_buffer(self, sizehint: int) -> Any:
         """Where the transport is to receive into."""

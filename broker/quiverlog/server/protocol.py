@@ -28,9 +28,15 @@ from quiverlog.server.connections import ConnectionState
 from quiverlog.server.context import ConnectionContext
 from quiverlog.server.ending import Ending
 from quiverlog.server.node_runner import monotonic_us, read_clocks
-from quiverlog.server.peer import has_hung_up, is_on_this_machine, keep_alive, peer_name
+from quiverlog.server.peer import (
+    has_hung_up,
+    is_on_this_machine,
+    keep_alive,
+    origin_of,
+    peer_name,
+)
 from quiverlog.server.replies import Replies
-from quiverlog.server.request_feed import RequestFeed, Unreadable
+from quiverlog.server.request_feed import RequestFeed, Unreadable, is_brokers_hello
 from quiverlog.types import Now
 from quiverlog.wire.frames import Frame, FrameReceiver, encode_error
 from quiverlog.wire.messages import Response
@@ -57,8 +63,8 @@ class ClientProtocol(asyncio.BufferedProtocol):
 
     __slots__ = (
         "_backlog", "_busy", "_chunk_requests", "_closing", "_context", "_ending", "_feed", "_held",
-        "_receiver", "_reported_bytes", "_transport", "_write_paused", "connection_id",
-        "held_bytes", "peer", "replies", "sent_bytes", "state", "waits_for_turn",
+        "_is_settled", "_receiver", "_reported_bytes", "_transport", "_write_paused",
+        "connection_id", "held_bytes", "peer", "replies", "sent_bytes", "state", "waits_for_turn",
     )  # fmt: skip
 
     def __init__(self, context: ConnectionContext) -> None:
@@ -77,7 +83,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
         self._busy = self._held = self._write_paused = self._closing = False
         self._ending = Ending(context.connections)
         self._reported_bytes = 0
-        self.waits_for_turn = False
+        self.waits_for_turn = self._is_settled = False
         self.held_bytes = self.sent_bytes = 0
         self.connection_id = -1
         self.peer = ""
@@ -85,17 +91,17 @@ class ClientProtocol(asyncio.BufferedProtocol):
 
     # --- the transport's calls -----------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Enter the connection in the table, or refuse it when the table is full."""
+        """Enter the connection in the table, or refuse it when there is no place for it."""
         self._transport = cast("asyncio.Transport", transport)
         context = self._context
         self.peer = peer_name(transport)
+        origin = origin_of(self.peer, may_be_broker=context.serves_brokers)
+        self._is_settled = not origin.may_be_broker
+        self.state = ConnectionState(monotonic_us(), origin)
         self.connection_id = context.connections.add(self)
         if self.connection_id < 0:
-            context.metrics.connections_refused += 1
-            limit = context.connections.limits.connections_max
-            self._refuse(TooManyConnections(f"the broker has its {limit} connections."), 0, 0)
+            self.turn_away()
             return
-        self.state = ConnectionState(monotonic_us())
         context.runner.tell(ConnectionOpened(self.connection_id, self.peer, context.listener))
         context.metrics.connections_accepted += 1
         context.metrics.connections_open += 1
@@ -127,6 +133,8 @@ class ClientProtocol(asyncio.BufferedProtocol):
         state.last_read_us = now.mono_us
         if state.rests:
             context.connections.stir(self)
+        if frames and not self._is_settled and not self._settle(frames[0]):
+            return
         if frames:
             state.frame_since_us = now.mono_us if partial else 0
             self._work_off(frames, received_ns, now, fresh=True)
@@ -137,6 +145,14 @@ class ClientProtocol(asyncio.BufferedProtocol):
             self._protocol_error((receiver.error, 0, 0))
         if self.held_bytes or partial or self._backlog.byte_count:
             self.report()
+
+    def _settle(self, first: Frame) -> bool:
+        """The first request says whether another broker connects. False: there is no place."""
+        self._is_settled = True
+        if self._context.connections.settle(self, is_broker=is_brokers_hello(first.header)):
+            return True
+        self.turn_away()
+        return False
 
     def eof_received(self) -> bool:
         """The client sends no more: what is buffered for it is still sent, then it is closed."""
@@ -344,6 +360,16 @@ class ClientProtocol(asyncio.BufferedProtocol):
             self._context.log.info("connection closed", peer=self.peer, why=why)
             self.flush()
             self._half_close()
+
+    def turn_away(self) -> None:
+        """There is no place for it after all: say so, then close."""
+        if self._closing:
+            return
+        places = self._context.connections.places
+        error = places.why_refused(self.state.origin) or TooManyConnections()
+        self._context.metrics.count_refused(error)
+        self._context.log.warning("connection refused", peer=self.peer, why=error.message)
+        self._refuse(error, 0, 0)
 
     def abort(self, reason: str) -> None:
         """Close now and drop what was not sent."""

@@ -15,13 +15,23 @@ from collections.abc import Iterator, Sequence
 from quiverlog.errors import CorruptFrame, QuiverlogError
 from quiverlog.node.events import RequestReceived
 from quiverlog.server.metrics import ServerMetrics
+from quiverlog.wire.connection import BROKER_SOFTWARE
 from quiverlog.wire.frames import Frame, decode_request, peek_preamble
-from quiverlog.wire.messages import FetchRequest
+from quiverlog.wire.messages import FetchRequest, HelloRequest
 
-__all__ = ["RequestFeed", "Unreadable"]
+__all__ = ["RequestFeed", "Unreadable", "is_brokers_hello"]
 
 Unreadable = tuple[QuiverlogError, int, int]
 """What is wrong with a request, its API and its correlation id (0 where they cannot be read)."""
+
+
+def is_brokers_hello(header: memoryview) -> bool:
+    """True for a HELLO that says it comes from another broker; nothing proves it yet."""
+    try:
+        request = decode_request(header)
+    except QuiverlogError:
+        return False
+    return isinstance(request, HelloRequest) and request.software == BROKER_SOFTWARE
 
 
 class RequestFeed:

@@ -32,9 +32,11 @@ from .messages import (
     Response,
 )
 
-__all__ = ["ClientConnection", "ConnectionState"]
+__all__ = ["BROKER_SOFTWARE", "ClientConnection", "ConnectionState"]
 
 SOFTWARE: Final = "quiverlog-python"
+BROKER_SOFTWARE: Final = "quiverlog-broker"
+"""A broker's HELLO to another one: it has a place that is kept for brokers."""
 
 
 class ConnectionState(enum.Enum):
@@ -65,12 +67,12 @@ class ClientConnection:
         """Requests that wait for their response."""
         return len(self._in_flight)
 
-    def hello(self, client_id: str, software_version: str) -> bytes:
+    def hello(self, client_id: str, software_version: str, software: str = SOFTWARE) -> bytes:
         """The frame that opens the conversation."""
         assert self.state is ConnectionState.NEW
         self.state = ConnectionState.GREETING
         request = HelloRequest(
-            client_id=client_id, software=SOFTWARE, software_version=software_version
+            client_id=client_id, software=software, software_version=software_version
         )
         return self._send(request, 0)[1]
 

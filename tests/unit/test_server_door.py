@@ -1,0 +1,72 @@
+"""Connections for which there is no place, on real sockets: what they are told, and who gets in."""
+
+from __future__ import annotations
+
+from quiverlog.errors import TooManyConnectionsFromAddress, error_class
+from quiverlog.server.places import Place
+from quiverlog.wire import messages as m
+from quiverlog.wire.connection import BROKER_SOFTWARE
+from quiverlog.wire.frames import encode
+from tests.support.server import PLACES, request, serving, until
+
+
+async def test_connections_of_one_address_beyond_its_limit_are_told_so() -> None:
+    async with serving(places=PLACES._replace(per_address=1)) as server:
+        await server.connect()
+        await until(lambda: len(server.table) == 1)
+        second = await server.connect()
+        (refusal,) = await second.receive(1)
+        assert refusal.error_code == TooManyConnectionsFromAddress.code
+        assert refusal.error_message == "127.0.0.1 has its 1 connections to this broker."
+        assert await second.ended()
+        name = TooManyConnectionsFromAddress.code_name()
+        assert server.metrics.connections_refused_by == {name: 1}
+        assert "connection refused" in server.log.getvalue()
+
+
+def hello(software: str) -> bytes:
+    return encode(m.HelloRequest(client_id="c", software=software), 1)
+
+
+async def test_a_brokers_hello_finds_a_place_when_clients_have_them_all() -> None:
+    full = PLACES._replace(clients=1)
+    async with serving(places=full, serves_brokers=True) as server:
+        await server.connect()
+        await until(lambda: len(server.table) == 1)
+        client, broker = await server.connect(), await server.connect()
+        await until(lambda: server.table.places.taken(Place.DOOR) == 2)
+        client.writer.write(hello("quiverlog-python"))
+        (refusal,) = await client.receive(1)
+        assert error_class(refusal.error_code).code_name() == "TOO_MANY_CONNECTIONS"
+        assert await client.ended()
+        broker.writer.write(hello(BROKER_SOFTWARE) + request(2))
+        assert [r.correlation_id for r in await broker.receive(2)] == [1, 2]
+        assert server.table.places.taken(Place.BROKER) == 1
+        assert len(server.node.bodies) == 2, "the node has seen nothing of the client"
+        broker.writer.close()
+        await until(lambda: not server.table.places.taken(Place.BROKER))
+
+
+async def test_a_flood_of_silent_connections_keeps_no_broker_out() -> None:
+    full = PLACES._replace(clients=1)
+    async with serving(places=full, serves_brokers=True) as server:
+        silent = [await server.connect() for _ in range(20)]
+        broker = await server.connect()
+        broker.writer.write(hello(BROKER_SOFTWARE))
+        assert [r.correlation_id for r in await broker.receive(1)] == [1]
+        for one in silent[1:18]:
+            (refusal,) = await one.receive(1)
+            assert error_class(refusal.error_code).code_name() == "TOO_MANY_CONNECTIONS"
+
+
+async def test_garbage_at_the_door_gives_its_place_back() -> None:
+    full = PLACES._replace(clients=1)
+    async with serving(places=full, serves_brokers=True) as server:
+        await server.connect()
+        await until(lambda: len(server.table) == 1)
+        for garbage in (b"\0" * 64, b"?" * 64):
+            stranger = await server.connect()
+            stranger.writer.write(garbage)
+            assert await stranger.receive(1)
+            assert await stranger.ended()
+        await until(lambda: not server.table.places.taken(Place.DOOR))
