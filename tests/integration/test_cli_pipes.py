@@ -84,7 +84,7 @@ def test_a_pipe_and_a_file_get_whole_values_and_a_terminal_if_it_asks(broker, cl
     source.write_text(json.dumps({"a": long}) + "\n")
     cli("produce", str(source), "-t", topic, "--create")
     assert long in cli("consume", topic)
-    cli("consume", topic, "-o", str(tmp_path / "out"))
+    cli("consume", topic, "-o", str(tmp_path / "out"), "--format", "table")
     assert long in (tmp_path / "out").read_text()
     for words, is_whole in (([], False), (["--wide"], True)):
         master, slave = pty.openpty()

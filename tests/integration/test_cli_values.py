@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 
 import quiverlog
 from quiverlog.batch.codec import encode_batch
-from quiverlog.cli import main
+from quiverlog.cli import main, output_file
 from tests.support.broker import BrokerProcess
 from tests.unit.test_client_values import LATIN1, decimals, texts
 
@@ -124,3 +125,102 @@ def test_maps_with_a_key_twice_are_named_by_sql_and_where(client, cli: Cli) -> N
         assert code == 1, err
         assert "Column 'a'" in err
         assert "same key twice" in err
+
+
+# --- files that are written -----------------------------------------------------------------------
+@pytest.fixture
+def rows(client, request) -> str:
+    """A topic with two rows."""
+    name = re.sub("[^a-z0-9]", "-", request.node.name)
+    client.create_topic(name, "id long")
+    with client.producer(name) as producer:
+        producer.send([{"id": 1}, {"id": 2}])
+    return name
+
+
+KEPT = b"the only copy"
+
+
+@pytest.mark.parametrize("command", ["consume", "template", "sql"])
+@pytest.mark.parametrize("name", ["rows.csv", "rows.json.gz", "rows.parquet"])
+def test_a_file_that_is_there_is_not_written_over(
+    cli: Cli, rows: str, tmp_path: Path, command: str, name: str
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(KEPT)
+    words = {
+        "consume": ["consume", rows],
+        "template": ["consume", rows, "--template", "%s\\n"],
+        "sql": ["sql", f'select id from "{rows}"'],
+    }[command]
+    code, _, err = cli(*words, "-o", str(path))
+    assert (code, path.read_bytes()) == (1, KEPT)
+    assert f"{path} is there already" in err
+    assert "--force" in err
+    link = tmp_path / f"link-{name}"
+    link.symlink_to(path)
+    assert cli(*words, "-o", str(link))[0] == 1
+    assert path.read_bytes() == KEPT
+    code, _, err = cli(*words, "-o", str(path), "--force")
+    assert code == 0, err
+    assert path.read_bytes() != KEPT
+    path.write_bytes(b"")
+    assert cli(*words, "-o", str(path))[0] == 0, "nothing is lost of an empty file"
+    assert path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    "offset", ["start", "end", "beginning", "stored", "0", "-2", "+5", "@0:10", "s@1700000000000"]
+)
+@pytest.mark.parametrize("words", [[], ["--format", "json"], ["--template", "%s"]], ids=len)
+def test_an_offset_is_no_name_of_a_file(
+    cli: Cli, rows: str, tmp_path: Path, monkeypatch, offset: str, words: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, err = cli("consume", rows, f"--output={offset}", *words)
+    assert (code, out) == (2, "")
+    assert "--from" in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_name_without_a_suffix_needs_a_format(
+    cli: Cli, rows: str, tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for words in (["consume", rows], ["sql", f'select id from "{rows}"']):
+        for name in ("data", "data.gz"):
+            code, _, err = cli(*words, "-o", name)
+            assert code == 2
+            assert "no suffix that says a format" in err
+        assert list(tmp_path.iterdir()) == []
+    assert ("--from" in cli("consume", rows, "-o", "data")[2]) is True
+    assert cli("consume", rows, "-o", "data", "--format", "json")[0] == 0
+    assert (tmp_path / "data").read_bytes() == b'{"id":1}\n{"id":2}\n'
+    assert cli("consume", rows, "-o", "/dev/null")[0] == 0
+
+
+def test_a_file_that_comes_meanwhile_is_kept(cli: Cli, rows: str, tmp_path, monkeypatch) -> None:
+    path = tmp_path / "rows.csv"
+    real = output_file.check_free
+
+    def looked(output: str, *, force: bool) -> None:
+        real(output, force=force)
+        path.write_bytes(KEPT)
+
+    monkeypatch.setattr("quiverlog.cli.consume.check_free", looked)
+    code, _, err = cli("consume", rows, "-o", str(path))
+    assert (code, path.read_bytes()) == (1, KEPT)
+    assert "is there already" in err
+
+
+def test_the_demo_keeps_earlier_pictures(tmp_path: Path, monkeypatch, capfd) -> None:
+    monkeypatch.chdir(tmp_path)
+    drawn: list[str] = []
+    monkeypatch.setattr("quiverlog.cli.demo.run.run_demo", lambda o: drawn.append(str(o.plot)) or 0)
+    Path("delays.png").write_bytes(KEPT)
+    assert main(["demo"]) == 0
+    assert main(["demo", "--force"]) == 0
+    assert drawn == ["delays-2.png", "delays.png"]
+    assert main(["demo", "--plot", "delays.png"]) == 1
+    assert "is there already" in capfd.readouterr().err
+    assert len(drawn) == 2

@@ -311,7 +311,7 @@ def test_nanoseconds_are_refused_by_their_column(broker, capfd, tmp_path, form):
 @pytest.mark.parametrize("value", ["time '24:00:00'", "[time '24:00:00']", "{'x': time '24:00'}"])
 def test_the_end_of_a_day_is_refused_by_its_column(broker, capfd, tmp_path, form, value):
     """Only DuckDB has it: Arrow and Parquet end at 23:59:59.999999."""
-    words = ("--format", form, "-o", str(tmp_path / "x"))
+    words = ("--format", form, "-o", str(tmp_path / "x"), "--force")
     code, _, err = answer(broker, capfd, f"select {value} as at", *words)
     assert (code, "Column 'at'" in err, "::text" in err) == (ExitCode.FAILED, True, True), err
     assert answer(broker, capfd, "select time '23:59:59.999999' as at", *words)[0] == 0

@@ -13,7 +13,7 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
 
-from quiverlog.cli import write_files
+from quiverlog.cli import output_file, write_files
 
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
 
@@ -82,7 +82,7 @@ def test_ctrl_c_ends_the_wait_for_the_reader_of_a_pipe(
         signal.raise_signal(signal.SIGINT)
         raise AssertionError("it waits for ever")
 
-    monkeypatch.setattr(write_files, "open", waiting, raising=False)
+    monkeypatch.setattr(output_file, "open", waiting, raising=False)
     with pytest.raises(KeyboardInterrupt), write_files.open_sink(str(path), "parquet", SCHEMA):
         pytest.fail("nobody reads")
 

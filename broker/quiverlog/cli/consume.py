@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from quiverlog.cli.formats import FileKind, compression_of, kind_of
+from quiverlog.cli.formats import FileKind, kind_of
 from quiverlog.cli.options import (
     INT32_MAX,
     INT64_MAX,
@@ -25,6 +25,7 @@ from quiverlog.cli.options import (
     open_client,
 )
 from quiverlog.cli.outages import through_outages
+from quiverlog.cli.output_file import check_free, force_option, output_kind
 from quiverlog.cli.where_to_read import Point, ends, parse_point, starts
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ class _Wish:
     wide: bool
     skip_corrupt: bool
     output: str
+    force: bool
     kind: FileKind
 
 
@@ -128,6 +130,7 @@ class _Wish:
     ".ndjson .parquet .arrow .feather .ipc .arrows) and the compression (.gz .bz2 .zst .lz4 behind "
     "it).",
 )
+@force_option
 @click.option(
     "--format",
     "output_format",
@@ -162,6 +165,7 @@ def consume(
     partitions: tuple[int, ...],
     metadata: bool,
     output: str,
+    force: bool,
     output_format: str | None,
     template: str | None,
     wide: bool,
@@ -191,9 +195,11 @@ def consume(
         wide=wide,
         skip_corrupt=skip_corrupt,
         output=output,
+        force=force,
         kind=_kind(output, output_format, is_template=template is not None),
     )
     _check_kind(wish)
+    check_free(output, force=force)
     request_timeout_s = _FOLLOW_REQUEST_TIMEOUT_S if follow else None
     with open_client(bootstrap, timeout_s=timeout_s, request_timeout_s=request_timeout_s) as client:
         _consume(client, wish)
@@ -231,16 +237,13 @@ def _template(template: str | None, output_format: str | None) -> list[Any] | No
 
 def _kind(output: str, output_format: str | None, *, is_template: bool) -> FileKind:
     if is_template:
-        return FileKind("template", compression_of(output))
-    if output_format is None:
-        found = kind_of(output, option="--format")
-        return FileKind(found.format or "table", found.compression)
+        return output_kind(output, "template", reads_offsets=True)
     if output_format == "arrow" and output != "-":
         with contextlib.suppress(click.UsageError):
             named = kind_of(output, option="--format")
             if named.format == "arrow-file":
                 return named
-    return FileKind(output_format, compression_of(output))
+    return output_kind(output, output_format, reads_offsets=True)
 
 
 def _check_kind(wish: _Wish) -> None:
@@ -380,8 +383,11 @@ def _open_sink(
         own = wish.columns or current.names
         return open_template(
             wish.output, current, wish.template, key=key, own=own,
-            compression=compression,
+            compression=compression, force=wish.force,
         )  # fmt: skip
     assert wish.kind.format is not None
     is_cut = wish.output == "-" and sys.stdout.isatty() and not wish.wide
-    return open_sink(wish.output, wish.kind.format, shown, compression=compression, is_cut=is_cut)
+    return open_sink(
+        wish.output, wish.kind.format, shown, compression=compression, is_cut=is_cut,
+        force=wish.force,
+    )  # fmt: skip

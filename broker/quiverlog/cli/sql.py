@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from quiverlog.cli.failures import CommandFailed, ExitCode, explain, one_line
-from quiverlog.cli.formats import FileKind, compression_of, kind_of
+from quiverlog.cli.formats import FileKind
 from quiverlog.cli.interrupts import interrupts_carried_to
 from quiverlog.cli.memory_bound import bounded_memory, too_large
 from quiverlog.cli.options import bootstrap_option, debug_option, open_client
+from quiverlog.cli.output_file import check_free, force_option, output_kind
 from quiverlog.cli.terminal import clear_screen
 from quiverlog.cli.where_to_read import Span
 from quiverlog.errors import QuiverlogError
@@ -66,6 +67,7 @@ _MORE: Final = "      ...> "
     default="-",
     help="Write to this file instead of stdout; its suffix says format and compression.",
 )
+@force_option
 @click.option(
     "--watch",
     type=Span(),
@@ -84,6 +86,7 @@ def sql(
     query: str | None,
     output_format: str | None,
     output: str,
+    force: bool,
     watch: float | None,
     wide: bool,
     files: bool,
@@ -106,9 +109,10 @@ def sql(
     \b
     quiverlog sql "select carrier, avg(delay) from flights group by 1" --watch 2s
     """
-    kind = _kind(output, output_format)
+    kind = output_kind(output, output_format)
     if watch is not None and (query is None or output != "-" or kind.format not in _FOR_PEOPLE):
         raise click.UsageError("--watch is for a query, and for text on stdout.")
+    check_free(output, force=force)
     bound = bounded_memory("the query", _FILES_MEMORY_BYTES_MAX) if files else nullcontext()
     with (
         open_client(bootstrap, timeout_s=timeout_s) as client,
@@ -116,19 +120,13 @@ def sql(
         _session(client, files) as session,
     ):
         session.output, session.kind, session.is_wide = output, kind, wide
+        session.is_forced = force
         if query is not None:
             session.ask_again_and_again(query, watch)
         elif sys.stdin.isatty():
             session.prompt()
         else:
             session.ask(_piped())
-
-
-def _kind(output: str, output_format: str | None) -> FileKind:
-    if output_format is not None:
-        return FileKind(output_format, compression_of(output))
-    found = kind_of(output, option="--format")
-    return FileKind(found.format or "table", found.compression)
 
 
 def _piped() -> str:
@@ -169,6 +167,7 @@ class _Session:
         self.output = "-"
         self.kind = FileKind("table")
         self.is_wide = False
+        self.is_forced = False
 
     def ask(self, query: str) -> None:
         """Run the statements and write what the last of them gives, if anything.
@@ -271,8 +270,9 @@ class _Session:
         schema = written_schema(reader.schema, has_unique_names=self.kind.format != "table")
         is_cut = self.output == "-" and sys.stdout.isatty() and not self.is_wide
         sink_of = open_sink(
-            self.output, self.kind.format, schema, compression=self.kind.compression, is_cut=is_cut
-        )
+            self.output, self.kind.format, schema, compression=self.kind.compression, is_cut=is_cut,
+            force=self.is_forced,
+        )  # fmt: skip
         with sink_of as sink, self._told(query):
             while (batch := self._next(reader)) is not None:
                 if batch.num_rows:

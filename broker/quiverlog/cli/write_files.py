@@ -23,6 +23,7 @@ from quiverlog.cli.failures import CommandFailed
 from quiverlog.cli.interrupts import interrupts_held
 from quiverlog.cli.json_encode import json_lines, to_text
 from quiverlog.cli.json_values import is_text_in_csv
+from quiverlog.cli.output_file import is_special, open_new
 from quiverlog.cli.template import Part, TemplateSink
 from quiverlog.cli.terminal import ShieldedBytes
 from quiverlog.cli.write_table import TableSink
@@ -51,6 +52,7 @@ def open_sink(
     *,
     compression: str | None = None,
     is_cut: bool = False,
+    force: bool = False,
 ) -> contextlib.AbstractContextManager[Sink]:
     """Open `output` (`-` is stdout) for rows of `schema`.
 
@@ -59,8 +61,10 @@ def open_sink(
             a footer) or `parquet`.
         compression: a codec of pyarrow around the whole file.
         is_cut: whether a table shortens long values, as is right on a terminal.
+        force: replace a file that is there.
 
     Raises:
+        CommandFailed: a file is there.
         OSError: the file cannot be written.
     """
 
@@ -72,7 +76,8 @@ def open_sink(
     if file_format != "table":
         _check_names(schema)
 
-    return _opened(output, sink, is_text=file_format in _TEXT_FORMATS, compression=compression)
+    is_text = file_format in _TEXT_FORMATS
+    return _opened(output, sink, is_text=is_text, compression=compression, force=force)
 
 
 def open_template(
@@ -83,28 +88,33 @@ def open_template(
     key: Sequence[str],
     own: Sequence[str],
     compression: str | None = None,
+    force: bool = False,
 ) -> contextlib.AbstractContextManager[Sink]:
     """Open `output` for rows in a person's own form; template.py has the arguments."""
 
     def sink(target: IO[bytes]) -> Sink:
         return TemplateSink(target, schema, parts, key=key, own=own)
 
-    return _opened(output, sink, is_text=True, compression=compression)
+    return _opened(output, sink, is_text=True, compression=compression, force=force)
 
 
 @contextlib.contextmanager
 def _opened(
-    output: str, make: Callable[[IO[bytes]], Sink], *, is_text: bool, compression: str | None
+    output: str,
+    make: Callable[[IO[bytes]], Sink],
+    *,
+    is_text: bool,
+    compression: str | None,
+    force: bool,
 ) -> Iterator[Sink]:
     with contextlib.ExitStack() as stack:
         sink: Sink | None = None
         try:
             # A file that is begun gets its first bytes: an empty one is no Parquet file.
-            with contextlib.nullcontext() if _is_special(output) else interrupts_held():
-                target: IO[bytes]
-                target = (
-                    sys.stdout.buffer if output == "-" else stack.enter_context(open(output, "wb"))
-                )
+            with contextlib.nullcontext() if is_special(output) else interrupts_held():
+                target: IO[bytes] = sys.stdout.buffer
+                if output != "-":
+                    target = stack.enter_context(open_new(output, force=force))
                 if output != "-" and target.isatty() and is_text:
                     shielded: Any = ShieldedBytes(target, "utf-8")
                     target = shielded
@@ -121,11 +131,6 @@ def _opened(
             raise
         sink.close()
         target.flush()
-
-
-def _is_special(output: str) -> bool:
-    """True for a pipe or a device, whose opening may wait, and which Ctrl-C shall end."""
-    return os.path.exists(output) and not os.path.isfile(output)
 
 
 def _is_regular(target: IO[bytes]) -> bool:

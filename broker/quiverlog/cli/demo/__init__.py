@@ -7,10 +7,12 @@ from pathlib import Path
 import click
 
 from quiverlog.cli.options import INT32_MAX, Seconds, debug_option
+from quiverlog.cli.output_file import check_free, force_option, free_name
 
 __all__ = ["demo"]
 
 BROKERS_MAX = 7
+_PLOT = Path("delays.png")
 
 
 def _checked_brokers(_context: click.Context, _option: click.Parameter, count: int) -> int:
@@ -33,10 +35,9 @@ def _checked_brokers(_context: click.Context, _option: click.Parameter, count: i
 @click.option(
     "--plot",
     type=click.Path(dir_okay=False, path_type=Path),
-    default=Path("delays.png"),
-    show_default=True,
-    help="Where the picture goes.",
+    help="Where the picture goes. [default: delays.png, or delays-2.png and so on if it is there]",
 )
+@force_option
 @click.option(
     "--flights",
     "flights_max",
@@ -70,7 +71,8 @@ def _checked_brokers(_context: click.Context, _option: click.Parameter, count: i
 def demo(
     keep: bool,
     brokers: int,
-    plot: Path,
+    plot: Path | None,
+    force: bool,
     flights_max: int | None,
     rows_per_batch: int,
     timeout_s: float,
@@ -86,6 +88,9 @@ def demo(
     """
     from quiverlog.cli.demo.run import DemoOptions, run_demo
 
+    if plot is None:
+        plot = _PLOT if force else free_name(_PLOT)
+    check_free(plot, force=force)
     return run_demo(
         DemoOptions(
             keep=keep,
