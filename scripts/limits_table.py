@@ -67,7 +67,10 @@ LIMITS: Final[dict[str, tuple[str, str]]] = {
         "bytes of a PRODUCE after decompression",
         "THROTTLED_BROKER",
     ),
-    "TIMESTAMP_AHEAD_MS_MAX": ("milliseconds that a row is in the future", "INVALID_TIMESTAMP"),
+    "TIMESTAMP_AHEAD_MS_DEFAULT": (
+        "milliseconds that a row is in the future, unless its topic has another bound",
+        "INVALID_TIMESTAMP",
+    ),
     "SEGMENT_BYTES_MAX": ("bytes of a segment, and so of one append", "BATCH_TOO_LARGE"),
     "SEGMENT_ROWS_MAX": ("rows of a segment, and so of one append", "BATCH_TOO_LARGE"),
     "PRODUCERS_PER_PARTITION_MAX": (

@@ -218,6 +218,7 @@ MEANINGS: Final[dict[str, str]] = {
     "ReplicaFetchPartition.log_start_offset": "rows below it never come back on the follower",
     "ReplicaFetchResult.flush_offset": "rows below it are to be flushed at once: somebody waits",
     "ReplicaFetchResult.epoch_start_offset": "where this leadership began; -1: no list is awaited",
+    "ReplicaFetchResult.arrived_us": "when late rows among these arrived; 0: none is late",
     "ReplicaFetchPartition.saved_epoch": "newest epoch of the list on the follower's disk; -1:"
     " there is none; -2: not said",
     "ReplicaFetchResult.log_start_saved": "rows below it never come back; -1: not known",

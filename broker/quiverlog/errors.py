@@ -394,7 +394,7 @@ class UnknownProducerId(QuiverlogError):
 
 class InvalidTimestamp(QuiverlogError):
     code = 55
-    hint = "The producer's clock is more than an hour ahead of the broker's: set it."
+    hint = "Set the clock that is wrong, or the topic's message.timestamp.*.max.ms."
 
 
 class DiskFull(QuiverlogError):

@@ -111,8 +111,8 @@ PRODUCE_CHECK_BYTES_MAX: Final = 128 * MIB
 """Copies of their bodies: two of the largest requests."""
 BATCH_BYTES_DEFAULT_MAX: Final = 8 * MIB
 """Default of `max.message.bytes`."""
-TIMESTAMP_AHEAD_MS_MAX: Final = 3_600_000
-"""A batch whose newest row is further in the broker's future is refused: it would never expire."""
+TIMESTAMP_AHEAD_MS_DEFAULT: Final = 3_600_000
+"""Default of `message.timestamp.after.max.ms`."""
 
 # --- storage ----------------------------------------------------------------------------------
 SEGMENT_BYTES_DEFAULT: Final = 256 * MIB

@@ -68,6 +68,10 @@ class LogMachine(RuleBasedStateMachine):
 
     `sent`: every batch that was ever stored and where; all are of one idempotent producer.
 
+    `arrived`: when the batches came that came late, by their offsets. `late_us`: so long retention
+    may keep more than the rule says, for it is not written down which rows of a segment were late,
+    and after a crash nothing is of those that no flush has covered.
+
     `expired`: those that retention took; as that is written down only when files go, they may be
     there again after a crash, up to `revived_end`, and nobody may know their epochs any more.
     """
@@ -79,6 +83,8 @@ class LogMachine(RuleBasedStateMachine):
         self.stored: list[Stored] = []
         self.expired: list[Stored] = []
         self.revived_end = 0
+        self.arrived: dict[int, int] = {}
+        self.late_us = 0
         self.start = 0
         self.durable_start = 0
         self.promised = 0
@@ -139,6 +145,8 @@ class LogMachine(RuleBasedStateMachine):
         base_offset = self.log.append(made, self.epoch, self.now)
         assert base_offset == self.end
         offset = base_offset
+        if any(header.timestamp_max_us < self.now.wall_us - 1_000_000 for header, _ in made):
+            self.arrived[base_offset] = self.late_us = self.now.wall_us
         for header, view in made:
             stored = Stored(
                 offset, header.row_count, header.timestamp_max_us, self.epoch, bytes(view)
@@ -146,6 +154,10 @@ class LogMachine(RuleBasedStateMachine):
             self.stored.append(stored)
             self.record(header, offset)
             offset = stored.end
+
+    @rule(batches=BATCHES, behind_ms=st.integers(900, 100_000))
+    def append_late(self, batches: list[tuple[int, int, int, int]], behind_ms: int) -> None:
+        self.append([(rows, age - behind_ms, size, fill) for rows, age, size, fill in batches])
 
     @rule(batches=BATCHES, room=st.integers(0, 800))
     def append_to_a_full_disk(self, batches: list[tuple[int, int, int, int]], room: int) -> None:
@@ -240,6 +252,8 @@ class LogMachine(RuleBasedStateMachine):
         assert self.start >= self.durable_start
         assert end == max(self.end, self.start), "rows came back that were never written"
         self.stored = [batch for batch in self.stored if batch.end > self.start]
+        self.arrived = {offset: us for offset, us in self.arrived.items() if offset < end}
+        self.late_us = self.now.wall_us
         self.promised = end
         self.epoch += 1
         self.log.epochs.assign(self.epoch, end)
@@ -283,11 +297,16 @@ class LogMachine(RuleBasedStateMachine):
     @rule()
     def retention(self) -> None:
         cutoff_us = self.now.wall_us - CONFIG.retention_ms * 1000
-        want = next((b.offset for b in self.stored if b.time_us >= cutoff_us), self.end)
+        ages = [(b.offset, max(b.time_us, self.arrived.get(b.offset, 0))) for b in self.stored]
+        want = next((offset for offset, time_us in ages if time_us >= cutoff_us), self.end)
         retain(self.log, self.now, self.end)
-        self.start = max(self.start, want)
-        assert self.log.log_start_offset == self.start
-        self.expired += [batch for batch in self.stored if batch.end <= want]
+        start = self.log.log_start_offset
+        if self.late_us < cutoff_us:
+            assert start == max(self.start, want)
+        else:
+            assert self.start <= start <= max(self.start, want)
+        self.start = start
+        self.expired += [batch for batch in self.stored if batch.end <= start]
         self.forget()
 
     @precondition(lambda self: len(self.stored) > 1)
@@ -300,6 +319,7 @@ class LogMachine(RuleBasedStateMachine):
         truncate(self.log, batch.offset)
         assert self.end == end
         self.stored = [b for b in self.stored if b.end <= batch.offset]
+        self.arrived = {offset: us for offset, us in self.arrived.items() if offset < batch.offset}
         # A snapshot that lay above the cut went with it, and files below it may have gone before:
         # the producer begins anew, under another id.
         self.producer += 1

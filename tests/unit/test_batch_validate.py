@@ -20,7 +20,7 @@ from quiverlog.errors import (
     QuiverlogError,
     UnknownSchema,
 )
-from quiverlog.limits import BATCH_DECODED_BYTES_MAX, TIMESTAMP_AHEAD_MS_MAX
+from quiverlog.limits import BATCH_DECODED_BYTES_MAX, TIMESTAMP_AHEAD_MS_DEFAULT
 from quiverlog.types import Compression
 from tests.support.batches import validate_batch
 
@@ -86,7 +86,11 @@ def changed(**fields: int) -> bytearray:
         ({"schema_id": 0}, UnknownSchema, "schema 0"),
         ({"timestamp_min_us": NOW + 1}, CorruptBatch, "timestamps"),
         ({"timestamp_min_us": -1}, CorruptBatch, "timestamps"),
-        ({"timestamp_max_us": NOW + TIMESTAMP_AHEAD_MS_MAX * 1000 + 1}, InvalidTimestamp, "future"),
+        (
+            {"timestamp_max_us": NOW + TIMESTAMP_AHEAD_MS_DEFAULT * 1000 + 1},
+            InvalidTimestamp,
+            "future",
+        ),
         ({"producer_id": -2}, CorruptBatch, "producer"),
         ({"producer_id": 5}, CorruptBatch, "producer"),
         ({"base_sequence": 0}, CorruptBatch, "producer"),
@@ -99,7 +103,7 @@ def test_headers_that_lie(fields: dict[str, int], error: type[Exception], reason
 
 
 def test_the_edge_of_the_future_passes() -> None:
-    check(changed(timestamp_max_us=NOW + TIMESTAMP_AHEAD_MS_MAX * 1000))
+    check(changed(timestamp_max_us=NOW + TIMESTAMP_AHEAD_MS_DEFAULT * 1000))
 
 
 def test_sizes() -> None:

@@ -64,6 +64,7 @@ def test_a_clock_that_is_doubted_and_jumps_again_is_doubted_for_another_hour(
 ) -> None:
     topic = node.create(retention_ms=str(7 * DAY_MS))
     put(node, topic)
+    node.restart()
     pass_time(node, 15_000)
     set_ahead(node, HOUR_MS)  # As one that was an hour behind, and is set right.
     pass_time(node, 50 * 60_000)
@@ -77,6 +78,7 @@ def test_a_clock_that_is_doubted_and_jumps_again_is_doubted_for_another_hour(
 def test_a_doubted_clock_that_goes_part_of_the_way_back_waits_no_longer(node: NodeDriver) -> None:
     topic = node.create(retention_ms=str(DAY_MS))
     put(node, topic)
+    node.restart()
     pass_time(node, 15_000)
     set_ahead(node, 8 * DAY_MS)
     pass_time(node, 30 * 60_000)
@@ -85,6 +87,28 @@ def test_a_doubted_clock_that_goes_part_of_the_way_back_waits_no_longer(node: No
     assert start_of(node, topic) == 0
     pass_time(node, 3 * 60_000)
     assert start_of(node, topic) == 10
+
+
+@pytest.mark.parametrize("how", ["", "crash", "restart"])
+@pytest.mark.parametrize("after_ms", [5 * 60_000, 2 * HOUR_MS])
+def test_rows_of_a_clock_that_was_behind_are_kept_from_their_arrival(
+    node: NodeDriver, how: str, after_ms: int
+) -> None:
+    """A machine that boots in 1970 and asks a time server a minute later: what it was sent
+    meanwhile by its own programs is as old as the minute, not as 56 years."""
+    node.wall_us -= node.wall_us - HOUR_MS * 1000
+    topic = node.create(retention_ms=str(DAY_MS))
+    put(node, topic)
+    pass_time(node, 60_000)
+    set_ahead(node, 20_000 * DAY_MS)
+    pass_time(node, after_ms)
+    if how:
+        getattr(node, how)()
+    put(node, topic, rows=1)
+    pass_time(node, 20 * HOUR_MS)
+    assert start_of(node, topic) == 0
+    pass_time(node, 5 * HOUR_MS)
+    assert start_of(node, topic) == 11
 
 
 @pytest.mark.parametrize("days", [8, -8])

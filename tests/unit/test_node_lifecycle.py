@@ -11,7 +11,7 @@ import pytest
 
 from quiverlog import errors
 from quiverlog.batch.schema import serialize_schema
-from quiverlog.limits import TIMESTAMP_AHEAD_MS_MAX
+from quiverlog.limits import TIMESTAMP_AHEAD_MS_DEFAULT
 from quiverlog.node.effects import ShutdownComplete
 from quiverlog.node.events import DiskSpace, JobDone, RequestReceived, Shutdown, Tick
 from quiverlog.node.node import Node
@@ -185,7 +185,7 @@ def test_silent_producers_are_forgotten(tmp_path: Path) -> None:
 
 def test_rows_of_the_far_future_are_refused(node: NodeDriver) -> None:
     topic = node.create()
-    ahead = START_WALL_US + (TIMESTAMP_AHEAD_MS_MAX + 60_000) * 1000
+    ahead = START_WALL_US + (TIMESTAMP_AHEAD_MS_DEFAULT + 60_000) * 1000
     answer = node.answer(node.produce(topic, batch_of([1], at_us=ahead)))
     assert answer is not None
     assert answer[0].partitions[0].error_code == errors.InvalidTimestamp.code

@@ -28,6 +28,8 @@ LONGER_FILES = {
     "broker/quiverlog/client/async_methods.py": "a table: every question with its documentation.",
     "broker/quiverlog/core/raft/raft.py": "one machine: the glue of its parts, the host's duties.",
     "broker/quiverlog/node/broker.py": "one object: the parts of a broker, put together.",
+    "broker/quiverlog/storage/opening.py": "one order of steps, from the files to the log.",
+    "broker/quiverlog/storage/segment.py": "one file of a log: bytes, and what is known of them.",
     "broker/quiverlog/wire/messages.py": "a table: every message of the protocol, in its order.",
     "connector/pyspark_quiverlog/option_table.py": "a table: every option, with its explanation.",
     "connector/pyspark_quiverlog/stream_planner.py": "one machine: the state of a streaming query.",

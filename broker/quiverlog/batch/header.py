@@ -23,6 +23,7 @@ import struct
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
+from quiverlog.batch.checksum import crc32c
 from quiverlog.limits import (
     BATCH_ALIGNMENT_BYTES,
     BATCH_BYTES_MAX,
@@ -68,6 +69,7 @@ __all__ = [
     "magic_positions",
     "peek",
     "stamp",
+    "stamp_times",
     "whole_batch",
 ]
 
@@ -171,6 +173,15 @@ def magic_positions(chunk: bytes | memoryview) -> Iterator[int]:
 def stamp(buffer: bytearray | memoryview, at: int, base_offset: int, leader_epoch: int) -> None:
     """Write what the leader decides. Both fields lie before the CRC, which stays good."""
     _STAMP.pack_into(buffer, at, base_offset, leader_epoch)
+
+
+def stamp_times(view: memoryview, header: BatchHeader, at_us: int) -> BatchHeader:
+    """Give all rows of a whole batch this time. It lies behind the CRC, which is made anew."""
+    timed = header._replace(timestamp_min_us=at_us, timestamp_max_us=at_us)
+    timed.pack_into(view)
+    stamped = timed._replace(crc32c=crc32c(view[CRC_START:]))
+    stamped.pack_into(view)
+    return stamped
 
 
 def peek(buffer: bytes | bytearray | memoryview, at: int = 0) -> tuple[int, int, int]:

@@ -11,6 +11,7 @@ decompresses. Both are pure: the second may run off the loop.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple
 
 import pyarrow as pa
@@ -21,7 +22,7 @@ from quiverlog.limits import (
     BATCH_HEADER_BYTES,
     BATCH_ROWS_MAX,
     KIB,
-    TIMESTAMP_AHEAD_MS_MAX,
+    TIMESTAMP_AHEAD_MS_DEFAULT,
 )
 
 from . import rows
@@ -44,7 +45,7 @@ _LAYOUT_COST_PART: Final = 32
 _VALUES_COST_PART: Final = 4
 """Checking is so many times faster than decompressing: without and with a look at the values."""
 
-_TIMESTAMP_AHEAD_US_MAX: Final = TIMESTAMP_AHEAD_MS_MAX * 1_000
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _PADDING: Final = bytes(BATCH_ALIGNMENT_BYTES)
 
 
@@ -66,6 +67,8 @@ def check_batch(
     bytes_max: int,
     full: bool,
     now_wall_us: int,
+    behind_ms_max: int = -1,
+    ahead_ms_max: int = TIMESTAMP_AHEAD_MS_DEFAULT,
 ) -> CheckedBatch:
     """Check one whole batch from a client, but for its rows. Costs what its CRC costs.
 
@@ -74,12 +77,13 @@ def check_batch(
         bytes_max: the topic's `max.message.bytes`.
         full: whether `check_rows` will look at values; only the cost depends on it.
         now_wall_us: the broker's clock, microseconds UTC.
+        behind_ms_max, ahead_ms_max: how far rows may be from it; -1: any distance.
 
     Raises:
         CorruptBatch: bytes, header and metadata do not fit together.
         BatchTooLarge: above `bytes_max`.
         UnknownSchema: no such schema id.
-        InvalidTimestamp: too far in the broker's future.
+        InvalidTimestamp: too far from the broker's clock.
     """
     size = len(view)
     if size > bytes_max:
@@ -90,7 +94,8 @@ def check_batch(
     _check_header(header, size)
     if crc32c(view[CRC_START:]) != header.crc32c:
         raise CorruptBatch("the batch's CRC does not match its bytes.")
-    _check_meaning(header, now_wall_us)
+    _check_meaning(header)
+    _check_times(header, now_wall_us, behind_ms_max, ahead_ms_max)
     schema = schemas.get(header.schema_id)
     if schema is None:
         raise UnknownSchema(f"the topic has no schema {header.schema_id}.")
@@ -124,7 +129,7 @@ def _check_header(header: BatchHeader, size: int) -> None:
         raise CorruptBatch(f"the batch claims {header.total_bytes} bytes and has {size}.")
 
 
-def _check_meaning(header: BatchHeader, now_wall_us: int) -> None:
+def _check_meaning(header: BatchHeader) -> None:
     if header.flags & ~FLAG_CODEC_MASK or header.reserved:
         raise CorruptBatch(
             f"flags {header.flags:#04x} or reserved field {header.reserved}: not for clients."
@@ -139,6 +144,30 @@ def _check_meaning(header: BatchHeader, now_wall_us: int) -> None:
         raise CorruptBatch(
             f"timestamps {header.timestamp_min_us} to {header.timestamp_max_us} are no time span."
         )
+
+
+def _check_times(
+    header: BatchHeader, now_wall_us: int, behind_ms_max: int, ahead_ms_max: int
+) -> None:
     ahead_us = header.timestamp_max_us - now_wall_us
-    if ahead_us > _TIMESTAMP_AHEAD_US_MAX:
-        raise InvalidTimestamp(f"the newest row is {ahead_us // 1_000_000} s in the future.")
+    if ahead_us > ahead_ms_max * 1000 and ahead_ms_max >= 0:
+        raise InvalidTimestamp(
+            f"the batch's newest row has the time {_moment(header.timestamp_max_us)},"
+            f" {ahead_us / 1e6:.3f} s in the future of the broker's clock ({_moment(now_wall_us)});"
+            f" message.timestamp.after.max.ms of the topic is {ahead_ms_max}."
+        )
+    behind_us = now_wall_us - header.timestamp_min_us
+    if behind_us > behind_ms_max * 1000 and behind_ms_max >= 0:
+        raise InvalidTimestamp(
+            f"the batch's oldest row has the time {_moment(header.timestamp_min_us)},"
+            f" {behind_us / 1e6:.3f} s in the past of the broker's clock ({_moment(now_wall_us)});"
+            f" message.timestamp.before.max.ms of the topic is {behind_ms_max}."
+        )
+
+
+def _moment(at_us: int) -> str:
+    """As people write it, where Python's calendar reaches so far."""
+    try:
+        return f"{_EPOCH + timedelta(microseconds=at_us):%Y-%m-%d %H:%M:%S} UTC"
+    except OverflowError:
+        return f"{at_us} us after 1970"

@@ -24,6 +24,7 @@ import pyarrow as pa
 from quiverlog.batch.codec import split_batches
 from quiverlog.batch.header import BatchHeader, peek
 from quiverlog.batch.validate import ROWS_COST_INLINE_MAX, CheckedBatch, check_batch, check_rows
+from quiverlog.core.controller.configs import TopicConfig
 from quiverlog.errors import (
     BatchTooLarge,
     CorruptBatch,
@@ -54,7 +55,9 @@ class EntryCheck:
     `error`: why the entry is refused, or a bug of ours on the way. `batches`: of good entries.
     """
 
-    __slots__ = ("_full", "_limit", "_schemas", "batches", "error", "view")
+    __slots__ = (
+        "_ahead_ms", "_behind_ms", "_full", "_limit", "_schemas", "batches", "error", "view",
+    )  # fmt: skip
 
     def __init__(self, view: memoryview) -> None:
         self.view = view
@@ -63,21 +66,21 @@ class EntryCheck:
         self._schemas: Mapping[int, pa.Schema] = {}
         self._limit = 0
         self._full = False
+        self._behind_ms = self._ahead_ms = -1
 
-    def rules(self, schemas: Mapping[int, pa.Schema], *, bytes_max: int, full: bool) -> None:
-        """Set what the topic asks of a batch: its schemas, its largest size, its validation."""
-        self._schemas, self._limit, self._full = schemas, bytes_max, full
+    def rules(self, schemas: Mapping[int, pa.Schema], config: TopicConfig) -> None:
+        """Set what the topic asks of a batch."""
+        self._schemas = schemas
+        self._limit, self._full = config.batch_bytes_max, config.validate_full
+        self._behind_ms, self._ahead_ms = config.behind_ms_max, config.ahead_ms_max
 
     def structure(self, now_wall_us: int) -> None:
         """Everything but the rows: `batches`. Raises what `check_batch` says."""
-        view, schemas, limit, full = self.view, self._schemas, self._limit, self._full
+        view = self.view
         if peek(view)[2] == len(view):
             self.one_batch(now_wall_us)
             return
-        self.batches = [
-            check_batch(one, schemas=schemas, bytes_max=limit, full=full, now_wall_us=now_wall_us)
-            for _, one in split_batches(view)
-        ]
+        self.batches = [self._check(one, now_wall_us) for _, one in split_batches(view)]
         if not self.batches:
             raise CorruptBatch("the entry holds no batch.")
         decoded = self.decoded_bytes
@@ -88,15 +91,20 @@ class EntryCheck:
 
     def one_batch(self, now_wall_us: int) -> CheckedBatch:
         """`structure` of an entry of one batch, as nearly all are."""
-        batch = check_batch(
-            self.view,
+        batch = self._check(self.view, now_wall_us)
+        self.batches = [batch]
+        return batch
+
+    def _check(self, view: memoryview, now_wall_us: int) -> CheckedBatch:
+        return check_batch(
+            view,
             schemas=self._schemas,
             bytes_max=self._limit,
             full=self._full,
             now_wall_us=now_wall_us,
+            behind_ms_max=self._behind_ms,
+            ahead_ms_max=self._ahead_ms,
         )
-        self.batches = [batch]
-        return batch
 
     @property
     def decoded_bytes(self) -> int:

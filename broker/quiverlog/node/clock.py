@@ -42,13 +42,15 @@ class BelievedClock:
     A clock that goes back is believed: it only keeps rows longer.
     """
 
-    __slots__ = ("_ahead_us", "_believed", "_suspect_since_us")
+    __slots__ = ("_ahead_us", "_believed", "_suspect_since_us", "jumps")
 
     def __init__(self) -> None:
         self._believed: Now | None = None
         self._suspect_since_us: int | None = None
         self._ahead_us = 0
         """So far ahead of what is believed was it at the last look."""
+        self.jumps = 0
+        """So often the wall clock went ahead."""
 
     @property
     def suspects(self) -> bool:
@@ -67,6 +69,8 @@ class BelievedClock:
                 self._suspect_since_us = None
             elif self._suspect_since_us is None or self._ahead_us > before_us + _JUMP_US:
                 self._suspect_since_us = now.mono_us
+                self.jumps += 1
+                assert wall_us > expected_us
                 wall_us = expected_us
             elif now.mono_us - self._suspect_since_us >= _BELIEVE_AFTER_US:
                 self._suspect_since_us = None
@@ -152,6 +156,11 @@ class Clock:
         elif suspected and not self._believed.suspects:
             self.due_us = now.mono_us  # A start from now on shall wait for nothing.
         return believed
+
+    @property
+    def jumps(self) -> int:
+        """So often the wall clock went ahead, as far as it was looked at."""
+        return self._believed.jumps
 
     def note(self, now: Now) -> None:
         """Write down what is believed now; again in ten minutes."""

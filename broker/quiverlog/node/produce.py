@@ -21,7 +21,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
-from quiverlog.batch.header import BatchHeader
+from quiverlog.batch.header import BatchHeader, stamp_times
 from quiverlog.errors import (
     BatchTooLarge,
     InvalidProducerEpoch,
@@ -110,8 +110,7 @@ def look(broker: Broker, request: m.ProduceRequest, body: memoryview) -> list[En
             if replica.fault is not None:
                 raise replica.fault
             topic = replica.topic
-            config = topic.config
-            entry.rules(topic.schemas, bytes_max=config.batch_bytes_max, full=config.validate_full)
+            entry.rules(topic.schemas, topic.config)
         except Exception as error:
             entry.refuse(error)
     return found
@@ -269,6 +268,9 @@ def _admit(
     if known is None:
         if replica.admitted_rows + row_count > STAGED_ROWS_MAX:
             raise BatchTooLarge(f"{replica.name}: too many rows at once: send them one by one.")
+        if replica.topic.config.stamps_arrival:
+            assert now.wall_us >= 0, "a batch's time is not negative"
+            batches = [(stamp_times(view, one, now.wall_us), view) for one, view in batches]
         base_offset = replica.admit(batches, now)
         broker.staging.appending[replica] = None
     else:

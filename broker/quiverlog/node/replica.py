@@ -255,8 +255,10 @@ class Replica(Watched):
         counters.batches_in += len(batches)
         return state.appended(base_offset + rows)
 
-    def append_copied(self, batches: list[tuple[BatchHeader, memoryview]], now: Now) -> None:
-        """Append batches as the leader's log has them.
+    def append_copied(
+        self, batches: list[tuple[BatchHeader, memoryview]], now: Now, arrived_us: int = -1
+    ) -> None:
+        """Append batches as the leader's log has them. `arrived_us`: as in `Log.append_copied`.
 
         What their producers did is known here, too: the log tells `producers`.
 
@@ -269,7 +271,7 @@ class Replica(Watched):
         assert not state.leads
         assert not self.admitted, "what was admitted is dropped when another leads"
         try:
-            end_offset = self.log.append_copied(batches, now)
+            end_offset = self.log.append_copied(batches, now, arrived_us)
         except OSError as error:
             raise StorageFault(f"{self.name}: append failed: {error}.") from error
         assert end_offset == self.log.log_end_offset

@@ -38,6 +38,7 @@ from quiverlog.node.purgatory import Waiter
 from quiverlog.node.quorum_requests import check_serves_brokers
 from quiverlog.node.replica import Replica
 from quiverlog.node.waits import Waits
+from quiverlog.storage.reading import views_of
 from quiverlog.storage.reading_jobs import NotResident
 from quiverlog.types import EPOCHS_UNTOLD, Now
 from quiverlog.wire.messages import Api
@@ -141,13 +142,17 @@ class ReplicaFetchWaiter(Waiter):
                     loaded = self._loaded.get(key)
                     if loaded is not None and loaded.error is not None:
                         raise loaded.error
-                    views = replica.log.read(
+                    answers = replica.log.read_answers(
                         entry.offset,
                         bytes_max=min(limit, room),
                         end_offset=replica.log.log_end_offset,
                         cold_ok=False,
                         just_read=loaded.reads if loaded is not None else (),
                     )
+                    views = views_of(answers)
+                    end = answers[-1].next_offset if answers else entry.offset
+                    assert entry.offset <= end <= replica.log.log_end_offset
+                    result.arrived_us = replica.log.arrived_us(entry.offset, end)
             except NotResident as cold:
                 in_vain = self._load(key, replica, cold)
                 if in_vain is None:

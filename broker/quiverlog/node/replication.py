@@ -292,11 +292,12 @@ class Replication:
         try:
             if len(rows):
                 batches = checked_rows(replica, rows)
+                assert batches, "bytes that were checked are batches"
                 step = copy.follower.rows_of(batches[0][0].leader_epoch)
                 if step is not None:
                     self._is_to_cut(copy, step)
                     return
-                replica.append_copied(batches, now)
+                replica.append_copied(batches, now, result.arrived_us)
                 self._flushes.appended(replica)
                 self._told(copy, now)
         except StorageFault as error:

@@ -42,8 +42,10 @@ class Retention:
     __slots__ = (
         "_assignment",
         "_clock",
+        "_clock_us",
         "_flushes",
         "_jobs",
+        "_jumps",
         "_metrics",
         "_outbox",
         "_period_us",
@@ -76,6 +78,9 @@ class Retention:
         self._clock = clock
         self._taken_rows = TakenRows(outbox)
         self._round_us = 0
+        self._jumps = 0
+        self._clock_us = 0
+        """The wall clock at the last look, believed or not."""
 
     @property
     def next_us(self) -> int:
@@ -87,6 +92,7 @@ class Retention:
     def start(self, now: Now) -> None:
         """Look for the first time one period from now."""
         self._clock.start(now, self._newest_row_us())
+        self._jumps = self._clock.jumps  # What was ahead at the start was so for all rows of it.
         self._round_us = now.mono_us + self._period_us
 
     def stop(self) -> None:
@@ -110,6 +116,10 @@ class Retention:
 
     def _look_at_slice(self, now: Now) -> None:
         believed = self._clock.read(now)
+        self._clock_us = now.wall_us
+        if self._clock.jumps > self._jumps:
+            self._jumps = self._clock.jumps
+            self._clock_jumped(now)
         replicas = self._assignment.replicas
         if not self._todo:
             self._todo = list(replicas.values())
@@ -124,6 +134,14 @@ class Retention:
         # So that a round takes one period.
         looked = max(looked, 1)
         self._round_us = now.mono_us + self._period_us * looked // max(looked, len(replicas))
+
+    def _clock_jumped(self, now: Now) -> None:
+        """If the wall clock was behind until now, rows arrived later than they were noted to."""
+        assert now.wall_us >= 0
+        assert self._clock_us == now.wall_us, "what comes next is judged by the same clock"
+        for replica in self._assignment.all_open():
+            if not replica.deleted and replica.log.clock_jumped(now):
+                self._flushes.appended(replica)
 
     def _look(self, replica: Replica, now: Now, loaded: Loaded) -> int:
         """One log's turn; whatever it meets, the others have theirs. Returns what it was worth."""
@@ -146,7 +164,11 @@ class Retention:
         """Give up what is too old or too much; False when nothing is."""
         log = replica.log
         target = log.retention_target(
-            now, replica.state.high_watermark, cold_ok=False, just_read=loaded.reads
+            now,
+            replica.state.high_watermark,
+            cold_ok=False,
+            just_read=loaded.reads,
+            clock_us=self._clock_us,
         )
         assert target <= max(replica.state.high_watermark, log.log_start_offset)
         if target <= log.log_start_offset:

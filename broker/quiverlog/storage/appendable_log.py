@@ -12,6 +12,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from quiverlog.batch.header import BatchHeader, stamp
 from quiverlog.errors import BatchTooLarge, CorruptLog, StorageFault
@@ -31,6 +32,16 @@ __all__ = ["AppendableLog"]
 
 Batches = Sequence[tuple[BatchHeader, memoryview]]
 """Whole batches: the header, and all bytes."""
+_LATE_US: Final = 1_000_000
+"""Rows whose time is further behind their arrival are judged by the arrival. Others come so late as
+a producer and a network take, and their own time will do."""
+
+
+def _late_arrival_us(batches: Batches, now: Now) -> int:
+    """This moment, where one of the batches is late; 0: none is."""
+    late_us = now.wall_us - _LATE_US
+    is_late = any(header.timestamp_max_us < late_us for header, _ in batches)
+    return now.wall_us if is_late else 0
 
 
 class AppendableLog(ReadableLog):
@@ -39,6 +50,7 @@ class AppendableLog(ReadableLog):
     __slots__ = (
         "_changed",
         "_disk",
+        "_opened_at",
         "_producers",
         "_skipping",
         "_truncation",
@@ -54,6 +66,8 @@ class AppendableLog(ReadableLog):
         self._disk = disk
         self._unflushed = Unflushed(disk, directory)
         self._changed = False
+        self._opened_at = 0
+        """Rows from here on were appended by this process."""
         self._producers: Producers | None = None
         self._skipping = False
         self._truncation: TruncateJob | None = None
@@ -79,15 +93,20 @@ class AppendableLog(ReadableLog):
             total += len(view)
         segment = self._writable(base_offset, total, offset, now)
         self._write(segment, batches, offset, total, now, [(leader_epoch, base_offset)])
+        segment.note_arrival(_late_arrival_us(batches, now), base_offset)
         assert self.log_end_offset == offset
         return base_offset
 
-    def append_copied(self, batches: Batches, now: Now) -> int:
+    def append_copied(self, batches: Batches, now: Now, arrived_us: int = -1) -> int:
         """Write batches as another broker's log has them: stamps stay. Returns the log's new end.
 
         They must go on where this log ends. The first batch of a log without rows may begin before
         the log start, when that lies inside of it; one that ends there holds no row of this log.
         What the batches tell of their producers is taken in, too: nobody checked them here.
+
+        Args:
+            arrived_us: when late ones among them arrived at the leader; 0: there are none; -1: it
+                did not tell.
 
         Raises: as `append`, and
             CorruptLog: the offsets or epochs do not join up; nothing was appended.
@@ -122,6 +141,9 @@ class AppendableLog(ReadableLog):
         assert base_offset <= self.log_end_offset < offset, "the copied rows are the log's next"
         segment = self._writable(base_offset, total, offset, now)
         self._write(segment, batches, offset, total, now, epochs)
+        if arrived_us < 0:
+            arrived_us = _late_arrival_us(batches, now)
+        segment.note_arrival(arrived_us, base_offset)
         assert self.epochs.newest == newest
         if self._producers is not None:
             for header, _ in batches:
@@ -156,7 +178,7 @@ class AppendableLog(ReadableLog):
             if end_offset - last.base_offset <= SEGMENT_ROWS_MAX and (
                 (
                     last.file.size + byte_count <= config.roll_bytes
-                    and now.wall_us - last.created_us < config.segment_ms * 1000
+                    and now.wall_us - last.created_us < self._roll_us(last)
                 )
                 or last.empty
             ):
@@ -189,6 +211,7 @@ class AppendableLog(ReadableLog):
         assert self._segments.items[-1] is segment, "only the last segment grows"
         assert epochs[0][1] == segment.end_offset, "the first epoch begins with the first row"
         segment.append(batches, end_offset, self.config.index_interval_bytes)
+        segment.appended_mono_us = now.mono_us
         for epoch, offset in epochs:
             if epoch > self.epochs.newest:
                 self.epochs.assign(epoch, offset)
@@ -211,5 +234,41 @@ class AppendableLog(ReadableLog):
         last = self.segments[-1] if self.segments else None
         if last is None or last.created_us < 0 or last.empty:
             return
-        if now.wall_us - last.created_us >= self.config.segment_ms * 1000:
+        if now.wall_us - last.created_us >= self._roll_us(last):
             self.roll()
+
+    def _roll_us(self, segment: Segment) -> int:
+        return self.config.roll_us(has_late=segment.arrived_us > 0)
+
+    def arrived_us(self, offset: int, end_offset: int) -> int:
+        """When late rows of the segments that hold [offset, end_offset) arrived; 0: none is late.
+
+        They must have been loaded, as those are of which rows were read.
+        """
+        assert offset <= end_offset
+        latest_us = 0
+        for segment in self._segments.holding(offset):
+            if segment.base_offset >= end_offset:
+                break
+            if segment.arrived_from < end_offset:
+                latest_us = max(latest_us, segment.arrived_us)
+        return latest_us
+
+    def clock_jumped(self, now: Now) -> bool:
+        """The wall clock went ahead: perhaps it was behind, and so were the times of rows.
+
+        Rows that this process appended have arrived so long ago as its monotonic clock says. True
+        when there is something new to be flushed.
+        """
+        first = self._opened_at
+        changed = False
+        for segment in self._segments.items:
+            if segment.appended_mono_us >= 0 and segment.end_offset > first:
+                arrived_us = max(0, now.wall_us - (now.mono_us - segment.appended_mono_us))
+                segment.note_arrival(arrived_us, max(first, segment.base_offset))
+                assert not segment.dropped
+                if segment.owes_arrival and not self.fault:
+                    changed = True
+                    self._unflushed.header_changed(segment, now)
+        self._changed = self._changed or changed
+        return changed

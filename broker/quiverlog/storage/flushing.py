@@ -105,6 +105,15 @@ class Unflushed:
         if self._since_us is None:
             self._since_us = now.mono_us
 
+    def header_changed(self, segment: Segment, now: Now) -> None:
+        """What its header is to say is not on the disk."""
+        assert not segment.dropped
+        if segment not in self.segments:
+            self.segments.append(segment)
+            self.segments.sort(key=lambda one: one.base_offset)
+        if self._since_us is None:
+            self._since_us = now.mono_us
+
     def rolled(self, segment: Segment, end_offset: int, producers: Producers | None) -> None:
         """`segment` takes no more appends: its index and a snapshot go with the next flush."""
         assert segment.finished

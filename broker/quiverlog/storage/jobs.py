@@ -150,6 +150,7 @@ class FlushJob:
         if self.label:
             sync_partition_file(self.disk, self.key)
         for segment in self.segments:
+            self.marks.write_arrival(segment)
             self.fsyncs.rows(segment)
         if self.names_changed:
             self.fsyncs.names(self.disk, self.key)

@@ -112,7 +112,7 @@ class Log(TrimmableLog):
         log._changed = found.changed
         log.recovery = found.report
         log.log_start_offset = found.log_start_offset
-        log.log_end_offset = log.flushed_offset = found.log_end_offset
+        log.log_end_offset = log.flushed_offset = log._opened_at = found.log_end_offset
         log._producers = producers
         log._restore_producers(found.given_up)
         for segment in log.segments:
@@ -271,6 +271,8 @@ class Log(TrimmableLog):
             self._forget(old)
             fresh = Segment(self._disk, old.path, result.file, old.base_offset)
             fresh.end_offset = end
+            fresh.appended_mono_us = old.appended_mono_us
+            fresh.note_arrival(old.arrived_us, old.arrived_from)
             self._segments.add(fresh)
         self._unflushed.truncated(end, result.point)
         if not self.segments:
@@ -281,6 +283,7 @@ class Log(TrimmableLog):
             self.segments[-1].end_at(end)
         self.log_end_offset = end
         self.flushed_offset = min(self.flushed_offset, end)
+        self._opened_at = min(self._opened_at, end)
         self.epochs.truncate_to(end)
         self.epochs.dirty = False  # The job has written the list, cut like this one.
         self.epochs.saved = self.epochs.newest

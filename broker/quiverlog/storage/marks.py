@@ -112,16 +112,29 @@ class Marks:
         """Say in a segment's header what is flushed. False: it says what it said."""
         if segment.dropped:
             return False
-        start_offset = self.bounds.start_offset
-        header = pack_segment_header(segment.base_offset, created_us, mark, start_offset)
+        bounds = (mark, self.bounds.start_offset)
+        arrived_us = segment.arrived_us  # Once: the loop may let it grow meanwhile.
+        header = pack_segment_header(segment.base_offset, created_us, *bounds, arrived_us)
         try:
             segment.file.write_head(header)
         except (OSError, QuiverlogError):
             return False
+        segment.arrival_saved(arrived_us)
         return True
+
+    def write_arrival(self, segment: Segment) -> None:
+        """Say in a segment's header when its late rows arrived, if it does not. Not durable.
+
+        In front of the fsync of these rows: that brings it to the disk with them.
+        """
+        if segment.owes_arrival:
+            self._write_again(segment)
 
     def write_start(self, segment: Segment) -> None:
         """Say in a segment's header where the log starts, and leave the rest of the header."""
+        self._write_again(segment)
+
+    def _write_again(self, segment: Segment) -> None:
         if segment.dropped:
             return
         try:

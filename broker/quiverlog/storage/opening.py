@@ -349,10 +349,11 @@ class _Opening:
         point = self._found.point
         position = point.position if segment.base_offset == point.base_offset else 0
         segment.rewrite(position if position > SEGMENT_HEADER_BYTES else 0)
+        self._found.marks.started(self._found.start_saved)
+        self._found.marks.write_arrival(segment)
         segment.file.sync()
         if segment.created_us > 0:
             mark = FlushedMark(segment.end_offset, segment.file.size)
-            self._found.marks.started(self._found.start_saved)
             self._found.marks.write_header(segment, segment.created_us, mark)
 
     def _report_missing(self, first: int, end: int) -> None:

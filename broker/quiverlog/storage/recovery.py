@@ -299,6 +299,8 @@ class _Recovery:
             if isinstance(entry, Torn):
                 return self._cut(entry)
             if isinstance(entry, Found):
+                # Its flush would have written into the header whether it was late.
+                segment.note_arrival(self._now_us, offset)
                 offset = entry.header.next_offset
                 self._stamps.append((self._segment, entry))
             else:

@@ -5,7 +5,7 @@
  8  u16 version = 1     10 u16 reserved     12 u32 crc32c over bytes 16..64
 16  i64 base_offset     24 i64 created_us
 32  i64 flushed_offset  40 u64 flushed_position (segment_index.FlushedMark)
-48  i64 log_start_offset                                  56 reserved (0)
+48  i64 log_start_offset                                  56 i64 arrived_us
 64  batch | batch | ...   each as batch/header.py draws it, a multiple of 64 bytes
 ```
 
@@ -54,6 +54,9 @@ class Segment:
     """See the module docstring.
 
     Attributes:
+        appended_mono_us: when this process last appended to it; -1: it has not.
+        arrived_from, arrived_us: rows from this offset on count as no older than this moment,
+            whatever their own times say (retention.py). 0: all are judged by their times.
         end_offset: the offset after the last row.
         cached: `index_cache` counts its index.
         created_us: when it was made; -1 until the header was read, 0 when that is damaged.
@@ -69,9 +72,13 @@ class Segment:
     """
 
     __slots__ = (
+        "_arrived_saved_us",
         "_disk",
         "_indexed_at",
         "_verified",
+        "appended_mono_us",
+        "arrived_from",
+        "arrived_us",
         "base_offset",
         "cached",
         "created_us",
@@ -99,6 +106,10 @@ class Segment:
         self.base_offset = base_offset
         self.end_offset = base_offset
         self.created_us = -1
+        self.appended_mono_us = -1
+        self.arrived_from = base_offset
+        self.arrived_us = 0
+        self._arrived_saved_us = -1  # -1: the header was not read.
         self.index: SparseIndex | None = None
         self.mark = NO_MARK
         self.newest_us = NO_TIME
@@ -146,10 +157,37 @@ class Segment:
         assert self.file.size == SEGMENT_HEADER_BYTES, "batches begin where readers look for them"
         self.created_us = now_us
         self.mark = mark
+        self._arrived_saved_us = 0
 
     def check_header(self) -> None:
         """Raises CorruptLog or UnsupportedFormat unless the file is this segment's."""
-        self.created_us, self.mark, _ = read_header(self.file, self.base_offset)
+        self.created_us, self.mark, _, arrived_us = read_header(self.file, self.base_offset)
+        self._take_arrival(arrived_us)
+
+    # --- when rows arrived ---------------------------------------------------------------------
+    def note_arrival(self, at_us: int, offset: int) -> None:
+        """Rows from `offset` on are no older than this moment. The next flush writes it down."""
+        assert self.base_offset <= offset
+        assert at_us >= 0
+        if at_us > 0:
+            self.arrived_from = min(self.arrived_from, offset) if self.arrived_us else offset
+            self.arrived_us = max(self.arrived_us, at_us)
+
+    def _take_arrival(self, at_us: int) -> None:
+        """The header says so: of all rows, for it does not say from which on."""
+        if self._arrived_saved_us < 0:
+            self._arrived_saved_us = at_us
+            self.note_arrival(at_us, self.base_offset)
+
+    @property
+    def owes_arrival(self) -> bool:
+        """True when the header tells of an earlier arrival, or of none."""
+        return self.arrived_us > self._arrived_saved_us
+
+    def arrival_saved(self, at_us: int) -> None:
+        """The header says it now."""
+        assert at_us >= 0
+        self._arrived_saved_us = max(self._arrived_saved_us, at_us)
 
     def rewrite(self, position: int) -> None:
         """Write all from `position` on once more, as it is (why: `disk.File.rewrite`).
@@ -219,6 +257,7 @@ class Segment:
         index = self.index = loaded.entries
         self.newest_us = loaded.newest_us
         self.created_us = loaded.created_us
+        self._take_arrival(loaded.arrived_us)
         self._indexed_at = index.positions[-1] if len(index) else 0
         for damage in loaded.damages:
             inside = clip(damage, loaded.size, self.end_offset)

@@ -43,7 +43,7 @@ SEGMENT_MAGIC: Final = b"QVSEGMNT"
 _VERSION: Final = 1
 _VERSION_PLAUSIBLE_MAX: Final = 15
 _HEAD: Final = struct.Struct("<8sHHI")
-_BODY: Final = struct.Struct("<qqqQq8x")
+_BODY: Final = struct.Struct("<qqqQqq")
 assert _HEAD.size + _BODY.size == SEGMENT_HEADER_BYTES
 
 
@@ -76,22 +76,30 @@ class SegmentHeader(NamedTuple):
     """The header of a segment, without the base offset.
 
     `start_offset`: where the log began when it was written; 0 in older files.
+    `arrived_us`: when the newest of its late batches arrived (see `Segment`); 0: none, or an older
+    file.
     """
 
     created_us: int
     mark: FlushedMark
     start_offset: int
+    arrived_us: int = 0
 
 
 def pack_segment_header(
-    base_offset: int, created_us: int, mark: FlushedMark = NO_MARK, start_offset: int = 0
+    base_offset: int,
+    created_us: int,
+    mark: FlushedMark = NO_MARK,
+    start_offset: int = 0,
+    arrived_us: int = 0,
 ) -> bytes:
-    """The first 64 bytes of a segment. `start_offset`: the log start when it was written."""
+    """The first 64 bytes of a segment; see `SegmentHeader`."""
     assert base_offset >= 0
     assert start_offset >= 0
+    assert arrived_us >= 0
     assert mark.position == 0 or mark.position >= SEGMENT_HEADER_BYTES
     assert mark.offset <= base_offset or mark.position > 0
-    body = _BODY.pack(base_offset, created_us, *mark, start_offset)
+    body = _BODY.pack(base_offset, created_us, *mark, start_offset, arrived_us)
     return _HEAD.pack(SEGMENT_MAGIC, _VERSION, 0, crc32c(body)) + body
 
 
@@ -119,13 +127,13 @@ def read_header(file: File, base_offset: int) -> SegmentHeader:
     if len(head) < SEGMENT_HEADER_BYTES or head[:8] != SEGMENT_MAGIC:
         raise _damaged_header(file, "is not a segment.")
     _, version, _, crc = _HEAD.unpack_from(head)
-    found_base, created_us, *mark, start_offset = _BODY.unpack_from(head, _HEAD.size)
+    found_base, created_us, *mark, start, arrived_us = _BODY.unpack_from(head, _HEAD.size)
     intact = crc32c(head[_HEAD.size :]) == crc and found_base == base_offset
     if version != _VERSION and not _is_flipped(version, intact):
         check_version(short_name(file.path), version, _VERSION)
     if version != _VERSION or not intact:
         raise _damaged_header(file, "has a damaged header.")
-    return SegmentHeader(created_us, FlushedMark(*mark), max(0, start_offset))
+    return SegmentHeader(created_us, FlushedMark(*mark), max(0, start), max(0, arrived_us))
 
 
 def _damaged_header(file: File, why: str) -> CorruptLog:
@@ -156,6 +164,7 @@ class LoadedIndex(NamedTuple):
     created_us: int
     damages: tuple[Damage, ...] = ()
     header_damage: str = ""
+    arrived_us: int = 0
 
 
 class IndexBuilder:
@@ -202,13 +211,14 @@ class SegmentFiles(NamedTuple):
         """
         assert self.base_offset <= self.end_offset
         assert self.size <= self.file.size, "a segment only grows"
-        damage, created_us = "", 0
+        damage, created_us, arrived_us = "", 0, 0
         try:
-            created_us = read_header(self.file, self.base_offset).created_us
+            created_us, _, _, arrived_us = read_header(self.file, self.base_offset)
         except CorruptLog as error:
             # The name tells the base offset too: the batches can be read without the header.
             damage = error.message
-        return self._load(created_us, damage) or self._rebuild(created_us, damage)
+        found = self._load(created_us, damage) or self._rebuild(created_us, damage)
+        return found._replace(arrived_us=arrived_us)
 
     def boundaries(self) -> Boundaries:
         """Where batches are known to begin: a segment only grows, so an older index will do."""

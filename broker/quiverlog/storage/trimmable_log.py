@@ -224,13 +224,19 @@ class TrimmableLog(AppendableLog):
         *,
         cold_ok: bool = True,
         just_read: JustRead = (),
+        clock_us: int = 0,
     ) -> int:
         """Decide where the log should start: too old or too much goes. See `begin_trim`.
+
+        Args:
+            clock_us: the wall clock, where `now` has one that is behind because it is doubted.
 
         Raises:
             NotResident: only when not `cold_ok`.
         """
-        return retention.target(self, now, high_watermark, cold_ok=cold_ok, just_read=just_read)
+        return retention.target(
+            self, now, high_watermark, cold_ok=cold_ok, just_read=just_read, clock_us=clock_us
+        )
 
     def _snapshot_before(self, end_offset: int) -> SnapshotFile | None:
         """The snapshot to make durable before files with rows below `end_offset` go, or None."""

@@ -305,10 +305,10 @@ def _lower_marks(kept: Sequence[Segment], end: int) -> None:
     """Headers of segments that stay must not tell of flushed rows that go. Durable."""
     for segment in kept:
         with contextlib.suppress(CorruptLog, UnsupportedFormat):
-            created_us, mark, start = read_header(segment.file, segment.base_offset)
+            created_us, mark, *rest = read_header(segment.file, segment.base_offset)
             if mark.offset > end and mark.position <= segment.file.size:
                 mark = FlushedMark(end, mark.position)
-                header = pack_segment_header(segment.base_offset, created_us, mark, start)
+                header = pack_segment_header(segment.base_offset, created_us, mark, *rest)
                 segment.file.write_head(header)
                 segment.file.sync()
 
@@ -330,8 +330,8 @@ def _write_anew(disk: Disk, segment: Segment, size: int, end_offset: int) -> Fil
 def _header_anew(segment: Segment, size: int, end_offset: int) -> bytes:
     """The segment's header; its mark must not speak of rows that go."""
     with contextlib.suppress(CorruptLog, UnsupportedFormat):
-        created_us, mark, start = read_header(segment.file, segment.base_offset)
+        created_us, mark, *rest = read_header(segment.file, segment.base_offset)
         if mark.position > size:
             mark = FlushedMark(end_offset, size)
-            return pack_segment_header(segment.base_offset, created_us, mark, start)
+            return pack_segment_header(segment.base_offset, created_us, mark, *rest)
     return segment.file.read_copy(0, SEGMENT_HEADER_BYTES)

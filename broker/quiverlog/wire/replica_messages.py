@@ -104,7 +104,9 @@ class ReplicaFetchResult(Part, array_like=True, gc=False):
     OFFSET_OUT_OF_RANGE and a log start behind the follower's end, the bytes of its entry are no
     batches, but what the leader knows of the producers of the rows that it has given up.
     `epoch_start_offset`: where the leader's log ended when it began to lead, if its follower is to
-    put the epoch on its disk once it has copied so far; -1: it need not.
+    put the epoch on its disk once it has copied so far; -1: it need not. `arrived_us`: when the
+    latest rows of these segments arrived that are judged by it, and not by their own times; 0: none
+    is; -1 of a leader that does not tell.
     """
 
     topic_id: TopicId = b""
@@ -120,6 +122,7 @@ class ReplicaFetchResult(Part, array_like=True, gc=False):
     log_start_saved: Int64 = -1
     flush_offset: Int64 = 0
     epoch_start_offset: Int64 = -1
+    arrived_us: Int64 = -1
 
 
 class ReplicaFetchResponse(Response, array_like=True, gc=False):

@@ -27,12 +27,14 @@ from quiverlog.limits import (
     SEGMENT_BYTES_MAX,
     SEGMENT_BYTES_MIN,
     SEGMENT_MS_DEFAULT,
+    TIMESTAMP_AHEAD_MS_DEFAULT,
 )
 from quiverlog.settings import InvalidValue, Kind, Setting, SettingsTable
 from quiverlog.types import Compression, Durability
 
 __all__ = [
     "CONFIG_DEFS",
+    "NEEDS_LEVEL_2",
     "RETIRED",
     "TAKEN_AT_CREATION",
     "TOPIC_DEFAULTS_PREFIX",
@@ -44,6 +46,8 @@ __all__ = [
 ]
 
 
+CREATE_TIME: Final = "CreateTime"
+LOG_APPEND_TIME: Final = "LogAppendTime"
 DURABILITY_BY_REPLICATION: Final = "by replication factor"
 """Default of `durability`: `flushed` for one replica, `replicated` for more."""
 MIN_IN_SYNC_BY_REPLICATION: Final = "1 for one replica, 2 for more"
@@ -54,7 +58,8 @@ _DEFS: Final = (
         "retention.ms",
         Kind.INTEGER,
         str(RETENTION_MS_DEFAULT),
-        "Rows older than this are deleted. A row's age is that of its batch's newest row.",
+        "Rows older than this are deleted. A row's age is that of its batch's newest row, and of a"
+        " batch that arrives later than its time says no more than since its arrival.",
         unit="ms",
         minimum=1_000,
         maximum=100 * 365 * 24 * 3_600_000,
@@ -95,6 +100,34 @@ _DEFS: Final = (
         unit="bytes",
         minimum=BATCH_HEADER_BYTES * 16,
         maximum=BATCH_BYTES_MAX,
+    ),
+    Setting(
+        "message.timestamp.type",
+        Kind.CHOICE,
+        CREATE_TIME,
+        "Whose clock stamps the rows: the producer's (`CreateTime`) or the leader's, when a batch"
+        " arrives (`LogAppendTime`: the bounds below do not count then).",
+        choices=(CREATE_TIME, LOG_APPEND_TIME),
+    ),
+    Setting(
+        "message.timestamp.before.max.ms",
+        Kind.INTEGER,
+        "-1",
+        "A batch whose oldest row is further behind the leader's clock is refused"
+        " (INVALID_TIMESTAMP).",
+        unit="ms",
+        minimum=0,
+        unlimited=True,
+    ),
+    Setting(
+        "message.timestamp.after.max.ms",
+        Kind.INTEGER,
+        str(TIMESTAMP_AHEAD_MS_DEFAULT),
+        "A batch whose newest row is further ahead of the leader's clock is refused"
+        " (INVALID_TIMESTAMP): it would not expire in time, and keep all rows behind it.",
+        unit="ms",
+        minimum=0,
+        unlimited=True,
     ),
     Setting(
         "durability",
@@ -165,6 +198,11 @@ ABSENT: Final = {
 RETIRED: Final = frozenset(("cleanup.policy",))
 """Keys that earlier versions stored. They never had an effect; replay skips them."""
 
+CONFIG_DEFS: Final = SettingsTable(_DEFS, absent=ABSENT)
+
+NEEDS_LEVEL_2: Final = frozenset(key for key in CONFIG_DEFS if key.startswith("message.timestamp."))
+"""Keys that a broker of feature level 1 would stop at."""
+
 TAKEN_AT_CREATION: Final = ("min.insync.replicas", "unclean.leader.election.enable")
 """A broker's defaults for these are written into a topic of several replicas when it is created.
 The leader counts by them and the controller elects by them: were they a default of each broker, two
@@ -173,12 +211,14 @@ that differ would lose rows."""
 TOPIC_DEFAULTS_PREFIX: Final = "topic.defaults."
 """Before a key of topics, among the keys of brokers: what counts where a topic says nothing."""
 
-CONFIG_DEFS: Final = SettingsTable(_DEFS, absent=ABSENT)
-
 
 @dataclass(frozen=True, slots=True)
 class TopicConfig:
-    """All values of one topic, typed. -1 in a retention stands for no bound."""
+    """All values of one topic, typed. -1 in a retention stands for no bound.
+
+    `stamps_arrival`: the leader stamps the rows. Otherwise their times may be `behind_ms_max` and
+    `ahead_ms_max` from its clock; -1: any distance.
+    """
 
     retention_ms: int
     retention_bytes: int
@@ -191,6 +231,9 @@ class TopicConfig:
     compression: Compression
     validate_full: bool
     index_interval_bytes: int
+    stamps_arrival: bool
+    behind_ms_max: int
+    ahead_ms_max: int
 
 
 def default_text(key: str, replication_factor: int) -> str:
@@ -274,6 +317,7 @@ def topic_config(
         assert isinstance(value, int)
         return value
 
+    stamps_arrival = text("message.timestamp.type") == LOG_APPEND_TIME
     config = TopicConfig(
         retention_ms=number("retention.ms"),
         retention_bytes=number("retention.bytes"),
@@ -286,6 +330,9 @@ def topic_config(
         compression=Compression[text("compression.type").upper()],
         validate_full=text("validation") == "full",
         index_interval_bytes=number("index.interval.bytes"),
+        stamps_arrival=stamps_arrival,
+        behind_ms_max=-1 if stamps_arrival else number("message.timestamp.before.max.ms"),
+        ahead_ms_max=-1 if stamps_arrival else number("message.timestamp.after.max.ms"),
     )
     assert SEGMENT_BYTES_MIN <= config.segment_bytes <= SEGMENT_BYTES_MAX
     assert BATCH_HEADER_BYTES < config.batch_bytes_max <= BATCH_BYTES_MAX
