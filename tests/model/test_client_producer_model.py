@@ -48,8 +48,9 @@ PARTITIONS = 2
 
 @dataclass
 class Log:
-    """One partition of the broker."""
+    """One partition of the broker. `epochs`: the newest of each producer id that was given out."""
 
+    epochs: dict[int, int]
     ids: list[int] = field(default_factory=list)
     producers: ProducerStates = field(default_factory=lambda: ProducerStates(0))
 
@@ -57,7 +58,12 @@ class Log:
         header = BatchHeader.unpack(batch)
         result = m.ProducePartitionResult(row_count=header.row_count, durability=1)
         try:
-            known = self.producers.check(header)
+            if header.producer_epoch < self.epochs.get(header.producer_id, 0):
+                known, result.next_sequence = self.producers.under_ended_epoch(header)
+                if known is None:
+                    raise InvalidProducerEpoch
+            else:
+                known = self.producers.check(header)
         except QuiverlogError as error:
             result.error_code = error.code
             return result
@@ -75,10 +81,13 @@ class World:
 
     def __init__(self, in_flight_seed: int, *, delivery_timeout_us: int = 3_000_000) -> None:
         self.now = Now(1_000_000, 1_700_000_000_000_000)
-        self.logs = [Log() for _ in range(PARTITIONS)]
+        self.epochs: dict[int, int] = {}
+        self.logs = [Log(self.epochs) for _ in range(PARTITIONS)]
         self.wire: list[ProduceCall] = []
         self.late: list[tuple[ProduceCall, m.ProduceResponse]] = []
         """Served, and the answer is still on its way."""
+        self.at_large: list[ProduceCall] = []
+        """Sent over connections that the client has given up: the broker may get it yet."""
         self.sent: list[tuple[list[int], int, Delivery]] = []
         self.next_id = 0
         self.next_producer = 10
@@ -132,17 +141,38 @@ class World:
         self.sent.append(([self.next_id], where, delivery))
         self.next_id += 1
 
-    def poll(self, _: int = 0) -> None:
+    def poll(self, _: int = 0, *, introduces: bool = True) -> None:
         work = self.core.poll(self.now)
-        self.wire.extend(work.calls)
+        # The network has its own copies: numbers are written into the client's bytes.
+        self.wire.extend(c._replace(body=[bytearray(b) for b in c.body]) for c in work.calls)
         if work.needs_metadata:
             self.core.topic_changed(self.core.topic)
         if work.needs_identity:
+            self.introduce(answers=introduces)
+
+    def introduce(self, *, answers: bool) -> None:
+        """INIT_PRODUCER_ID with the identity that the producer has, as the client asks it."""
+        producer_id, epoch = self.core.identity
+        newest = self.epochs.get(producer_id, 0)
+        if epoch < newest:  # An answer was lost.
             self.next_producer += 1
-            self.core.identity_renewed(Identity(self.next_producer, 0))
+            identity = Identity(self.next_producer, 0)
+        else:
+            self.epochs[producer_id] = epoch + 1
+            identity = Identity(producer_id, epoch + 1)
+        if answers:
+            self.core.identity_renewed(identity)
+
+    def lose_introduction(self, _: int) -> None:
+        """The next epoch is there, and its answer is lost."""
+        self.poll(introduces=False)
 
     def advance(self, steps: int) -> None:
         self.now = Now(self.now.mono_us + steps * 20_000, self.now.wall_us + steps * 20_000)
+
+    def wait_long(self, steps: int) -> None:
+        """What was not answered by now is given up soon."""
+        self.advance(20 * steps)
 
     def answer(self, count: int) -> None:
         for _ in range(min(count, len(self.late) + len(self.wire))):
@@ -159,14 +189,21 @@ class World:
             self.core.on_response(*self.late.pop(), self.now)
 
     def break_connection(self, served: int) -> None:
-        """Some requests arrived and their replies are lost, the others never arrive."""
+        """Some requests arrived and their replies are lost, the others arrive late, or never."""
         for call in self.wire[:served]:
             self.serve(call)
+        self.at_large += self.wire[served:]
         self.fail_all_calls(ConnectionClosed("broke"))
+
+    def arrive_late(self, count: int) -> None:
+        """The network gives what it has kept, in order; the answers find nobody."""
+        for _ in range(min(count, len(self.at_large))):
+            self.serve(self.at_large.pop(0))
 
     def time_out(self, served: int) -> None:
         for call in self.wire[: served % 2]:
             self.serve(call)
+        self.at_large += self.wire[served % 2 :]
         self.fail_all_calls(RequestTimedOut("slow"))
 
     def fail_all_calls(self, error: QuiverlogError) -> None:
@@ -186,7 +223,7 @@ class World:
 
     def forget_producers(self, partition: int) -> None:
         """The broker remembers a bounded number of producers."""
-        if not (self.wire or self.late):
+        if not (self.wire or self.late or self.at_large):
             self.logs[partition % PARTITIONS].producers = ProducerStates(0)
 
     # --- the broker -----------------------------------------------------------------------------
@@ -212,6 +249,7 @@ class World:
             self.poll()
             self.answer(len(self.late) + len(self.wire))
             if not (self.core.has_unsent or self.wire or self.late):
+                self.arrive_late(len(self.at_large))
                 return
             self.advance(1)
         raise AssertionError("the producer does not come to rest")
@@ -254,9 +292,12 @@ ACTIONS = (
     "time_out",
     "refuse",
     "reject",
+    "arrive_late",
+    "wait_long",
+    "lose_introduction",
     "forget_producers",
 )
-WEIGHTS = (9, 4, 9, 3, 6, 4, 3, 2, 3, 3, 0)
+WEIGHTS = (9, 4, 9, 3, 6, 4, 3, 2, 3, 3, 3, 1, 1, 0)
 STEPS = st.lists(
     st.tuples(st.sampled_from(ACTIONS), st.integers(min_value=1, max_value=8)), max_size=60
 )

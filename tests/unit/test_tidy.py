@@ -26,6 +26,7 @@ LONGER_FILES = {
     "broker/quiverlog/client/results.py": "what the client returns, value by value.",
     "broker/quiverlog/errors.py": "a table: every error with its number, flags and hint.",
     "broker/quiverlog/client/async_methods.py": "a table: every question with its documentation.",
+    "broker/quiverlog/client/sender.py": "one machine: what becomes of a batch, and what is sent.",
     "broker/quiverlog/core/raft/raft.py": "one machine: the glue of its parts, the host's duties.",
     "broker/quiverlog/node/broker.py": "one object: the parts of a broker, put together.",
     "broker/quiverlog/storage/opening.py": "one order of steps, from the files to the log.",
@@ -34,6 +35,7 @@ LONGER_FILES = {
     "connector/pyspark_quiverlog/option_table.py": "a table: every option, with its explanation.",
     "connector/pyspark_quiverlog/stream_planner.py": "one machine: the state of a streaming query.",
     "scripts/protocol_model.py": "a table: what every field of the protocol means.",
+    "tests/model/test_client_producer_model.py": "one model: the network, the broker, the rules.",
     "tests/unit/test_batch_validate.py": "one rule after the other, over the same batches.",
     "tests/unit/test_node_produce.py": "one request, all its outcomes, over the same node.",
 }

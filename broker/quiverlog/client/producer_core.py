@@ -25,7 +25,7 @@ from quiverlog.errors import (
     UnknownTopicId,
     error_from_code,
 )
-from quiverlog.types import Now
+from quiverlog.types import NO_SEQUENCE, Now
 from quiverlog.wire import messages as m
 
 from .accumulator import Accumulator
@@ -97,6 +97,11 @@ class ProducerCore:
     def topic(self) -> TopicInfo:
         """The topic as last seen."""
         return self._sender.topic
+
+    @property
+    def identity(self) -> Identity:
+        """The newest producer id and epoch."""
+        return self._sender.identity
 
     @property
     def buffered_bytes(self) -> int:
@@ -187,17 +192,19 @@ class ProducerCore:
         for partition, batch in call.batches.items():
             result = answered.get(partition)
             error: QuiverlogError | None = None
+            next_sequence = NO_SEQUENCE
             if result is None:
                 error = InvalidResponse(f"partition {partition}: was left unanswered.")
             elif result.error_code:
                 error = error_from_code(result.error_code, result.error_message)
+                next_sequence = result.next_sequence
             elif result.row_count != batch.row_count:
                 error = InvalidResponse(
                     f"partition {partition}: {result.row_count} rows were acknowledged, "
                     f"{batch.row_count} were sent."
                 )
             if error is not None:
-                self._failed_try(partition, batch, error, now)
+                self._failed_try(partition, batch, error, now, next_sequence)
             elif result is not None:
                 self._sender.acknowledge(partition, batch, result)
 
@@ -207,7 +214,7 @@ class ProducerCore:
             self._failed_try(partition, batch, error, now)
 
     def identity_renewed(self, identity: Identity) -> None:
-        """A new producer id: number anew what is known not to be stored."""
+        """The next epoch, or a new producer id: see `Sender.identity_renewed`."""
         self._sender.identity_renewed(identity)
 
     def topic_changed(self, topic: TopicInfo) -> None:
@@ -227,14 +234,19 @@ class ProducerCore:
         self._sender.fail_all(error)
 
     def _failed_try(
-        self, partition: int, batch: EncodedBatch, error: QuiverlogError, now: Now
+        self,
+        partition: int,
+        batch: EncodedBatch,
+        error: QuiverlogError,
+        now: Now,
+        next_sequence: int = NO_SEQUENCE,
     ) -> None:
         if isinstance(error, UnknownTopicId):
             # Nothing was stored. A leader may hear of a topic later than the broker that has named
             # it as the leader, so who decides is asked, and tells whether it is gone.
             self.is_topic_doubted = True
             error = NotLeader(error.message)
-        self._sender.failed_try(partition, batch, error, now)
+        self._sender.failed_try(partition, batch, error, now, next_sequence)
         if isinstance(error, UnknownTopic):
             self.fail_all(error)
 

@@ -2,7 +2,8 @@
 
 Both producers use it; the blocking one hosts it on the client's background thread. It owns timers,
 the connections' futures and the two questions that a producer must ask now and then (fresh
-metadata, a new producer id). All access to the core happens under the lock that it is given.
+metadata, the next epoch of its producer id). All access to the core happens under the lock that it
+is given.
 """
 
 from __future__ import annotations
@@ -13,7 +14,13 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
-from quiverlog.errors import ConnectionFailed, NotLeader, QuiverlogError
+from quiverlog.errors import (
+    ConnectionFailed,
+    InvalidProducerEpoch,
+    NotLeader,
+    QuiverlogError,
+    UnknownProducerId,
+)
 from quiverlog.types import Now
 from quiverlog.wire import messages as m
 
@@ -28,15 +35,30 @@ from .routing import Cluster, backoff_s, pause_s
 __all__ = ["ProducerRunner", "new_identity"]
 
 CHANNEL = "produce"
+NOBODY = Identity()
 
 
-def new_identity(cluster: Cluster) -> Operation[Identity]:
-    """Ask for a producer id; tried again until the request timeout."""
+def new_identity(cluster: Cluster, last: Identity = NOBODY) -> Operation[Identity]:
+    """Ask for a producer id, or for the next epoch of one; tried again until the request timeout.
 
-    def attempt() -> Operation[Identity]:
-        reply = yield from cluster.call_controller(m.InitProducerIdRequest())
+    A new id comes in place of the next epoch where an answer that was lost has given that out: the
+    epoch asked with is over then, too. Or the brokers know the epoch no more: what is under way
+    with it may still be stored, and is taken for unknown until it is given up.
+    """
+
+    def asked(identity: Identity) -> Operation[Identity]:
+        request = m.InitProducerIdRequest(
+            producer_id=identity.producer_id, producer_epoch=identity.producer_epoch
+        )
+        reply = yield from cluster.call_controller(request)
         assert isinstance(reply.response, m.InitProducerIdResponse)
         return Identity(reply.response.producer_id, reply.response.producer_epoch)
+
+    def attempt() -> Operation[Identity]:
+        try:
+            return (yield from asked(last))
+        except (InvalidProducerEpoch, UnknownProducerId):
+            return (yield from asked(NOBODY))
 
     return (yield from cluster.retrying(attempt))
 
@@ -238,6 +260,6 @@ class ProducerRunner:
         self._looks += 1
 
     async def _renew(self) -> None:
-        identity = await self._driver.run(new_identity(self._cluster))
+        identity = await self._driver.run(new_identity(self._cluster, self._core.identity))
         with self._lock:
             self._core.identity_renewed(identity)

@@ -14,7 +14,10 @@ Invariants:
 - Batches were sent in the order of their sequence numbers. When one must be tried again, the
   partition sends nothing until all its answers are in, then starts again from the oldest.
 - A batch keeps producer id, epoch and sequence over all tries, so the broker stores it once. Only
-  a batch that is *known* not to be stored may be given other numbers (`producer_identity`).
+  a batch that is *known* not to be stored, now and later, may be given other numbers
+  (`producer_identity`). Where a batch was given up whose request may still arrive, the producer
+  takes the next epoch of its id. That ends the one before in all partitions: what was sent under
+  it goes again, unchanged, and the brokers say of each whether it is stored or never will be.
 - An answer is waited for as long as whoever owes it leads. After a while without one the metadata
   are looked at, again and again; once they name another leader, that one gets the batches.
 - Whatever fails is told to its receivers; nothing is dropped silently.
@@ -26,14 +29,19 @@ from collections.abc import Callable
 from itertools import takewhile
 
 from quiverlog.errors import (
+    BatchTooLarge,
     ConnectionFailed,
+    CorruptBatch,
     CorruptFrame,
     DeliveryTimedOut,
     DiskFull,
     FencedLeaderEpoch,
+    InvalidProducerEpoch,
     InvalidResponse,
+    InvalidTimestamp,
     NotLeader,
     OutOfOrderSequence,
+    PolicyViolation,
     QuiverlogError,
     ThrottledBroker,
     UnknownLeaderEpoch,
@@ -42,7 +50,7 @@ from quiverlog.errors import (
     UnknownSchema,
 )
 from quiverlog.limits import BATCH_BYTES_DEFAULT_MAX
-from quiverlog.types import Durability, Now
+from quiverlog.types import NO_SEQUENCE, Durability, Now
 from quiverlog.wire import messages as m
 
 from .answers import named
@@ -69,6 +77,9 @@ REFUSED = (
     ThrottledBroker,
 )
 """Retriable errors after which the batch is known not to be stored; any other leaves it open."""
+
+NOT_STORED = (BatchTooLarge, CorruptBatch, InvalidTimestamp, PolicyViolation)
+"""Errors of the batch itself, found before anything is stored."""
 
 UNTRUSTED = (CorruptFrame, InvalidResponse)
 """The broker did something and its answer cannot be believed: the batch may be stored."""
@@ -100,8 +111,9 @@ class Sender:
         self.needs_identity = False
         self.silent: set[int] = set()
         self.deposed: set[int] = set()
+        self.identity = identity
+        """The newest one: batches of an older one are on their way to it."""
         self._options = options
-        self._identity = identity
         self._failed = failed
         self._jitter = jitter
         self._queues: dict[int, PartitionQueue] = {}
@@ -110,7 +122,7 @@ class Sender:
         """The queue of a partition, made at its first batch."""
         found = self._queues.get(partition)
         if found is None:
-            numbering = Numbering(self._identity, is_idempotent=self._options.idempotent)
+            numbering = Numbering(self.identity, is_idempotent=self._options.idempotent)
             found = self._queues[partition] = PartitionQueue(partition, numbering)
         return found
 
@@ -143,9 +155,11 @@ class Sender:
             if queue.awaits_metadata:
                 self.needs_metadata = True
                 continue
-            if queue.must_renew_first():
+            if queue.must_renew_first() and not self._renew(queue):
                 self.needs_identity = True
                 continue
+            if queue.numbering.wants_epoch:
+                self.needs_identity = True
             while (batch := queue.next_batch(now)) is not None:
                 leader = self._leader(queue.partition)
                 if leader is None:
@@ -154,6 +168,14 @@ class Sender:
                 self._enter(open_calls, calls, leader, queue, batch, now)
         calls.extend(open_calls.values())
         return [self._timed(call, now) for call in calls]
+
+    def _renew(self, queue: PartitionQueue) -> bool:
+        """Number anew what waits. False: another identity is needed for that."""
+        numbering = queue.numbering
+        if numbering.identity == self.identity and numbering.needs_epoch:
+            return False
+        numbering.renew(self.identity, queue.queue)
+        return True
 
     def _mind_silence(self, queue: PartitionQueue, now: Now) -> None:
         """A machine that lost its power says nothing: the others know who leads instead."""
@@ -255,7 +277,7 @@ class Sender:
         if batch.is_done:
             return
         queue.in_flight.remove(batch)
-        queue.numbering.is_known = True
+        queue.numbering.acknowledged(batch, self.identity)
         if not queue.in_flight:
             queue.not_before_us = 0
         offset = r.base_offset
@@ -266,7 +288,12 @@ class Sender:
         self._finish(batch)
 
     def failed_try(
-        self, partition: int, batch: EncodedBatch, error: QuiverlogError, now: Now
+        self,
+        partition: int,
+        batch: EncodedBatch,
+        error: QuiverlogError,
+        now: Now,
+        next_sequence: int = NO_SEQUENCE,
     ) -> None:
         """A try has failed: again, under new numbers, or for good."""
         queue = self._queues[partition]
@@ -274,26 +301,34 @@ class Sender:
             return
         batch.last_failure = error.message
         queue.awaits_metadata = queue.awaits_metadata or error.refresh_metadata
+        is_answer = isinstance(error, REFUSED) or not error.retriable
+        if not is_answer or isinstance(error, UNTRUSTED):
+            batch.maybe_stored = True
+            queue.numbering.unsettle()
         if isinstance(error, (OutOfOrderSequence, UnknownProducerId)) and self._options.idempotent:
             if self._resolve_hole(queue, batch, error, now):
                 return
+        elif isinstance(error, InvalidProducerEpoch) and self._options.idempotent:
+            if self._epoch_ended(queue, batch, error, now, next_sequence):
+                return
         elif error.retriable and now.mono_us < batch.deadline_us:
-            if not isinstance(error, REFUSED):
-                batch.maybe_stored = True
             self._try_again(queue, batch, error, now)
             return
-        batch.maybe_stored = batch.maybe_stored or isinstance(error, UNTRUSTED)
         self._fail(queue, batch, error)
 
     def identity_renewed(self, identity: Identity) -> None:
-        """A new producer id: number anew what is known not to be stored."""
-        self._identity = identity
+        """The next epoch, or a new producer id: what is stored under the one before is settled.
+
+        What was sent under that goes again as it is, and is numbered anew when it is known not to
+        be stored; what was not, at once.
+        """
+        self.identity = identity
         for queue in self._queues.values():
-            if not queue.numbering.is_broken or queue.in_flight or queue.retry:
+            if queue.numbering.identity == identity:
                 continue
-            if queue.queue and queue.queue[0].maybe_stored:
-                continue
-            queue.numbering.renew(identity, queue.queue)
+            queue.numbering.supersede()
+            if queue.is_idle and queue.numbering.is_broken:
+                queue.numbering.renew(identity, ())
 
     def topic_changed(self, topic: TopicInfo) -> None:
         """Fresh metadata of the same topic."""
@@ -311,18 +346,35 @@ class Sender:
         self, queue: PartitionQueue, batch: EncodedBatch, error: QuiverlogError, now: Now
     ) -> bool:
         """The broker misses what comes before this batch. True: it will be tried again."""
+        numbering = queue.numbering
         others = (b for b in (*queue.in_flight, *queue.retry) if b is not batch)
         is_oldest = all(b.index > batch.index for b in others)
-        if not is_oldest:
-            # Its predecessor was not stored, so it was not either; both go again, in order.
-            batch.maybe_stored = False
-            self._try_again(queue, batch, error, now)
-            return True
-        has_forgotten = isinstance(error, UnknownProducerId) and queue.numbering.is_known
-        if batch.maybe_stored and (has_forgotten or not queue.numbering.is_broken):
-            return False  # an earlier try may have stored it, and the broker cannot tell any more
+        if is_oldest and batch.maybe_stored:
+            has_forgotten = isinstance(error, UnknownProducerId) and numbering.is_known
+            if has_forgotten or not numbering.is_broken:
+                return False  # an earlier try may have stored it, and the broker cannot tell
+            # It is not stored now. An earlier try may arrive yet, behind the one that was given up;
+            # under the next epoch it cannot. Where that is there, the leader has yet to learn it.
+            numbering.wants_epoch = numbering.identity == self.identity
+        elif is_oldest and not numbering.is_broken:
+            numbering.break_off(batch)
+        # Otherwise its predecessor was not stored, so it was not either; both go again, in order.
+        self._try_again(queue, batch, error, now)
+        return True
+
+    def _epoch_ended(
+        self,
+        queue: PartitionQueue,
+        batch: EncodedBatch,
+        error: QuiverlogError,
+        now: Now,
+        next_sequence: int,
+    ) -> bool:
+        """The batch's epoch is over. True: it is not stored, and goes under the next one."""
+        if batch.maybe_stored and not queue.numbering.is_never_stored(batch, next_sequence):
+            return False
         batch.maybe_stored = False
-        queue.numbering.break_off()
+        queue.numbering.break_off(batch)
         self._try_again(queue, batch, error, now)
         return True
 
@@ -339,7 +391,10 @@ class Sender:
             if batch in holder:
                 holder.remove(batch)
         # Its numbers are used up: those that follow would be out of order for the broker.
-        queue.numbering.break_off()
+        was_refused = error.retriable or isinstance(error, (DeliveryTimedOut, *NOT_STORED))
+        is_at_large = any(one.maybe_stored for one in (batch, *queue.batches()))
+        is_settled = was_refused and not is_at_large
+        queue.numbering.break_off(batch, is_settled=is_settled)
         for receiver, _ in batch.pieces:
             self._failed(receiver, self._final_error(queue, batch, error))
         self._finish(batch)
@@ -353,8 +408,8 @@ class Sender:
             final: QuiverlogError = DeliveryTimedOut(text)
         else:
             final = type(error)(error.message, **error.details)
-            if batch.maybe_stored:
-                final.add_note("A try had no good answer: the rows may be stored nevertheless.")
+        if batch.maybe_stored:
+            final.add_note("A try had no good answer: the rows may be stored nevertheless.")
         return named(final, self.topic.name, queue.partition)
 
     def _finish(self, batch: EncodedBatch) -> None:
