@@ -56,7 +56,8 @@ _KEYS: Final = (
         _ADDRESS,
         "",
         "What clients are told to connect to. Empty: what `listen` says, or the machine's host name"
-        " where that is every address (`0.0.0.0`, `[::]`).",
+        " where that is every address (`0.0.0.0`, `[::]`), which no client can connect to and"
+        " which is refused here.",
         because="the metadata and all clients know the address",
     ),
     Setting(

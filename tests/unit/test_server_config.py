@@ -179,6 +179,19 @@ def test_contradictions(tmp_path: Path) -> None:
     assert ":3: topic.defaults.max.message.bytes" in message
 
 
+@pytest.mark.parametrize("host", ["0.0.0.0", "[::]", "[0:0::0]"])
+def test_no_client_is_sent_to_every_address(tmp_path: Path, host: str) -> None:
+    said = refusal(tmp_path, f"advertise = '{host}:9292'\n")
+    assert "advertise" in said
+    assert "broker-1.example:9292" in said, "it says what to write instead"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]", "0.0.0.1", "a-name"])
+def test_one_address_may_be_advertised(host: str) -> None:
+    found = load_config(flags={"advertise": f"{host}:9292"})
+    assert found.advertise is not None
+
+
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfig, match="cannot be read"):
         load_config(tmp_path / "missing.toml")

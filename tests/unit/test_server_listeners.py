@@ -54,6 +54,7 @@ def test_a_listener_from_the_file_the_environment_and_flags(tmp_path: Path) -> N
         ({"listeners.a.bind": "127.0.0.1:9292"}, "cannot share port 9292"),
         ({"listeners.a.bind": "0.0.0.0:9293"}, "`http.listen` and `listeners.a.bind` cannot"),
         ({"listeners.a.bind": "h:1", "listeners.a.advertise": "h:0"}, "port 0 can only go"),
+        ({"listeners.a.bind": "h:1", "listeners.a.advertise": "0.0.0.0:1"}, "every address"),
         ({"listeners.a.administration": "true"}, "`listeners.a.bind` is missing"),
         ({"listeners.default.administration": "no"}, "is 'no', allowed are true, false"),
         ({"listeners.default.administration": "false"}, "no listener is left at which"),

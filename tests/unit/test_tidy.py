@@ -23,6 +23,8 @@ LONGER_FILES = {
     "broker/quiverlog/broker_keys.py": "a table: every key of a broker's configuration.",
     "broker/quiverlog/server/broker_server.py": "one machine: a broker's parts, put together.",
     "broker/quiverlog/server/protocol.py": "one machine: a connection from accept to end.",
+    "broker/quiverlog/client/consumer_core.py": "one machine: a consumer's positions and rows.",
+    "broker/quiverlog/client/routing.py": "one machine: the picture of the cluster, and retries.",
     "broker/quiverlog/client/results.py": "what the client returns, value by value.",
     "broker/quiverlog/errors.py": "a table: every error with its number, flags and hint.",
     "broker/quiverlog/client/async_methods.py": "a table: every question with its documentation.",

@@ -23,6 +23,7 @@ from quiverlog.cli.options import (
     complete_topics,
     debug_option,
     open_client,
+    without_end,
 )
 from quiverlog.cli.outages import through_outages
 from quiverlog.cli.output_file import check_free, force_option, output_kind
@@ -300,6 +301,7 @@ def _bounded(
     options: dict[str, Any] = {"start": begin, "end": end, "partitions": sorted(begin)}
     options |= {"columns": _fetched(wish), "skip_corrupt": wish.skip_corrupt}
     with client.consumer(wish.topic, **options) as consumer:
+        without_end(client)  # each wait for rows has its own
         yield from consumer
 
 
@@ -313,6 +315,7 @@ def _follow(client: Client, wish: _Wish, begin: dict[int, int], rows: ChosenRows
         "partitions": sorted(begin) if is_chosen else None,  # new ones are read as they come
     }
     with client.consumer(wish.topic, **options) as consumer:
+        without_end(client)
         for batch in through_outages(client, consumer):
             rows.take(batch)
             rows.flush()

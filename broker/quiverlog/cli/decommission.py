@@ -27,6 +27,7 @@ from quiverlog.cli.options import (
     debug_option,
     format_option,
     open_client,
+    without_end,
 )
 from quiverlog.cli.output import counted, human_bytes, print_json, print_table
 from quiverlog.cli.placement import look
@@ -180,6 +181,7 @@ def _decommission(client: Client, node_id: int, *, is_waiting: bool) -> _State:
 
 def _wait(client: Client, node_id: int, total: int) -> DecommissionBrokerResponse:
     """What is left when it holds nothing; raises what the brokers refuse."""
+    without_end(client)
     patience = Patience()
     with shown_waiting(f"broker {node_id}") as waiting:
         for poll, _ in enumerate(polls(), 1):

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from quiverlog.cli.failures import CommandFailed
+from quiverlog.cli.options import without_end
 from quiverlog.cli.output import human_bytes
 from quiverlog.cli.waiting import Patience, Waiting, polls, shown_waiting
 from quiverlog.client.reassignments import list_moves, reassign_partitions
@@ -97,6 +98,7 @@ def wait_for(client: Client, copies: Mapping[Key, Sequence[int]], wait_s: float)
     Args:
         copies: partition -> brokers that copy it.
     """
+    without_end(client)
     with shown_waiting("moving") as shown:
         return _wait(client, copies, wait_s, shown)
 

@@ -33,10 +33,12 @@ __all__ = [
     "confirmed",
     "debug_option",
     "format_option",
+    "given_timeout_s",
     "open_client",
     "topic_option",
     "was_given",
     "whole_number",
+    "without_end",
 ]
 
 INT32_MAX = 2**31 - 1
@@ -97,9 +99,9 @@ def bootstrap_option(command: _Command) -> _Command:
         "timeout_s",
         type=Seconds(),
         default=10.0,
-        show_default=True,
         metavar="SECONDS",
-        help="Give up on reaching a broker after this long.",
+        help="Give up after this long; a transfer, when so long no row has come or gone. Not "
+        "given: 10 s to reach a broker, 30 s for an answer, 120 s until rows are acknowledged.",
     )(command)
     return click.option(
         "--bootstrap-server",
@@ -205,34 +207,59 @@ def open_client(
     request_timeout_s: float | None = None,
     client_id: str = "quiverlog-cli",
 ) -> Iterator[Client]:
-    """A client for the time of one command.
+    """A client for the time of one command; says on stderr what it waits for.
+
+    A `--timeout` that was given bounds all steps of the command together: nothing goes on for
+    longer without progress, which rows that were stored or read are.
 
     Args:
         bootstrap: addresses, separated by commas.
         timeout_s: seconds to reach a broker.
-        request_timeout_s: seconds for one operation; None leaves it to the client.
+        request_timeout_s: seconds for one operation, unless a timeout was given; None leaves it to
+            the client.
 
     Raises:
         ConnectionFailed: no address answered in time.
         InvalidArgument: an address is not HOST:PORT.
     """
-    from quiverlog.client.client import connect
+    from quiverlog.cli.waiting import told_waits
+    from quiverlog.client.client import Client
 
     more = {} if request_timeout_s is None else {"request_timeout": request_timeout_s}
-    try:
-        client = connect(bootstrap, client_id=client_id, connect_timeout=timeout_s, **more)
-    except (ConnectionClosed, RequestTimedOut) as error:
-        from quiverlog.cli.what_answers import recognised
+    given_s = given_timeout_s()
+    if given_s is not None:
+        more["request_timeout"] = given_s
+    client = Client(bootstrap, client_id=client_id, connect_timeout=timeout_s, **more)
+    cluster = client.cluster
+    if given_s is not None:
+        cluster.patience_s = given_s
+        cluster.progressed()
+    with contextlib.closing(client), told_waits(cluster.waits, lambda: cluster.deadline_s):
+        try:
+            client.run(cluster.first_contact())
+        except (ConnectionClosed, RequestTimedOut) as error:
+            from quiverlog.cli.what_answers import recognised
 
-        found = recognised(bootstrap)
-        if found is None and isinstance(error, ConnectionClosed):
-            raise
-        # Nothing was asked yet, so nothing can have happened: it is a broker that is not reached.
-        raise ConnectionFailed(found or error.message) from error
-    try:
+            found = recognised(bootstrap)
+            if found is None and isinstance(error, ConnectionClosed):
+                raise
+            # Nothing was asked yet, so nothing can have happened: it is a broker that is not
+            # reached.
+            raise ConnectionFailed(found or error.message) from error
         yield client
-    finally:
-        client.close()
+
+
+def given_timeout_s() -> float | None:
+    """The `--timeout` of the command that runs, where one was typed."""
+    context = click.get_current_context(silent=True)
+    if context is None or not was_given("timeout_s"):
+        return None
+    return float(context.params["timeout_s"])
+
+
+def without_end(client: Client) -> None:
+    """What follows waits for as long as it takes, and shows how far it is."""
+    client.cluster.deadline_s = client.cluster.patience_s = math.inf
 
 
 def complete_topics(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:

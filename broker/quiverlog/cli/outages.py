@@ -26,6 +26,7 @@ def through_outages(client: Client, consumer: Consumer) -> Iterator[ConsumerBatc
     """All that comes, for ever: a failure that time may heal is told once and waited out."""
     from quiverlog.errors import QuiverlogError
 
+    client.cluster.waits.muted = True
     while True:
         try:
             yield from consumer

@@ -26,7 +26,9 @@ from quiverlog.cli.options import (
     config_option,
     debug_option,
     format_option,
+    given_timeout_s,
     open_client,
+    without_end,
 )
 from quiverlog.cli.output import human_count, print_fields, print_json
 from quiverlog.limits import PARTITIONS_PER_TOPIC_MAX, REPLICATION_FACTOR_MAX
@@ -136,6 +138,11 @@ def _ensure_topic(
         )
     verb = "uses" if before else "created"
     print(f"quiverlog: {verb} {topic}: {said_of(info)}.", file=sys.stderr)
+
+
+def _delivery() -> dict[str, float]:
+    given_s = given_timeout_s()
+    return {} if given_s is None else {"delivery_timeout": given_s}
 
 
 def _of_new_topic(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -251,12 +258,14 @@ def perf_produce(
 ) -> None:
     """Append made-up rows; prints rates and the time from send to acknowledgement."""
     options: dict[str, Any] = {"compression": compression, "batch_rows": batch_rows, "linger": 0.0}
+    options |= _delivery()
     if durability is not None:
         options["durability"] = durability
     with open_client(bootstrap, timeout_s=timeout_s) as client:
         _ensure_topic(client, topic, durability=durability, **create)
         batch = _rows(batch_rows, row_bytes)
         with client.producer(topic, **options) as producer:
+            without_end(client)
             waiting = _Acknowledgements()
             began_s = time.perf_counter()
             sent = 0
@@ -295,6 +304,7 @@ def perf_consume(
         gaps_s: list[float] = []
         last_s = began_s
         with client.consumer(topic, start="earliest") as consumer:
+            without_end(client)
             for batch in consumer:
                 now_s = time.perf_counter()
                 gaps_s.append(now_s - last_s)
@@ -330,7 +340,7 @@ def perf_latency(
     **create: Any,
 ) -> None:
     """Send one row at a time and wait until a consumer has it."""
-    options: dict[str, Any] = {"partition": 0, "linger": 0.0}
+    options: dict[str, Any] = {"partition": 0, "linger": 0.0, **_delivery()}
     if durability is not None:
         options["durability"] = durability
     with open_client(bootstrap, timeout_s=timeout_s) as client:
@@ -340,6 +350,7 @@ def perf_latency(
             client.producer(topic, **options) as producer,
             client.consumer(topic, start={0: end}, follow=True) as consumer,
         ):
+            without_end(client)
             began_s = time.perf_counter()
             latencies_s: list[float] = []
             one, arrivals = _rows(1, 100), _arrivals(consumer)

@@ -19,8 +19,10 @@ from quiverlog.cli.options import (
     config_option,
     debug_option,
     format_option,
+    given_timeout_s,
     open_client,
     topic_option,
+    without_end,
 )
 from quiverlog.cli.output import human_bytes, human_count, print_json, print_table
 from quiverlog.cli.produce_progress import Progress, shown_progress
@@ -137,7 +139,12 @@ def produce(
         )
     if input_format == "auto":
         format_by_name(file)  # refuses a suffix before anything is opened
-    options = {"partition": partition, "compression": compression, "durability": durability}
+    options = {
+        "partition": partition,
+        "compression": compression,
+        "durability": durability,
+        "delivery_timeout": given_timeout_s(),
+    }
     given = {name: value for name, value in options.items() if value is not None}
     outcome = _Outcome()
     with (
@@ -219,6 +226,8 @@ def _send(
     with client.producer(
         target.name, batch_bytes=_BATCH_BYTES, batch_rows=_BATCH_ROWS, **options
     ) as producer:
+        failed_wait_s = min(_FAILED_WAIT_S, client.cluster.patience_s / 5)
+        without_end(client)  # each batch has its own
         try:
             for batch in source.batches:
                 outcome.byte_count += batch.nbytes
@@ -232,7 +241,9 @@ def _send(
                 outcome.add(futures.popleft().result())
         except (CommandFailed, QuiverlogError) as error:
             told = _in_the_file(error, rows_before)
-            raise _with_what_is_left(told, outcome, futures, target) from error
+            failure = _with_what_is_left(told, outcome, futures, target, failed_wait_s)
+            producer.abort()  # its end would wait once more for what has failed
+            raise failure from error
         except KeyboardInterrupt as error:
             with contextlib.suppress(QuiverlogError):
                 producer.flush(_INTERRUPTED_WAIT_S)
@@ -271,10 +282,14 @@ def _collect(outcome: _Outcome, futures: deque[Any], seconds: float) -> int:
 
 
 def _with_what_is_left(
-    error: Exception, outcome: _Outcome, futures: deque[Any], target: TargetTopic
+    error: Exception,
+    outcome: _Outcome,
+    futures: deque[Any],
+    target: TargetTopic,
+    wait_s: float,
 ) -> Exception:
     """A file that breaks off half way leaves rows behind: the person must know how many."""
-    missing = _collect(outcome, futures, _FAILED_WAIT_S)
+    missing = _collect(outcome, futures, wait_s)
     if outcome.rows:
         left = f"{human_count(outcome.rows)} rows were stored in {target.name} before that."
     elif target.is_made:

@@ -284,6 +284,7 @@ def carry_out(
         return
     if confirm is not None:
         confirm()
+        client.cluster.progressed()
     with said_on_interrupt(_GOES_ON):
         _run_plan(client, moves, how)
 

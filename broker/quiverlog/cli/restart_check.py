@@ -18,6 +18,7 @@ from quiverlog.cli.options import (
     debug_option,
     format_option,
     open_client,
+    without_end,
 )
 from quiverlog.cli.output import print_json
 from quiverlog.cli.waiting import Patience, polls, shown_waiting
@@ -97,6 +98,7 @@ def _wait(
 ) -> list[RestartVerdict]:
     """What holds when all may be restarted, or the time is over."""
     most = 1
+    without_end(client)
     patience = Patience(wait_s)
     with shown_waiting("waiting") as waiting:
         for is_last in polls(wait_s):

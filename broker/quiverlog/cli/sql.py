@@ -20,7 +20,7 @@ from quiverlog.cli.failures import CommandFailed, ExitCode, explain, one_line
 from quiverlog.cli.formats import FileKind
 from quiverlog.cli.interrupts import interrupts_carried_to
 from quiverlog.cli.memory_bound import bounded_memory, too_large
-from quiverlog.cli.options import bootstrap_option, debug_option, open_client
+from quiverlog.cli.options import bootstrap_option, debug_option, open_client, without_end
 from quiverlog.cli.output_file import check_free, force_option, output_kind
 from quiverlog.cli.terminal import clear_screen
 from quiverlog.cli.where_to_read import Span
@@ -119,6 +119,7 @@ def sql(
         bound,
         _session(client, files) as session,
     ):
+        without_end(client)  # each question has its own
         session.output, session.kind, session.is_wide = output, kind, wide
         session.is_forced = force
         if query is not None:

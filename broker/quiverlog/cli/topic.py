@@ -309,6 +309,7 @@ def trim(
             raise CommandFailed(f"{name} has no partition {join(unknown)}.")
         if not yes:
             confirmed(f"Delete rows of {name} before {before}?")
+            client.cluster.progressed()
         starts = client.delete_records(name, per_partition)
     if output_format == "json":
         print_json({"name": name, "log_start_offsets": {str(p): o for p, o in starts.items()}})

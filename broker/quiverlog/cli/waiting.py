@@ -7,7 +7,9 @@ terminal, lines elsewhere, on stderr, so that stdout has the result alone.
 from __future__ import annotations
 
 import contextlib
+import logging
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
@@ -19,7 +21,9 @@ from quiverlog.errors import QuiverlogError
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-__all__ = ["Patience", "Waiting", "polls", "shown_waiting"]
+    from quiverlog.client.waits import Waits
+
+__all__ = ["Patience", "Waiting", "polls", "shown_waiting", "told_waits"]
 
 _T = TypeVar("_T")
 _LINE_EVERY_S: Final = 5.0
@@ -27,6 +31,7 @@ _POLL_S: Final = 0.25
 _SILENCE_S_MAX: Final = 60.0
 """So long may nobody answer who waits: another controller is elected in a few seconds."""
 _SILENCE_S_SHOWN: Final = 5.0
+_TOLD_AFTER_S: Final = 2.0
 
 
 def polls(wait_s: float = float("inf")) -> Iterator[bool]:
@@ -68,6 +73,44 @@ class Patience:
         """To be shown behind what is waited for."""
         is_long = time.monotonic() - self._heard_s > _SILENCE_S_SHOWN
         return "; no controller answers" if is_long else ""
+
+
+@contextlib.contextmanager
+def told_waits(waits: Waits, deadline_s: Callable[[], float]) -> Iterator[None]:
+    """For the time of a `with`, a line on stderr says what takes longer than two seconds.
+
+    It is said again when something else is waited for, and not when the same takes longer.
+
+    Args:
+        deadline_s: when the command gives up, in seconds of the monotonic clock.
+    """
+    logging.getLogger("quiverlog.waiting").disabled = True  # that is for programs
+    over = threading.Event()
+    teller = threading.Thread(
+        target=_tell, args=(waits, deadline_s, over), name="quiverlog-waits", daemon=True
+    )
+    teller.start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+def _tell(waits: Waits, deadline_s: Callable[[], float], over: threading.Event) -> None:
+    told: set[str] = set()
+    while not over.wait(_POLL_S):
+        wait = waits.longest()
+        if wait is None:
+            told.clear()
+            continue
+        now_s = time.monotonic()
+        if now_s - wait.since_s < _TOLD_AFTER_S or wait.reason in told:
+            continue
+        told.add(wait.reason)
+        until_s = min(wait.until_s, deadline_s())
+        moment = time.strftime("%H:%M:%S", time.localtime(time.time() + until_s - now_s))
+        line = printable(f"quiverlog: {wait.told_until(moment)}")
+        print(line, file=sys.stderr, flush=True)
 
 
 class Waiting(Protocol):

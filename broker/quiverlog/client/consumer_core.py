@@ -47,6 +47,7 @@ from .metadata_looks import partition_info
 from .replica_choice import IN_SYNC_EVERY_S, LEADER
 from .results import FetchedPartition
 from .routing import Cluster, pause_s
+from .waits import Wait
 
 __all__ = ["ROUND_S", "ConsumerCore"]
 
@@ -71,11 +72,29 @@ class ConsumerCore:
         self._fetches = Fetches(cluster, topic, options)
         self._failures = 0
         self._failing_since_s: float | None = None
+        self._idle_since_s: float | None = None
+        """Since when rows are waited for that are there: never while new ones are followed."""
+        self._failure: QuiverlogError | None = None
+        self._told: set[str] = set()
+        cluster.waits.others.add(self)
         self._look_again_s = 0.0
         self._on_its_way: tuple[StoredBatch, int, int] | None = None
         """The last batch, and `delivered` and `delivered_epoch` before it."""
         self._deferred: QuiverlogError | None = None
         """An error of one partition that came with rows of others: raised after these rows."""
+
+    def waiting(self) -> Wait | None:
+        """What is waited for, if rows do not come; see `waits`. Any thread may ask."""
+        failing_s, failure = self._failing_since_s, self._failure
+        since_s = self._idle_since_s if failing_s is None else failing_s
+        if since_s is None:
+            return None
+        until_s = since_s + self._cluster.settings.request_timeout_s
+        until_s = min(until_s, self._cluster.deadline_s)
+        wait = Wait(since_s, until_s, f"rows of {self.topic}", "rows")
+        if failure is not None:
+            wait.failed(failure, until_s)
+        return wait
 
     @property
     def requests(self) -> list[Request]:
@@ -157,7 +176,10 @@ class ConsumerCore:
         while True:
             batch = yield from self._next_ready()
             if batch is not None or self.is_at_end:
+                self._idle_since_s = None
                 return batch
+            if self._idle_since_s is None and not self._options.follow:
+                self._idle_since_s = self.clock()
             deferred, self._deferred = self._deferred, None
             if deferred is not None:
                 raise deferred
@@ -291,7 +313,7 @@ class ConsumerCore:
         self._fetches.pauses.answered(request, brought=brought, failed=failed or bool(behind))
         if brought:
             self._failures = 0
-            self._failing_since_s = None
+            self._recovered()
 
     def _receive_rows(self, request: Request, parts: Sequence[FetchedPartition]) -> None:
         failure: QuiverlogError | None = None
@@ -329,7 +351,11 @@ class ConsumerCore:
         if failure is not None and not failure.retriable:
             self._deferred = failure
         self._failures = 0
-        self._failing_since_s = None
+        self._recovered()
+
+    def _recovered(self) -> None:
+        self._failing_since_s = self._failure = None
+        self._told.clear()
 
     def _take(self, position: Position, fetched: FetchedPartition, source: Source) -> bool:
         """Keep what a partition brought; True if there was anything. Raises its error."""
@@ -350,6 +376,7 @@ class ConsumerCore:
         position.offset, position.last_epoch = next_offset, epoch
         position.is_from_earliest = position.may_be_gone = False
         position.empty_since_s = None
+        self._cluster.progressed()
         self._order = [*order, position.partition]
         return True
 
@@ -369,10 +396,14 @@ class ConsumerCore:
         """Raise what time will not heal, and what it has not healed; or the pause in seconds."""
         if self._failing_since_s is None:
             self._failing_since_s = round_began_s
-        failing_s = self.clock() - self._failing_since_s
-        if not error.retriable or failing_s >= self._cluster.settings.request_timeout_s:
-            self._failing_since_s = None
+        now_s = self.clock()
+        limit_s = self._failing_since_s + self._cluster.settings.request_timeout_s
+        if not error.retriable or now_s >= min(limit_s, self._cluster.deadline_s):
+            self._recovered()
             raise named(error, self.topic)
+        self._failure = error
+        if (wait := self.waiting()) is not None and wait.reason not in self._told:
+            self._told.update(self._cluster.waits.tell(wait))
         if error.refresh_metadata:
             self._cluster.forget_topics()
         self._failures += 1

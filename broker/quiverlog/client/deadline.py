@@ -25,14 +25,20 @@ from .commands import (
     Sleep,
     Start,
 )
+from .waits import Wait
 
 __all__ = ["within"]
 
 T = TypeVar("T")
 
 
-def within(clock: Callable[[], float], timeout_s: float, operation: Operation[T]) -> Operation[T]:
-    """Run an operation so that it has ended `timeout_s` seconds from now.
+def within(
+    clock: Callable[[], float],
+    timeout_s: float,
+    operation: Operation[T],
+    wait: Wait | None = None,
+) -> Operation[T]:
+    """Run an operation so that it has ended `timeout_s` seconds from now; `wait` has what it asks.
 
     When the time is up, its next question is answered with RequestTimedOut, and so is a wait for
     answers that have not come. A started request keeps the timeout it was started with: it may
@@ -48,16 +54,18 @@ def within(clock: Callable[[], float], timeout_s: float, operation: Operation[T]
             result: T = stop.value
             return result
         answer, failure = None, None
+        if wait is not None:
+            wait.asks(command)
         left_s = deadline_s - clock()
         is_over = left_s <= 0
         if is_over and isinstance(command, (Call, CallMany, Start, Sleep)):
-            failure = RequestTimedOut(f"No answer within {timeout_s:g} s.")
+            failure = RequestTimedOut(f"No answer within {timeout_s:.3g} s.")
             continue
         try:
             answer = yield _cut(command, left_s)
             if is_over and answer is None and isinstance(command, FinishAny):
                 # Whoever looked around and waited on would do so without a pause.
-                failure = RequestTimedOut(f"No answer within {timeout_s:g} s.")
+                failure = RequestTimedOut(f"No answer within {timeout_s:.3g} s.")
         except QuiverlogError as error:
             failure = error
         except GeneratorExit:

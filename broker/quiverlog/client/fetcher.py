@@ -113,7 +113,9 @@ class FetchCore:
         timeout_s = self._cluster.settings.request_timeout_s
         limit_s = timeout_s + FETCH_MAX_WAIT_MS_DEFAULT / 1000
         try:
-            return (yield from within(self._cluster.clock, limit_s, self._next(timeout_s)))
+            with self._cluster.waits.of(limit_s) as wait:
+                operation = self._next(timeout_s)
+                return (yield from within(self._cluster.clock, limit_s, operation, wait))
         except QuiverlogError as error:
             named(error, self._topic, self._partition)
             raise

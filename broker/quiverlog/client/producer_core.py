@@ -40,6 +40,7 @@ from .producer_types import (
 )
 from .results import TopicInfo
 from .sender import Sender
+from .waits import Wait
 
 if TYPE_CHECKING:
     from .convert import Converter
@@ -148,6 +149,27 @@ class ProducerCore:
     def outstanding(self) -> list[EncodedBatch]:
         """All closed batches that are neither acknowledged nor failed."""
         return self._sender.outstanding()
+
+    def waiting(self, progressed_us: int) -> Wait | None:
+        """What the oldest rows wait for; see `waits`.
+
+        Args:
+            progressed_us: when rows were acknowledged last.
+        """
+        found = self._sender.oldest()
+        if found is None:
+            return None
+        partition, batch = found
+        born_us = batch.deadline_us - self.options.delivery_timeout_us
+        since_s, until_s = max(born_us, progressed_us) / 1_000_000, batch.deadline_us / 1_000_000
+        where = f"{self.topic.name}-{partition}"
+        if batch.last_failure:
+            what = f"{where}: {batch.last_failure}"
+            return Wait(since_s, until_s, what, batch.last_reason, is_failing=True)
+        if batch.leader < 0:
+            return Wait(since_s, until_s, f"a leader of {where}", "leader")
+        what = f"broker {batch.leader} to acknowledge rows of {where}"
+        return Wait(since_s, until_s, what, "rows")
 
     # --- what to send ---------------------------------------------------------------------------
     def poll(self, now: Now) -> Work:

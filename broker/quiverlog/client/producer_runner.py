@@ -31,6 +31,7 @@ from .producer_core import ProducerCore
 from .producer_types import Identity, ProduceCall
 from .results import Address
 from .routing import Cluster, backoff_s, pause_s
+from .waits import TELL_AFTER_S, Wait
 
 __all__ = ["ProducerRunner", "new_identity"]
 
@@ -94,6 +95,9 @@ class ProducerRunner:
         self._stopped = False
         self._timer: asyncio.TimerHandle | None = None
         self._finished_seen = 0
+        self._progressed_us = now().mono_us
+        self._told: set[str] = set()
+        cluster.waits.others.add(self)
         self._looks = 0
         """So often were the metadata looked at since a leader has answered."""
         self._questions: dict[str, asyncio.Task[None]] = {}
@@ -138,6 +142,17 @@ class ProducerRunner:
         if work.wake_at_us is not None:
             delay_s = max(0.0005, (work.wake_at_us - now.mono_us) / 1_000_000)
             self._timer = self._loop.call_later(delay_s, self.step)
+
+    def waiting(self) -> Wait | None:
+        """What rows wait for; see `waits`. Any thread may ask."""
+        with self._lock:
+            return None if self._stopped else self._core.waiting(self._progressed_us)
+
+    def _tell(self) -> None:
+        """A try has failed: warn the program, if this goes on for long."""
+        wait = self.waiting()
+        if wait is not None and wait.reason not in self._told:
+            self._told.update(self._cluster.waits.tell(wait))
 
     async def stop(self) -> None:
         """Stop at once; what is under way is not waited for."""
@@ -198,17 +213,23 @@ class ProducerRunner:
         with self._lock:
             self._core.on_response(call, waiting.result().response, self._now())
             self._notify()
+        if self._now().mono_us - self._progressed_us > TELL_AFTER_S * 1_000_000:
+            self._tell()
         self.step()
 
     def _failed(self, call: ProduceCall, error: QuiverlogError) -> None:
         with self._lock:
             self._core.on_failure(call, error, self._now())
             self._notify()
+        self._tell()
         self.wake()
 
     def _notify(self) -> None:
         if self._core.finished != self._finished_seen:
             self._finished_seen = self._core.finished
+            self._progressed_us = self._now().mono_us
+            self._told.clear()
+            self._cluster.progressed()
             self._changed()
 
     # --- questions ------------------------------------------------------------------------------

@@ -81,6 +81,8 @@ class EncodedBatch:
     maybe_stored: bool = False
     """An attempt ended without telling whether the broker had stored it."""
     last_failure: str = ""
+    last_reason: str = ""
+    """The kind of the last failure."""
     is_done: bool = False
 
 

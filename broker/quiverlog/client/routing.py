@@ -47,6 +47,7 @@ from .pauses import backoff_s, empty_pause_s, pause_s
 from .results import Address, ClusterMetadata, TopicInfo
 from .schema_history import check_history_size, history_from_wire
 from .silence import answer_of_controller
+from .waits import Wait, Waits
 
 if TYPE_CHECKING:
     from quiverlog.batch.schema import SchemaHistory
@@ -113,8 +114,15 @@ class Cluster:
         self._is_controller_gone = False
         self._is_controller_told = False
         """A refusal has said where it is, and the picture has it from there."""
+        self.waits = Waits(clock)
+        self.deadline_s = self.patience_s = math.inf
+        """No operation goes on after this moment, which is so long after the last progress."""
         self._heard_s: dict[str, float] = {}
         """When each topic of the picture was asked for last."""
+
+    def progressed(self) -> None:
+        """Something has come of what the caller does: its time begins anew."""
+        self.deadline_s = self.clock() + self.patience_s
 
     # --- addresses ------------------------------------------------------------------------------
     def addresses(self) -> list[Address]:
@@ -246,11 +254,25 @@ class Cluster:
         self, attempt: Callable[[], Operation[T]], *, timeout_s: float | None = None
     ) -> Operation[T]:
         """Run `attempt` until it succeeds, fails for good, or the time is up."""
-        seconds = self.settings.request_timeout_s if timeout_s is None else timeout_s
-        return (yield from within(self.clock, seconds, self._retrying(attempt, seconds)))
+        wanted_s = self.settings.request_timeout_s if timeout_s is None else timeout_s
+        with self.waits.of(self._cut(wanted_s)) as wait:
+            seconds = wait.until_s - wait.since_s
+            operation = self._retrying(attempt, wait)
+            return (yield from within(self.clock, seconds, operation, wait))
 
-    def _retrying(self, attempt: Callable[[], Operation[T]], timeout_s: float) -> Operation[T]:
-        deadline = self.clock() + timeout_s
+    def _cut(self, seconds: float) -> float:
+        """No more than the caller has left.
+
+        Raises:
+            RequestTimedOut: it has none.
+        """
+        left_s = self.deadline_s - self.clock()
+        if left_s <= 0:
+            raise RequestTimedOut("The time is up; the last step was not begun.")
+        return min(seconds, left_s)
+
+    def _retrying(self, attempt: Callable[[], Operation[T]], wait: Wait) -> Operation[T]:
+        deadline = wait.until_s
         tries = 0
         refreshed = False
         while True:
@@ -263,7 +285,13 @@ class Cluster:
                 # A stale picture may be the only fault: forget it and look once more.
                 stale = error.refresh_metadata and not retriable and not refreshed
                 if not (retriable or stale) or self.clock() + wait_s >= deadline:
+                    if isinstance(error, RequestTimedOut) and wait.failure is not None:
+                        before = wait.failure.message
+                        error = type(error)(f"{error.message} Before: {before}", **error.details)
+                        raise error from wait.failure
                     raise
+                wait.failed(error, deadline)
+                self.waits.tell(wait)
                 refreshed = refreshed or stale
                 if isinstance(error, NotController):
                     self._is_controller_gone = True
@@ -274,8 +302,8 @@ class Cluster:
 
     def first_contact(self) -> Operation[None]:
         """Learn who the brokers are; one round, no retry, within the request timeout."""
-        timeout_s = self.settings.request_timeout_s
-        yield from within(self.clock, timeout_s, self.refresh([]))
+        with self.waits.of(self._cut(self.settings.request_timeout_s)) as wait:
+            yield from within(self.clock, wait.until_s - wait.since_s, self.refresh([]), wait)
 
     # --- metadata -------------------------------------------------------------------------------
     def refresh(

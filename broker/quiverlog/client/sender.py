@@ -140,6 +140,15 @@ class Sender:
         """All batches that are neither acknowledged nor failed."""
         return [batch for queue in self._queues.values() for batch in queue.batches()]
 
+    def oldest(self) -> tuple[int, EncodedBatch] | None:
+        """The partition whose batch waits longest, and the batch."""
+        heads = [
+            (queue.partition, next(queue.batches()))
+            for queue in self._queues.values()
+            if not queue.is_idle
+        ]
+        return min(heads, key=lambda one: one[1].deadline_us, default=None)
+
     # --- what to send ---------------------------------------------------------------------------
     def poll(self, now: Now) -> list[ProduceCall]:
         """What to send now; sets `needs_metadata`, `needs_identity`, `silent` and `deposed`."""
@@ -299,7 +308,7 @@ class Sender:
         queue = self._queues[partition]
         if batch.is_done:
             return
-        batch.last_failure = error.message
+        batch.last_failure, batch.last_reason = error.message, type(error).__name__
         queue.awaits_metadata = queue.awaits_metadata or error.refresh_metadata
         is_answer = isinstance(error, REFUSED) or not error.retriable
         if not is_answer or isinstance(error, UNTRUSTED):

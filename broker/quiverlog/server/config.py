@@ -29,6 +29,7 @@ from quiverlog.server.config_file import read_config_file
 from quiverlog.server.listener_config import (
     LISTENERS_PREFIX,
     ListenerConfig,
+    check_advertised,
     listener_key,
     parse_listeners,
     refuse_shared_ports,
@@ -222,6 +223,8 @@ def _refuse_contradictions(
         raise InvalidConfig(
             f"{source('inter.broker.listener')}: no listener is called {between!r}."
         )
+    if advertise is not None:
+        check_advertised(advertise, source("advertise"))
     if advertise is not None and advertise.port == 0 and listen.port != 0:
         raise InvalidConfig(f"{source('advertise')}: port 0 can only go with `listen` on port 0.")
     for key, chars_max in _CHARS_MAX.items():

@@ -9,6 +9,7 @@ Must not know: where a value was given, sockets.
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
@@ -25,6 +26,7 @@ __all__ = [
     "LISTENER_KEYS",
     "ListenerConfig",
     "Listeners",
+    "check_advertised",
     "listener_key",
     "parse_listeners",
     "refuse_shared_ports",
@@ -133,8 +135,28 @@ def parse_listeners(given: Mapping[str, tuple[object, str]]) -> Listeners:
             raise InvalidConfig(f"{sources[listener]}: `{where}` is missing.")
         if advertise is not None and advertise.port == 0 and bind.port != 0:
             raise InvalidConfig(f"{sources[listener]}: port 0 can only go with port 0 of `bind`.")
+        if advertise is not None:
+            check_advertised(advertise, sources[listener])
         listeners[listener] = ListenerConfig(bind, advertise)
     return Listeners(listeners, refused)
+
+
+def check_advertised(address: Address, source: str) -> None:
+    """What clients are told to connect to has to be one machine.
+
+    Raises:
+        InvalidConfig: it stands for every address of whatever machine it is used on.
+    """
+    try:
+        is_every = ipaddress.ip_address(address.host).is_unspecified
+    except ValueError:
+        return  # a name
+    if is_every:
+        raise InvalidConfig(
+            f"{source}: nobody can connect to {address.host}, which means every address of a"
+            " machine. Write the name or address by which clients reach this one, for example"
+            f" broker-1.example:{address.port}, or leave it out: then it is the host name."
+        )
 
 
 def refuse_shared_ports(

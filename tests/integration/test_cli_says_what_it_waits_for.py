@@ -1,0 +1,160 @@
+"""Commands that get no answer: within two seconds or so they say what they wait for and until when,
+and `--timeout` bounds all of their steps together. The brokers are real, and full, cut off,
+stopped, or advertised under a name that does not resolve."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import quiverlog
+from tests.support.broker import BrokerProcess
+from tests.support.growing import GrowingCluster, typed
+from tests.support.until import until
+
+pytestmark = pytest.mark.process
+
+TIMEOUT_S = 5.0
+SLACK_S = 4.0
+"""For Python's start and end, on a machine that does other work as well."""
+LINE = re.compile(r"^quiverlog: .+ until \d\d:\d\d:\d\d\.$", re.MULTILINE)
+
+
+def waited(*words: str, timeout_s: float = TIMEOUT_S) -> str:
+    """What a command said on stderr that was in vain, when its time was up and not much later."""
+    began_s = time.monotonic()
+    done = typed(*words, "--timeout", f"{timeout_s:g}")
+    took_s = time.monotonic() - began_s
+    assert done.code != 0, done
+    assert took_s < timeout_s + SLACK_S, (took_s, done)
+    return done.err
+
+
+def lines(said: str) -> list[str]:
+    return LINE.findall(said)
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    file = tmp_path / "rows.csv"
+    file.write_text("n\n1\n2\n")
+    return file
+
+
+@pytest.fixture(scope="module")
+def full() -> Iterator[BrokerProcess]:
+    """A broker that takes no rows: it keeps more room free than any disk has."""
+    with BrokerProcess() as broker:
+        with quiverlog.connect(broker.bootstrap) as client:
+            client.create_topic("t", "n long")
+        assert broker.stop() == 0
+        broker.config["disk.reserve.bytes"] = 2**50
+        yield broker.start()
+
+
+def test_a_full_disk(full: BrokerProcess, rows: Path) -> None:
+    said = waited("produce", str(rows), "-t", "t", "-b", full.bootstrap)
+    (line,) = lines(said)
+    assert "too little room to write" in line
+    assert "DISK_FULL" in said.splitlines()[-1]
+
+
+def test_what_is_over_in_time_says_nothing(full: BrokerProcess) -> None:
+    assert typed("topic", "list", "-b", full.bootstrap).err == ""
+
+
+def test_an_advertised_name_that_does_not_resolve(rows: Path) -> None:
+    name = "no-such-broker.invalid"
+    with BrokerProcess() as broker:
+        with quiverlog.connect(broker.bootstrap) as client:
+            client.create_topic("t", "n long")
+            with client.producer("t") as producer:
+                producer.send([{"n": 1}])
+        assert broker.stop() == 0
+        port = broker.bootstrap.rpartition(":")[2]
+        broker.config["advertise"] = f"{name}:{port}"
+        broker.start()
+        at = ("-b", broker.bootstrap)
+        for command in (
+            ("produce", str(rows), "-t", "t"),
+            ("consume", "t"),
+            ("perf", "consume", "-t", "t"),
+        ):
+            said = waited(*command, *at)
+            (line,) = lines(said)
+            assert name in line, line
+
+
+@pytest.fixture(scope="module")
+def undecided() -> Iterator[GrowingCluster]:
+    """Three brokers, of which one runs: it leads what it led, and nobody decides anything."""
+    with GrowingCluster() as cluster:
+        cluster.grow(2)
+        cluster.type("topic", "create", "t", "--schema", "n long", "-p", "3")
+        cluster.by_id[2].kill9()
+        cluster.by_id[3].kill9()
+        yield cluster
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("topic", "create", "new", "--schema", "n long"),
+        ("topic", "alter", "t", "--config", "retention.ms=5000"),
+        ("topic", "delete", "t", "--yes"),
+        ("config", "set", "log.level=debug", "--cluster"),
+        ("cluster", "upgrade", "--finalize"),
+        ("partition", "reassign", "t", "--replication-factor", "1"),
+        ("cluster", "decommission", "3"),
+    ],
+    ids=lambda words: " ".join(words[:2]),
+)
+def test_nobody_decides(undecided: GrowingCluster, words: tuple[str, ...]) -> None:
+    said = waited(*words, "-b", undecided.bootstrap)
+    assert len(lines(said)) == 1, said
+
+
+def test_rows_for_partitions_that_nobody_leads(undecided: GrowingCluster, rows: Path) -> None:
+    said = waited("produce", str(rows), "-t", "t", "-b", undecided.bootstrap)
+    assert lines(said), said
+
+
+def test_a_broker_that_says_nothing(full: BrokerProcess) -> None:
+    (pid,) = [full.pid]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        said = waited("topic", "list", "-b", full.bootstrap)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    (line,) = lines(said)
+    assert full.bootstrap in line
+
+
+def test_what_is_waited_for_is_told_before_the_time_is_up_and_the_rows_go_when_it_can(
+    tmp_path: Path, rows: Path
+) -> None:
+    with BrokerProcess() as broker:
+        with quiverlog.connect(broker.bootstrap) as client:
+            client.create_topic("t", "n long")
+        pid = broker.pid
+        os.kill(pid, signal.SIGSTOP)
+        command = [sys.executable, "-m", "quiverlog", "produce", str(rows), "-t", "t", "--timeout"]
+        said = tmp_path / "said"
+        with said.open("wb") as err:
+            process = subprocess.Popen(
+                [*command, "60", "-b", broker.bootstrap], stdout=subprocess.DEVNULL, stderr=err
+            )
+        try:
+            until(lambda: lines(said.read_text()), "it says what it waits for", timeout_s=20.0)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        assert process.wait(30) == 0
+        assert len(lines(said.read_text())) == 1
