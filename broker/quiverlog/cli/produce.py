@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from quiverlog.cli.failures import CommandFailed, ExitCode, explain
+from quiverlog.cli.failures import CommandFailed, ExitCode, explain, one_line
 from quiverlog.cli.lean_imports import lean_imports
 from quiverlog.cli.new_topic import new_topic_options
 from quiverlog.cli.options import (
@@ -127,7 +128,8 @@ def produce(
     Rows that come through a pipe are sent as they come. Ctrl-C says how many are stored. Options
     that describe a new topic may be given for one that exists, if they are true of it. Compressed
     text is unpacked where the name says so, and of stdin or a name without a suffix where its first
-    bytes do.
+    bytes do. A CSV column without a name is called `index` or `column_N`, of two of one name the
+    second `name_1`; numbers with zeros in front are text, unless --schema or the topic says else.
     """
     _import_reader_and_client()
     from quiverlog.cli.read_files import format_by_name, open_source
@@ -158,6 +160,7 @@ def produce(
             null_values=null_values,
             delimiter=delimiter,
             encoding=encoding,
+            tell=_tell,
         ) as source,
     ):
         if target.make_for(source, given):
@@ -166,6 +169,10 @@ def produce(
             with shown as progress:
                 _send(client, target, source, given, progress, outcome)
     _report(topic, outcome, output_format)
+
+
+def _tell(note: str) -> None:
+    print(f"quiverlog: {one_line(note)}.", file=sys.stderr)
 
 
 def _import_reader_and_client() -> None:

@@ -21,6 +21,8 @@ import pyarrow.csv as csv
 import pyarrow.types as t
 
 from quiverlog.cli.ahead import done_ahead
+from quiverlog.cli.csv_columns import Padded, column_names, is_number
+from quiverlog.cli.csv_records import Records
 from quiverlog.cli.encodings import no_utf8
 from quiverlog.cli.file_blocks import FileBlocks
 from quiverlog.cli.json_values import from_text, is_text_in_csv
@@ -39,7 +41,6 @@ _Text = bytes | memoryview
 _ROW: Final = re.compile(r"[Rr]ow #(\d+)")
 _NO_TYPES: Final[Mapping[str, pa.DataType]] = MappingProxyType({})
 _NO_UTF8: Final = "invalid UTF8"
-_LINE_END: Final = re.compile(rb"\r\n?|\n")
 
 
 def read_csv(source: CountingFile, options: TextOptions) -> tuple[pa.Schema, Batches]:
@@ -89,7 +90,10 @@ class _Reader:
             name: pa.string() if name in text_types else kind
             for name, kind in options.types().items()
         }
-        self._records = _Records(options.delimiter)
+        self._records = Records(options.delimiter)
+        self._padded = Padded(options.delimiter)
+        self._watched: dict[str, pa.DataType] = {}
+        """Columns of numbers of which no zero in front was seen yet."""
         self._give_back: Callable[[memoryview], None] = _forget
 
     def read(self, source: CountingFile) -> tuple[pa.Schema, Batches]:
@@ -130,8 +134,23 @@ class _Reader:
     def _checked(self, first: pa.Table, text: bytes) -> pa.Table:
         """pyarrow by itself makes rounded numbers of whole ones that no integer type holds, and
         bytes of text in another encoding."""
-        told = self._types
+        told = dict(self._types)
         _check_utf8(first, told)
+        numbers = {f.name: f.type for f in first.schema if f.name not in told and is_number(f.type)}
+        if padded := self._padded_columns(text, numbers):
+            for name, found in padded.items():
+                self._options.tell(
+                    f"column {name!r} is taken as text, because of {found}; --schema says otherwise"
+                )
+            self._types |= dict.fromkeys(padded, pa.string())
+            first = self._table(text)
+        # Of a type that somebody has named it is mentioned only where whole numbers lose a zero.
+        self._watched = {
+            f.name: f.type
+            for f in first.schema
+            if (t.is_integer(f.type) if f.name in told else is_number(f.type))
+        }
+        self._tell_lost_zeros(text)
         rounded = [
             f.name
             for f, column in zip(first.schema, first.columns, strict=True)
@@ -185,8 +204,30 @@ class _Reader:
         self._give_back(block)
         return text
 
+    def _padded_columns(self, text: _Text, columns: Mapping[str, pa.DataType]) -> dict[str, str]:
+        """Those of the columns with numbers that begin with a zero or a plus sign, with one."""
+        has_quotes = isinstance(text, bytes) and b'"' in text
+        if not columns or not self._padded.may_be_in(text, has_quotes=has_quotes):
+            return {}
+        conversion = self._conversion(dict.fromkeys(columns, pa.string()))
+        conversion.include_columns = list(columns)
+        written = self._by_arrow(text, conversion)
+        found = {name: self._padded.first(written.column(name)) for name in columns}
+        return {name: one for name, one in found.items() if one is not None}
+
+    def _tell_lost_zeros(self, text: _Text) -> None:
+        """Once a column, from whichever thread finds it."""
+        for name, found in self._padded_columns(text, dict(self._watched)).items():
+            kind = self._watched.pop(name, None)
+            if kind is not None:
+                self._options.tell(
+                    f"column {name!r} is {kind}, which does not keep what is in front of {found}: "
+                    "text (string) does"
+                )
+
     def _block_table(self, block: _Text) -> pa.Table:
         table = self._table(block)
+        self._tell_lost_zeros(block)
         if isinstance(block, memoryview):
             self._give_back(block)  # pyarrow has copied what it keeps
         return table
@@ -196,7 +237,11 @@ class _Reader:
             raise pa.ArrowInvalid(f"the line with the names of the columns: {wrong}")
         # Of one value without a line's end pyarrow says that the text is empty.
         header = csv.read_csv(io.BytesIO(line + b"\n"), parse_options=self._parsing())
-        names: list[str] = header.column_names
+        names, notes = column_names(
+            header.column_names, self._options.schema, self._options.columns
+        )
+        for note in notes:
+            self._options.tell(note)
         return names
 
     def _table(self, text: _Text) -> pa.Table:
@@ -336,54 +381,3 @@ def _has_quotes(text: _Text) -> bool:
 
 def _is_empty(text: _Text) -> bool:
     return not bytes(text[:1]).strip(b"\r\n") and not bytes(text).strip(b"\r\n")
-
-
-class _Records:
-    """Finds out whether a line's end lies within quotes, as pyarrow's parser sees them."""
-
-    def __init__(self, delimiter: str) -> None:
-        self._before = frozenset((b"", b"\r", b"\n", delimiter.encode()))
-        """A quote opens a field only at its beginning; elsewhere it is a character as any."""
-        mark = re.escape(delimiter.encode())
-        self._close = re.compile(rb'[^"]*+(?:""[^"]*+)*+"')
-        """Possessive: the first of two quotes in a row never closes a field."""
-        self._rest = re.compile(rb"(?:(?!" + mark + rb")[^\r\n])*")
-
-    def ends_inside(self, text: bytes, inside: bool) -> bool:
-        """Whether the end of `text` is within a quoted field; `inside` says it of its beginning."""
-        return self.last_end(text, inside)[1]
-
-    def last_end(self, text: bytes, inside: bool) -> tuple[int, bool]:
-        """Where the last record ends that ends in `text` (0: none does), and as `ends_inside`."""
-        if not inside and b'"' not in text:
-            return len(text), False
-        at = end = 0
-        while True:
-            if inside:
-                close = self._close.match(text, at)
-                if close is None:
-                    return end, True
-                rest = self._rest.match(text, close.end())
-                assert rest is not None
-                at = rest.end()
-            quote = text.find(b'"', at)
-            while quote >= 0 and text[max(0, quote - 1) : quote] not in self._before:
-                quote = text.find(b'"', quote + 1)
-            if quote < 0:
-                return len(text), False
-            end = text.rfind(b"\n", at, quote) + 1 or end
-            at, inside = quote + 1, True
-
-    def first_end(self, text: bytes) -> int:
-        """Where the first record of `text` ends, its line's end and empty lines before included.
-
-        A line may end with CR alone, as pyarrow's parser has it.
-        """
-        start = end = len(text) - len(text.lstrip(b"\r\n"))
-        inside = False
-        while found := _LINE_END.search(text, end):
-            inside = self.ends_inside(text[end : found.end()], inside)
-            end = found.end()
-            if not inside:
-                return end
-        return len(text) if start < len(text) else 0

@@ -79,6 +79,7 @@ def open_source(
     null_values: tuple[str, ...] = ("",),
     delimiter: str = ",",
     encoding: str = "utf-8",
+    tell: Callable[[str], None] = lambda _note: None,
 ) -> Iterator[Source]:
     """Open a file, or stdin for `-`, for the time of a `with`.
 
@@ -89,6 +90,7 @@ def open_source(
         columns: take only these columns of the file.
         null_values: CSV fields that stand for no value.
         encoding: of text.
+        tell: takes what the person should know of the values.
 
     Raises:
         click.UsageError: the name's suffix is not known, and the format was not given; the encoding
@@ -101,7 +103,7 @@ def open_source(
         file_format = format_by_name(path) or "auto"
     codec = codec_of(encoding)
     opened, size, streamed = _open_binary(path)
-    options = TextOptions(schema, columns, null_values, delimiter, streamed)
+    options = TextOptions(schema, columns, null_values, delimiter, tell, streamed)
     # A file's own bytes it may take in any case: one batch of Arrow may be all of it.
     bytes_max = FILE_MEMORY_BYTES_MAX + (size or 0)
     try:

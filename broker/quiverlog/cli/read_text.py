@@ -52,6 +52,8 @@ class TextOptions:
     columns: list[str] | None = None
     null_values: tuple[str, ...] = ("",)
     delimiter: str = ","
+    tell: Callable[[str], None] = lambda _note: None
+    """Takes what the person should know of the values, without its full stop."""
     streamed: bool = False
     """The text comes through a pipe: nobody shall wait for more of it than a row needs."""
 

@@ -1,0 +1,106 @@
+"""What the columns of a CSV file are called, and what of their text a number does not keep.
+
+Owns the names that are made up where a header has none (pandas writes an index so) or one twice,
+and the search for zeros and plus signs in front of numbers: 01234 is a zip code, +4912 a telephone.
+Where the type is not given such a column is text; where it is a number, that is told.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.types as t
+
+__all__ = ["Padded", "column_names", "is_number"]
+
+INDEX: Final = "index"
+"""What a first column without a name is called: pandas' own word."""
+_PADDED: Final = r"^\s*\+?0[0-9]|^\s*\+[0-9]"
+
+
+def column_names(
+    header: Sequence[str], topic: pa.Schema | None, chosen: Iterable[str] | None
+) -> tuple[list[str], list[str]]:
+    """Names for all columns, and what is to be told of those that are made up.
+
+    Args:
+        topic: the columns that there are, if they are known.
+        chosen: the columns that the person takes, if not all.
+
+    Raises:
+        pa.ArrowInvalid: a made-up name is none of the topic's, and the person has chosen none.
+    """
+    taken = set(header)
+    has_all_names = topic is not None and "" in topic.names  # columns that are in no topic
+    names: list[str] = []
+    notes: list[str] = []
+    for number, given in enumerate(header):
+        name = given
+        if (not given and not has_all_names) or given in names:
+            name = _free(given or (INDEX if number == 0 else f"column_{number + 1}"), taken, given)
+            notes.append(_note(number, given, name))
+        taken.add(name)
+        names.append(name)
+        is_made_up = name != given
+        if is_made_up and topic is not None and chosen is None and name not in topic.names:
+            raise pa.ArrowInvalid(
+                f"{_what(number, given)}, and the topic has no column {name!r}, as it would be "
+                f"called: choose columns with --columns {','.join(filter(None, header))}"
+                + (", or write the file without the index (index=False)" if number == 0 else "")
+            )
+    return names, notes
+
+
+def _free(name: str, taken: set[str], given: str) -> str:
+    """`a_1` for the second `a`, as `quiverlog sql` has it."""
+    found, number = name, 0
+    while found in taken or found == given:
+        number += 1
+        found = f"{name}_{number}"
+    return found
+
+
+def _what(number: int, given: str) -> str:
+    if given:
+        return f"column {given!r} is there twice"
+    return f"column {number + 1} has no name" + (" (an index of pandas?)" if number == 0 else "")
+
+
+def _note(number: int, given: str, name: str) -> str:
+    return f"{_what(number, given)}: it is taken as {name!r}"
+
+
+def is_number(kind: pa.DataType) -> bool:
+    """Whether zeros in front are lost."""
+    return bool(t.is_integer(kind) or t.is_floating(kind) or t.is_decimal(kind))
+
+
+class Padded:
+    """Finds out in which texts numbers may begin with a zero or a plus sign, without a look at
+    their columns: there mostly are none."""
+
+    def __init__(self, delimiter: str) -> None:
+        mark = re.escape(delimiter.encode())
+        # Each begins with what is searched for fast.
+        self._zeros = [re.compile(begin + b"0[0-9]") for begin in (mark, rb"\n", rb"\r")]
+        self._quoted = re.compile(rb'"\+?0?[0-9]')
+        self._plus = re.compile(rb"\+[0-9]")
+
+    def may_be_in(self, text: bytes | memoryview, *, has_quotes: bool) -> bool:
+        """False: there are none. True says nothing."""
+        if text[:1] in (b"0", b"+") or self._plus.search(text):
+            return True
+        if has_quotes and self._quoted.search(text):
+            return True
+        return any(zeros.search(text) for zeros in self._zeros)
+
+    @staticmethod
+    def first(column: pa.ChunkedArray) -> str | None:
+        """The first such text of a column."""
+        import pyarrow.compute as pc
+
+        found = column.filter(pc.match_substring_regex(column, _PADDED))
+        return str(found[0]) if len(found) else None
