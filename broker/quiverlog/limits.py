@@ -229,6 +229,8 @@ BROKER_SUSPICIONS_MAX: Final = 5
 """A controller that is late so often in a row believes its clock."""
 BROKER_RETRY_MS: Final = 100
 """A broker that could not tell the controller something tries again after so long."""
+BROKER_DISPLACED_MS_MAX: Final = 30_000
+"""A broker whose place is taken again and again waits so long at most until it registers again."""
 BROKER_STOP_MS_MAX: Final = 10_000
 """A broker that stops waits so long at most until others have taken over what it leads."""
 BROKER_LISTENERS_MAX: Final = 16

@@ -49,7 +49,11 @@ BUGS: dict[str, Mutation] = {
         "core.controller.registrations:_fenced", "fenced=True", "fenced=False"
     ),
     "a repeated request registers again": Mutation(
-        f"{MACHINE}.register", "if _is_same(before, newcomer):", "if False:"
+        f"{MACHINE}.register", "_is_same(before, newcomer) and not before.in_shutdown:",
+        "False:",
+    ),
+    "who is held for stopping never registers again": Mutation(
+        f"{MACHINE}.register", "and not before.in_shutdown:", "and True:"
     ),
     "a new controller fences at once": Mutation(
         f"{SESSIONS}.begin", "heard_us.get(n, now_us)", "heard_us.get(n, 0)"

@@ -93,7 +93,7 @@ class RegistrationWorld:
         acts = {
             self.beat: 8, self.commit: 8, self.wait: 6, self.look: 4, self.restart: 1,
             self.hang: 1, self.stall: 1, self.fail: 1, self.lead: 1, self.stop_one: 1,
-            self.old_life_speaks: 1, self.twin: 1, self.quiet: 1,
+            self.old_life_speaks: 1, self.twin: 1, self.quiet: 1, self.held: 1,
         }  # fmt: skip
         for act in self.rng.choices([*acts], [*acts.values()], k=steps):
             act()
@@ -138,13 +138,14 @@ class RegistrationWorld:
             raise Violation(f"{node_id} has replaced a live broker with another disk")
         self.heard_us[node_id], self.said[node_id] = self.now_us, -1
         self.unsure.discard(node_id)
-        if before is not None and before.incarnation == process.incarnation:
+        is_again = before is not None and before.incarnation == process.incarnation
+        if before is not None and is_again and not before.in_shutdown:
             if records:
                 raise Violation("a repeated request registers again")
             return
-        if not isinstance(records[0], BrokerRecord) or not records[0].fenced:
+        if not records or not isinstance(records[0], BrokerRecord) or not records[0].fenced:
             raise Violation("a newcomer is not fenced")
-        self.happened["registrations"] += 1
+        self.happened["registered again" if is_again else "registrations"] += 1
         self.known[node_id] = Known(process.incarnation, process.directory_id, None)
         self.propose(records)
 
@@ -241,6 +242,14 @@ class RegistrationWorld:
     def stop_one(self) -> None:
         process = self.rng.choice(self.processes)
         process.wants_to_stop = not process.wants_to_stop
+
+    def held(self) -> None:
+        """A broker registers again although it is: a request that comes twice, unless it is held
+        for stopping."""
+        process = self.rng.choice(self.processes)
+        broker = self.image.brokers.get(process.node_id)
+        if broker is not None and broker.incarnation == process.incarnation:
+            self.register(process)
 
     # --- what the controller does ---------------------------------------------------------------
     def wait(self) -> None:

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from quiverlog.batch.schema import serialize_schema
+from quiverlog.core.controller.records import BrokerRecord
 from quiverlog.errors import NotController
+from quiverlog.limits import BROKER_DISPLACED_MS_MAX, FEATURE_LEVEL_MAX
 from quiverlog.node.effects import SendToPeer
 from quiverlog.node.registrar import Registrar
 from quiverlog.wire import messages as m
-from quiverlog.wire.broker_messages import BrokerHeartbeatRequest
+from quiverlog.wire.broker_messages import (
+    BrokerHeartbeatRequest,
+    RegisterBrokerRequest,
+    RegisteredListener,
+)
 from quiverlog.wire.election_messages import ElectLeadersRequest
 from quiverlog.wire.quorum_messages import QuorumRequest
-from tests.support.members import Member, Members
+from tests.support.members import CLUSTER, Member, Members
 from tests.support.node import SCHEMA
 
 
@@ -194,3 +201,136 @@ def test_what_only_the_controller_can_do_is_refused_elsewhere_with_its_address(
     answer = two.call(m.CreateTopicsRequest(topics=[new]))[0]
     (one,) = answer.topics
     assert one.error_code == NotController.code
+
+
+# --- others that speak in a broker's name ---------------------------------------------------------
+def record(members: Members, node_id: int) -> BrokerRecord:
+    """A broker, as the controller knows it."""
+    return members.by_id[1].node.broker.metadata.image.brokers[node_id]
+
+
+def take_the_place_of(members: Members, node_id: int, directory: str = "") -> m.Response:
+    """A client registers under a node id, with that node's directory if no other is given."""
+    first = members.by_id[1]
+    request = RegisterBrokerRequest(
+        cluster_id=CLUSTER, node_id=node_id, incarnation=b"stranger's life!",
+        directory_id=directory or record(members, node_id).directory_id, host="elsewhere", port=666,
+        listeners=[RegisteredListener("default", "elsewhere", 666)],
+        feature_level_max=FEATURE_LEVEL_MAX,
+    )  # fmt: skip
+    first.call(m.HelloRequest())
+    asked = first.request(request)
+    members.run_until(lambda: first.answer(asked) is not None)
+    answer = first.answer(asked)
+    assert answer is not None
+    response: m.Response = answer[0]
+    return response
+
+
+def wants_to_stop(members: Members, node_id: int) -> None:
+    first = members.by_id[1]
+    first.call(m.HelloRequest())
+    beat = BrokerHeartbeatRequest(
+        cluster_id=CLUSTER, node_id=node_id, broker_epoch=record(members, node_id).broker_epoch,
+        metadata_version=first.version, wants_to_stop=True,
+    )  # fmt: skip
+    assert first.call(beat)[0].error_code == 0
+
+
+def is_well(members: Members, node_id: int) -> bool:
+    member, known = members.by_id[node_id], record(members, node_id)
+    is_own = known.incarnation == member.node.broker.directory.incarnation
+    return is_own and not known.fenced and not known.in_shutdown and may_lead(member)
+
+
+def test_a_broker_that_is_displaced_registers_again_after_a_session(members: Members) -> None:
+    """One REGISTER_BROKER in its name, or a copy of its disk started for a second, kept it fenced
+    until an operator restarted it."""
+    members.run(500)
+    assert take_the_place_of(members, 2).error_code == 0
+    members.run_until(lambda: not is_well(members, 2))
+    back_ms = members.run_until(lambda: is_well(members, 2))
+    assert 1_500 <= back_ms <= 4_000
+    (line,) = [one for one in members.by_id[2].lines if "another process" in one.event]
+    assert line.level == "error"
+    assert line.fields["at"] == "host-2:9292"
+    assert line.fields["other_at"] == "elsewhere:666"
+    metrics = members.by_id[2].metrics
+    assert metrics.displaced == {("host-2:9292", "elsewhere:666"): 1}
+    (told,) = [one for one in members.by_id[1].lines if one.event == "broker displaced"]
+    assert (told.fields["before"], told.fields["now"]) == ("host-2:9292", "elsewhere:666")
+    members.run(1_000)
+    assert members.by_id[2].node.why_fenced == ""
+
+
+def test_a_broker_that_is_displaced_again_and_again_waits_longer_and_longer(
+    members: Members,
+) -> None:
+    """Two processes with one identity do not take each other's place at full speed."""
+    members.run(500)
+    moments = []
+    for _ in range(1_200):
+        if record(members, 2).incarnation != b"stranger's life!":
+            moments.append(members.by_id[1].mono_us)
+            take_the_place_of(members, 2)
+        members.run(100)
+    gaps_s = [(after - before) / 1e6 for before, after in pairwise(moments)]
+    assert 4 <= len(gaps_s) <= 7, gaps_s
+    assert all(
+        after >= before * 1.5 or after >= BROKER_DISPLACED_MS_MAX / 1000
+        for before, after in pairwise(gaps_s)
+    ), gaps_s
+    (times,) = members.by_id[2].metrics.displaced.values()
+    assert times == len(moments), "each is counted"
+    assert max(gaps_s) <= BROKER_DISPLACED_MS_MAX / 1000 + 1
+    back_ms = members.run_until(lambda: is_well(members, 2), BROKER_DISPLACED_MS_MAX + 1_000)
+    assert back_ms > 0
+    members.run(2 * BROKER_DISPLACED_MS_MAX + 1_000)
+    take_the_place_of(members, 2)
+    members.run_until(lambda: not is_well(members, 2))
+    assert members.run_until(lambda: is_well(members, 2)) <= 4_000, "it was undisturbed for long"
+
+
+@pytest.mark.parametrize("node_id", [1, 2])
+def test_a_broker_that_is_held_for_stopping_and_does_not_want_to_is_live_again(
+    members: Members, node_id: int
+) -> None:
+    """Heartbeats in its name that want to stop kept it fenced until an operator restarted it; the
+    controller's own broker, too."""
+    members.run(500)
+    for _ in range(20):
+        wants_to_stop(members, node_id)
+        members.run(20)
+    members.run_until(lambda: not is_well(members, node_id))
+    members.run_until(lambda: is_well(members, node_id), 6_000)
+    assert any("held for stopping" in one.event for one in members.by_id[node_id].lines)
+    members.run(1_000)
+    assert members.by_id[node_id].node.why_fenced == ""
+
+
+def test_a_broker_that_wants_to_stop_is_not_held_against_its_will(members: Members) -> None:
+    members.run(500)
+    two = members.by_id[2]
+    two.stop()
+    assert not [one for one in two.lines if "held for stopping" in one.event]
+    members.run(4_000)
+    assert record(members, 2).fenced
+
+
+def test_another_disk_that_is_live_keeps_the_place_of_the_one_before(members: Members) -> None:
+    """The broker of an old disk that comes back is refused for as long as the new one lives."""
+    members.run(500)
+    members.cut.add(frozenset((1, 2)))
+    members.run_until(lambda: live(members, 1) == [1, 3])
+    assert take_the_place_of(members, 2, directory="another disk").error_code == 0
+    epoch = record(members, 2).broker_epoch
+    members.cut.clear()
+    first = members.by_id[1]
+    for _ in range(40):
+        beat = BrokerHeartbeatRequest(
+            cluster_id=CLUSTER, node_id=2, broker_epoch=epoch, metadata_version=first.version
+        )
+        assert first.call(beat)[0].error_code == 0
+        members.run(200)
+    assert record(members, 2).directory_id == "another disk"
+    members.run_until(lambda: is_well(members, 2), 20_000)

@@ -26,6 +26,7 @@ LONGER_FILES = {
     "broker/quiverlog/client/consumer_core.py": "one machine: a consumer's positions and rows.",
     "broker/quiverlog/client/routing.py": "one machine: the picture of the cluster, and retries.",
     "broker/quiverlog/client/results.py": "what the client returns, value by value.",
+    "broker/quiverlog/node/registration.py": "one machine: all that a broker says of itself.",
     "broker/quiverlog/errors.py": "a table: every error with its number, flags and hint.",
     "broker/quiverlog/client/async_methods.py": "a table: every question with its documentation.",
     "broker/quiverlog/client/sender.py": "one machine: what becomes of a batch, and what is sent.",

@@ -6,7 +6,11 @@ Counters only grow; gauges are set; what can be asked of the node (log sizes, of
 
 from __future__ import annotations
 
+from typing import Final
+
 __all__ = ["NodeMetrics", "TopicCounters"]
+
+_DISPLACED_PAIRS_MAX: Final = 16
 
 
 class TopicCounters:
@@ -30,6 +34,7 @@ class NodeMetrics:
         "batches_refused",
         "corrupt_reads",
         "disk_full",
+        "displaced",
         "in_sync_expands",
         "in_sync_shrinks",
         "internal_errors",
@@ -68,6 +73,8 @@ class NodeMetrics:
         self.batches_deduplicated = 0
         self.batches_refused = 0
         self.corrupt_reads = 0
+        self.displaced: dict[tuple[str, str], int] = {}
+        """How often this broker was displaced: by its own address and the other one's."""
         self.in_sync_expands = 0
         self.in_sync_shrinks = 0
         self.internal_errors = 0
@@ -83,6 +90,13 @@ class NodeMetrics:
         self.syncs_completed = 0
         self.unclean_elections = 0
         self.unclean_starts = 0
+
+    def was_displaced(self, at: str, other_at: str) -> None:
+        """Another process has taken this broker's place. Addresses may be a client's invention."""
+        pair = (at, other_at)
+        if pair not in self.displaced and len(self.displaced) >= _DISPLACED_PAIRS_MAX:
+            pair = (at, "others")
+        self.displaced[pair] = self.displaced.get(pair, 0) + 1
 
     def topic(self, name: str) -> TopicCounters:
         """The topic's counters, made at first use."""

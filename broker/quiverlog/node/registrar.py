@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
+from quiverlog.addresses import Address
 from quiverlog.core.controller.entries import in_entries
 from quiverlog.core.controller.records import BrokerChangeRecord, BrokerRecord, Record
 from quiverlog.core.controller.registrations import Heartbeat, Registrations
@@ -172,6 +173,7 @@ class Registrar:
         assert self._quorum.is_leading
         newcomer = _newcomer(request)
         clean, pending = request.clean_incarnation, self._metadata.pending
+        self._warn_of_displacement(machine, newcomer, now)
         records = machine.register(pending, newcomer, clean, now.mono_us)
         self._due_us = _next_us(machine, now)
 
@@ -195,6 +197,19 @@ class Registrar:
             self._propose(records, now, decided)
         else:
             self._metadata.after_pending(now)(decided)
+
+    def _warn_of_displacement(
+        self, machine: Registrations, newcomer: BrokerRecord, now: Now
+    ) -> None:
+        """A live broker is about to be replaced by a process at another address."""
+        before = self._metadata.pending.brokers.get(newcomer.node_id)
+        if before is None or before.fenced or before.incarnation == newcomer.incarnation:
+            return
+        was, is_at = (str(Address(one.host, one.port)) for one in (before, newcomer))
+        if was != is_at and machine.sessions.is_alive(newcomer.node_id, now.mono_us):
+            self._outbox.log(
+                "warning", "broker displaced", node=newcomer.node_id, before=was, now=is_at
+            )
 
     def heartbeat(self, request: BrokerHeartbeatRequest, then: Then, now: Now) -> None:
         """`then` gets the response at once. Raises what `beat` raises."""

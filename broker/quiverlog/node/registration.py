@@ -5,8 +5,9 @@ broker that is the controller, registered and not fenced, says nothing to anybod
 
 ```
  serving ──▶ registering ──decided──▶ heartbeats ──told to stop──▶ leaving ──▶ may stop
-                                          │
-                                          └── another life of this node id has registered: over
+                  ▲                       │
+                  └──── a session ◀───────┴── another life of this node id has registered, or the
+                                              controller was told in its name that it stops
 ```
 
 A leader that has not been answered for a session must take itself for fenced. Its session begins
@@ -35,6 +36,7 @@ from quiverlog.limits import (
 )
 from quiverlog.node.config import NodeConfig
 from quiverlog.node.controller_link import ControllerLink
+from quiverlog.node.displaced import HELD, REPLACED, Displaced
 from quiverlog.node.outbox import Outbox
 from quiverlog.roles import ROLE_BROKER, ROLE_CONTROLLER
 from quiverlog.storage.data_directory import DataDirectory
@@ -58,7 +60,6 @@ def wants_vote(config: NodeConfig) -> bool:
     return config.joins_quorum and ROLE_CONTROLLER in config.roles
 
 
-_REPLACED: Final = "another process is registered with this node id"
 _FORGOTTEN: Final = "the cluster has forgotten this broker"
 
 
@@ -85,6 +86,8 @@ class Registration:
         "_is_alone",
         "_is_disk_full",
         "_is_fenced",
+        "_is_forgotten",
+        "_is_held",
         "_is_replaced",
         "_known_us",
         "_lease_us",
@@ -93,6 +96,7 @@ class Registration:
         "_next_us",
         "_outbox",
         "_owed_version",
+        "_place",
         "_serves",
         "_session_us",
         "_stop_us",
@@ -124,6 +128,7 @@ class Registration:
         self._is_alone = is_alone
         self._holds_back = holds_back
         self._is_disk_full = is_disk_full
+        self._place = Displaced(config, outbox, image)
         self._told_full = False
         self._told_version = self._owed_version = 0
         self._known_us = 0
@@ -133,7 +138,7 @@ class Registration:
         self._epoch = UNKNOWN_BROKER_EPOCH
         self._is_fenced = True
         self._was_registered = False
-        self._is_replaced = False
+        self._is_replaced = self._is_forgotten = self._is_held = False
         self._in_flight = False
         self._next_us: int | None = None  # None: nothing is served yet.
         self._lease_us = 0
@@ -173,14 +178,27 @@ class Registration:
         """The metadata say something new of brokers."""
         broker = self._image().brokers.get(self._config.node_id)
         own = broker is not None and broker.incarnation == self._directory().incarnation
-        assert not (own and self._is_replaced), "a life that was replaced is over"
         self._epoch = broker.broker_epoch if broker is not None and own else UNKNOWN_BROKER_EPOCH
         self._is_fenced = broker is None or not own or broker.fenced
-        if self._was_registered and not own and not self._is_replaced:
-            self._is_replaced = True
-            told = _FORGOTTEN if broker is None else _REPLACED
-            self._outbox.log("error", told)
+        if self._was_registered and broker is None and not self._is_forgotten:
+            self._is_forgotten = True
+            self._outbox.log("error", _FORGOTTEN)
+        is_replaced = self._was_registered and broker is not None and not own
+        if is_replaced and not self._is_replaced:
+            self._place.due_us = None  # Also where it had its place for a moment between two looks.
+        self._is_replaced = is_replaced
+        self._is_held = (
+            own and broker is not None and broker.in_shutdown and self._serves
+            and self._stop_us is None and self._next_us is not None
+        )  # fmt: skip
         self._was_registered = self._was_registered or own
+
+    @property
+    def _lost_place(self) -> str:
+        """How this broker has lost its place, and may have it back; empty: it has not."""
+        if self._is_forgotten or self._stop_us is not None:
+            return ""
+        return REPLACED if self._is_replaced else HELD if self._is_held else ""
 
     def may_lead(self, now: Now) -> bool:
         """True while nobody else can have been made leader of what this broker leads.
@@ -190,7 +208,7 @@ class Registration:
         assert now.mono_us >= 0
         if self._is_alone():
             return True
-        if self._is_fenced or self._is_replaced:
+        if self._is_fenced or self._is_replaced or self._is_forgotten:
             return False
         if self._led != self._link.leads or now.mono_us >= self._lease_us:
             self._follow_leadership(now)
@@ -212,9 +230,12 @@ class Registration:
     @property
     def why_fenced(self) -> str:
         """Why the cluster gives this broker no partitions to lead; empty where it does."""
+        if self._is_forgotten:
+            return f"fenced: {_FORGOTTEN}"
         if self._is_replaced:
-            known = self._image().brokers.get(self._config.node_id)
-            return f"fenced: {_FORGOTTEN if known is None else _REPLACED}"
+            return f"fenced: {REPLACED}, at {self._place.other_address}"
+        if self._is_held:
+            return f"fenced: {HELD}"
         if self._is_fenced and not self._is_alone():
             return "fenced: the controller does not count on this broker"
         return ""
@@ -222,7 +243,7 @@ class Registration:
     @property
     def lease_ends_us(self) -> int | None:
         """When `may_lead` becomes False unless the controller is heard; None: not by time."""
-        if self._is_alone() or self._is_fenced or self._is_replaced:
+        if self._is_alone() or self._is_fenced or self._is_replaced or self._is_forgotten:
             return None
         return self._lease_us
 
@@ -236,7 +257,13 @@ class Registration:
 
     def next_us(self) -> int | None:
         """When `tick` is to be called at the latest; None: when something happens."""
-        if self._next_us is None or self._in_flight or self._is_quiet or self._is_replaced:
+        if self._next_us is None or self._in_flight or self._is_forgotten:
+            return self._stop_us
+        if self._lost_place:
+            says_more = self._is_held and not self._is_quiet
+            due_us = self._place.due_us or 0
+            return min(due_us, self._next_us) if says_more else due_us
+        if self._is_quiet or self._is_replaced:
             return self._stop_us
         if self._epoch >= 0 and not self._serves:
             return None
@@ -262,11 +289,16 @@ class Registration:
             self.changed()
             if self._epoch >= 0:
                 return
+        self._place.look(self._lost_place, self._session_us, now.mono_us)
+        if self._place.is_due(now.mono_us) and not self._in_flight:
+            self._place.asked(now.mono_us)
+            self._send(now, registers=True)
+            return
         due = (now.mono_us >= self._next_us or self._has_news) and not self._in_flight
         if due and self._serves and self._is_fenced and self._epoch >= 0 and self._holds_back():
             self._next_us = now.mono_us + BROKER_RETRY_MS * 1000
-        elif due and not self._is_quiet and not self._is_replaced:
-            self._send(now)
+        elif due and not (self._is_quiet or self._is_replaced or self._is_forgotten):
+            self._send(now, registers=self._epoch < 0)
 
     def _follow_leadership(self, now: Now) -> None:
         """Who decides speaks for what it leads for a session after a majority has heard it: another
@@ -283,12 +315,12 @@ class Registration:
         self._led = leads
 
     # --- asking --------------------------------------------------------------------------------
-    def _send(self, now: Now) -> None:
+    def _send(self, now: Now, *, registers: bool) -> None:
         assert not self._in_flight, "one question at a time"
         self._in_flight = True
         then = partial(self._answered, self._link.controller_id, now.mono_us)
         timeout_ms = max(1, self._session_us // 2000)
-        if self._epoch < 0:
+        if registers:
             self._link.ask(self._registering(), then, now, timeout_ms=timeout_ms)
             return
         self._told_full = self._is_disk_full()

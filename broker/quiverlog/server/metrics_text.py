@@ -281,6 +281,13 @@ class MetricsExporter:
                 make = _gauge if name in _NODE_GAUGES else _counter
                 yield make(name, name.replace("_", " ").capitalize() + ".", value)
 
+        displaced = CounterMetricFamily(
+            "quiverlog_displaced", "Others had its place.", labels=["at", "other_at"]
+        )
+        for pair, count in sorted(node.displaced.copy().items()):
+            displaced.add_metric(list(pair), count)
+        yield displaced
+
     def _cluster(self) -> Iterator[Metric]:
         """What the node says of its cluster, under the names that it has for that."""
         now = self._cluster_gauges()

@@ -1,11 +1,12 @@
 """Clients that mean no good, or are out of their wits: what they are answered is known beforehand.
 
-Owns four. A producer that sends its requests twice, sends old ones again to anybody, and stays
+Owns five. A producer that sends its requests twice, sends old ones again to anybody, and stays
 with leaders that lead no more: a repetition is answered with the offset that its rows have, or
 refused. A reader with epochs of other times: it is answered under the epoch that it has named, or
 refused. A stranger that speaks for brokers: it has none of their numbers right, and nothing that it
 asks is done. One that has all the numbers of a partition's leader but the leader epoch, which is
-the one before: it is refused, too.
+the one before: it is refused, too. And a thief of names, that has all numbers of a broker: it takes
+the broker's place, or says that it stops, and the broker has to come back by itself.
 """
 
 from __future__ import annotations
@@ -15,7 +16,11 @@ from typing import TYPE_CHECKING
 
 from quiverlog.types import NO_EPOCH
 from quiverlog.wire import messages as m
-from quiverlog.wire.broker_messages import BrokerHeartbeatRequest, RegisterBrokerRequest
+from quiverlog.wire.broker_messages import (
+    BrokerHeartbeatRequest,
+    RegisterBrokerRequest,
+    RegisteredListener,
+)
 from quiverlog.wire.replica_messages import (
     AlterPartition,
     AlterPartitionRequest,
@@ -33,7 +38,7 @@ from .promises import ClusterChecker
 if TYPE_CHECKING:
     from .cluster import Cluster
 
-__all__ = ["Deposed", "Impostor", "OddReader", "Repeater"]
+__all__ = ["Deposed", "Impostor", "OddReader", "Repeater", "Thief"]
 
 _REMEMBERED_MAX = 30
 
@@ -226,3 +231,50 @@ class Deposed(Impostor):
                 broker_id=leads.node_id, broker_epoch=broker_epoch, partitions=[entry]
             )
         )
+
+
+class Thief(Deposed):
+    """See the module docstring. It is at work as long as there are faults."""
+
+    def act(self) -> None:
+        decides = self._cluster.controller()
+        if self.world.calm or decides is None or decides.node is None:
+            self.later(50_000)
+            return
+        image = decides.node.broker.metadata.image
+        named = [one for one in image.live_brokers() if one.directory_id]
+        others = [one for one in named if one.node_id != decides.node_id]
+        if others and self.rng.random() < 0.5:
+            known = self.rng.choice(others)
+            self.ask(
+                RegisterBrokerRequest(
+                    cluster_id=CLUSTER_ID,
+                    node_id=known.node_id,
+                    incarnation=self.rng.randbytes(16),
+                    directory_id=known.directory_id,
+                    host="nowhere",
+                    port=9292,
+                    listeners=[RegisteredListener(*one) for one in known.listeners],
+                    feature_level_max=known.feature_level_max,
+                )
+            )
+        elif named:
+            known = self.rng.choice(named)
+            self.ask(
+                BrokerHeartbeatRequest(
+                    cluster_id=CLUSTER_ID,
+                    node_id=known.node_id,
+                    broker_epoch=known.broker_epoch,
+                    metadata_version=image.version,
+                    wants_to_stop=True,
+                )
+            )
+        else:
+            self.later(50_000)
+
+    def answered(self, request: m.Request, response: m.Response, body: bytes) -> None:
+        if not isinstance(response, m.HelloResponse) and not response.error_code:
+            self.world.events["a thief was believed"] += 1
+        if self.rng.random() < 0.3:
+            self.hang_up_later(1_000)
+        self.later(self.rng.randrange(100_000, 1_500_000))

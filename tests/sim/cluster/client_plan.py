@@ -35,6 +35,8 @@ class ClientPlan:
     """Readers with odd epochs, and callers that pretend to be brokers."""
     deposed: int = 0
     """Callers that propose as a partition's leader, under the epoch of the one before."""
+    thieves: int = 0
+    """Callers that take a broker's place in its name, or say that it stops."""
 
     @property
     def is_empty(self) -> bool:

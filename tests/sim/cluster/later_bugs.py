@@ -15,6 +15,7 @@ from .shapes import (
     HANDED,
     MOVING,
     NEWBORN,
+    ROBBED,
     STRICT,
     UNHEARD,
     UNTOLD,
@@ -25,6 +26,20 @@ from .shapes import (
 __all__ = ["LATER_BUGS"]
 
 LATER_BUGS: Final[tuple[Bug, ...]] = (
+    make_bug(
+        "a broker that was put out of its place stays out",
+        "node.displaced:Displaced._begins",
+        "self.due_us = now_us + self._wait_us",
+        "self.due_us = now_us + 10**12",
+        shape=ROBBED,
+    ),
+    make_bug(
+        "a broker that is held for stopping is given its old registration",
+        "core.controller.registrations:Registrations.register",
+        "and not before.in_shutdown:",
+        "and True:",
+        shape=ROBBED,
+    ),
     make_bug(
         "a broker that is asked does not say which leader it follows",
         "node.quorum_requests:handle_quorum",

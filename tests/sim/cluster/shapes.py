@@ -8,15 +8,15 @@ from __future__ import annotations
 from typing import Final
 
 from .aimed import AimPlan
-from .client_plan import NO_CLIENTS
+from .client_plan import NO_CLIENTS, ClientPlan
 from .fault_plan import CALM, FaultPlan
 from .scenario import ClusterTopic
 from .tempo import SHIPPED
 
 __all__ = [
     "ALL_POWER", "ASKED", "CAROUSEL", "DIVERGING", "FLUSHED", "HANDED", "JOINING", "LEAN",
-    "MANAGED", "MOVING", "NEWBORN", "POWER", "QUIET", "ROTTEN", "SPLIT", "STOPPED", "STRANDED",
-    "STRICT", "UNHEARD", "UNTOLD", "WIPED", "course", "topics",
+    "MANAGED", "MOVING", "NEWBORN", "POWER", "QUIET", "ROBBED", "ROTTEN", "SPLIT", "STOPPED",
+    "STRANDED", "STRICT", "UNHEARD", "UNTOLD", "WIPED", "course", "topics",
 ]  # fmt: skip
 
 
@@ -183,6 +183,8 @@ WIPED: Final = {**QUIET, "nodes": 5, "plan": FaultPlan.of("wiped disks")}
 """Machines come back with empty disks."""
 UNTOLD: Final = {**WIPED, "plan": FaultPlan.of("wiped disks", seeds=1)}
 """The same, and each knows one other broker by its configuration."""
+ROBBED: Final = {**QUIET, "clients": ClientPlan(thieves=1), "heal_ms": 30_000}
+"""A client takes the places of brokers, and says in their names that they stop."""
 ROTTEN: Final = {
     **QUIET,
     "topics": topics("replicated", segment_ms="1000"),

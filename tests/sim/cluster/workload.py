@@ -15,7 +15,7 @@ from tests.sim.checker import Key, Violation
 from tests.sim.decoding import rows_of
 
 from .administrator import Administrator
-from .adversaries import Deposed, Impostor, OddReader, Repeater
+from .adversaries import Deposed, Impostor, OddReader, Repeater, Thief
 from .clients import ClusterProducer, ClusterReader, ClusterSetup
 from .mover import Mover, Resizer
 from .operators import Operator
@@ -69,6 +69,9 @@ class Workload:
         for number in range(plan.deposed):
             name = f"deposed-{number}"
             self.impostors.append(Deposed(self.cluster, checker, name, keys[number % len(keys)]))
+        for number in range(plan.thieves):
+            name = f"thief-{number}"
+            self.impostors.append(Thief(self.cluster, checker, name, keys[number % len(keys)]))
         for number in range(scenario.nodes if scenario.watched else 0):
             self.readers.append(Watcher(world, checker, number))
         for number in range(scenario.operators):

@@ -9,7 +9,8 @@ as it will be) and returns the records of one entry, or raises; none changes it.
  (unknown) ──registers──▶ fenced ──heard, metadata applied──▶ live ──wants to stop──▶ in shutdown
                             ▲ ▲ ◀──────── silent ──────────────┘                          │
                             │ └───── leads nothing, and all live brokers know it ◀────────┘
-                            └── registers anew (another incarnation), from any state
+                            └── registers anew, from any state (the same incarnation: from
+                                shutdown, which was asked for in its name and not by itself)
 ```
 
 Invariants:
@@ -116,6 +117,9 @@ class Registrations:
     ) -> list[Record]:
         """Records of a registration; empty when it is the one that holds (a repeated request).
 
+        A life that is held for stopping, and registers, does not stop: it begins again, and lacks
+        nothing. (One that stops does not register.)
+
         Args:
             newcomer: as it registers, without an epoch.
             clean_incarnation: its earlier life, if that ended cleanly; empty otherwise.
@@ -137,12 +141,12 @@ class Registrations:
         if before is None:
             self._begin_life(newcomer.node_id)
             return [_fenced(newcomer)]
-        if _is_same(before, newcomer):
+        if _is_same(before, newcomer) and not before.in_shutdown:
             return []
         self._begin_life(newcomer.node_id)
         if before.directory_id not in ("", newcomer.directory_id):
             follows = elections.disk_lost(pending, newcomer.node_id)
-        elif clean_incarnation and clean_incarnation == before.incarnation:
+        elif before.incarnation in (newcomer.incarnation, clean_incarnation):
             follows = elections.broker_fenced(pending, newcomer.node_id)
         else:
             follows = elections.broker_restarted_uncleanly(pending, newcomer.node_id)
