@@ -98,6 +98,7 @@ __all__ = [
     "UnsupportedVersion",
     "VoterChangePending",
     "VoterNotReady",
+    "WorkersLackPackage",
     "WrongCluster",
     "WrongListener",
     "WrongNode",
@@ -655,3 +656,8 @@ class UnsupportedValue(QuiverlogError):
 class FileTooLarge(QuiverlogError):
     code = 1028
     hint = "Reading the file takes more memory than a command may use: write it in smaller pieces."
+
+
+class WorkersLackPackage(QuiverlogError):
+    code = 1029
+    hint = "Install quiverlog for the interpreter of Spark's workers; docs/spark.md says how."

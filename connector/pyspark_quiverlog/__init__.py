@@ -79,18 +79,40 @@ def _check_pyspark() -> None:
         raise RuntimeError(f"quiverlog's data source needs PySpark 4.0 or newer: {line}")
 
 
-def register(spark: SparkSession) -> None:
+def register(spark: SparkSession, *, send: bool | None = None) -> None:
     """Make `quiverlog` known to a session where Spark did not find it by itself.
 
     Spark looks once per JVM, with the interpreter that `PYSPARK_PYTHON` names, or else the first
     `python3` on the PATH. When quiverlog is not installed there, or was installed later, the
-    session answers `DATA_SOURCE_NOT_FOUND`; this call cures that (executors still need it). Where
-    Spark has found it, nothing changes.
+    session answers `DATA_SOURCE_NOT_FOUND`; this call cures that. Where Spark has found it, nothing
+    changes.
+
+    Args:
+        send: send quiverlog, and what it needs but pyarrow, from the driver's environment to the
+            workers. They need the same version of Python on the same system. By default where the
+            workers' interpreter, as it is on the driver's machine, lacks it. Not with Spark
+            Connect, whose server needs it installed.
 
     Raises:
         RuntimeError: PySpark is older than 4.0.
+        WorkersLackPackage: Spark cannot plan with the workers' interpreter, or a server of Spark
+            Connect does not have quiverlog.
     """
     _check_pyspark()
+    from . import sending
+
+    context = sending.context_of(spark)
+    if context is None:
+        _register(spark)
+        sending.check_server(spark)
+    elif send or (send is None and sending.is_missing_in(context.pythonExec)):
+        with sending.sent(spark, context):
+            _register(spark)
+    else:
+        _register(spark)
+
+
+def _register(spark: SparkSession) -> None:
     try:
         spark.dataSource.register(DefaultSource)
     except Exception as error:

@@ -6,17 +6,21 @@ import pickle
 import subprocess
 import sys
 import threading
+import zipfile
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import pyspark_quiverlog
-from pyspark_quiverlog import _compat, pool
+from pyspark_quiverlog import _compat, pool, sending
 from pyspark_quiverlog.options import Use, parse_read_options
 from pyspark_quiverlog.planning import Range
 from pyspark_quiverlog.reader import LogSplit
+from quiverlog.errors import WorkersLackPackage
 
 
 def python(code: str) -> str:
@@ -205,3 +209,67 @@ def test_register_where_spark_has_found_it_already(condition: str) -> None:
     else:
         with pytest.raises(Refused):
             pyspark_quiverlog.register(spark)
+
+
+# --- workers whose interpreter does not have it ---------------------------------------------------
+def session_of(python: str, registered: list[type]) -> Any:
+    """As much of a classic session as `register` asks before it sends anything."""
+    return SimpleNamespace(
+        sparkContext=SimpleNamespace(pythonExec=python),
+        dataSource=SimpleNamespace(register=registered.append),
+    )
+
+
+def script(path: Path, words: str) -> str:
+    path.write_text(f"#!/bin/sh\n{words}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_workers_that_have_it_are_sent_nothing() -> None:
+    registered: list[type] = []
+    pyspark_quiverlog.register(session_of(sys.executable, registered))
+    assert registered == [pyspark_quiverlog.DefaultSource]
+
+
+def test_an_interpreter_that_spark_cannot_plan_with_is_refused(tmp_path: Path) -> None:
+    """Spark's own words are `Cannot run program` and `No module named`, at the first load."""
+    none = "./environment/bin/python"
+    no_pyarrow = script(tmp_path / "python", f'exec {sys.executable} -S "$@"')
+    broken = script(tmp_path / "broken", "exit 3")
+    for python, says in (
+        (none, "link the environment of --archives"),
+        (no_pyarrow, "has no pyarrow"),
+        (broken, "has no pyarrow"),
+    ):
+        registered: list[type] = []
+        with pytest.raises(WorkersLackPackage) as caught:
+            pyspark_quiverlog.register(session_of(python, registered))
+        assert python in caught.value.message
+        assert says in caught.value.message
+        assert registered == []
+
+
+def test_what_is_sent_is_whole(tmp_path: Path) -> None:
+    """Packages of the archives alone, in an interpreter that has none of them."""
+    for name in sending.PACKAGES:
+        with zipfile.ZipFile(sending._packed(name, str(tmp_path))) as file:
+            file.extractall(tmp_path / "unpacked" / name)
+    site = str(Path(pa.__file__).parent.parent)
+    code = (
+        "import sys; sys.path[:0] = sys.argv[1:]\n"
+        "import pyspark_quiverlog.source, quiverlog.client.client, msgspec, fastcrc\n"
+        "print(quiverlog.__file__, msgspec.__file__, fastcrc.crc32.iscsi(b'123456789'))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code, str(tmp_path / "unpacked"), site],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    where, other, checksum = done.stdout.split()
+    assert where.startswith(str(tmp_path))
+    assert other.startswith(str(tmp_path))
+    assert int(checksum) == 0xE3069283  # the check value of CRC-32C

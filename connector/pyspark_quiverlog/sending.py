@@ -1,0 +1,139 @@
+"""The way of quiverlog to Spark's workers whose interpreter does not have it.
+
+Owns what is sent: quiverlog and the two small compiled packages that it is made of, as the driver
+has them, each as an archive that Spark unpacks where its Python workers look for modules. A zip on
+their path would not do: compiled modules cannot be imported from it. pyarrow is not sent, since
+Spark's own part of a data source needs it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import importlib
+import os
+import shutil
+import subprocess
+import tempfile
+import weakref
+import zipfile
+from collections.abc import Iterator
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from typing import TYPE_CHECKING, Any, Final
+
+from quiverlog.errors import WorkersLackPackage
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["PACKAGES", "check_server", "context_of", "is_missing_in", "sent"]
+
+PACKAGES: Final = ("quiverlog", "pyspark_quiverlog", "msgspec", "fastcrc")
+_LOOK: Final = (
+    "import sys\n"
+    "from importlib.util import find_spec\n"
+    "print(','.join(name for name in sys.argv[1:] if find_spec(name) is None))"
+)
+_LOOK_S_MAX: Final = 60
+_PATH: Final = "PYTHONPATH"
+_sent_by: Final[weakref.WeakSet[Any]] = weakref.WeakSet()
+"""Contexts: sent again, it would be unpacked under workers that run."""
+
+
+def context_of(spark: SparkSession) -> Any | None:
+    """None with Spark Connect: the workers are the server's."""
+    try:
+        return spark.sparkContext
+    except Exception:  # each version says in its own way that there is none
+        return None
+
+
+def is_missing_in(python: str) -> bool:
+    """Whether this interpreter, on the driver's machine, has to be sent the packages.
+
+    Raises:
+        WorkersLackPackage: Spark cannot plan with it at all.
+    """
+    try:
+        done = subprocess.run(
+            [python, "-c", _LOOK, "pyarrow", *PACKAGES],
+            capture_output=True,
+            text=True,
+            timeout=_LOOK_S_MAX,
+            check=False,
+        )
+    except OSError as error:
+        raise WorkersLackPackage(
+            f"PYSPARK_PYTHON is {python}, which Spark also starts in the driver's working "
+            f"directory, where it does not run ({error.strerror}): give a path that runs on the "
+            "driver's machine and on every worker's, or link the environment of --archives to "
+            "that name in the driver's working directory."
+        ) from error
+    missing = set(done.stdout.strip().split(",")) - {""}
+    if done.returncode or "pyarrow" in missing:
+        raise WorkersLackPackage(
+            f"PYSPARK_PYTHON is {python}, which has no pyarrow, and no data source of Python works "
+            "without it: install it there on every machine, or name an interpreter that has it."
+        )
+    return bool(missing)
+
+
+@contextlib.contextmanager
+def sent(spark: SparkSession, context: Any) -> Iterator[None]:
+    """For the time of a `with`: what is registered is found by every Python worker.
+
+    All of them look where the archives are unpacked, but for the process that asks a stream's
+    source what there is: it takes its path from the environment that a function is made with.
+    """
+    from pyspark import SparkFiles
+
+    if context not in _sent_by:
+        # Executors that begin later fetch them then: they stay for as long as the driver runs.
+        directory = tempfile.mkdtemp(prefix="quiverlog-")
+        atexit.register(shutil.rmtree, directory, ignore_errors=True)
+        for name in PACKAGES:
+            spark.addArtifacts(f"{_packed(name, directory)}#{name}", archive=True)
+        _sent_by.add(context)
+    before = context.environment.get(_PATH)
+    paths = [SparkFiles.getRootDirectory(), *([before] if before else [])]
+    context.environment[_PATH] = os.pathsep.join(paths)
+    try:
+        yield
+    finally:
+        if before is None:
+            del context.environment[_PATH]
+        else:
+            context.environment[_PATH] = before
+
+
+def check_server(spark: SparkSession) -> None:
+    """Raises WorkersLackPackage where the server of Spark Connect does not have quiverlog."""
+    try:
+        # Spark's planner makes the source, which then misses an option.
+        _ = spark.read.format("quiverlog").load().schema
+    except Exception as error:
+        if not any(f"No module named '{name}'" in str(error) for name in PACKAGES):
+            return
+        raise WorkersLackPackage(
+            "The interpreter of the Spark Connect server's workers (its PYSPARK_PYTHON) does not "
+            "have quiverlog: install it there and on its executors; a client cannot send it."
+        ) from error
+
+
+def _packed(name: str, directory: str) -> str:
+    path = os.path.join(directory, f"{name}.zip")
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for inner, data in _content(files(importlib.import_module(name)), ""):
+            archive.writestr(inner, data)
+    return path
+
+
+def _content(directory: Traversable, prefix: str) -> Iterator[tuple[str, bytes]]:
+    """The files of a package, be it a directory or in a zip."""
+    for entry in directory.iterdir():
+        if entry.is_dir():
+            if entry.name != "__pycache__":
+                yield from _content(entry, f"{prefix}{entry.name}/")
+        else:
+            yield f"{prefix}{entry.name}", entry.read_bytes()

@@ -1,0 +1,112 @@
+"""A standalone cluster of Spark, and environments of Python that are not the driver's.
+
+Owns the processes of one master and one worker on 127.0.0.1, which begin with an environment of
+their own, and interpreters beside the tests': nothing is installed, packages are linked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import time
+import zipfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pyspark
+
+__all__ = ["QUIVERLOG", "archive", "environment_of", "running_cluster"]
+
+SPARK_HOME = Path(pyspark.__file__).parent
+SITE_PACKAGES = SPARK_HOME.parent
+JAVA = Path(os.environ.get("JAVA_HOME", "/usr")) / "bin" / "java"
+STARTS_S_MAX = 120
+
+QUIVERLOG = ("quiverlog", "pyspark_quiverlog", "msgspec", "fastcrc")
+"""What the driver has and the environments of the workers do not."""
+
+
+def environment_of(directory: Path, *, wheel: Path | None = None) -> Path:
+    """A virtual environment with PySpark and pyarrow; with quiverlog if there is a wheel of it.
+
+    The wheel's own requirements come with it as copies: an archive has no links out of itself.
+    """
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(directory)], check=True)
+    (site,) = directory.glob("lib/python3*/site-packages")
+    shared = directory if wheel is None else directory.parent / f"{directory.name}-shared"
+    shared.mkdir(exist_ok=True)
+    for path in SITE_PACKAGES.iterdir():
+        name = path.name.partition("-")[0].partition(".")[0]
+        if name.strip("_") not in (*QUIVERLOG, "pycache", "editable_impl_quiverlog"):
+            target = (site if wheel is None else shared) / path.name
+            if path.suffix != ".pth":
+                target.symlink_to(path)
+    if wheel is not None:
+        (site / "shared.pth").write_text(f"{shared}\n")
+        with zipfile.ZipFile(wheel) as file:
+            file.extractall(site)
+        for name in ("msgspec", "fastcrc"):
+            shutil.copytree(SITE_PACKAGES / name, site / name)
+    return directory
+
+
+def archive(directory: Path) -> Path:
+    """The environment as `--archives` wants it."""
+    path = directory.with_suffix(".tar.gz")
+    with tarfile.open(path, "w:gz", compresslevel=1) as file:
+        for entry in sorted(directory.iterdir()):
+            file.add(entry, entry.name)
+    return path
+
+
+@contextlib.contextmanager
+def running_cluster(directory: Path) -> Iterator[str]:
+    """The address of a master that has one worker of two cores."""
+    with _java(directory, "master", "master.Master", "--port", "0") as log:
+        address = _seen(log, r"Starting Spark master at (spark://[\d.:]+)")
+        resources = ("--cores", "2", "--memory", "1g", "--work-dir", str(directory / "work"))
+        with _java(directory, "worker", "worker.Worker", *resources, address) as log:
+            _seen(log, r"(Successfully registered) with master")
+            yield address
+
+
+@contextlib.contextmanager
+def _java(directory: Path, name: str, main: str, *words: str) -> Iterator[Path]:
+    log = directory / f"{name}.log"
+    command: Sequence[str] = (
+        *(str(JAVA), "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx512m"),
+        *("-cp", f"{SPARK_HOME}/jars/*", f"org.apache.spark.deploy.{main}"),
+        *("--host", "127.0.0.1", "--webui-port", "0", *words),
+    )
+    # Not the test's: a worker's machine has no virtual environment on its PATH.
+    environment = {
+        "PATH": "/usr/bin:/bin",
+        "HOME": str(directory),
+        "JAVA_HOME": str(JAVA.parent.parent),
+        "SPARK_HOME": str(SPARK_HOME),
+        "SPARK_SCALA_VERSION": "2.13",
+        "SPARK_LOCAL_HOSTNAME": "127.0.0.1",
+    }
+    with (
+        log.open("wb") as output,
+        subprocess.Popen(command, stdout=output, stderr=output, env=environment) as process,
+    ):
+        try:
+            yield log
+        finally:
+            process.terminate()
+
+
+def _seen(log: Path, pattern: str) -> str:
+    deadline = time.monotonic() + STARTS_S_MAX
+    while time.monotonic() < deadline:
+        found = re.search(pattern, log.read_text(errors="replace"))
+        if found:
+            return found[1]
+        time.sleep(0.05)
+    raise AssertionError(f"{pattern} is not in {log}:\n{log.read_text(errors='replace')[-3000:]}")
