@@ -20,21 +20,23 @@ FROM ${BASE} AS dependencies
 ARG PIP_NO_INDEX
 ARG PIP_FIND_LINKS
 COPY LICENSE build/wheels/*.whl /wheels/
-COPY pyproject.toml /src/
+COPY requirements-image.txt /src/
+# Every file that is installed has a hash that is written down here: the index is not trusted.
 RUN python3 -m venv /opt/quiverlog \
- && python3 -c "import tomllib; p = tomllib.load(open('/src/pyproject.toml', 'rb'))['project']; print(*p['dependencies'], *p['optional-dependencies']['broker'], sep='\n')" >/src/requirements.txt \
- && /opt/quiverlog/bin/pip install --no-cache-dir --disable-pip-version-check -r /src/requirements.txt
+ && /opt/quiverlog/bin/pip install --no-cache-dir --disable-pip-version-check --require-hashes -r /src/requirements-image.txt
 
 FROM dependencies AS package
 ARG PIP_NO_INDEX
 ARG PIP_FIND_LINKS
+COPY requirements-build.txt /src/
+RUN /opt/quiverlog/bin/pip install --no-cache-dir --disable-pip-version-check --require-hashes -r /src/requirements-build.txt
 COPY pyproject.toml *.md LICENSE compose.yaml /src/
 COPY docs /src/docs
 COPY examples /src/examples
 COPY ops /src/ops
 COPY broker /src/broker
 COPY connector /src/connector
-RUN /opt/quiverlog/bin/pip install --no-cache-dir --disable-pip-version-check --no-deps --root /staging /src
+RUN /opt/quiverlog/bin/pip install --no-cache-dir --disable-pip-version-check --no-index --no-deps --no-build-isolation --root /staging /src
 
 # Neither pip nor what only builds and tests need: less to carry, less to attack.
 FROM dependencies AS trimmed

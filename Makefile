@@ -54,7 +54,7 @@ package:  ## Wheel and sdist in dist/, tried: tests from the sdist, a broker fro
 matrix:  ## The tests without Spark on every Python from 3.11 to 3.14 that this machine has
 	@scripts/matrix.sh $(ARGS)
 
-lock:  ## Work constraints.txt out again (needs uv); ARGS=--upgrade takes the newest of all
+lock:  ## Work constraints.txt and the image's hashes out again (needs uv); ARGS=--upgrade takes the newest of all
 	@scripts/lock.sh $(ARGS)
 
 sim:  ## Simulated clusters with fresh seeds: make sim HOURS=8 (simulated hours)

@@ -3,7 +3,8 @@
     python scripts/download_wheels.py DIRECTORY 3.11
 
 Owns what is in DIRECTORY: wheels for one version of Python on this machine's platform, for the
-dependencies of `quiverlog[broker]` and for what builds it. Downloads nothing when they are there.
+dependencies of `quiverlog[broker]` and for what builds it, as the files of hashes name them.
+Downloads nothing when they are there.
 """
 
 from __future__ import annotations
@@ -11,31 +12,26 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
-PYPROJECT = Path(__file__).resolve().parents[1] / "pyproject.toml"
+ROOT = Path(__file__).resolve().parents[1]
+HASHED = (ROOT / "requirements-image.txt", ROOT / "requirements-build.txt")
 STAMP = ".downloaded"
 
 
 def main() -> None:
     directory, python_version = Path(sys.argv[1]), sys.argv[2]
-    pyproject = tomllib.loads(PYPROJECT.read_text())
-    project = pyproject["project"]
-    wanted = [
-        *project["dependencies"],
-        *project["optional-dependencies"]["broker"],
-        *pyproject["build-system"]["requires"],
-    ]
     stamp = directory / STAMP
-    told = "\n".join([python_version, *wanted])
+    told = "\n".join([python_version, *(path.read_text() for path in HASHED)])
     if stamp.exists() and stamp.read_text() == told:
         return
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
     pip += ["--only-binary=:all:", "--python-version", python_version, "--dest", str(directory)]
-    subprocess.run([*pip, *wanted], check=True)
+    pip += ["--no-deps", "--require-hashes"]
+    for path in HASHED:  # one after the other: both may name a package
+        subprocess.run([*pip, "--requirement", str(path)], check=True)
     stamp.write_text(told)
 
 

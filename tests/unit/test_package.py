@@ -179,8 +179,73 @@ def test_every_requirement_has_a_tested_version_within_its_bounds() -> None:
         assert all(map(requirement.specifier.contains, known)), f"{requirement}: type `make lock`"
 
 
-def test_the_versions_name_no_registry() -> None:
-    assert "://" not in (ROOT / "constraints.txt").read_text()
+LISTS = ("constraints.txt", "requirements-image.txt", "requirements-build.txt")
+BUILD: list[str] = PYPROJECT["build-system"]["requires"]
+HASHED = {
+    "requirements-image.txt": [*PROJECT["dependencies"], *EXTRAS["broker"]],
+    "requirements-build.txt": BUILD,
+}
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_the_versions_name_no_registry(name: str) -> None:
+    text = (ROOT / name).read_text()
+    assert "://" not in text
+    assert not re.search(r"^\s*-(?!-hash=)", text, re.MULTILINE), "an option, like an index"
+
+
+def hashed(name: str) -> dict[str, tuple[Requirement, list[str]]]:
+    """The packages of a file, each with its line and its hashes."""
+    text = (ROOT / name).read_text().replace("\\\n", " ")
+    found = {}
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            words, *hashes = re.split(r"\s+--hash=", line.strip())
+            requirement = Requirement(words)
+            found[canonicalize_name(requirement.name)] = (requirement, hashes)
+    return found
+
+
+@pytest.mark.parametrize("name", HASHED)
+def test_what_has_hashes_has_the_tested_versions(name: str) -> None:
+    lines = set((ROOT / "constraints.txt").read_text().splitlines())
+    known = {(canonicalize_name(Requirement(r).name), str(Requirement(r).specifier))
+             for r in lines if r and not r.startswith("#")}  # fmt: skip
+    for package, (requirement, hashes) in hashed(name).items():
+        assert (package, str(requirement.specifier)) in known, f"{package}: type `make lock`"
+        assert hashes, package
+        assert all(re.fullmatch(r"sha256:[0-9a-f]{64}", value) for value in hashes), package
+
+
+@pytest.mark.parametrize(("name", "asked"), HASHED.items())
+def test_what_has_hashes_is_all_that_pip_asks_for(name: str, asked: list[str]) -> None:
+    """In its mode with hashes, pip refuses whatever a package needs and the file does not name."""
+    there = hashed(name)
+    todo = [Requirement(line) for line in asked]
+    seen = set()
+    while todo:
+        requirement = todo.pop()
+        package = canonicalize_name(requirement.name)
+        assert package in there, f"{package} is not in {name}: type `make lock`"
+        assert requirement.specifier.contains(str(there[package][0].specifier)[2:])
+        if package not in seen:
+            seen.add(package)
+            needs = map(Requirement, metadata.requires(package) or [])
+            todo += [r for r in needs if r.marker is None or r.marker.evaluate({"extra": ""})]
+    python = {"python_full_version": "3.11.0"}
+    extra = {p for p, (r, _) in there.items() if r.marker is None or r.marker.evaluate(python)}
+    assert seen == extra or sys.version_info >= (3, 12), extra - seen
+
+
+def test_an_image_installs_nothing_without_its_hash() -> None:
+    text = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
+    installs = re.findall(r"pip install[^&\n]*", text)
+    ours = [line for line in installs if line.endswith(" /src")]
+    assert len(installs) == 3
+    assert len(ours) == 1, "quiverlog itself, from what lies here"
+    assert {"--no-index", "--no-deps", "--no-build-isolation"} <= set(ours[0].split())
+    named = {m for line in installs for m in re.findall(r"--require-hashes -r /src/(\S+)", line)}
+    assert named == set(HASHED)
 
 
 def test_the_demo_is_set_up_without_linters_and_test_tools() -> None:
