@@ -261,7 +261,7 @@ class InvalidConfig(QuiverlogError):
 
 class InvalidSchema(QuiverlogError):
     code = 28
-    hint = "docs/python-client.md lists the types that a topic may hold."
+    hint = ""
 
 
 class IncompatibleSchema(QuiverlogError):
@@ -604,7 +604,7 @@ class DeliveryTimedOut(QuiverlogError):
 
 class ClientClosed(QuiverlogError):
     code = 1003
-    hint = "Open a new client: this one was closed."
+    hint = ""
 
 
 class InvalidArgument(QuiverlogError):
@@ -614,7 +614,7 @@ class InvalidArgument(QuiverlogError):
 
 class SchemaMismatch(QuiverlogError):
     code = 1005
-    hint = "`quiverlog topic describe` shows the topic's schema."
+    hint = ""
 
 
 class BufferExhausted(QuiverlogError):
@@ -650,7 +650,7 @@ class InvalidValue(SchemaMismatch):
 
 class UnsupportedValue(QuiverlogError):
     code = 1021
-    hint = "Take the rows as Arrow (`batch.data`, `to_arrow`), or leave the column out (`columns`)."
+    hint = ""
 
 
 class FileTooLarge(QuiverlogError):

@@ -17,6 +17,7 @@ from typing import Any
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from quiverlog.addresses import parse_addresses
+from quiverlog.client.display import counted
 from quiverlog.errors import QuiverlogError
 from quiverlog.types import TopicPartition
 
@@ -53,7 +54,8 @@ class SourceLag:
         rows = list(self.rows.values()) or [0]
         topics = ", ".join(sorted({where.topic for where in self.ranges}))
         text = (
-            f"{topics}: {self.total} rows behind in {len(self.ranges)} partitions "
+            f"{topics}: {counted(self.total, 'row', 'rows')} behind in "
+            f"{counted(len(self.ranges), 'partition', 'partitions')} "
             f"(min {min(rows)}, average {self.total / len(rows):.1f}, max {max(rows)})"
         )
         return text if self.stored_bytes is None else f"{text}, {self.stored_bytes} bytes"

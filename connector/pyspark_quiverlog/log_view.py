@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
+from quiverlog.client.display import partitions_of
 from quiverlog.errors import (
     InvalidOption,
     OffsetOutOfRange,
@@ -382,8 +383,8 @@ def _check_assigned(topic: str, wanted: Iterable[int], there: list[int]) -> None
     for partition in wanted:
         if partition not in there:
             raise InvalidOption(
-                f"option `assign`: topic {topic!r} has {len(there)} partitions, "
-                f"{partition} is none of them."
+                f"option `assign`: {partitions_of(topic, len(there))}; {partition} is not one of "
+                "them."
             )
 
 

@@ -140,11 +140,11 @@ def _with_path(raw: Mapping[str, str], name: str, selectors: tuple[str, ...]) ->
     A table in Spark's catalogue has its warehouse location there, which cannot be a topic's name
     (it has slashes) and means nothing here.
     """
-    options = {key.lower(): value for key, value in raw.items()}
-    path = options.pop("path", None)
+    options = {key: value for key, value in raw.items() if key.lower() != "path"}
+    path = next((value for key, value in raw.items() if key.lower() == "path"), None)
     if path is None:
         return options
-    given = [s for s in selectors if s.lower() in options]
+    given = [key for key in options if key.lower() in {s.lower() for s in selectors}]
     if "/" in path or ":" in path:
         if not given:
             raise InvalidOption(f"option `path`: {path!r} is no topic; use `{name}`.")
@@ -161,9 +161,9 @@ def _parse(raw: Mapping[str, str], use: Use) -> dict[str, Any]:
         lowered = key.lower()
         if lowered in _IGNORED or lowered.startswith("option."):  # a table's options, once more
             continue
-        setting = _lookup(lowered)
+        setting = _lookup(key)
         if not setting.where & use:
-            raise InvalidOption(_misplaced(setting, use))
+            raise InvalidOption(_misplaced(setting, key, use))
         if setting.field in given:
             raise InvalidOption(
                 f"options `{given[setting.field]}` and `{key}` mean the same: set one."
@@ -172,7 +172,7 @@ def _parse(raw: Mapping[str, str], use: Use) -> dict[str, Any]:
         try:
             values[setting.field] = setting.parse(text)
         except InvalidValue as error:
-            raise InvalidOption(f"option `{setting.key}` {error}") from error
+            raise InvalidOption(f"option `{key}` {error}") from error
     if "bootstrap_servers" not in values:
         table = "" if raw else _TABLE_HINT
         raise InvalidOption(
@@ -182,12 +182,14 @@ def _parse(raw: Mapping[str, str], use: Use) -> dict[str, Any]:
 
 
 def _lookup(key: str) -> Setting:
+    """By a name in any spelling; errors have the person's own."""
     setting = OPTIONS.find(key)
     if setting is not None:
         return setting
-    instead = OPTIONS.absent.get(key)
-    if instead is None and key.startswith("kafka."):
-        bare = OPTIONS.find(key.removeprefix("kafka."))
+    lowered = key.lower()
+    instead = OPTIONS.absent.get(lowered)
+    if instead is None and lowered.startswith("kafka."):
+        bare = OPTIONS.find(lowered.removeprefix("kafka."))
         instead = f"use `{bare.key}`" if bare else "Kafka's client is not in use here; leave it out"
     if instead is not None:
         raise InvalidOption(f"option `{key}` does not apply: {instead}.")
@@ -196,7 +198,7 @@ def _lookup(key: str) -> Setting:
     raise InvalidOption(f"option `{key}` is unknown: {did_you_mean}")
 
 
-def _misplaced(setting: Setting, use: Use) -> str:
+def _misplaced(setting: Setting, key: str, use: Use) -> str:
     instead = ""
     if setting.key == "topic":
         instead = " Use `subscribe`."
@@ -207,7 +209,7 @@ def _misplaced(setting: Setting, use: Use) -> str:
     elif use is Use.BATCH_READ:
         instead = " A batch read takes all rows up to `endingOffsets`."
     where: Use = setting.where
-    return f"option `{setting.key}` applies to {where.label}, not to {use.label}.{instead}"
+    return f"option `{key}` applies to {where.label}, not to {use.label}.{instead}"
 
 
 def _fields(values: dict[str, Any], use: Use) -> dict[str, Any]:

@@ -75,7 +75,7 @@ def test_a_cluster_as_it_should_be_lets_any_of_its_brokers_go() -> None:
         (with_broker(2, in_shutdown=True), 1, "broker 2 is stopping"),
         (with_broker(2, out_of_sync=4), 1, "copies are out of sync: 4 on broker 2"),
         (with_broker(2, moving=5), 2, "5 of its partitions are moving"),
-        (cluster(offline=1), 1, "1 partitions have no leader"),
+        (cluster(offline=1), 1, "1 partition has no leader"),
         (cluster(controller=None), 1, "nobody decides"),
         (cluster(told_by=2), 3, "broker 1, which decides, does not answer"),
         (

@@ -88,7 +88,7 @@ def test_other_shapes_of_text_are_text(column: pa.Array) -> None:
         (pd.Series([1], name="id"), "Cannot send a Series.*give a pyarrow RecordBatch"),
         (pa.table({"id": [1], "__index_level_0__": [1]}), "no column '__index_level_0__'"),
         ("rows", "Cannot send a str"),
-        (pa.table({"id": ["1"]}), r"'id' .*is int64, the data has string: convert it first"),
+        (pa.table({"id": ["1"]}), r"'id' .*is int64, the data has string: it is text"),
         (pa.table({"id": [1.5]}), r"'id' .*the data has double"),
         (pa.table({"id": [True]}), r"'id' .*the data has bool"),
         (pa.table({"id": [None]}), r"'id' .*must not be null"),

@@ -163,7 +163,7 @@ def test_a_write_refuses_what_reads_take() -> None:
     with pytest.raises(InvalidOption, match="applies to read"):
         write(failOnDataLoss="true")
     with pytest.raises(
-        InvalidOption, match="`deliverymode` does not apply: the sink writes at least once"
+        InvalidOption, match="`deliveryMode` does not apply: the sink writes at least once"
     ):
         write(topic="t", deliveryMode="exactly_once")
 

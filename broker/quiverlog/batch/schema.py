@@ -141,7 +141,8 @@ def check_schema(schema: pa.Schema) -> None:
         raise InvalidSchema(f"column names must differ; used twice: {', '.join(doubles)}.")
     refused = [reason for field in schema for reason in refused_types(field)]
     if refused:
-        raise InvalidSchema("; ".join(refused) + ".")
+        types = "docs/python-client.md lists the types that a topic may hold."
+        raise InvalidSchema(f"{'; '.join(refused)}. {types}")
 
 
 def _count_fields(data_type: pa.DataType) -> int:

@@ -135,7 +135,7 @@ def print_status(found: ClusterDetail, few: list[TopicInfo]) -> None:
     """One screen: is it healthy, and what to do next."""
     decides = "nobody decides" if found.controller is None else f"broker {found.controller} decides"
     voters = f"{len(found.voters)} voter{'s' * (len(found.voters) != 1)}"
-    partitions = f"{found.partitions:,} in {found.topics:,} topics"
+    partitions = f"{found.partitions:,} in {found.topics:,} topic{'s' * (found.topics != 1)}"
     not_well = {
         "copies out of sync": sum(one.out_of_sync for one in found.brokers),
         "below min.insync.replicas": found.under_min_in_sync,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from quiverlog.client.display import counted
 from quiverlog.limits import REPLICATION_FACTOR_DEFAULT
 
 if TYPE_CHECKING:
@@ -245,7 +246,9 @@ def may_restart(found: ClusterDetail, node_id: int) -> RestartVerdict:
     if broker.moving:
         reasons.append(f"{broker.moving:,} of its partitions are moving")
     if found.offline:
-        reasons.append(f"{found.offline:,} partitions have no leader")
+        reasons.append(
+            counted(found.offline, "partition has no leader", "partitions have no leader")
+        )
     notes = []
     if broker.needed and not behind:
         notes.append(

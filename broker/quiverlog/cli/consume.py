@@ -16,7 +16,6 @@ import click
 
 from quiverlog.cli.formats import FileKind, kind_of
 from quiverlog.cli.options import (
-    INT32_MAX,
     INT64_MAX,
     bootstrap_option,
     columns_callback,
@@ -116,7 +115,7 @@ class _Wish:
     "--partition",
     "partitions",
     multiple=True,
-    type=click.IntRange(0, INT32_MAX),
+    type=click.IntRange(0, INT64_MAX),
     help="May be repeated.",
 )
 @click.option(

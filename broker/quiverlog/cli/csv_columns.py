@@ -14,10 +14,11 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.types as t
 
-__all__ = ["Padded", "column_names", "is_number"]
+__all__ = ["Padded", "column_names", "in_our_words", "is_number"]
 
 INDEX: Final = "index"
 """What a first column without a name is called: pandas' own word."""
+_WHOLE_AS_FLOAT: Final = re.compile(r"not int\d+: invalid value '-?\d+\.0'")
 _PADDED: Final = r"^\s*\+?0[0-9]|^\s*\+[0-9]"
 
 
@@ -46,9 +47,10 @@ def column_names(
         names.append(name)
         is_made_up = name != given
         if is_made_up and topic is not None and chosen is None and name not in topic.names:
+            all_names = ",".join(dict.fromkeys(filter(None, header)))
             raise pa.ArrowInvalid(
                 f"{_what(number, given)}, and the topic has no column {name!r}, as it would be "
-                f"called: choose columns with --columns {','.join(filter(None, header))}"
+                f"called: choose columns with --columns {all_names}"
                 + (", or write the file without the index (index=False)" if number == 0 else "")
             )
     return names, notes
@@ -71,6 +73,20 @@ def _what(number: int, given: str) -> str:
 
 def _note(number: int, given: str, name: str) -> str:
     return f"{_what(number, given)}: it is taken as {name!r}"
+
+
+def in_our_words(said: str) -> str:
+    """pyarrow's words for a cell, with what a person can do about it."""
+    if "expected a zone offset" in said:
+        said = said.partition(". If these")[0].replace("expected a zone offset in ", "")
+        return f"{said} has no time zone: write one behind it (Z, +02:00), or use timestamp_ntz"
+    said = said.replace(
+        "not Rescaling Decimal value would cause data loss",
+        "a value has more digits behind the point than the column's type",
+    )
+    if _WHOLE_AS_FLOAT.search(said):
+        said += ' (pandas writes whole numbers so where some are missing: .astype("Int64") first)'
+    return said
 
 
 def is_number(kind: pa.DataType) -> bool:

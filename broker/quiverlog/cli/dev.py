@@ -19,7 +19,7 @@ import click
 
 from quiverlog.cli.failures import CommandFailed
 from quiverlog.cli.options import Seconds, config_pairs, debug_option, format_option
-from quiverlog.cli.output import print_json, print_table
+from quiverlog.cli.output import counted, print_json, print_table
 from quiverlog.local.cluster import BROKERS_MAX, LocalCluster, racks_of
 from quiverlog.local.failures import LocalClusterFailed
 from quiverlog.local.ports import is_free
@@ -274,7 +274,8 @@ def stop(found: LocalCluster, node_id: int | None) -> None:
     """Stop one broker, or all of them, in order; the data stay."""
     with found.locked():
         if node_id is None:
-            print(f"stopped {found.stop()} brokers; their data stay in {found.directory}")
+            stopped = counted(found.stop(), "broker", "brokers")
+            print(f"stopped {stopped}; their data stay in {found.directory}")
             return
         ended = _broker_of(found, node_id).stop(timeout_s=60.0)
     print(f"stopped broker {node_id}" if ended else f"broker {node_id} did not run")

@@ -25,7 +25,7 @@ from quiverlog.batch.header import (
 )
 from quiverlog.cli.failures import ExitCode
 from quiverlog.cli.options import debug_option, format_option
-from quiverlog.cli.output import human_bytes, human_count, print_json, print_table
+from quiverlog.cli.output import counted, human_bytes, print_json, print_table
 from quiverlog.errors import CorruptLog, UnsupportedFormat
 from quiverlog.storage.boundaries import Boundaries
 from quiverlog.storage.index import SparseIndex
@@ -212,7 +212,8 @@ def _print(dump: _Dump, *, only_problems: bool) -> None:
         )
     good = [batch for batch in dump.batches if batch.crc_ok]
     stored = human_bytes(sum(b.size_bytes for b in good))
-    print(f"{len(good)} batches, {human_count(sum(b.row_count for b in good))} rows, {stored}")
+    rows = counted(sum(b.row_count for b in good), "row", "rows")
+    print(f"{counted(len(good), 'batch', 'batches')}, {rows}, {stored}")
     for problem in dump.problems:
         print(f"PROBLEM  {problem}")
 

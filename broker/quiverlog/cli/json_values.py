@@ -84,10 +84,31 @@ def decode_column(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     found = set(map(type, values))
     if not found <= _taken_as_it_is(kind):
         values = [None if value is None else convert(value) for value in values]
-    array = pa.array(values, kind)
+    try:
+        array = pa.array(values, kind)
+    except (pa.ArrowException, OverflowError) as error:
+        raise ValueError(_why_not(values, kind) or str(error)) from error
     if t.is_float32(kind) and found & {float, int, Decimal}:
         _check_float32(values, array)
     return array
+
+
+def _why_not(values: Sequence[Any], kind: pa.DataType) -> str | None:
+    """Arrow names C types and what it took from the first value; None where it says it better."""
+    bits = kind.bit_width if t.is_integer(kind) else 0
+    for value in values:
+        if bits and isinstance(value, int) and not -(2 ** (bits - 1)) <= value < 2 ** (bits - 1):
+            wider = "a decimal column holds it" if bits == 64 else "a wider column holds it"
+            return f"{_shown(value)} does not fit into {bits} bits ({wider}, or text)"
+        if isinstance(value, Decimal) and t.is_decimal(kind):
+            try:
+                pa.array([value], kind)
+            except pa.ArrowException:
+                return (
+                    f"{_shown(value)} has more than {kind.precision} digits, or more than "
+                    f"{kind.scale} behind the point"
+                )
+    return None
 
 
 def _taken_as_it_is(kind: pa.DataType) -> set[type]:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from quiverlog.cli.terminal import printable, unshielded
+from quiverlog.client.display import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -107,11 +108,6 @@ def _cell(value: Any) -> str:
 def human_count(value: float) -> str:
     """`1234567` -> `1,234,567`."""
     return f"{value:,.0f}"
-
-
-def counted(count: int, one: str, more: str) -> str:
-    """`1 partition`, `1,234 partitions`."""
-    return f"{count:,} {one if count == 1 else more}"
 
 
 def human_bytes(value: float) -> str:

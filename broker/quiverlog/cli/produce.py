@@ -14,7 +14,7 @@ from quiverlog.cli.failures import CommandFailed, ExitCode, explain, one_line
 from quiverlog.cli.lean_imports import lean_imports
 from quiverlog.cli.new_topic import new_topic_options
 from quiverlog.cli.options import (
-    INT32_MAX,
+    INT64_MAX,
     bootstrap_option,
     columns_callback,
     config_option,
@@ -25,7 +25,7 @@ from quiverlog.cli.options import (
     topic_option,
     without_end,
 )
-from quiverlog.cli.output import human_bytes, human_count, print_json, print_table
+from quiverlog.cli.output import counted, human_bytes, human_count, print_json, print_table
 from quiverlog.cli.produce_progress import Progress, shown_progress
 from quiverlog.cli.produce_topic import TargetTopic
 from quiverlog.errors import QuiverlogError, SchemaMismatch
@@ -94,7 +94,7 @@ _INTERRUPTED_WAIT_S = 5.0
 @new_topic_options("With --create. ", " Inferred when not given.")
 @config_option
 @click.option(
-    "--partition", type=click.IntRange(0, INT32_MAX), help="Send all rows to this partition."
+    "--partition", type=click.IntRange(0, INT64_MAX), help="Send all rows to this partition."
 )
 @click.option("--compression", type=click.Choice(["none", "lz4", "zstd"]), help="Of the batches.")
 @click.option(
@@ -271,9 +271,13 @@ def _in_the_file(error: Exception, rows_before: int) -> Exception:
 
 def _interrupted(outcome: _Outcome, futures: deque[Any], target: TargetTopic) -> CommandFailed:
     missing = _collect(outcome, futures, 0.0)  # the flush has waited
-    stored = f"{human_count(outcome.rows)} rows are stored in {target.name} and acknowledged"
+    stored = f"{_rows(outcome.rows, 'is', 'are')} stored in {target.name} and acknowledged"
     unsure = "; what was sent after them was not acknowledged in time" if missing else ""
     return CommandFailed(f"interrupted: {stored}{unsure}.", ExitCode.INTERRUPTED)
+
+
+def _rows(count: int, one: str, more: str) -> str:
+    return f"{counted(count, 'row', 'rows')} {one if count == 1 else more}"
 
 
 def _collect(outcome: _Outcome, futures: deque[Any], seconds: float) -> int:
@@ -298,7 +302,7 @@ def _with_what_is_left(
     """A file that breaks off half way leaves rows behind: the person must know how many."""
     missing = _collect(outcome, futures, wait_s)
     if outcome.rows:
-        left = f"{human_count(outcome.rows)} rows were stored in {target.name} before that."
+        left = f"{_rows(outcome.rows, 'was', 'were')} stored in {target.name} before that."
     elif target.is_made:
         left = target.told_when_empty(is_sure=not missing)
     else:
@@ -328,6 +332,6 @@ def _report(topic: str, outcome: _Outcome, output_format: str) -> None:
         )
     rate = outcome.rows / outcome.seconds if outcome.seconds else 0.0
     print(
-        f"{human_count(outcome.rows)} rows to {topic}, {human_bytes(outcome.byte_count)} in "
+        f"{counted(outcome.rows, 'row', 'rows')} to {topic}, {human_bytes(outcome.byte_count)} in "
         f"{outcome.seconds:.2f} s ({human_count(rate)} rows/s)"
     )

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from quiverlog.cli.output import console, human_count
+from quiverlog.cli.output import console, counted, human_count
 from quiverlog.cli.terminal import printable
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class _Rate:
         if not is_kept:
             self._before, self._since_s = rows, now_s
         shown = human_count(rate) if rate >= 10 or not rate else f"{rate:.1f}"
-        return f"{human_count(rows)} rows, {shown} rows/s"
+        return f"{counted(rows, 'row', 'rows')}, {shown} rows/s"
 
 
 @contextlib.contextmanager

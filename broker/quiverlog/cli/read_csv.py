@@ -21,7 +21,7 @@ import pyarrow.csv as csv
 import pyarrow.types as t
 
 from quiverlog.cli.ahead import done_ahead
-from quiverlog.cli.csv_columns import Padded, column_names, is_number
+from quiverlog.cli.csv_columns import Padded, column_names, in_our_words, is_number
 from quiverlog.cli.csv_records import Records
 from quiverlog.cli.encodings import no_utf8
 from quiverlog.cli.file_blocks import FileBlocks
@@ -306,7 +306,7 @@ class _Reader:
         try:
             yield
         except pa.ArrowInvalid as error:
-            text = _COLUMN.sub(self._column_name, str(error))
+            text = in_our_words(_COLUMN.sub(self._column_name, str(error)))
             raise pa.ArrowInvalid(_ROW.sub(self._row_number, text)) from error
 
     def _column_name(self, match: re.Match[str]) -> str:

@@ -10,6 +10,7 @@ Values are read with the topic's types where there is a topic; otherwise the fir
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime
@@ -39,6 +40,10 @@ _BLOCK_BYTES: Final = 4 << 20
 _PIPE_BYTES: Final = 1 << 20
 RECORD_BYTES_MAX: Final = FRAME_BYTES_MAX
 """A row that no frame has room for cannot be sent; to wait for its end would fill the memory."""
+_HALF_PAIR: Final = re.compile(
+    rb"\\u[dD][89abAB]\w\w(?!\\u[dD][c-fC-F])"  # the first half, without the second
+    rb"|(?<!\\u[dD][89abAB]\w\w)\\u[dD][c-fC-F]\w\w"
+)
 _ENDS_EARLY: Final = "truncated"
 _ONE_LINE: Final = " (a row is one line: `jq -c .` makes lines of objects that take several)"
 BOM: Final = b"\xef\xbb\xbf"
@@ -230,6 +235,11 @@ class _JsonReader:
                 except (ValueError, msgspec.MsgspecError) as error:
                     if (wrong := no_utf8(line)) is not None:
                         raise pa.ArrowInvalid(f"line {number}: {wrong}") from error
+                    if half := _HALF_PAIR.search(line):
+                        raise pa.ArrowInvalid(
+                            f"line {number}: {half[0].decode()} is half of a surrogate pair, and "
+                            "no character by itself"
+                        ) from error
                     hint = _ONE_LINE if _ENDS_EARLY in str(error) else ""
                     raise pa.ArrowInvalid(f"line {number} is no JSON: {error}{hint}") from error
 

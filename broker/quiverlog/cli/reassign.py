@@ -305,7 +305,8 @@ def _run_plan(client: Client, moves: Sequence[Move], how: How) -> None:
     left = wait_for(client, copies, how.wait_s)
     if left:
         raise CommandFailed(
-            f"{len(left)} of {len(moves)} partitions still move; `--cancel` gives a move up."
+            f"{len(left)} of {counted(len(moves), 'partition', 'partitions')} still "
+            f"{'moves' if len(left) == 1 else 'move'}; `--cancel` gives a move up."
         )
     _check_done(client, moves)
     elect_preferred(client, moves)
@@ -348,7 +349,9 @@ def _moving(
         moving = {key: one for key, one in moving.items() if not one.is_over}
         if output_format != "json":
             click.echo(
-                f"{count:,} moves are given up; {len(moving):,} on their way back.", err=True
+                f"{counted(count, 'move is', 'moves are')} given up; {len(moving):,} on the way "
+                "back.",
+                err=True,
             )
     left = list(moving)
     if wait_s and moving:
@@ -363,4 +366,5 @@ def _moving(
     elif not cancel:
         click.echo("No partition moves.", err=True)
     if wait_s and left:
-        raise CommandFailed(f"{len(left)} partitions still move; `--cancel` gives a move up.")
+        still = counted(len(left), "partition still moves", "partitions still move")
+        raise CommandFailed(f"{still}; `--cancel` gives a move up.")

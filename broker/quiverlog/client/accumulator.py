@@ -32,6 +32,7 @@ from quiverlog.errors import (
 from quiverlog.types import Now
 
 from .delivery import Delivery, RowsDelivery
+from .display import partitions_of
 from .producer_identity import Numbering
 from .producer_types import EncodedBatch, ProducerOptions, Receiver
 from .results import TopicInfo
@@ -156,7 +157,7 @@ class Accumulator:
             raise InvalidArgument(f"partition={partition!r} is not a number.")
         if not 0 <= partition < len(self.topic.partitions):
             raise UnknownPartition(
-                f"Topic {self.topic.name!r} has {len(self.topic.partitions)} partitions; "
+                f"{partitions_of(self.topic.name, len(self.topic.partitions))}; "
                 f"{partition} is not one of them."
             )
 

@@ -27,6 +27,7 @@ __all__ = [
     "INT64",
     "NAME",
     "OPTIONAL_WAIT",
+    "PARTITION",
     "REQUEST",
     "SECONDS",
     "SETTINGS",
@@ -145,6 +146,8 @@ def number(least: int, most: int) -> Kind:
 
 INT32 = number(-(2**31), 2**31 - 1)
 INT64 = number(-(2**63), 2**63 - 1)
+PARTITION = INT64
+"""Which partitions there are is said where the topic is known."""
 
 
 def seconds(least: float, most: float = SECONDS_MAX) -> Kind:
@@ -288,7 +291,7 @@ def _moment_or_offset(name: str, value: object) -> None:
 
 
 def _or_mapping(single: Kind, values: Kind) -> Kind:
-    by_partition = mapping(INT32, values)
+    by_partition = mapping(PARTITION, values)
     return lambda name, value: (by_partition if isinstance(value, Mapping) else single)(name, value)
 
 

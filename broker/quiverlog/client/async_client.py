@@ -27,9 +27,9 @@ from quiverlog.limits import (
 from .arguments import (
     ANYTHING,
     BOOLEAN,
-    INT32,
     INT64,
     NAME,
+    PARTITION,
     SECONDS,
     START,
     checked,
@@ -171,7 +171,7 @@ class AsyncClient(AsyncMethods):
         buffer_bytes=_SIZE,
         delivery_timeout=SECONDS,
         idempotent=BOOLEAN,
-        partition=optional(INT32),
+        partition=optional(PARTITION),
     )
     def producer(
         self,
@@ -225,7 +225,7 @@ class AsyncClient(AsyncMethods):
             core = await self.run(open_core(self.cluster, topic, complete))
             with self._lock:
                 if self._closed:
-                    raise ClientClosed("The client is closed.")
+                    raise ClientClosed("The client is closed: open a new one.")
                 if self._host is None:
                     self._host = AsyncProducerHost(self.cluster, self.driver)
                 producer = AsyncProducer(core, self._host.host(core))
@@ -237,10 +237,10 @@ class AsyncClient(AsyncMethods):
     @checked(
         topic=NAME,
         start=START,
-        end=optional(one_of(mapping(INT32, INT64), "latest")),
+        end=optional(one_of(mapping(PARTITION, INT64), "latest")),
         follow=BOOLEAN,
         columns=optional(sequence(NAME)),
-        partitions=optional(sequence(INT32)),
+        partitions=optional(sequence(PARTITION)),
         fetch_bytes=INT64,
         skip_corrupt=BOOLEAN,
         fetch_from=one_of(NAME, "leader", "follower", "nearest"),
@@ -310,7 +310,7 @@ class AsyncClient(AsyncMethods):
         start=START,
         end=START,
         where=ANYTHING,
-        partitions=optional(sequence(INT32)),
+        partitions=optional(sequence(PARTITION)),
         progress=ANYTHING,
         fetch_bytes=INT64,
         skip_corrupt=BOOLEAN,

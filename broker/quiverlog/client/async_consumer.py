@@ -12,7 +12,7 @@ from typing import Self, TypeVar
 from quiverlog.errors import InvalidArgument, QuiverlogError
 
 # blocking: from .arrow_stream import stream_of_consumer
-from .arguments import INT32, INT64, WAIT, checked
+from .arguments import INT64, PARTITION, WAIT, checked
 from .asynchronous import AsyncDriver
 from .commands import Operation
 from .consumer_base import ConsumerBase
@@ -105,7 +105,7 @@ class AsyncConsumer(ConsumerBase):
             self._core.take_back()
             raise
 
-    @checked(partition=INT32, offset=INT64)
+    @checked(partition=PARTITION, offset=INT64)
     async def seek(self, partition: int, offset: int) -> None:
         """Go on from `offset` of a partition: back, or past rows that cannot be decoded.
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from quiverlog.errors import ClientClosed, QuiverlogError, RequestTimedOut
 
-from .arguments import INT32, OPTIONAL_WAIT, check, checked
+from .arguments import OPTIONAL_WAIT, PARTITION, check, checked
 from .delivery import Delivery
 from .producer_base import INTERRUPTED_FLUSH_S, ProducerBase, all_done
 from .producer_core import ProducerCore
@@ -93,7 +93,7 @@ class AsyncProducer(ProducerBase):
         """
         self._check_usable()
         if partition is not None:
-            check("partition", partition, INT32)
+            check("partition", partition, PARTITION)
         target = self._options.partition if partition is None else partition
         future = AsyncSendFuture(self, self._hosted)
         if isinstance(data, dict):
@@ -159,7 +159,9 @@ class AsyncProducer(ProducerBase):
             await self._hosted.stop()
         finally:  # an abort that is interrupted must not leave sends without an end
             with self._hosted.lock:
-                self._core.fail_all(ClientClosed(f"The producer of {self.topic!r} was closed."))
+                self._core.fail_all(
+                    ClientClosed(f"The producer of {self.topic!r} was closed before.")
+                )
                 self._hosted.notify()
 
     async def __aenter__(self) -> Self:

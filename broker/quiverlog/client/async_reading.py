@@ -16,7 +16,7 @@ import pyarrow as pa
 from .async_consumer import AsyncConsumer
 from .asynchronous import AsyncDriver
 from .consumer_core import ConsumerCore
-from .display import names
+from .display import counted, names
 from .extras import extra
 from .python_values import data_frame
 from .reading_plan import ReadPlan, ReadProgress
@@ -99,10 +99,11 @@ class AsyncReading:
         return polars.from_arrow(await self.to_arrow())
 
     def __repr__(self) -> str:
-        partitions = len(self._plan.ranges)
+        rows = counted(self.rows_total, "row", "rows")
+        partitions = counted(len(self._plan.ranges), "partition", "partitions")
         return (
-            f"<{type(self).__name__} of {self.topic}: {self.rows_total:,} rows in {partitions} "
-            f"partitions, columns {names(self.schema.names)}>"
+            f"<{type(self).__name__} of {self.topic}: {rows} in {partitions}, "
+            f"columns {names(self.schema.names)}>"
         )
 
     # blocking: __arrow_c_stream__ = stream_of_reading

@@ -237,7 +237,7 @@ class AsyncDriver:
         if not self.is_own_process:
             raise ForkedClient("This client was opened before the process forked.")
         if self._closed:
-            raise ClientClosed("The client is closed.")
+            raise ClientClosed("The client is closed: open a new one.")
 
     async def close(self) -> None:
         """Close all connections; requests under way fail with ConnectionClosed."""
@@ -330,7 +330,7 @@ class AsyncDriver:
         if known is not None and not known.closed:
             return known
         if self._closed:
-            raise ClientClosed("The client is closed.")
+            raise ClientClosed("The client is closed: open a new one.")
         task = self._opening.get(key)
         if task is None:
             task = asyncio.create_task(self._open(address, timeout_s))

@@ -117,7 +117,7 @@ class BlockingDriver:
         if not self.is_own_process:
             raise ForkedClient("This client was opened before the process forked.")
         if self._closed:
-            raise ClientClosed("The client is closed.")
+            raise ClientClosed("The client is closed: open a new one.")
 
     def close(self) -> None:
         """Close the idle connections; those in use are closed when their request ends."""

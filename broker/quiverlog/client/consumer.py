@@ -11,7 +11,7 @@ from typing import Self, TypeVar
 
 from quiverlog.errors import InvalidArgument, QuiverlogError
 
-from .arguments import INT32, INT64, WAIT, checked
+from .arguments import INT64, PARTITION, WAIT, checked
 from .arrow_stream import stream_of_consumer
 from .blocking import BlockingDriver
 from .commands import Operation
@@ -105,7 +105,7 @@ class Consumer(ConsumerBase):
             self._core.take_back()
             raise
 
-    @checked(partition=INT32, offset=INT64)
+    @checked(partition=PARTITION, offset=INT64)
     def seek(self, partition: int, offset: int) -> None:
         """Go on from `offset` of a partition: back, or past rows that cannot be decoded.
 

@@ -29,6 +29,7 @@ from quiverlog.batch.unbent import Check, check_of
 from quiverlog.errors import InvalidValue, SchemaMismatch
 
 from . import arguments
+from .why_not import why_not_type, why_not_value
 
 __all__ = ["Converter"]
 
@@ -83,6 +84,8 @@ class Converter:
         try:
             batch = self._from_full_rows(rows)
             if batch is None:
+                if not all(isinstance(row, Mapping) for row in rows):
+                    raise TypeError("a row is no dict")
                 unknown = set().union(*rows) - self._names
                 if unknown:
                     raise self._unknown_columns(unknown)
@@ -133,7 +136,7 @@ class Converter:
                 return [pa.record_batch(data)]
             why = ""
         except (pa.ArrowException, ValueError, TypeError) as error:
-            why = f" ({_first_line(error)})"  # one column, say, and no rows of columns
+            why = f" ({_words(error)})"  # one column, say, and no rows of columns
         raise SchemaMismatch(
             f"Cannot send a {type(data).__name__}{why}: give a pyarrow RecordBatch or Table, "
             "a dict, a list of dicts, or anything with __arrow_c_stream__.",
@@ -176,7 +179,7 @@ class Converter:
         if not _keeps_meaning(normalize_type(column.type), field.type):
             raise SchemaMismatch(
                 f"Column {field.name!r} of topic {self.topic!r} is {field.type}, the data has "
-                f"{column.type}: convert it first.",
+                f"{column.type}: {why_not_type(normalize_type(column.type), field.type)}.",
                 topic=self.topic,
                 column=field.name,
             )
@@ -257,7 +260,7 @@ class Converter:
                     return SchemaMismatch(
                         f"Column {field.name!r} of topic {self.topic!r} is {field.type}; row "
                         f"{index} holds {arguments.shown(value)} ({type(value).__name__}): "
-                        f"{_first_line(cause)}.",
+                        f"{why_not_value(value, field.type, _first_line(cause))}.",
                         topic=self.topic,
                         column=field.name,
                         row=index,
@@ -313,6 +316,12 @@ def _keeps_meaning(source: pa.DataType, target: pa.DataType) -> bool:
         wanted = {f.name: f.type for f in target}
         return all(f.name in wanted and _keeps_meaning(f.type, wanted[f.name]) for f in source)
     return False
+
+
+def _words(error: Exception) -> str:
+    """pyarrow says in two parts what pandas' columns are refused for, the column in the second."""
+    parts = [str(part).rstrip(".") for part in reversed(error.args)]
+    return (": ".join(parts).splitlines() or [type(error).__name__])[0]
 
 
 def _first_line(error: Exception) -> str:

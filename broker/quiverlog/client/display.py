@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["NAMES_SHOWN_MAX", "ROWS_SHOWN_MAX", "cells", "html_table", "names"]
+__all__ = [
+    "NAMES_SHOWN_MAX",
+    "ROWS_SHOWN_MAX",
+    "cells",
+    "counted",
+    "html_table",
+    "names",
+    "partitions_of",
+]
 
 ROWS_SHOWN_MAX: Final = 20
 CELL_CHARS_MAX: Final = 80
@@ -26,6 +34,17 @@ def names(all_names: Sequence[str]) -> str:
     more = len(all_names) - NAMES_SHOWN_MAX
     shown = ", ".join(all_names[:NAMES_SHOWN_MAX])
     return f"{shown} and {more} more" if more > 0 else shown
+
+
+def counted(count: int, one: str, more: str) -> str:
+    """`1 partition`, `1,234 partitions`."""
+    return f"{count:,} {one if count == 1 else more}"
+
+
+def partitions_of(topic: str, count: int) -> str:
+    """Which partitions a topic has, in a sentence: `Topic 't' has 4 partitions, 0 to 3`."""
+    those = "1 partition, 0" if count == 1 else f"{count:,} partitions, 0 to {count - 1}"
+    return f"Topic {topic!r} has {those}"
 
 
 def cells(column: pa.Array) -> list[str]:

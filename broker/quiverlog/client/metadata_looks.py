@@ -17,6 +17,7 @@ from quiverlog.wire import messages as m
 
 from .answers import check_topic_count, named
 from .commands import Call, Operation, Reply
+from .display import partitions_of
 from .results import Address, ClusterMetadata, PartitionInfo, TopicInfo, topic_info
 
 __all__ = ["Ask", "Look", "ask_one", "check", "look", "partition_info"]
@@ -118,7 +119,7 @@ def partition_info(topic: TopicInfo, partition: int) -> PartitionInfo:
         if info.partition == partition:
             return info
     raise UnknownPartition(
-        f"Topic {topic.name!r} has {len(partitions)} partitions; {partition} is not one of them.",
+        f"{partitions_of(topic.name, len(partitions))}; {partition} is not one of them.",
         topic=topic.name,
         partition=partition,
     )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from quiverlog.errors import ClientClosed, QuiverlogError, RequestTimedOut
 
-from .arguments import INT32, OPTIONAL_WAIT, check, checked
+from .arguments import OPTIONAL_WAIT, PARTITION, check, checked
 from .delivery import Delivery
 from .producer_base import INTERRUPTED_FLUSH_S, ProducerBase, all_done
 from .producer_core import ProducerCore
@@ -87,7 +87,7 @@ class Producer(ProducerBase):
         """
         self._check_usable()
         if partition is not None:
-            check("partition", partition, INT32)
+            check("partition", partition, PARTITION)
         target = self._options.partition if partition is None else partition
         future = SendFuture(self, self._hosted)
         if isinstance(data, dict):
@@ -153,7 +153,9 @@ class Producer(ProducerBase):
             self._hosted.stop()
         finally:  # an abort that is interrupted must not leave sends without an end
             with self._hosted.lock:
-                self._core.fail_all(ClientClosed(f"The producer of {self.topic!r} was closed."))
+                self._core.fail_all(
+                    ClientClosed(f"The producer of {self.topic!r} was closed before.")
+                )
                 self._hosted.notify()
 
     def __enter__(self) -> Self:

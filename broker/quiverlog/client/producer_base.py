@@ -18,6 +18,7 @@ from .answers import about
 from .arguments import shown
 from .commands import Operation
 from .convert import Converter
+from .display import counted
 from .producer_core import ProducerCore
 from .producer_runner import new_identity
 from .producer_types import (
@@ -129,7 +130,11 @@ class ProducerBase:
         watch(self, core)
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else f"{self.buffered_bytes:,} bytes not acknowledged"
+        state = (
+            "closed"
+            if self._closed
+            else f"{counted(self.buffered_bytes, 'byte', 'bytes')} not acknowledged"
+        )
         return f"<{type(self).__name__} of {self.topic}: {state}>"
 
     @property
@@ -153,7 +158,7 @@ class ProducerBase:
 
     def _check_usable(self) -> None:
         if self._closed:
-            raise ClientClosed(f"The producer of {self.topic!r} is closed.")
+            raise ClientClosed(f"The producer of {self.topic!r} is closed: open a new one.")
         if not self._is_own_process:
             raise ForkedClient("This producer was opened before the process forked.")
 

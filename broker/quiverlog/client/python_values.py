@@ -88,7 +88,7 @@ def _check_column(
     except _FAILURES as error:
         raise UnsupportedValue(
             f"{what} ({column.type}): the value at {counted} {first + row} cannot be had here "
-            f"({_first_line(error)}). {_advice(column.type)}",
+            f"({_first_line(error)}). {_advice(column.type)}Arrow has it: `data`, `to_arrow`.",
             column=what.split("'")[1],
             **{counted: first + row},
         ) from error
@@ -96,11 +96,11 @@ def _check_column(
 
 def _advice(kind: pa.DataType) -> str:
     if _has(kind, t.is_time):
-        return f"{_NANOSECONDS}."
+        return f"{_NANOSECONDS}. "
     if _has(kind, t.is_date):
-        return f"{_YEARS} days (int32); pandas takes it with `date_as_object=False`."
+        return f"{_YEARS} days (int32); pandas takes it with `date_as_object=False`. "
     if _has(kind, t.is_timestamp):
-        return f"{_YEARS} microseconds (int64)."
+        return f"{_YEARS} microseconds (int64). "
     return ""
 
 

@@ -15,7 +15,7 @@ from .arrow_stream import stream_of_reading
 from .blocking import BlockingDriver
 from .consumer import Consumer
 from .consumer_core import ConsumerCore
-from .display import names
+from .display import counted, names
 from .extras import extra
 from .python_values import data_frame
 from .reading_plan import ReadPlan, ReadProgress
@@ -98,10 +98,11 @@ class Reading:
         return polars.from_arrow(self.to_arrow())
 
     def __repr__(self) -> str:
-        partitions = len(self._plan.ranges)
+        rows = counted(self.rows_total, "row", "rows")
+        partitions = counted(len(self._plan.ranges), "partition", "partitions")
         return (
-            f"<{type(self).__name__} of {self.topic}: {self.rows_total:,} rows in {partitions} "
-            f"partitions, columns {names(self.schema.names)}>"
+            f"<{type(self).__name__} of {self.topic}: {rows} in {partitions}, "
+            f"columns {names(self.schema.names)}>"
         )
 
     __arrow_c_stream__ = stream_of_reading

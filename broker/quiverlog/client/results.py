@@ -15,7 +15,7 @@ from quiverlog.addresses import Address
 from quiverlog.types import NO_EPOCH, Compression, Durability
 from quiverlog.wire import messages as m
 
-from .display import ROWS_SHOWN_MAX, html_table, names
+from .display import ROWS_SHOWN_MAX, counted, html_table, names
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -72,7 +72,7 @@ class TopicInfo:
     def __repr__(self) -> str:
         key = f"key ({names(self.key_columns)}), " if self.key_columns else ""
         return (
-            f"TopicInfo({self.name!r}, {len(self.partitions)} partitions, "
+            f"TopicInfo({self.name!r}, {counted(len(self.partitions), 'partition', 'partitions')}, "
             f"replicas {self.replicas}, {key}schema {self.schema_id}, id {self.topic_id.hex()})"
         )
 
@@ -283,7 +283,8 @@ class TopicDetail:
         from quiverlog.batch.schema_text import format_schema
 
         return (
-            f"TopicDetail({self.name!r}, {self.rows:,} rows in {len(self.partitions)} partitions, "
+            f"TopicDetail({self.name!r}, {counted(self.rows, 'row', 'rows')} in "
+            f"{counted(len(self.partitions), 'partition', 'partitions')}, "
             f"{format_schema(self.schema)}; id {self.topic_id.hex()})"
         )
 

@@ -54,6 +54,7 @@ from quiverlog.types import NO_SEQUENCE, Durability, Now
 from quiverlog.wire import messages as m
 
 from .answers import named
+from .display import counted
 from .partition_queue import SILENCE_US, PartitionQueue
 from .producer_identity import Numbering
 from .producer_types import EncodedBatch, Identity, ProduceCall, ProducerOptions, Receiver
@@ -218,7 +219,7 @@ class Sender:
             for batch in expired:
                 seconds = self._options.delivery_timeout_us / 1_000_000
                 why = batch.last_failure and f" Last failure: {batch.last_failure}"
-                text = f"{batch.row_count} rows waited {seconds:g} s.{why}"
+                text = f"{counted(batch.row_count, 'row', 'rows')} waited {seconds:g} s.{why}"
                 self._fail(queue, batch, DeliveryTimedOut(text))
 
     def wake_at_us(self, now: Now) -> int | None:
@@ -413,7 +414,7 @@ class Sender:
     ) -> QuiverlogError:
         """A copy of the error for one batch: one request may fail batches of several partitions."""
         if error.retriable:  # it was tried until its time was up
-            text = f"{batch.row_count} rows. Last failure: {error.message}"
+            text = f"{counted(batch.row_count, 'row', 'rows')}. Last failure: {error.message}"
             final: QuiverlogError = DeliveryTimedOut(text)
         else:
             final = type(error)(error.message, **error.details)

@@ -64,6 +64,12 @@ def alter_configs(
 def why_unknown(name: str) -> str:
     """Why no key of brokers has this name, or what may have been meant."""
     key = name.removeprefix(TOPIC_DEFAULTS_PREFIX)
+    if key == name and key in CONFIG_DEFS:
+        return (
+            "it is a setting of topics: `quiverlog config set --topic NAME` sets it for one, and "
+            f"`{TOPIC_DEFAULTS_PREFIX}{key}` is the brokers' name for what holds where a topic has "
+            "none"
+        )
     if key in CONFIG_DEFS.absent:
         return CONFIG_DEFS.absent[key]
     if key != name and (close := CONFIG_DEFS.suggest(key)):

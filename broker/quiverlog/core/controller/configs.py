@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from quiverlog.broker_keys import CONFIG_KEYS
 from quiverlog.errors import InvalidConfig
 from quiverlog.limits import (
     BATCH_BYTES_DEFAULT_MAX,
@@ -43,6 +44,7 @@ __all__ = [
     "check_default",
     "defaults_among",
     "topic_config",
+    "why_no_topic_key",
 ]
 
 
@@ -247,9 +249,14 @@ def default_text(key: str, replication_factor: int) -> str:
     return default
 
 
-def _why_no_topic_key(key: str) -> str:
+def why_no_topic_key(key: str) -> str:
     if key in CONFIG_DEFS.absent:
         return CONFIG_DEFS.absent[key]
+    if key in CONFIG_KEYS:
+        return (
+            "is a setting of brokers, not of topics: `quiverlog config set --cluster`, or "
+            "--broker ID, sets it while they run, where it can be"
+        )
     close = CONFIG_DEFS.suggest(key)
     return "is not a topic configuration key" + (f" (is it {close}?)" if close else "")
 
@@ -263,7 +270,7 @@ def check_configs(configs: Mapping[str, str]) -> None:
     for key, text in configs.items():
         definition = CONFIG_DEFS.get(key)
         if definition is None:
-            raise InvalidConfig(f"{key!r} {_why_no_topic_key(key)}.")
+            raise InvalidConfig(f"{key!r} {why_no_topic_key(key)}.")
         try:
             definition.parse(text)
         except InvalidValue as error:

@@ -24,6 +24,7 @@ from quiverlog.core.controller.configs import (
     TopicConfig,
     check_configs,
     topic_config,
+    why_no_topic_key,
 )
 from quiverlog.core.controller.features import check_finalised
 from quiverlog.core.controller.image import Image
@@ -318,7 +319,7 @@ def _alter_configs(
         if key in set_configs:
             raise InvalidConfig(f"{key!r} is to be both set and deleted.")
         if key not in CONFIG_DEFS:
-            raise InvalidConfig(f"{key!r} is not a topic configuration key.")
+            raise InvalidConfig(f"{key!r} {why_no_topic_key(key)}.")
     assert topic.replication_factor >= 1
     _check_level(image, set_configs)
     _configured(image, topic, set_configs, delete_configs)
