@@ -62,6 +62,7 @@ def offline_reason(name: TopicPartition, error: BaseException) -> tuple[Quiverlo
     if isinstance(error, CorruptLog | DiskFull):
         return type(error)(f"{name} is offline: {error.message}"), passing
     why = what_failed(error) if isinstance(error, OSError) else str(error)
+    why = why or f"{type(error).__name__}, whose traceback is in the broker's log"
     return StorageFault(f"{name} is offline: {why}."), passing
 
 

@@ -3,8 +3,8 @@
 - `log-start` (magic `QVLOGSTA`): `i64 log_start_offset`. Durable before rows below it count as
   given up. It is also the floor below which no offset is ever given out again. `log-start-copy` is
   the same once more, because nothing else knows it: one damaged file must not bring rows back.
-- `truncate-to` (magic `QVTRUNCA`): `i64 offset`. There while a truncation is under way: the next
-  start carries it out.
+- `truncate-to` (magic `QVTRUNCA`): `i64 offset | u32 crc32c of the directory's name`. There while a
+  truncation is under way: the next start carries it out.
 - `recovery-point` (magic `QVRECOVR`): `i64 offset | i64 segment base | u64 position`, then
   `i64 log start | i64 flushed`. All before the position is on the disk. Written after a flush
   (every few MiB, and when a segment is finished) and at a clean close. A clean start trusts it only
@@ -26,6 +26,7 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, Protocol, Self
 
+from quiverlog.batch.checksum import crc32c
 from quiverlog.batch.header import BatchHeader
 from quiverlog.errors import CorruptLog
 from quiverlog.storage.byte_source import is_unreadable
@@ -45,7 +46,9 @@ __all__ = [
     "RecoveryPoint",
     "StoredPoint",
     "drop_snapshot",
+    "is_truncation_of_another",
     "load_log_start",
+    "load_log_starts",
     "load_recovery_point",
     "load_snapshot",
     "load_truncation",
@@ -68,6 +71,7 @@ _RECOVERY_MAGIC: Final = b"QVRECOVR"
 _SNAPSHOT_MAGIC: Final = b"QVPRODUC"
 _VERSION: Final = 1
 _OFFSET: Final = struct.Struct("<q")
+_CHECK: Final = struct.Struct("<I")
 _POINT: Final = struct.Struct("<qqQ")
 _BOUNDS: Final = struct.Struct("<qq")
 _WHOLE_POINT_BYTES: Final = len(
@@ -197,18 +201,38 @@ def save_log_start(disk: Disk, directory: str, offset: int) -> None:
 
 def load_log_start(disk: Disk, directory: str, names: Sequence[str]) -> int | None:
     """The log start by the newest good file; 0 if none was written, None if all are damaged."""
-    paths = [f"{directory}/{name}" for name in LOG_START_FILES if name in names]
-    found = _load(disk, _LOG_START_MAGIC, _OFFSET.size, *paths)
-    good = [max(0, int(_OFFSET.unpack_from(payload)[0])) for payload in found]
+    good = load_log_starts(disk, directory, names)
     if good:
         return max(good)
-    return None if paths else 0
+    return None if any(name in names for name in LOG_START_FILES) else 0
 
 
-def pack_truncation(offset: int) -> bytes:
-    """The file's bytes."""
+def load_log_starts(disk: Disk, directory: str, names: Sequence[str]) -> list[int]:
+    """What each good file says."""
+    paths = [f"{directory}/{name}" for name in LOG_START_FILES if name in names]
+    found = _load(disk, _LOG_START_MAGIC, _OFFSET.size, *paths)
+    assert len(found) <= len(paths)
+    return [max(0, int(_OFFSET.unpack_from(payload)[0])) for payload in found]
+
+
+def pack_truncation(offset: int, directory: str) -> bytes:
+    """The file's bytes. They name the partition: nothing else could tell whose rows are to go."""
     assert offset >= 0
-    return pack_file(_TRUNCATION_MAGIC, _VERSION, _OFFSET.pack(offset))
+    return pack_file(_TRUNCATION_MAGIC, _VERSION, _OFFSET.pack(offset) + _name_check(directory))
+
+
+def _name_check(directory: str) -> bytes:
+    return _CHECK.pack(crc32c(directory.rpartition("/")[2].encode()))
+
+
+def is_truncation_of_another(disk: Disk, directory: str) -> bool:
+    """True where `truncate-to` names another partition. An older file names none."""
+    path = f"{directory}/{TRUNCATION_FILE}"
+    for payload in _load(disk, _TRUNCATION_MAGIC, _OFFSET.size, path):
+        named = payload[_OFFSET.size :]
+        assert len(payload) >= _OFFSET.size
+        return len(named) == _CHECK.size and named != _name_check(directory)
+    return False
 
 
 def load_truncation(disk: Disk, directory: str) -> int | None:

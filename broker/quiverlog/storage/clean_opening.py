@@ -30,6 +30,7 @@ from quiverlog.storage.checkpoint import (
     Bounds,
     StoredPoint,
 )
+from quiverlog.storage.contradictions import agree_with_rows
 from quiverlog.storage.disk import Disk
 from quiverlog.storage.epochs import EPOCHS_FILE, LeaderEpochs
 from quiverlog.storage.log_files import own_offset
@@ -101,14 +102,17 @@ def _open(
         return None
     if known is not None and (known.start_offset > start or known.end_offset > end):
         return None
-    if start != checkpoint.load_log_start(disk, directory, _starts_of(entries)):
+    starts = _starts_of(entries)
+    told = checkpoint.load_log_starts(disk, directory, starts)
+    if len(told) < len(starts) or any(one != start for one in told or [0]):
         return None
     segments = _segments(disk, directory, bases, indexed, start, stored)
     if segments is None:
         return None
     path = f"{directory}/{EPOCHS_FILE}"
     epochs.load(path, disk.read_file(path))
-    if epochs.newest > epoch_newest:
+    if epochs.newest > epoch_newest or not agree_with_rows(epochs, segments, start, end):
+        epochs.truncate_to(0)  # The list is read again, or the rows are.
         return None
     epochs.trim(start)
     snapshots.reverse()

@@ -23,6 +23,7 @@ from quiverlog.storage.boundaries import Boundary
 from quiverlog.storage.byte_source import is_unreadable
 from quiverlog.storage.checkpoint import Bounds
 from quiverlog.storage.clean_opening import open_as_left
+from quiverlog.storage.contradictions import move_contradictions_aside
 from quiverlog.storage.disk import Disk, short_name
 from quiverlog.storage.epochs import EPOCHS_FILE, LeaderEpochs
 from quiverlog.storage.log_files import set_aside
@@ -65,10 +66,11 @@ def open_files(
     if EMPTIED_FILE in aside.left:
         why = f"the partition's directory was emptied (to begin anew: remove {EMPTIED_FILE})"
         raise FileNotFoundError(2, why, directory)
-    names = truncation.finish(disk, directory, aside.left)
+    names, told = move_contradictions_aside(disk, directory, aside.left, clean=clean, known=known)
+    names = truncation.finish(disk, directory, names)
     opening = _Opening(disk, directory, names, epochs, now, epoch_newest, aside.names, known)
     found = opening.run(clean=clean)
-    found.report.notes = [*aside.notes, *opening.notes]
+    found.report.notes = [*aside.notes, *told, *opening.notes]
     if DAMAGED_FILE in aside.left:
         name = short_name(f"{directory}/{DAMAGED_FILE}")
         found.report.damages.append(f"{name}: rows were found to be damaged before.")
@@ -218,7 +220,8 @@ class _Opening:
             name = short_name(path)
             raise CorruptLog(
                 f"{name}: the rows are of leader epoch {self._epochs.newest}, metadata.log knows"
-                f" {self._epoch_newest}: it is older than they. No row was changed.",
+                f" {self._epoch_newest}: it is older than they, or this file is of another one."
+                " No row was changed: restore metadata.log, or move the file away.",
                 file=name,
             )
 

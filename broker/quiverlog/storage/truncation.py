@@ -213,7 +213,7 @@ def _carry_out(
     assert start <= end, "the log never ends before its start"
     assert end <= offset, "no row that was to go stays"
     # The end, not what was asked for: with some of the files gone the same cut is to be found.
-    mark = checkpoint.pack_truncation(end)
+    mark = checkpoint.pack_truncation(end, directory)
     disk.write_file_atomic(f"{directory}/{TRUNCATION_FILE}", mark)
     if not kept:
         # Nothing else will know which offset comes next.
