@@ -555,6 +555,11 @@ ENTRY_ERRORS: Final[dict[Api, tuple[type[e.QuiverlogError], ...]]] = {
 }
 for _api in ADMINISTRATION:
     ENTRY_ERRORS[_api] += (e.ListenerWithoutAdministration,)
+for _api in (
+    *(Api.PRODUCE, Api.INIT_PRODUCER_ID, Api.CREATE_TOPICS, Api.ALTER_TOPIC, *ADMINISTRATION),
+    *(Api.REGISTER_BROKER, Api.BROKER_HEARTBEAT, Api.ALTER_PARTITION, Api.REPORT_LOG_ENDS),
+):  # What is decided, or stored, in steps.
+    ENTRY_ERRORS[_api] += (e.OutcomeUnknown,)
 """In an entry of the answer; for APIs whose answer has no entries, in the answer as a whole."""
 
 

@@ -68,6 +68,7 @@ __all__ = [
     "OffsetNotAvailable",
     "OffsetOutOfRange",
     "OutOfOrderSequence",
+    "OutcomeUnknown",
     "OutdatedPartitionEpoch",
     "PeerUnreachable",
     "PolicyViolation",
@@ -322,7 +323,7 @@ class NotController(QuiverlogError):
     code = 38
     retriable = True
     refresh_metadata = True
-    hint = "Another broker decides about topics, or nobody yet; what was asked for may yet happen."
+    hint = "Another broker decides about topics, or nobody yet."
 
 
 class ReplicaNotAvailable(QuiverlogError):
@@ -564,6 +565,13 @@ class AddressInUse(QuiverlogError):
 class UnsupportedFormat(QuiverlogError):
     code = 83
     hint = "The file was written by a newer quiverlog: upgrade this one."
+
+
+class OutcomeUnknown(QuiverlogError):
+    code = 137
+    retriable = True
+    refresh_metadata = True
+    hint = "Whether it is done, or will be, is not known: ask again, or look."
 
 
 # --- listeners ---------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from quiverlog.errors import (
     InvalidReplicationFactor,
     InvalidVoterChange,
     NotController,
+    OutcomeUnknown,
     QuiverlogError,
     RequestTimedOut,
     TopicExists,
@@ -203,6 +204,43 @@ def test_a_refusal_that_leads_nowhere_is_followed_by_the_picture(
     world.play(new_identity(world.cluster))
     assert world.asked_for("INIT_PRODUCER_ID") == [ONE, THREE, TWO]
     assert world.looks == 2
+
+
+@pytest.mark.parametrize("is_done", [True, False])
+def test_a_deletion_of_unknown_outcome_is_asked_for_again(world: World, *, is_done: bool) -> None:
+    """Done, its absence is the answer; not done, it is done then. A new picture comes first."""
+    world.play(world.cluster.refresh([]))
+    plain = world.answer
+    codes = [OutcomeUnknown.code, UnknownTopic.code if is_done else 0]
+
+    def answer(call: Call) -> Reply:
+        reply = plain(call)
+        if isinstance(reply.response, m.DeleteTopicsResponse):
+            reply.response.topics[0].error_code = codes.pop(0)
+        return reply
+
+    world.answer = answer  # type: ignore[method-assign]
+    looks = world.looks
+    world.play(admin.delete_topic(world.cluster, "t", if_exists=False))
+    assert not codes
+    assert world.looks > looks + 1
+
+
+def test_an_outcome_that_stays_unknown_is_reported_as_that(world: World) -> None:
+    plain = world.answer
+
+    def answer(call: Call) -> Reply:
+        reply = plain(call)
+        if isinstance(reply.response, m.DeleteTopicsResponse):
+            reply.response.topics[0].error_code = OutcomeUnknown.code
+        return reply
+
+    world.answer = answer  # type: ignore[method-assign]
+    world.looks = 1
+    with pytest.raises(OutcomeUnknown) as caught:
+        world.play(admin.delete_topic(world.cluster, "t", if_exists=False))
+    assert len(world.asked_for("DELETE_TOPICS")) > 1
+    assert "may hold nevertheless" in caught.value.__notes__[0]
 
 
 @pytest.mark.parametrize("told", [(-1, "h", 1), (3, "", 1), (3, "h", 0), (3, "h", 70_000)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from unittest import mock
 
@@ -157,3 +158,45 @@ def test_no_change_is_an_answer_of_what_is_decided(node: NodeDriver) -> None:
     node.hold_jobs = False
     node.run_until_idle()
     assert [code_of(node, one) for one in asked] == [0, 0]
+
+
+@pytest.mark.parametrize("written", [True, False])
+def test_a_deletion_whose_fsync_fails_is_of_unknown_outcome(
+    node: NodeDriver, *, written: bool
+) -> None:
+    """STORAGE_FAULT was the answer, and the topic was gone after the next start."""
+    node.create("t")
+    append = AppendJob.run
+
+    def run(job: AppendJob) -> object:
+        if written:
+            append(job)
+        raise OSError(errno.EIO, "fsync failed")
+
+    with mock.patch.object(AppendJob, "run", run):
+        answer, _ = node.call(m.DeleteTopicsRequest(names=["t"]))
+    (result,) = answer.topics
+    assert result.error_code == errors.OutcomeUnknown.code
+    assert "fsync failed" in result.error_message
+    refused, _ = node.call(m.DeleteTopicsRequest(names=["t"]))
+    assert refused.topics[0].error_code == errors.StorageFault.code, "never proposed"
+    node.crash()
+    assert ("t" in node.node.broker.metadata.image.topics) is not written
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.DiskFull("planted"), errors.DiskFull.code),
+        (errors.ThrottledBroker("planted"), errors.ThrottledBroker.code),
+        (errors.StorageFault("planted"), errors.OutcomeUnknown.code),
+        (OSError(errno.EIO, "planted"), errors.OutcomeUnknown.code),
+    ],
+)
+def test_what_a_lone_replica_did_not_write_never_holds(
+    node: NodeDriver, error: Exception, code: int
+) -> None:
+    node.create("t")
+    with mock.patch.object(AppendJob, "run", side_effect=error):
+        answer, _ = node.call(m.DeleteTopicsRequest(names=["t"]))
+    assert answer.topics[0].error_code == code

@@ -430,7 +430,7 @@ def test_a_failed_flush_fails_those_who_wait_and_the_partition(node: NodeDriver)
     for correlation in waiting:
         result = result_of(node, correlation)
         assert result is not None
-        assert result.error_code == errors.StorageFault.code
+        assert result.error_code == errors.OutcomeUnknown.code, "the disk may hold the rows"
     refused = result_of(node, node.produce(topic, batch_of([3])))
     assert refused is not None
     assert refused.error_code == errors.StorageFault.code

@@ -80,7 +80,7 @@ def test_a_bug_in_applying_is_answered_and_the_entry_is_applied_in_the_end(
         raise RuntimeError("planted")
 
     monkeypatch.setattr(Metadata, "apply", broken)
-    assert create(node, "unlucky") == errors.StorageFault.code
+    assert create(node, "unlucky") == errors.OutcomeUnknown.code
     monkeypatch.undo()
     node.advance(1_100)
     assert list(node.node.broker.metadata.image.topics) == ["unlucky"], "it was decided"
@@ -94,7 +94,7 @@ def test_a_failed_fsync_ends_all_decisions_until_a_restart(
         raise OSError(errno.EIO, "fsync failed")
 
     monkeypatch.setattr(WriteJob, "run", failed)
-    assert create(node, "t") == errors.StorageFault.code
+    assert create(node, "t") == errors.OutcomeUnknown.code
     monkeypatch.undo()
     node.advance(60_000)
     assert create(node, "t") == errors.StorageFault.code
@@ -152,7 +152,7 @@ def test_a_decision_whose_leader_is_deposed_gets_a_retriable_error_and_the_other
     node.run_until_idle()
     answer = node.answer(asked)
     assert answer is not None
-    assert answer[0].topics[0].error_code == errors.NotController.code
+    assert answer[0].topics[0].error_code == errors.OutcomeUnknown.code
     metadata = node.node.broker.metadata
     assert list(metadata.image.topics) == list(metadata.pending.topics) == ["old"]
     assert metadata.image.next_producer_id == 5_000

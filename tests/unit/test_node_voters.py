@@ -243,7 +243,7 @@ def test_a_change_whose_leader_loses_its_majority_is_answered(members: Members) 
     members.run_until(lambda: first.answer(asked) is not None)
     answer = first.answer(asked)
     assert answer is not None
-    assert answer[0].error_code == errors.NotController.code
+    assert answer[0].error_code == errors.OutcomeUnknown.code
 
 
 def test_who_the_voters_are_is_told_by_everybody(members: Members) -> None:

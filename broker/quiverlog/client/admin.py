@@ -14,6 +14,7 @@ from quiverlog.errors import (
     ConnectionClosed,
     InvalidArgument,
     NotController,
+    OutcomeUnknown,
     QuiverlogError,
     RequestTimedOut,
     TopicExists,
@@ -145,7 +146,7 @@ def create_topic(
         except TopicExists:
             if not (if_not_exists or (tries and (yield from _is_ours(cluster, new)))):
                 raise
-        except NotController as error:
+        except (NotController, OutcomeUnknown) as error:
             tries.append(error)  # it may yet be created
             raise
 
@@ -253,7 +254,7 @@ def delete_topic(cluster: Cluster, name: str, *, if_exists: bool) -> Operation[N
                 raise
             if not (if_exists or tries):
                 raise
-        except NotController as error:
+        except (NotController, OutcomeUnknown) as error:
             tries.append(error)
             raise
 

@@ -19,6 +19,7 @@ from quiverlog.errors import (
     BrokerShuttingDown,
     ThrottledBroker,
     TooManyConnections,
+    TooManyConnectionsFromAddress,
     error_from_code,
 )
 from quiverlog.wire.messages import MetadataResponse, Response
@@ -27,7 +28,12 @@ from .results import Address, ClusterMetadata
 
 __all__ = ["NOT_READY", "Doubt", "KnownBrokers", "check_ready", "doubt_of"]
 
-NOT_READY: Final = (BrokerShuttingDown, TooManyConnections, ThrottledBroker)
+NOT_READY: Final = (
+    BrokerShuttingDown,
+    TooManyConnections,
+    TooManyConnectionsFromAddress,
+    ThrottledBroker,
+)
 """The broker that was asked does not answer now: what any broker knows is asked of another."""
 _NOT_READY_CODES: Final = frozenset(kind.code for kind in NOT_READY)
 

@@ -24,6 +24,7 @@ from quiverlog.errors import (
     InvalidArgument,
     NotController,
     NotLeader,
+    OutcomeUnknown,
     QuiverlogError,
     RequestTimedOut,
     UnknownPartition,
@@ -293,7 +294,7 @@ class Cluster:
                 wait.failed(error, deadline)
                 self.waits.tell(wait)
                 refreshed = refreshed or stale
-                if isinstance(error, NotController):
+                if isinstance(error, NotController | OutcomeUnknown):
                     self._is_controller_gone = True
                 if error.refresh_metadata:
                     self.forget_topics()

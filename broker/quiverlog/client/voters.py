@@ -11,6 +11,7 @@ from quiverlog.errors import (
     ConnectionFailed,
     InvalidVoterChange,
     NotController,
+    OutcomeUnknown,
     QuiverlogError,
     RequestTimedOut,
     error_from_code,
@@ -29,8 +30,8 @@ def change_voters(
 ) -> Operation[ChangeVotersResponse]:
     """The quorum when the change, if there is one, is committed; what passes is tried again.
 
-    A change whose answer was lost may hold: where it is refused then, because it does, that is its
-    answer.
+    A change whose answer was lost, or says that the outcome is unknown, may hold: where it is
+    refused then, because it does, that is its answer.
     """
     is_unanswered = False
 
@@ -42,7 +43,7 @@ def change_voters(
             try:
                 reply = yield cluster.call(address, request)
                 found = _checked(reply.response)
-            except (ConnectionClosed, RequestTimedOut):
+            except (ConnectionClosed, RequestTimedOut, OutcomeUnknown):
                 is_unanswered = bool(request.change)
                 raise
             except (ConnectionFailed, NotController, BrokerShuttingDown) as error:

@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from quiverlog.core.controller.records import Record, TopicRecord, topic_of
+from quiverlog.errors import OutcomeUnknown, QuiverlogError
 from quiverlog.node.jobs import Then
 
-__all__ = ["Decision", "Directories", "names_created", "take_refused", "why"]
+__all__ = ["Decision", "Directories", "names_created", "outcome_unknown", "take_refused", "why"]
 
 Directories = Mapping[str, bytes]
 """Topic id by partition name: directories that must be there before the records are logged."""
@@ -52,6 +53,12 @@ def take_refused(
             refused.append((decision, failed[found]))
     assert len(decisions) + len(refused) == count
     return refused
+
+
+def outcome_unknown(error: BaseException) -> OutcomeUnknown:
+    """What is said of a proposal that may be on some disk, here or elsewhere."""
+    told = error.message if isinstance(error, QuiverlogError) else why(error)
+    return OutcomeUnknown(f"deciding was interrupted after the proposal: {told}")
 
 
 def why(error: BaseException) -> str:

@@ -9,7 +9,8 @@ Invariants:
 - When the quorum is interrupted, all decisions under way fail, and `pending` is the image again.
   When directories cannot be made, the decisions fail that need them, and those behind that are
   about the same topics.
-- A decision that failed may yet come true: what it needs on the disk stays there.
+- A decision that failed after it was proposed may yet come true: what it needs on the disk stays
+  there, and its error says so (OutcomeUnknown). Any other was never proposed, and never holds.
 
 Must not know: how a decision becomes true (metadata.py).
 """
@@ -31,10 +32,18 @@ from quiverlog.errors import (
     PolicyViolation,
     QuiverlogError,
     StorageFault,
+    ThrottledBroker,
 )
 from quiverlog.limits import RAFT_APPEND_BYTES_MAX
 from quiverlog.node.admission import Admission
-from quiverlog.node.decision import Decision, Directories, names_created, take_refused, why
+from quiverlog.node.decision import (
+    Decision,
+    Directories,
+    names_created,
+    outcome_unknown,
+    take_refused,
+    why,
+)
 from quiverlog.node.directory_jobs import MadeDirectories
 from quiverlog.node.effects import Job
 from quiverlog.node.jobs import Jobs, Starter, Then
@@ -47,6 +56,8 @@ __all__ = ["ENTRY_BYTES_MAX", "Decisions"]
 
 _BATCH_BYTES_MAX: Final = 4 * 1024 * 1024
 """Decisions that wait together are proposed together, up to so many bytes."""
+_NOT_WRITTEN: Final = (DiskFull, ThrottledBroker)
+"""The entry is not on this disk; of a lone replica that is all there is."""
 ENTRY_BYTES_MAX: Final = RAFT_APPEND_BYTES_MAX - ENTRY_OVERHEAD_BYTES
 
 
@@ -94,7 +105,7 @@ class Decisions(Watched):
         self._make_directories = make_directories
         self._queue: deque[Decision] = deque()
         self._logging: deque[Decision] = deque()
-        self._failed: deque[Decision] = deque()
+        self._failed: deque[tuple[Decision, BaseException]] = deque()
         # Topics that decisions under way create, by name: how many of these.
         self._creating: Counter[str] = Counter()
         self._busy = False
@@ -119,8 +130,9 @@ class Decisions(Watched):
     ) -> None:
         """Make a decision of the controller durable, then true, then call `then`.
 
-        `then` gets the image, or DiskFull, StorageFault or NotController: it did not become true
-        (and may yet, if its entry is on some disk).
+        `then` gets the image, or OutcomeUnknown: it was proposed, and its entry may be on some
+        disk. DiskFull, StorageFault, NotController and ThrottledBroker: it is not true, and never
+        will be.
 
         Raises:
             PolicyViolation: the change is too large.
@@ -224,8 +236,9 @@ class Decisions(Watched):
         refused = [*take_refused(self._logging, failed), *take_refused(self._queue, failed)]
         self._reset_pending([record for one, _ in refused for record in one.records])
         for decision, error in refused:
-            self._failed.append(decision)
-            self._tell_failed(self._as_error(error), now)
+            known = self._as_error(error)
+            self._failed.append((decision, known))
+            self._tell_failed(known, now)
 
     def _propose(self, now: Now) -> None:
         entries = [*map(encode_entry, self._owed), *(one.entry for one in self._logging)]
@@ -241,8 +254,8 @@ class Decisions(Watched):
     def interrupted(self, error: BaseException, now: Now) -> None:
         """See `StateMachine`."""
         self._busy = self._making  # Their directories are made all the same; then it goes on.
-        self._place = None
-        self._fail(error, now)
+        is_proposed, self._place = self._place is not None, None
+        self._fail(error, now, is_proposed=is_proposed)
 
     def _tell(self, decision: Decision, error: BaseException | None, now: Now) -> None:
         """The decision holds, or has failed: tell who proposed it, and who waits for that."""
@@ -259,13 +272,18 @@ class Decisions(Watched):
             for then in decision.after:
                 then(self.image, None, now)
 
-    def _fail(self, error: BaseException, now: Now) -> None:
+    def _fail(self, error: BaseException, now: Now, *, is_proposed: bool) -> None:
         """None of the decisions under way holds: those behind were decided upon those before."""
-        self._failed += [*self._logging, *self._queue]
+        known = self._as_error(error)
+        first = known
+        if is_proposed and not (self._quorum.is_alone and isinstance(known, _NOT_WRITTEN)):
+            first = outcome_unknown(known)
+        self._failed += [(one, first) for one in self._logging]
+        self._failed += [(one, known) for one in self._queue]
         self._logging.clear()
         self._queue.clear()
-        self._reset_pending([record for one in self._failed for record in one.records])
-        self._tell_failed(self._as_error(error), now)
+        self._reset_pending([record for one, _ in self._failed for record in one.records])
+        self._tell_failed(known, now)
 
     def _as_error(self, error: BaseException) -> BaseException:
         """The error table's name for what became of a decision."""
@@ -283,7 +301,7 @@ class Decisions(Watched):
             self._outbox.log("error", "decisions not durable", count=count, why=str(error))
         self.failures += len(self._failed)
         while self._failed:
-            self._tell(self._failed.popleft(), error, now)
+            self._tell(*self._failed.popleft(), now)
 
     def _reset_pending(self, failed: Sequence[Record]) -> None:
         """The image, and on top of it all that is under way; `failed`: what is so no more.

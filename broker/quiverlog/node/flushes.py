@@ -17,7 +17,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from quiverlog.errors import StorageFault
+from quiverlog.errors import OutcomeUnknown, StorageFault
 from quiverlog.limits import UNFLUSHED_MS_MAX
 from quiverlog.node.due_flushes import AT_ONCE, DueFlushes
 from quiverlog.node.flush_queue import BROKER, FlushQueue
@@ -235,7 +235,9 @@ class Flushes:
         self._due.drop(replica)
         self._retry.pop(replica, None)
         self._queue.drop(replica)
-        replica.answers.fail(replica.fault)
+        # A restart reads back what the disk holds, and other replicas may have the rows.
+        unknown = f"{replica.name}: {why}. The rows may be stored."
+        replica.answers.fail(OutcomeUnknown(unknown))
 
     def stop(self) -> None:
         """The logs are about to be closed, which flushes what is left: no other flush begins."""

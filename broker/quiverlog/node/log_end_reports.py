@@ -21,7 +21,13 @@ from typing import Final, Protocol
 from quiverlog.core.controller.image import Image
 from quiverlog.core.controller.log_ends import MISSING, UNREADABLE, LogEnd
 from quiverlog.core.controller.topic_image import PartitionImage
-from quiverlog.errors import NotController, PeerUnreachable, QuiverlogError, StaleBrokerEpoch
+from quiverlog.errors import (
+    NotController,
+    OutcomeUnknown,
+    PeerUnreachable,
+    QuiverlogError,
+    StaleBrokerEpoch,
+)
 from quiverlog.limits import ALTER_PARTITION_ENTRIES_MAX, BROKER_RETRY_MS
 from quiverlog.node.jobs import Then
 from quiverlog.node.offline import Offline, may_be_made
@@ -41,7 +47,7 @@ _AGAIN_US: Final = 2_000_000
 _PAUSE_US: Final = BROKER_RETRY_MS * 1000
 _LOOKED_AT_MAX: Final = 10 * ALTER_PARTITION_ENTRIES_MAX
 """Partitions without a leader that one call looks at: most may be of other brokers."""
-_OFTEN: Final = (NotController, PeerUnreachable, StaleBrokerEpoch)
+_OFTEN: Final = (NotController, OutcomeUnknown, PeerUnreachable, StaleBrokerEpoch)
 """Why a controller does not listen now, which passes."""
 
 

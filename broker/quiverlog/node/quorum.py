@@ -139,7 +139,8 @@ class Quorum(Duties):
             raise ThrottledBroker("too many decisions wait for the quorum.") from refused
 
     def when_decided(self, place: Place, then: Then, now: Now) -> None:
-        """Call `then` when what was proposed there holds, or with NotController if it is lost."""
+        """Call `then` when what was proposed there holds, or with NotController if it is lost, or
+        with OutcomeUnknown if others may yet have it."""
         assert self._change is None, "one change of the voters at a time"
         self._change = (place, then)
         self.go_on(now)

@@ -28,7 +28,7 @@ from quiverlog.core.raft.outbox import Write
 from quiverlog.core.raft.raft import Raft, Ready
 from quiverlog.core.raft.snapshots import SnapshotRead
 from quiverlog.errors import NotController, QuiverlogError, StorageFault
-from quiverlog.node.decision import why
+from quiverlog.node.decision import outcome_unknown, why
 from quiverlog.node.forgotten import tell_forgotten
 from quiverlog.node.jobs import Then, Urgency
 from quiverlog.node.quorum_parts import Runner, StateMachine, traceback_of
@@ -245,7 +245,7 @@ class Duties:
             self._end_change(None if is_it else NotController(), now)
 
     def _end_change(self, error: BaseException | None, now: Now) -> None:
-        """What somebody waits for holds, or is lost (it may hold all the same)."""
+        """What is waited for holds, is lost (NotController), or may hold all the same."""
         change, self._change = self._change, None
         if change is not None:
             change[1](None, error, now)
@@ -257,7 +257,9 @@ class Duties:
             log = self.raft.log
             place = change[0]
             if log.commit < place.index or not log.matches(place.index, place.term):
-                self._end_change(NotController(), now)
+                self._end_change(
+                    outcome_unknown(NotController("this broker decides no more.")), now
+                )
 
     # --- writing -------------------------------------------------------------------------------
     def _start_write(self, write: Write) -> None:
@@ -302,7 +304,7 @@ class Duties:
         self.next_us = self._retry_us
         self.go_on(now)
         self._machine.interrupted(error, now)
-        self._end_change(error, now)
+        self._end_change(outcome_unknown(error), now)
 
     # --- snapshots -----------------------------------------------------------------------------
     def _snapshot_if_long(self, now: Now) -> None:

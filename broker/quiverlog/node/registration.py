@@ -27,7 +27,7 @@ from typing import Final
 
 from quiverlog.core.controller.image import Image
 from quiverlog.core.controller.records import UNKNOWN_BROKER_EPOCH
-from quiverlog.errors import NotController, PeerUnreachable, QuiverlogError
+from quiverlog.errors import NotController, OutcomeUnknown, PeerUnreachable, QuiverlogError
 from quiverlog.limits import (
     BROKER_HEARTBEATS_PER_SESSION,
     BROKER_RETRY_MS,
@@ -51,7 +51,7 @@ from quiverlog.wire.broker_messages import (
 
 __all__ = ["Registration", "wants_vote"]
 
-_OFTEN: Final = (NotController, PeerUnreachable)
+_OFTEN: Final = (NotController, OutcomeUnknown, PeerUnreachable)
 """The controller is about to be another one: said by the log of the quorum, and not here."""
 
 

@@ -13,6 +13,7 @@ from .shapes import (
     ALL_POWER,
     FLUSHED,
     HANDED,
+    MANAGED,
     MOVING,
     NEWBORN,
     ROBBED,
@@ -46,6 +47,14 @@ LATER_BUGS: Final[tuple[Bug, ...]] = (
         "_name_leader(broker, response)",
         "pass",
         shape=UNTOLD,
+    ),
+    make_bug(
+        "a decision that was interrupted after its proposal is refused",
+        "node.decisions:Decisions._fail",
+        "first = outcome_unknown(known)",
+        "pass",
+        seed=1,
+        shape=MANAGED,
     ),
     make_bug(
         "no second question (KIP-279)",

@@ -2,7 +2,7 @@
 
 Owns what they ask for and what is put down of the answers (`histories`); the rows of their topics
 are nobody's business. They ask whoever decides, now and then somebody else, and do not believe that
-a request had no effect because nobody answered it.
+a request had no effect because nobody answered it; an error that says so is believed.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ from typing import Any, Final
 from quiverlog.errors import (
     InvalidReplicationFactor,
     NotController,
+    OutcomeUnknown,
+    QuiverlogError,
+    RequestTimedOut,
     TopicExists,
     UnknownTopic,
     error_class,
@@ -28,6 +31,8 @@ from .linear import NEVER, Operation
 __all__ = ["NAMES", "Operator"]
 
 NAMES: Final = ("short-lived", "other")
+_UNKNOWN: Final = (OutcomeUnknown.code, RequestTimedOut.code, QuiverlogError.code)
+"""Any other error says that nothing was decided, and nothing will be."""
 _PAUSE_US = 600_000
 _AGES_MS = ("-1", "3600000", "7200000")
 
@@ -111,7 +116,10 @@ class Operator(_Routed):
             return  # Too few brokers are there just now.
         if not error_class(code).retriable:
             raise Violation(f"{change.kind} of {change.name} was refused: {message}")
-        self._put_down(change, None, NEVER)
+        if code in _UNKNOWN:
+            self._put_down(change, None, NEVER)
+        else:  # It never takes effect: the history of the name does without it.
+            self.world.events[f"topic {change.kind}: never"] += 1
         if code == NotController.code:
             self._elsewhere()
             self.hang_up_later(self.rng.randrange(1, 300_000))
