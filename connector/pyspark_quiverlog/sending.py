@@ -15,6 +15,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import threading
 import weakref
 import zipfile
 from collections.abc import Iterator
@@ -39,6 +40,8 @@ _LOOK_S_MAX: Final = 60
 _PATH: Final = "PYTHONPATH"
 _sent_by: Final[weakref.WeakSet[Any]] = weakref.WeakSet()
 """Contexts: sent again, it would be unpacked under workers that run."""
+_sending: Final = threading.RLock()
+"""Two threads that register at once would send twice, and leave the path of one to the other."""
 
 
 def context_of(spark: SparkSession) -> Any | None:
@@ -88,23 +91,24 @@ def sent(spark: SparkSession, context: Any) -> Iterator[None]:
     """
     from pyspark import SparkFiles
 
-    if context not in _sent_by:
-        # Executors that begin later fetch them then: they stay for as long as the driver runs.
-        directory = tempfile.mkdtemp(prefix="quiverlog-")
-        atexit.register(shutil.rmtree, directory, ignore_errors=True)
-        for name in PACKAGES:
-            spark.addArtifacts(f"{_packed(name, directory)}#{name}", archive=True)
-        _sent_by.add(context)
-    before = context.environment.get(_PATH)
-    paths = [SparkFiles.getRootDirectory(), *([before] if before else [])]
-    context.environment[_PATH] = os.pathsep.join(paths)
-    try:
-        yield
-    finally:
-        if before is None:
-            del context.environment[_PATH]
-        else:
-            context.environment[_PATH] = before
+    with _sending:
+        if context not in _sent_by:
+            # Executors that begin later fetch them then: they stay for as long as the driver runs.
+            directory = tempfile.mkdtemp(prefix="quiverlog-")
+            atexit.register(shutil.rmtree, directory, ignore_errors=True)
+            for name in PACKAGES:
+                spark.addArtifacts(f"{_packed(name, directory)}#{name}", archive=True)
+            _sent_by.add(context)
+        before = context.environment.get(_PATH)
+        paths = [SparkFiles.getRootDirectory(), *([before] if before else [])]
+        context.environment[_PATH] = os.pathsep.join(paths)
+        try:
+            yield
+        finally:
+            if before is None:
+                del context.environment[_PATH]
+            else:
+                context.environment[_PATH] = before
 
 
 def check_server(spark: SparkSession) -> None:

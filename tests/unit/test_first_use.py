@@ -44,6 +44,7 @@ ALLOWED = {
     "connector/pyspark_quiverlog/_compat.py rows_wrapper": "finds a class of PySpark's, makes none",
     "connector/pyspark_quiverlog/pool.py _pool": "in a forked child, before any thread",
     "connector/pyspark_quiverlog/routing.py _checked": "a check that is made twice changes nothing",
+    "connector/pyspark_quiverlog/sending.py _sent_by": "under the module's lock",
     "connector/pyspark_quiverlog/worker_process.py _freezes": "a bound that may be passed by one",
 }
 """File and what it changes after its import: why threads may do so at once."""
