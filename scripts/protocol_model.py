@@ -177,6 +177,9 @@ MEANINGS: Final[dict[str, str]] = {
     "DescribeClusterResponse.brokers": "all that are registered, by their numbers",
     "DescribeClusterResponse.controller_epoch": "term of the quorum",
     "DescribeClusterResponse.controller_id": "who decides; -1: nobody, as far as known here",
+    "DescribeClusterResponse.heard_ms": "so old is what the broker knows of decisions; -1: unknown",
+    "DescribeClusterResponse.is_behind": "the broker has not reached the controller for a session:"
+    " all of this may be old",
     "DescribeClusterResponse.metadata_version": "as far as the broker knows the metadata",
     "DescribeClusterResponse.moving_count": "partitions on their way to other brokers",
     "DescribeClusterResponse.node_id": "number of the broker that answers",

@@ -408,7 +408,7 @@ class DiskFull(QuiverlogError):
 class StorageFault(QuiverlogError):
     code = 57
     retriable = True
-    hint = "The broker's disk failed; see the broker's log."
+    hint = "The broker's disk failed: look at the disk and the broker's log, then restart it."
 
 
 class CorruptLog(QuiverlogError):

@@ -16,6 +16,7 @@ from quiverlog.cli.cluster_health import (
     may_restart,
     spare_voters,
 )
+from quiverlog.cli.probes import Probe, Seen
 from quiverlog.client.results import BrokerDetail, ClusterDetail, QuorumReplicaDetail
 
 
@@ -60,7 +61,7 @@ def test_a_cluster_as_it_should_be_lets_any_of_its_brokers_go() -> None:
     assert is_healthy(found)
     assert findings(found) == []
     assert all(may_restart(found, one.node_id).may_restart for one in found.brokers)
-    assert status_json(found, [])["is_healthy"] is True
+    assert status_json(Seen(found))["is_healthy"] is True
     assert spare_voters(found) == 1
 
 
@@ -158,10 +159,10 @@ def test_what_makes_a_cluster_unhealthy_is_said(
     found: ClusterDetail, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert not is_healthy(found)
-    print_status(found, [])
+    print_status(Seen(found))
     shown = capsys.readouterr().out
     assert said in shown
-    assert "healthy     no" in shown
+    assert "healthy      no" in shown
 
 
 def test_warnings_leave_a_cluster_healthy_and_come_last() -> None:
@@ -174,11 +175,57 @@ def test_warnings_leave_a_cluster_healthy_and_come_last() -> None:
 
 def test_a_voter_that_nobody_tells_of_is_not_taken_for_gone() -> None:
     unknown = voter(3, lag=None, silent_s=None)
-    assert spare_voters(cluster(told_by=2, quorum=(voter(1), voter(2), unknown))) == 1
+    assert spare_voters(cluster(quorum=(voter(1), voter(2), unknown))) == 1
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        cluster(told_by=2),
+        cluster(told_by=2, controller=None),
+        cluster(is_behind=True),
+        cluster(told_by=2, is_behind=True, age_s=12.25),
+    ],
+    ids=["another tells", "nobody decides", "the controller is cut off", "cut off"],
+)
+def test_what_no_controller_tells_is_not_said_to_be_so_now(
+    found: ClusterDetail, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen = Seen(found, [Probe("h:9001", found), Probe("h:9002", None, "refused")])
+    assert not is_healthy(found)
+    assert spare_voters(found) == 0
+    said = status_json(seen)
+    assert (said["live"], said["voters_to_spare"], said["is_current"]) == (None, None, False)
+    assert said["answering"] == [found.told_by]
+    print_status(seen)
+    shown = capsys.readouterr().out
+    for text in ("live", "all in sync", "may be lost", "Nothing to do"):
+        assert text not in shown, text
+    assert "1 of 3 answer here" in shown
+    assert "h:9002 (refused)" in shown
+    assert ("12.2 s old" if found.age_s else "of unknown age") in shown
+    assert {one["state"] for one in brokers_json(seen)} == {"unknown, was live"}
+    assert not may_restart(found, 3).may_restart
+
+
+def test_an_address_that_was_given_and_is_no_broker_is_a_warning_and_a_live_one_a_problem() -> None:
+    found = cluster()
+    fine = [Probe(f"h:{9000 + n}", replace(found, told_by=n)) for n in (1, 2, 3)]
+    assert is_healthy(found, fine)
+    assert findings(found, fine) == []
+    assert is_healthy(found, [*fine, Probe("old:9292", None, "refused")])
+    assert not is_healthy(found, [*fine[:2], Probe("h:9003", None, "refused")])
+
+
+@pytest.mark.parametrize(("fenced", "is_told"), [(False, True), (True, False)])
+def test_copies_of_a_broker_that_runs_and_does_not_catch_up(fenced: bool, is_told: bool) -> None:
+    texts = [one.text for one in findings(with_broker(2, out_of_sync=4, fenced=fenced))]
+    advice = "Broker 2 runs: if its copies do not catch up within a minute, look at its disk"
+    assert any(advice in text and "restart it" in text for text in texts) == is_told
 
 
 def test_brokers_are_listed_with_what_they_are() -> None:
     found = with_broker(3, in_shutdown=True)
-    first, _, third = brokers_json(found)
+    first, _, third = brokers_json(Seen(found))
     assert (first["is_controller"], first["is_voter"], first["state"]) == (True, True, "live")
     assert (third["is_controller"], third["state"]) == (False, "stopping")

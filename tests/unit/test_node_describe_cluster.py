@@ -9,6 +9,7 @@ import pytest
 
 from quiverlog.cli.cluster_detail import cluster_json, print_cluster
 from quiverlog.cli.cluster_health import findings
+from quiverlog.cli.probes import Seen
 from quiverlog.client.answers import check_answer
 from quiverlog.client.cluster_description import describe_cluster
 from quiverlog.client.results import Address, ClusterDetail
@@ -252,11 +253,11 @@ def test_what_is_wrong_is_said_with_what_to_do(capsys: pytest.CaptureFixture[str
     answer.quorum.append(QuorumReplica(2, "e", "two:9292", is_voter=True, last_index=4, lag=0))
     answer.partition_count, answer.under_min_in_sync_count, answer.offline_count = 3, 2, 1
     found, _ = ask({ONE: answer})
-    print_cluster(found)
+    print_cluster(Seen(found))
     shown = capsys.readouterr().out
     assert "fenced" in shown
     assert "stopping, disk full" in shown
     assert "73" in shown
     for words in ("Two voters", "Fenced: 1.", "without a leader: start", "room for rows: 2."):
         assert words in shown
-    assert cluster_json(found)["advice"] == texts(found)
+    assert cluster_json(Seen(found))["advice"] == texts(found)

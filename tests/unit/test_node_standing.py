@@ -14,6 +14,7 @@ from quiverlog.errors import NotEnoughReplicasAfterAppend, NotLeader
 from quiverlog.node.events import Tick
 from quiverlog.types import EARLIEST, LATEST, Durability
 from quiverlog.wire import messages as m
+from quiverlog.wire.cluster_messages import DescribeClusterRequest
 from quiverlog.wire.messages import Api
 from quiverlog.wire.registry import APIS
 from scripts.protocol_model import parts_of
@@ -275,10 +276,17 @@ def test_a_controller_that_stood_still_does_not_speak_as_a_leader(world: World) 
 
 
 def test_metadata_of_a_broker_that_is_cut_off_say_so(world: World) -> None:
+    ages_ms = []
     for is_over in (False, True):
         if is_over:
             world.stand_down()
         answer, _ = world.two.call(m.MetadataRequest(topics=[]))
         assert answer.is_behind == is_over
+        described, _ = world.two.call(DescribeClusterRequest())
+        assert described.is_behind == is_over
+        ages_ms.append(described.heard_ms)
+    assert 0 <= ages_ms[0] < ages_ms[1], "it grows while nobody is heard"
     alone, _ = world.one.call(m.MetadataRequest(topics=[]))
     assert not alone.is_behind
+    described, _ = world.one.call(DescribeClusterRequest())
+    assert (described.is_behind, described.heard_ms) == (False, 0)

@@ -14,7 +14,7 @@ from quiverlog.cli.options import bootstrap_option, debug_option, format_option,
 from quiverlog.cli.output import print_json
 from quiverlog.cli.quorum import voters
 from quiverlog.cli.rebalance import rebalance_cluster
-from quiverlog.cli.restart_check import described, restart_check
+from quiverlog.cli.restart_check import restart_check
 
 __all__ = ["cluster"]
 
@@ -34,13 +34,13 @@ def describe(bootstrap: str, timeout_s: float, output_format: str) -> None:
     Any broker answers; how far the voters' logs have come is known to the controller alone.
     """
     from quiverlog.cli.cluster_detail import cluster_json, print_cluster
+    from quiverlog.cli.probes import seen_or_failure
 
-    with open_client(bootstrap, timeout_s=timeout_s, request_timeout_s=timeout_s) as client:
-        found = client.describe_cluster()
+    seen = seen_or_failure(bootstrap, timeout_s)
     if output_format == "json":
-        print_json(cluster_json(found))
+        print_json(cluster_json(seen))
     else:
-        print_cluster(found)
+        print_cluster(seen)
 
 
 @cluster.command()
@@ -51,15 +51,19 @@ def status(bootstrap: str, timeout_s: float, output_format: str) -> None:
     """Show whether the cluster is healthy and what to do next; exit code 1 if it is not."""
     from quiverlog.cli.cluster_detail import print_status, status_json
     from quiverlog.cli.cluster_health import is_healthy, with_fewer_replicas
+    from quiverlog.cli.probes import seen_or_failure
 
-    with open_client(bootstrap, timeout_s=timeout_s, request_timeout_s=timeout_s) as client:
-        found = described(client)
-        few = with_fewer_replicas(found, client.metadata().topics.values())
+    seen = seen_or_failure(bootstrap, timeout_s)
+    if seen.found.is_current:
+        with open_client(
+            bootstrap, timeout_s=timeout_s, request_timeout_s=timeout_s, skipped=seen.silent
+        ) as client:
+            seen.few.extend(with_fewer_replicas(seen.found, client.metadata().topics.values()))
     if output_format == "json":
-        print_json(status_json(found, few))
+        print_json(status_json(seen))
     else:
-        print_status(found, few)
-    if not is_healthy(found):
+        print_status(seen)
+    if not is_healthy(seen.found, seen.probes):
         raise click.exceptions.Exit(ExitCode.FAILED)
 
 
@@ -69,14 +73,17 @@ def status(bootstrap: str, timeout_s: float, output_format: str) -> None:
 @debug_option
 def brokers(bootstrap: str, timeout_s: float, output_format: str) -> None:
     """List the brokers: where, in which state, and how many partitions each leads and holds."""
-    from quiverlog.cli.cluster_detail import brokers_json, print_brokers
+    from quiverlog.cli.cluster_detail import brokers_json, knowledge_json, print_brokers
+    from quiverlog.cli.cluster_health import as_known
+    from quiverlog.cli.probes import seen_or_failure
 
-    with open_client(bootstrap, timeout_s=timeout_s, request_timeout_s=timeout_s) as client:
-        found = client.describe_cluster()
+    seen = seen_or_failure(bootstrap, timeout_s)
     if output_format == "json":
-        print_json({"brokers": brokers_json(found)})
-    else:
-        print_brokers(found)
+        print_json({**knowledge_json(seen), "brokers": brokers_json(seen)})
+        return
+    if not seen.found.is_current:
+        print(f"As known to {as_known(seen.found)}.")
+    print_brokers(seen)
 
 
 cluster.add_command(restart_check)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from quiverlog.cli.cluster_health import (
     Finding,
+    as_known,
     fewer_replicas,
     findings,
     is_healthy,
@@ -19,16 +20,17 @@ from quiverlog.cli.cluster_health import (
 from quiverlog.cli.output import print_fields, print_table
 
 if TYPE_CHECKING:
+    from quiverlog.cli.probes import Seen
     from quiverlog.client.results import (
         BrokerDetail,
         ClusterDetail,
         QuorumReplicaDetail,
-        TopicInfo,
     )
 
 __all__ = [
     "brokers_json",
     "cluster_json",
+    "knowledge_json",
     "print_brokers",
     "print_cluster",
     "print_status",
@@ -36,20 +38,22 @@ __all__ = [
 ]
 
 
-def cluster_json(found: ClusterDetail) -> dict[str, object]:
+def cluster_json(seen: Seen) -> dict[str, object]:
     """All of it, for scripts."""
-    return {**asdict(found), "advice": [one.text for one in findings(found)]}
+    said = findings(seen.found, seen.probes)
+    return {**asdict(seen.found), **knowledge_json(seen), "advice": [one.text for one in said]}
 
 
-def print_cluster(found: ClusterDetail) -> None:
+def print_cluster(seen: Seen) -> None:
     """As tables, for people."""
+    found = seen.found
     controller = "nobody" if found.controller is None else f"broker {found.controller}"
     print_fields(
         {
             "cluster": found.cluster_id,
             "controller": f"{controller}, epoch {found.controller_epoch}",
             "metadata version": found.metadata_version,
-            "as known to": f"broker {found.told_by}",
+            "as known to": as_known(found),
             "topics": found.topics,
             "partitions": found.partitions,
             "under-replicated": found.under_replicated,
@@ -59,7 +63,7 @@ def print_cluster(found: ClusterDetail) -> None:
         }
     )
     print("\nbrokers")
-    print_brokers(found)
+    print_brokers(seen)
     print("\nquorum of the metadata")
     print_table(
         ["NODE", "ROLE", "DIRECTORY", "ENDPOINT", "LAST", "LAG", "SILENT"],
@@ -77,14 +81,17 @@ def print_cluster(found: ClusterDetail) -> None:
         ],
         right=["NODE", "LAST", "LAG", "SILENT"],
     )
-    said = findings(found)
+    said = findings(found, seen.probes)
     if said:
         print()
     for one in said:
         print(one.text)
 
 
-def _state(broker: BrokerDetail) -> str:
+def _state(seen: Seen, broker: BrokerDetail) -> str:
+    if not seen.found.is_current:
+        was = "fenced" if broker.fenced else "stopping" if broker.in_shutdown else "live"
+        return f"unknown, was {was}"
     state = "fenced" if broker.fenced else "stopping" if broker.in_shutdown else "live"
     if broker.disk_full and not broker.fenced:
         state += ", disk full"
@@ -98,24 +105,48 @@ def _role(found: ClusterDetail, one: QuorumReplicaDetail) -> str:
 
 
 # --- status -------------------------------------------------------------------------------------
-def status_findings(found: ClusterDetail, few: list[TopicInfo]) -> list[Finding]:
+def status_findings(seen: Seen) -> list[Finding]:
     """What is not as it should be, and which topics have fewer replicas than they could."""
-    said = findings(found)
-    if few:
-        text, command = fewer_replicas(found, few)
+    said = findings(seen.found, seen.probes)
+    if seen.few:
+        text, command = fewer_replicas(seen.found, seen.few)
         said.append(Finding(f"{text} To raise the first: {command}", is_warning=True))
     return said
 
 
-def status_json(found: ClusterDetail, few: list[TopicInfo]) -> dict[str, object]:
-    """Whether all is well, and why not."""
+def knowledge_json(seen: Seen) -> dict[str, object]:
+    """Whose knowledge it is, how old, and who answers from here."""
+    return {
+        "told_by": seen.found.told_by,
+        "is_behind": seen.found.is_behind,
+        "is_current": seen.found.is_current,
+        "age_s": seen.found.age_s,
+        "answering": sorted(seen.answering),
+        "addresses": [
+            {
+                "address": one.address,
+                "answers": one.answers,
+                "node_id": one.node_id,
+                "failure": one.failure,
+            }
+            for one in seen.probes
+        ],
+    }
+
+
+def status_json(seen: Seen) -> dict[str, object]:
+    """Whether all is well, and why not. What only a controller knows is null without one."""
+    found = seen.found
+    known = found.is_current
     return {
         "cluster_id": found.cluster_id,
-        "is_healthy": is_healthy(found),
+        "is_healthy": is_healthy(found, seen.probes),
         "controller": found.controller,
+        **knowledge_json(seen),
         "brokers": len(found.brokers),
-        "live": len(_live(found)),
+        "live": len(_live(found)) if known else None,
         "voters": len(found.voters),
+        "voters_to_spare": spare_voters(found) if known else None,
         "topics": found.topics,
         "partitions": found.partitions,
         "under_replicated": found.under_replicated,
@@ -123,18 +154,57 @@ def status_json(found: ClusterDetail, few: list[TopicInfo]) -> dict[str, object]
         "offline": found.offline,
         "moving": found.moving,
         "replicas_possible": replicas_possible(found),
-        "topics_with_fewer_replicas": [{"name": one.name, "replicas": one.replicas} for one in few],
+        "topics_with_fewer_replicas": [
+            {"name": one.name, "replicas": one.replicas} for one in seen.few
+        ],
         "findings": [
             {"severity": "warning" if one.is_warning else "problem", "text": one.text}
-            for one in status_findings(found, few)
+            for one in status_findings(seen)
         ],
     }
 
 
-def print_status(found: ClusterDetail, few: list[TopicInfo]) -> None:
+def print_status(seen: Seen) -> None:
     """One screen: is it healthy, and what to do next."""
-    decides = "nobody decides" if found.controller is None else f"broker {found.controller} decides"
+    found = seen.found
+    print_fields(
+        {
+            "cluster": found.cluster_id,
+            "as known to": as_known(found),
+            "healthy": is_healthy(found, seen.probes),
+            "brokers": _told_brokers(seen),
+            "quorum": _told_quorum(seen),
+            "partitions": _told_partitions(found),
+        }
+    )
+    said = status_findings(seen)
+    print("\nWhat to do:" if said else "\nNothing to do.")
+    for one in said:
+        print(f"- {one.text}")
+
+
+def _told_brokers(seen: Seen) -> str:
+    count, answer = len(seen.found.brokers), len(seen.answering)
+    if seen.found.is_current:
+        live = f"{len(_live(seen.found))} of {count} live"
+        return live if answer == count else f"{live}, {answer} answer here"
+    return f"{answer} of {count} answer here"
+
+
+def _told_quorum(seen: Seen) -> str:
+    found = seen.found
     voters = f"{len(found.voters)} voter{'s' * (len(found.voters) != 1)}"
+    if found.is_current:
+        return f"{voters}, broker {found.controller} decides, {spare_voters(found)} may be lost"
+    heard = seen.answering & {one.node_id for one in found.voters}
+    needed = len(found.voters) // 2 + 1
+    who = "nobody is known to decide"
+    if found.controller is not None:
+        who = f"broker {found.controller} was the controller"
+    return f"{voters}, {who}; {len(heard)} answer here, {needed} are needed"
+
+
+def _told_partitions(found: ClusterDetail) -> str:
     partitions = f"{found.partitions:,} in {found.topics:,} topic{'s' * (found.topics != 1)}"
     not_well = {
         "copies out of sync": sum(one.out_of_sync for one in found.brokers),
@@ -143,19 +213,9 @@ def print_status(found: ClusterDetail, few: list[TopicInfo]) -> None:
         "moving": found.moving,
     }
     counted = [f"{count:,} {what}" for what, count in not_well.items() if count]
-    print_fields(
-        {
-            "cluster": found.cluster_id,
-            "healthy": is_healthy(found),
-            "brokers": f"{len(_live(found))} of {len(found.brokers)} live",
-            "quorum": f"{voters}, {decides}, {spare_voters(found)} may be lost",
-            "partitions": ", ".join([partitions, *(counted or ["all in sync"])]),
-        }
-    )
-    said = status_findings(found, few)
-    print("\nWhat to do:" if said else "\nNothing to do.")
-    for one in said:
-        print(f"- {one.text}")
+    if found.is_current:
+        return ", ".join([partitions, *(counted or ["all in sync"])])
+    return ", ".join([partitions, *(f"then {one}" for one in counted), "how they are now: unknown"])
 
 
 def _live(found: ClusterDetail) -> list[BrokerDetail]:
@@ -163,13 +223,15 @@ def _live(found: ClusterDetail) -> list[BrokerDetail]:
 
 
 # --- brokers ------------------------------------------------------------------------------------
-def brokers_json(found: ClusterDetail) -> list[dict[str, object]]:
+def brokers_json(seen: Seen) -> list[dict[str, object]]:
     """A document for each broker."""
+    found, answer = seen.found, seen.answering
     voters = {one.node_id for one in found.voters}
     return [
         {
             **asdict(one),
-            "state": _state(one),
+            "state": _state(seen, one),
+            "answers": one.node_id in answer,
             "is_voter": one.node_id in voters,
             "is_controller": one.node_id == found.controller,
         }
@@ -177,11 +239,12 @@ def brokers_json(found: ClusterDetail) -> list[dict[str, object]]:
     ]
 
 
-def print_brokers(found: ClusterDetail) -> None:
+def print_brokers(seen: Seen) -> None:
     """A line for each broker."""
+    found, answer = seen.found, seen.answering
     voters = {one.node_id for one in found.voters}
-    heads = ["NODE", "ENDPOINT", "RACK", "STATE", "QUORUM", "LEADS", "HOLDS", "OUT OF SYNC"]
-    heads += ["MOVING", "METADATA LAG"]
+    heads = ["NODE", "ENDPOINT", "RACK", "STATE", "ANSWERS", "QUORUM", "LEADS", "HOLDS"]
+    heads += ["OUT OF SYNC", "MOVING", "METADATA LAG"]
     print_table(
         heads,
         [
@@ -189,9 +252,10 @@ def print_brokers(found: ClusterDetail) -> None:
                 one.node_id,
                 f"{one.host}:{one.port}",
                 one.rack,
-                _state(one),
+                _state(seen, one),
+                "yes" if one.node_id in answer else "no",
                 "controller"
-                if one.node_id == found.controller
+                if one.node_id == found.controller and found.is_current
                 else "voter"
                 if one.node_id in voters
                 else "observer",

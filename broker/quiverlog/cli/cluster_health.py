@@ -13,8 +13,9 @@ from quiverlog.client.display import counted
 from quiverlog.limits import REPLICATION_FACTOR_DEFAULT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
+    from quiverlog.cli.probes import Probe
     from quiverlog.client.results import (
         BrokerDetail,
         ClusterDetail,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Finding",
     "RestartVerdict",
+    "as_known",
     "fewer_replicas",
     "findings",
     "is_healthy",
@@ -65,19 +67,47 @@ class RestartVerdict:
         return not self.reasons
 
 
-def is_healthy(found: ClusterDetail) -> bool:
+def is_healthy(found: ClusterDetail, probes: Sequence[Probe] = ()) -> bool:
     """Everything is as it should be, but for warnings."""
-    return all(one.is_warning for one in findings(found))
+    return all(one.is_warning for one in findings(found, probes))
 
 
-def findings(found: ClusterDetail) -> list[Finding]:
-    """What is not as it should be, worst first."""
-    said = [*_of_quorum(found), *_of_brokers(found), *_of_partitions(found)]
+def findings(found: ClusterDetail, probes: Sequence[Probe] = ()) -> list[Finding]:
+    """What is not as it should be, worst first.
+
+    Args:
+        probes: addresses that were asked from here.
+    """
+    said = [
+        *_of_quorum(found),
+        *_of_probes(found, probes),
+        *_of_brokers(found),
+        *_of_partitions(found),
+    ]
     return sorted(said, key=lambda one: one.is_warning)
 
 
+def as_known(found: ClusterDetail) -> str:
+    """Whose knowledge the figures are, and how old."""
+    age = "of unknown age" if found.age_s is None else f"{found.age_s:.1f} s old"
+    if found.is_current:
+        return f"broker {found.told_by}, which decides: {age}"
+    if found.controller is None:
+        why = "it knows of no controller"
+    elif found.is_behind:
+        why = "it does not reach the controller"
+    else:
+        why = f"broker {found.controller}, which decides, did not answer"
+    return f"broker {found.told_by}: {age}, {why}"
+
+
 def spare_voters(found: ClusterDetail) -> int:
-    """How many of the voters that are heard may be lost, with a majority left."""
+    """How many of the voters that are heard may be lost, with a majority left.
+
+    None, as far as is known, where it is not the controller that tells.
+    """
+    if not found.is_current:
+        return 0
     heard = sum(_is_counted_on(found, one) for one in found.voters)
     return max(0, heard - _majority(found))
 
@@ -90,6 +120,14 @@ def _of_quorum(found: ClusterDetail) -> list[Finding]:
             Finding(
                 f"Nobody decides: {_majority(found)} of the {len(voters)} voters have to run and "
                 "to reach each other. Start those that do not."
+            )
+        )
+    elif found.is_behind:
+        said.append(
+            Finding(
+                f"Broker {found.told_by} has not reached a controller for a session, and nobody "
+                "answered who has: all of this may be old. Look at the brokers that do not answer, "
+                "and at the network between them."
             )
         )
     elif found.told_by != found.controller:
@@ -119,6 +157,22 @@ def _of_quorum(found: ClusterDetail) -> list[Finding]:
     return said
 
 
+def _of_probes(found: ClusterDetail, probes: Sequence[Probe]) -> list[Finding]:
+    silent = [one for one in probes if not one.answers]
+    if not silent:
+        return []
+    by_address = {f"{one.host}:{one.port}": one for one in found.brokers}
+    named = []
+    is_known = found.is_current
+    for one in silent:
+        broker = by_address.get(one.address)
+        who = one.address if broker is None else f"broker {broker.node_id} at {one.address}"
+        named.append(f"{who} ({one.failure})")
+        is_known = is_known and (broker is None or broker.fenced)
+    text = f"No answer here: {'; '.join(named)}. Start what does not run, or correct the address."
+    return [Finding(text, is_warning=is_known and any(one.answers for one in probes))]
+
+
 def _of_brokers(found: ClusterDetail) -> list[Finding]:
     said = []
     fenced = [str(one.node_id) for one in found.brokers if one.fenced]
@@ -146,6 +200,13 @@ def _of_brokers(found: ClusterDetail) -> list[Finding]:
 
 def _of_partitions(found: ClusterDetail) -> list[Finding]:
     said = []
+    if not found.is_current and found.partitions:
+        said.append(
+            Finding(
+                "How partitions are now is not known without the controller: the figures are as of "
+                "then. Leaders that do not answer lead nothing that can be reached."
+            )
+        )
     if found.offline:
         said.append(
             Finding(
@@ -162,9 +223,16 @@ def _of_partitions(found: ClusterDetail) -> list[Finding]:
         )
     behind = [one for one in found.brokers if one.out_of_sync]
     if behind:
-        said.append(
-            Finding(f"Copies out of sync: {_copies(behind)}. They catch up when their brokers run.")
-        )
+        fenced = _fenced(found)
+        running = [str(one.node_id) for one in behind if one.node_id not in fenced]
+        advice = "They catch up when their brokers run."
+        if running:
+            advice += (
+                f" Broker {', '.join(running)} runs: if its copies do not catch up within a minute,"
+                f" look at its disk and its log (STORAGE_FAULT, fsync), then restart it: after a"
+                " failed fsync it trusts no file before it has read it again."
+            )
+        said.append(Finding(f"Copies out of sync: {_copies(behind)}. {advice}"))
     return said
 
 
@@ -261,6 +329,8 @@ def may_restart(found: ClusterDetail, node_id: int) -> RestartVerdict:
 def _quorum_without(found: ClusterDetail, node_id: int) -> list[str]:
     if found.controller is None:
         return ["nobody decides"]
+    if found.is_behind:
+        return [f"broker {found.told_by}, which tells this, does not reach the controller"]
     if found.told_by != found.controller:
         return [f"broker {found.controller}, which decides, does not answer"]
     voters, needed = found.voters, _majority(found)

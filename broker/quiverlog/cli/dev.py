@@ -26,7 +26,7 @@ from quiverlog.local.ports import is_free
 from quiverlog.local.process import ProcessState
 
 if TYPE_CHECKING:
-    from quiverlog.client.results import BrokerDetail
+    from quiverlog.client.results import ClusterDetail
     from quiverlog.local.broker import LocalBroker
 
 __all__ = ["dev"]
@@ -160,13 +160,13 @@ def status(found: LocalCluster, output_format: str) -> None:
 
 
 def _show(found: LocalCluster, output_format: str) -> None:
-    controller, told = _asked(found)
+    said = _asked(found)
     rows = [
         {
             "node_id": broker.node_id,
             "rack": broker.rack,
             "process": broker.state.value,
-            "in_cluster": _standing(told.get(broker.node_id), controller == broker.node_id),
+            "in_cluster": _standing(said, broker),
             "clients": broker.listen,
             "http": broker.http_listen,
             "pid": broker.pid,
@@ -179,6 +179,9 @@ def _show(found: LocalCluster, output_format: str) -> None:
                 "directory": str(found.directory),
                 "cluster_id": found.cluster_id,
                 "bootstrap_server": found.bootstrap,
+                "told_by": None if said is None else said.told_by,
+                "is_current": said is not None and said.is_current,
+                "age_s": None if said is None else said.age_s,
                 "brokers": rows,
             }
         )
@@ -188,29 +191,43 @@ def _show(found: LocalCluster, output_format: str) -> None:
         [["" if cell is None else cell for cell in row.values()] for row in rows],
         right=("node", "pid"),
     )
+    if said is not None and not said.is_current:
+        from quiverlog.cli.cluster_health import as_known
+
+        print(f"\nas known to {as_known(said)}")
 
 
-def _asked(found: LocalCluster) -> tuple[int | None, dict[int, BrokerDetail]]:
-    """The controller and the brokers, as one of those that run says; nothing if nobody does."""
+def _asked(found: LocalCluster) -> ClusterDetail | None:
+    """The cluster as one of the brokers that run knows it; None if none of them answers."""
     from quiverlog.client.client import connect
     from quiverlog.errors import QuiverlogError
 
     running = [one.listen for one in found.brokers.values() if one.state is ProcessState.RUNNING]
     if not running:
-        return None, {}
+        return None
     try:
         with connect(",".join(running), connect_timeout=2.0, request_timeout=2.0) as client:
-            said = client.describe_cluster()
+            return client.describe_cluster()
     except QuiverlogError:
-        return None, {}
-    return said.controller, {one.node_id: one for one in said.brokers}
+        return None
 
 
-def _standing(broker: BrokerDetail | None, is_controller: bool) -> str:
-    if broker is None:
+def _standing(said: ClusterDetail | None, local: LocalBroker) -> str:
+    """What the cluster says of a broker; of one that does not run it never says that it is ready,
+    and without a controller nothing.
+    """
+    told = () if said is None else said.brokers
+    broker = next((one for one in told if one.node_id == local.node_id), None)
+    if said is None or broker is None:
         return "unknown"
-    standing = "fenced" if broker.fenced else "stopping" if broker.in_shutdown else "ready"
-    return f"{standing}, controller" if is_controller else standing
+    if not said.is_current:
+        return "unknown, no controller"
+    if broker.fenced:
+        return "fenced"
+    if local.state is not ProcessState.RUNNING:
+        return "not fenced yet"
+    standing = "stopping" if broker.in_shutdown else "ready"
+    return f"{standing}, controller" if said.controller == broker.node_id else standing
 
 
 _node_id = click.argument("node_id", metavar="NODE", type=int)

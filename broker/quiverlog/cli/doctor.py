@@ -12,12 +12,11 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -25,6 +24,9 @@ from quiverlog.cli.failures import ExitCode, one_line
 from quiverlog.cli.options import bootstrap_option, debug_option, format_option, open_client
 from quiverlog.cli.output import print_json
 from quiverlog.installing import install_line
+
+if TYPE_CHECKING:
+    from quiverlog.cli.probes import Probe
 
 __all__ = ["Finding", "doctor", "java_problem"]
 
@@ -263,13 +265,17 @@ def _judge_workers(
 
 # --- brokers --------------------------------------------------------------------------------------
 def _brokers(bootstrap: str, timeout_s: float) -> list[Finding]:
-    from quiverlog.cli.cluster_health import fewer_replicas, with_fewer_replicas
+    from quiverlog.cli.cluster_health import as_known, fewer_replicas, with_fewer_replicas
+    from quiverlog.cli.cluster_health import findings as cluster_findings
+    from quiverlog.cli.probes import seen_or_failure
     from quiverlog.errors import QuiverlogError
 
     try:
-        with open_client(bootstrap, timeout_s=timeout_s, client_id="quiverlog-doctor") as client:
-            metadata = client.metadata()
-            found = client.describe_cluster()
+        seen = seen_or_failure(bootstrap, timeout_s)
+        found, few = seen.found, []
+        if found.is_current:
+            with open_client(bootstrap, timeout_s=timeout_s, skipped=seen.silent) as client:
+                few = with_fewer_replicas(found, client.metadata().topics.values())
     except QuiverlogError as error:
         return [
             Finding(
@@ -283,33 +289,33 @@ def _brokers(bootstrap: str, timeout_s: float) -> list[Finding]:
         Finding(
             "bootstrap",
             OK,
-            f"{bootstrap}: cluster {metadata.cluster_id}, {len(metadata.brokers)} broker(s), "
-            f"{len(metadata.topics)} topic(s)",
+            f"{bootstrap}: cluster {found.cluster_id}, {len(found.brokers)} broker(s), "
+            f"{found.topics} topic(s)",
         )
     ]
-    for node_id, address in sorted(metadata.brokers.items()):
-        findings.append(_advertised(node_id, str(address), timeout_s))
-    few = with_fewer_replicas(found, metadata.topics.values())
+    by_address = {f"{one.host}:{one.port}": one.node_id for one in found.brokers}
+    findings += [_answers(one, by_address.get(one.address)) for one in seen.probes]
+    if found.is_current:
+        findings.append(Finding("controller", OK, f"as known to {as_known(found)}"))
+    else:
+        text = next(one.text for one in cluster_findings(found) if not one.is_warning)
+        findings.append(Finding("controller", PROBLEM, f"as known to {as_known(found)}", text))
     if few:
         findings.append(Finding("replicas", WARNING, *fewer_replicas(found, few)))
     return findings
 
 
-def _advertised(node_id: int, address: str, timeout_s: float) -> Finding:
-    """Clients go to the advertised addresses: each must answer from here."""
-    from quiverlog.client.client import connect
-    from quiverlog.errors import QuiverlogError
-
-    check = f"broker {node_id}"
-    began_s = time.monotonic()
-    try:
-        connect(address, client_id="quiverlog-doctor", connect_timeout=timeout_s).close()
-    except QuiverlogError as error:
-        return Finding(
-            check,
-            PROBLEM,
-            f"its advertised address {address} does not answer from here: {error.message}",
-            "Set the broker's `advertise` to an address that clients can reach.",
+def _answers(one: Probe, node_id: int | None) -> Finding:
+    """Clients go to the advertised addresses: each must answer from here, and so must the given."""
+    if node_id is None:
+        check, what = "address", f"{one.address} was given"
+        advice = "Start the broker there, or take the address out."
+    else:
+        check, what = f"broker {node_id}", f"advertised as {one.address}"
+        advice = (
+            "Start it if it does not run, or set the broker's `advertise` to an address that "
+            "clients can reach."
         )
-    took_ms = (time.monotonic() - began_s) * 1000
-    return Finding(check, OK, f"advertised as {address}, answers in {took_ms:.1f} ms")
+    if not one.answers:
+        return Finding(check, PROBLEM, f"{what}, does not answer from here: {one.failure}.", advice)
+    return Finding(check, OK, f"{what}, answers in {one.seconds * 1000:.1f} ms")

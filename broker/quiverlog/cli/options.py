@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from quiverlog.addresses import BOOTSTRAP_DEFAULT, BOOTSTRAP_VARIABLE
+from quiverlog.addresses import BOOTSTRAP_DEFAULT, BOOTSTRAP_VARIABLE, parse_address
 from quiverlog.errors import ConnectionClosed, ConnectionFailed, RequestTimedOut
 
 if TYPE_CHECKING:
@@ -206,6 +206,7 @@ def open_client(
     timeout_s: float = 10.0,
     request_timeout_s: float | None = None,
     client_id: str = "quiverlog-cli",
+    skipped: Iterable[str] = (),
 ) -> Iterator[Client]:
     """A client for the time of one command; says on stderr what it waits for.
 
@@ -217,6 +218,7 @@ def open_client(
         timeout_s: seconds to reach a broker.
         request_timeout_s: seconds for one operation, unless a timeout was given; None leaves it to
             the client.
+        skipped: addresses that are known not to answer, and are not asked what any broker knows.
 
     Raises:
         ConnectionFailed: no address answered in time.
@@ -231,6 +233,7 @@ def open_client(
         more["request_timeout"] = given_s
     client = Client(bootstrap, client_id=client_id, connect_timeout=timeout_s, **more)
     cluster = client.cluster
+    cluster.skipped = frozenset(parse_address(one) for one in skipped)
     if given_s is not None:
         cluster.patience_s = given_s
         cluster.progressed()

@@ -20,11 +20,13 @@ from quiverlog.cli.options import (
     open_client,
 )
 from quiverlog.cli.output import human_bytes, print_json, print_table
+from quiverlog.cli.probes import seen_or_failure
 from quiverlog.cli.reassign import reassign
 from quiverlog.cli.topic_detail import join
 from quiverlog.limits import PARTITIONS_PER_TOPIC_MAX
 
 if TYPE_CHECKING:
+    from quiverlog.cli.probes import Seen
     from quiverlog.client.client import Client
 
 __all__ = ["elect_leaders", "partition"]
@@ -65,15 +67,17 @@ def list_partitions(
 
     Several conditions together show what meets all of them.
     """
-    with open_client(bootstrap, timeout_s=timeout_s) as client:
+    seen = seen_or_failure(bootstrap, timeout_s)
+    answer = None if seen.found.is_current else _said_old(seen)
+    with open_client(bootstrap, timeout_s=timeout_s, skipped=seen.silent) as client:
         for name in topics:
             client.describe_topic(name)  # It says what is wrong with the name.
         rows = [
             row
-            for row in _rows(client, topics)
+            for row in _rows(client, topics, answer)
             if (broker is None or broker in row["replicas"])
             and (not under_replicated or row["is_under_replicated"])
-            and (not offline or row["leader"] is None)
+            and (not offline or row["leader"] is None or row["leader_answers"] is False)
             and (not moving or row["adding_replicas"] or row["removing_replicas"])
         ]
     if output_format == "json":
@@ -85,7 +89,7 @@ def list_partitions(
             (
                 row["topic"],
                 row["partition"],
-                "none" if row["leader"] is None else row["leader"],
+                _leader(row),
                 join(row["replicas"]),
                 join(row["in_sync_replicas"]) or "none",
                 "?" if row["size_bytes"] is None else human_bytes(row["size_bytes"]),
@@ -97,17 +101,44 @@ def list_partitions(
     )
 
 
+def _leader(row: dict[str, Any]) -> str:
+    if row["leader"] is None:
+        return "none"
+    return f"{row['leader']}" + (" (silent)" if row["leader_answers"] is False else "")
+
+
+def _said_old(seen: Seen) -> set[int]:
+    """Say that no controller tells this; the brokers that answer."""
+    from quiverlog.cli.cluster_health import as_known
+
+    found, answer = seen.found, seen.answering
+    click.echo(
+        f"quiverlog: as known to {as_known(found)}; {len(answer)} of {len(found.brokers)} brokers "
+        "answer. What moves is not known. A leader that does not answer counts as none.",
+        err=True,
+    )
+    return answer
+
+
 def _arrows(row: dict[str, Any]) -> str:
     signed = [f"+{one}" for one in row["adding_replicas"]]
     return " ".join([*signed, *(f"-{one}" for one in row["removing_replicas"])]) or "-"
 
 
-def _rows(client: Client, topics: Sequence[str]) -> Iterator[dict[str, Any]]:
+def _rows(
+    client: Client, topics: Sequence[str], answer: set[int] | None
+) -> Iterator[dict[str, Any]]:
+    """All partitions.
+
+    Args:
+        answer: the brokers that answer, where no controller can be asked.
+    """
     from quiverlog.client.reassignments import list_moves
+    from quiverlog.client.replica_sizes import replica_sizes
 
     found = client.metadata(topics or None)
-    moves = client.run(list_moves(client.cluster))
-    sizes = client.describe_replicas(topics or None)
+    moves = client.run(list_moves(client.cluster)) if answer is None else {}
+    sizes = client.run(replica_sizes(client.cluster, topics or None, answer))
     for name, topic in sorted(found.topics.items()):
         for one in topic.partitions:
             move = moves.get(name, {}).get(one.partition)
@@ -117,6 +148,7 @@ def _rows(client: Client, topics: Sequence[str]) -> Iterator[dict[str, Any]]:
                 "topic": name,
                 "partition": one.partition,
                 "leader": one.leader if one.leader >= 0 else None,
+                "leader_answers": None if answer is None else one.leader in answer,
                 "leader_epoch": one.leader_epoch,
                 "replicas": list(one.replicas),
                 "in_sync_replicas": list(one.in_sync_replicas),

@@ -21,16 +21,16 @@ from quiverlog.cli.options import (
     without_end,
 )
 from quiverlog.cli.output import print_json
+from quiverlog.cli.probes import seen_or_failure
 from quiverlog.cli.waiting import Patience, polls, shown_waiting
 
 if TYPE_CHECKING:
     from quiverlog.client.client import Client
     from quiverlog.client.results import ClusterDetail
 
-__all__ = ["described", "restart_check"]
+__all__ = ["restart_check"]
 
 _WAIT_S: Final = 600.0
-_ELECTION_S: Final = 3.0
 
 
 @click.command("restart-check")
@@ -61,10 +61,13 @@ def restart_check(
     No request fails by it when every other broker is live and has all its copies in sync, none of
     its partitions is moving, and the quorum has a voter to spare.
     """
-    with open_client(bootstrap, timeout_s=timeout_s, request_timeout_s=timeout_s) as client:
-        found = described(client)
-        verdicts = _verdicts(found, node_id)
-        if wait_s and not all(one.may_restart for one in verdicts):
+    seen = seen_or_failure(bootstrap, timeout_s)
+    found = seen.found
+    verdicts = _verdicts(found, node_id)
+    if wait_s and not all(one.may_restart for one in verdicts):
+        with open_client(
+            bootstrap, timeout_s=timeout_s, request_timeout_s=timeout_s, skipped=seen.silent
+        ) as client:
             verdicts = _wait(client, found, node_id, wait_s)
     if output_format == "json":
         print_json(_json(verdicts))
@@ -72,15 +75,6 @@ def restart_check(
         _show(verdicts)
     if not all(one.may_restart for one in verdicts):
         raise click.exceptions.Exit(ExitCode.FAILED)
-
-
-def described(client: Client) -> ClusterDetail:
-    """The cluster as who decides knows it. An election is waited for: it takes a second."""
-    for is_last in polls(_ELECTION_S):
-        found = client.describe_cluster()
-        if found.told_by == found.controller or is_last:
-            break
-    return found
 
 
 def _verdicts(found: ClusterDetail, node_id: int | None) -> list[RestartVerdict]:

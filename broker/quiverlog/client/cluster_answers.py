@@ -54,6 +54,8 @@ def check_describe_cluster(_request: object, response: DescribeClusterResponse, 
             raise InvalidResponse(
                 f"DESCRIBE_CLUSTER: broker {one.node_id} lacks {one.metadata_lag} entries."
             )
+    if response.heard_ms < -1:
+        raise InvalidResponse(f"DESCRIBE_CLUSTER is {response.heard_ms} ms old.")
     partitions = response.partition_count
     some = (
         response.under_replicated_count,

@@ -15,7 +15,7 @@ from .commands import Operation
 from .results import Address, BrokerDetail, ClusterDetail, QuorumReplicaDetail
 from .routing import Cluster, check
 
-__all__ = ["describe_cluster"]
+__all__ = ["describe_cluster", "told_at"]
 
 _CONTROLLER_S_MAX: Final = 2.0
 """The controller may be what is broken: what is known of it without its help comes soon."""
@@ -33,6 +33,14 @@ def describe_cluster(cluster: Cluster) -> Operation[ClusterDetail]:
         return _detail(found)
 
     return (yield from cluster.retrying(attempt))
+
+
+def told_at(cluster: Cluster, address: Address) -> Operation[ClusterDetail]:
+    """What the broker at this address says, and no other."""
+    reply = yield cluster.call(address, DescribeClusterRequest())
+    check(reply.response)
+    assert isinstance(reply.response, DescribeClusterResponse)
+    return _detail(reply.response)
 
 
 def _told_by_controller(
@@ -100,6 +108,8 @@ def _detail(found: DescribeClusterResponse) -> ClusterDetail:
         under_min_in_sync=found.under_min_in_sync_count,
         offline=found.offline_count,
         moving=found.moving_count,
+        is_behind=found.is_behind,
+        age_s=None if found.heard_ms < 0 else found.heard_ms / 1_000,
     )
 
 

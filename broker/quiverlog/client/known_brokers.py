@@ -22,6 +22,7 @@ from quiverlog.errors import (
     TooManyConnectionsFromAddress,
     error_from_code,
 )
+from quiverlog.wire.cluster_messages import DescribeClusterResponse
 from quiverlog.wire.messages import MetadataResponse, Response
 
 from .results import Address, ClusterMetadata
@@ -83,7 +84,7 @@ class KnownBrokers:
 
 def doubt_of(found: Response, known: ClusterMetadata) -> Doubt | None:
     """Why another broker may well know more; None: nothing speaks against this answer."""
-    if not isinstance(found, MetadataResponse) or found.error_code:
+    if not isinstance(found, MetadataResponse | DescribeClusterResponse) or found.error_code:
         return None
     is_older = found.metadata_version < known.metadata_version
     if found.is_behind or (is_older and found.cluster_id == known.cluster_id):

@@ -185,6 +185,15 @@ class ClusterDetail:
     """Partitions that nobody leads."""
     moving: int = 0
     """Partitions that are on their way to other brokers."""
+    is_behind: bool = False
+    """The broker has not reached a controller for a session: all of it may be old."""
+    age_s: float | None = None
+    """So old is what the broker knows of decisions; None: it does not say."""
+
+    @property
+    def is_current(self) -> bool:
+        """Told by the broker that decides, which a majority follows."""
+        return self.told_by == self.controller and not self.is_behind
 
     @property
     def voters(self) -> tuple[QuorumReplicaDetail, ...]:

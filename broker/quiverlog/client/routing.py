@@ -118,6 +118,8 @@ class Cluster:
         self.waits = Waits(clock)
         self.deadline_s = self.patience_s = math.inf
         """No operation goes on after this moment, which is so long after the last progress."""
+        self.skipped: frozenset[Address] = frozenset()
+        """Known not to answer: not asked for what any broker knows."""
         self._heard_s: dict[str, float] = {}
         """When each topic of the picture was asked for last."""
 
@@ -128,7 +130,8 @@ class Cluster:
     # --- addresses ------------------------------------------------------------------------------
     def addresses(self) -> list[Address]:
         """All brokers that may answer, in the order in which they are asked."""
-        return self._known.order([*self.metadata.brokers.values(), *self.bootstrap])
+        found = self._known.order([*self.metadata.brokers.values(), *self.bootstrap])
+        return [one for one in found if one not in self.skipped] or found
 
     def address_of(self, node_id: int) -> Address:
         """The address of a node.

@@ -105,6 +105,8 @@ def handle_describe_cluster(broker: Broker, call: Call) -> Steps:
         under_min_in_sync_count=counts.under_min_in_sync,
         offline_count=counts.offline,
         moving_count=counts.moving,
+        is_behind=broker.standing.is_over,
+        heard_ms=broker.membership.registration.heard_ms(call.now),
     )
 
 

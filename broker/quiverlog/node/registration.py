@@ -240,6 +240,13 @@ class Registration:
             return "fenced: the controller does not count on this broker"
         return ""
 
+    def heard_ms(self, now: Now) -> int:
+        """How old is what this broker knows of the cluster; -1: it never heard of a controller."""
+        if self._is_alone():
+            return 0
+        known_us = self.known_us(now)
+        return -1 if not known_us else max(0, now.mono_us - known_us) // 1_000
+
     @property
     def lease_ends_us(self) -> int | None:
         """When `may_lead` becomes False unless the controller is heard; None: not by time."""

@@ -50,6 +50,9 @@ class ClusterBroker(Part, array_like=True, gc=False):
 class DescribeClusterResponse(Response, array_like=True, gc=False):
     """The cluster as the broker `node_id` knows it. Partitions are counted while decisions go on:
     the counts may be of slightly different moments.
+
+    `is_behind`: the broker has not reached the controller for a session, so all of it may be old.
+    `heard_ms`: so old is what it knows of decisions; -1 where it has heard of none.
     """
 
     API: ClassVar[Api] = Api.DESCRIBE_CLUSTER
@@ -66,3 +69,5 @@ class DescribeClusterResponse(Response, array_like=True, gc=False):
     under_min_in_sync_count: Int64 = 0
     offline_count: Int64 = 0
     moving_count: Int64 = 0
+    is_behind: bool = False
+    heard_ms: Int64 = -1

@@ -1,0 +1,177 @@
+"""Three brokers, of which two are killed, or say nothing: what each command says of the cluster.
+
+Nobody decides then, and the one that is left knows what was true before. Every figure says so.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import quiverlog
+from quiverlog.local.cluster import LocalCluster
+from tests.support.broker import BrokerProcess
+from tests.support.growing import GrowingCluster, Typed, typed
+from tests.support.until import until
+
+pytestmark = pytest.mark.process
+
+SESSION = {"broker.session.ms": 1_000}
+NEVER = ("3 of 3 live", "all in sync", "1 may be lost", "Nothing to do", "healthy      yes")
+"""What must not be said of a cluster of which two thirds are gone."""
+BOUND_S = 25.0
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[GrowingCluster]:
+    with GrowingCluster(**SESSION) as cluster:
+        cluster.grow(2)
+        cluster.type("topic", "create", "t", "--schema", "n long", "-p", "3", "-r", "2")
+        yield cluster
+
+
+@pytest.fixture(params=["killed", "stopped"])
+def left(request: pytest.FixtureRequest, cluster: GrowingCluster) -> Iterator[GrowingCluster]:
+    """Broker 1 is left, and has not reached a controller for a session."""
+    lost = [cluster.by_id[2], cluster.by_id[3]]
+    pids = [one.pid for one in lost]
+    for one in lost:
+        if request.param == "killed":
+            one.kill9()
+        else:
+            os.kill(one.pid, signal.SIGSTOP)
+    until(lambda: is_behind(cluster.by_id[1]), "broker 1 is behind")
+    yield cluster
+    for one, pid in zip(lost, pids, strict=True):
+        if request.param == "killed":
+            one.launch()
+        else:
+            os.kill(pid, signal.SIGCONT)
+    until(cluster.is_whole, "three live brokers")
+
+
+def is_behind(broker: BrokerProcess) -> bool:
+    with quiverlog.connect(broker.bootstrap, request_timeout=5.0) as client:
+        found = client.describe_cluster()
+    assert found.told_by == 1
+    return found.is_behind
+
+
+def asked(cluster: GrowingCluster, *words: str, at: str = "") -> Typed:
+    """In bounded time, whoever is silent."""
+    began_s = time.monotonic()
+    done = typed(*words, "-b", at or cluster.bootstrap)
+    assert time.monotonic() - began_s < BOUND_S, done
+    assert not any(text in done.out for text in NEVER), done
+    return done
+
+
+def document(cluster: GrowingCluster, *words: str, at: str = "") -> tuple[int, Any]:
+    done = asked(cluster, *words, "--format", "json", at=at)
+    return done.code, done.json
+
+
+def test_each_command_says_whose_knowledge_it_is_and_how_old(left: GrowingCluster) -> None:
+    lost = [left.by_id[2].bootstrap, left.by_id[3].bootstrap]
+    # All addresses are given, and the one that answers alone: those of the others are known.
+    for at in (left.bootstrap, left.by_id[1].bootstrap):
+        status = asked(left, "cluster", "status", at=at)
+        assert status.code == 1, status
+        assert "broker 1: " in status.out
+        assert " s old" in status.out
+        assert "1 of 3 answer here" in status.out
+        assert "1 answer here, 2 are needed" in status.out
+        assert all(address in status.out for address in lost)
+    code, said = document(left, "cluster", "status")
+    assert code == 1
+    assert not said["is_healthy"]
+    assert (said["told_by"], said["is_behind"], said["is_current"]) == (1, True, False)
+    assert said["age_s"] > 0
+    assert (said["live"], said["voters_to_spare"]) == (None, None)
+    assert said["answering"] == [1]
+    assert {one["address"] for one in said["addresses"] if not one["answers"]} == set(lost)
+
+    brokers = asked(left, "cluster", "brokers")
+    assert "As known to broker 1" in brokers.out
+    assert "unknown, was live" in brokers.out
+    code, said = document(left, "cluster", "brokers")
+    assert said["is_behind"]
+    assert {one["node_id"]: one["answers"] for one in said["brokers"]} == {
+        1: True, 2: False, 3: False
+    }  # fmt: skip
+
+    assert " s old" in asked(left, "cluster", "describe").out
+    assert document(left, "cluster", "describe")[1]["is_behind"]
+
+    doctor = asked(left, "doctor", "--no-spark")
+    assert doctor.code == 4, doctor
+    assert all(f"{address}, does not answer from here" in doctor.out for address in lost)
+    assert "controller" in doctor.out
+    code, said = document(left, "doctor", "--no-spark")
+    assert code == 4
+    problems = {one["check"] for one in said["findings"] if one["status"] == "problem"}
+    assert {"broker 2", "broker 3", "controller"} <= problems
+
+    check = asked(left, "cluster", "restart-check", "--broker", "1")
+    assert check.code == 1, check
+
+    listed = asked(left, "partition", "list", "--offline")
+    assert listed.code == 0, listed
+    assert "as known to broker 1" in listed.err
+    code, rows = document(left, "partition", "list", "--offline")
+    assert code == 0
+    everything = document(left, "partition", "list")[1]
+    assert len(everything) == 3
+    assert rows == [one for one in everything if one["leader"] != 1], "their leaders do not answer"
+    assert rows, "brokers 2 and 3 led some"
+
+
+def test_with_a_majority_the_one_that_is_lost_is_named(cluster: GrowingCluster) -> None:
+    """The figures are the controller's, and live ones are counted again."""
+    cluster.by_id[3].kill9()
+    try:
+        done = typed("cluster", "status", "-b", cluster.bootstrap)
+        assert done.code == 1, done
+        assert "2 answer here" in done.out or "2 of 3 live" in done.out
+        assert cluster.by_id[3].bootstrap in done.out
+    finally:
+        cluster.by_id[3].start()
+    until(cluster.is_whole, "three live brokers")
+    said = json.loads(cluster.type("cluster", "status", "--format", "json").out)
+    assert said["is_healthy"]
+    assert (said["live"], said["answering"], said["voters_to_spare"]) == (3, [1, 2, 3], 1)
+
+
+def test_dev_status_says_of_nobody_that_ended_that_it_is_ready(tmp_path: Path) -> None:
+    def dev(*words: str) -> str:
+        command = [sys.executable, "-m", "quiverlog", "dev", words[0], "-d", str(tmp_path / "dev")]
+        done = subprocess.run(
+            [*command, *words[1:]], capture_output=True, text=True, timeout=120, check=True
+        )
+        return done.stdout
+
+    made = LocalCluster.create(tmp_path / "dev", racks=["a", "b", "c"])
+    try:
+        made.start(60.0)
+        dev("kill", "2")
+        for one in json.loads(dev("status", "--format", "json"))["brokers"]:
+            assert one["process"] == "running" or "ready" not in one["in_cluster"], one
+        dev("kill", "3")
+
+        def standings() -> set[str]:
+            said = json.loads(dev("status", "--format", "json"))
+            return {one["in_cluster"] for one in said["brokers"]}
+
+        until(lambda: standings() == {"unknown, no controller"}, "nobody decides")
+        assert "as known to broker 1" in dev("status")
+    finally:
+        made.remove()
