@@ -102,7 +102,7 @@ def test_a_topic_made_anew_with_fewer_partitions_than_assign_names_still_has_col
             return DefaultSource({"bootstrap.servers": broker.bootstrap, "assign": assign})
 
         assert source("anew").schema().names == SCHEMA.names
-        with pytest.raises(InvalidOption, match="has 1 partitions, 2 is none of them"):
+        with pytest.raises(InvalidOption, match="has 1 partition, 0; 2 is not one of them"):
             source("anew").reader(source("anew").schema()).partitions()
         with pytest.raises(UnknownTopic, match="'never'"):
             source("never").schema()

@@ -284,7 +284,7 @@ def test_the_lag_of_a_query_is_logged(
     finally:
         spark.streams.removeListener(listener)
     assert re.search(
-        rf"{name}: 6 rows behind in 1 partitions \(min 6, average 6.0, max 6\), [1-9]\d* bytes",
+        rf"{name}: 6 rows behind in 1 partition \(min 6, average 6.0, max 6\), [1-9]\d* bytes",
         caplog.text,
     )
 

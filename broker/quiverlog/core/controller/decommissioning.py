@@ -93,7 +93,8 @@ def unregister(image: Image, node_id: int, voters: Collection[int]) -> list[Reco
         raise BrokerAlive(f"broker {node_id}, at {broker.host}:{broker.port}, is alive.")
     count = image.replica_counts[node_id]
     if count:
-        raise BrokerInUse(f"broker {node_id} holds replicas of {count} partitions.")
+        holds = f"{count} partition{'s' * (count != 1)}"
+        raise BrokerInUse(f"broker {node_id} holds replicas of {holds}.")
     if node_id in voters:
         raise BrokerInUse(f"broker {node_id} is a voter of the metadata quorum.")
     return [UnregisterBrokerRecord(node_id, broker.broker_epoch)]
