@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from quiverlog.node.events import Tick
+from quiverlog.storage.data_directory import ClockNote
 from quiverlog.types import EARLIEST
 from tests.support.node import NodeDriver, batch_of
 
@@ -189,20 +190,68 @@ def test_without_a_note_retention_by_time_waits_an_hour(
     assert len([line for line in node.lines if "no note confirms" in line.event]) == 1
 
 
+@pytest.mark.parametrize("how", ["crash", "restart"])
+@pytest.mark.parametrize("weekend", [False, True])
+def test_the_hour_goes_on_over_restarts(node: NodeDriver, weekend: bool, how: str) -> None:
+    """A broker that is restarted every twenty minutes deletes by time in the end."""
+    topic = node.create(retention_ms=str(DAY_MS))
+    put(node, topic)
+    node.stop()
+    if not weekend:
+        (Path(node.config.data_dir) / "clock").unlink()
+    set_ahead(node, 60 * HOUR_MS)
+    node.start()
+    for life in range(3):
+        assert start_of(node, topic) == 0
+        pass_time(node, 19 * 60_000)
+        if how == "restart":
+            node.stop()
+        set_ahead(node, 60_000 if life else 30 * 60_000)  # It is down for so long.
+        if how == "restart":
+            node.start()
+        else:
+            node.crash()
+    assert start_of(node, topic) == 0
+    pass_time(node, 6 * 60_000)
+    assert start_of(node, topic) == 10
+    lines = [line for line in node.lines if "retention by time waits" in line.event]
+    assert len({line.event for line in lines}) == 1, "what it began without stays as it is"
+    left_ms = [line.fields["left_ms"] for line in lines]
+    assert left_ms == sorted(left_ms, reverse=True)
+    assert left_ms[-1] <= 6 * 60_000
+    years = 10 * 365 * DAY_MS
+    assert all(ms < years for line in lines for ms in line.fields.values())
+
+
+def test_another_clock_than_the_doubted_one_begins_the_hour_anew(node: NodeDriver) -> None:
+    topic = node.create(retention_ms=str(DAY_MS))
+    put(node, topic)
+    node.stop()
+    set_ahead(node, 60 * HOUR_MS)
+    node.start()
+    pass_time(node, 50 * 60_000)
+    set_ahead(node, 2 * HOUR_MS)
+    node.restart()
+    pass_time(node, 59 * 60_000)
+    assert start_of(node, topic) == 0
+    pass_time(node, 2 * 60_000)
+    assert start_of(node, topic) == 10
+
+
 def test_the_note_is_written_now_and_then_and_follows_what_is_believed(node: NodeDriver) -> None:
     directory = node.node.broker.directory
     began_us = node.wall_us
-    assert directory.noted_clock() == began_us
+    assert directory.noted_clock() == ClockNote(began_us)
     node.advance(HOUR_MS)
     noted = directory.noted_clock()
     assert noted is not None
-    assert node.wall_us - 10 * 60_000_000 <= noted <= node.wall_us
+    assert node.wall_us - 10 * 60_000_000 <= noted.believed_us <= node.wall_us
     set_ahead(node, 8 * DAY_MS)
     node.advance(30 * 60_000)
     node.send(Tick())
     noted = directory.noted_clock()
     assert noted is not None
-    assert noted <= began_us + 2 * HOUR_MS * 1000, "not the clock that is doubted"
+    assert noted.believed_us <= began_us + 2 * HOUR_MS * 1000, "not the clock that is doubted"
 
 
 def test_a_note_that_cannot_be_written_is_told_and_harms_nobody(node: NodeDriver) -> None:

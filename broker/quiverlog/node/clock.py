@@ -8,6 +8,7 @@ may be wrong, and one row from the future would vouch for it.
 
 A clock ahead of what is expected is believed after an hour of the monotonic clock, in which it has
 stayed there: a broker that was off for a weekend deletes what is too old an hour after its start.
+The note says how much of the hour is over, so that restarts do not begin it anew.
 
 Owns the belief, its note, and the job that writes it. Must not know: what the time is good for.
 """
@@ -18,7 +19,7 @@ from typing import Final
 
 from quiverlog.node.jobs import Jobs, Urgency
 from quiverlog.node.outbox import Outbox
-from quiverlog.storage.data_directory import DataDirectory
+from quiverlog.storage.data_directory import ClockNote, DataDirectory
 from quiverlog.types import Now
 
 __all__ = ["BelievedClock", "Clock", "NoteClockJob"]
@@ -31,6 +32,10 @@ _BELIEVE_AFTER_US: Final = 3_600_000_000
 """A clock that is ahead and has stayed there for so long is right."""
 _NOTE_US: Final = 600_000_000
 """How often the note is written. Much less than a start may be ahead of it."""
+_NOTE_DOUBT_US: Final = 60_000_000
+"""The same while a clock is doubted: a broker that is killed loses no more of its hour."""
+_CONFIRMED_US_MIN: Final = 30 * 365 * 86_400_000_000
+"""A note of an earlier moment, before 2000, confirms nothing: it began without one."""
 
 
 class BelievedClock:
@@ -51,6 +56,27 @@ class BelievedClock:
         """So far ahead of what is believed was it at the last look."""
         self.jumps = 0
         """So often the wall clock went ahead."""
+
+    def begin(self, now: Now, note: ClockNote) -> int:
+        """Go on from the note of an earlier life; returns how much of the hour is left.
+
+        A doubted clock that is as far ahead as it was then, and the restart, has stayed there.
+        """
+        assert self._believed is None
+        self._believed = Now(now.mono_us, note.believed_us)
+        self._ahead_us = now.wall_us - note.believed_us
+        since_us = now.wall_us - note.doubted_us
+        stayed = note.doubted_us > 0 and -_JUMP_US <= since_us <= _START_AHEAD_US
+        stayed_us = note.stayed_us if stayed else 0
+        self._suspect_since_us = now.mono_us - min(stayed_us, _BELIEVE_AFTER_US)
+        return max(0, _BELIEVE_AFTER_US - stayed_us)
+
+    def note(self, now: Now) -> ClockNote:
+        """For the next life."""
+        believed_us = self.read(now).wall_us
+        if self._suspect_since_us is None:
+            return ClockNote(believed_us)
+        return ClockNote(believed_us, now.wall_us, now.mono_us - self._suspect_since_us)
 
     @property
     def suspects(self) -> bool:
@@ -84,23 +110,23 @@ class BelievedClock:
 class NoteClockJob:
     """Write down which time is believed, for the next start."""
 
-    __slots__ = ("_directory", "_wall_us", "key", "kind")
+    __slots__ = ("_directory", "_note", "key", "kind")
 
-    def __init__(self, directory: DataDirectory, wall_us: int) -> None:
+    def __init__(self, directory: DataDirectory, note: ClockNote) -> None:
         self.key = directory.clock_path
         self.kind = "note clock"
         self._directory = directory
-        self._wall_us = wall_us
+        self._note = note
 
     def run(self) -> None:
         """Raises DiskFull or StorageFault: the last note stays, and the next start may wait."""
-        self._directory.note_clock(self._wall_us)
+        self._directory.note_clock(self._note)
 
 
 class Clock:
     """See the module docstring. `due_us`: when (monotonic) `note` is wanted."""
 
-    __slots__ = ("_believed", "_directory", "_jobs", "_noted_us", "_noting", "_outbox", "due_us")
+    __slots__ = ("_believed", "_directory", "_found", "_jobs", "_noting", "_outbox", "due_us")
 
     _directory: DataDirectory
 
@@ -108,14 +134,14 @@ class Clock:
         self._jobs = jobs
         self._outbox = outbox
         self._believed = BelievedClock()
-        self._noted_us: int | None = None
+        self._found: ClockNote | None = None
         self._noting = False
         self.due_us = 0
 
     def load(self, directory: DataDirectory) -> None:
         """Read the note of an earlier life, off the loop."""
         self._directory = directory
-        self._noted_us = directory.noted_clock()
+        self._found = directory.noted_clock()
 
     def start(self, now: Now, newest_row_us: int | None) -> None:
         """Begin to serve.
@@ -123,23 +149,21 @@ class Clock:
         Args:
             newest_row_us: the time of the newest row; None: there is no row.
         """
-        noted_us = self._noted_us
-        if noted_us is not None and now.wall_us > noted_us + _START_AHEAD_US:
+        note = self._found
+        if note is None and newest_row_us is not None:
+            note = ClockNote(0)  # Written by an older broker. Before 1970 no row is too old.
+        if note is not None and now.wall_us > note.believed_us + _START_AHEAD_US:
             # A long stop looks the same; then rows are deleted an hour later, which harms nobody.
-            self._believed.read(Now(now.mono_us, noted_us))
-            self._outbox.log(
-                "warning",
-                "the wall clock is far ahead of its last note: retention by time waits an hour",
-                ahead_ms=(now.wall_us - noted_us) // 1000,
-            )
-        elif noted_us is None and newest_row_us is not None:
-            # Written by an older broker. Before 1970 no row is too old.
-            self._believed.read(Now(now.mono_us, 0))
-            self._outbox.log(
-                "warning",
-                "no note confirms the wall clock: retention by time waits an hour",
-                newest_row_ms_ago=(now.wall_us - newest_row_us) // 1000,
-            )
+            wait_us = self._believed.begin(now, note)
+            if note.believed_us >= _CONFIRMED_US_MIN:
+                what = "the wall clock is far ahead of its last note"
+                fields = {"ahead_ms": (now.wall_us - note.believed_us) // 1000}
+            else:
+                what = "no note confirms the wall clock"
+                newest_us = now.wall_us if newest_row_us is None else newest_row_us
+                fields = {"newest_row_ms_ago": (now.wall_us - newest_us) // 1000}
+            event = f"{what}: retention by time waits an hour"
+            self._outbox.log("warning", event, **fields, left_ms=wait_us // 1000)
         self.note(now)
 
     def read(self, now: Now) -> Now:
@@ -163,12 +187,18 @@ class Clock:
         return self._believed.jumps
 
     def note(self, now: Now) -> None:
-        """Write down what is believed now; again in ten minutes."""
-        self.due_us = now.mono_us + _NOTE_US
+        """Write down what is believed now; again in ten minutes, or sooner."""
+        note = self._believed.note(now)
+        self.due_us = now.mono_us + (_NOTE_DOUBT_US if self._believed.suspects else _NOTE_US)
         if not self._noting:
             self._noting = True
-            job = NoteClockJob(self._directory, self._believed.read(now).wall_us)
+            job = NoteClockJob(self._directory, note)
             self._jobs.start(job, self._noted, Urgency.BACKGROUND)
+
+    def last_note(self, now: Now) -> ClockNote:
+        """What a stop writes down."""
+        self.read(now)
+        return self._believed.note(now)
 
     def _noted(self, _result: object, error: BaseException | None, _now: Now) -> None:
         self._noting = False

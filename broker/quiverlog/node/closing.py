@@ -26,7 +26,7 @@ from quiverlog.node.broker import Broker
 from quiverlog.node.effects import ShutdownComplete
 from quiverlog.node.replica import Replica
 from quiverlog.storage.checkpoint import Bounds
-from quiverlog.storage.data_directory import DataDirectory
+from quiverlog.storage.data_directory import ClockNote, DataDirectory
 from quiverlog.types import Now
 
 __all__ = ["CloseLogJob", "Closing", "MarkCleanJob"]
@@ -54,14 +54,22 @@ class CloseLogJob:
 class MarkCleanJob:
     """Let go of the data directory, with the clean mark if all logs deserve it."""
 
-    __slots__ = ("_clean", "_clock_us", "_directory", "_metadata_bytes", "_written", "key", "kind")
+    __slots__ = (
+        "_clean",
+        "_clock_note",
+        "_directory",
+        "_metadata_bytes",
+        "_written",
+        "key",
+        "kind",
+    )
 
     def __init__(
         self,
         directory: DataDirectory,
         *,
         clean: bool,
-        clock_us: int | None,
+        clock_note: ClockNote | None,
         metadata_bytes: int,
         written: dict[str, Bounds | None],
     ) -> None:
@@ -69,15 +77,15 @@ class MarkCleanJob:
         self.kind = "clean mark"
         self._directory = directory
         self._clean = clean
-        self._clock_us = clock_us
+        self._clock_note = clock_note
         self._metadata_bytes = metadata_bytes
         self._written = written
 
     def run(self) -> None:
         """Raises OSError or QuiverlogError: the directory is let go, without the mark."""
-        if self._clock_us is not None:
+        if self._clock_note is not None:
             with contextlib.suppress(OSError, QuiverlogError):  # Then the last note counts.
-                self._directory.note_clock(self._clock_us)
+                self._directory.note_clock(self._clock_note)
         self._directory.close(
             clean=self._clean, metadata_bytes=self._metadata_bytes, written=self._written
         )
@@ -102,14 +110,14 @@ _AFTER: Final = {
 class Closing:
     """See the module docstring."""
 
-    __slots__ = ("_broker", "_clean", "_clock_us", "_is_untouched", "_open", "_step")
+    __slots__ = ("_broker", "_clean", "_clock_note", "_is_untouched", "_open", "_step")
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._step = _Step.SERVING
         self._clean = True
         self._is_untouched = False  # No log was opened: what the last stop knew is still true.
-        self._clock_us: int | None = None  # The time that is believed; None: not yet known.
+        self._clock_note: ClockNote | None = None  # None: no time is believed yet.
         self._open: dict[Replica, None] = {}
 
     def _go_on(self, step: _Step) -> None:
@@ -128,7 +136,7 @@ class Closing:
             and not broker.metadata.owes
         )
         if broker.admission.phase is Phase.RUNNING:
-            self._clock_us = broker.clock.read(now).wall_us
+            self._clock_note = broker.clock.last_note(now)
         broker.admission.enter(Phase.CLOSING)
         broker.assignment.stop(now)
         broker.retention.stop()
@@ -218,7 +226,7 @@ class Closing:
         job = MarkCleanJob(
             broker.directory,
             clean=self._clean,
-            clock_us=self._clock_us,
+            clock_note=self._clock_note,
             metadata_bytes=metadata_bytes,
             written=written,
         )

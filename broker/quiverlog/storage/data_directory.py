@@ -25,7 +25,7 @@ import contextlib
 import struct
 from collections.abc import Callable, Iterable, Mapping
 from operator import itemgetter
-from typing import Final
+from typing import Final, NamedTuple
 
 from quiverlog.errors import CorruptLog, DiskFull, QuiverlogError
 from quiverlog.storage.checkpoint import Bounds
@@ -35,7 +35,7 @@ from quiverlog.storage.log_files import move_aside
 from quiverlog.storage.node_file import NodeFile, identify, load_node
 from quiverlog.storage.partition_directories import PartitionDirectories, typed_errors
 
-__all__ = ["RESERVE_BYTES", "DataDirectory"]
+__all__ = ["RESERVE_BYTES", "ClockNote", "DataDirectory"]
 
 RESERVE_BYTES: Final = 512 * 1024
 """Room for the new leader epochs of some 15,000 partitions."""
@@ -47,6 +47,7 @@ _CLEAN: Final = struct.Struct("<16sQ")
 _CLOCK_MAGIC: Final = b"QVCLOCK\0"
 _CLOCK_VERSION: Final = 1
 _CLOCK: Final = struct.Struct("<Q")
+_DOUBT: Final = struct.Struct("<QQ")
 _MADE_MAGIC: Final = b"QVMADE\0\0"
 _MADE_VERSION: Final = 1
 _MADE: Final = struct.Struct("<Q")
@@ -60,6 +61,15 @@ _UNFINISHED: Final = (
     "quorum-state.tmp", "metadata.log.tmp", "metadata.log.new", "metadata.log.install",
 )  # fmt: skip
 """So are these, of `metadata/`."""
+
+
+class ClockNote(NamedTuple):
+    """The wall clock that was believed; and one that was doubted, which had stayed there for so
+    long. Zeros: none was."""
+
+    believed_us: int
+    doubted_us: int = 0
+    stayed_us: int = 0
 
 
 class DataDirectory(PartitionDirectories):
@@ -221,16 +231,18 @@ class DataDirectory(PartitionDirectories):
         """Where the note of the clock lies."""
         return f"{self.path}/clock"
 
-    def noted_clock(self) -> int | None:
+    def noted_clock(self) -> ClockNote | None:
         """The wall clock as it was noted; None when nothing good is there."""
         path = self.clock_path
         try:
             payload = unpack_file(path, self._disk.read_file(path), _CLOCK_MAGIC, _CLOCK_VERSION)
-            return int(_CLOCK.unpack(payload)[0])
+            (wall_us,) = _CLOCK.unpack_from(payload)
+            doubt = payload[_CLOCK.size :]
+            return ClockNote(wall_us, *(_DOUBT.unpack(doubt) if doubt else ()))
         except (CorruptLog, struct.error, OSError):
             return None
 
-    def note_clock(self, wall_us: int) -> None:
+    def note_clock(self, note: ClockNote) -> None:
         """Write down the wall clock, if the directory is still ours.
 
         Raises:
@@ -238,8 +250,10 @@ class DataDirectory(PartitionDirectories):
         """
         with typed_errors(self.clock_path):
             if self.is_owned():
-                note = pack_file(_CLOCK_MAGIC, _CLOCK_VERSION, _CLOCK.pack(max(0, wall_us)))
-                self._disk.write_file_atomic(self.clock_path, note)
+                believed_us, *doubt = (max(0, value) for value in note)
+                payload = _CLOCK.pack(believed_us) + (_DOUBT.pack(*doubt) if any(doubt) else b"")
+                data = pack_file(_CLOCK_MAGIC, _CLOCK_VERSION, payload)
+                self._disk.write_file_atomic(self.clock_path, data)
 
     # --- which directories were made -----------------------------------------------------------
     @property
