@@ -334,6 +334,19 @@ class Checker:
                 model.timestamp_us = {o: t for o, t in model.timestamp_us.items() if o in kept}
 
     # --- the end -------------------------------------------------------------------------------
+    def _check_order(self, model: PartitionModel, start: int, end: int) -> None:
+        """Rule 5 across batches, of which rows that were given up are no exception."""
+        newest: dict[int, int] = {}
+        for offset in range(start, end):
+            value = model.seen.get(offset, -1)
+            producer, number = value >> 32, value & 0xFFFFFFFF
+            if value >= 0 and newest.get(producer, -1) >= number:
+                raise Violation(
+                    f"{model.name}: row {number} of producer {producer} came behind row"
+                    f" {newest[producer]}, at {offset}"
+                )
+            newest[producer] = number
+
     def finish(self, key: Key, start: int, end: int) -> None:
         """All from `start` to `end` was read: is everything there? (rule 1)"""
         model = self.partitions[key]
@@ -353,6 +366,8 @@ class Checker:
                     f"{model.name}: bits were flipped in {hits}, and {len(lost)} other rows cannot"
                     f" be read, first at {min(lost)}"
                 )
+        if not (model.damaged or model.torn):
+            self._check_order(model, start, end)
         unseen = [o for o in range(start, end) if o not in model.seen]
         if unseen and not (model.damaged or model.torn):
             raise Violation(f"{model.name}: offsets {unseen[:5]} were never readable")

@@ -74,12 +74,12 @@ Plant = Callable[[], AbstractContextManager[object]]
 class _Inbound:
     """The server's end of a connection."""
 
-    __slots__ = ("connection", "inbox", "is_reading", "receiver")
+    __slots__ = ("connection", "inbox", "is_ended", "is_reading", "receiver")
 
     def __init__(self, connection: Connection, scratch: bytearray, pool: BufferPool) -> None:
         self.connection = connection
         self.inbox = bytearray()
-        self.is_reading = False
+        self.is_reading = self.is_ended = False
         self.receiver = FrameReceiver(header_bytes_max=HEADER_BYTES_MAX, scratch=scratch, pool=pool)
 
 
@@ -345,9 +345,17 @@ class Host:
             self.world.at(self.rng.randrange(1, 1_500), lambda: self._read(inbound))
 
     def on_closed(self, connection: Connection) -> None:
-        """Endpoint protocol."""
-        if self._inbound.pop(connection.number, None) is not None:
-            self.feed(ConnectionClosed(connection.number))
+        """Endpoint protocol: what the client had sent is read before the loop hears of its end."""
+        inbound = self._inbound.get(connection.number)
+        if inbound is not None:
+            inbound.is_ended = True
+            if not inbound.is_reading:
+                self._ended(inbound)
+
+    def _ended(self, inbound: _Inbound) -> None:
+        number = inbound.connection.number
+        if self._inbound.pop(number, None) is not None:
+            self.feed(ConnectionClosed(number))
 
     def _close(self, connection_id: int) -> None:
         inbound = self._inbound.pop(connection_id, None)
@@ -370,6 +378,8 @@ class Host:
             del buffer
             # The next read of any connection comes to lie here.
             self._scratch[:size] = _SCRIBBLE * min(size, len(self._scratch))
+        if inbound.is_ended:
+            self._ended(inbound)
 
     def _handle(self, number: int, frames: Sequence[Frame]) -> None:
         node = self.node

@@ -4,7 +4,8 @@ Owns connections as TCP has them. Bytes arrive late, in other pieces than they w
 their order in each direction. A connection may break at any byte: what was sent before arrives in
 part, each side hears of it at its own time, and the broker may go on serving requests that the
 client has given up. Two endpoints may be cut off from each other for a while, in both directions or
-in one, and one may be paused: what is sent then arrives afterwards.
+in one, and one may be paused: what is sent then arrives afterwards, also over connections that
+their client has closed meanwhile. Requests of some may be kept while later ones get through.
 
 Must not know: frames, requests, who is a broker and who a client (nodes will talk to nodes).
 """
@@ -39,12 +40,14 @@ class Endpoint(Protocol):
 class _Direction:
     """One way of a connection."""
 
-    __slots__ = ("arrival_us", "held", "is_open", "receiver")
+    __slots__ = ("arrival_us", "held", "is_kept", "is_open", "receiver")
 
     def __init__(self, receiver: Endpoint) -> None:
         self.receiver = receiver
         self.is_open = True
         """Does the receiver still take the connection for open?"""
+        self.is_kept = False
+        """Does nothing arrive, whatever else does?"""
         self.arrival_us = 0
         self.held: list[Callable[[], None]] = []
         """What arrives when the two are not cut off from each other any more."""
@@ -151,6 +154,19 @@ class Network:
         self._cut -= {(one, other), (other, one)}
         self._let_pass()
 
+    def keep(self, client: str, server: str) -> list[Connection]:
+        """What the one sends to the other over its newest connection of now arrives at `give`."""
+        kept = [one for one in self._between.get((client, server), []) if not one.broken][-1:]
+        for connection in kept:
+            connection._to_server.is_kept = True
+        return kept
+
+    def give(self, kept: list[Connection]) -> None:
+        """What was kept arrives, in its order."""
+        for connection in kept:
+            connection._to_server.is_kept = False
+            self._release(connection._to_server)
+
     def reset(self, client: str, server: str) -> None:
         """All connections that the one has opened to the other break now."""
         for connection in self._between.pop((client, server), []):
@@ -201,13 +217,9 @@ class Network:
         def arrive() -> None:
             if not way.is_open:
                 return
-            receiver = way.receiver.name
-            cut = receiver in self._paused or self.is_cut(sender.name, receiver)
-            if cut and way not in self._holding:
-                self._holding.append(way)
-            if cut or way.held:
-                way.held.append(arrive)
+            if self._is_held(way, sender.name, arrive):
                 return
+            receiver = way.receiver.name
             newest = self._newest.get((sender.name, receiver), 0)
             if connection.number < newest:
                 self._world.events["overtaken by a later connection"] += 1
@@ -215,6 +227,17 @@ class Network:
             way.receiver.on_bytes(connection, data)
 
         self._in_order(way, arrive, self._link(sender.name, way.receiver.name).delay_us)
+
+    def _is_held(self, way: _Direction, sender: str, action: Callable[[], None]) -> bool:
+        """True: what was to happen now happens behind what cannot pass."""
+        receiver = way.receiver.name
+        cut = receiver in self._paused or self.is_cut(sender, receiver)
+        if cut and way not in self._holding:
+            self._holding.append(way)
+        is_held = cut or way.is_kept or bool(way.held)
+        if is_held:
+            way.held.append(action)
+        return is_held
 
     def _link(self, source: str, target: str) -> Link:
         return self.links.get((source, target), _GOOD_LINK) if self.links else _GOOD_LINK
@@ -261,8 +284,12 @@ class Network:
 
     def _hear(self, connection: Connection, way: _Direction, delay_us: int) -> None:
         def hear() -> None:
-            if way.is_open:
-                way.is_open = False
-                way.receiver.on_closed(connection)
+            if not way.is_open:
+                return
+            # A broker hears that a client is gone behind what the client has sent.
+            if way is connection._to_server and self._is_held(way, connection.client_name, hear):
+                return
+            way.is_open = False
+            way.receiver.on_closed(connection)
 
         self._world.at(delay_us, hear)

@@ -39,6 +39,7 @@ LONGER_FILES = {
     "connector/pyspark_quiverlog/stream_planner.py": "one machine: the state of a streaming query.",
     "scripts/protocol_model.py": "a table: what every field of the protocol means.",
     "tests/model/test_client_producer_model.py": "one model: the network, the broker, the rules.",
+    "tests/sim/host.py": "one machine: a process, its sockets and its lives.",
     "tests/unit/test_batch_validate.py": "one rule after the other, over the same batches.",
     "tests/unit/test_client_controller.py": "one small world, all that may happen to a question.",
     "tests/unit/test_node_produce.py": "one request, all its outcomes, over the same node.",

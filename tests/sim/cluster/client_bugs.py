@@ -60,6 +60,15 @@ _PROGRAMS: Final[dict[str, object]] = {
 }
 """Leaders are lost while programs work."""
 _CLIENT: Final = {**_PROGRAMS, "buggy_clients": True}
+_KEPT: Final = {
+    **_CLIENT,
+    "kill_interval_ms": 0,
+    "leader_faults": 0.0,
+    "topics": _topic("replicated"),
+    "clients": ClientPlan(producers=3, hasty=True),
+    "aims": AimPlan(course="kept requests"),
+}
+"""Requests come behind those that were sent later, when their rows were given up."""
 _STRANGE: Final = {
     **_PROGRAMS,
     "clients": ClientPlan(producers=1, consumers=1, repeaters=1, strangers=2),
@@ -102,6 +111,40 @@ CLIENT_BUGS: Final[tuple[Bug, ...]] = (
             "duration_ms": 3_000,
             "clients": ClientPlan(producers=3, administrators=1),
             "aims": AimPlan(course="late news"),
+        },
+    ),
+    make_bug(
+        "a producer takes a new id after a lost answer",
+        "client.producer_runner:ProducerRunner._renew",
+        "new_identity(self._cluster, self._core.identity)",
+        "new_identity(self._cluster)",
+        shape=_KEPT,
+    ),
+    make_bug(
+        "out of order is taken for never stored",
+        "client.sender:Sender._resolve_hole",
+        "numbering.wants_epoch = numbering.identity == self.identity",
+        "batch.maybe_stored = False",
+        shape=_KEPT,
+        also=(
+            (
+                "client.producer_runner:ProducerRunner._renew",
+                "new_identity(self._cluster, self._core.identity)",
+                "new_identity(self._cluster)",
+            ),
+        ),
+    ),
+    make_bug(
+        "an epoch is answered before the one before is over",
+        "node.registrar:Registrar.everywhere",
+        "elif machine.applied_everywhere(image) >= image.version:",
+        "elif True:",
+        seed=2,
+        shape={
+            **_PROGRAMS,
+            "kill_interval_ms": 0,
+            "leader_faults": 0.0,
+            "clients": ClientPlan(successors=3),
         },
     ),
     make_bug(

@@ -10,7 +10,9 @@ import random
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["NO_CLIENTS", "ClientPlan"]
+__all__ = ["HASTY_US", "NO_CLIENTS", "ClientPlan"]
+
+HASTY_US: Final = 400_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,10 @@ class ClientPlan:
     """Programs that change the configuration of brokers, and finalise feature levels."""
     strangers: int = 0
     """Readers with odd epochs, and callers that pretend to be brokers."""
+    hasty: bool = False
+    """Do programs give rows up that were not acknowledged soon?"""
+    successors: int = 0
+    """Programs that end the epochs of their producers."""
     deposed: int = 0
     """Callers that propose as a partition's leader, under the epoch of the one before."""
     thieves: int = 0
@@ -56,6 +62,8 @@ class ClientPlan:
             administrators=rng.choice((0, 1, 1)),
             repeaters=rng.choice((0, 1)),
             strangers=rng.choice((0, 1)),
+            successors=random.Random(f"successors-{seed}").choice((0, 0, 1)),
+            hasty=random.Random(f"hasty-{seed}").random() < 0.25,
             movers=random.Random(f"movers-{seed}").choice((0, 0, 0, 1)),
             resizers=resizers,
             # Another number of replicas needs a feature level that a keeper finalises.

@@ -15,6 +15,7 @@ from typing import Final
 
 from quiverlog.limits import REPLICA_FETCH_WAIT_MS
 
+from .client_plan import HASTY_US
 from .disk_courses import DiskCourses
 from .host import ClusterHost
 from .move_courses import MoveCourses
@@ -310,6 +311,20 @@ class Courses(MoveCourses, DiskCourses):
             host.down_until_us = self.world.mono_us
         yield 15 * _PAUSE_US
 
+    def kept_requests(self) -> Course:
+        """What programs have sent to a leader stays in the network until they have given it up, and
+        have gone on over other connections."""
+        leader, *_ = yield from self.three(controller_may_be=1)
+        yield from self.lead(leader)
+        network, programs = self.world.network, self.cluster.scenario.clients.producers
+        yield 3 * _PAUSE_US
+        names = [f"client-producer-{number}" for number in range(programs)]
+        kept = [one for name in names for one in network.keep(name, leader.name)]
+        yield 2 * HASTY_US + self.rng.randrange(4 * _PAUSE_US)
+        network.give(kept)
+        self.world.faults["requests kept"] += len(kept)
+        yield 3 * _PAUSE_US
+
     def names(self) -> Course:
         """A name is given to one topic after the other, while the disk of a broker hardly moves."""
         replicas = yield from self.three()
@@ -345,6 +360,7 @@ COURSES: Final[dict[str, Callable[[Courses], Course]]] = {
     "late news": Courses.late_news,
     "newborn": Courses.newborn,
     "names": Courses.names,
+    "kept requests": Courses.kept_requests,
     "away and back": Courses.away_and_back,
     "replaced": Courses.replaced,
     "cut inside": Courses.cut_inside,

@@ -31,6 +31,7 @@ from quiverlog.types import Durability
 from tests.sim.checker import Key, TopicModel, Violation
 from tests.sim.shipped import ClientConsumer, ClientProducer, ShippedClient
 
+from .client_plan import HASTY_US
 from .promises import ClusterChecker
 
 if TYPE_CHECKING:
@@ -60,6 +61,8 @@ class Program(ShippedClient):
         self._addresses = [f"{host.name}:9292" for host in cluster.hosts]
         self.request_timeout_s = 20.0 * self._scale
         self.delivery_timeout_s = 30.0 * self._scale
+        if cluster.scenario.clients.hasty:
+            self.delivery_timeout_s = HASTY_US / 1e6 * self._scale
         self.patience_s = ShippedClient.patience_s * self._scale
 
     def bootstrap(self) -> list[str]:

@@ -22,6 +22,7 @@ from .operators import Operator
 from .programs import ConsumingProgram, ProducingProgram
 from .promises import ClusterChecker
 from .settings_keeper import SettingsKeeper
+from .successor import Successor
 from .watchers import Watcher
 
 if TYPE_CHECKING:
@@ -88,6 +89,8 @@ class Workload:
             self.administrators.append(SettingsKeeper(self.cluster, checker, number))
         for number in range(plan.producers):
             self.senders.append(ProducingProgram(self.cluster, checker, number))
+        for number in range(plan.successors):
+            self.senders.append(Successor(self.cluster, checker, number))
         for number in range(plan.consumers):
             self.consumers.append(ConsumingProgram(self.cluster, checker, number))
 
