@@ -19,6 +19,7 @@ from quiverlog.cli.options import (
     open_client,
 )
 from quiverlog.cli.output import print_fields, print_json, print_table
+from quiverlog.cli.quorum_recover import recover
 from quiverlog.cli.waiting import Patience, polls
 
 if TYPE_CHECKING:
@@ -86,6 +87,8 @@ def remove(
     found = _ask(bootstrap, timeout_s, _REMOVE, node_id, directory)
     _show_changed(found, f"broker {node_id} has no vote", output_format)
 
+
+quorum.add_command(recover)
 
 voters = click.Group(
     "voters",

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
-from quiverlog.core.controller.elections import restarted_alone
+from quiverlog.core.controller.elections import broker_unfenced, restarted_alone
 from quiverlog.core.controller.image import Image
 from quiverlog.core.controller.records import (
     BrokerChangeRecord,
@@ -113,6 +113,9 @@ def _start_in(
     records += first_level(config, image)
     if not directory.clean:
         records.extend(restarted_alone(image, config.node_id))
+    elif known is not None and (known.fenced or known.in_shutdown):
+        # It was to stop while there were others, which are gone: it leads again by itself.
+        records.extend(broker_unfenced(image, config.node_id))
     # Logged before any log is opened: an epoch that was begun must never be begun again.
     broker.metadata.commit_at_start(records, now)
     broker.producer_ids.start()

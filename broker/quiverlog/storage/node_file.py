@@ -18,7 +18,7 @@ from quiverlog.storage.disk import Disk, is_special_file
 from quiverlog.storage.frames import check_version
 from quiverlog.storage.quorum_state import STATE_FILE
 
-__all__ = ["NodeFile", "identify", "load_node"]
+__all__ = ["NodeFile", "identify", "load_node", "read_node"]
 
 _NODE_MAGIC: Final = "quiverlog-node"
 _JSON_VERSION: Final = 1
@@ -94,6 +94,23 @@ def load_node(
         )
         _write(disk, path, node)
         return node, True
+    node = read_node(disk, path)
+    if cluster_id and node.cluster_id != cluster_id:
+        raise ForeignDataDirectory(
+            f"{path} belongs to cluster {node.cluster_id!r}, this broker to {cluster_id!r}."
+        )
+    if node.node_id != node_id:
+        raise ForeignDataDirectory(f"{path} belongs to node {node.node_id}, this is {node_id}.")
+    return node, False
+
+
+def read_node(disk: Disk, path: str) -> NodeFile:
+    """What the file of a data directory says.
+
+    Raises:
+        CorruptLog, ForeignDataDirectory, UnsupportedFormat: it cannot be believed.
+    """
+    file = f"{path}/node.json"
     try:
         node = _DECODER.decode(disk.read_file(file))
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -107,10 +124,4 @@ def load_node(
     check_version(file, node.version, _JSON_VERSION)
     if node.crc32c not in (None, _checksum(node)):
         raise _restore(file, "is damaged (its checksum does not match)")
-    if cluster_id and node.cluster_id != cluster_id:
-        raise ForeignDataDirectory(
-            f"{path} belongs to cluster {node.cluster_id!r}, this broker to {cluster_id!r}."
-        )
-    if node.node_id != node_id:
-        raise ForeignDataDirectory(f"{path} belongs to node {node.node_id}, this is {node_id}.")
-    return node, False
+    return node
