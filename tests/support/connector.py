@@ -15,7 +15,7 @@ __all__ = ["connections"]
 def connections() -> Iterator[None]:
     """Close what the connector's pool has opened: a worker's end does that in Spark."""
     yield
-    current = pool._current()
+    current = pool._pool
     for _, producer in current.producers.values():
         producer.close()
     for client in current.clients.values():
