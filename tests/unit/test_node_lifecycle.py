@@ -33,8 +33,6 @@ def test_hello_tells_what_is_spoken(tmp_path: Path, cluster_id: str) -> None:
     node = NodeDriver(tmp_path, cluster_id=cluster_id)
     response, _ = node.call(m.HelloRequest(client_id="c"), connection=9)
     assert response.error_code == 0
-    served = {api for api, spec in APIS.items() if not spec.between_brokers}
-    assert {a.api for a in response.apis} == served, "a lone broker serves no other"
     spoken = {api for api, spec in APIS.items() if cluster_id or not spec.between_brokers}
     assert {a.api for a in response.apis} == spoken, "brokers meet at the default listener"
     assert response.cluster_id
