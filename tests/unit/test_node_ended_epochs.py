@@ -11,8 +11,9 @@ from quiverlog.batch.schema import serialize_schema
 from quiverlog.core.controller.records import PartitionChangeRecord
 from quiverlog.limits import BROKER_SESSION_MS_DEFAULT
 from quiverlog.node import registrar
+from quiverlog.node.admission import Phase
 from quiverlog.node.effects import SendToPeer
-from quiverlog.node.events import Tick
+from quiverlog.node.events import Shutdown, Tick
 from quiverlog.wire import messages as m
 from quiverlog.wire.quorum_messages import QuorumRequest
 from tests.support.members import Member, Members
@@ -206,6 +207,27 @@ def test_who_waits_is_answered_when_the_controller_stops(world: World) -> None:
     world.one.node.broker.membership.stop(world.one.now)
     world.one.send(Tick())
     assert world.settled(world.one, asked).error_code == errors.BrokerShuttingDown.code
+
+
+def test_a_controller_stops_whose_decision_comes_after_the_stop_began(tmp_path: Path) -> None:
+    """With a slow disk, and no other voter to hand over to."""
+    members = Members(tmp_path)
+    one, two = members.add(1), members.add(2, seeds=(1,))
+    members.run_until(lambda: two.started and len(two.node.broker.metadata.image.brokers) == 2)
+    one.call(m.HelloRequest())
+    producer_id = one.call(m.InitProducerIdRequest())[0].producer_id
+    one.send(Shutdown())
+    one.hold_jobs = True
+    asked = one.request(m.InitProducerIdRequest(producer_id=producer_id, producer_epoch=0))
+    one.send(Shutdown())  # At once: without waiting until others lead.
+    assert one.phase is Phase.CLOSING
+    assert one.answer(asked) is None
+    one.hold_jobs = False
+    one.run_until_idle()
+    members.run_until(lambda: one.shut_down)
+    answer = one.answer(asked)
+    assert answer is not None
+    assert answer[0].error_code == errors.BrokerShuttingDown.code
 
 
 def test_no_more_wait_than_are_allowed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,6 +65,7 @@ class Registrar:
         "_heard",
         "_incarnation",
         "_is_disk_full",
+        "_is_stopped",
         "_machine",
         "_metadata",
         "_outbox",
@@ -92,6 +93,7 @@ class Registrar:
         self._is_disk_full = is_disk_full
         self._full_disks: set[int] = set()  # Of others, as they have said last.
         self._machine: Registrations | None = None
+        self._is_stopped = False
         self._term = 0  # In which the machine has begun to decide; 0: it has not.
         self._due_us: int | None = None
         self._waiting: deque[tuple[int, Then]] = deque()  # By version, ascending.
@@ -285,6 +287,7 @@ class Registrar:
         """Wait until all live brokers have applied what holds here now. To be yielded.
 
         Bounded by a session and a half, and the record that fences who stays behind; raises:
+            BrokerShuttingDown: no broker tells this one any more how far it is.
             NotController: another broker decides by now.
             ThrottledBroker: too many wait.
         """
@@ -294,8 +297,8 @@ class Registrar:
             image = self._metadata.image
             if all(one.node_id == self._config.node_id for one in image.live_brokers()):
                 then(None, None, now)
-            elif machine is None:
-                then(None, NotController(), now)
+            elif self._is_stopped or machine is None:
+                then(None, BrokerShuttingDown() if self._is_stopped else NotController(), now)
             elif machine.applied_everywhere(image) >= image.version:
                 then(None, None, now)
             elif len(self._waiting) >= EPOCH_WAITS_MAX:
@@ -308,7 +311,8 @@ class Registrar:
         return start
 
     def stop(self, now: Now) -> None:
-        """The broker closes: nobody waits here any more."""
+        """The broker closes: nothing waits here any more, nor begins to."""
+        self._is_stopped = True
         self._refuse_waiting(BrokerShuttingDown(), now)
 
     def _answer_waiting(self, machine: Registrations, now: Now) -> None:
