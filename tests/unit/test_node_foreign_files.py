@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import shutil
 from pathlib import Path
 
 import pytest
 
-from quiverlog.errors import QuiverlogError
+from quiverlog.errors import CorruptLog, QuiverlogError
 from tests.support.node import NodeDriver, batch_of
 
 FILES = (
@@ -60,4 +61,84 @@ def test_no_row_goes_for_a_file_of_another_broker(
     assert not [line for line in node.lines if "internal" in line.event]
     assert sum(header.row_count for header in node.headers(topic)) == 12
     node.advance(60_000)
+    assert sum(header.row_count for header in node.headers(topic)) == 12
+
+
+class OwnIds(NodeDriver):
+    """What is drawn by lot is another thing in each directory."""
+
+    def _entropy(self, count: int) -> bytes:
+        drawn = f"{self._root.name} {next(self._random)}"
+        return hashlib.shake_128(drawn.encode()).digest(count)
+
+
+def written(node: OwnIds, topic: bytes, batches: int) -> None:
+    for number in range(batches):
+        node.produced(topic, batch_of([number], at_us=node.wall_us))
+
+
+def directory_of(node: OwnIds) -> Path:
+    return Path(node.config.data_dir)
+
+
+def killed(node: OwnIds) -> Path:
+    """What a dead broker leaves; the dead one still holds its lock in this process."""
+    data = shutil.copytree(node.config.data_dir, directory_of(node).parent / "killed")
+    node.config = dataclasses.replace(node.config, data_dir=str(data))
+    return data
+
+
+@pytest.mark.parametrize("node_id", [1, 2])
+@pytest.mark.parametrize("topics", [0, 1, 20])
+@pytest.mark.parametrize("how", ["stop", "kill"])
+def test_a_metadata_log_of_another_directory_is_recognised(
+    tmp_path: Path, how: str, topics: int, node_id: int
+) -> None:
+    for name in ("own", "other"):
+        (tmp_path / name).mkdir()
+    other = OwnIds(tmp_path / "other", node_id=node_id)
+    for number in range(topics):
+        other.create(f"other-{number}")
+    other.stop()
+    node = OwnIds(tmp_path / "own", node_id=1)
+    topic = node.create()
+    written(node, topic, 12)
+    data = killed(node) if how == "kill" else directory_of(node)
+    if how == "stop":
+        node.stop()
+    log = data / "metadata/metadata.log"
+    own = log.read_bytes()
+    shutil.copy(directory_of(other) / "metadata/metadata.log", log)
+    with pytest.raises(CorruptLog, match=rf"^{log} (has|is of|is not of)"):
+        node.start()
+    log.write_bytes(own)
+    node.start()
+    assert sum(header.row_count for header in node.headers(topic)) == 12
+
+
+def test_rows_that_an_earlier_metadata_log_does_not_know_are_kept_and_named(
+    tmp_path: Path,
+) -> None:
+    node = OwnIds(tmp_path, node_id=1)
+    node.create("before")
+    node.stop()
+    earlier = (directory_of(node) / "metadata/metadata.log").read_bytes()
+    node.start()
+    topic = node.create()
+    written(node, topic, 12)
+    data = killed(node)
+    log = data / "metadata/metadata.log"
+    newer = log.read_bytes()
+    log.write_bytes(earlier)
+    node.lines.clear()
+    node.start()
+    (line,) = [one for one in node.lines if one.level == "error"]
+    assert line.event == "rows of an unknown topic set aside"
+    assert (line.fields["name"], line.fields["file"]) == ("t-0", str(log))
+    node.stop()
+    # What the line says to do.
+    log.write_bytes(newer)
+    (aside,) = (data / "data").glob("t-0.*.orphan")
+    aside.rename(data / "data/t-0")
+    node.start()
     assert sum(header.row_count for header in node.headers(topic)) == 12

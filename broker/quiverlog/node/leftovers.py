@@ -75,7 +75,16 @@ def report(broker: Broker, found: Leftovers, job: LeftoversJob) -> None:
     if later:
         broker.outbox.log("info", "leftovers are being removed", count=len(later))
         broker.assignment.remove_leftovers(later)
+    log_path = f"{broker.directory.metadata_path}/metadata.log"
     for name in found.aside:
-        broker.outbox.log("error", "rows of an unknown topic set aside", name=name)
+        broker.outbox.log(
+            "error",
+            "rows of an unknown topic set aside",
+            name=name,
+            file=log_path,
+            why=f"{log_path} does not know their topic. No row was removed. If the file is of"
+            f" another day: stop this broker, put the right one back, rename data/{name}.*.orphan"
+            f" to data/{name} (docs/operating.md).",
+        )
     for note in broker.directory.notes:
         broker.outbox.log("warning", "data directory", note=note)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, TypeGuard
 
 from quiverlog.core.controller.elections import broker_unfenced, restarted_alone
 from quiverlog.core.controller.image import Image
@@ -152,6 +152,7 @@ def _load_metadata(broker: Broker, directory: DataDirectory, now: Now) -> None:
         founds=not broker.config.controllers,
         bytes_min=directory.metadata_bytes,
         before_cut=partial(_why_not_torn, broker, directory),
+        if_no_voter=partial(_why_not_own, broker, directory),
     )
     broker.quorum.start(log, broker.metadata, now)
     broker.quorum_inbox.serve(broker.quorum.take)
@@ -171,6 +172,33 @@ def _why_not_torn(broker: Broker, directory: DataDirectory, entries: Sequence[by
 
     A partition gets its first row when the frame with its topic is on the disk.
     """
+    unknown = _unknown_rows(broker, directory, entries)
+    return f"yet no frame knows the topics of the rows in {_shown(unknown)}" if unknown else ""
+
+
+def _why_not_own(broker: Broker, directory: DataDirectory, entries: Sequence[bytes]) -> str:
+    """Why a log with these entries is another directory's; empty when nothing tells.
+
+    A broker is given its first partition after it was registered, and the log of a cluster that it
+    has left still knows the topics of what it held.
+    """
+    node_id = broker.config.node_id
+    records = (one for entry in reversed(entries) for one in reversed(decode_entry(entry)))
+    newest = next((one for one in records if _is_of_brokers(one) and one.node_id == node_id), None)
+    if newest is not None and not (
+        isinstance(newest, BrokerRecord) and newest.directory_id not in ("", directory.directory_id)
+    ):
+        return ""
+    unknown = _unknown_rows(broker, directory, entries)
+    if not unknown:
+        return ""
+    assert directory.directory_id
+    which = f"directory {directory.directory_id!r}, nor the topics of the rows in"
+    return f"it does not know {which} {_shown(unknown)}"
+
+
+def _unknown_rows(broker: Broker, directory: DataDirectory, entries: Sequence[bytes]) -> list[str]:
+    """Names of the directories whose rows no topic of these entries owns, or owned."""
     image = Image({})
     for entry in entries:
         # Registrations own no rows, and name versions, which are not known of these entries.
@@ -178,11 +206,12 @@ def _why_not_torn(broker: Broker, directory: DataDirectory, entries: Sequence[by
         if records:
             image.replay_entry(records)
     assert not image.brokers, "registrations are left out"
-    unknown = directory.unknown_rows(*owners_of(broker, image))
-    return f"yet no frame knows the topics of the rows in {_shown(unknown)}" if unknown else ""
+    return directory.unknown_rows(*owners_of(broker, image))
 
 
-def _is_of_brokers(record: Record) -> bool:
+def _is_of_brokers(
+    record: Record,
+) -> TypeGuard[BrokerRecord | BrokerChangeRecord | UnregisterBrokerRecord]:
     return isinstance(record, BrokerRecord | BrokerChangeRecord | UnregisterBrokerRecord)
 
 

@@ -24,7 +24,7 @@ Must not know: who leads, what records mean.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from quiverlog.core.raft.membership import unpack_voters
 from quiverlog.core.raft.messages import Entry, EntryKind, HardState, ReplicaKey, SnapshotMeta
@@ -100,11 +100,14 @@ class QuorumLog:
         founds: bool = True,
         bytes_min: int = 0,
         before_cut: Callable[[Sequence[bytes]], str] = lambda _records: "",
+        if_no_voter: Callable[[Sequence[bytes]], str] = lambda _records: "",
     ) -> QuorumLog:
         """Open the log, or make a new one.
 
         Args: see `MetadataLog.open`; `before_cut` is asked with the records of the snapshot and
             those of the entries.
+            if_no_voter: asked with the same, where `key` is no voter; says why this cannot be the
+                log of this directory, or nothing.
             founds: a new log is that of a quorum of one; otherwise of a replica that no quorum
                 knows, and that has to be sent everything.
 
@@ -112,7 +115,9 @@ class QuorumLog:
         """
         try:
             first = Snapshot(SnapshotMeta(0, 0, {key: ""} if founds else {}), b"")
-            return cls._open(disk, directory, key, create, first, bytes_min, before_cut)
+            return cls._open(
+                disk, directory, key, create, first, bytes_min, before_cut, if_no_voter
+            )
         except OSError as error:
             raise StorageFault(f"{directory} cannot be opened: {error.strerror}.") from error
 
@@ -126,6 +131,7 @@ class QuorumLog:
         first: Snapshot,
         bytes_min: int,
         before_cut: Callable[[Sequence[bytes]], str],
+        if_no_voter: Callable[[Sequence[bytes]], str],
     ) -> QuorumLog:
         path, state_path = f"{directory}/metadata.log", f"{directory}/{STATE_FILE}"
         disk.make_dir(directory)
@@ -139,7 +145,10 @@ class QuorumLog:
 
         def judge(version: int, items: Sequence[bytes]) -> None:
             if version == VERSION_QUORUM:
-                _check(path, state_path, key, state, unpack_history(path, items), create=create)
+                history = unpack_history(path, items)
+                voters = _check(path, state_path, key, state, history, create=create)
+                if key not in voters and (why := if_no_voter(_records_of(path, items))):
+                    raise restore_error(path, f"is not of this data directory: {why}")
             elif state is not None and (state.term > UPGRADED_TERM or state.vote is not None):
                 known = f"{STATE_FILE} knows of term {state.term}"
                 raise restore_error(path, f"is of a broker without a quorum, yet {known}")
@@ -316,8 +325,8 @@ def _check(
     history: History,
     *,
     create: bool,
-) -> None:
-    """Raises CorruptLog when a file of the two is not what it was."""
+) -> Collection[ReplicaKey]:
+    """The voters. Raises CorruptLog when a file of the two is not what it was."""
     snapshot, entries = history
     last_term = entries[-1].term if entries else snapshot.meta.term
     if not create and not entries and not snapshot.meta.index:
@@ -329,10 +338,16 @@ def _check(
     sets = (unpack_voters(e.data) for e in reversed(entries) if e.kind is EntryKind.VOTERS)
     voters = next(sets, snapshot.meta.voters)
     if len(voters) == 1 and key not in voters and next(iter(voters)).node_id == key.node_id:
-        # Nobody else can have sent it this log: the directory has lost its id.
-        (lost,) = voters
+        # Nobody else can have sent it this log: two files of three tell which is another's.
+        (other,) = voters
+        if state.vote == key:
+            whose = f"directory {other.directory_id!r}, {STATE_FILE} and node.json of"
+            raise restore_error(path, f"is of {whose} {key.directory_id!r}")
         node_file = f"{path.rsplit('/', 2)[0]}/node.json"
-        raise restore_error(node_file, f"has another directory id than {lost.directory_id!r}")
+        raise restore_error(
+            node_file, f"has another directory id than {other.directory_id!r} in {path}"
+        )
+    return voters
 
 
 def _records_of(path: str, items: Sequence[bytes]) -> list[bytes]:
