@@ -174,6 +174,44 @@ def test_an_arrival_that_has_not_come_yet_counts_as_now() -> None:
     assert log.log_start_offset == 1
 
 
+@pytest.mark.parametrize("behind_days", [1, 8])
+def test_a_clock_that_is_behind_for_a_moment_takes_no_arrival_away(behind_days: int) -> None:
+    """Rows of an earlier life: the monotonic clock of this one has not seen them arrive."""
+    disk = SimDisk()
+    day_ms = 24 * HOUR_MS
+    log = open_log(disk, retention_ms=7 * day_ms)
+    append(log, 1_000, behind_ms=365 * day_ms)
+    log.close(clean=True)
+    log = open_log(disk, clean=True, ms=2_000, retention_ms=7 * day_ms)
+    retain(log, Now(at(3_000).mono_us, at(3_000 - behind_days * day_ms).wall_us), 1)
+    retain(log, at(1_000 + 7 * day_ms), 1)
+    assert log.log_start_offset == 0
+    retain(log, at(1_001 + 7 * day_ms), 1)
+    assert log.log_start_offset == 1
+
+
+def test_each_time_that_a_clock_is_behind_is_a_new_one() -> None:
+    log = open_log(SimDisk())
+    append(log, 1_000, behind_ms=2 * HOUR_MS)
+    for ms in (2_000, HOUR_MS):
+        retain(log, Now(at(ms).mono_us, at(ms - 8 * HOUR_MS).wall_us), 1)
+        retain(log, at(ms + 1), 1)
+    retain(log, Now(at(HOUR_MS + 2_001).mono_us, at(-HOUR_MS).wall_us), 1)
+    assert log.log_start_offset == 0
+
+
+def test_late_rows_behind_an_arrival_that_has_not_come_yet_are_kept_from_their_own() -> None:
+    log = open_log(SimDisk())
+    append(log, 10**10, behind_ms=10**10 + 2 * HOUR_MS)
+    retain(log, at(1_000), 1)
+    append(log, HOUR_MS, behind_ms=2 * HOUR_MS)
+    assert log.segment_count == 1
+    retain(log, at(2 * HOUR_MS), 2)
+    assert log.log_start_offset == 0
+    retain(log, at(3 * HOUR_MS + 1), 2)
+    assert log.log_start_offset == 2
+
+
 def test_a_damaged_header_may_have_told_of_late_rows() -> None:
     disk = SimDisk()
     log = open_log(disk)

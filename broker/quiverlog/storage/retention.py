@@ -51,24 +51,22 @@ def _by_time(log: ReadableLog, now: Now, clock_us: int, cold_ok: bool, just_read
         return 0
     found = log.offset_for_timestamp(cutoff_us, cold_ok=cold_ok, just_read=just_read)
     end_offset = log.log_end_offset if found is None else found[0]
-    return _by_arrival(log, clock_us, cutoff_us, end_offset)
+    return _by_arrival(log, Now(now.mono_us, clock_us), cutoff_us, end_offset)
 
 
-def _by_arrival(log: ReadableLog, clock_us: int, cutoff_us: int, end_offset: int) -> int:
+def _by_arrival(log: ReadableLog, clock: Now, cutoff_us: int, end_offset: int) -> int:
     """Where to stop in front of `end_offset`: at the first row that arrived after the cutoff.
 
     The header of each segment in front of it was read, for `end_offset` was found by its index.
     """
-    assert cutoff_us <= clock_us
+    assert cutoff_us <= clock.wall_us
     for segment in log.segments:
         if segment.base_offset >= end_offset:
             break
         if not segment.created_us and not segment.arrived_us:  # A damaged header: it may have told.
-            segment.note_arrival(clock_us, segment.base_offset)
-        # A clock that was ahead has written a later one: rows that are here have arrived.
-        segment.arrived_us = min(segment.arrived_us, clock_us)
+            segment.note_arrival(clock.wall_us, segment.base_offset)
         assert segment.arrived_from >= segment.base_offset
-        if segment.arrived_us >= max(cutoff_us, 1):
+        if segment.arrival_by(clock) >= max(cutoff_us, 1):
             return min(end_offset, segment.arrived_from)
     return end_offset
 

@@ -41,6 +41,7 @@ from quiverlog.storage.segment_index import (
     read_header,
     segment_path,
 )
+from quiverlog.types import Now
 
 __all__ = ["Segment", "segment_path"]
 
@@ -72,6 +73,7 @@ class Segment:
     """
 
     __slots__ = (
+        "_ahead_since_us",
         "_arrived_saved_us",
         "_disk",
         "_indexed_at",
@@ -109,6 +111,7 @@ class Segment:
         self.appended_mono_us = -1
         self.arrived_from = base_offset
         self.arrived_us = 0
+        self._ahead_since_us = -1
         self._arrived_saved_us = -1  # -1: the header was not read.
         self.index: SparseIndex | None = None
         self.mark = NO_MARK
@@ -172,6 +175,21 @@ class Segment:
         if at_us > 0:
             self.arrived_from = min(self.arrived_from, offset) if self.arrived_us else offset
             self.arrived_us = max(self.arrived_us, at_us)
+            self._ahead_since_us = -1
+
+    def arrival_by(self, clock: Now) -> int:
+        """When its late rows arrived, by a clock that may be behind what was noted.
+
+        That one or the other is wrong. Either way they were here when it was first seen to be, and
+        have aged as the monotonic clock says; the note counts again when the clock has passed it.
+        """
+        if self.arrived_us <= clock.wall_us:
+            self._ahead_since_us = -1
+            return self.arrived_us
+        if self._ahead_since_us < 0:
+            self._ahead_since_us = clock.mono_us
+        assert self._ahead_since_us <= clock.mono_us
+        return max(0, clock.wall_us - (clock.mono_us - self._ahead_since_us))
 
     def _take_arrival(self, at_us: int) -> None:
         """The header says so: of all rows, for it does not say from which on."""
