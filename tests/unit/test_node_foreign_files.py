@@ -142,3 +142,41 @@ def test_rows_that_an_earlier_metadata_log_does_not_know_are_kept_and_named(
     aside.rename(data / "data/t-0")
     node.start()
     assert sum(header.row_count for header in node.headers(topic)) == 12
+
+
+@pytest.mark.parametrize("whose", ["longer", "shorter", "an earlier stop"])
+@pytest.mark.parametrize("how", ["stop", "kill"])
+def test_a_mark_of_another_stop_is_not_believed(tmp_path: Path, how: str, whose: str) -> None:
+    """A longer metadata log was missed in this directory; a crash was taken for a stop in order."""
+    for name in ("own", "other"):
+        (tmp_path / name).mkdir()
+    node = OwnIds(tmp_path / "own", node_id=1)
+    topic = node.create()
+    for number in range(3):
+        node.create(f"own-{number}")
+    written(node, topic, 6)
+    other = node
+    if whose != "an earlier stop":
+        other = OwnIds(tmp_path / "other", node_id=1)
+        for number in range(40 if whose == "longer" else 1):
+            other.create(f"other-{number}")
+    other.stop()
+    mark = (directory_of(other) / "clean-shutdown").read_bytes()
+    if other is node:
+        node.start()
+    written(node, topic, 6)
+    data = killed(node) if how == "kill" else directory_of(node)
+    if how == "stop":
+        node.stop()
+    (data / "clean-shutdown").write_bytes(mark)
+    node.lines.clear()
+    node.start()
+    (line,) = [one for one in node.lines if one.event == "data directory"]
+    assert line.fields["note"].startswith("clean-shutdown is of the life ")
+    (started,) = [one for one in node.lines if one.event == "started"]
+    assert not started.fields["clean"]
+    assert (data / "clean-shutdown.unusable").read_bytes() == mark
+    assert sum(header.row_count for header in node.headers(topic)) == 12
+    node.lines.clear()
+    node.restart()
+    assert [one for one in node.lines if one.event == "data directory"] == [], "once is enough"

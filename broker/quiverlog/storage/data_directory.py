@@ -6,7 +6,8 @@ Owns:
 - `node.json`       magic, format version, cluster id, node id, directory id (node_file.py);
 - `clean-shutdown`  there only while a cleanly stopped broker's data lie still: consumed at start,
                     so that a crash at any later moment counts as unclean; it knows how long the
-                    metadata log was, so that one that was cut since is noticed;
+                    metadata log was, so that one that was cut since is noticed. Of another life
+                    than the one in `lock` it is not believed;
 - `clock`           the wall clock that was believed a while ago, or at the stop (node/clock.py);
 - `made-directories` which partitions have had their directories, as of a version of the metadata
                     (node/unmade.py);
@@ -22,6 +23,7 @@ start understands what is there.
 from __future__ import annotations
 
 import contextlib
+import re
 import struct
 from collections.abc import Callable, Iterable, Mapping
 from operator import itemgetter
@@ -31,7 +33,7 @@ from quiverlog.errors import CorruptLog, DiskFull, QuiverlogError
 from quiverlog.storage.checkpoint import Bounds
 from quiverlog.storage.disk import Disk, DiskLock, out_of_descriptors
 from quiverlog.storage.frames import pack_file, unpack_file
-from quiverlog.storage.log_files import move_aside
+from quiverlog.storage.log_files import move_aside, rename_aside
 from quiverlog.storage.node_file import NodeFile, identify, load_node
 from quiverlog.storage.partition_directories import PartitionDirectories, typed_errors
 
@@ -41,6 +43,8 @@ RESERVE_BYTES: Final = 512 * 1024
 """Room for the new leader epochs of some 15,000 partitions."""
 _RESERVE_FREE_FACTOR: Final = 4
 """The reserve is only made where so many times its size is free."""
+_CLEAN_FILE: Final = "clean-shutdown"
+_OWNER: Final = re.compile("[0-9a-f]{32}")
 _CLEAN_MAGIC: Final = b"QVCLEAN\0"
 _CLEAN_VERSION: Final = 1
 _CLEAN: Final = struct.Struct("<16sQ")
@@ -151,15 +155,17 @@ class DataDirectory(PartitionDirectories):
                 notes += move_aside(disk, f"{path}/metadata", _UNFINISHED)
                 node, fresh = load_node(disk, path, node_id, cluster_id, entropy)
                 incarnation = entropy(16)
-                lock.claim(incarnation.hex().encode())
                 directory = cls(disk, path, lock, node, incarnation=incarnation)
                 directory.notes += notes
                 directory._restrict()
                 directory._use_or_make_reserve()
                 directory.directory_id = identify(disk, path, node, entropy)
                 # Last: of a start that fails before this the next one is to know as much.
+                if foreign := _move_foreign_mark_aside(disk, path):
+                    directory.notes.append(foreign)
                 mark = _consume_clean_mark(disk, path)
                 directory.metadata_bytes, directory.written, directory.clean_incarnation = mark
+                lock.claim(incarnation.hex().encode())
             except BaseException:
                 lock.release()
                 raise
@@ -327,6 +333,31 @@ class DataDirectory(PartitionDirectories):
             self._disk.write_file_atomic(path, mark)
 
 
+def _move_foreign_mark_aside(disk: Disk, path: str) -> str:
+    """A mark of another life than the one that `lock` names says nothing of what lies here.
+
+    Returns a note of it; empty where there is none, or nothing to compare it with.
+    """
+    mark = f"{path}/{_CLEAN_FILE}"
+    if not disk.exists(mark):
+        return ""
+    try:
+        payload = unpack_file(mark, disk.read_file(mark), _CLEAN_MAGIC, _CLEAN_VERSION)
+        incarnation, _ = _CLEAN.unpack_from(payload)
+        owner = disk.read_file(f"{path}/lock").decode()
+    except (CorruptLog, struct.error, UnicodeError, OSError):
+        return ""  # A damaged mark is consumed, and proves nothing.
+    if not _OWNER.fullmatch(owner) or owner == incarnation.hex():
+        return ""
+    new = rename_aside(disk, path, _CLEAN_FILE, disk.list(path))
+    disk.sync_dir(path)
+    assert not disk.exists(mark), "it must not be consumed"
+    return (
+        f"{_CLEAN_FILE} is of the life {incarnation.hex()}, and {owner} had this directory last:"
+        f" it was not believed, and moved to {new}; this start is one after a crash"
+    )
+
+
 def _consume_clean_mark(disk: Disk, path: str) -> tuple[int, dict[str, Bounds | None], bytes]:
     """(length of the metadata log, partitions with rows, incarnation) at the last stop.
 
@@ -334,7 +365,7 @@ def _consume_clean_mark(disk: Disk, path: str) -> tuple[int, dict[str, Bounds | 
 
     The mark is gone, durably, before anything is written that it speaks of.
     """
-    mark = f"{path}/clean-shutdown"
+    mark = f"{path}/{_CLEAN_FILE}"
     if not disk.exists(mark):
         return 0, {}, b""
     incarnation = b""

@@ -209,7 +209,7 @@ class DiskLock(Protocol):
         """Give the lock back; safe to call twice."""
 
     def claim(self, owner: bytes) -> None:
-        """Write into the lock who has it. Nothing happens where that cannot be written."""
+        """Write into the lock who has it, durably. Nothing happens where it cannot be written."""
 
     def holds(self) -> bool:
         """True while the path names the locked directory, and nobody else's claim is in it.

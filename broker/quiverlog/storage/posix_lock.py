@@ -96,6 +96,7 @@ class PosixLock:
             os.ftruncate(self._file.fd, 0)
             if os.pwrite(self._file.fd, owner, 0) == len(owner):
                 self._claim = owner
+                os.fsync(self._file.fd)  # The next start compares the mark of a stop with it.
         if not self._claim:  # Half a claim would be taken for another broker's.
             with contextlib.suppress(OSError):
                 os.ftruncate(self._file.fd, 0)
