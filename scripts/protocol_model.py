@@ -428,7 +428,10 @@ _TOPIC_CHANGE: Final = (
     e.ThrottledBroker,
     e.QuiverlogError,
 )
-_TOPIC_SHAPE: Final = (e.InvalidConfig, e.InvalidPartitions, e.InvalidSchema, e.PolicyViolation)
+_TOPIC_SHAPE: Final = (
+    *(e.InvalidConfig, e.InvalidPartitions, e.InvalidSchema, e.PolicyViolation),
+    e.FeatureNotFinalised,
+)
 ENTRY_ERRORS: Final[dict[Api, tuple[type[e.QuiverlogError], ...]]] = {
     Api.HELLO: (),
     Api.METADATA: (e.UnknownTopic, e.UnknownTopicId, e.NotLeader),

@@ -25,11 +25,11 @@ pytestmark = pytest.mark.process
 CLUSTER = "levels"
 BOUND_S = 60.0
 IDLE = "connections.idle.ms"
-OLD = FEATURE_LEVEL_MAX - 1
+OLD = 1
 
 
 class Brokers:
-    """Broker 1 has made the cluster, and says that it supports the level before."""
+    """Broker 1 has made the cluster, and says that it supports the first level."""
 
     def __init__(self, stack: ExitStack) -> None:
         self.by_id: dict[int, BrokerProcess] = {}

@@ -32,6 +32,7 @@ from quiverlog.errors import (
     TooFewBrokers,
     UnknownBroker,
 )
+from quiverlog.limits import FEATURE_LEVEL_MAX
 from tests.support.controller import alter
 
 TOPIC = bytes(16)
@@ -91,7 +92,8 @@ def test_it_leaves_still_when_it_was_started_anew() -> None:
     image = image_of()
     apply(image, decommissioning.begin(image, 4, VOTERS))
     machine = Registrations(1, b"own", 2_000_000)
-    again = BrokerRecord(4, b"later", "h4", 9292, directory_id="d4", feature_level_max=2)
+    level = FEATURE_LEVEL_MAX
+    again = BrokerRecord(4, b"later", "h4", 9292, directory_id="d4", feature_level_max=level)
     apply(image, machine.register(image, again, b"", 1))
     assert (image.brokers[4].incarnation, image.brokers[4].decommissioning) == (b"later", True)
     assert machine.register(image, again, b"", 2) == [], "a repeated request is that registration"
@@ -104,7 +106,8 @@ def test_who_comes_back_after_all_is_new() -> None:
     apply(image, decommissioning.begin(image, 4, VOTERS))
     apply(image, decommissioning.unregister(image, 4, VOTERS))
     assert 4 not in image.brokers
-    again = BrokerRecord(4, b"x", "h", 1, directory_id="d", feature_level_max=2)
+    level = FEATURE_LEVEL_MAX
+    again = BrokerRecord(4, b"x", "h", 1, directory_id="d", feature_level_max=level)
     apply(image, machine.register(image, again, b"", 1))
     assert not image.brokers[4].decommissioning
     assert image.brokers[4].fenced

@@ -8,7 +8,9 @@ from typing import Any, TypeVar
 
 import pytest
 
-from quiverlog.core.controller.features import BROKER_CONFIGS, LEVELS
+from quiverlog.batch.schema import serialize_schema
+from quiverlog.core.controller.configs import CONFIG_DEFS, NEEDS_LEVEL_3
+from quiverlog.core.controller.features import BROKER_CONFIGS, LEVELS, MESSAGE_TIMES
 from quiverlog.core.controller.image import Image
 from quiverlog.core.controller.records import FeatureLevelRecord, decode_entry, encode_entry
 from quiverlog.errors import (
@@ -22,10 +24,11 @@ from quiverlog.wire import messages as m
 from quiverlog.wire.config_messages import AlterConfigsRequest, AlterConfigsResponse, ConfigChange
 from quiverlog.wire.feature_messages import UpdateFeaturesRequest, UpdateFeaturesResponse
 from tests.support.members import Member, Members
+from tests.support.node import SCHEMA
 
 A = TypeVar("A", bound=m.Response)
-OLD = FEATURE_LEVEL_MAX - 1
-"""What a broker is capped at that stands for software of the version before."""
+OLD = 1
+"""What a broker is capped at that stands for older software."""
 
 
 class World:
@@ -65,7 +68,7 @@ class World:
         return self.ask(UpdateFeaturesRequest(level=level, **more), UpdateFeaturesResponse, by)
 
     def set_level(self) -> int:
-        """The error code of something that the newest level brings."""
+        """The error code of something that level 2 brings."""
         request = AlterConfigsRequest(changes=[ConfigChange("log.level", "debug")])
         return self.ask(request, AlterConfigsResponse).error_code
 
@@ -120,7 +123,7 @@ def test_a_broker_below_the_level_is_refused_and_says_why(tmp_path: Path) -> Non
     world.members.run_until(lambda: any("79" in str(one) for one in old.lines))
     (told,) = [one for one in old.lines if "does not take this broker" in one.event]
     assert told.level == "warning"
-    assert "feature level 2, broker 2 supports 1 to 1" in str(told.fields["why"])
+    assert f"feature level {FEATURE_LEVEL_MAX}, broker 2 supports 1 to 1" in str(told.fields["why"])
     world.members.run(1_000)
     assert 2 not in world.members.by_id[1].node.broker.metadata.image.brokers
     assert len([one for one in old.lines if "does not take" in one.event]) == 1, "said once"
@@ -129,7 +132,9 @@ def test_a_broker_below_the_level_is_refused_and_says_why(tmp_path: Path) -> Non
 def test_a_broker_that_is_alone_does_not_start_below_its_level(tmp_path: Path) -> None:
     world = World(tmp_path, FEATURE_LEVEL_MAX)
     one = world.members.by_id[1]
-    with pytest.raises(UnsupportedFeatureLevel, match="the data directory has feature level 2"):
+    with pytest.raises(
+        UnsupportedFeatureLevel, match=f"directory has feature level {FEATURE_LEVEL_MAX}"
+    ):
         one.restart(feature_level_max=OLD)
     one.config = replace(one.config, feature_level_max=FEATURE_LEVEL_MAX)
     one.start()
@@ -149,6 +154,43 @@ def test_the_level_is_in_snapshots_and_absent_from_those_of_the_first() -> None:
     assert pending.feature_level == 1
 
 
+KEYS_BELOW_LEVEL_3 = {
+    *("compression.type", "durability", "index.interval.bytes", "max.message.bytes"),
+    *("min.insync.replicas", "retention.bytes", "retention.ms", "segment.bytes", "segment.ms"),
+    *("unclean.leader.election.enable", "validation"),
+}
+"""What software of level 2 knew. It stops at a record with another key, and with it the quorum."""
+
+
+def test_a_key_of_topics_that_older_software_does_not_know_needs_a_level() -> None:
+    assert set(CONFIG_DEFS) - NEEDS_LEVEL_3 == KEYS_BELOW_LEVEL_3
+
+
+@pytest.mark.parametrize("key", sorted(NEEDS_LEVEL_3))
+def test_the_times_of_rows_are_refused_below_their_level(tmp_path: Path, key: str) -> None:
+    world = World(tmp_path, MESSAGE_TIMES - 1)
+    value = "LogAppendTime" if key.endswith("type") else "5000"
+
+    def codes() -> list[int]:
+        new = m.NewTopic(f"at-{world.level}", serialize_schema(SCHEMA), 1, 1, configs={key: value})
+        made = world.ask(m.CreateTopicsRequest(topics=[new]), m.CreateTopicsResponse)
+        plain = m.NewTopic("plain", serialize_schema(SCHEMA), 1, 1)
+        world.ask(m.CreateTopicsRequest(topics=[plain]), m.CreateTopicsResponse)
+        change = m.AlterTopicRequest(name="plain", set_configs={key: value})
+        default = AlterConfigsRequest(changes=[ConfigChange(f"topic.defaults.{key}", value)])
+        return [
+            made.topics[0].error_code,
+            world.ask(change, m.AlterTopicResponse).error_code,
+            world.ask(default, AlterConfigsResponse).error_code,
+        ]
+
+    assert codes() == [FeatureNotFinalised.code] * 3
+    world.members.by_id[1].restart(feature_level_max=FEATURE_LEVEL_MAX)
+    world.members.by_id[1].call(m.HelloRequest())
+    assert world.finalise(MESSAGE_TIMES).level == MESSAGE_TIMES
+    assert codes() == [0] * 3
+
+
 def test_what_a_level_gates_is_in_the_table() -> None:
-    assert BROKER_CONFIGS in LEVELS
+    assert {BROKER_CONFIGS, MESSAGE_TIMES} <= set(LEVELS)
     assert max(LEVELS) == FEATURE_LEVEL_MAX

@@ -12,8 +12,13 @@ from collections.abc import Iterable
 from typing import Final
 
 from quiverlog.broker_keys import CONFIG_KEYS
-from quiverlog.core.controller.configs import CONFIG_DEFS, TOPIC_DEFAULTS_PREFIX, check_default
-from quiverlog.core.controller.features import BROKER_CONFIGS, check_finalised
+from quiverlog.core.controller.configs import (
+    CONFIG_DEFS,
+    NEEDS_LEVEL_3,
+    TOPIC_DEFAULTS_PREFIX,
+    check_default,
+)
+from quiverlog.core.controller.features import BROKER_CONFIGS, MESSAGE_TIMES, check_finalised
 from quiverlog.core.controller.image import Image
 from quiverlog.core.controller.records import ALL_BROKERS, BrokerConfigRecord, Record
 from quiverlog.errors import ConfigNeedsRestart, InvalidConfig, UnknownBroker, UnknownConfig
@@ -48,6 +53,8 @@ def alter_configs(
         if key in wanted:
             raise InvalidConfig(f"{key} is named twice.")
         _check_key(key)
+        if _topic_key(key) in NEEDS_LEVEL_3:
+            check_finalised(image, MESSAGE_TIMES, key)
         if node_id != ALL_BROKERS and key.startswith(TOPIC_DEFAULTS_PREFIX):
             raise InvalidConfig(
                 f"{key} is for the whole cluster: what a topic is told holds wherever it lies."

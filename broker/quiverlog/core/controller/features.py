@@ -23,6 +23,7 @@ __all__ = [
     "BROKER_CONFIGS",
     "DECOMMISSIONING",
     "LEVELS",
+    "MESSAGE_TIMES",
     "REPLICATION_FACTORS",
     "check_finalised",
     "check_supports",
@@ -32,10 +33,12 @@ __all__ = [
 LEVELS: Final = {
     1: "everything before there were levels",
     2: "configuration at run time, brokers that are unregistered, other numbers of replicas",
+    3: "the times of rows: `message.timestamp.*` of topics",
 }
 """What each level adds."""
 BROKER_CONFIGS: Final = 2
 DECOMMISSIONING: Final = 2
+MESSAGE_TIMES: Final = 3
 REPLICATION_FACTORS: Final = 2
 
 assert list(LEVELS) == [*range(FEATURE_LEVEL_MIN, FEATURE_LEVEL_MAX + 1)], "each has its line"

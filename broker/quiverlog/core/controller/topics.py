@@ -19,14 +19,14 @@ from quiverlog.batch.schema import serialize_schema as serialize
 from quiverlog.core.controller import elections
 from quiverlog.core.controller.configs import (
     CONFIG_DEFS,
-    NEEDS_LEVEL_2,
+    NEEDS_LEVEL_3,
     TAKEN_AT_CREATION,
     TopicConfig,
     check_configs,
     topic_config,
     why_no_topic_key,
 )
-from quiverlog.core.controller.features import check_finalised
+from quiverlog.core.controller.features import MESSAGE_TIMES, check_finalised
 from quiverlog.core.controller.image import Image
 from quiverlog.core.controller.placement import Place, place
 from quiverlog.core.controller.records import (
@@ -339,8 +339,8 @@ def _check_level(image: Image, configs: Mapping[str, str]) -> None:
     """Raises FeatureNotFinalised: an older broker would not understand a key."""
     assert image.feature_level >= 1
     for key in configs:
-        if key in NEEDS_LEVEL_2:
-            check_finalised(image, 2, key)
+        if key in NEEDS_LEVEL_3:
+            check_finalised(image, MESSAGE_TIMES, key)
 
 
 def _configured(
