@@ -22,14 +22,16 @@ def detail_json(detail: TopicDetail) -> dict[str, object]:
     """All of it, for scripts."""
     from quiverlog.batch.schema_text import format_schema
 
+    is_known = all(partition.is_known for partition in detail.partitions)
     return {
         "name": detail.name,
         "topic_id": detail.topic_id.hex(),
         "created": detail.created,
         "key": list(detail.key_columns),
         "replication_factor": detail.replication_factor,
-        "rows": detail.rows,
-        "size_bytes": detail.size_bytes,
+        # A sum without those that could not be asked would look like rows that are gone.
+        "rows": detail.rows if is_known else None,
+        "size_bytes": detail.size_bytes if is_known else None,
         "configs": {
             key: {"value": config.value, "source": config.source}
             for key, config in sorted(detail.configs.items())
@@ -58,8 +60,8 @@ def print_detail(detail: TopicDetail, *, all_configs: bool) -> None:
             "created": f"{detail.created:%Y-%m-%d %H:%M:%S %Z}",
             "key": join(detail.key_columns) or "(none)",
             "replicas": detail.replication_factor,
-            "rows": human_count(detail.rows),
-            "size": human_bytes(detail.size_bytes),
+            "rows": detail.sum_shown(human_count(detail.rows)),
+            "size": detail.sum_shown(human_bytes(detail.size_bytes)),
             "schema id": detail.schemas[-1].schema_id,
         }
     )
@@ -96,7 +98,7 @@ def _print_partitions(detail: TopicDetail) -> None:
                         p.high_watermark - p.log_start_offset,
                         human_bytes(p.size_bytes),
                     )
-                    if p.log_end_offset >= 0
+                    if p.is_known
                     else ("?",) * 4
                 ),
             )
@@ -113,8 +115,7 @@ def _print_partitions(detail: TopicDetail) -> None:
                 p.leader_epoch,
                 join(p.replicas),
                 join(p.in_sync_replicas),
-                p.flushed_offset,
-                p.segments,
+                *((p.flushed_offset, p.segments) if p.is_known else ("?", "?")),
             )
             for p in detail.partitions
         ],

@@ -236,6 +236,11 @@ class PartitionDetail:
     size_bytes: int
     segments: int
 
+    @property
+    def is_known(self) -> bool:
+        """Its leader was asked: offsets, bytes and segments are those of now."""
+        return self.log_end_offset >= 0
+
 
 @dataclass(frozen=True, slots=True)
 class PartitionMove:
@@ -280,19 +285,27 @@ class TopicDetail:
 
     @property
     def rows(self) -> int:
-        """Rows that can be read now, over all partitions."""
+        """Rows that can be read now, over all partitions whose leaders could be asked."""
         return sum(p.high_watermark - p.log_start_offset for p in self.partitions)
 
     @property
     def size_bytes(self) -> int:
-        """Stored bytes, over all partitions."""
+        """Stored bytes, over all partitions whose leaders could be asked."""
         return sum(p.size_bytes for p in self.partitions)
+
+    def sum_shown(self, total: str, *, unknown: str = "unknown") -> str:
+        """A sum over the partitions, with what it is worth: not all leaders may have answered."""
+        known = sum(p.is_known for p in self.partitions)
+        if known == len(self.partitions):
+            return total
+        return f"at least {total}" if known else unknown
 
     def __repr__(self) -> str:
         from quiverlog.batch.schema_text import format_schema
 
+        rows = self.sum_shown(counted(self.rows, "row", "rows"), unknown="unknown rows")
         return (
-            f"TopicDetail({self.name!r}, {counted(self.rows, 'row', 'rows')} in "
+            f"TopicDetail({self.name!r}, {rows} in "
             f"{counted(len(self.partitions), 'partition', 'partitions')}, "
             f"{format_schema(self.schema)}; id {self.topic_id.hex()})"
         )
@@ -305,9 +318,9 @@ class TopicDetail:
                 (
                     p.partition,
                     p.leader,
-                    p.log_start_offset,
-                    p.high_watermark,
-                    f"{p.size_bytes:,}",
+                    p.log_start_offset if p.is_known else "?",
+                    p.high_watermark if p.is_known else "?",
+                    f"{p.size_bytes:,}" if p.is_known else "?",
                     p.replicas,
                     p.in_sync_replicas,
                 )
