@@ -77,7 +77,15 @@ def test_a_name_that_is_there_twice_is_refused_where_the_topic_has_it_once(tmp_p
     assert columns(table) == {"a": [1], "b": [2]}
 
 
-@pytest.mark.parametrize("value", ["01234", "00", "+4912345", "007.5"])
+def test_a_made_up_name_is_told_only_where_its_column_is_taken(tmp_path: Path) -> None:
+    text = ",a,a\n0,1,2\n"
+    for columns_taken, told in (["a"], 0), (["index", "a"], 1), (["index", "a", "a_1"], 2):
+        table, notes = read(text, tmp_path, columns=columns_taken)
+        assert table.schema.names == columns_taken
+        assert len(notes) == told, notes
+
+
+@pytest.mark.parametrize("value", ["01234", "00", "+4912345", "007.5", "-007", "-00.5"])
 @pytest.mark.parametrize("place", ["first", "middle", "quoted", "crlf"])
 def test_zeros_in_front_are_kept(tmp_path: Path, value: str, place: str) -> None:
     text = {

@@ -8,7 +8,7 @@ Where the type is not given such a column is text; where it is a number, that is
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import pyarrow as pa
@@ -19,11 +19,11 @@ __all__ = ["Padded", "column_names", "in_our_words", "is_number"]
 INDEX: Final = "index"
 """What a first column without a name is called: pandas' own word."""
 _WHOLE_AS_FLOAT: Final = re.compile(r"not int\d+: invalid value '-?\d+\.0'")
-_PADDED: Final = r"^\s*\+?0[0-9]|^\s*\+[0-9]"
+_PADDED: Final = r"^\s*[+-]?0[0-9]|^\s*\+[0-9]"
 
 
 def column_names(
-    header: Sequence[str], topic: pa.Schema | None, chosen: Iterable[str] | None
+    header: Sequence[str], topic: pa.Schema | None, chosen: Sequence[str] | None
 ) -> tuple[list[str], list[str]]:
     """Names for all columns, and what is to be told of those that are made up.
 
@@ -42,7 +42,8 @@ def column_names(
         name = given
         if (not given and not has_all_names) or given in names:
             name = _free(given or (INDEX if number == 0 else f"column_{number + 1}"), taken, given)
-            notes.append(_note(number, given, name))
+            if chosen is None or name in chosen:
+                notes.append(_note(number, given, name))
         taken.add(name)
         names.append(name)
         is_made_up = name != given
@@ -101,13 +102,13 @@ class Padded:
     def __init__(self, delimiter: str) -> None:
         mark = re.escape(delimiter.encode())
         # Each begins with what is searched for fast.
-        self._zeros = [re.compile(begin + b"0[0-9]") for begin in (mark, rb"\n", rb"\r")]
-        self._quoted = re.compile(rb'"\+?0?[0-9]')
+        self._zeros = [re.compile(begin + b"-?0[0-9]") for begin in (mark, rb"\n", rb"\r")]
+        self._quoted = re.compile(rb'"[+-]?0?[0-9]')
         self._plus = re.compile(rb"\+[0-9]")
 
     def may_be_in(self, text: bytes | memoryview, *, has_quotes: bool) -> bool:
         """False: there are none. True says nothing."""
-        if text[:1] in (b"0", b"+") or self._plus.search(text):
+        if text[:1] in (b"0", b"+", b"-") or self._plus.search(text):
             return True
         if has_quotes and self._quoted.search(text):
             return True
