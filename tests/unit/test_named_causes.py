@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+import sys
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -43,6 +45,10 @@ ROWS: list[tuple[str, Any, str]] = [
     ("d", Decimal("12345.67"), "more than 6 digits"),
     ("d", Decimal("1.234"), "more than 2 of them behind the point"),
     ("d", 10**6, "more than 6 digits"),
+    ("d", Decimal("NaN"), "no decimal column holds it: give None"),
+    ("d", Decimal("-Infinity"), "no decimal column holds it: give None"),
+    ("d", True, "a bool is no number: give 0 or 1"),
+    ("i", True, "a bool is no number: give 0 or 1"),
     ("s", "a\ud800", "character 1 is half of a surrogate pair"),
     ("s", 1, "int is no text"),
     ("i", "1", "text is no number: parse it first"),
@@ -82,6 +88,39 @@ def test_rows_that_are_no_dicts() -> None:
     for row in ((1, 2), "ab", date(2024, 1, 1)):
         with pytest.raises(SchemaMismatch, match=f"Item 1 of the list is a {type(row).__name__}"):
             Converter(SCHEMA, "t").batches([{"i": 1}, row])
+
+
+FLOATS = "f double, fs array<double>"
+"""In a schema of its own: beside a decimal, numbers of JSON are read in another way."""
+
+
+@pytest.mark.parametrize("number", ["1e309", "-1e400"])
+@pytest.mark.parametrize(
+    ("beside", "why"),
+    [
+        ("", "line 2 is no JSON: Number out of range"),
+        (", d decimal(6,2)", r"line 2, column '{}'.*{} is too large for a double"),
+    ],
+    ids=["alone", "beside a decimal"],
+)
+def test_a_number_of_json_that_is_too_large_is_no_infinity(
+    tmp_path: Path, number: str, beside: str, why: str
+) -> None:
+    path = tmp_path / "rows.json"
+    schema = parse_schema(FLOATS + beside)
+    rows = ['{"f": "-Infinity", "fs": [1.7976931348623157e308, "Infinity"]}']
+    path.write_text("\n".join(rows))
+    with open_source(str(path), schema=schema) as source:
+        taken = next(iter(source.batches)).to_pylist()[0]
+    assert (taken["f"], taken["fs"]) == (-math.inf, [sys.float_info.max, math.inf])
+    for column, cell in (("f", number), ("fs", f"[1, {number}]")):
+        path.write_text("\n".join([*rows, f'{{"{column}": {cell}}}']))
+        said = why.format(column, re.escape(number.upper().replace("E", "E+")))
+        with (
+            pytest.raises(CommandFailed, match=said),
+            open_source(str(path), schema=schema) as source,
+        ):
+            list(source.batches)
 
 
 # --- files ----------------------------------------------------------------------------------------

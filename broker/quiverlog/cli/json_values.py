@@ -213,7 +213,10 @@ def _float(value: Any) -> float:
         if value in _NON_FINITE:
             return _NON_FINITE[value]
     elif isinstance(value, Decimal):
-        return float(value)
+        number = float(value)
+        if math.isinf(number):  # JSON has no infinity: it would become one without a word
+            raise ValueError(f"{value} is too large for a double")
+        return number
     elif type(value) in (int, float):
         return value  # type: ignore[no-any-return]
     raise ValueError(f"{_shown(value)} is not a number")

@@ -64,11 +64,15 @@ def why_not_value(value: Any, kind: pa.DataType, cause: str) -> str:
             return f"character {half} is half of a surrogate pair, which no UTF-8 text has"
         if not t.is_string(kind) and not t.is_nested(kind):
             return f"text is no {_in_python(kind)}: parse it first"
+    if isinstance(value, bool) and (t.is_integer(kind) or t.is_decimal(kind)):
+        return "a bool is no number: give 0 or 1"
     if isinstance(value, int) and t.is_integer(kind):
         return f"it does not fit into {kind.bit_width} bits"
     if t.is_decimal(kind):
         if isinstance(value, float):
             return "a float is no exact decimal number: give a Decimal, such as Decimal(str(value))"
+        if isinstance(value, Decimal) and not value.is_finite():
+            return "no decimal column holds it: give None"
         if isinstance(value, Decimal | int):
             return (
                 f"it has more than {kind.precision} digits, or more than {kind.scale} of them "
