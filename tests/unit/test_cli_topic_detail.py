@@ -40,7 +40,7 @@ def _fields(text: str) -> dict[str, str]:
         ([_silent(0), _silent(1)], "unknown", "unknown"),
     ],
 )
-def test_rows_that_nobody_could_count_are_not_none(
+def test_rows_that_no_leader_counted_are_not_none(
     partitions: list[PartitionDetail], rows: str, size: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     print_detail(_topic(*partitions), all_configs=False)

@@ -238,7 +238,7 @@ class PartitionDetail:
 
     @property
     def is_known(self) -> bool:
-        """Its leader was asked: offsets, bytes and segments are those of now."""
+        """Whether the leader was asked: offsets, bytes and segments are those of now."""
         return self.log_end_offset >= 0
 
 
