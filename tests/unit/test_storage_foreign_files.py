@@ -10,7 +10,7 @@ import pytest
 from quiverlog.core.partition.producers import ProducerStates
 from quiverlog.errors import CorruptLog
 from quiverlog.storage.checkpoint import Bounds, pack_truncation
-from quiverlog.storage.frames import pack_file
+from quiverlog.storage.frames import pack_file, unpack_file
 from quiverlog.storage.log import Log, LogConfig
 from quiverlog.types import Now
 from tests.model.test_log_model import make_batch
@@ -134,6 +134,35 @@ def test_no_row_goes_for_one_file_that_is_anothers(name: str, kind: str, how: st
     log.close(clean=True)
     log = Log.open(disk, DIRECTORY, config=CONFIG, clean=True, now=at(20_000), known=bounds)
     assert (log.recovery.notes, log.recovery.damages) == ([], []), "once is enough"
+
+
+def as_older_software_left_it(disk: SimDisk) -> None:
+    """Without copies of the small files, and without bounds in the recovery point."""
+    for name in ("log-start-copy", "recovery-point-copy"):
+        disk.remove(f"{DIRECTORY}/{name}")
+    point = disk.read_file(f"{DIRECTORY}/recovery-point")
+    payload = unpack_file("recovery-point", point, b"QVRECOVR", 1)
+    old = pack_file(b"QVRECOVR", 1, payload[:24])
+    disk.write_file_atomic(f"{DIRECTORY}/recovery-point", old)
+
+
+@pytest.mark.parametrize("how", ["clean", "kill"])
+@pytest.mark.parametrize("start", [START, END])
+@pytest.mark.parametrize("lost", ["log-start", "log-start-copy", "what older software has not"])
+def test_a_log_start_that_has_no_copy_counts(lost: str, start: int, how: str) -> None:
+    """Nothing else that is there contradicts what stands alone."""
+    disk = SimDisk()
+    log = fill(disk, END // ROWS, start)
+    if how == "clean":
+        log.close(clean=True)
+    disk.kill()
+    if lost.startswith("log-start"):
+        disk.remove(f"{DIRECTORY}/{lost}")
+    else:
+        as_older_software_left_it(disk)
+    log = Log.open(disk, DIRECTORY, config=CONFIG, clean=how == "clean", now=at(10_000))
+    assert (log.recovery.notes, log.recovery.damages) == ([], [])
+    assert (log.log_start_offset, log.log_end_offset) == (start, END)
 
 
 def test_a_mark_of_a_cut_without_a_name_is_carried_out() -> None:

@@ -161,7 +161,8 @@ class _Look:
         elif len(starts) == 1 or (starts and self._clean and confirmed):
             (start,) = set(starts.values())
             alone = len(starts) == 1 and start not in confirmed
-            beyond = start > 0 and alone and start > self._end_of_rows()
+            # Where no rows are left, and nothing tells of any, it gives up none.
+            beyond = alone and start > self._end_of_rows() and bool(self._files() or confirmed)
             if not beyond and not (alone and self._clean and confirmed):
                 return
             believed = max(confirmed, default=0)
@@ -182,7 +183,7 @@ class _Look:
                 stored = checkpoint.load_recovery_point(
                     self._disk, self._directory, [name] if name in self._names else []
                 )
-                if stored.contents:
+                if stored.bounds.end_offset > 0:  # Those of older software have no bounds.
                     found.append(stored.bounds.start_offset)
         return found
 
