@@ -115,6 +115,7 @@ def test_where_a_file_is_meant_the_shell_offers_files():
         (command.name, parameter)
         for command in commands(root, context)
         for parameter in command.params
+        if not getattr(parameter, "is_flag", False)
         if "FILE" in (parameter.metavar or "")
         or (parameter.name or "").endswith(("file", "files", "output"))
     ]

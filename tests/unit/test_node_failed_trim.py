@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
-from quiverlog.errors import StorageFault
+from quiverlog.errors import OutcomeUnknown
 from quiverlog.node.events import JobDone
 from quiverlog.types import Durability
 from quiverlog.wire import messages as m
@@ -35,7 +35,7 @@ def test_a_flush_behind_a_failed_trim_acknowledges_nothing(tmp_path: Path) -> No
     node.run_until_idle()
     answer = node.answer(stored)
     assert answer is not None
-    assert answer[0].partitions[0].error_code == StorageFault.code
+    assert answer[0].partitions[0].error_code == OutcomeUnknown.code
     assert node.answer(deleted) is not None
     assert node.metrics.internal_errors == 0
     assert node.metrics.partitions_with_faults == 1

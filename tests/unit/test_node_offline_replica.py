@@ -15,6 +15,7 @@ from quiverlog.core.replication.follower import Phase
 from quiverlog.errors import (
     InvalidRequest,
     NotLeader,
+    OutcomeUnknown,
     StaleBrokerEpoch,
     StorageFault,
     UnknownPartition,
@@ -142,7 +143,7 @@ def test_a_leader_whose_flush_fails_hands_over(tmp_path: Path) -> None:
     asked = leading.write(1, level=Durability.FLUSHED)
     leading.node.flush(OSError(5, "no such luck"))
     leading.node.send(Tick())
-    assert leading.code(asked) == StorageFault.code
+    assert leading.code(asked) == OutcomeUnknown.code
     image = leading.node.node.broker.metadata.image.topics["t"].partitions[0]
     assert image.leader_id == COPY
     assert image.in_sync_replicas == (COPY, OTHER)
@@ -163,7 +164,7 @@ def test_a_leader_that_hands_over_says_no_end_before_it_knows_who_leads(tmp_path
     node.node.broker.offline_replicas._ask = lambda *_asked: None
     node.flush(OSError(5, "no such luck"))
     node.send(Tick())
-    assert leading.code(asked) == StorageFault.code
+    assert leading.code(asked) == OutcomeUnknown.code
     assert node.node.broker.metadata.image.topics["t"].partitions[0].leader_id == LEADER
     assert node.offset_of(topic, LATEST).error_code == NotLeader.code
     assert node.fetched(topic, 1)[0].error_code == NotLeader.code
@@ -189,7 +190,7 @@ def test_a_leader_that_nobody_can_follow_says_where_rows_end(
     asked = leading.write(2, level=Durability.FLUSHED)
     node.flush(OSError(5, "no such luck"))
     node.send(Tick())
-    assert leading.code(asked) == StorageFault.code
+    assert leading.code(asked) == OutcomeUnknown.code
     assert node.offset_of(topic, LATEST).error_code == code
     assert node.fetched(topic, 0)[0].error_code == code, "at the end of what was shown"
     trim = m.DeleteRecordsPartition(topic, 0, 0)

@@ -46,7 +46,6 @@ QUORUM_MESSAGES = [
 """Of every kind; two with something in the body."""
 Fields = set[tuple[str, str]]
 IGNORED: Fields = {
-    ("HelloRequest", "software"),
     ("HelloRequest", "software_version"),
     ("FetchRequest", "rack"),
 }
@@ -120,7 +119,7 @@ def requests_of(topic: bytes, batch: bytes) -> list[tuple[m.Request, bytes]]:
                 b.RegisterBrokerRequest,
                 *(CLUSTER, 4, b"i" * 16, "d", b"c" * 16, "h", 1, "r"),
                 [b.RegisteredListener("default", "h", 1)],
-                *(True, True, 1, 2),
+                *(True, True, 1, 3),
             ),
             b"",
         ),

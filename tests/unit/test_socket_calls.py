@@ -66,6 +66,12 @@ TABLE: Final[dict[str, dict[str, str]]] = {
             "unit/test_cli_interrupts.py::test_without_descriptors_ctrl_c_is_heard_at_the_end"
         ),
     },
+    "broker/quiverlog/cli/quorum_recover.py": {
+        "create_connection": (
+            "integration/test_quorum_recover.py::"
+            "test_two_of_three_are_thrown_away_and_the_third_goes_on"
+        ),
+    },
     "broker/quiverlog/cli/what_answers.py": {"create_connection": UNASKED},
     "broker/quiverlog/client/asynchronous.py": {
         "create_connection": CLIENT, "get_extra_info": NO_ERROR, "setsockopt": CLIENT,
