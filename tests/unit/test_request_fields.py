@@ -139,7 +139,7 @@ def requests_of(topic: bytes, batch: bytes) -> list[tuple[m.Request, bytes]]:
         (ask(m.DeleteTopicsRequest, ["t"]), b""),
         (ask(k.AlterConfigsRequest, -1, [k.ConfigChange("log.level", "info")]), b""),
         (ask(k.DescribeConfigsRequest, ["log.level"]), b""),
-        (ask(UpdateFeaturesRequest, 2, True), b""),
+        (ask(UpdateFeaturesRequest, 3, True), b""),
         *ABOUT_BROKERS,
         (ask(v.ChangeVotersRequest, 0, 0, ""), b""),
         (ask(q.QuorumRequest, CLUSTER, 1, "d", 0, QUORUM_MESSAGES), b"dataxyz"),
