@@ -8,7 +8,7 @@ from quiverlog.node.metrics import NodeMetrics
 from quiverlog.node.outbox import Outbox
 from quiverlog.node.replica import Replica
 
-__all__ = ["report_recovery"]
+__all__ = ["report_notes", "report_recovery"]
 
 _NOTES_MAX: Final = 20
 """Lines about files that do not belong into one partition's directory."""
@@ -28,8 +28,7 @@ def report_recovery(replica: Replica, outbox: Outbox, metrics: NodeMetrics) -> N
             bytes=report.bytes_truncated,
             log_end_offset=replica.log.log_end_offset,
         )
-    for note in report.notes[:_NOTES_MAX]:
-        outbox.log("warning", "partition file", partition=str(replica.name), note=note)
+    report_notes(replica, outbox)
     if report.damages:
         outbox.log(
             "warning",
@@ -38,3 +37,11 @@ def report_recovery(replica: Replica, outbox: Outbox, metrics: NodeMetrics) -> N
             places=len(report.damages),
             first=report.damages[0],
         )
+
+
+def report_notes(replica: Replica, outbox: Outbox) -> None:
+    """Say which files were not believed, or do not belong there; each once."""
+    notes = replica.log.recovery.notes
+    for note in notes[:_NOTES_MAX]:
+        outbox.log("warning", "partition file", partition=str(replica.name), note=note)
+    notes.clear()

@@ -21,6 +21,7 @@ from quiverlog.node.flushes import Flushes
 from quiverlog.node.jobs import Jobs, Urgency
 from quiverlog.node.metrics import NodeMetrics
 from quiverlog.node.outbox import Outbox
+from quiverlog.node.recovered import report_notes
 from quiverlog.node.replica import Replica
 from quiverlog.node.taken_rows import TakenRows
 from quiverlog.node.trims import Trims
@@ -127,6 +128,7 @@ class Retention:
         while looked < len(self._todo) and cost < _SLICE:
             replica = self._todo[looked]
             looked += 1
+            report_notes(replica, self._outbox)  # Of files that were read since the last round.
             here = replica.state.leads and not replica.deleted
             cost += self._look(replica, believed, Loaded()) if here else 1
         assert cost >= looked, "each costs something, so a slice ends"

@@ -116,6 +116,8 @@ class Log(TrimmableLog):
         log._producers = producers
         log._restore_producers(found.given_up)
         for segment in log.segments:
+            if segment.index_note:
+                log.recovery.notes.append(segment.index_note)
             segment.release_index()  # Nobody has asked for its rows yet, and no cache counts it.
         return log
 

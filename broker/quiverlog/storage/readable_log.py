@@ -261,6 +261,8 @@ class ReadableLog:
             self._indexes.finished(job.segment)  # Whoever asked may be gone.
             if result.header_damage and result.header_damage not in self.recovery.damages:
                 self.recovery.damages.append(result.header_damage)
+            if result.note and result.note not in self.recovery.notes:
+                self.recovery.notes.append(result.note)
 
     def complete_read(self, job: ReadingJob, result: object) -> None:
         """A job of a `NotResident` is back."""
@@ -366,6 +368,8 @@ class ReadableLog:
         if newest is not None and newest.index is None:
             with contextlib.suppress(OSError, QuiverlogError):
                 newest.load()
+                if newest.index_note and newest.index_note not in self.recovery.notes:
+                    self.recovery.notes.append(newest.index_note)
                 newest.release_index()  # A finished one: nobody has asked for its rows yet.
 
     def newest_us(self) -> int | None:

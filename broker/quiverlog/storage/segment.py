@@ -65,6 +65,7 @@ class Segment:
         damages: what is known to be unreadable, in order.
         dropped: its files are gone or about to go.
         finished: it takes no more appends.
+        index_note: why its index file was not believed; empty: it was, or there was none.
         mark: what its header said was on the disk when it was last read.
         recovered_from: where the recovery point was at the start, if it was in here.
         recent: its index was used since the last round of `index_cache`.
@@ -90,6 +91,7 @@ class Segment:
         "file",
         "finished",
         "index",
+        "index_note",
         "mark",
         "newest_us",
         "path",
@@ -114,6 +116,7 @@ class Segment:
         self._ahead_since_us = -1
         self._arrived_saved_us = -1  # -1: the header was not read.
         self.index: SparseIndex | None = None
+        self.index_note = ""
         self.mark = NO_MARK
         self.newest_us = NO_TIME
         self.damages: list[Damage] = []
@@ -275,6 +278,7 @@ class Segment:
         index = self.index = loaded.entries
         self.newest_us = loaded.newest_us
         self.created_us = loaded.created_us
+        self.index_note = loaded.note or self.index_note
         self._take_arrival(loaded.arrived_us)
         self._indexed_at = index.positions[-1] if len(index) else 0
         for damage in loaded.damages:

@@ -1,7 +1,7 @@
 """Where a segment's index comes from: its file, or a walk over the batch headers.
 
-Owns the two ways and the decision between them. Everything here only reads, and may run in another
-thread than the one that owns the segment.
+Owns the two ways and the decision between them. Everything here only reads (but a file of another
+segment is moved aside), and may run in another thread than the one that owns the segment.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ import struct
 from typing import Final, NamedTuple
 
 from quiverlog.batch.checksum import crc32c
-from quiverlog.errors import CorruptLog
+from quiverlog.errors import CorruptLog, QuiverlogError
+from quiverlog.storage import index_check
 from quiverlog.storage.boundaries import Boundaries, Boundary
 from quiverlog.storage.byte_source import ByteSource, FileBytes, is_unreadable
 from quiverlog.storage.disk import Disk, File, short_name
 from quiverlog.storage.frames import check_version
 from quiverlog.storage.index import NO_TIME, IndexSummary, SparseIndex
+from quiverlog.storage.log_files import rename_aside
 from quiverlog.storage.scan import Damage, Found, Torn, scan
 
 __all__ = [
@@ -155,7 +157,8 @@ def _is_flipped(version: int, intact: bool) -> bool:
 class LoadedIndex(NamedTuple):
     """The result of a load, for the first `size` bytes of the file.
 
-    `created_us`: 0 when the header does not tell. `header_damage`: why it does not.
+    `created_us`: 0 when the header does not tell. `header_damage`: why it does not. `note`: that
+    the file was not believed, for the operator.
     """
 
     entries: SparseIndex
@@ -165,6 +168,7 @@ class LoadedIndex(NamedTuple):
     damages: tuple[Damage, ...] = ()
     header_damage: str = ""
     arrived_us: int = 0
+    note: str = ""
 
 
 class IndexBuilder:
@@ -258,9 +262,28 @@ class SegmentFiles(NamedTuple):
             or summary.end_offset != self.end_offset
         ):
             return None
-        return LoadedIndex(
+        loaded = LoadedIndex(
             entries, summary.newest_us, self.size, created_us, header_damage=header_damage
         )
+        if not index_check.is_contradicted(self.file, self.size, summary, entries):
+            return loaded
+        built = self._build(FileBytes(self.file, self.size), verify=True)
+        if built is None or built[1]:
+            return loaded  # It may be the batches that are damaged; readers find that.
+        return loaded._replace(
+            entries=built[0].entries, newest_us=built[0].newest_us, note=self._move_index_aside()
+        )
+
+    def _move_index_aside(self) -> str:
+        """A note for the operator. One that stays is not believed the next time either."""
+        directory, name = index_path(self.file.path).rsplit("/", 1)
+        what = f"{short_name(f'{directory}/{name}')} tells of other batches or times than the rows"
+        try:
+            new = rename_aside(self.disk, directory, name, self.disk.list(directory))
+        except (OSError, QuiverlogError):
+            return f"{what}: it was not believed."
+        assert new != name
+        return f"{what}: it was not believed, and moved to {new}."
 
     def _rebuild(self, created_us: int, header_damage: str) -> LoadedIndex:
         source = FileBytes(self.file, self.size)
