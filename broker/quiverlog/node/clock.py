@@ -74,6 +74,7 @@ class BelievedClock:
     def note(self, now: Now) -> ClockNote:
         """For the next life."""
         believed_us = self.read(now).wall_us
+        assert believed_us <= now.wall_us, "a note is never ahead of the wall clock"
         if self._suspect_since_us is None:
             return ClockNote(believed_us)
         return ClockNote(believed_us, now.wall_us, now.mono_us - self._suspect_since_us)
@@ -155,6 +156,7 @@ class Clock:
         if note is not None and now.wall_us > note.believed_us + _START_AHEAD_US:
             # A long stop looks the same; then rows are deleted an hour later, which harms nobody.
             wait_us = self._believed.begin(now, note)
+            assert 0 <= wait_us <= _BELIEVE_AFTER_US
             if note.believed_us >= _CONFIRMED_US_MIN:
                 what = "the wall clock is far ahead of its last note"
                 fields = {"ahead_ms": (now.wall_us - note.believed_us) // 1000}
@@ -170,6 +172,7 @@ class Clock:
         """This moment, with the wall clock that is believed. A jump is told once."""
         suspected = self._believed.suspects
         believed = self._believed.read(now)
+        assert believed.mono_us == now.mono_us, "of this very moment"
         if self._believed.suspects and not suspected:
             self._outbox.log(
                 "warning",
@@ -190,6 +193,7 @@ class Clock:
         """Write down what is believed now; again in ten minutes, or sooner."""
         note = self._believed.note(now)
         self.due_us = now.mono_us + (_NOTE_DOUBT_US if self._believed.suspects else _NOTE_US)
+        assert self.due_us > now.mono_us
         if not self._noting:
             self._noting = True
             job = NoteClockJob(self._directory, note)
@@ -201,6 +205,7 @@ class Clock:
         return self._believed.note(now)
 
     def _noted(self, _result: object, error: BaseException | None, _now: Now) -> None:
+        assert self._noting, "one note at a time"
         self._noting = False
         if error is not None:
             self._outbox.log("warning", "clock not noted", why=str(error))

@@ -84,6 +84,7 @@ class Joining:
         error: BaseException | None,
         now: Now,
     ) -> None:
+        assert self._is_looking, "one look at a time"
         self._is_looking = False
         broker = self._broker
         if broker.admission.phase is not Phase.JOINING:
@@ -96,6 +97,7 @@ class Joining:
                 broker.outbox.log("error", "the data directory cannot be used", why=why(error))
             return
         assert isinstance(result, Leftovers)
+        assert jobs, "a job comes back once"
         assert broker.metadata.image.version <= broker.quorum.applied_index
         broker.metadata.begin_to_serve()
         broker.producer_ids.start()

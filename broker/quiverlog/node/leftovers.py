@@ -44,6 +44,7 @@ class LeftoversJob:
             self.owners, self._deleted, written=directory.written, later=later
         )
         free_bytes = self._broker.disk.free_bytes(self._broker.config.data_dir)
+        assert not later.keys() & self.owners.keys(), "nothing that is owned is removed"
         return Leftovers(removed, aside, later, free_bytes)
 
 

@@ -174,6 +174,7 @@ class Lookup:
         if from_follower and self._node_id in topic.partitions[partition].replicas:
             return ReplicaNotAvailable(f"the copy of {name} here cannot be read now.")
         image = topic.partitions[partition]
+        assert image.partition == partition, "partitions lie in the order of their numbers"
         leader_id = image.leader_id
         if leader_id >= 0 and leader_id != self._node_id:
             # Whatever is wrong with a copy here: who asks is to go there.

@@ -175,6 +175,7 @@ class Retention:
         assert target <= max(replica.state.high_watermark, log.log_start_offset)
         if target <= log.log_start_offset:
             return False
+        assert target <= log.log_end_offset, "rows that are not there are not given up"
         then = partial(self._taken, replica, log.log_start_offset)
         self._trims.trim(replica, target, now, then, promised=False)
         return True

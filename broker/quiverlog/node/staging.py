@@ -153,6 +153,7 @@ class Staging:
             ends.append(needed)
             if needed or replica.answers:
                 waits = True
+        assert len(ends) == len(staged.entries), "each entry has its end"
         waiter = staged.waiter
         if waiter is None and not waits:
             correlation_id = staged.request.correlation_id
@@ -208,6 +209,7 @@ class Staging:
             self._metrics,
         )
         assert waiter.deadline_us > now.mono_us
+        assert waiter.deadline_us <= now.mono_us + _TIMEOUT_MS_MAX * 1000
         self._purgatory.add(waiter)
         return waiter
 

@@ -157,6 +157,7 @@ class Unmade:
         self._jobs.start(job, self._written, Urgency.BACKGROUND)
 
     def _written(self, _result: object, error: BaseException | None, now: Now) -> None:
+        assert self._is_writing, "a note that was begun"
         self._is_writing = False
         if error is None:
             self._is_told = False

@@ -135,6 +135,7 @@ class _Look:
             self._reach = max([0, *(header.mark.offset for header in self._headers())])
             for segment in self._files()[-1:]:
                 self._reach = max(self._reach, _walk(segment))
+        assert self._reach >= 0
         return self._reach
 
     # --- the files -----------------------------------------------------------------------------
@@ -184,6 +185,7 @@ class _Look:
                     self._disk, self._directory, [name] if name in self._names else []
                 )
                 if stored.bounds.end_offset > 0:  # Those of older software have no bounds.
+                    assert stored.bounds.start_offset >= 0
                     found.append(stored.bounds.start_offset)
         return found
 
@@ -259,6 +261,7 @@ class _Look:
             if start <= header.base_offset < point.offset
         ]
         others = [told for told, epoch in listed if told != epoch]
+        assert all(told >= NO_EPOCH for told in others)
         # Where few differ it is batches that are damaged; but their epochs would be in the list.
         if NO_EPOCH in others or 2 * len(others) > max(len(listed), 2):
             self._aside(EPOCHS_FILE, "lists other leader epochs than the rows have")
@@ -273,6 +276,7 @@ def _headers(segment: Segment) -> Iterator[BatchHeader]:
         step = link(head, 0, offset, size - at) if len(head) == BATCH_HEADER_BYTES else 0
         if not step:
             return
+        assert step >> 32 > 0, "a batch has rows"
         yield BatchHeader.unpack(head)
         offset, at = offset + (step >> 32), at + (step & 0xFFFFFFFF)
         assert at <= size

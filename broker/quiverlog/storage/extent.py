@@ -104,6 +104,7 @@ class _Witnesses:
             for claim in (by_header, by_message)
             if claim is not None and self._checksum_ends_at(claim.end)
         }
+        assert len(proven) <= 2, "one of each witness"
         if proven:
             # Two ends for one checksum: somebody has computed the bytes in between for that.
             return self._proven(proven.pop()) if len(proven) == 1 else None
@@ -135,6 +136,7 @@ class _Witnesses:
         if not 0 < rows <= BATCH_ROWS_MAX:
             rows = 0  # The size may be right all the same.
         claim = Extent(self._at + total_bytes, self._offset + rows)
+        assert claim.next_offset >= self._offset
         if self._known is not None:
             if claim.end > self._known.position:
                 return None
@@ -171,6 +173,7 @@ class _Witnesses:
         return header.is_plausible or header._replace(row_count=1).is_plausible
 
     def _of_two(self, by_header: Extent | None, by_message: Extent) -> Extent | None:
+        assert by_message.end <= self._source.size
         if by_header == by_message:
             return self._if_rows(by_message)
         if by_header is None:
@@ -193,6 +196,7 @@ class _Witnesses:
     def _of_header(self, claim: Extent | None) -> Extent | None:
         """The header alone: its message is damaged, too."""
         header = self._header
+        assert claim is None or claim.end > self._at
         if claim is not None and self._confirmed(claim):
             return claim
         if header.base_offset != self._offset:

@@ -102,6 +102,7 @@ def move_aside(disk: Disk, directory: str, names: Sequence[str]) -> list[str]:
         path = f"{directory}/{name}"
         if disk.exists(path) and not disk.is_file(path):
             new = _free_name(name, disk.list(directory))
+            assert not disk.exists(f"{directory}/{new}"), "nothing is renamed over"
             disk.rename(path, f"{directory}/{new}")
             notes.append(f"{name} was not a regular file: moved to {new}")
     return notes
@@ -114,6 +115,7 @@ def rename_aside(disk: Disk, directory: str, name: str, taken: Sequence[str]) ->
         StorageFault: it cannot be moved.
     """
     new = _free_name(name, taken)
+    assert new not in taken, "nothing is renamed over"
     try:
         disk.rename(f"{directory}/{name}", f"{directory}/{new}")
     except OSError as error:

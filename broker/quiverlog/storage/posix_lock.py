@@ -59,6 +59,7 @@ class PosixLock:
             for name in guarded:
                 inside = f"{path}/{name}"
                 self._directories[inside] = disk.open_descriptor(inside, _DIRECTORY)
+            assert len(self._directories) == 1 + len(guarded), "each is another one"
         except BaseException:
             self.release()
             raise

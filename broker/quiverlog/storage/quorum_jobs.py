@@ -120,6 +120,7 @@ class WriteJob:
         if file is None or file.size != FILE_HEADER_BYTES + chunk.offset:
             raise StorageFault(f"a chunk of a snapshot does not fit at {chunk.offset}.")
         file.append([chunk.data])
+        assert file.size == FILE_HEADER_BYTES + chunk.offset + len(chunk.data)
         if not chunk.done:
             return Written(plate.tail.file.size, None)
         file.sync()
@@ -224,6 +225,7 @@ class ReadChunkJob:
             return Chunk(None, False)
         assert read.bytes_max > 0
         size = min(read.bytes_max, plate.frame_bytes - read.offset)
+        assert size >= 0, "the offset was looked at"
         data = plate.tail.file.read_copy(FILE_HEADER_BYTES + read.offset, size)
         if len(data) != size:
             return Chunk(None, False)

@@ -92,6 +92,7 @@ class StoppedQuorum:
             if voter.node_id != self.key.node_id:
                 known = [endpoint, *self._addresses.get(voter.node_id, ())]
                 found[voter.node_id] = [one for one in dict.fromkeys(known) if one]
+        assert self.key.node_id not in found
         return found
 
     def recover(self) -> None:
@@ -103,6 +104,9 @@ class StoppedQuorum:
         job = self._log.begin_write(Write(1, HardState(term, None), (entry,), None))
         self._log.complete_write(job, job.run())
         self.voters = {self.key: self.voters.get(self.key, "")}
+        assert set(self.voters) == {self.key}
+        assert self.last_index == entry.index
+        assert self.term == term
 
     def close(self) -> None:
         """Let go of the directory."""

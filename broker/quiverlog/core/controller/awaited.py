@@ -45,12 +45,14 @@ class Awaited:
         if self._since and now_us < self._since[-1][1] + self._step_us:
             version, now_us = max(version, self._since[-1][0]), self._since.pop()[1]
         assert not self._since or version >= self._since[-1][0], "what holds only grows"
+        assert not self._since or now_us >= self._since[-1][1], "so do moments"
         self._since.append((version, now_us))
 
     def reached(self, version: int) -> None:
         """Every live broker has applied this version."""
         while self._since and self._since[0][0] <= version:
             self._since.popleft()
+        assert not self._since or self._since[0][0] > version, "what is left is lacked"
 
     def due(self, now_us: int) -> int:
         """Who has not applied this version has not caught up; -1: none is due."""
@@ -65,9 +67,11 @@ class Awaited:
         return self._since[0][1] + self._late_us if self._since else None
 
     def _awaited_for(self, duration_us: int, now_us: int) -> int:
+        assert duration_us > 0
         found = _NONE
         for version, since_us in self._since:
             if now_us < since_us + duration_us:
                 break
+            assert version >= found, "the newest counts"
             found = version
         return found

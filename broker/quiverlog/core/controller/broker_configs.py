@@ -61,6 +61,7 @@ def alter_configs(
             )
         wanted[key] = None if text is None else _checked(key, text)
     said = image.broker_configs.get(node_id, {})
+    assert None not in said.values(), "what is back to the default is not there"
     return [
         BrokerConfigRecord(node_id, key, value)
         for key, value in wanted.items()
@@ -102,6 +103,7 @@ def _topic_key(key: str) -> str | None:
 
 def _checked(key: str, text: str) -> str:
     topic_key = _topic_key(key)
+    assert topic_key is not None or CONFIG_KEYS.get(key) is not None, "the key was checked"
     if topic_key is not None:
         return check_default(topic_key, text)
     try:

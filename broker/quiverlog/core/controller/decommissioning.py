@@ -66,6 +66,7 @@ def begin(image: Image, node_id: int, voters: Collection[int]) -> list[Record]:
         for one in image.brokers.values()
         if one.node_id != node_id and one.takes_partitions and not one.decommissioning
     ]
+    assert len(staying) < len(image.brokers), "it does not stay itself"
     _check_room(image, node_id, len(staying))
     return [BrokerChangeRecord(node_id, broker.broker_epoch, decommissioning=True)]
 
@@ -92,6 +93,7 @@ def unregister(image: Image, node_id: int, voters: Collection[int]) -> list[Reco
     if not broker.fenced:
         raise BrokerAlive(f"broker {node_id}, at {broker.host}:{broker.port}, is alive.")
     count = image.replica_counts[node_id]
+    assert count >= 0
     if count:
         holds = f"{count} partition{'s' * (count != 1)}"
         raise BrokerInUse(f"broker {node_id} holds replicas of {holds}.")
@@ -107,11 +109,13 @@ def _found(image: Image, node_id: int) -> BrokerRecord:
         raise UnknownBroker(f"there is no broker {node_id}; there are: {known}.")
     if broker.broker_epoch == UNKNOWN_BROKER_EPOCH:
         raise ThrottledBroker(f"broker {node_id} registers just now.")
+    assert broker.node_id == node_id
     return broker
 
 
 def _check_room(image: Image, node_id: int, staying: int) -> None:
     """Takes as long as there are partitions, if the broker holds any."""
+    assert staying >= 0
     if not image.replica_counts[node_id]:
         return
     for topic in image.topics.values():

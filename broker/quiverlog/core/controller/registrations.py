@@ -184,6 +184,7 @@ class Registrations:
             StaleBrokerEpoch: it is not registered under this epoch, or about to be no more.
         """
         broker = self._registered_as(pending, beat.node_id, beat.broker_epoch)
+        assert broker.broker_epoch == beat.broker_epoch, "no other life speaks in its name"
         if beat.node_id != self.node_id:
             self.sessions.heard(beat.node_id, now_us, beat.version)
         is_caught_up = beat.version >= self._must_know(image, broker)
@@ -237,6 +238,7 @@ class Registrations:
         if not held.in_shutdown:
             return Verdict([], is_caught_up, held.fenced)
         since = self._stopping.setdefault(node_id, image.version)
+        assert since <= image.version, "it was seen in an image of before"
         if not self._may_stop(image, node_id, since):
             return Verdict([], is_caught_up, held.fenced)
         return Verdict(self._fence(pending, broker), is_caught_up, held.fenced, may_stop=True)
@@ -268,6 +270,7 @@ class Registrations:
                 self.sessions.heard(node_id, now_us)  # It is registered, or unfenced, just now.
                 continue
             self.sessions.forget(node_id)
+            assert broker is None or broker.node_id == node_id
             if broker is not None and not broker.fenced:
                 assert node_id != self.node_id, "who decides is alive"
                 return self._fence(pending, broker)
