@@ -107,6 +107,19 @@ def test_a_batch_that_comes_again_is_found_under_the_time_that_it_has(node: Node
     assert (again.duplicate, again.base_offset) == (True, first.base_offset)
 
 
+def test_a_clock_that_was_behind_between_two_looks_takes_no_late_row(node: NodeDriver) -> None:
+    """For some milliseconds, in which rows of last year came."""
+    topic = node.create(retention_ms=str(HOUR_MS))
+    node.advance(6_000)
+    node.wall_us -= 8 * 24 * HOUR_MS * 1000
+    node.produced(topic, batch_of([1] * 10, at_us=node.wall_us - YEAR_MS * 1000))
+    node.wall_us += 8 * 24 * HOUR_MS * 1000
+    node.advance(HOUR_MS - 60_000)
+    assert node.offset_of(topic, EARLIEST).offset == 0
+    node.advance(2 * 60_000)
+    assert node.offset_of(topic, EARLIEST).offset == 10
+
+
 def test_retention_counts_from_the_arrival_of_late_rows(node: NodeDriver) -> None:
     """A producer two hours behind, and a topic that keeps one: its rows were gone in seconds."""
     topic = node.create(retention_ms=str(HOUR_MS))

@@ -22,10 +22,11 @@ from quiverlog.node.outbox import Outbox
 from quiverlog.storage.data_directory import ClockNote, DataDirectory
 from quiverlog.types import Now
 
-__all__ = ["BelievedClock", "Clock", "NoteClockJob"]
+__all__ = ["CLOCK_JUMP_US", "BelievedClock", "Clock", "NoteClockJob"]
 
-_JUMP_US: Final = 60_000_000
+CLOCK_JUMP_US: Final = 60_000_000
 """The wall clock may gain so much on the monotonic clock between two looks."""
+_JUMP_US: Final = CLOCK_JUMP_US
 _START_AHEAD_US: Final = 3_600_000_000
 """At a start the wall clock may be so far ahead of the note: a restart takes its time."""
 _BELIEVE_AFTER_US: Final = 3_600_000_000

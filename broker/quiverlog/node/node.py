@@ -128,6 +128,7 @@ class Node:
         """
         is_tick = False
         self._guarded(self.broker.standing.look, now)
+        self._guarded(self.broker.retention.watch, now)
         for event in events:
             try:
                 if type(event) is RequestReceived:

@@ -15,7 +15,7 @@ from typing import Final
 
 from quiverlog.errors import QuiverlogError, ThrottledBroker
 from quiverlog.node.assignment import Assignment
-from quiverlog.node.clock import Clock
+from quiverlog.node.clock import CLOCK_JUMP_US, Clock
 from quiverlog.node.cold import Loaded, start_cold
 from quiverlog.node.flushes import Flushes
 from quiverlog.node.jobs import Jobs, Urgency
@@ -41,6 +41,7 @@ class Retention:
     """See the module docstring."""
 
     __slots__ = (
+        "_ahead_us",
         "_assignment",
         "_clock",
         "_clock_us",
@@ -54,6 +55,7 @@ class Retention:
         "_taken_rows",
         "_todo",
         "_trims",
+        "_went_back",
     )
 
     def __init__(
@@ -80,6 +82,9 @@ class Retention:
         self._taken_rows = TakenRows(outbox)
         self._round_us = 0
         self._jumps = 0
+        self._ahead_us: int | None = None
+        """So far ahead of the monotonic clock was the wall clock in the call before."""
+        self._went_back = False
         self._clock_us = 0
         """The wall clock at the last look, believed or not."""
 
@@ -95,9 +100,11 @@ class Retention:
         self._clock.start(now, self._newest_row_us())
         self._jumps = self._clock.jumps  # What was ahead at the start was so for all rows of it.
         self._round_us = now.mono_us + self._period_us
+        self._ahead_us = now.wall_us - now.mono_us
 
     def stop(self) -> None:
         """Take no more. What comes back from now on is said at once."""
+        self._ahead_us = None
         self._taken_rows.stop()
 
     def _newest_row_us(self) -> int | None:
@@ -136,6 +143,22 @@ class Retention:
         # So that a round takes one period.
         looked = max(looked, 1)
         self._round_us = now.mono_us + self._period_us * looked // max(looked, len(replicas))
+
+    def watch(self, now: Now) -> None:
+        """To be called in each call of the node, before rows are taken.
+
+        A clock that was behind for less than a round stamped the arrivals of what came meanwhile.
+        """
+        before_us, ahead_us = self._ahead_us, now.wall_us - now.mono_us
+        if before_us is None:
+            return
+        self._ahead_us = ahead_us
+        if ahead_us < before_us - CLOCK_JUMP_US:
+            self._went_back = True
+        elif self._went_back and ahead_us > before_us + CLOCK_JUMP_US:
+            self._went_back = False
+            self._clock_us = now.wall_us
+            self._clock_jumped(now)
 
     def _clock_jumped(self, now: Now) -> None:
         """If the wall clock was behind until now, rows arrived later than they were noted to."""
