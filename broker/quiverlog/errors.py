@@ -281,7 +281,7 @@ class NotLeader(QuiverlogError):
     code = 31
     retriable = True
     refresh_metadata = True
-    hint = "Another broker leads this partition now."
+    hint = "`quiverlog topic describe` shows which broker leads the partition, if any."
 
 
 class FencedLeaderEpoch(QuiverlogError):

@@ -15,7 +15,13 @@ from quiverlog.client.deadline import within
 from quiverlog.client.results import Address
 from quiverlog.client.routing import Cluster, Settings
 from quiverlog.client.waits import TELL_AFTER_S, Wait, Waits
-from quiverlog.errors import DiskFull, NotController, RequestTimedOut
+from quiverlog.errors import (
+    ConnectionFailed,
+    DiskFull,
+    NotController,
+    QuiverlogError,
+    RequestTimedOut,
+)
 from quiverlog.wire import messages as m
 from tests.support.until import until
 
@@ -72,9 +78,31 @@ def test_it_is_warned_again_when_something_else_is_waited_for(
     assert said == ["no room", "nobody decides"]
 
 
-def test_the_reason_of_before_is_told_when_the_time_is_up() -> None:
+@pytest.mark.parametrize("kind", [RequestTimedOut, ConnectionFailed])
+@pytest.mark.parametrize("between", [[], [RequestTimedOut("No answer within 3 s.")]])
+def test_the_reason_of_before_is_told_when_the_time_is_up(
+    kind: type[QuiverlogError], between: list[QuiverlogError]
+) -> None:
     world = World()
-    tries = [DiskFull("no room"), RequestTimedOut("No answer within 3 s.")]
+    tries = [DiskFull("no room"), *between, kind("No answer within 3 s.")]
+
+    def attempt():
+        world.now_s += 30.0 / len(left)
+        raise tries.pop(0)
+        yield
+
+    left = tuple(tries)
+    operation = world.cluster.retrying(attempt)
+    next(operation)
+    for _ in between:
+        operation.send(None)
+    with pytest.raises(kind, match=r"^No answer within 3 s\. Before: no room"):
+        operation.send(None)
+
+
+def test_a_failure_that_goes_on_is_told_once() -> None:
+    world = World()
+    tries = [ConnectionFailed("gone"), ConnectionFailed("gone")]
 
     def attempt():
         world.now_s += 15.0
@@ -83,8 +111,9 @@ def test_the_reason_of_before_is_told_when_the_time_is_up() -> None:
 
     operation = world.cluster.retrying(attempt)
     next(operation)
-    with pytest.raises(RequestTimedOut, match=r"No answer within 3 s\. Before: no room"):
+    with pytest.raises(ConnectionFailed) as caught:
         operation.send(None)
+    assert caught.value.message == "gone"
 
 
 def test_a_deadline_bounds_all_operations_together() -> None:

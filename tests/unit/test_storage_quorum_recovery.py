@@ -113,6 +113,15 @@ def test_a_directory_of_no_broker_and_of_no_quorum_is_refused() -> None:
         StoppedQuorum(disk, PATH)
 
 
+def test_a_directory_without_metadata_is_refused_by_that_name() -> None:
+    whole, disk = SimDisk(), SimDisk()
+    make(whole)
+    disk.make_dir(PATH)
+    disk.write_file_atomic(f"{PATH}/node.json", whole.read_file(f"{PATH}/node.json"))
+    with pytest.raises(ForeignDataDirectory, match="data has no folder metadata"):
+        StoppedQuorum(disk, PATH)
+
+
 def test_nothing_is_cut() -> None:
     disk = SimDisk()
     make(disk)

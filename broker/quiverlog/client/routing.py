@@ -65,6 +65,8 @@ __all__ = [
 T = TypeVar("T")
 
 _TRIES_PER_TIMEOUT = 3
+_SILENCES = (ConnectionFailed, RequestTimedOut)
+"""What says least of why something did not work: a failure before it says more."""
 _SILENCE_S_MAX = LEADER_SILENCE_MS / 1000
 """So long is a silent broker waited for where another one may be asked instead: a third of the
 request timeout, and no longer than what makes a leader suspect."""
@@ -215,7 +217,8 @@ class Cluster:
             return best[1], best[2]
         kinds = [type(error) for error in failures]
         kind = next((kind for kind in (*NOT_READY, RequestTimedOut) if kind in kinds), None)
-        raise (kind or ConnectionFailed)(" ".join(error.message for error in failures))
+        said = dict.fromkeys(error.message for error in failures)  # each once
+        raise (kind or ConnectionFailed)(" ".join(said))
 
     def call_controller(self, request: m.Request) -> Operation[Reply]:
         """Ask the broker that decides about topics and producers.
@@ -279,6 +282,7 @@ class Cluster:
         deadline = wait.until_s
         tries = 0
         refreshed = False
+        cause: QuiverlogError | None = None
         while True:
             try:
                 return (yield from attempt())
@@ -289,11 +293,13 @@ class Cluster:
                 # A stale picture may be the only fault: forget it and look once more.
                 stale = error.refresh_metadata and not retriable and not refreshed
                 if not (retriable or stale) or self.clock() + wait_s >= deadline:
-                    if isinstance(error, RequestTimedOut) and wait.failure is not None:
-                        before = wait.failure.message
-                        error = type(error)(f"{error.message} Before: {before}", **error.details)
-                        raise error from wait.failure
+                    is_silence = isinstance(error, _SILENCES)
+                    if is_silence and cause is not None and cause.message != error.message:
+                        said = f"{error.message} Before: {cause.message}"
+                        raise type(error)(said, **error.details) from cause
                     raise
+                if cause is None or not isinstance(error, _SILENCES):
+                    cause = error
                 wait.failed(error, deadline)
                 self.waits.tell(wait)
                 refreshed = refreshed or stale
