@@ -229,3 +229,15 @@ def test_brokers_are_listed_with_what_they_are() -> None:
     first, _, third = brokers_json(Seen(found))
     assert (first["is_controller"], first["is_voter"], first["state"]) == (True, True, "live")
     assert (third["is_controller"], third["state"]) == (False, "stopping")
+
+
+@pytest.mark.parametrize(("offline", "is_disk_named"), [(0, True), (1, False)])
+def test_copies_that_nobody_leads_are_no_sign_of_a_broken_disk(
+    offline: int, is_disk_named: bool
+) -> None:
+    """Without a leader no replica is in sync, whatever its disk does."""
+    found = replace(with_broker(3, out_of_sync=2), offline=offline, under_replicated=2)
+    said = [one.text for one in findings(found)]
+    assert any("Copies out of sync: 2 on broker 3" in text for text in said)
+    assert any("look at its disk" in text for text in said) == is_disk_named
+    assert any("Partitions without a leader" in text for text in said) == bool(offline)

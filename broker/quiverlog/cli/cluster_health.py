@@ -226,7 +226,7 @@ def _of_partitions(found: ClusterDetail) -> list[Finding]:
         fenced = _fenced(found)
         running = [str(one.node_id) for one in behind if one.node_id not in fenced]
         advice = "They catch up when their brokers run."
-        if running:
+        if running and not found.offline:  # without a leader none is in sync
             advice += (
                 f" Broker {', '.join(running)} runs: if its copies do not catch up within a minute,"
                 f" look at its disk and its log (STORAGE_FAULT, fsync), then restart it: after a"
