@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta, timezone
 
 import click
 import pytest
 
+from quiverlog.cli.output_file import output_kind
 from quiverlog.cli.where_to_read import parse_point
 
 NOON = datetime(2024, 5, 6, 12, tzinfo=UTC)
@@ -25,6 +27,7 @@ NOON = datetime(2024, 5, 6, 12, tzinfo=UTC)
         ("-90s", NOON - timedelta(seconds=90)),
         ("-500ms", NOON - timedelta(milliseconds=500)),
         ("0=5, 12=0", {0: 5, 12: 0}),
+        ("2147483647=0,2147483648=1", {2147483647: 0, 2147483648: 1}),
         ("2024-05-06", datetime(2024, 5, 6, tzinfo=UTC)),
         ("2024-05-06T07:08:09Z", datetime(2024, 5, 6, 7, 8, 9, tzinfo=UTC)),
         (
@@ -44,3 +47,18 @@ def test_where_to_begin(text, start):
 def test_where_not_to_begin(text):
     with pytest.raises(click.BadParameter):
         parse_point(text, "--from")
+
+
+@pytest.mark.parametrize(
+    "offset", ["start", "End", "stored", "0", "17", "-2", "+5", "5:10", "@0:10", "s@1700000000000"]
+)
+def test_what_is_advised_in_place_of_an_offset_is_taken(offset: str) -> None:
+    with pytest.raises(click.UsageError) as caught:
+        output_kind(offset, None, reads_offsets=True)
+    said = caught.value.message
+    advised = [one.rstrip(".") for one in re.findall(r"--from ([^\s,]+)", said)]
+    assert advised
+    for one in advised:
+        parse_point(one, "--from")
+    assert output_kind(f"./{offset}", "csv", reads_offsets=True).format == "csv"
+    assert f"./{offset}, with --format" in said

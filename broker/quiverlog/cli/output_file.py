@@ -31,6 +31,16 @@ _STARTS: Final = {
 force_option = click.option("--force", is_flag=True, help="Write over a file that is there.")
 
 
+def _as_we_say(offset: str) -> str:
+    """The options for what `-o` is in kcat and rpk, where there are any."""
+    word = _STARTS.get(offset.lower(), offset.lower())
+    if word in ("earliest", "latest") or word.isdigit():
+        return f"--from {word}"
+    if word.startswith("-") and word[1:].isdigit():
+        return f"--from earliest, and the last rows are --tail {word[1:]}"
+    return "--from 0 or --from 2024-05-06T07:08:09Z"
+
+
 def output_kind(output: str, told: str | None, *, reads_offsets: bool = False) -> FileKind:
     """The format and the compression of an output, `-` being stdout.
 
@@ -42,10 +52,10 @@ def output_kind(output: str, told: str | None, *, reads_offsets: bool = False) -
         click.UsageError: the name has no suffix that is known, or looks like an offset.
     """
     if reads_offsets and _OFFSET.fullmatch(output):
-        start = _STARTS.get(output.lower(), output)
         raise click.UsageError(
             f"-o is --output, a file to write, and {output!r} looks like an offset: where to begin "
-            f"is --from, as in --from {start}. A file of that name is ./{output}."
+            f"is --from, as in {_as_we_say(output)}. A file of that name is ./{output}, with "
+            "--format."
         )
     if told is not None:
         return FileKind(told, compression_of(output))

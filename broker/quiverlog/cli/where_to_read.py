@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from quiverlog.cli.options import INT32_MAX, INT64_MAX, SECONDS_MAX, whole_number
+from quiverlog.cli.options import INT64_MAX, SECONDS_MAX, whole_number
 
 if TYPE_CHECKING:
     from quiverlog.client.client import Client
@@ -93,7 +93,7 @@ def _pairs(word: str, option: str) -> dict[int, int]:
     offsets: dict[int, int] = {}
     for pair in word.split(","):
         left, _, right = pair.partition("=")
-        partition, offset = whole_number(left, INT32_MAX), whole_number(right, INT64_MAX)
+        partition, offset = whole_number(left, INT64_MAX), whole_number(right, INT64_MAX)
         if partition is None or offset is None:
             raise click.BadParameter(f"{pair!r} is not PARTITION=OFFSET.", param_hint=option)
         offsets[partition] = offset
