@@ -91,6 +91,8 @@ def test_each_command_says_whose_knowledge_it_is_and_how_old(left: GrowingCluste
         assert "1 of 3 answer here" in status.out
         assert "1 answer here, 2 are needed" in status.out
         assert all(address in status.out for address in lost)
+        waited = "waiting for a broker that decides until", "waiting for answers of"
+        assert any(text in status.err for text in waited), "no silence of more than two seconds"
     code, said = document(left, "cluster", "status")
     assert code == 1
     assert not said["is_healthy"]

@@ -8,6 +8,7 @@ all registered brokers. A silent one is given up soon. Must not know what follow
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -28,6 +29,7 @@ _AT_ONCE_MAX: Final = 64
 _ELECTION_S: Final = 3.0
 """So long is waited for a controller: an election takes a second."""
 _PAUSE_S: Final = 0.25
+_NAMED_MAX: Final = 8
 
 
 class Probe(NamedTuple):
@@ -81,20 +83,30 @@ def look(bootstrap: str, timeout_s: float, *, wait_s: float = _ELECTION_S) -> Se
     Args:
         wait_s: so long for a controller.
     """
-    until_s = time.monotonic() + min(wait_s, timeout_s)
+    from quiverlog.cli.waiting import told_waits
+    from quiverlog.client.waits import Waits
+
+    began_s = time.monotonic()
+    until_s = began_s + min(wait_s, timeout_s)
     given = [str(one) for one in parse_addresses(bootstrap, port_default=PORT_DEFAULT)]
-    while True:
-        probes = probe(given, timeout_s)
-        best = _best(probes)
-        if best is None:
-            return None
-        advertised = [str(Address(one.host, one.port)) for one in best.brokers]
-        probes += probe([one for one in advertised if one not in given], timeout_s)
-        best = _best(probes)
-        assert best is not None
-        if best.is_current or time.monotonic() >= until_s:
-            return Seen(best, probes)
-        time.sleep(_PAUSE_S)
+    waits = Waits(time.monotonic)
+    longest_s = until_s - began_s + min(timeout_s, _PROBE_S_MAX)
+    with told_waits(waits, lambda: math.inf), waits.of(longest_s) as wait:
+        wait.reason = "cluster"
+        wait.what = f"answers of {', '.join(given[:_NAMED_MAX])}"
+        while True:
+            probes = probe(given, timeout_s)
+            best = _best(probes)
+            if best is None:
+                return None
+            advertised = [str(Address(one.host, one.port)) for one in best.brokers]
+            probes += probe([one for one in advertised if one not in given], timeout_s)
+            best = _best(probes)
+            assert best is not None
+            if best.is_current or time.monotonic() >= until_s:
+                return Seen(best, probes)
+            wait.what = "a broker that decides"
+            time.sleep(_PAUSE_S)
 
 
 def seen_or_failure(bootstrap: str, timeout_s: float) -> Seen:
