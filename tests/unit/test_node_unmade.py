@@ -39,7 +39,8 @@ class World:
             member = members.add(node_id, seeds=(1,))
             members.run_until(lambda member=member: member.started)  # type: ignore[misc]
         members.run_until(lambda: self.alive == 3, 20_000)
-        members.by_id[1].call(m.HelloRequest())
+        for node_id in (1, THIRD):
+            members.by_id[node_id].call(m.HelloRequest())
 
     @property
     def alive(self) -> int:
@@ -81,6 +82,17 @@ class World:
         self.members.add(THIRD, seeds=(1,))
         self.members.run_until(lambda: self.alive == 3, 20_000)
         self.members.run(6_000)
+        self.third.call(m.HelloRequest())
+
+    def produce(self, topic_id: bytes, partition: int) -> None:
+        """One row, to the third broker."""
+        asked = self.third.produce(topic_id, batch_of([1]), partition=partition)
+        while self.third.syncs:
+            self.third.flush()
+        self.members.run_until(lambda: self.third.answer(asked) is not None)
+        answer = self.third.answer(asked)
+        assert answer is not None
+        assert (answer[0].error_code, answer[0].partitions[0].error_code) == (0, 0)
 
     def remove(self, name: str, numbers: set[int]) -> None:
         for number in numbers:
@@ -110,13 +122,7 @@ def test_what_was_never_made_begins_with_the_next_start(world: World, noted_ms: 
     world.full = False
     world.up()
     assert world.led(topic) == here == world.here(topic)
-    asked = world.third.produce(topic, batch_of([1]), partition=min(here))
-    while world.third.syncs:
-        world.third.flush()
-    world.members.run_until(lambda: world.third.answer(asked) is not None)
-    answer = world.third.answer(asked)
-    assert answer is not None
-    check_codes(answer[0])
+    world.produce(topic, min(here))
 
 
 def test_what_was_made_and_is_lost_does_not_begin_by_itself(world: World) -> None:
@@ -178,3 +184,34 @@ def test_a_note_that_cannot_be_written_is_tried_again(
     assert after is not None
     assert after[0] > before[0]
     assert world.third.node.broker.unmade.next_us() is None
+
+
+@pytest.mark.parametrize("note", ["older", "newer", "all of these unmade", "of other topics"])
+@pytest.mark.parametrize("is_there", [True, False], ids=["whole", "a directory is lost"])
+def test_a_note_of_another_broker_costs_no_row(world: World, note: str, is_there: bool) -> None:
+    """Well formed, and another day's or another's: beside the directories it means nothing."""
+    topic = world.create("t")
+    here = world.here(topic)
+    world.members.run(2_000)
+    for number in sorted(here):
+        world.produce(topic, number)
+    directory = world.third.node.broker.directory
+    noted = directory.noted_made()
+    assert noted is not None
+    unmade = {
+        "all of these unmade": [(topic, number) for number in sorted(here)],
+        "of other topics": [(b"x" * 16, number) for number in range(PARTITIONS)],
+    }
+    version = {"older": 0, "newer": 10**6}.get(note, noted[0])
+    directory.note_made(version, unmade.get(note, []))
+    path = Path(directory.made_path)
+    foreign = path.read_bytes()
+    world.down()
+    path.write_bytes(foreign)
+    lost = set() if is_there else {min(here)}
+    world.remove("t", lost)
+    world.up()
+    assert world.led(topic) == here - lost
+    for number in here - lost:
+        assert world.third.broker_end(topic, number) == 1
+    assert {n for t, n in world.third.node.broker.assignment.offline if t == topic} == lost

@@ -28,7 +28,7 @@ from quiverlog.node.jobs import Jobs, Urgency
 from quiverlog.node.offline import Key
 from quiverlog.node.outbox import Outbox
 from quiverlog.storage.data_directory import DataDirectory
-from quiverlog.types import Now
+from quiverlog.types import Now, TopicPartition
 
 __all__ = ["NoteMadeJob", "Unmade"]
 
@@ -123,6 +123,8 @@ class Unmade:
         topic = image.topics_by_id.get(key[0])
         if topic is None or key[1] >= len(topic.partitions):
             return False
+        if str(TopicPartition(topic.name, key[1])) in self._directory.written:
+            return False  # The mark of the last stop knows rows of it: the note is another's.
         return topic.partitions[key[1]].replicas == (self._node_id,)
 
     def _placed_by(self, records: Sequence[Record]) -> list[Key]:
