@@ -189,6 +189,7 @@ def _why_not_own(broker: Broker, directory: DataDirectory, entries: Sequence[byt
         isinstance(newest, BrokerRecord) and newest.directory_id not in ("", directory.directory_id)
     ):
         return ""
+    assert newest is None or newest.node_id == node_id
     unknown = _unknown_rows(broker, directory, entries)
     if not unknown:
         return ""

@@ -17,6 +17,8 @@ _NOTES_MAX: Final = 20
 def report_recovery(replica: Replica, outbox: Outbox, metrics: NodeMetrics) -> None:
     """Say what was scanned, cut, damaged, missing or set aside."""
     report = replica.log.recovery
+    assert report.bytes_scanned >= 0
+    assert report.bytes_truncated >= 0
     if report.bytes_scanned:
         metrics.recovery_partitions_scanned += 1
     if report.bytes_truncated:

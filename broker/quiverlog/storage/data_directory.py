@@ -345,6 +345,7 @@ def _move_foreign_mark_aside(disk: Disk, path: str) -> str:
         payload = unpack_file(mark, disk.read_file(mark), _CLEAN_MAGIC, _CLEAN_VERSION)
         incarnation, _ = _CLEAN.unpack_from(payload)
         owner = disk.read_file(f"{path}/lock").decode()
+        assert len(incarnation) == 16, "as long as what the lock names"
     except (CorruptLog, struct.error, UnicodeError, OSError):
         return ""  # A damaged mark is consumed, and proves nothing.
     if not _OWNER.fullmatch(owner) or owner == incarnation.hex():

@@ -44,6 +44,7 @@ def _header(
     file: File, size: int, summary: IndexSummary, entries: SparseIndex, entry: int
 ) -> BatchHeader | None:
     """Of the batch that the entry tells of; None where there is another, or none."""
+    assert 0 <= entry < len(entries)
     at = entries.positions[entry]
     return _read(file, size, at, summary.base_offset + entries.relative_offsets[entry])
 
@@ -74,6 +75,7 @@ def _times_agree(
         if header is None or header.timestamp_max_us > told_us:
             return False
         newest_us = max(newest_us, header.timestamp_max_us)
+        assert header.total_bytes > 0, "a walk goes on"
         at += header.total_bytes
         offset = header.next_offset
         if at >= end:

@@ -277,6 +277,7 @@ class SegmentFiles(NamedTuple):
     def _move_index_aside(self) -> str:
         """A note for the operator. One that stays is not believed the next time either."""
         directory, name = index_path(self.file.path).rsplit("/", 1)
+        assert name.endswith(_INDEX_SUFFIX), "the rows stay where they are"
         what = f"{short_name(f'{directory}/{name}')} tells of other batches or times than the rows"
         try:
             new = rename_aside(self.disk, directory, name, self.disk.list(directory))
