@@ -243,7 +243,7 @@ def test_nothing_known_of_a_topic_outlives_it() -> None:
 
 
 def test_a_new_query_must_name_partitions_that_exist() -> None:
-    with pytest.raises(InvalidOption, match=r"`assign`.*2 is none of them"):
+    with pytest.raises(InvalidOption, match=r"`assign`.*2 is not one of them"):
         query(world(t=[1, 1]), assign='{"t":[0,2]}').trigger()
 
 
