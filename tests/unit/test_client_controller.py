@@ -436,3 +436,38 @@ def test_a_broker_that_has_no_metadata_yet_hides_no_voters(world: World, change:
     assert (found.term, found.leader_id) == (5, 1)
     assert world.asked_for("CHANGE_VOTERS") == [ONE, TWO, THREE]
     assert world.now_s == 0
+
+
+@pytest.mark.parametrize("silent", [ONE, TWO, THREE])
+@pytest.mark.parametrize("lost", [RequestTimedOut("silent"), ConnectionClosed("gone")])
+def test_a_silent_broker_hides_no_voters(
+    world: World, lost: QuiverlogError, silent: Address
+) -> None:
+    """As the leader of before does that is stopped: it costs a part of the time, once."""
+    patience_s: dict[Address, float] = {}
+
+    def answer(call: Call) -> None:
+        if isinstance(call.request, ChangeVotersRequest):
+            patience_s[call.address] = call.timeout_s
+            if call.address == silent:
+                raise lost
+
+    world.before = answer
+    found = world.play(change_voters(world.cluster, ChangeVotersRequest()))
+    assert (found.term, found.leader_id) == (5, 1)
+    assert world.asked_for("CHANGE_VOTERS") == [ONE, TWO, THREE]
+    assert patience_s == dict.fromkeys([ONE, TWO, THREE], 2.0), "there is another answer"
+
+
+def test_a_change_of_voters_is_not_asked_of_another_broker_where_one_is_silent(
+    world: World,
+) -> None:
+    def answer(call: Call) -> None:
+        if isinstance(call.request, ChangeVotersRequest) and call.address == ONE:
+            world.now_s += call.timeout_s
+            raise RequestTimedOut(f"{call.address} is silent")
+
+    world.before = answer
+    with pytest.raises(RequestTimedOut, match="one:9292 is silent"):
+        world.play(change_voters(world.cluster, ChangeVotersRequest(change=2, node_id=1)))
+    assert world.asked_for("CHANGE_VOTERS") == [ONE]

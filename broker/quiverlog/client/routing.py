@@ -162,6 +162,13 @@ class Cluster:
         """This one owes an answer: others are asked first from now on."""
         self._known.failed(address, self.addresses())
 
+    def patience_of(self, address: Address, *, has_others: bool) -> float:
+        """So long is this broker's answer waited for. `has_others`: another may answer instead."""
+        patience_s = self.settings.request_timeout_s
+        if not has_others:
+            return patience_s
+        return min(patience_s / _TRIES_PER_TIMEOUT, _SILENCE_S_MAX)
+
     # --- calls ----------------------------------------------------------------------------------
     def call(self, address: Address, request: m.Request, *, timeout_s: float | None = None) -> Call:
         """A call with the client's request timeout."""
@@ -189,9 +196,8 @@ class Cluster:
         failures: list[QuiverlogError] = []
         best: tuple[Doubt, Address, Reply] | None = None
         for number, address in enumerate(addresses, start=1):
-            patience_s = self.settings.request_timeout_s
-            if is_read and number < len(addresses):
-                patience_s = min(patience_s / _TRIES_PER_TIMEOUT, _SILENCE_S_MAX)
+            has_others = is_read and (number < len(addresses) or best is not None)
+            patience_s = self.patience_of(address, has_others=has_others)
             try:
                 reply: Reply = yield self.call(address, request, timeout_s=patience_s)
                 check_ready(reply.response)

@@ -39,13 +39,20 @@ def change_voters(
         nonlocal is_unanswered
         last: QuiverlogError = NotController()
         best: ChangeVotersResponse | None = None
-        for address in cluster.addresses():
+        addresses = cluster.addresses()
+        for number, address in enumerate(addresses, start=1):
+            has_others = not request.change and (number < len(addresses) or best is not None)
+            patience_s = cluster.patience_of(address, has_others=has_others)
             try:
-                reply = yield cluster.call(address, request)
+                reply = yield cluster.call(address, request, timeout_s=patience_s)
                 found = _checked(reply.response)
-            except (ConnectionClosed, RequestTimedOut, OutcomeUnknown):
-                is_unanswered = bool(request.change)
-                raise
+            except (ConnectionClosed, RequestTimedOut, OutcomeUnknown) as error:
+                if request.change:
+                    is_unanswered = True
+                    raise
+                cluster.suspect(address)
+                last = error
+                continue
             except (ConnectionFailed, NotController, BrokerShuttingDown) as error:
                 # The last of these is also what a broker says that has no metadata yet.
                 last = error
