@@ -317,8 +317,8 @@ def test_a_broker_that_wants_to_stop_is_not_held_against_its_will(members: Membe
     assert record(members, 2).fenced
 
 
-def test_another_disk_that_is_live_keeps_the_place_of_the_one_before(members: Members) -> None:
-    """The broker of an old disk that comes back is refused for as long as the new one lives."""
+def test_a_disk_that_was_replaced_does_not_take_its_node_id_back(members: Members) -> None:
+    """The old disk took the id as soon as the new one was silent for a session, and kept it out."""
     members.run(500)
     members.cut.add(frozenset((1, 2)))
     members.run_until(lambda: live(members, 1) == [1, 3])
@@ -333,4 +333,16 @@ def test_another_disk_that_is_live_keeps_the_place_of_the_one_before(members: Me
         assert first.call(beat)[0].error_code == 0
         members.run(200)
     assert record(members, 2).directory_id == "another disk"
-    members.run_until(lambda: is_well(members, 2), 20_000)
+    assert live(members, 1) == [1, 2, 3]
+    members.run(2 * BROKER_DISPLACED_MS_MAX)
+    assert live(members, 1) == [1, 3], "the new disk is silent, and the old one does not register"
+    assert record(members, 2).directory_id == "another disk"
+    two = members.by_id[2]
+    (line,) = [one for one in two.lines if "another disk" in one.event]
+    assert line.level == "error"
+    assert line.fields["other_at"] == "elsewhere:666"
+    assert "stop this process" in str(line.fields["remedy"])
+    assert two.metrics.displaced == {("host-2:9292", "elsewhere:666"): 1}
+    assert "another disk is registered" in two.node.why_fenced
+    assert not may_lead(two)
+    assert take_the_place_of(members, 2, "another disk").error_code == 0, "it is let in again"

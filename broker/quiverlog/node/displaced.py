@@ -4,7 +4,8 @@ Owns the pauses, and what the operator is told. A broker finds itself displaced 
 registered under its node id) or held for stopping, which it did not ask for: a client spoke in its
 name, a copy of its disk was started, or there are two processes with one identity. It registers
 again after a session. Each time that this happens again soon, the pause doubles up to a bound, so
-that two such processes do not take each other's place at full speed.
+that two such processes do not take each other's place at full speed. Where the other life has
+another data directory, this one's disk was replaced: it stays out.
 
 Must not know: requests, when it is asked.
 """
@@ -21,9 +22,10 @@ from quiverlog.node.config import NodeConfig
 from quiverlog.node.outbox import Outbox
 from quiverlog.node.voter_plan import endpoint_of
 
-__all__ = ["HELD", "REPLACED", "Displaced"]
+__all__ = ["DISK_REPLACED", "HELD", "REPLACED", "Displaced"]
 
 REPLACED: Final = "another process is registered with this node id"
+DISK_REPLACED: Final = "another disk is registered with this node id"
 HELD: Final = "held for stopping, which this broker has not asked for"
 
 _WAIT_US_MAX: Final = BROKER_DISPLACED_MS_MAX * 1000
@@ -52,9 +54,17 @@ class Displaced:
             self._begins(session_us, now_us)
             waits_ms, at = self._wait_us // 1000, str(self._config.endpoint)
             if how == REPLACED:
-                self._outbox.displaced(how, at, self.other_address, waits_ms)
+                self._outbox.displaced(how, at, self.other_address, registers_again_in_ms=waits_ms)
             else:
                 self._outbox.log("warning", how, at=at, registers_again_in_ms=waits_ms)
+
+    def disk_was_replaced(self) -> None:
+        """Another data directory is registered: to register again would refuse that one for as
+        long as this one lives, with an earlier state of its rows."""
+        self.due_us = None
+        remedy = "stop this process: its disk was replaced, and it does not register again"
+        at = str(self._config.endpoint)
+        self._outbox.displaced(DISK_REPLACED, at, self.other_address, remedy=remedy)
 
     def _begins(self, session_us: int, now_us: int) -> None:
         assert session_us > 0

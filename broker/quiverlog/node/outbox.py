@@ -55,10 +55,10 @@ class Outbox:
         trace = "".join(traceback.format_exception(error))
         self.effects.append(LogLine("error", "internal error", {"during": where, "trace": trace}))
 
-    def displaced(self, event: str, at: str, other_at: str, waits_ms: int) -> None:
+    def displaced(self, event: str, at: str, other_at: str, **what_now: object) -> None:
         """Another process has this broker's place in the cluster: counted and logged."""
         self._metrics.was_displaced(at, other_at)
-        self.log("error", event, at=at, other_at=other_at, registers_again_in_ms=waits_ms)
+        self.log("error", event, at=at, other_at=other_at, **what_now)
 
     def take(self) -> list[Effect]:
         """The effects that have gathered since the last call."""

@@ -36,7 +36,7 @@ from quiverlog.limits import (
 )
 from quiverlog.node.config import NodeConfig
 from quiverlog.node.controller_link import ControllerLink
-from quiverlog.node.displaced import HELD, REPLACED, Displaced
+from quiverlog.node.displaced import DISK_REPLACED, HELD, REPLACED, Displaced
 from quiverlog.node.outbox import Outbox
 from quiverlog.roles import ROLE_BROKER, ROLE_CONTROLLER
 from quiverlog.storage.data_directory import DataDirectory
@@ -85,6 +85,7 @@ class Registration:
         "_in_flight",
         "_is_alone",
         "_is_disk_full",
+        "_is_disk_replaced",
         "_is_fenced",
         "_is_forgotten",
         "_is_held",
@@ -139,6 +140,7 @@ class Registration:
         self._is_fenced = True
         self._was_registered = False
         self._is_replaced = self._is_forgotten = self._is_held = False
+        self._is_disk_replaced = False
         self._in_flight = False
         self._next_us: int | None = None  # None: nothing is served yet.
         self._lease_us = 0
@@ -187,6 +189,13 @@ class Registration:
         if is_replaced and not self._is_replaced:
             self._place.due_us = None  # Also where it had its place for a moment between two looks.
         self._is_replaced = is_replaced
+        was_disk_replaced = self._is_disk_replaced
+        self._is_disk_replaced = (
+            is_replaced and broker is not None
+            and broker.directory_id != self._directory().directory_id
+        )  # fmt: skip
+        if self._is_disk_replaced and not was_disk_replaced:
+            self._place.disk_was_replaced()
         self._is_held = (
             own and broker is not None and broker.in_shutdown and self._serves
             and self._stop_us is None and self._next_us is not None
@@ -196,7 +205,7 @@ class Registration:
     @property
     def _lost_place(self) -> str:
         """How this broker has lost its place, and may have it back; empty: it has not."""
-        if self._is_forgotten or self._stop_us is not None:
+        if self._is_forgotten or self._is_disk_replaced or self._stop_us is not None:
             return ""
         return REPLACED if self._is_replaced else HELD if self._is_held else ""
 
@@ -233,7 +242,8 @@ class Registration:
         if self._is_forgotten:
             return f"fenced: {_FORGOTTEN}"
         if self._is_replaced:
-            return f"fenced: {REPLACED}, at {self._place.other_address}"
+            how = DISK_REPLACED if self._is_disk_replaced else REPLACED
+            return f"fenced: {how}, at {self._place.other_address}"
         if self._is_held:
             return f"fenced: {HELD}"
         if self._is_fenced and not self._is_alone():
