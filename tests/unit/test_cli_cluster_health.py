@@ -11,13 +11,23 @@ from quiverlog.cli.cluster_detail import brokers_json, print_status, status_json
 from quiverlog.cli.cluster_health import (
     VOTER_LAG_MAX,
     VOTER_SILENT_S,
+    fewer_replicas,
     findings,
     is_healthy,
     may_restart,
+    replicas_possible,
     spare_voters,
+    with_fewer_replicas,
 )
 from quiverlog.cli.probes import Probe, Seen
-from quiverlog.client.results import BrokerDetail, ClusterDetail, QuorumReplicaDetail
+from quiverlog.client.results import (
+    BrokerDetail,
+    ClusterDetail,
+    PartitionInfo,
+    QuorumReplicaDetail,
+    TopicInfo,
+)
+from quiverlog.types import Compression, Durability
 
 
 def broker(node_id: int, **more: Any) -> BrokerDetail:
@@ -241,3 +251,48 @@ def test_copies_that_nobody_leads_are_no_sign_of_a_broken_disk(
     assert any("Copies out of sync: 2 on broker 3" in text for text in said)
     assert any("look at its disk" in text for text in said) == is_disk_named
     assert any("Partitions without a leader" in text for text in said) == bool(offline)
+
+
+def topic(name: str, replicas: int) -> TopicInfo:
+    one = PartitionInfo(0, 1, 1, replicas=tuple(range(1, replicas + 1)))
+    return TopicInfo(name, b"", 1, (), Durability.REPLICATED, 1, Compression.NONE, (one,))
+
+
+@pytest.mark.parametrize("down", [{"fenced": True}, {"in_shutdown": True}])
+def test_a_broker_that_is_down_is_counted_for_the_replicas_that_topics_are_to_have(
+    down: dict[str, bool], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A topic of one replica was to get two, and one of two was not named, while one was down."""
+    found = with_broker(3, **down)
+    few = with_fewer_replicas(found, [topic("two", 2), topic("one", 1), topic("three", 3)])
+    assert [one.name for one in few] == ["one", "two"]
+    assert replicas_possible(found) == 3
+    text, then = fewer_replicas(found, few)
+    assert "fewer replicas than the 3 that this cluster has brokers for: one (1), two (2)" in text
+    assert "quiverlog topic alter" not in then
+    assert "2 of the 3 brokers that hold partitions are live" in then
+    assert "until 3 of them are live" in then
+    print_status(Seen(found, few=few))
+    assert "--replication-factor" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "gone", [{"takes_partitions": False}, {"decommissioning": True}], ids=["controller", "leaving"]
+)
+def test_a_broker_that_takes_no_partitions_is_not_counted_for_replicas(
+    gone: dict[str, bool], capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = with_broker(3, **gone)
+    few = with_fewer_replicas(found, [topic("one", 1), topic("two", 2)])
+    assert [one.name for one in few] == ["one"]
+    raising = "quiverlog topic alter one --replication-factor 2"
+    assert fewer_replicas(found, few)[1] == f"To raise the first: {raising}"
+    print_status(Seen(found, few=few))
+    assert f"To raise the first: {raising}" in capsys.readouterr().out
+
+
+def test_with_as_many_live_as_are_needed_the_command_is_advised() -> None:
+    brokers = (*(broker(n) for n in (1, 2, 3)), broker(4, fenced=True))
+    found = cluster(brokers=brokers)
+    _, then = fewer_replicas(found, with_fewer_replicas(found, [topic("two", 2)]))
+    assert then == "To raise the first: quiverlog topic alter two --replication-factor 3"

@@ -109,8 +109,8 @@ def status_findings(seen: Seen) -> list[Finding]:
     """What is not as it should be, and which topics have fewer replicas than they could."""
     said = findings(seen.found, seen.probes)
     if seen.few:
-        text, command = fewer_replicas(seen.found, seen.few)
-        said.append(Finding(f"{text} To raise the first: {command}", is_warning=True))
+        text = " ".join(fewer_replicas(seen.found, seen.few))
+        said.append(Finding(text, is_warning=True))
     return said
 
 

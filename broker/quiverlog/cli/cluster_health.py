@@ -260,35 +260,38 @@ def _is_counted_on(found: ClusterDetail, voter: QuorumReplicaDetail) -> bool:
 
 
 # --- topics -------------------------------------------------------------------------------------
+def _holders(found: ClusterDetail) -> list[BrokerDetail]:
+    return [one for one in found.brokers if one.takes_partitions and not one.decommissioning]
+
+
 def replicas_possible(found: ClusterDetail) -> int:
-    """How many replicas a topic gets that is made now, without being asked."""
-    able = [
-        one
-        for one in found.brokers
-        if one.takes_partitions
-        and not one.fenced
-        and not one.in_shutdown
-        and not one.decommissioning
-    ]
-    return min(REPLICATION_FACTOR_DEFAULT, len(able))
+    """How many replicas a topic gets without being asked, when all brokers run."""
+    return min(REPLICATION_FACTOR_DEFAULT, len(_holders(found)))
 
 
 def with_fewer_replicas(found: ClusterDetail, topics: Iterable[TopicInfo]) -> list[TopicInfo]:
-    """The topics that have fewer than one that is made now, by their names."""
+    """The topics that have fewer than the cluster has brokers for, by their names."""
     few = [one for one in topics if 0 < one.replicas < replicas_possible(found)]
     return sorted((one for one in few if not one.is_internal), key=lambda one: one.name)
 
 
 def fewer_replicas(found: ClusterDetail, few: list[TopicInfo]) -> tuple[str, str]:
-    """What is said of them, and the command that raises the first; there is one."""
+    """What is said of them, and what to do: the command that raises the first (there is one), or
+    to wait until it can be followed."""
     named = ", ".join(f"{one.name} ({one.replicas})" for one in few[:_TOPICS_NAMED_MAX])
     more = f" and {len(few) - _TOPICS_NAMED_MAX:,} more" if len(few) > _TOPICS_NAMED_MAX else ""
-    command = f"quiverlog topic alter {few[0].name} --replication-factor {replicas_possible(found)}"
+    possible = replicas_possible(found)
     said = (
-        f"Topics with fewer replicas than the {replicas_possible(found)} that this cluster has "
-        f"brokers for: {named}{more}."
+        f"Topics with fewer replicas than the {possible} that this cluster has brokers for: "
+        f"{named}{more}."
     )
-    return said, command
+    holders = _holders(found)
+    live = sum(not one.fenced and not one.in_shutdown for one in holders)
+    if live >= possible:
+        command = f"quiverlog topic alter {few[0].name} --replication-factor {possible}"
+        return said, f"To raise the first: {command}"
+    wait = f"{live} of the {len(holders)} brokers that hold partitions are live: nothing is to be"
+    return said, f"{wait} done about it until {possible} of them are live."
 
 
 # --- one broker ---------------------------------------------------------------------------------
