@@ -296,3 +296,33 @@ def test_with_as_many_live_as_are_needed_the_command_is_advised() -> None:
     found = cluster(brokers=brokers)
     _, then = fewer_replicas(found, with_fewer_replicas(found, [topic("two", 2)]))
     assert then == "To raise the first: quiverlog topic alter two --replication-factor 3"
+
+
+def test_a_broker_that_does_not_answer_counts_neither_as_live_nor_as_a_vote(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """In the session after a kill the controller still counts it: 3 live, 1 may be lost."""
+    found = cluster(brokers=tuple(broker(n, out_of_sync=0) for n in (1, 2, 3)))
+    probes = [Probe("h:9001", found), Probe("h:9002", replace(found, told_by=2))]
+    seen = Seen(found, [*probes, Probe("h:9003", None, "refused")], [topic("two", 2)])
+    print_status(seen)
+    shown = capsys.readouterr().out
+    for claim in ("3 of 3 live", "1 may be lost", "all in sync", "--replication-factor"):
+        assert claim not in shown, claim
+    assert "2 of 3 live" in shown
+    assert "0 may be lost" in shown
+    assert "3 copies on brokers that do not answer here" in shown
+    said = status_json(seen)
+    assert (said["live"], said["voters_to_spare"], said["is_healthy"]) == (2, 0, False)
+
+
+def test_a_broker_that_answers_at_another_address_than_its_own_is_live(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = cluster()
+    probes = [Probe(f"h:900{n}", replace(found, told_by=n)) for n in (1, 2)]
+    other = Probe("other:1", replace(found, told_by=3))
+    seen = Seen(found, [*probes, other, Probe("h:9003", None, "refused")])
+    print_status(seen)
+    assert "3 of 3 live" in capsys.readouterr().out
+    assert status_json(seen)["voters_to_spare"] == 1

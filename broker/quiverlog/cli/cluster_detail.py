@@ -109,7 +109,7 @@ def status_findings(seen: Seen) -> list[Finding]:
     """What is not as it should be, and which topics have fewer replicas than they could."""
     said = findings(seen.found, seen.probes)
     if seen.few:
-        text = " ".join(fewer_replicas(seen.found, seen.few))
+        text = " ".join(fewer_replicas(seen.as_probed, seen.few))
         said.append(Finding(text, is_warning=True))
     return said
 
@@ -144,9 +144,9 @@ def status_json(seen: Seen) -> dict[str, object]:
         "controller": found.controller,
         **knowledge_json(seen),
         "brokers": len(found.brokers),
-        "live": len(_live(found)) if known else None,
+        "live": len(_live(seen.as_probed)) if known else None,
         "voters": len(found.voters),
-        "voters_to_spare": spare_voters(found) if known else None,
+        "voters_to_spare": spare_voters(seen.as_probed) if known else None,
         "topics": found.topics,
         "partitions": found.partitions,
         "under_replicated": found.under_replicated,
@@ -174,7 +174,7 @@ def print_status(seen: Seen) -> None:
             "healthy": is_healthy(found, seen.probes),
             "brokers": _told_brokers(seen),
             "quorum": _told_quorum(seen),
-            "partitions": _told_partitions(found),
+            "partitions": _told_partitions(seen),
         }
     )
     said = status_findings(seen)
@@ -186,7 +186,7 @@ def print_status(seen: Seen) -> None:
 def _told_brokers(seen: Seen) -> str:
     count, answer = len(seen.found.brokers), len(seen.answering)
     if seen.found.is_current:
-        live = f"{len(_live(seen.found))} of {count} live"
+        live = f"{len(_live(seen.as_probed))} of {count} live"
         return live if answer == count else f"{live}, {answer} answer here"
     return f"{answer} of {count} answer here"
 
@@ -195,7 +195,8 @@ def _told_quorum(seen: Seen) -> str:
     found = seen.found
     voters = f"{len(found.voters)} voter{'s' * (len(found.voters) != 1)}"
     if found.is_current:
-        return f"{voters}, broker {found.controller} decides, {spare_voters(found)} may be lost"
+        spare = spare_voters(seen.as_probed)
+        return f"{voters}, broker {found.controller} decides, {spare} may be lost"
     heard = seen.answering & {one.node_id for one in found.voters}
     needed = len(found.voters) // 2 + 1
     who = "nobody is known to decide"
@@ -204,7 +205,8 @@ def _told_quorum(seen: Seen) -> str:
     return f"{voters}, {who}; {len(heard)} answer here, {needed} are needed"
 
 
-def _told_partitions(found: ClusterDetail) -> str:
+def _told_partitions(seen: Seen) -> str:
+    found = seen.found
     partitions = f"{found.partitions:,} in {found.topics:,} topic{'s' * (found.topics != 1)}"
     not_well = {
         "copies out of sync": sum(one.out_of_sync for one in found.brokers),
@@ -212,6 +214,10 @@ def _told_partitions(found: ClusterDetail) -> str:
         "without a leader": found.offline,
         "moving": found.moving,
     }
+    if found.is_current:
+        known = {one.node_id for one in _live(seen.as_probed)}
+        unheard = sum(one.replicas for one in _live(found) if one.node_id not in known)
+        not_well["copies on brokers that do not answer here"] = unheard
     counted = [f"{count:,} {what}" for what, count in not_well.items() if count]
     if found.is_current:
         return ", ".join([partitions, *(counted or ["all in sync"])])

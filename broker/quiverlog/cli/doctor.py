@@ -301,7 +301,7 @@ def _brokers(bootstrap: str, timeout_s: float) -> list[Finding]:
         text = next(one.text for one in cluster_findings(found) if not one.is_warning)
         findings.append(Finding("controller", PROBLEM, f"as known to {as_known(found)}", text))
     if few:
-        findings.append(Finding("replicas", WARNING, *fewer_replicas(found, few)))
+        findings.append(Finding("replicas", WARNING, *fewer_replicas(seen.as_probed, few)))
     return findings
 
 

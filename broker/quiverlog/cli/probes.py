@@ -12,7 +12,7 @@ import math
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from quiverlog.addresses import PORT_DEFAULT, Address, parse_addresses
@@ -70,6 +70,19 @@ class Seen:
         """The registered brokers that answered, at whichever address."""
         answered = {one.node_id for one in self.probes if one.node_id is not None}
         return {one.node_id for one in self.found.brokers} & answered
+
+    @property
+    def as_probed(self) -> ClusterDetail:
+        """The cluster, with the brokers fenced that were asked and did not answer: for a session
+        after its end the controller takes a broker for live."""
+        silent, answering = set(self.silent), self.answering
+        brokers = [
+            replace(one, fenced=True)
+            if one.node_id not in answering and str(Address(one.host, one.port)) in silent
+            else one
+            for one in self.found.brokers
+        ]
+        return replace(self.found, brokers=tuple(brokers))
 
     @property
     def silent(self) -> list[str]:
