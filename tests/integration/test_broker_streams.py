@@ -85,10 +85,8 @@ def test_a_data_directory_that_is_removed_ends_nothing_but_writes(tmp_path: Path
             topic_id = client.create_topic("t")
             client.produce(topic_id, make_batch(0))
             shutil.rmtree(tmp_path / "data")
-            for refusal in (
-                OutcomeUnknown,
-                StorageFault,
-            ):  # The first was appended, then not flushed.
+            # The rows of the first are appended, and then not flushed.
+            for refusal in (OutcomeUnknown, StorageFault):
                 with pytest.raises(refusal):
                     client.produce(topic_id, make_batch(10))
             until(lambda: "data directory lost" in broker.log_text)
