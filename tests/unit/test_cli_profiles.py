@@ -8,6 +8,7 @@ import socket
 import ssl
 import stat
 import threading
+import time
 from collections.abc import Iterator
 
 import click
@@ -218,6 +219,19 @@ def test_a_silent_server_that_nobody_knows_is_not_reached(capsys):
     assert "outcome is unknown" not in err, "nothing was asked"
 
 
+@pytest.mark.parametrize("command", [("topic", "list"), ("doctor", "--no-spark")])
+def test_what_silent_servers_are_is_asked_within_the_same_time(capsys, command):
+    silent = [socket.create_server(("127.0.0.1", 0)) for _ in range(4)]
+    addresses = ",".join(f"127.0.0.1:{each.getsockname()[1]}" for each in silent)
+    began_s = time.monotonic()
+    code, out, err = run(capsys, *command, "-b", addresses, "--timeout", "1.5")
+    seconds = time.monotonic() - began_s
+    for each in silent:
+        each.close()
+    assert code in (ExitCode.UNREACHABLE, ExitCode.PROBLEMS_FOUND), out + err
+    assert seconds < 1.5 + 1.0, "the four would take eight seconds more, one after the other"
+
+
 def test_who_cannot_be_asked_what_it_is_is_not_named(monkeypatch):
     """No descriptor, or nobody there any more: the first error stays the one that is told."""
 
@@ -225,4 +239,4 @@ def test_who_cannot_be_asked_what_it_is_is_not_named(monkeypatch):
         raise OSError(24, "Too many open files")
 
     monkeypatch.setattr(socket, "create_connection", refused)
-    assert recognised("127.0.0.1:1") is None
+    assert recognised("127.0.0.1:1", 1.0) is None

@@ -5,6 +5,8 @@ Owns how they are asked for and shown; every rule about them is the brokers'.
 
 from __future__ import annotations
 
+import time
+
 import click
 
 from quiverlog.cli.decommission import decommission, unregister
@@ -53,10 +55,15 @@ def status(bootstrap: str, timeout_s: float, output_format: str) -> None:
     from quiverlog.cli.cluster_health import is_healthy, with_fewer_replicas
     from quiverlog.cli.probes import seen_or_failure
 
+    began_s = time.monotonic()
     seen = seen_or_failure(bootstrap, timeout_s)
     if seen.found.is_current:
         with open_client(
-            bootstrap, timeout_s=timeout_s, request_timeout_s=timeout_s, skipped=seen.silent
+            bootstrap,
+            timeout_s=timeout_s,
+            request_timeout_s=timeout_s,
+            skipped=seen.silent,
+            began_s=began_s,
         ) as client:
             seen.few.extend(with_fewer_replicas(seen.found, client.metadata().topics.values()))
     if output_format == "json":

@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -270,11 +271,14 @@ def _brokers(bootstrap: str, timeout_s: float) -> list[Finding]:
     from quiverlog.cli.probes import seen_or_failure
     from quiverlog.errors import QuiverlogError
 
+    began_s = time.monotonic()
     try:
         seen = seen_or_failure(bootstrap, timeout_s)
         found, few = seen.found, []
         if found.is_current:
-            with open_client(bootstrap, timeout_s=timeout_s, skipped=seen.silent) as client:
+            with open_client(
+                bootstrap, timeout_s=timeout_s, skipped=seen.silent, began_s=began_s
+            ) as client:
                 few = with_fewer_replicas(found, client.metadata().topics.values())
     except QuiverlogError as error:
         return [

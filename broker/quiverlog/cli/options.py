@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -44,6 +45,10 @@ __all__ = [
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
 SECONDS_MAX = 1_000_000
+_RECOGNISED_S = 1.0
+"""So much of the time is kept for the question what a silent server is, at most a third of it."""
+_LEFT_S_MIN = 0.5
+"""For what follows a look at all addresses that took all the time: a broker that runs answers."""
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -207,6 +212,7 @@ def open_client(
     request_timeout_s: float | None = None,
     client_id: str = "quiverlog-cli",
     skipped: Iterable[str] = (),
+    began_s: float | None = None,
 ) -> Iterator[Client]:
     """A client for the time of one command; says on stderr what it waits for.
 
@@ -219,6 +225,7 @@ def open_client(
         request_timeout_s: seconds for one operation, unless a timeout was given; None leaves it to
             the client.
         skipped: addresses that are known not to answer, and are not asked what any broker knows.
+        began_s: since when a timeout that was given runs, of the monotonic clock; None: from now.
 
     Raises:
         ConnectionFailed: no address answered in time.
@@ -234,16 +241,20 @@ def open_client(
     client = Client(bootstrap, client_id=client_id, connect_timeout=timeout_s, **more)
     cluster = client.cluster
     cluster.skipped = frozenset(parse_address(one) for one in skipped)
+    deadline_s, kept_s = math.inf, _RECOGNISED_S
     if given_s is not None:
-        cluster.patience_s = given_s
-        cluster.progressed()
+        now_s = time.monotonic()
+        left_s = given_s if began_s is None else max(_LEFT_S_MIN, began_s + given_s - now_s)
+        deadline_s, kept_s = now_s + left_s, min(_RECOGNISED_S, left_s / 3)
+        cluster.patience_s, cluster.deadline_s = given_s, deadline_s - kept_s
     with contextlib.closing(client), told_waits(cluster.waits, lambda: cluster.deadline_s):
         try:
             client.run(cluster.first_contact())
+            cluster.deadline_s = deadline_s
         except (ConnectionClosed, RequestTimedOut) as error:
             from quiverlog.cli.what_answers import recognised
 
-            found = recognised(bootstrap)
+            found = recognised(bootstrap, kept_s)
             if found is None and isinstance(error, ConnectionClosed):
                 raise
             # Nothing was asked yet, so nothing can have happened: it is a broker that is not

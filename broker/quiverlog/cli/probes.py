@@ -25,6 +25,8 @@ __all__ = ["Probe", "Seen", "look", "probe", "seen_or_failure"]
 
 _PROBE_S_MAX: Final = 2.0
 """A broker that runs answers in milliseconds."""
+_PROBE_S_MIN: Final = 0.1
+_GIVEN_PART: Final = 2 / 3
 _AT_ONCE_MAX: Final = 64
 _ELECTION_S: Final = 3.0
 """So long is waited for a controller: an election takes a second."""
@@ -100,7 +102,7 @@ def look(bootstrap: str, timeout_s: float, *, wait_s: float = _ELECTION_S) -> Se
     from quiverlog.client.waits import Waits
 
     began_s = time.monotonic()
-    until_s = began_s + min(wait_s, timeout_s)
+    end_s, until_s = began_s + timeout_s, began_s + min(wait_s, timeout_s)
     given = [str(one) for one in parse_addresses(bootstrap, port_default=PORT_DEFAULT)]
     waits = Waits(time.monotonic)
     longest_s = until_s - began_s + min(timeout_s, _PROBE_S_MAX)
@@ -108,15 +110,20 @@ def look(bootstrap: str, timeout_s: float, *, wait_s: float = _ELECTION_S) -> Se
         wait.reason = "cluster"
         wait.what = f"answers of {', '.join(given[:_NAMED_MAX])}"
         while True:
-            probes = probe(given, timeout_s)
+            round_began_s = time.monotonic()
+            # Those that turn up by it are asked as well, in what is left.
+            probes = probe(given, (end_s - round_began_s) * _GIVEN_PART)
             best = _best(probes)
             if best is None:
                 return None
             advertised = [str(Address(one.host, one.port)) for one in best.brokers]
-            probes += probe([one for one in advertised if one not in given], timeout_s)
+            others = [one for one in advertised if one not in given]
+            probes += probe(others, max(_PROBE_S_MIN, end_s - time.monotonic()))
             best = _best(probes)
             assert best is not None
-            if best.is_current or time.monotonic() >= until_s:
+            now_s = time.monotonic()
+            next_end_s = now_s + _PAUSE_S + (now_s - round_began_s)
+            if best.is_current or now_s >= until_s or next_end_s > end_s:
                 return Seen(best, probes)
             wait.what = "a broker that decides"
             time.sleep(_PAUSE_S)
@@ -128,16 +135,18 @@ def seen_or_failure(bootstrap: str, timeout_s: float) -> Seen:
     Raises:
         QuiverlogError: why none of the addresses answers.
     """
+    began_s = time.monotonic()
     seen = look(bootstrap, timeout_s)
     if seen is not None:
         return seen
     from quiverlog.cli.options import open_client
 
-    with open_client(bootstrap, timeout_s=timeout_s, request_timeout_s=timeout_s) as client:
+    with open_client(
+        bootstrap, timeout_s=timeout_s, request_timeout_s=timeout_s, began_s=began_s
+    ) as client:
         found = client.describe_cluster()
-    return Seen(
-        found, probe([str(Address(one.host, one.port)) for one in found.brokers], timeout_s)
-    )
+    advertised = [str(Address(one.host, one.port)) for one in found.brokers]
+    return Seen(found, probe(advertised, max(_PROBE_S_MIN, began_s + timeout_s - time.monotonic())))
 
 
 def _best(probes: Sequence[Probe]) -> ClusterDetail | None:
@@ -168,7 +177,7 @@ def probe(addresses: Iterable[str], timeout_s: float) -> list[Probe]:
     until_s = time.monotonic() + rounds * limit_s + limit_s / 2
     for thread in threads:
         thread.join(max(0.0, until_s - time.monotonic()))
-    late = f"no answer within {limit_s:g} s"
+    late = f"no answer within {limit_s:.2g} s"
     return [answers.get(one) or Probe(one, None, late) for one in asked]
 
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import socket
 import ssl
+import threading
+import time
 from typing import Final
 
 from quiverlog.addresses import PORT_DEFAULT, Address, parse_addresses
@@ -17,27 +19,49 @@ from quiverlog.client.foreign import HEAD_BYTES, foreign_protocol
 
 __all__ = ["recognised"]
 
-_PATIENCE_S: Final = 1.0
 _HTTP: Final = b"HEAD / HTTP/1.0\r\n\r\n"
 
 
-def recognised(bootstrap: str) -> str | None:
-    """A sentence about the first of the addresses that speaks another protocol; None: none does."""
-    for address in parse_addresses(bootstrap, port_default=PORT_DEFAULT):
-        for question in (_HTTP, _tls_greeting()):
-            found = foreign_protocol(_answer(address, question), address)
-            if found is not None:
-                return found
+def recognised(bootstrap: str, timeout_s: float) -> str | None:
+    """A sentence about the first of the addresses that speaks another protocol; None: none does.
+
+    All are asked at once: one that is silent takes no time from the others.
+    """
+    until_s = time.monotonic() + timeout_s
+    asked = [
+        (address, question)
+        for address in parse_addresses(bootstrap, port_default=PORT_DEFAULT)
+        for question in (_HTTP, _tls_greeting())
+    ]
+    answers: dict[int, bytes] = {}
+
+    def ask(number: int) -> None:
+        answers[number] = _answer(*asked[number], until_s)
+
+    # Daemons: a name that does not resolve may hold one up for longer.
+    threads = [threading.Thread(target=ask, args=(n,), daemon=True) for n in range(len(asked))]
+    for thread in threads:
+        thread.start()
+    for number, thread in enumerate(threads):
+        thread.join(max(0.0, until_s - time.monotonic()))
+        found = foreign_protocol(answers.get(number, b""), asked[number][0])
+        if found is not None:
+            return found
     return None
 
 
-def _answer(address: Address, question: bytes) -> bytes:
+def _answer(address: Address, question: bytes, until_s: float) -> bytes:
     """How the answer begins; nothing, where there is none in time."""
+
+    def left_s() -> float:
+        return max(0.001, until_s - time.monotonic())
+
     with (
         contextlib.suppress(OSError, ValueError),
-        socket.create_connection((address.host, address.port), _PATIENCE_S) as connection,
+        socket.create_connection((address.host, address.port), left_s()) as connection,
     ):
         connection.sendall(question)
+        connection.settimeout(left_s())
         return connection.recv(HEAD_BYTES)
     return b""
 
