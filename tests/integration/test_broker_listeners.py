@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -50,6 +52,14 @@ def test_administration_is_refused_where_the_listener_has_none() -> None:
             with pytest.raises(ListenerWithoutAdministration, match=f"at 'internal' .{found[1]}"):
                 client.delete_topic("t")
             assert client.list_topics() == ["t"]
+        for words in (
+            ("quorum", "status"),
+            ("cluster", "features"),
+            ("partition", "reassign", "--status"),
+        ):
+            command = [sys.executable, "-m", "quiverlog", *words, "-b", broker.bootstrap]
+            asked = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+            assert asked.returncode == 0, (words, asked.stderr)
         with quiverlog.connect(found[1]) as client:
             client.delete_topic("t")
             assert client.list_topics() == []

@@ -14,7 +14,11 @@ from quiverlog.server.listener_config import LISTENERS_MAX, ListenerConfig
 from quiverlog.server.reload import compare_configs
 from quiverlog.wire import messages as m
 from quiverlog.wire.apis import ADMINISTRATION
+from quiverlog.wire.decommission_messages import DecommissionBrokerRequest, DecommissionStep
+from quiverlog.wire.feature_messages import UpdateFeaturesRequest
+from quiverlog.wire.reassignment_messages import PartitionTarget, ReassignPartitionsRequest
 from quiverlog.wire.registry import APIS
+from quiverlog.wire.voters_messages import ChangeVotersRequest, VoterChange
 from tests.support.node import NodeDriver
 
 INTERNAL = """
@@ -118,6 +122,22 @@ ADMINISTRATIVE = {
     *("DELETE_RECORDS", "ELECT_LEADERS", "REASSIGN_PARTITIONS"),
 }
 
+ASKED: dict[str, m.Request] = {
+    "CHANGE_VOTERS": ChangeVotersRequest(node_id=1),
+    "DECOMMISSION_BROKER": DecommissionBrokerRequest(node_id=0),
+    "REASSIGN_PARTITIONS": ReassignPartitionsRequest(),
+    "UPDATE_FEATURES": UpdateFeaturesRequest(),
+}
+"""Of the administrative ones, those that have a form which only asks."""
+CHANGES: dict[str, m.Request] = {
+    "CHANGE_VOTERS": ChangeVotersRequest(change=VoterChange.ADD, node_id=1),
+    "DECOMMISSION_BROKER": DecommissionBrokerRequest(step=DecommissionStep.BEGIN),
+    "REASSIGN_PARTITIONS": ReassignPartitionsRequest(
+        name="t", partitions=[PartitionTarget(0, [1])], validate_only=True
+    ),
+    "UPDATE_FEATURES": UpdateFeaturesRequest(level=1, validate_only=True),
+}
+
 
 def test_a_listener_without_administration_serves_all_else(tmp_path: Path) -> None:
     node = NodeDriver(
@@ -130,18 +150,33 @@ def test_a_listener_without_administration_serves_all_else(tmp_path: Path) -> No
     for connection in (1, 7):
         answer, _ = node.call(m.HelloRequest(), connection=connection)
         told[connection] = {one.api for one in answer.apis}
-    assert {APIS[api].api.name for api in told[7] - told[1]} >= ADMINISTRATIVE
+    assert {APIS[api].api.name for api in told[7] - told[1]} >= ADMINISTRATIVE - set(ASKED)
+    assert {APIS[api].api.name for api in told[1]} >= set(ASKED)
     assert {api.name for api in ADMINISTRATION} == ADMINISTRATIVE
     refused = set()
     for spec in APIS.values():
         if not spec.between_brokers:
-            answer, _ = node.call(spec.request(), connection=1)
+            change = CHANGES.get(spec.api.name, spec.request())
+            answer, _ = node.call(change, connection=1)
             if answer.error_code == ListenerWithoutAdministration.code:
                 refused.add(spec.api.name)
                 assert answer.error_message == (
                     f"the listener 'default' of broker 0 serves no {spec.api.name}:"
                     " ask at 'internal' (inside:2)."
                 )
-            answer, _ = node.call(spec.request(), connection=7)
+            answer, _ = node.call(change, connection=7)
             assert answer.error_code != ListenerWithoutAdministration.code
     assert refused == ADMINISTRATIVE
+
+
+@pytest.mark.parametrize("api", ASKED)
+def test_a_listener_without_administration_serves_what_only_asks(tmp_path: Path, api: str) -> None:
+    """`quorum status` was refused, for it shares its number with a change of the voters."""
+    node = NodeDriver(
+        tmp_path,
+        listeners={"default": Address("outside", 1), "internal": Address("inside", 2)},
+        listeners_without_administration=frozenset(("default",)),
+    )
+    node.call(m.HelloRequest(), connection=1)
+    assert not node.call(ASKED[api], connection=1)[0].error_code
+    assert node.call(CHANGES[api], connection=1)[0].error_code == ListenerWithoutAdministration.code

@@ -337,7 +337,7 @@ class Node:
 
     def _start_steps(self, event: RequestReceived, now: Now) -> None:
         broker = self.broker
-        if event.request.API in ADMINISTRATION:
+        if event.request.API in ADMINISTRATION and not event.request.only_asks:
             self._check_administration(event)
         held_bytes = waiting_bytes(event)
         broker.tasks.check_room(event.connection_id, held_bytes)

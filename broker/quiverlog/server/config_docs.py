@@ -74,7 +74,10 @@ _LISTENER_HEAD = f"""
 each with a name of at most 31 small letters and digits, a letter first, for networks that see it
 under other addresses.
 METADATA names the broker's address of the listener at which it was asked. A listener that clients
-reach need not serve what takes a cluster or its rows apart (`administration`). In the file:
+reach need not serve what takes a cluster apart, or deletes topics and rows at once
+(`administration`). It still serves ALTER_TOPIC, which sinks need, and with it a shorter
+`retention.ms` of a topic, by which rows go: it is no protection of the rows from those clients. In
+the file:
 
 ```toml
 inter.broker.listener = "internal"

@@ -18,7 +18,7 @@ from quiverlog.addresses import Address
 from quiverlog.errors import InvalidConfig
 from quiverlog.node.config import LISTENER_DEFAULT
 from quiverlog.settings import InvalidValue, Kind, Setting, SettingsTable
-from quiverlog.wire.apis import ADMINISTRATION
+from quiverlog.wire.apis import ADMINISTRATION, ALSO_ASK
 
 __all__ = [
     "LISTENERS_MAX",
@@ -35,6 +35,7 @@ __all__ = [
 LISTENERS_PREFIX: Final = "listeners."
 LISTENERS_MAX: Final = 8
 _ADMINISTRATION: Final = ", ".join(api.name for api in sorted(ADMINISTRATION))
+_ALSO_ASK: Final = ", ".join(api.name for api in sorted(ALSO_ASK))
 LISTENER_KEYS: Final = SettingsTable(
     (
         Setting(
@@ -55,8 +56,10 @@ LISTENER_KEYS: Final = SettingsTable(
             Kind.CHOICE,
             "true",
             f"`false`: {_ADMINISTRATION} are refused at this listener"
-            " (LISTENER_WITHOUT_ADMINISTRATION, which names those that serve them). CREATE_TOPICS"
-            " and ALTER_TOPIC are served: sinks use them. The listener `default` has this key as"
+            " (LISTENER_WITHOUT_ADMINISTRATION, which names those that serve them), also as a dry"
+            f" run. The forms of {_ALSO_ASK} that only ask are served. So are CREATE_TOPICS and"
+            " ALTER_TOPIC, which sinks use: with ALTER_TOPIC a client at this listener can set the"
+            " topic's `retention.ms`, and rows go by that. The listener `default` has this key as"
             " well.",
             choices=("true", "false"),
         ),

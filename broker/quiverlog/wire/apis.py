@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 from typing import Final
 
-__all__ = ["ADMINISTRATION", "FOR_CLIENTS", "Api"]
+__all__ = ["ADMINISTRATION", "ALSO_ASK", "FOR_CLIENTS", "Api"]
 
 
 class Api(enum.IntEnum):
@@ -62,6 +62,16 @@ ADMINISTRATION: Final = frozenset(
     )
 )
 """Refused at a listener with `listeners.<name>.administration=false`."""
+
+ALSO_ASK: Final = frozenset(
+    (
+        Api.CHANGE_VOTERS,
+        Api.REASSIGN_PARTITIONS,
+        Api.UPDATE_FEATURES,
+        Api.DECOMMISSION_BROKER,
+    )
+)
+"""Those of them that have a form which only asks: that is served at each listener."""
 
 FOR_CLIENTS: Final = frozenset(
     (

@@ -31,6 +31,11 @@ class DecommissionBrokerRequest(Request, array_like=True, gc=False):
     step: UInt31 = 0
     node_id: UInt31 = 0
 
+    @property
+    def only_asks(self) -> bool:
+        """Neither a change nor a trial of one."""
+        return self.step == DecommissionStep.NOTHING
+
 
 class DecommissionBrokerResponse(Response, array_like=True, gc=False):
     """What is left of the broker, when the step is decided."""

@@ -25,6 +25,11 @@ class UpdateFeaturesRequest(Request, array_like=True, gc=False):
     level: UInt31 = 0
     validate_only: bool = False
 
+    @property
+    def only_asks(self) -> bool:
+        """Neither a change nor a trial of one."""
+        return self.level == 0
+
 
 class BrokerFeatures(Part, array_like=True, gc=False):
     """The feature levels that a registered broker supports."""

@@ -79,6 +79,11 @@ class Request(Message, array_like=True, gc=False):
     API: ClassVar[Api]
     VERSION: ClassVar[int] = 1
 
+    @property
+    def only_asks(self) -> bool:
+        """True for the form of an administrative request that is no change, and no trial of one."""
+        return False
+
 
 class Response(Message, array_like=True, gc=False):
     """Base of the responses. `error_code` 0 means that the request as a whole was understood."""

@@ -50,6 +50,11 @@ class ReassignPartitionsRequest(Request, array_like=True, gc=False):
     validate_only: bool = False
     first_name: str = ""
 
+    @property
+    def only_asks(self) -> bool:
+        """Neither a change nor a trial of one."""
+        return not self.partitions
+
 
 class PartitionReplicas(Part, array_like=True, gc=False):
     """Who holds a partition now. It does not move where nobody is added or removed."""

@@ -28,7 +28,7 @@ from . import quorum_messages as q
 from . import reassignment_messages as n
 from . import replica_messages as r
 from . import voters_messages as v
-from .apis import ADMINISTRATION, FOR_CLIENTS
+from .apis import ADMINISTRATION, ALSO_ASK, FOR_CLIENTS
 
 __all__ = ["APIS", "ApiSpec", "LateDecoder", "api_ranges"]
 
@@ -160,6 +160,8 @@ assert not FOR_CLIENTS & ADMINISTRATION
 assert {s.api for s in APIS.values() if not s.between_brokers} == FOR_CLIENTS | ADMINISTRATION, (
     "a new API is for clients, administration, or between brokers"
 )
+assert {s.api for s in APIS.values() if s.request().only_asks} == ALSO_ASK
+assert ALSO_ASK < ADMINISTRATION
 
 
 def api_ranges(*, between_brokers: bool, administration: bool = True) -> list[m.ApiRange]:
@@ -167,11 +169,11 @@ def api_ranges(*, between_brokers: bool, administration: bool = True) -> list[m.
 
     Args:
         between_brokers: those that brokers alone are served as well.
-        administration: those of `ADMINISTRATION` as well.
+        administration: those of `ADMINISTRATION` as well that do not also only ask.
     """
     return [
         m.ApiRange(int(s.api), s.version_min, s.version_max)
         for s in APIS.values()
         if (between_brokers or not s.between_brokers)
-        and (administration or s.api not in ADMINISTRATION)
+        and (administration or s.api not in ADMINISTRATION - ALSO_ASK)
     ]

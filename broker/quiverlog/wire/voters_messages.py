@@ -42,6 +42,11 @@ class ChangeVotersRequest(Request, array_like=True, gc=False):
     node_id: UInt31 = 0
     directory_id: DirectoryId = ""
 
+    @property
+    def only_asks(self) -> bool:
+        """Neither a change nor a trial of one."""
+        return self.change == VoterChange.NOTHING
+
 
 class QuorumReplica(Part, array_like=True, gc=False):
     """One replica of the metadata log."""
