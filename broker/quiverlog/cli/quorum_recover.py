@@ -10,7 +10,7 @@ import contextlib
 import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
 
@@ -27,6 +27,21 @@ __all__ = ["recover"]
 
 _ANSWER_S: Final = 3.0
 """So long an address has to answer: a voter that is there answers HELLO at once."""
+
+
+class _Found(NamedTuple):
+    """What takes connections at a voter's address; `is_voter`: it has said that it is this one."""
+
+    at: str
+    is_voter: bool
+
+    def told(self, node_id: int) -> str:
+        if self.is_voter:
+            return f"voter {node_id} answers at {self.at}"
+        return (
+            f"voter {node_id}: something takes connections at {self.at} and does not say what it is"
+            " (a frozen broker does so)"
+        )
 
 
 @click.command()
@@ -63,7 +78,7 @@ def recover(path: Path, force: bool, dry_run: bool, yes: bool, output_format: st
         if output_format != "json":
             _explain(found, path)
         if answers and not force:
-            where = ", ".join(f"voter {n} answers at {at}" for n, at in sorted(answers.items()))
+            where = ", ".join(one.told(node_id) for node_id, one in sorted(answers.items()))
             raise CommandFailed(
                 f"{where}. Nothing was changed: stop it for good and empty its data directory, or"
                 " bring a majority of the voters back. --force does it all the same."
@@ -95,7 +110,9 @@ def _explain(found: StoppedQuorum, path: Path) -> None:
     click.echo()
 
 
-def _tell(found: StoppedQuorum, answers: Mapping[int, str], output_format: str, what: str) -> None:
+def _tell(
+    found: StoppedQuorum, answers: Mapping[int, _Found], output_format: str, what: str
+) -> None:
     if output_format == "json":
         print_json(
             {
@@ -105,7 +122,8 @@ def _tell(found: StoppedQuorum, answers: Mapping[int, str], output_format: str, 
                 "term": found.term,
                 "last_index": found.last_index,
                 "voters": sorted(voter.node_id for voter in found.voters),
-                "answering": {str(node_id): at for node_id, at in sorted(answers.items())},
+                "answering": _places(answers, is_voter=True),
+                "silent": _places(answers, is_voter=False),
                 "is_only_voter": found.is_only_voter,
             }
         )
@@ -118,19 +136,23 @@ def _tell(found: StoppedQuorum, answers: Mapping[int, str], output_format: str, 
         )
 
 
-def _answering(cluster_id: str, others: Mapping[int, Sequence[str]]) -> dict[int, str]:
-    """The other voters that are there, and where."""
-    found: dict[int, str] = {}
+def _places(answers: Mapping[int, _Found], *, is_voter: bool) -> dict[str, str]:
+    return {str(n): one.at for n, one in sorted(answers.items()) if one.is_voter == is_voter}
+
+
+def _answering(cluster_id: str, others: Mapping[int, Sequence[str]]) -> dict[int, _Found]:
+    """The other voters that are there, or may be, and where."""
+    found: dict[int, _Found] = {}
     for node_id, endpoints in others.items():
-        for endpoint in endpoints:
-            if _answers(cluster_id, node_id, endpoint):
-                found[node_id] = endpoint
-                break
+        asked = [_answer(cluster_id, node_id, endpoint) for endpoint in endpoints]
+        there = [one for one in asked if one is not None]
+        if there:
+            found[node_id] = max(there, key=lambda one: one.is_voter)
     return found
 
 
-def _answers(cluster_id: str, node_id: int, endpoint: str) -> bool:
-    """True where that voter, or something that takes connections and does not say what it is, is.
+def _answer(cluster_id: str, node_id: int, endpoint: str) -> _Found | None:
+    """Who takes connections there; None: nothing that may be that voter.
 
     Another broker, or another cluster's, is not that voter.
     """
@@ -142,7 +164,7 @@ def _answers(cluster_id: str, node_id: int, endpoint: str) -> bool:
     try:
         connection = socket.create_connection(parse_address(endpoint), timeout=_ANSWER_S)
     except (OSError, ValueError):
-        return False
+        return None
     with connection:
         protocol, receiver = ClientConnection(), FrameReceiver()
         try:
@@ -150,14 +172,17 @@ def _answers(cluster_id: str, node_id: int, endpoint: str) -> bool:
             while True:
                 count = connection.recv_into(receiver.get_buffer(-1))
                 if not count:
-                    return False  # It ends the connection: no voter that is there does so.
+                    return None  # It ends the connection: no voter that is there does so.
                 for frame in receiver.buffer_updated(count):
                     hello = protocol.receive(frame)[1]
                     assert isinstance(hello, HelloResponse)
-                    return (hello.cluster_id, hello.node_id) == (cluster_id, node_id)
+                    if (hello.cluster_id, hello.node_id) != (cluster_id, node_id):
+                        return None
+                    return _Found(endpoint, is_voter=True)
         except TimeoutError:
-            return True  # A voter whose loop stands still is there, too.
+            pass  # A voter whose loop stands still is there, too.
         except (OSError, CorruptFrame):
-            return False
+            return None
         except QuiverlogError:
-            return True  # A broker that refuses this connection, for one.
+            pass  # A broker that refuses this connection, for one.
+    return _Found(endpoint, is_voter=False)
