@@ -430,7 +430,7 @@ class NotEnoughReplicas(QuiverlogError):
 class RequestTimedOut(QuiverlogError):
     code = 60
     retriable = True
-    hint = "The broker could not answer within the request's timeout; the outcome is unknown."
+    hint = "See which brokers answer: `quiverlog cluster status`."
 
 
 class UnsupportedDurability(QuiverlogError):

@@ -232,3 +232,74 @@ def test_what_any_broker_would_answer_is_asked_once(world: World) -> None:
     with pytest.raises(InvalidRequest):
         world.refresh()
     assert world.asked == [ONE]
+
+
+# --- a stopped broker -----------------------------------------------------------------------------
+class Stopped(World):
+    """Broker 1 is silent, 2 is gone, 3 answers and reaches no controller."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_s = 0.0
+        self.silent_s: list[float] = []
+        self.answers = 0
+        self.cluster = Cluster(ALL, Settings(), clock=lambda: self.now_s, jitter=lambda: 0.5)
+
+    def answer(self, call: Call) -> Reply:
+        if call.address == ONE:
+            self.now_s += call.timeout_s
+            self.silent_s.append(call.timeout_s)
+            raise RequestTimedOut(f"{ONE} did not answer in time.")
+        if call.address == TWO:
+            raise ConnectionFailed(f"Cannot connect to {TWO}: Connection refused.")
+        self.answers += 1
+        return Reply(picture(10, is_behind=True), memoryview(b""))
+
+    def play(self, operation: Operation[Any]) -> Any:
+        command, error = next(operation), None
+        while True:
+            result: Any = None
+            try:
+                if isinstance(command, Sleep):
+                    self.now_s += command.seconds
+                else:
+                    assert isinstance(command, Call)
+                    result = self.answer(command)
+                error = None
+            except QuiverlogError as failure:
+                error = failure
+            try:
+                command = operation.send(result) if error is None else operation.throw(error)
+            except StopIteration as end:
+                return end.value
+
+
+def test_a_stopped_broker_costs_a_part_of_the_time_and_the_error_says_what_is_known() -> None:
+    world = Stopped()
+    cluster = world.cluster
+    with pytest.raises(QuiverlogError) as caught:
+        world.play(cluster.retrying(lambda: cluster.topic("t"), timeout_s=8.0))
+    assert world.now_s <= 8.0
+    assert world.answers >= 4
+    assert all(seconds <= 0.5 for seconds in world.silent_s[1:]), "once silent, it gets less time"
+    said = str(caught.value)
+    assert f"{ONE} did not answer in time." in said
+    assert f"{THREE} answers, but reaches no controller." in said
+    assert "outcome is unknown" not in said, "nothing was to be changed"
+
+
+def test_a_change_that_nothing_was_answered_to_may_hold() -> None:
+    world = Stopped()
+    with pytest.raises(RequestTimedOut, match=r"did not answer in time\. The outcome is unknown"):
+        world.play(world.cluster.call_any(m.DeleteTopicsRequest(names=["t"]), is_read=False))
+
+
+def test_silent_brokers_are_asked_after_those_that_failed_otherwise() -> None:
+    known = KnownBrokers()
+    known.failed(ONE, ALL, is_silent=True)
+    known.failed(TWO, ALL)
+    assert known.order(ALL) == [THREE, TWO, ONE]
+    known.failed(THREE, ALL)
+    assert known.order(ALL) == [TWO, THREE, ONE]
+    known.answered(ONE)
+    assert known.order(ALL) == [ONE, TWO, THREE]

@@ -138,6 +138,34 @@ def test_a_deadline_bounds_all_operations_together() -> None:
     assert timeout_of(0.0) == 5.0
 
 
+def test_what_ends_for_lack_of_time_names_the_silent_broker() -> None:
+    """Also where the step that met it went on, and another one finds no time left."""
+    world = World()
+
+    def attempt():
+        try:
+            yield Call(ONE, m.MetadataRequest(), 30.0)
+        except RequestTimedOut:
+            yield Call(ONE, m.MetadataRequest(), 30.0)
+
+    operation = world.cluster.retrying(attempt, timeout_s=5.0)
+    next(operation)
+    world.now_s += 5.0
+    with pytest.raises(RequestTimedOut, match=r"No answer within 5 s\. one:9292 is silent\."):
+        operation.throw(RequestTimedOut("one:9292 is silent."))
+
+
+def test_a_step_that_is_not_begun_names_what_failed_before() -> None:
+    world = World()
+    world.cluster.patience_s = 5.0
+    world.cluster.progressed()
+    failing(world, [(1.0, NotController("nobody decides"))])
+    world.now_s += 5.0
+    with pytest.raises(RequestTimedOut, match=r"not begun\. nobody decides") as caught:
+        next(world.cluster.retrying(lambda: iter_call()))
+    assert "outcome is unknown" not in str(caught.value)
+
+
 def test_who_looks_sees_what_is_asked_and_what_fails() -> None:
     world = World()
     waits = world.cluster.waits

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from quiverlog.errors import QuiverlogError, RequestTimedOut
+from quiverlog.errors import ConnectionClosed, ConnectionFailed, QuiverlogError, RequestTimedOut
 
 from .commands import (
     Abandon,
@@ -31,6 +31,9 @@ __all__ = ["within"]
 
 T = TypeVar("T")
 
+_SAID_MAX = 4
+"""So many brokers' failures are named when the time is up."""
+
 
 def within(
     clock: Callable[[], float],
@@ -41,9 +44,14 @@ def within(
     """Run an operation so that it has ended `timeout_s` seconds from now; `wait` has what it asks.
 
     When the time is up, its next question is answered with RequestTimedOut, and so is a wait for
-    answers that have not come. A started request keeps the timeout it was started with: it may
-    outlive the operation that started it.
+    answers that have not come; the error names what failed last. A started request keeps the
+    timeout it was started with: it may outlive the operation that started it.
     """
+    failed: dict[str, None] = {}
+
+    def late() -> RequestTimedOut:
+        return RequestTimedOut(" ".join([f"No answer within {timeout_s:.3g} s.", *failed]))
+
     deadline_s = clock() + timeout_s
     answer: Any = None
     failure: QuiverlogError | None = None
@@ -59,18 +67,29 @@ def within(
         left_s = deadline_s - clock()
         is_over = left_s <= 0
         if is_over and isinstance(command, (Call, CallMany, Start, Sleep)):
-            failure = RequestTimedOut(f"No answer within {timeout_s:.3g} s.")
+            failure = late()
             continue
         try:
             answer = yield _cut(command, left_s)
+            if answer is None and isinstance(command, FinishAny) and command.pending:
+                _note(failed, f"{command.pending[0].call.address} has not answered.")
             if is_over and answer is None and isinstance(command, FinishAny):
                 # Whoever looked around and waited on would do so without a pause.
-                failure = RequestTimedOut(f"No answer within {timeout_s:.3g} s.")
+                failure = late()
         except QuiverlogError as error:
             failure = error
+            if isinstance(error, (ConnectionClosed, ConnectionFailed, RequestTimedOut)):
+                _note(failed, error.message)
         except GeneratorExit:
             operation.close()
             raise
+
+
+def _note(failed: dict[str, None], what: str) -> None:
+    failed.pop(what, None)
+    failed[what] = None
+    if len(failed) > _SAID_MAX:
+        del failed[next(iter(failed))]
 
 
 def _cut(command: Command, left_s: float) -> Command:

@@ -55,28 +55,41 @@ class Doubt(NamedTuple):
 class KnownBrokers:
     """See the module docstring."""
 
-    __slots__ = ("_failed", "_good")
+    __slots__ = ("_failed", "_good", "_silent")
 
     def __init__(self) -> None:
         self._good: Address | None = None
         self._failed: tuple[Address, ...] = ()  # Who failed last is last.
+        self._silent: frozenset[Address] = frozenset()
 
     def order(self, addresses: Iterable[Address]) -> list[Address]:
-        """Each once: who answered last first; those that failed behind all others."""
+        """Each once: who answered last first; those that failed at the back, silent ones last.
+
+        What fails without a silence costs no time, and may have answered with too little only.
+        """
         good = self._good
         known = dict.fromkeys([*([] if good is None else [good]), *addresses])
         failed = [address for address in self._failed if address in known]
+        failed.sort(key=self.is_silent)
         return [*(address for address in known if address not in failed), *failed]
+
+    def is_silent(self, address: Address) -> bool:
+        """The broker there left a question without an answer, and answered none since."""
+        return address in self._silent
 
     def answered(self, address: Address) -> None:
         """The first choice from now on is this one."""
         self._good = address
+        self._silent -= {address}
         if address in self._failed:
             self._failed = tuple(one for one in self._failed if one != address)
 
-    def failed(self, address: Address, among: Iterable[Address]) -> None:
+    def failed(
+        self, address: Address, among: Iterable[Address], *, is_silent: bool = False
+    ) -> None:
         """This one gave no answer, or knew too little. `among`: who may be asked."""
         kept = {address, *among}
+        self._silent = (self._silent | ({address} if is_silent else set())) & kept
         self._failed = (*(one for one in self._failed if one != address and one in kept), address)
         if self._good == address:
             self._good = None

@@ -70,6 +70,8 @@ _SILENCES = (ConnectionFailed, RequestTimedOut)
 _SILENCE_S_MAX = LEADER_SILENCE_MS / 1000
 """So long is a silent broker waited for where another one may be asked instead: a third of the
 request timeout, and no longer than what makes a leader suspect."""
+_SILENT_AGAIN_S_MAX = 0.5
+"""And so long one that was silent before, where another one has answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +124,17 @@ class Cluster:
         """No operation goes on after this moment, which is so long after the last progress."""
         self.skipped: frozenset[Address] = frozenset()
         """Known not to answer: not asked for what any broker knows."""
+        self._undecided: Address | None = None
+        """The picture is from this broker, which reaches no controller."""
+        self._failed = ""
+        """Why something was tried again last."""
         self._heard_s: dict[str, float] = {}
         """When each topic of the picture was asked for last."""
 
     def progressed(self) -> None:
         """Something has come of what the caller does: its time begins anew."""
         self.deadline_s = self.clock() + self.patience_s
+        self._failed = ""
 
     # --- addresses ------------------------------------------------------------------------------
     def addresses(self) -> list[Address]:
@@ -160,14 +167,22 @@ class Cluster:
 
     def suspect(self, address: Address) -> None:
         """This one owes an answer: others are asked first from now on."""
-        self._known.failed(address, self.addresses())
+        self._known.failed(address, self.addresses(), is_silent=True)
 
-    def patience_of(self, address: Address, *, has_others: bool) -> float:
-        """So long is this broker's answer waited for. `has_others`: another may answer instead."""
+    def patience_of(self, address: Address, *, has_others: bool, has_answer: bool = False) -> float:
+        """So long is this broker's answer waited for.
+
+        Args:
+            has_others: another may answer instead.
+            has_answer: another has, if not as well as this one might.
+        """
         patience_s = self.settings.request_timeout_s
-        if not has_others:
+        if not has_others and not has_answer:
             return patience_s
-        return min(patience_s / _TRIES_PER_TIMEOUT, _SILENCE_S_MAX)
+        patience_s = min(patience_s / _TRIES_PER_TIMEOUT, _SILENCE_S_MAX)
+        if has_answer and self._known.is_silent(address):
+            return min(patience_s, _SILENT_AGAIN_S_MAX)
+        return patience_s
 
     # --- calls ----------------------------------------------------------------------------------
     def call(self, address: Address, request: m.Request, *, timeout_s: float | None = None) -> Call:
@@ -196,15 +211,20 @@ class Cluster:
         failures: list[QuiverlogError] = []
         best: tuple[Doubt, Address, Reply] | None = None
         for number, address in enumerate(addresses, start=1):
-            has_others = is_read and (number < len(addresses) or best is not None)
-            patience_s = self.patience_of(address, has_others=has_others)
+            has_others = is_read and number < len(addresses)
+            has_answer = is_read and best is not None
+            patience_s = self.patience_of(address, has_others=has_others, has_answer=has_answer)
+            asked_s = self.clock()
             try:
                 reply: Reply = yield self.call(address, request, timeout_s=patience_s)
                 check_ready(reply.response)
             except (ConnectionFailed, RequestTimedOut, *NOT_READY) as error:
-                self._known.failed(address, addresses)
+                # One that was asked when the time was up, or nearly, is not silent.
+                is_silent = isinstance(error, RequestTimedOut)
+                is_silent = is_silent and self.clock() - asked_s >= _SILENT_AGAIN_S_MAX
+                self._known.failed(address, addresses, is_silent=is_silent)
                 if not is_read and not isinstance(error, ConnectionFailed):
-                    raise
+                    raise _of_change(error) from error
                 failures.append(error)
                 continue
             except QuiverlogError:
@@ -244,10 +264,12 @@ class Cluster:
         else:
             try:
                 reply = yield from answer_of_controller(self, self.call(address, request))
-            except (ConnectionFailed, ConnectionClosed, RequestTimedOut):
+            except (ConnectionFailed, ConnectionClosed, RequestTimedOut) as error:
                 self._is_controller_gone = True
                 self._known.failed(address, self.addresses())
-                raise
+                if isinstance(request, m.InitProducerIdRequest):
+                    raise
+                raise _of_change(error) from error
         told = getattr(reply.response, "controller", None)
         if told is not None:
             self._is_controller_gone = True
@@ -281,7 +303,9 @@ class Cluster:
         """
         left_s = self.deadline_s - self.clock()
         if left_s <= 0:
-            raise RequestTimedOut("The time is up; the last step was not begun.")
+            raise RequestTimedOut(
+                f"The time is up; the last step was not begun. {self._failed}".rstrip()
+            )
         return min(seconds, left_s)
 
     def _retrying(self, attempt: Callable[[], Operation[T]], wait: Wait) -> Operation[T]:
@@ -299,13 +323,14 @@ class Cluster:
                 # A stale picture may be the only fault: forget it and look once more.
                 stale = error.refresh_metadata and not retriable and not refreshed
                 if not (retriable or stale) or self.clock() + wait_s >= deadline:
-                    is_silence = isinstance(error, _SILENCES)
-                    if is_silence and cause is not None and cause.message != error.message:
-                        said = f"{error.message} Before: {cause.message}"
-                        raise type(error)(said, **error.details) from cause
+                    if isinstance(error, _SILENCES):
+                        said = self._with_what_is_known(error, cause)
+                        if said != error.message:
+                            raise type(error)(said, **error.details) from (cause or error)
                     raise
                 if cause is None or not isinstance(error, _SILENCES):
                     cause = error
+                self._failed = error.message
                 wait.failed(error, deadline)
                 self.waits.tell(wait)
                 refreshed = refreshed or stale
@@ -315,6 +340,17 @@ class Cluster:
                     self.forget_topics()
             tries += 1
             yield Sleep(wait_s)
+
+    def _with_what_is_known(self, error: QuiverlogError, cause: QuiverlogError | None) -> str:
+        """A silence says least: with it the broker that answers without a controller is named, and
+        what failed before.
+        """
+        said = error.message
+        if self._undecided is not None:
+            said += f" {self._undecided} answers, but reaches no controller."
+        if cause is not None and cause.message not in error.message:
+            said += f" Before: {cause.message}"
+        return said
 
     def first_contact(self) -> Operation[None]:
         """Learn who the brokers are; one round, no retry, within the request timeout."""
@@ -349,15 +385,22 @@ class Cluster:
         """The picture is from now on what one broker has said."""
         self._heard_s.update(dict.fromkeys(found.topics, self.clock()))
         self.metadata = found.picture(topics)
+        is_undecided = found.response.is_behind or found.controller is None
+        self._undecided = found.address if is_undecided else None
 
     def _look_at_controller(self, names: list[str], found: Look) -> Operation[Look]:
         """Ask whoever decides for names that another broker does not know."""
-        patience_s = self.settings.request_timeout_s / _TRIES_PER_TIMEOUT
+        controller = found.controller
+        patience_s = math.inf
+        if controller is not None:
+            patience_s = self.patience_of(controller, has_others=True, has_answer=True)
         try:
-            told = yield from look(ask_one(found.controller, patience_s), names)
+            told = yield from look(ask_one(controller, patience_s), names)
             if not told.decides or doubt_of(told.response, self.metadata):
                 raise NotController(f"{told.address} does not decide about topics any more.")
-        except QuiverlogError:
+        except QuiverlogError as error:
+            if controller is not None and isinstance(error, RequestTimedOut):
+                self.suspect(controller)
             # Another one is asked next time: it may know the name, or who decides now.
             self._known.failed(found.address, self.addresses())
             raise
@@ -426,3 +469,10 @@ class Cluster:
             raise
         self._histories[topic_id] = history
         return history
+
+
+def _of_change(error: QuiverlogError) -> QuiverlogError:
+    """A change that nothing was answered to may hold, which a read's error must not speak of."""
+    if not isinstance(error, RequestTimedOut):
+        return error
+    return RequestTimedOut(f"{error.message} The outcome is unknown.", **error.details)

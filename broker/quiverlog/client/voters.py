@@ -41,8 +41,12 @@ def change_voters(
         best: ChangeVotersResponse | None = None
         addresses = cluster.addresses()
         for number, address in enumerate(addresses, start=1):
-            has_others = not request.change and (number < len(addresses) or best is not None)
-            patience_s = cluster.patience_of(address, has_others=has_others)
+            is_read = not request.change
+            patience_s = cluster.patience_of(
+                address,
+                has_others=is_read and number < len(addresses),
+                has_answer=is_read and best is not None,
+            )
             try:
                 reply = yield cluster.call(address, request, timeout_s=patience_s)
                 found = _checked(reply.response)

@@ -214,7 +214,9 @@ class ProduceWaiter(Waiter):
         partition has no answer: an acknowledgement never overtakes another.
         """
         assert not self.done
-        error = RequestTimedOut("the disk did not confirm the rows in time.")
+        error = RequestTimedOut(
+            "the disk did not confirm the rows in time; the outcome is unknown."
+        )
         for result in self.waiting.values():
             fail_result(result, error)
         for answers, result in self.entries:

@@ -203,7 +203,8 @@ class Closing:
         """A flush that could not be tried was left to the closing: answer those who wait for it."""
         replica.state.flushed(replica.log.flushed_offset)
         replica.answers.advance(replica.state)
-        replica.answers.fail(RequestTimedOut("the broker stopped before the rows were flushed."))
+        why = "the broker stopped before the rows were flushed; the outcome is unknown."
+        replica.answers.fail(RequestTimedOut(why))
         assert not replica.answers.unflushed
 
     def _mark(self) -> None:
