@@ -59,7 +59,7 @@ def positions(path: Path) -> list[int]:
 
 @pytest.mark.parametrize("batches", [1, 3], ids=["the only batch", "the last of several"])
 def test_a_producer_whose_stored_batch_is_damaged_goes_on(tmp_path: Path, batches: int) -> None:
-    """The broker cannot know the next number any more: the producer takes a new id by itself."""
+    """The broker cannot know the next number any more: the producer takes the next epoch."""
     with BrokerProcess(tmp_path / "data") as broker, quiverlog.connect(broker.bootstrap) as client:
         client.create_topic("t", pa.schema([("id", pa.int64())]), partitions=1)
         with client.producer("t") as producer:
@@ -82,7 +82,8 @@ def test_a_producer_whose_stored_batch_is_damaged_goes_on(tmp_path: Path, batche
         (first, last) = (
             BatchHeader.unpack(p.read_bytes(), positions(p)[-1]) for p in (path, newest)
         )
-        assert last.producer_id != first.producer_id
+        assert last.producer_id == first.producer_id
+        assert last.producer_epoch == first.producer_epoch + 1
         with client.consumer("t", start={0: batches}) as consumer:
             later = [i for batch in consumer for i in batch.data["id"].to_pylist()]
         assert later == list(range(batches, batches + 3))

@@ -83,7 +83,7 @@ def test_a_decommissioning_is_called_off_in_the_midst_and_asked_for_again() -> N
 def test_a_decommissioning_that_is_refused_changes_nothing() -> None:
     """Of a broker that is dead, and has held the only replica of something."""
     with quiverlog.testing.cluster(3) as cluster, cluster.client() as client:
-        client.create_topic("t", "n long", partitions=3)
+        client.create_topic("t", "n long", partitions=3, replication_factor=1)
         cluster.brokers[3].kill()
         until(lambda: [one.node_id for one in client.describe_cluster().brokers if one.fenced])
         for words in (("--dry-run",), ()):

@@ -20,7 +20,7 @@ from quiverlog.batch.codec import encode_batch
 from quiverlog.client.decommissioning import decommission_broker
 from quiverlog.client.fetcher import PartitionFetcher
 from quiverlog.client.voters import change_voters
-from quiverlog.limits import FRAME_BYTES_MAX, HEADER_BYTES_MAX
+from quiverlog.limits import FEATURE_LEVEL_MAX, FRAME_BYTES_MAX, HEADER_BYTES_MAX
 from quiverlog.types import EARLIEST, LATEST, TopicPartition
 from quiverlog.wire import frames
 from quiverlog.wire import messages as m
@@ -141,7 +141,7 @@ ACTIONS: tuple[Action, ...] = (
     Action("alter_configs", lambda c: c.alter_configs({"log.level": "info"})),
     Action("describe_configs", lambda c: c.describe_configs(None, ["log.level"])),
     Action("describe_features", lambda c: c.describe_features()),
-    Action("finalize_features", lambda c: c.finalize_features(2)),
+    Action("finalize_features", lambda c: c.finalize_features(FEATURE_LEVEL_MAX)),
     Action("describe_topics", lambda c: c.describe_topics()),
     Action("describe_replicas", lambda c: c.describe_replicas()),
     Action("run", lambda c: c.run(change_voters(c.cluster, ChangeVotersRequest()))),
