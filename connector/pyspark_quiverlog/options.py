@@ -172,7 +172,7 @@ def _parse(raw: Mapping[str, str], use: Use) -> dict[str, Any]:
         try:
             values[setting.field] = setting.parse(text)
         except InvalidValue as error:
-            raise InvalidOption(f"option `{key}` {error}") from error
+            raise InvalidOption(f"option `{_spelt(setting, key)}` {error}") from error
     if "bootstrap_servers" not in values:
         table = "" if raw else _TABLE_HINT
         raise InvalidOption(
@@ -198,6 +198,11 @@ def _lookup(key: str) -> Setting:
     raise InvalidOption(f"option `{key}` is unknown: {did_you_mean}")
 
 
+def _spelt(setting: Setting, key: str) -> str:
+    """As the person wrote it; streams get options from Spark in lower case: then the table's."""
+    return setting.key if key == setting.key.lower() else key
+
+
 def _misplaced(setting: Setting, key: str, use: Use) -> str:
     instead = ""
     if setting.key == "topic":
@@ -209,7 +214,7 @@ def _misplaced(setting: Setting, key: str, use: Use) -> str:
     elif use is Use.BATCH_READ:
         instead = " A batch read takes all rows up to `endingOffsets`."
     where: Use = setting.where
-    return f"option `{key}` applies to {where.label}, not to {use.label}.{instead}"
+    return f"option `{_spelt(setting, key)}` applies to {where.label}, not to {use.label}.{instead}"
 
 
 def _fields(values: dict[str, Any], use: Use) -> dict[str, Any]:
