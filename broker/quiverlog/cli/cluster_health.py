@@ -125,9 +125,9 @@ def _of_quorum(found: ClusterDetail) -> list[Finding]:
     elif found.is_behind:
         said.append(
             Finding(
-                f"Broker {found.told_by} has not reached a controller for a session, and nobody "
-                "answered who has: all of this may be old. Look at the brokers that do not answer, "
-                "and at the network between them."
+                f"Broker {found.told_by} has not reached a controller for a session, and none "
+                "of the brokers that answered has: all of this may be old. Look at the brokers "
+                "that do not answer, and at the network between them."
             )
         )
     elif found.told_by != found.controller:
