@@ -168,25 +168,48 @@ def test_every_plain_number_of_the_node_is_exported() -> None:
     assert found["quiverlog_batches_refused_total"] == 3
 
 
-def test_counting_one_request_costs_under_a_microsecond() -> None:
-    """The very statements of a request's way, the clock's reading among them, best of many."""
-    metrics = ServerMetrics()
+def counted_ns(metrics: ServerMetrics, rounds: int) -> float:
+    """The very statements of a request's way, the clock's reading among them."""
     requests = metrics.requests
     in_flight: dict[int, int] = {}
-    rounds = 2_000
-    best_ns = math.inf
+    received_ns = started_ns = begun_ns = time.perf_counter_ns()
+    for correlation_id in range(rounds):
+        in_flight[correlation_id] = received_ns
+        ended_ns = time.perf_counter_ns()
+        counters = requests[2]
+        counters.queue.observe((started_ns - received_ns) // 1000)
+        counters.handling.observe((ended_ns - started_ns) // 1000)
+        started_ns = ended_ns
+        arrived_ns = in_flight.pop(correlation_id, 0)
+        elapsed_us = (time.perf_counter_ns() - arrived_ns) // 1000
+        requests[2].total.observe(elapsed_us)
+    return (time.perf_counter_ns() - begun_ns) / rounds
+
+
+def bare_ns(rounds: int) -> float:
+    """The least that three histograms of one request can cost: lists and a loop."""
+    in_flight: dict[int, int] = {}
+    sums = [0, 0, 0]
+    buckets = [[0] * 64 for _ in sums]
+    received_ns = started_ns = begun_ns = time.perf_counter_ns()
+    for correlation_id in range(rounds):
+        in_flight[correlation_id] = received_ns
+        ended_ns = time.perf_counter_ns()
+        for kind in (0, 1, 2):
+            elapsed_us = (ended_ns - started_ns) // 1000
+            sums[kind] += elapsed_us
+            buckets[kind][elapsed_us.bit_length()] += 1
+        started_ns = ended_ns
+        in_flight.pop(correlation_id, 0)
+        time.perf_counter_ns()
+    return (time.perf_counter_ns() - begun_ns) / rounds
+
+
+def test_counting_one_request_costs_no_more_than_twice_bare_lists() -> None:
+    """Interleaved, the best of many of each: a bound in nanoseconds would measure the machine."""
+    metrics = ServerMetrics()
+    best_counted_ns = best_bare_ns = math.inf
     for _ in range(30):
-        received_ns = started_ns = begun_ns = time.perf_counter_ns()
-        for correlation_id in range(rounds):
-            in_flight[correlation_id] = received_ns
-            ended_ns = time.perf_counter_ns()
-            counters = requests[2]
-            counters.queue.observe((started_ns - received_ns) // 1000)
-            counters.handling.observe((ended_ns - started_ns) // 1000)
-            started_ns = ended_ns
-            arrived_ns = in_flight.pop(correlation_id, 0)
-            elapsed_us = (time.perf_counter_ns() - arrived_ns) // 1000
-            requests[2].total.observe(elapsed_us)
-        best_ns = min(best_ns, (time.perf_counter_ns() - begun_ns) / rounds)
-    print(f"{best_ns:.0f} ns a request")
-    assert best_ns < 1_000, f"{best_ns:.0f} ns"
+        best_bare_ns = min(best_bare_ns, bare_ns(2_000))
+        best_counted_ns = min(best_counted_ns, counted_ns(metrics, 2_000))
+    assert best_counted_ns < 2 * best_bare_ns, f"{best_counted_ns:.0f} beside {best_bare_ns:.0f} ns"
