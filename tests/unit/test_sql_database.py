@@ -13,11 +13,15 @@ import duckdb
 import pyarrow as pa
 import pytest
 
+import quiverlog
+from quiverlog.cli import main
+from quiverlog.cli.failures import ExitCode
 from quiverlog.client.database import database_of
 from quiverlog.client.row_filter import SqlFilter
 from quiverlog.client.sql_database import connect_duckdb
 from quiverlog.client.topic_tables import open_database
 from quiverlog.errors import InvalidArgument
+from tests.support.scripted_broker import ScriptedBroker
 from tests.support.sql_attacks import ALLOWED, EXPRESSIONS, STATEMENTS, laid_out
 
 
@@ -110,3 +114,22 @@ def test_what_memory_does_not_hold_is_refused_and_not_written(directory: Path) -
     with connect_duckdb("SQL") as database:
         (spilling,) = database.sql("select current_setting('temp_directory')").fetchall()
     assert spilling == ("",)
+
+
+@pytest.mark.parametrize("query", ["from t", "select n from t where _offset > 3"])
+def test_a_topic_without_a_leader_is_the_client_s_error(
+    capfd: pytest.CaptureFixture[str], query: str
+) -> None:
+    """DuckDB calls it an export that failed, as if the query were wrong."""
+    with ScriptedBroker() as broker:
+        with quiverlog.connect(broker.bootstrap) as client:
+            client.create_topic("t", "n long", partitions=2)
+        broker.leader_of = lambda _partition: -1
+        where = ["-b", broker.bootstrap, "--timeout", "1"]
+        said = []
+        for words in (["sql", query], ["consume", "t"]):
+            assert main([*words, *where]) == ExitCode.FAILED
+            said.append(capfd.readouterr().err)
+    assert said[0] == said[1]
+    assert "t-0 has no leader" in said[0]
+    assert "`quiverlog topic describe`" in said[0]

@@ -50,9 +50,16 @@ class TopicTable(ds.Dataset):  # type: ignore[misc]
         filter: pc.Expression | None = None,
         **_batching: Any,
     ) -> _Scan:
-        """Rows for one scan."""
+        """Rows for one scan, between offsets that leaders are asked for here.
+
+        DuckDB makes an error of its own of what is raised here, and keeps its text.
+        """
         names = columns or self._schema.names
-        reading = self._client.read(self._topic, columns=names, where=filter)
+        try:
+            reading = self._client.read(self._topic, columns=names, where=filter)
+        except QuiverlogError as error:
+            self._failures.append(error)
+            raise
         return _Scan(reading, self._failures)
 
 
@@ -67,7 +74,7 @@ class _Scan:
         return pa.RecordBatchReader.from_batches(self._reading.schema, self._rows())
 
     def _rows(self) -> Iterator[pa.RecordBatch]:
-        """DuckDB makes an error of its own of what is raised here, and keeps its text."""
+        """What is raised here, DuckDB makes an error of its own of, too."""
         try:
             for batch in self._reading:
                 check_maps(batch, self._reading.topic)
