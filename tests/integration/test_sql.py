@@ -9,6 +9,7 @@ import pty
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -190,8 +191,9 @@ def test_watch_asks_again_until_it_is_ended(broker):
     assert (process.returncode, err.strip()) == (ExitCode.INTERRUPTED, b"quiverlog: interrupted")
 
 
+@pytest.mark.parametrize("timeout", [[], ["--timeout", "100"]])
 @pytest.mark.parametrize("is_prompt", [False, True])
-def test_ctrl_c_ends_a_query_that_would_take_for_ever(broker, tmp_path, is_prompt):
+def test_ctrl_c_ends_a_query_that_would_take_for_ever(broker, tmp_path, is_prompt, timeout):
     """DuckDB itself hangs when Python tells it of Ctrl-C while it joins in nested loops."""
     begun = tmp_path / "begun.csv"
     query = (
@@ -199,7 +201,7 @@ def test_ctrl_c_ends_a_query_that_would_take_for_ever(broker, tmp_path, is_promp
         f"copy (select 1) to '{begun}';"
         "select count(*) from b x, b y where x.n < y.n;"
     )
-    words = ["sql", "--files", "-b", broker.bootstrap, *([] if is_prompt else [query])]
+    words = ["sql", "--files", "-b", broker.bootstrap, *timeout, *([] if is_prompt else [query])]
     ours, theirs = pty.openpty()
     command = [sys.executable, "-c", SCRIPT, *words]
     with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs) as process:
@@ -211,6 +213,49 @@ def test_ctrl_c_ends_a_query_that_would_take_for_ever(broker, tmp_path, is_promp
             if is_prompt:
                 os.write(ours, b"exit\n")
             assert process.wait(60) == (0 if is_prompt else ExitCode.INTERRUPTED)
+        finally:
+            process.kill()
+            os.close(ours)
+            os.close(theirs)
+
+
+HEAVY = "select sum(hash(a.range + b.range) % 7) from range(1_000) a, range(1_200_000) b"
+"""Some twenty seconds of one processor, then it ends by itself."""
+
+
+@pytest.mark.parametrize("words", [[HEAVY], ["-o", "PATH", f"select 1; {HEAVY}"], []])
+def test_the_timeout_ends_a_query(broker, tmp_path, words):
+    words = [str(tmp_path / "x.csv") if word == "PATH" else word for word in words]
+    piped = None if words else f"{HEAVY};".encode()
+    command = [sys.executable, "-m", "quiverlog", "sql", *words, "-b", broker.bootstrap]
+    begun_s = time.monotonic()
+    done = subprocess.run(
+        [*command, "--timeout", "1"], input=piped, capture_output=True, timeout=120
+    )
+    assert (done.returncode, done.stdout) == (ExitCode.FAILED, b""), done.stderr
+    assert time.monotonic() - begun_s < 15.0, "the query takes longer"
+    said = done.stderr.decode()
+    assert "No row of the result within 1 s, the query was ended: raise --timeout." in said
+    assert said.count("\n") == 1
+
+
+def test_a_query_that_is_done_in_time_is_answered(broker, capfd):
+    assert lines(broker, capfd, "select count(*) n from flights", "--timeout", "60") == [{"n": 10}]
+
+
+def test_a_timeout_is_for_one_question_of_a_prompt(broker):
+    command = [sys.executable, "-c", SCRIPT, "sql", "-b", broker.bootstrap, "--timeout", "1"]
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs) as process:
+        try:
+            os.write(ours, f"{HEAVY};\n".encode())
+            said = b""
+            while b"was ended" not in said:
+                said += os.read(ours, 65_536)
+            os.write(ours, b"select count(*) + 1000 n from flights;\nexit\n")
+            while b"1010" not in said:
+                said += os.read(ours, 65_536)
+            assert process.wait(60) == 0
         finally:
             process.kill()
             os.close(ours)

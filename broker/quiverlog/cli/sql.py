@@ -10,6 +10,7 @@ import contextlib
 import os
 import re
 import sys
+import threading
 import time
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Final
@@ -20,11 +21,11 @@ from quiverlog.cli.failures import CommandFailed, ExitCode, explain, one_line
 from quiverlog.cli.formats import FileKind
 from quiverlog.cli.interrupts import interrupts_carried_to
 from quiverlog.cli.memory_bound import bounded_memory, too_large
-from quiverlog.cli.options import bootstrap_option, debug_option, open_client, without_end
+from quiverlog.cli.options import bootstrap_option, debug_option, given_timeout_s, open_client
 from quiverlog.cli.output_file import check_free, force_option, output_kind
 from quiverlog.cli.terminal import clear_screen
 from quiverlog.cli.where_to_read import Span
-from quiverlog.errors import QuiverlogError
+from quiverlog.errors import QuiverlogError, RequestTimedOut
 from quiverlog.limits import FILE_MEMORY_BYTES_MAX, MIB
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ _FILES_MEMORY_BYTES_MAX: Final = FILE_MEMORY_BYTES_MAX * 3 // 2
 _FILES_HINT: Final = (
     "A query reaches topics alone: --files lets it use files, the network, extensions and settings."
 )
+_AGAIN_S: Final = 0.05
 _PROMPT: Final = "quiverlog> "
 _MORE: Final = "      ...> "
 
@@ -104,7 +106,8 @@ def sql(
     in DuckDB's data frames. Types that a topic cannot have, spans of time for example, are written
     as DuckDB's text. The query reaches topics alone, neither files nor the network, unless --files
     is given: only then do you have to trust its text. Ctrl-C ends the query, at the prompt nothing
-    else. Needs DuckDB (the extra `sql`).
+    else; so does a --timeout, when so long no row of a topic or of the result has come. Needs
+    DuckDB (the extra `sql`).
 
     \b
     quiverlog sql "select carrier, avg(delay) from flights group by 1" --watch 2s
@@ -119,7 +122,6 @@ def sql(
         bound,
         _session(client, files) as session,
     ):
-        without_end(client)  # each question has its own
         session.output, session.kind, session.is_wide = output, kind, wide
         session.is_forced = force
         if query is not None:
@@ -127,7 +129,9 @@ def sql(
         elif sys.stdin.isatty():
             session.prompt()
         else:
-            session.ask(_piped())
+            piped = _piped()
+            client.cluster.progressed()
+            session.ask(piped)
 
 
 def _piped() -> str:
@@ -165,6 +169,8 @@ class _Session:
         self._database = database
         self._failures: list[QuiverlogError] = []
         self._files = files
+        self._timeout_s = given_timeout_s()
+        self._is_late = False
         self.output = "-"
         self.kind = FileKind("table")
         self.is_wide = False
@@ -174,17 +180,45 @@ class _Session:
         """Run the statements and write what the last of them gives, if anything.
 
         Raises:
-            CommandFailed: DuckDB refused it.
+            CommandFailed: DuckDB refused it, or the time of a `--timeout` is over.
             FileTooLarge: what its files hold takes more memory than a query may.
             QuiverlogError: a topic could not be read.
         """
         self._failures.clear()
         self._make_tables(query)
-        with self._told(query), interrupts_carried_to(self._database.interrupt):
+        with self._told(query), self._running():
             relation = self._database.sql(query)
             reader = None if relation is None else self._reader(relation)
         if reader is not None:
             self._write(reader, query)
+
+    @contextlib.contextmanager
+    def _running(self) -> Iterator[None]:
+        """DuckDB works meanwhile: Ctrl-C ends the query, and so does the end of a `--timeout`.
+
+        It is ended again and again: between two statements an interrupt counts for neither.
+        """
+        self._is_late = False
+        over = threading.Event()
+
+        def watch() -> None:
+            cluster = self._client.cluster
+            while not over.wait(max(_AGAIN_S, cluster.deadline_s - cluster.clock())):
+                # Rows that were read meanwhile give it more time.
+                if cluster.clock() >= cluster.deadline_s:
+                    self._is_late = True
+                    self._database.interrupt()
+
+        watching = threading.Thread(target=watch, name="quiverlog-sql", daemon=True)
+        if self._timeout_s is not None:
+            watching.start()
+        try:
+            with interrupts_carried_to(self._database.interrupt):
+                yield
+        finally:
+            over.set()
+            if self._timeout_s is not None:
+                watching.join()
 
     @contextlib.contextmanager
     def _told(self, query: str) -> Iterator[None]:
@@ -196,6 +230,11 @@ class _Session:
         except (duckdb.Error, MemoryError, OSError) as error:
             if self._failures:  # a topic could not be read, which is not DuckDB's to tell
                 raise self._failures[0] from error
+            if self._is_late and "interrupt" in str(error).lower():
+                raise CommandFailed(
+                    f"No row of the result within {self._timeout_s:g} s, the query was ended: "
+                    f"raise --timeout. [{RequestTimedOut.code_name()} {RequestTimedOut.code}]"
+                ) from error
             # While rows are read, DuckDB's errors come as Arrow's.
             is_out_of_memory = isinstance(error, MemoryError) or "Out of Memory" in str(error)
             if is_out_of_memory and self._files:
@@ -219,6 +258,7 @@ class _Session:
                 return
             sys.stdout.flush()
             time.sleep(every_s)
+            self._client.cluster.progressed()
 
     def prompt(self) -> None:
         """Statements end with a semicolon; `exit`, or the end of the input, ends it."""
@@ -244,6 +284,7 @@ class _Session:
                 typed = ""
 
     def _answer(self, typed: str) -> None:
+        self._client.cluster.progressed()
         try:
             self.ask(typed)
         except Exception as error:  # told, and then the next question
@@ -278,6 +319,7 @@ class _Session:
             while (batch := self._next(reader)) is not None:
                 if batch.num_rows:
                     sink.write(as_written(batch, schema))
+                    self._client.cluster.progressed()
 
     def _reader(self, relation: Any) -> pa.RecordBatchReader:
         from quiverlog.cli.sql_results import with_text
@@ -287,5 +329,5 @@ class _Session:
 
     def _next(self, reader: pa.RecordBatchReader) -> pa.RecordBatch | None:
         """DuckDB works at a result while it is read."""
-        with interrupts_carried_to(self._database.interrupt):
+        with self._running():
             return next(iter(reader), None)
