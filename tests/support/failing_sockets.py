@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
-from quiverlog.client import blocking_connection
+from quiverlog.client import blocking_connection, name_lookup
 
 __all__ = ["CallLog", "failing_sockets"]
 
@@ -96,10 +96,11 @@ def failing_sockets(name: str, nth: int, error: OSError) -> Iterator[CallLog]:
             log.count("poll")
             return self._poll.poll(timeout_ms)
 
-    sockets = _Module(socket, socket=_socket_class(log), getaddrinfo=getaddrinfo)
-    of_asyncio = _Module(socket, socket=_socket_class(log, True), getaddrinfo=getaddrinfo)
+    sockets = _Module(socket, socket=_socket_class(log))
+    of_asyncio = _Module(socket, socket=_socket_class(log, True))
     with (
         mock.patch.object(blocking_connection, "socket", sockets),
+        mock.patch.object(name_lookup, "socket", _Module(socket, getaddrinfo=getaddrinfo)),
         mock.patch.object(blocking_connection, "select", _Module(select, poll=Poll)),
         mock.patch.object(base_events, "socket", of_asyncio),
     ):

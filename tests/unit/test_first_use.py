@@ -28,6 +28,7 @@ ALLOWED = {
     "broker/quiverlog/batch/structure.py _passed": "a function of its key, read whole",
     "broker/quiverlog/batch/structure.py _plans": "a function of its key, read whole",
     "broker/quiverlog/cli/streams.py _kept": "before any thread",
+    "broker/quiverlog/client/name_lookup.py _under_way": "setdefault; its own thread removes it",
     "broker/quiverlog/client/unsent.py _cores": "one call in C; read when the program ends",
     "broker/quiverlog/client/unsent.py _left_behind": "one call in C; read when the program ends",
     "broker/quiverlog/core/controller/image.py _arrow_schema": "a function of its argument",

@@ -78,10 +78,11 @@ TABLE: Final[dict[str, dict[str, str]]] = {
         "is_closing": NO_ERROR, "write": CLIENT, "abort": NO_ERROR,
     },
     "broker/quiverlog/client/blocking_connection.py": {
-        "getaddrinfo": CLIENT, "socket": CLIENT, "connect": CLIENT, "setsockopt": CLIENT,
-        "sendmsg": CLIENT, "recv_into": CLIENT, "poll": CLIENT, "settimeout": NO_ERROR,
+        "socket": CLIENT, "connect": CLIENT, "setsockopt": CLIENT, "sendmsg": CLIENT,
+        "recv_into": CLIENT, "poll": CLIENT, "settimeout": NO_ERROR,
         "getpeername": CLIENT, "getsockname": CLIENT, "close": NO_ERROR,
     },
+    "broker/quiverlog/client/name_lookup.py": {"getaddrinfo": CLIENT},
     "broker/quiverlog/client/io_thread.py": {"new_event_loop": NO_LOOP, "close": NO_ERROR},
     "broker/quiverlog/local/ports.py": {
         "create_server": "unit/test_local_ports.py::test_another_port_is_tried_when_one_is_refused"

@@ -44,6 +44,7 @@ from .commands import (
     Sleep,
     Start,
 )
+from .name_lookup import late_reason, lookup, numeric
 from .receive_memory import ArrowMemory
 from .results import Address
 from .routing import Settings, check
@@ -342,7 +343,7 @@ class AsyncDriver:
             async with asyncio.timeout(timeout_s):
                 return await asyncio.shield(task)
         except TimeoutError as error:
-            raise ConnectionFailed(f"{address} did not answer within {timeout_s:g} s.") from error
+            raise ConnectionFailed(late_reason(address, timeout_s)) from error
 
     def _opened(self, key: tuple[Address, str], task: asyncio.Task[AsyncConnection]) -> None:
         self._opening.pop(key, None)
@@ -355,11 +356,9 @@ class AsyncDriver:
         end_s = loop.time() + timeout_s
         try:
             async with asyncio.timeout(timeout_s):
-                _, connection = await loop.create_connection(
-                    lambda: AsyncConnection(address), address.host, address.port
-                )
+                connection = await _connected(address)
         except TimeoutError as error:
-            raise ConnectionFailed(f"{address} did not answer within {timeout_s:g} s.") from error
+            raise ConnectionFailed(late_reason(address, timeout_s)) from error
         except (OSError, ValueError) as error:
             raise ConnectionFailed(
                 f"Cannot connect to {address}: {system_reason(error)}."
@@ -370,6 +369,29 @@ class AsyncDriver:
             connection.close()
             raise
         return connection
+
+
+async def _connected(address: Address) -> AsyncConnection:
+    """Try what the name resolves to, one after the other.
+
+    asyncio itself would have a thread of its executor ask the resolver, and the end of the loop, or
+    of the process, wait for that thread.
+    """
+    loop = asyncio.get_running_loop()
+    found = numeric(address)
+    if found is None:
+        found = await asyncio.wrap_future(lookup(address))
+    failure = OSError(f"no address of {address.host} is known")
+    for *_, where in found:
+        try:
+            _, connection = await loop.create_connection(
+                lambda: AsyncConnection(address), where[0], where[1]
+            )
+        except OSError as error:
+            failure = error
+        else:
+            return connection
+    raise failure
 
 
 def _ignore(waiting: asyncio.Future[Reply]) -> None:

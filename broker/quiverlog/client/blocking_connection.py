@@ -25,6 +25,7 @@ from .commands import Buffer, Call, Reply
 from .file_rows import FileRows
 from .foreign import HEAD_BYTES, foreign_protocol
 from .local_reads import FileReading, LocalReads, asks_for_ranges, has_ranges
+from .name_lookup import late_reason, lookup, numeric
 from .receive_memory import ArrowMemory
 from .results import Address
 from .routing import Settings, check
@@ -226,7 +227,9 @@ def _connect(address: Address, timeout_s: float) -> socket.socket:
     """Try what the name resolves to, one after the other, within one timeout."""
     end_s = time.monotonic() + timeout_s
     try:
-        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+        found = numeric(address) or lookup(address).result(timeout_s)
+    except TimeoutError as error:
+        raise ConnectionFailed(late_reason(address, timeout_s)) from error
     except (OSError, ValueError) as error:  # ValueError: a name no resolver would take
         raise ConnectionFailed(f"Cannot connect to {address}: {system_reason(error)}.") from error
     failure: OSError = TimeoutError()
@@ -254,7 +257,7 @@ def _connect(address: Address, timeout_s: float) -> socket.socket:
                 connected.setsockopt(level, option, 1)
         return connected
     if isinstance(failure, TimeoutError):
-        message = f"{address} did not answer within {timeout_s:g} s."
+        message = late_reason(address, timeout_s)
     else:
         message = f"Cannot connect to {address}: {system_reason(failure)}."
     raise ConnectionFailed(message) from failure
