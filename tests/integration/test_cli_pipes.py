@@ -17,6 +17,7 @@ import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
 
+import quiverlog
 from quiverlog.cli.failures import ExitCode
 from tests.integration.test_cli_topics_and_rows import Command, next_line
 from tests.support.broker import BrokerProcess
@@ -261,7 +262,7 @@ def test_following_outlives_an_outage_and_says_so(tmp_path):
             assert process.stderr is not None
             assert next_line(process.stdout) == b'{"id":1}\n'
             broker.kill()
-            assert b"Waiting for it." in next_line(process.stderr, 60)
+            assert next_line(process.stderr, 60).endswith(b": trying again.\n")
             broker.start()
             assert b"reading on" in next_line(process.stderr, 60)
             rows.write_text('{"id":2}\n')
@@ -269,6 +270,40 @@ def test_following_outlives_an_outage_and_says_so(tmp_path):
             assert next_line(process.stdout) == b'{"id":2}\n'
             process.send_signal(signal.SIGINT)
             assert process.wait(timeout=30) == ExitCode.INTERRUPTED
+
+
+@pytest.mark.parametrize("outage", [signal.SIGKILL, signal.SIGSTOP])
+def test_following_says_what_it_waits_for_before_a_request_is_given_up(outage):
+    patient = SCRIPT.replace(
+        "from quiverlog.cli import main;",
+        "from quiverlog.cli import consume, main; consume._FOLLOW_REQUEST_TIMEOUT_S = 600.0;",
+    )
+    with BrokerProcess() as broker, quiverlog.connect(broker.bootstrap) as client:
+        client.create_topic("t", "id long")
+        with client.producer("t") as producer:
+            producer.send([{"id": 1}])
+        command = [sys.executable, "-c", patient, "consume", "t", "-f", "--format", "json"]
+        command += ["-b", broker.bootstrap]
+        with subprocess.Popen(command, stdout=PIPE, stderr=PIPE) as process:
+            try:
+                assert process.stdout is not None
+                assert process.stderr is not None
+                assert next_line(process.stdout, 60) == b'{"id":1}\n'
+                os.kill(broker.pid, outage)
+                said = next_line(process.stderr, 60).decode()
+                if outage == signal.SIGSTOP:
+                    owed = f"an answer of {broker.bootstrap} (FETCH)"
+                    assert said == f"quiverlog: waiting for {owed}.\n"
+                    os.kill(broker.pid, signal.SIGCONT)
+                else:
+                    assert said.endswith(": trying again.\n"), said
+                    broker.kill()  # which looks after what is dead, too
+                    broker.start()
+                assert b"reading on" in next_line(process.stderr, 60)
+            finally:
+                process.kill()
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(broker.pid, signal.SIGCONT)
 
 
 def test_a_description_fits_a_terminal(cli, topic):

@@ -244,3 +244,24 @@ def test_the_command_line_says_it_once_and_again_for_another_thing(
         other.reason = "a"
         looks(5)
     assert now_said() == ["quiverlog: waiting for a", "quiverlog: waiting for b"]
+
+
+def test_what_has_no_end_is_said_without_one_and_then_that_it_is_there_again(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting, "_POLL_S", 0.001)
+    waits = Waits(time.monotonic)
+    waits.are_endless = True
+    other = Other(time.monotonic() - TELL_AFTER_S)
+    waits.others.add(other)
+    said: list[str] = []
+
+    def has_said(count: int) -> bool:
+        said.extend(capfd.readouterr().err.splitlines())
+        return len(said) >= count
+
+    with told_waits(waits, lambda: float("inf")):
+        until(lambda: has_said(1), timeout_s=10)
+        waits.others.remove(other)
+        until(lambda: has_said(2), timeout_s=10)
+    assert said == ["quiverlog: waiting for a.", "quiverlog: it answers again; reading on."]

@@ -24,7 +24,6 @@ from quiverlog.cli.options import (
     open_client,
     without_end,
 )
-from quiverlog.cli.outages import through_outages
 from quiverlog.cli.output_file import check_free, force_option, output_kind
 from quiverlog.cli.where_to_read import Point, ends, parse_point, starts
 
@@ -43,7 +42,7 @@ _FORMATS = ("table", "json", "csv", "tsv", "lines", "arrow", "parquet")
 _TAIL_ROWS_MAX = 1_000_000
 """Rows of a tail are held in memory, once per partition, to be put in the order of time."""
 _FOLLOW_REQUEST_TIMEOUT_S = 5.0
-"""How soon an outage is told; it is waited out whatever its length."""
+"""A silent broker is asked anew after so long; an outage is waited out whatever its length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,7 +314,8 @@ def _follow(client: Client, wish: _Wish, begin: dict[int, int], rows: ChosenRows
     }
     with client.consumer(wish.topic, **options) as consumer:
         without_end(client)
-        for batch in through_outages(client, consumer):
+        client.cluster.waits.are_endless = True
+        for batch in consumer:
             rows.take(batch)
             rows.flush()
             if rows.is_full:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import sys
 import threading
 import time
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from quiverlog.cli.output import console
 from quiverlog.cli.terminal import printable
+from quiverlog.client.waits import TELL_AFTER_S
 from quiverlog.errors import QuiverlogError
 
 if TYPE_CHECKING:
@@ -31,7 +33,6 @@ _POLL_S: Final = 0.25
 _SILENCE_S_MAX: Final = 60.0
 """So long may nobody answer who waits: another controller is elected in a few seconds."""
 _SILENCE_S_SHOWN: Final = 5.0
-_TOLD_AFTER_S: Final = 2.0
 
 
 def polls(wait_s: float = float("inf")) -> Iterator[bool]:
@@ -98,17 +99,26 @@ def told_waits(waits: Waits, deadline_s: Callable[[], float]) -> Iterator[None]:
 
 def _tell(waits: Waits, deadline_s: Callable[[], float], over: threading.Event) -> None:
     told: set[str] = set()
+    was_quiet = False
     while not over.wait(_POLL_S):
         wait = waits.longest()
         if wait is None:
-            told.clear()
+            # Twice: between two steps of one operation nothing is waited for.
+            if was_quiet and told:
+                told.clear()
+                if waits.are_endless:
+                    print("quiverlog: it answers again; reading on.", file=sys.stderr, flush=True)
+            was_quiet = True
             continue
+        was_quiet = False
         now_s = time.monotonic()
-        if now_s - wait.since_s < _TOLD_AFTER_S or wait.reason in told:
+        if now_s - wait.since_s < TELL_AFTER_S or wait.reason in told:
             continue
         told.add(wait.reason)
         until_s = min(wait.until_s, deadline_s())
-        moment = time.strftime("%H:%M:%S", time.localtime(time.time() + until_s - now_s))
+        moment = ""
+        if until_s < math.inf:
+            moment = time.strftime("%H:%M:%S", time.localtime(time.time() + until_s - now_s))
         line = printable(f"quiverlog: {wait.told_until(moment)}")
         print(line, file=sys.stderr, flush=True)
 

@@ -73,7 +73,7 @@ class ConsumerCore:
         self._failures = 0
         self._failing_since_s: float | None = None
         self._idle_since_s: float | None = None
-        """Since when rows are waited for that are there: never while new ones are followed."""
+        """Since when rows are waited for; where new ones are followed, there may be none."""
         self._failure: QuiverlogError | None = None
         self._told: set[str] = set()
         cluster.waits.others.add(self)
@@ -89,12 +89,19 @@ class ConsumerCore:
         since_s = self._idle_since_s if failing_s is None else failing_s
         if since_s is None:
             return None
-        until_s = since_s + self._cluster.settings.request_timeout_s
-        until_s = min(until_s, self._cluster.deadline_s)
+        if failing_s is None and self._options.follow:
+            return self._fetches.owed(since_s)
+        until_s = min(since_s + self._patience_s, self._cluster.deadline_s)
         wait = Wait(since_s, until_s, f"rows of {self.topic}", "rows")
         if failure is not None:
             wait.failed(failure, until_s)
         return wait
+
+    @property
+    def _patience_s(self) -> float:
+        """So long may all tries fail."""
+        is_endless = self._cluster.waits.are_endless
+        return math.inf if is_endless else self._cluster.settings.request_timeout_s
 
     @property
     def requests(self) -> list[Request]:
@@ -178,7 +185,7 @@ class ConsumerCore:
             if batch is not None or self.is_at_end:
                 self._idle_since_s = None
                 return batch
-            if self._idle_since_s is None and not self._options.follow:
+            if self._idle_since_s is None:
                 self._idle_since_s = self.clock()
             deferred, self._deferred = self._deferred, None
             if deferred is not None:
@@ -397,7 +404,7 @@ class ConsumerCore:
         if self._failing_since_s is None:
             self._failing_since_s = round_began_s
         now_s = self.clock()
-        limit_s = self._failing_since_s + self._cluster.settings.request_timeout_s
+        limit_s = self._failing_since_s + self._patience_s
         if not error.retriable or now_s >= min(limit_s, self._cluster.deadline_s):
             self._recovered()
             raise named(error, self.topic)

@@ -9,6 +9,7 @@ Must not know: what rows mean to the consumer, decoding.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from quiverlog.errors import QuiverlogError
@@ -36,6 +37,7 @@ from .replica_choice import LEADER, ReplicaChoice
 from .results import FetchedPartition, TopicInfo
 from .routing import Cluster
 from .stored_batches import split_fetch
+from .waits import Wait
 
 __all__ = ["ROUND_S", "Fetches"]
 
@@ -170,6 +172,21 @@ class Fetches:
         for request in self.requests:
             request.waited_s += self._clock() - began_s
         return pending
+
+    def owed(self, since_s: float) -> Wait | None:
+        """The answer that a broker keeps back for longer than it may. Any thread may ask.
+
+        Args:
+            since_s: since when rows are waited for.
+        """
+        oldest = min(list(self.requests), key=lambda one: one.sent_s, default=None)
+        if oldest is None:
+            return None
+        late_s = max(since_s, oldest.sent_s) + FETCH_MAX_WAIT_MS_DEFAULT / 1000
+        if self._clock() <= late_s:
+            return None
+        address = oldest.source.address
+        return Wait(late_s, math.inf, f"an answer of {address} (FETCH)", f"{address}")
 
     def _wait_s(self, deadline_s: float) -> float:
         now_s = self._clock()

@@ -10,6 +10,7 @@ Must not know: how it is shown. A thread may look while another one waits.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 from typing import Final, Protocol
 from weakref import WeakSet
@@ -51,10 +52,11 @@ class Wait:
         self.told: set[str] = set()
 
     def told_until(self, until: str) -> str:
-        """A line about it, and about when it gives up."""
+        """A line about it, and about when it gives up; "": never."""
+        limit = f" until {until}" if until else ""
         if self.is_failing:
-            return f"{self.what.rstrip('.')}: trying again until {until}."
-        return f"waiting for {self.what} until {until}."
+            return f"{self.what.rstrip('.')}: trying again{limit}."
+        return f"waiting for {self.what}{limit}."
 
     def asks(self, command: Command) -> None:
         """Something is asked. Where a try has failed before, that stays what is waited for."""
@@ -101,8 +103,8 @@ class Waits:
         self._clock = clock
         self._open: dict[int, Wait] = {}
         self._latest = 0
-        self.muted = False
-        """Whoever waits says so in words of its own."""
+        self.are_endless = False
+        """A consumer whose tries all fail goes on for as long as it takes."""
         self.others: WeakSet[Waiter] = WeakSet()
 
     @contextlib.contextmanager
@@ -132,8 +134,6 @@ class Waits:
 
     def longest(self) -> Wait | None:
         """Since when anything is waited for, what exactly, and when the first of all gives up."""
-        if self.muted:
-            return None
         found = list(self._open.values())
         with contextlib.suppress(RuntimeError):  # another one has come just now: next time
             found += [one for other in list(self.others) if (one := other.waiting()) is not None]
@@ -142,6 +142,6 @@ class Waits:
         failing = [one for one in found if one.is_failing]
         chosen = (failing or found)[-1]
         since_s = min(one.since_s for one in found)
-        until_s = min(one.until_s for one in found)
+        until_s = math.inf if self.are_endless else min(one.until_s for one in found)
         told = chosen.what, chosen.reason
         return Wait(since_s, until_s, *told, is_failing=chosen.is_failing)
