@@ -80,8 +80,9 @@ def test_a_clean_start_asks_little_of_the_system_for_each_partition(
     each = {name: (many[name] - few[name]) / PARTITIONS for name in CALLS}
     # Each file of it is opened and read once, its directory listed once, its segment looked at.
     assert each.pop("open") <= 7  # label, point, its copy, epochs, producers, segment, index
-    # ... and the headers of batches: one for its epoch, three for the entries of the index
-    assert each.pop("pread") <= 11
+    # ... and headers of batches: one for its epoch, three for the entries of the index, and one to
+    # know whose its producers are
+    assert each.pop("pread") <= 12
     assert each.pop("close") <= 7
     assert each.pop("stat") <= 1
     assert each.pop("fstat") <= 1

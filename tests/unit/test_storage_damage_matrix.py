@@ -29,6 +29,8 @@ ROWS, BATCHES, TRIMMED, EPOCHS = 3, 24, 8, 2
 
 
 class Producers:
+    newest_offset = -1
+
     def capture(self) -> Callable[[], bytes]:
         now = b"some producers"
         return lambda: now

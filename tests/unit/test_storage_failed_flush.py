@@ -148,6 +148,7 @@ def test_a_snapshot_ahead_of_the_log_does_not_come_back() -> None:
 
     class Producers:
         state = b"old life"
+        newest_offset = -1
 
         def capture(self) -> Callable[[], bytes]:
             now = self.state

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import cast
 
+from quiverlog.batch.header import BatchHeader
 from quiverlog.node.closing import CloseLogJob
 from quiverlog.node.replica import Replica
 from quiverlog.storage.index_cache import IndexCache
@@ -65,6 +66,13 @@ class NoDisk(SimDisk):
 class Producers:
     def __init__(self) -> None:
         self.seen: list[int] = []
+
+    @property
+    def newest_offset(self) -> int:
+        return self.seen[-1] if self.seen else -1
+
+    def check(self, header: BatchHeader) -> int | None:
+        return header.base_sequence if header.base_sequence in self.seen else None
 
     def capture(self) -> Callable[[], bytes]:
         now = bytes(self.seen)

@@ -190,6 +190,13 @@ class Seen:
         self.offsets: list[int] = []
         self.replayed: list[int] = []
 
+    @property
+    def newest_offset(self) -> int:
+        return self.offsets[-1] if self.offsets else -1
+
+    def check(self, header: BatchHeader) -> int | None:
+        return header.base_offset if header.base_offset in self.offsets else None
+
     def capture(self) -> Callable[[], bytes]:
         now = b",".join(b"%d" % offset for offset in self.offsets)
         return lambda: now

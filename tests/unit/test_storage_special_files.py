@@ -109,6 +109,8 @@ def test_a_clean_mark_that_is_no_file_proves_nothing(tmp_path: Path, kind: str) 
 class Remembered:
     """What a partition knows of its producers: the batches that it was told of."""
 
+    newest_offset = -1
+
     def __init__(self) -> None:
         self.seen: list[int] = []
 

@@ -30,9 +30,9 @@ from quiverlog.batch.checksum import crc32c
 from quiverlog.batch.header import BatchHeader
 from quiverlog.errors import CorruptLog
 from quiverlog.storage.byte_source import is_unreadable
-from quiverlog.storage.disk import Disk, is_special_file
+from quiverlog.storage.disk import Disk, is_special_file, short_name
 from quiverlog.storage.frames import pack_file, unpack_file
-from quiverlog.storage.log_files import own_offset
+from quiverlog.storage.log_files import own_offset, rename_aside
 
 __all__ = [
     "LOG_START_FILE",
@@ -52,6 +52,7 @@ __all__ = [
     "load_recovery_point",
     "load_snapshot",
     "load_truncation",
+    "move_snapshot_aside",
     "pack_log_start",
     "pack_recovery_point",
     "pack_truncation",
@@ -100,6 +101,13 @@ class Producers(Protocol):
     def restore(self, blob: bytes) -> None: ...
 
     def replay(self, header: BatchHeader) -> None: ...
+
+    @property
+    def newest_offset(self) -> int:
+        """The first row of the newest batch that is remembered; -1: there is none."""
+
+    def check(self, header: BatchHeader) -> int | None:
+        """Where the batch was stored, or None for a new one. Raises what refuses it."""
 
 
 class RecoveryPoint(NamedTuple):
@@ -313,6 +321,16 @@ def drop_snapshot(disk: Disk, directory: str, offset: int) -> None:
     """Remove a snapshot; a missing one is fine, and a directory of that name is not ours."""
     with contextlib.suppress(FileNotFoundError, IsADirectoryError):
         disk.remove(_snapshot_path(directory, offset))
+
+
+def move_snapshot_aside(disk: Disk, directory: str, offset: int) -> str:
+    """Of one that tells of another log's batches. Returns a note; raises OSError, StorageFault."""
+    path = _snapshot_path(directory, offset)
+    new = rename_aside(disk, directory, path.rpartition("/")[2], disk.list(directory))
+    return (
+        f"{short_name(path)} tells of other batches of producers than the rows: it was not"
+        f" believed, and moved to {new}."
+    )
 
 
 def load_snapshot(disk: Disk, directory: str, offset: int) -> bytes | None:

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from quiverlog.batch.header import BatchHeader, link
+from quiverlog.batch.header import CRC_START, BatchHeader, link
 from quiverlog.errors import CorruptLog
 from quiverlog.limits import BATCH_HEADER_BYTES
-from quiverlog.storage.byte_source import FileBytes
+from quiverlog.storage.byte_source import FileBytes, checksum
 from quiverlog.storage.checks import LongWalk, Undiagnosed
 from quiverlog.storage.disk import File
 from quiverlog.storage.scan import Damage
@@ -22,10 +22,13 @@ from quiverlog.storage.segment_index import SEGMENT_HEADER_BYTES
 
 __all__ = [
     "Cursor",
+    "Undiagnosed",
     "all_headers",
+    "batch_with",
     "first_at_or_after",
     "first_header",
     "first_header_spans",
+    "is_sound",
     "measure",
     "measure_spans",
     "skip_older",
@@ -167,6 +170,20 @@ def first_header(segment: Segment, offset: int) -> BatchHeader | None:
     """The header of the batch that holds `offset`, or of the next good one. Raises Undiagnosed."""
     found = next(_headers(segment, offset), None)
     return None if found is None else found[1]
+
+
+def batch_with(segment: Segment, offset: int) -> tuple[int, BatchHeader] | None:
+    """(position, header) of the batch that holds `offset`, if one does. Raises Undiagnosed."""
+    found = next(_headers(segment, offset), None)
+    assert found is None or found[1].next_offset > offset
+    return None if found is None or found[1].base_offset > offset else found
+
+
+def is_sound(segment: Segment, position: int, header: BatchHeader) -> bool:
+    """True when the batch matches its checksum. For whoever may wait for the disk."""
+    end = position + header.total_bytes
+    assert SEGMENT_HEADER_BYTES <= position < end <= segment.file.size
+    return checksum(FileBytes(segment.file, end), position + CRC_START, end) == header.crc32c
 
 
 def first_header_spans(segment: Segment, offset: int) -> Iterator[tuple[int, int]]:

@@ -116,7 +116,7 @@ class Log(TrimmableLog):
         log._producers = producers
         log._restore_producers(found.given_up)
         for segment in log.segments:
-            if segment.index_note:
+            if segment.index_note and segment.index_note not in log.recovery.notes:
                 log.recovery.notes.append(segment.index_note)
             segment.release_index()  # Nobody has asked for its rows yet, and no cache counts it.
         return log
@@ -134,7 +134,10 @@ class Log(TrimmableLog):
         for segment in given_up:
             assert segment.end_offset <= self.log_start_offset, "no file that is read goes"
         if self._producers is not None:
-            restore_producers(
+            known = list(self._unflushed.snapshots)
+            if known and (load := self.begin_load()) is not None:  # It leads to the rows' headers.
+                self.complete_load(load, load.run())
+            self.recovery.notes += restore_producers(
                 self._disk,
                 self.directory,
                 self._producers,
@@ -145,6 +148,7 @@ class Log(TrimmableLog):
                 self.recovery.damages,
                 given_up,
             )
+            self._changed |= self._unflushed.snapshots != known  # The next stop writes one anew.
         if given_up and self.log_start_offset > self._start_saved:
             # A start that finds `log-start` again takes them.
             opening.given_up_files(given_up)
@@ -300,6 +304,7 @@ class Log(TrimmableLog):
         if self._producers is not None and result.producers is not None:
             self._unflushed.snapshots = list(result.snapshots)
             self.recovery.damages += [d for d in result.damages if d not in self.recovery.damages]
+            self.recovery.notes += result.notes
             self._producers.adopt(result.producers)
         return end
 

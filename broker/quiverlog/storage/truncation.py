@@ -66,6 +66,7 @@ class TruncateResult(NamedTuple):
     producers: Producers | None = None
     snapshots: tuple[int, ...] = ()
     damages: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     last_index: LoadedIndex | None = None
 
 
@@ -113,7 +114,7 @@ class TruncateJob:
         snapshots = checkpoint.snapshot_offsets(names)
         start = self.start_offset if segments else result.end_offset
         damages: list[str] = []
-        restore_producers(
+        notes = restore_producers(
             self.disk,
             self.key,
             self.producers,
@@ -124,7 +125,10 @@ class TruncateJob:
             damages,
         )
         return result._replace(
-            producers=self.producers, snapshots=tuple(snapshots), damages=tuple(damages)
+            producers=self.producers,
+            snapshots=tuple(snapshots),
+            damages=tuple(damages),
+            notes=tuple(notes),
         )
 
 

@@ -191,6 +191,13 @@ class ProducerStates:
         producer = self._staged.get(producer_id) or self._producers.get(producer_id)
         return -1 if producer is None else producer.epoch
 
+    @property
+    def newest_offset(self) -> int:
+        """The first row of the newest batch that is remembered; -1: there is none."""
+        return max(
+            (one.batches[-1][2] for one in self._producers.values() if one.batches), default=-1
+        )
+
     # --- recording -----------------------------------------------------------------------------
     def stage(self, header: BatchHeader, base_offset: int, now_us: int) -> None:
         """The batch is on its way to the log, at `base_offset`. Later batches are checked after it.
