@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from quiverlog.cli import restart_check
 from quiverlog.cli.cluster_detail import brokers_json, print_status, status_json
 from quiverlog.cli.cluster_health import (
     VOTER_LAG_MAX,
@@ -70,7 +74,7 @@ def test_a_cluster_as_it_should_be_lets_any_of_its_brokers_go() -> None:
     found = cluster()
     assert is_healthy(found)
     assert findings(found) == []
-    assert all(may_restart(found, one.node_id).may_restart for one in found.brokers)
+    assert all(may_restart(Seen(found), one.node_id).may_restart for one in found.brokers)
     assert status_json(Seen(found))["is_healthy"] is True
     assert spare_voters(found) == 1
 
@@ -115,7 +119,7 @@ def test_a_cluster_as_it_should_be_lets_any_of_its_brokers_go() -> None:
 def test_one_thing_that_speaks_against_a_restart(
     found: ClusterDetail, node_id: int, why: str
 ) -> None:
-    verdict = may_restart(found, node_id)
+    verdict = may_restart(Seen(found), node_id)
     assert verdict.reasons == (why,)
     assert not verdict.may_restart
 
@@ -136,20 +140,70 @@ def test_one_thing_that_speaks_against_a_restart(
     ],
 )
 def test_what_does_not_speak_against_a_restart(found: ClusterDetail, node_id: int) -> None:
-    assert may_restart(found, node_id).reasons == ()
+    assert may_restart(Seen(found), node_id).reasons == ()
 
 
 def test_a_voter_that_has_just_stopped_is_not_relied_on_though_it_was_just_heard() -> None:
     found = with_broker(2, fenced=True)
-    assert may_restart(found, 1).reasons == (
+    assert may_restart(Seen(found), 1).reasons == (
         "the quorum has no voter to spare: without it 1 of 3 are heard, 2 are needed",
         "broker 2 is fenced",
     )
     assert spare_voters(found) == 0
 
 
+def seen_without(found: ClusterDetail, *silent: int) -> Seen:
+    """As broker 1 tells it; these have not answered."""
+    return Seen(
+        found,
+        [
+            Probe(f"h:{9000 + n}", None, "refused")
+            if n in silent
+            else Probe(f"h:{9000 + n}", replace(found, told_by=n))
+            for n in (1, 2, 3)
+        ],
+    )
+
+
+def test_a_broker_that_does_not_answer_is_not_counted_on() -> None:
+    """Though the controller takes it for live, until its session is over."""
+    silent = "broker 3 does not answer here (refused)"
+    no_spare = "the quorum has no voter to spare: without it 1 of 3 are heard, 2 are needed"
+    assert may_restart(seen_without(cluster(), 3), 1).reasons == (no_spare, silent)
+    five = with_voters(*(voter(n) for n in (1, 2, 3, 4, 5)))
+    assert may_restart(seen_without(five, 3), 1).reasons == (silent,)
+    assert may_restart(seen_without(five), 1).reasons == ()
+    # Its own restart is what helps.
+    assert may_restart(seen_without(cluster(), 3), 3).reasons == ()
+    # It is said once, in the controller's words.
+    assert may_restart(seen_without(with_broker(3, fenced=True), 3), 1).reasons == (
+        no_spare,
+        "broker 3 is fenced",
+    )
+
+
+@pytest.mark.parametrize("wait", [[], ["--wait", "30"]])
+def test_restart_check_asks_each_broker(monkeypatch: pytest.MonkeyPatch, wait: list[str]) -> None:
+    """Waiting ends when all of them answer, not when the controller has nothing against it."""
+
+    class Client:
+        cluster = SimpleNamespace(deadline_s=0.0, patience_s=0.0)
+
+        def describe_cluster(self) -> ClusterDetail:
+            return cluster()
+
+    answers = iter([seen_without(cluster(), 3), seen_without(cluster())])
+    monkeypatch.setattr(restart_check, "seen_or_failure", lambda *_: seen_without(cluster(), 3))
+    monkeypatch.setattr(restart_check, "probe_brokers", lambda _: next(answers).probes)
+    monkeypatch.setattr(restart_check, "open_client", lambda *_, **__: nullcontext(Client()))
+    done = CliRunner().invoke(restart_check.restart_check, ["--broker", "1", *wait])
+    assert done.exit_code == (0 if wait else 1)
+    assert "broker 3 does not answer here (refused)" in done.output
+    assert len(list(answers)) == (0 if wait else 2)
+
+
 def test_copies_that_nobody_can_spare_are_noted_and_do_not_hold_a_restart_up_for_ever() -> None:
-    verdict = may_restart(with_broker(2, needed=2), 2)
+    verdict = may_restart(Seen(with_broker(2, needed=2)), 2)
     assert verdict.may_restart
     assert "2 of its partitions have no copy to spare" in verdict.notes[0]
 
@@ -215,7 +269,7 @@ def test_what_no_controller_tells_is_not_said_to_be_so_now(
     assert "h:9002 (refused)" in shown
     assert ("12.2 s old" if found.age_s else "of unknown age") in shown
     assert {one["state"] for one in brokers_json(seen)} == {"unknown, was live"}
-    assert not may_restart(found, 3).may_restart
+    assert not may_restart(Seen(found), 3).may_restart
 
 
 def test_an_address_that_was_given_and_is_no_broker_is_a_warning_and_a_live_one_a_problem() -> None:

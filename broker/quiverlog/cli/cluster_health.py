@@ -15,7 +15,7 @@ from quiverlog.limits import REPLICATION_FACTOR_DEFAULT
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from quiverlog.cli.probes import Probe
+    from quiverlog.cli.probes import Probe, Seen
     from quiverlog.client.results import (
         BrokerDetail,
         ClusterDetail,
@@ -295,11 +295,13 @@ def fewer_replicas(found: ClusterDetail, few: list[TopicInfo]) -> tuple[str, str
 
 
 # --- one broker ---------------------------------------------------------------------------------
-def may_restart(found: ClusterDetail, node_id: int) -> RestartVerdict:
+def may_restart(seen: Seen, node_id: int) -> RestartVerdict:
     """Whether this broker may be stopped and started again now.
 
-    One that is fenced serves nobody, so that the quorum alone counts.
+    One that is fenced, or does not answer, serves no client, so that the quorum alone counts.
     """
+    found, silent = seen.as_probed, seen.silent_brokers
+    fenced = _fenced(seen.found)
     broker = next(one for one in found.brokers if one.node_id == node_id)
     reasons = _quorum_without(found, node_id)
     if broker.fenced:
@@ -307,7 +309,12 @@ def may_restart(found: ClusterDetail, node_id: int) -> RestartVerdict:
     others = [one for one in found.brokers if one.node_id != node_id]
     if not any(not one.fenced and not one.in_shutdown for one in others):
         reasons.append("no other broker is live: clients wait until it is back")
-    reasons += [f"broker {one.node_id} is fenced" for one in others if one.fenced]
+    reasons += [f"broker {one.node_id} is fenced" for one in others if one.node_id in fenced]
+    reasons += [
+        f"broker {one.node_id} does not answer here ({silent[one.node_id]})"
+        for one in others
+        if one.node_id in silent and one.node_id not in fenced
+    ]
     reasons += [
         f"broker {one.node_id} is stopping" for one in others if one.in_shutdown and not one.fenced
     ]

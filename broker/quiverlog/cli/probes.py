@@ -21,7 +21,7 @@ from quiverlog.errors import QuiverlogError
 if TYPE_CHECKING:
     from quiverlog.client.results import ClusterDetail, TopicInfo
 
-__all__ = ["Probe", "Seen", "look", "probe", "seen_or_failure"]
+__all__ = ["Probe", "Seen", "look", "probe", "probe_brokers", "seen_or_failure"]
 
 _PROBE_S_MAX: Final = 2.0
 """A broker that runs answers in milliseconds."""
@@ -77,14 +77,24 @@ class Seen:
     def as_probed(self) -> ClusterDetail:
         """The cluster, with the brokers fenced that were asked and did not answer: for a session
         after its end the controller takes a broker for live."""
-        silent, answering = set(self.silent), self.answering
+        silent = self.silent_brokers
         brokers = [
-            replace(one, fenced=True)
-            if one.node_id not in answering and str(Address(one.host, one.port)) in silent
-            else one
+            replace(one, fenced=True) if one.node_id in silent else one
             for one in self.found.brokers
         ]
         return replace(self.found, brokers=tuple(brokers))
+
+    @property
+    def silent_brokers(self) -> dict[int, str]:
+        """Node id -> why there was no answer, of the brokers that were asked and gave none."""
+        failures = {one.address: one.failure for one in self.probes if not one.answers}
+        answering = self.answering
+        addresses = {one.node_id: str(Address(one.host, one.port)) for one in self.found.brokers}
+        return {
+            node_id: failures[address]
+            for node_id, address in addresses.items()
+            if address in failures and node_id not in answering
+        }
 
     @property
     def silent(self) -> list[str]:
@@ -145,8 +155,8 @@ def seen_or_failure(bootstrap: str, timeout_s: float) -> Seen:
         bootstrap, timeout_s=timeout_s, request_timeout_s=timeout_s, began_s=began_s
     ) as client:
         found = client.describe_cluster()
-    advertised = [str(Address(one.host, one.port)) for one in found.brokers]
-    return Seen(found, probe(advertised, max(_PROBE_S_MIN, began_s + timeout_s - time.monotonic())))
+    left_s = began_s + timeout_s - time.monotonic()
+    return Seen(found, probe_brokers(found, max(_PROBE_S_MIN, left_s)))
 
 
 def _best(probes: Sequence[Probe]) -> ClusterDetail | None:
@@ -156,6 +166,11 @@ def _best(probes: Sequence[Probe]) -> ClusterDetail | None:
         key=lambda one: (one.is_current, not one.is_behind, one.metadata_version),
         default=None,
     )
+
+
+def probe_brokers(found: ClusterDetail, timeout_s: float = _PROBE_S_MAX) -> list[Probe]:
+    """Ask every registered broker where it says that it is."""
+    return probe([str(Address(one.host, one.port)) for one in found.brokers], timeout_s)
 
 
 def probe(addresses: Iterable[str], timeout_s: float) -> list[Probe]:

@@ -21,7 +21,7 @@ from quiverlog.cli.options import (
     without_end,
 )
 from quiverlog.cli.output import print_json
-from quiverlog.cli.probes import seen_or_failure
+from quiverlog.cli.probes import Seen, probe_brokers, seen_or_failure
 from quiverlog.cli.waiting import Patience, polls, shown_waiting
 
 if TYPE_CHECKING:
@@ -58,17 +58,16 @@ def restart_check(
 ) -> None:
     """Say whether a broker may be restarted now; exit code 0 if so, 1 if not.
 
-    No request fails by it when every other broker is live and has all its copies in sync, none of
-    its partitions is moving, and the quorum has a voter to spare.
+    No request fails by it when every other broker is live, answers here and has all its copies in
+    sync, none of its partitions is moving, and the quorum has a voter to spare.
     """
     seen = seen_or_failure(bootstrap, timeout_s)
-    found = seen.found
-    verdicts = _verdicts(found, node_id)
+    verdicts = _verdicts(seen, node_id)
     if wait_s and not all(one.may_restart for one in verdicts):
         with open_client(
             bootstrap, timeout_s=timeout_s, request_timeout_s=timeout_s, skipped=seen.silent
         ) as client:
-            verdicts = _wait(client, found, node_id, wait_s)
+            verdicts = _wait(client, seen.found, node_id, wait_s)
     if output_format == "json":
         print_json(_json(verdicts))
     else:
@@ -77,14 +76,14 @@ def restart_check(
         raise click.exceptions.Exit(ExitCode.FAILED)
 
 
-def _verdicts(found: ClusterDetail, node_id: int | None) -> list[RestartVerdict]:
-    known = [one.node_id for one in found.brokers]
+def _verdicts(seen: Seen, node_id: int | None) -> list[RestartVerdict]:
+    known = [one.node_id for one in seen.found.brokers]
     if node_id is None:
-        return [may_restart(found, one) for one in known]
+        return [may_restart(seen, one) for one in known]
     if node_id not in known:
         names = ", ".join(map(str, known))
         raise CommandFailed(f"There is no broker {node_id} in this cluster; there are: {names}.")
-    return [may_restart(found, node_id)]
+    return [may_restart(seen, node_id)]
 
 
 def _wait(
@@ -97,7 +96,10 @@ def _wait(
     with shown_waiting("waiting") as waiting:
         for is_last in polls(wait_s):
             found = patience.ask(client.describe_cluster) or found
-            verdicts = _verdicts(found, node_id)
+            verdicts = _verdicts(Seen(found), node_id)
+            if all(one.may_restart for one in verdicts):
+                # A broker that has died is live to the controller until its session is over.
+                verdicts = _verdicts(Seen(found, probe_brokers(found)), node_id)
             reasons = dict.fromkeys(reason for one in verdicts for reason in one.reasons)
             if not reasons or is_last:
                 break
