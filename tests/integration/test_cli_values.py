@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -181,6 +183,33 @@ def test_an_offset_is_no_name_of_a_file(
     assert (code, out) == (2, "")
     assert "--from" in err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"])
+@pytest.mark.parametrize("command", ["consume", "sql"])
+@pytest.mark.parametrize("words", [[], ["--format", "parquet"]], ids=len)
+def test_what_the_shell_has_opened_is_written_to_as_it_is(
+    broker: BrokerProcess, rows: str, tmp_path: Path, command: str, name: str, words: list[str]
+) -> None:
+    """Where it appends to a file, what the file has stays."""
+    asked = ["consume", rows] if command == "consume" else ["sql", f'select id from "{rows}"']
+    path = tmp_path / "rows"
+    path.write_bytes(KEPT)
+    with open(path, "ab") as file:
+        line = [sys.executable, "-m", "quiverlog", *asked, "-o", name, *words]
+        done = subprocess.run(
+            [*line, "-b", broker.bootstrap], stdout=file, stderr=subprocess.PIPE, timeout=120
+        )
+    assert (done.returncode, done.stderr) == (0, b"")
+    written = path.read_bytes()
+    assert written.startswith(KEPT)
+    assert written.endswith(b"PAR1" if words else b"2\n")
+
+
+def test_a_descriptor_that_is_not_open_is_named(cli: Cli, rows: str) -> None:
+    code, _, err = cli("consume", rows, "-o", "/dev/fd/987654321")
+    assert (code, err) == (1, "quiverlog: /dev/fd/987654321: Bad file descriptor\n")
+    assert cli("consume", rows, "-o", "/dev/null", "--format", "csv")[0] == 0
 
 
 def test_a_name_without_a_suffix_needs_a_format(

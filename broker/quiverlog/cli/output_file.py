@@ -28,6 +28,12 @@ _STARTS: Final = {
     "end": "latest", "largest": "latest",
 }  # fmt: skip
 
+_STREAMS: Final = ("stdin", "stdout", "stderr")
+_DESCRIPTOR: Final = re.compile(
+    rf"/dev/(?P<name>{'|'.join(_STREAMS)})|(?:/dev|/proc/self)/fd/(?P<number>\d{{1,9}})",
+    re.ASCII,
+)
+
 force_option = click.option("--force", is_flag=True, help="Write over a file that is there.")
 
 
@@ -70,8 +76,21 @@ def output_kind(output: str, told: str | None, *, reads_offsets: bool = False) -
 
 
 def is_special(output: str) -> bool:
-    """True for a pipe or a device, whose opening may wait, and which Ctrl-C shall end."""
+    """True for a pipe or a device, whose opening may wait, and which Ctrl-C shall end.
+
+    And for what is open already, where the shell has chosen what is written over.
+    """
+    if _descriptor(output) is not None:
+        return True
     return os.path.exists(output) and not os.path.isfile(output)
+
+
+def _descriptor(output: str) -> int | None:
+    """The number behind `/dev/stdout`, `/dev/fd/3` and their like; None for all other names."""
+    found = _DESCRIPTOR.fullmatch(output)
+    if found is None:
+        return None
+    return int(found["number"]) if found["number"] else _STREAMS.index(found["name"])
 
 
 def check_free(output: str | Path, *, force: bool) -> None:
@@ -80,7 +99,9 @@ def check_free(output: str | Path, *, force: bool) -> None:
     Raises:
         CommandFailed: a file with something in it is there.
     """
-    if force or str(output) == "-" or not os.path.isfile(output) or not os.path.getsize(output):
+    if force or str(output) == "-" or is_special(str(output)):
+        return
+    if not os.path.isfile(output) or not os.path.getsize(output):
         return
     raise CommandFailed(
         f"{output} is there already: choose another name, or --force to replace it."
@@ -103,6 +124,13 @@ def open_new(output: str, *, force: bool) -> IO[bytes]:
         CommandFailed: a file with something in it is there.
         OSError: the file cannot be written.
     """
+    descriptor = _descriptor(output)
+    if descriptor is not None:
+        # Opened by its name, a file that the shell appends to would lose what it has.
+        try:
+            return open(os.dup(descriptor), "wb")
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, output) from error
     if not force and not is_special(output):
         try:
             return open(output, "xb")
