@@ -158,6 +158,29 @@ def test_what_duckdb_refuses_is_one_line(broker, capfd, query):
     assert (code, out, err.count("\n")) == (ExitCode.USAGE, "", 1), err
 
 
+@pytest.mark.parametrize(
+    ("query", "names_files"),
+    [
+        ("from '/etc/passwd'", True),
+        ("from './nope'", True),
+        ("from 'here'", True),
+        ("from 'here.csv'", True),
+        ("from sqlite_scan('a', 'b')", True),
+        ("from 'not_here'", False),
+        ("from no_such_topic", False),
+    ],
+)
+def test_what_only_files_would_allow_is_said_with_the_option(
+    broker, capfd, tmp_path, monkeypatch, query, names_files
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here").write_text("a\n1\n")
+    code, out, err = answer(broker, capfd, query)
+    assert (code, out, err.count("\n")) == (ExitCode.USAGE, "", 1), err
+    assert ("--files lets it use files" in err) == names_files
+    assert "--files lets" not in answer(broker, capfd, query, "--files")[2]
+
+
 def test_the_end_of_the_process_says_nothing(broker):
     """What DuckDB finds left of itself at the end it lists on stderr."""
     command = [sys.executable, "-m", "quiverlog", "sql", "select count(*) as n from flights"]

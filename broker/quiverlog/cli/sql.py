@@ -155,6 +155,14 @@ def _session(client: Client, files: bool) -> Any:
         database.close()
 
 
+def _is_about_files(said: str) -> bool:
+    """A table that is missing is a file, by its name or in fact; a function is an extension's."""
+    table = re.search(r"Table with name (.+?) does not exist", said)
+    if table is None:
+        return "it exists in the " in said
+    return "/" in table[1] or os.path.exists(table[1])
+
+
 def _files_in(query: str) -> str:
     """What the query names and is a file, for an error that cannot know which of them it was."""
     named = [text for text in re.findall(r"'([^'\n]+)'", query) if os.path.isfile(text)]
@@ -243,7 +251,7 @@ class _Session:
                 raise
             said = one_line(str(error).split("\n\n")[0])
             is_closed = isinstance(error, duckdb.PermissionException) or "been locked" in said
-            if is_closed:
+            if is_closed or (not self._files and _is_about_files(said)):
                 said = f"{said.rstrip('.')}. {_FILES_HINT}"
             is_wrong = is_closed or isinstance(error, duckdb.ProgrammingError)
             raise CommandFailed(said, ExitCode.USAGE if is_wrong else ExitCode.FAILED) from error
