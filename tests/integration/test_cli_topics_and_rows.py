@@ -345,6 +345,28 @@ def test_perf_leaves_topics_with_other_columns_alone(cli: Command, topic: str):
     assert "other columns" in err
 
 
+@pytest.mark.parametrize("kind", ["produce", "latency"])
+@pytest.mark.parametrize(
+    ("words", "truth"),
+    [
+        (("-r", "2"), "--replication-factor: topic {} exists and has 1."),
+        (("--partitions", "2"), "--partitions: topic {} exists and has 3."),
+        (("--config", "retention.ms=5"), "--config retention.ms: topic {} exists and has 900000."),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else value[0],
+)
+def test_perf_refuses_what_is_not_true_of_a_topic_that_is_there(
+    cli: Command, topic: str, kind: str, words: tuple[str, ...], truth: str
+):
+    true = ("--partitions", "3", "-r", "1", "--config", "retention.ms=900000")
+    cli("perf", kind, "-t", topic, "--rows", "5", *true)
+    cli("perf", kind, "-t", topic, "--rows", "5", *true)
+    code, err = cli.fails("perf", kind, "-t", topic, "--rows", "5", *words)
+    assert code == ExitCode.USAGE
+    assert truth.format(repr(topic)) in err
+    assert cli.json("topic", "describe", topic)[0]["rows"] == 10
+
+
 def test_dump_log_of_a_live_segment(
     cli: Command, broker: BrokerProcess, topic, rows_csv, capfdbinary
 ):

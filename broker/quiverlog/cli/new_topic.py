@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from quiverlog.cli.options import columns_callback
+from quiverlog.cli.options import columns_callback, was_given
 from quiverlog.limits import (
     PARTITIONS_PER_TOPIC_MAX,
     REPLICATION_FACTOR_DEFAULT,
@@ -18,11 +18,20 @@ from quiverlog.limits import (
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from quiverlog.client.client import Client
     from quiverlog.client.results import TopicInfo
 
-__all__ = ["REPLICATION_FACTOR_SHOWN", "new_topic_options", "said_of", "schema_from_options"]
+__all__ = [
+    "REPLICATION_FACTOR_SHOWN",
+    "check_as_it_is",
+    "new_topic_options",
+    "said_of",
+    "schema_from_options",
+]
 
 REPLICATION_FACTOR_SHOWN = f"{REPLICATION_FACTOR_DEFAULT}, or one on each broker where fewer live"
+
+_CREATING = ("partitions", "replication_factor", "key", "config")
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -83,6 +92,53 @@ def said_of(info: TopicInfo) -> str:
     partitions = f"{len(info.partitions)} partition{'s' * (len(info.partitions) != 1)}"
     copies = f"{info.replicas} replica{'s' * (info.replicas != 1)}"
     return f"{partitions}, {copies}, durability {info.durability.label}"
+
+
+def check_as_it_is(
+    client: Client, name: str, create: dict[str, Any], *, is_other: bool = False
+) -> None:
+    """What was typed of a new topic must be true of one that is there: it changes nothing.
+
+    Args:
+        create: the options that describe a new topic, by their names.
+        is_other: its columns are others than those that were typed.
+
+    Raises:
+        click.UsageError: names the first option that is not true.
+    """
+    given = {option for option in _CREATING if was_given(option)}
+    if not given and not is_other:
+        return
+    for is_wrong, option, truth in _truths(client, name, create, given, is_other):
+        if is_wrong:
+            raise click.UsageError(
+                f"{option}: topic {name!r} exists and has {truth}. Leave the option out; "
+                "`quiverlog topic alter` changes a topic."
+            )
+
+
+def _truths(
+    client: Client, name: str, create: dict[str, Any], given: set[str], is_other: bool
+) -> list[tuple[bool, str, str]]:
+    """What was typed, by its option: whether the topic is another, and what it has."""
+    detail = client.describe_topic(name)
+    configs = {key: config.value for key, config in detail.configs.items()}
+    truths: list[tuple[bool, str, str]] = []
+    if "partitions" in given:
+        count = len(detail.partitions)
+        truths.append((create["partitions"] != count, "--partitions", str(count)))
+    if "replication_factor" in given:
+        factor = detail.replication_factor
+        truths.append((create["replication_factor"] != factor, "--replication-factor", str(factor)))
+    if "key" in given:
+        key = list(detail.key_columns)
+        truths.append((list(create["key"]) != key, "--key", ",".join(key) or "no key"))
+    truths.append((is_other, "--schema", "other columns"))
+    for option, value in create["config"].items():
+        if option not in configs:
+            raise click.UsageError(f"--config {option}: topics have no such configuration.")
+        truths.append((configs[option] != value, f"--config {option}", str(configs[option])))
+    return truths
 
 
 def schema_from_options(schema: str | None, schema_file: Path | None) -> pa.Schema | None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from quiverlog.cli.failures import CommandFailed
-from quiverlog.cli.new_topic import REPLICATION_FACTOR_SHOWN, said_of
+from quiverlog.cli.new_topic import REPLICATION_FACTOR_SHOWN, check_as_it_is, said_of
 from quiverlog.cli.options import (
     INT64_MAX,
     Seconds,
@@ -113,20 +113,19 @@ def _ensure_topic(
     topic: str,
     *,
     durability: str | None,
-    partitions: int,
-    replication_factor: int | None,
-    config: dict[str, str],
+    **create: Any,
 ) -> None:
-    """The topic is there, and can be written to as is asked for. What it is like is told."""
+    """The topic is there, and can be written to as is asked for. What it is like is told.
+
+    Raises:
+        click.UsageError: an option that describes a new topic is not true of the one that is there.
+        CommandFailed: it has other columns, or too few replicas.
+    """
     before = client.metadata([topic]).topics
-    client.create_topic(
-        topic,
-        _schema(),
-        partitions=partitions,
-        replication_factor=replication_factor,
-        config=config,
-        if_not_exists=True,
-    )
+    if before:
+        check_as_it_is(client, topic, create)
+    else:
+        client.create_topic(topic, _schema(), if_not_exists=True, **create)
     info = client.metadata([topic]).topics[topic]
     if not client.schemas(topic).current.equals(_schema()):
         raise CommandFailed(f"Topic {topic!r} has other columns: let perf make one of its own.")

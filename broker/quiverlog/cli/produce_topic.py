@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 import click
 
 from quiverlog.cli.failures import CommandFailed, ExitCode
-from quiverlog.cli.new_topic import said_of, schema_from_options
-from quiverlog.cli.options import was_given
+from quiverlog.cli.new_topic import check_as_it_is, said_of, schema_from_options
 from quiverlog.errors import TopicExists, UnknownTopic
 
 if TYPE_CHECKING:
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
     from quiverlog.client.client import Client
 
 __all__ = ["TargetTopic"]
-
-_CREATING = ("partitions", "replication_factor", "key", "config")
 
 
 class TargetTopic:
@@ -64,7 +61,8 @@ class TargetTopic:
         self._is_new = name not in client.metadata([name]).topics
         if not self._is_new:
             current = client.schemas(name).current
-            self._check_contradictions(current, asked)
+            is_other = asked is not None and not asked.equals(current)
+            check_as_it_is(client, name, create, is_other=is_other)
             asked = current
         elif not create["create"]:
             raise UnknownTopic(f"There is no topic {name!r}; --create makes it.", topic=name)
@@ -167,41 +165,3 @@ class TargetTopic:
         stored = normalize_schema(schema)
         check_schema(stored)
         Converter(stored, self.name).batches(batch)
-
-    def _check_contradictions(self, current: pa.Schema, asked: pa.Schema | None) -> None:
-        """What was said of a new topic must be true of one that is there: it changes nothing."""
-        given = {name for name in _CREATING if was_given(name)}
-        if not given and asked is None:
-            return
-        for is_other, option, truth in self._truths(given, current, asked):
-            if is_other:
-                raise click.UsageError(
-                    f"{option}: topic {self.name!r} exists and has {truth}. Leave the option out; "
-                    "`quiverlog topic alter` changes a topic."
-                )
-
-    def _truths(
-        self, given: set[str], current: pa.Schema, asked: pa.Schema | None
-    ) -> list[tuple[bool, str, str]]:
-        """What was said, by its option: whether the topic is another, and what it has."""
-        create = self._create
-        detail = self._client.describe_topic(self.name)
-        configs = {key: config.value for key, config in detail.configs.items()}
-        truths: list[tuple[bool, str, str]] = []
-        if "partitions" in given:
-            count = len(detail.partitions)
-            truths.append((create["partitions"] != count, "--partitions", str(count)))
-        if "replication_factor" in given:
-            factor = detail.replication_factor
-            is_other = create["replication_factor"] != factor
-            truths.append((is_other, "--replication-factor", str(factor)))
-        if "key" in given:
-            key = list(detail.key_columns)
-            truths.append((list(create["key"]) != key, "--key", ",".join(key) or "no key"))
-        if asked is not None:
-            truths.append((not asked.equals(current), "--schema", "other columns"))
-        for name, value in create["config"].items():
-            if name not in configs:
-                raise click.UsageError(f"--config {name}: topics have no such configuration.")
-            truths.append((configs[name] != value, f"--config {name}", str(configs[name])))
-        return truths
