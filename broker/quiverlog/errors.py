@@ -34,6 +34,7 @@ __all__ = [
     "DeliveryTimedOut",
     "DiskFull",
     "DuplicateNodeId",
+    "EarlierDiskState",
     "FeatureNotFinalised",
     "FencedLeaderEpoch",
     "FileTooLarge",
@@ -584,6 +585,12 @@ class TooManyConnectionsFromAddress(QuiverlogError):
 class ListenerWithoutAdministration(QuiverlogError):
     code = 135
     hint = "`listeners.<name>.administration` says where a broker is administered."
+
+
+class EarlierDiskState(QuiverlogError):
+    code = 132
+    retriable = True
+    hint = "Start the broker on its newest disk; where that is lost, empty this one first."
 
 
 # --- the client's own: never on the wire ----------------------------------------------------

@@ -45,6 +45,12 @@ BUGS: dict[str, Mutation] = {
     "another disk never replaces a dead broker": Mutation(
         f"{MACHINE}._check_unique", "self.sessions.is_alive(before.node_id, now_us)", "True"
     ),
+    "a copy of a disk replaces a live broker": Mutation(
+        f"{MACHINE}._check_unique", "_addresses(before) & _addresses(newcomer)", "True"
+    ),
+    "a life that has ended keeps out one from elsewhere": Mutation(
+        f"{MACHINE}._check_unique", "(before.fenced and before.in_shutdown)", "False"
+    ),
     "a newcomer is not fenced": Mutation(
         "core.controller.registrations:_fenced", "fenced=True", "fenced=False"
     ),
@@ -100,7 +106,15 @@ def test_the_runs_are_not_vacuous() -> None:
         world = RegistrationWorld(random.Random(seed))
         world.run(STEPS)
         happened += world.happened
-    for what in ("registrations", "fenced", "unfenced", "stale", "duplicates", "stops"):
+    for what in (
+        "registrations",
+        "fenced",
+        "unfenced",
+        "stale",
+        "duplicates",
+        "refused copies",
+        "stops",
+    ):
         assert happened[what] > 30, happened
 
 

@@ -16,7 +16,7 @@ from quiverlog.errors import QuiverlogError
 from tests.support.broker import BrokerProcess
 from tests.support.until import until
 
-__all__ = ["GrowingCluster", "Typed"]
+__all__ = ["GrowingCluster", "Typed", "typed"]
 
 COMMAND_S = 120.0
 

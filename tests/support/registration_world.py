@@ -42,6 +42,7 @@ class Process:
     incarnation: bytes
     directory_id: str
     clean_incarnation: bytes = b""
+    host: str = "host"
     wants_to_stop: bool = False
     is_silent: bool = False
 
@@ -55,6 +56,15 @@ class Known:
     epoch: int | None
     fenced: bool = True
     in_shutdown: bool = False
+    host: str = "host"
+
+    def keeps_out(self, process: Process) -> bool:
+        """Whether another process is refused while this life has a session."""
+        if self.incarnation == process.incarnation:
+            return False
+        has_ended = self.fenced and self.in_shutdown
+        is_copy = self.host != process.host and not has_ended
+        return self.directory_id != process.directory_id or is_copy
 
 
 class RegistrationWorld:
@@ -93,7 +103,7 @@ class RegistrationWorld:
         acts = {
             self.beat: 8, self.commit: 8, self.wait: 6, self.look: 4, self.restart: 1,
             self.hang: 1, self.stall: 1, self.fail: 1, self.lead: 1, self.stop_one: 1,
-            self.old_life_speaks: 1, self.twin: 1, self.quiet: 1, self.held: 1,
+            self.old_life_speaks: 1, self.twin: 1, self.copy: 1, self.quiet: 1, self.held: 1,
         }  # fmt: skip
         for act in self.rng.choices([*acts], [*acts.values()], k=steps):
             act()
@@ -120,11 +130,11 @@ class RegistrationWorld:
     def register(self, process: Process) -> None:
         node_id = process.node_id
         newcomer = BrokerRecord(
-            node_id, process.incarnation, "host", 1, directory_id=process.directory_id
+            node_id, process.incarnation, process.host, 1, directory_id=process.directory_id
         )
         before = self.known.get(node_id)
         is_alive = self.now_us < self.heard_us.get(node_id, -SESSION_US) + SESSION_US
-        refused = before is not None and before.directory_id != process.directory_id and is_alive
+        refused = before is not None and before.keeps_out(process) and is_alive
         try:
             records = self.machine.register(
                 self.pending, newcomer, process.clean_incarnation, self.now_us
@@ -133,9 +143,11 @@ class RegistrationWorld:
             self.happened["duplicates"] += 1
             if not refused and node_id not in self.unsure:
                 raise Violation(f"{node_id} is refused, and nobody else is alive") from None
+            if before is not None and before.directory_id == process.directory_id:
+                self.happened["refused copies"] += 1
             return
         if refused and node_id not in self.unsure:
-            raise Violation(f"{node_id} has replaced a live broker with another disk")
+            raise Violation(f"{node_id} has replaced a live broker with another disk, or a copy")
         self.heard_us[node_id], self.said[node_id] = self.now_us, -1
         self.unsure.discard(node_id)
         is_again = before is not None and before.incarnation == process.incarnation
@@ -146,7 +158,9 @@ class RegistrationWorld:
         if not records or not isinstance(records[0], BrokerRecord) or not records[0].fenced:
             raise Violation("a newcomer is not fenced")
         self.happened["registered again" if is_again else "registrations"] += 1
-        self.known[node_id] = Known(process.incarnation, process.directory_id, None)
+        self.known[node_id] = Known(
+            process.incarnation, process.directory_id, None, host=process.host
+        )
         self.propose(records)
 
     def heartbeat(self, process: Process, epoch: int, version: int) -> None:
@@ -234,6 +248,17 @@ class RegistrationWorld:
             self.bury(process)
             at = self.processes.index(process)
             self.processes[at] = self.new_process(process.node_id, known.directory_id)
+
+    def copy(self) -> None:
+        """An operator starts a copy of a broker's disk, at another address."""
+        process = self.rng.choice(self.processes)
+        copy = self.new_process(process.node_id, process.directory_id)
+        copy.host = f"host {self.lives}"
+        self.register(copy)
+        known = self.known.get(process.node_id)
+        if known is not None and known.incarnation == copy.incarnation:
+            self.bury(process)
+            self.processes[self.processes.index(process)] = copy
 
     def hang(self) -> None:
         process = self.rng.choice(self.processes)
@@ -340,7 +365,7 @@ class RegistrationWorld:
         self.happened["elections"] += 1
         self.looks_us.clear()
         self.known = {
-            n: Known(b.incarnation, b.directory_id, b.broker_epoch, b.fenced, b.in_shutdown)
+            n: Known(b.incarnation, b.directory_id, b.broker_epoch, b.fenced, b.in_shutdown, b.host)
             for n, b in self.image.brokers.items()
         }
         self.heard_us = {n: self.now_us for n, b in self.image.brokers.items() if not b.fenced}

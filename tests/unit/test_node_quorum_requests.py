@@ -16,7 +16,7 @@ from quiverlog.limits import RAFT_OBSERVERS_MAX
 from quiverlog.node.config import NodeConfig
 from quiverlog.node.events import ConnectionOpened, RequestReceived
 from quiverlog.node.quorum_wire import pack
-from quiverlog.node.whereabouts import Whereabouts
+from quiverlog.node.whereabouts import SECOND, Whereabouts
 from quiverlog.types import Now
 from quiverlog.wire import messages as m
 from quiverlog.wire.messages import Api
@@ -86,8 +86,9 @@ def test_a_second_broker_under_a_node_id_is_told(tmp_path: Path, *, fenced: bool
     node, arrived = driver(tmp_path)
     listeners = (("default", "10.0.0.3", 9292),)
     other = BrokerRecord(3, bytes(16), "10.0.0.3", 9292, "", listeners, directory_id="disk")
-    image = node.node.broker.metadata.image
-    image.replay(msgspec.structs.replace(other, fenced=fenced))
+    broker = node.node.broker
+    broker.metadata.image.replay(msgspec.structs.replace(other, fenced=fenced))
+    broker.whereabouts.brokers_changed(broker.metadata.image.brokers.values())
 
     def asked(directory: str, endpoint: str) -> m.Response:
         source = r.ReplicaKey(3, directory)
@@ -97,8 +98,90 @@ def test_a_second_broker_under_a_node_id_is_told(tmp_path: Path, *, fenced: bool
     assert answer.error_code == (0 if fenced else DuplicateNodeId.code)
     assert fenced or "10.0.0.3:9292" in answer.error_message
     assert len(arrived) == 1, "its messages are taken like all others"
+    assert broker.whereabouts.known()[3] == Address("10.0.0.9" if fenced else "10.0.0.3", 9292)
+    node.advance(2_000)
     assert not asked("another", "10.0.0.3:9292").error_code, "it may have lost its disk"
-    assert not asked("disk", "10.0.0.9:9292").error_code, "it has moved"
+    assert broker.whereabouts.known()[3] == Address("10.0.0.3", 9292)
+
+
+def test_a_second_process_on_a_copy_of_a_disk_neither_votes_nor_is_sent_anything(
+    tmp_path: Path,
+) -> None:
+    """Messages went to the address that had spoken last, so to each of the two in turn."""
+    node, arrived = driver(tmp_path)
+    broker = node.node.broker
+    own = r.ReplicaKey(1, "a")
+
+    def speaks(endpoint: str) -> m.Response:
+        return ask(node, msgspec.structs.replace(vote(2), source=own), endpoint=endpoint)
+
+    for _ in range(3):
+        assert not speaks("first:1").error_code
+        node.advance(1_999)
+        refused = speaks("copy:2")
+        assert refused.error_code == DuplicateNodeId.code
+        assert "node 1 runs at first:1, with the same data directory" in refused.error_message
+        assert broker.whereabouts.known() == {1: Address("first", 1)}
+    assert len(arrived) == 3
+    (line,) = [one for one in node.lines if one.event == SECOND]
+    assert (line.fields["at"], line.fields["second_at"]) == ("first:1", "copy:2")
+    node.advance(1)
+    assert not speaks("copy:2").error_code, "the first one was silent for a session"
+    assert speaks("first:1").error_code == DuplicateNodeId.code, "and is the second one now"
+    assert broker.whereabouts.known() == {1: Address("copy", 2)}
+
+
+SESSION_US = 2_000_000
+FIRST, COPY, NEW = Address("first", 1), Address("copy", 2), Address("new", 3)
+
+
+def at(us: int) -> Now:
+    return Now(us, us)
+
+
+def one_registered(*, fenced: bool = False, moved: bool = False) -> Whereabouts:
+    """Node 1 on disk "a" is registered at FIRST."""
+    config = NodeConfig(
+        data_dir="d", node_id=2, controllers={}, moved_controllers={1: NEW} if moved else {}
+    )
+    found = Whereabouts(config, lambda _: None, lambda *_, **__: None)
+    listeners = (("default", *FIRST),)
+    record = BrokerRecord(1, bytes(16), *FIRST, "", listeners, directory_id="a", fenced=fenced)
+    found.brokers_changed([record])
+    return found
+
+
+def test_where_a_controller_fences_the_silent_a_live_registration_is_the_first() -> None:
+    found, own = one_registered(), r.ReplicaKey(1, "a")
+    assert found.heard(own, str(COPY), at(0), is_led=True) == FIRST
+    assert found.second_at(1, at(0)) == str(COPY)
+    assert found.heard(own, str(COPY), at(SESSION_US - 1), is_led=False) == FIRST
+    assert found.heard(own, str(COPY), at(SESSION_US), is_led=False) is None, "nobody fences"
+    assert found.known() == {1: COPY}
+    assert found.heard(own, str(FIRST), at(SESSION_US + 1), is_led=True) is None, "it is its place"
+    assert found.heard(own, str(COPY), at(SESSION_US + 2), is_led=True) == FIRST
+    assert found.known() == {1: FIRST}
+    assert one_registered(fenced=True).heard(own, str(COPY), at(0), is_led=True) is None
+    assert one_registered(moved=True).heard(own, str(NEW), at(0), is_led=True) is None
+
+
+def test_what_a_silent_replica_has_said_yields_to_the_registration_after_a_session() -> None:
+    """Of two processes the one whose message came first while there was no leader would be asked
+    for rows for ever: no follower sends another one anything."""
+    found, own, leader = one_registered(), r.ReplicaKey(1, "a"), r.ReplicaKey(3, "c")
+    found.heard(own, str(COPY), at(0), is_led=False)
+    found.heard(leader, "leader:9", at(SESSION_US - 1), is_led=True)
+    assert found.known()[1] == COPY
+    found.heard(leader, "leader:9", at(SESSION_US), is_led=True)
+    assert found.known()[1] == FIRST
+
+
+def test_replicas_that_have_all_moved_find_each_other() -> None:
+    """In the metadata of the leader that they elect, each lives where it was before."""
+    found, own = one_registered(), r.ReplicaKey(1, "a")
+    for us in range(0, 3 * SESSION_US, 100_000):
+        assert found.heard(own, str(NEW), at(us), is_led=us > 0) is None
+        assert found.known() == {1: NEW}
 
 
 @pytest.mark.parametrize(
@@ -152,9 +235,10 @@ def test_an_endpoint_that_is_none_is_refused(tmp_path: Path) -> None:
 def test_of_those_who_say_where_they_are_a_bounded_number_is_remembered() -> None:
     told: list[Mapping[int, Address]] = []
     seeds = {1: Address("seed", 1), 2: Address("self", 2)}
-    found = Whereabouts(NodeConfig(data_dir="d", node_id=2, controllers=seeds), told.append)
+    config = NodeConfig(data_dir="d", node_id=2, controllers=seeds)
+    found = Whereabouts(config, told.append, lambda *_, **__: None)
     for node_id in range(10, 10 + RAFT_OBSERVERS_MAX + 5):
-        found.heard(r.ReplicaKey(node_id, "a"), f"h:{node_id}")
+        found.heard(r.ReplicaKey(node_id, "a"), f"h:{node_id}", at(0), is_led=False)
     assert len(found.known()) == RAFT_OBSERVERS_MAX + 1
     assert found.known()[1] == Address("seed", 1)
     assert 10 not in found.known()

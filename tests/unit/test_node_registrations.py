@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace as Namespace
 from typing import Any, cast
@@ -10,9 +11,11 @@ import msgspec
 import pytest
 
 from quiverlog.addresses import Address
+from quiverlog.core.raft.messages import ReplicaKey
 from quiverlog.errors import (
     CorruptFrame,
     DuplicateNodeId,
+    EarlierDiskState,
     InvalidRequest,
     NotController,
     QuiverlogError,
@@ -24,8 +27,10 @@ from quiverlog.limits import FEATURE_LEVEL_MAX
 from quiverlog.node.events import ConnectionOpened
 from quiverlog.node.quorum import Quorum
 from quiverlog.node.registrar import Registrar
+from quiverlog.node.whereabouts import SECOND
 from quiverlog.types import Now
 from quiverlog.wire import broker_messages as b
+from quiverlog.wire import cluster_messages as c
 from quiverlog.wire import frames
 from quiverlog.wire import messages as m
 from quiverlog.wire.messages import Request
@@ -276,6 +281,73 @@ def test_another_disk_under_a_live_node_id_waits_for_the_end_of_its_session(
     assert ask(node, beat(epoch)).error_code == StaleBrokerEpoch.code
 
 
+def moved(life: int) -> b.RegisterBrokerRequest:
+    elsewhere = [b.RegisteredListener("default", "elsewhere", 9292)]
+    return registering(life=life, host="elsewhere", listeners=elsewhere)
+
+
+def test_a_second_process_on_a_copy_of_a_disk_is_refused_while_the_first_one_lives(
+    node: NodeDriver,
+) -> None:
+    """The copy took the place, and the two replaced each other for as long as both lived."""
+    epoch = unfenced(node)
+    refused = ask(node, moved(9))
+    assert refused.error_code == DuplicateNodeId.code
+    assert "with the same data directory, at two.example:9292" in refused.error_message
+    (line,) = [one for one in node.lines if one.event == SECOND]
+    assert (line.fields["at"], line.fields["second_at"]) == ("two.example:9292", "elsewhere:9292")
+    assert ask(node, beat(epoch)).second_at == "elsewhere:9292", "the first one gets it"
+    node.advance(1_999)
+    assert ask(node, moved(9)).error_code == DuplicateNodeId.code
+    node.advance(1)
+    assert ask(node, moved(9)).error_code == 0, "the session of the first one is over"
+    assert ask(node, beat(epoch)).error_code == StaleBrokerEpoch.code
+
+
+def test_a_life_that_has_ended_keeps_out_no_process_at_another_address(node: NodeDriver) -> None:
+    epoch = unfenced(node)
+    assert ask(node, registering(life=9)).error_code == 0, "it has the address of the one before"
+    node.run_until_idle()
+    epoch = node.node.broker.metadata.image.brokers[2].broker_epoch
+    ask(node, beat(epoch))
+    for _ in range(2):
+        node.run_until_idle()
+        ask(node, beat(epoch, wants_to_stop=True))
+    node.run_until_idle()
+    assert node.node.broker.metadata.image.brokers[2].fenced, "it has stopped, in order"
+    assert ask(node, moved(10)).error_code == 0
+
+
+def test_a_broker_tells_the_controller_of_the_second_process_that_it_has_refused(
+    node: NodeDriver,
+) -> None:
+    """The controller does not meet a copy of its own disk: that one speaks with the others."""
+    epoch = unfenced(node)
+    ask(node, beat(epoch, second_node_id=0, second_at="copy:9"))
+    (described, _) = node.call(c.DescribeClusterRequest())
+    assert [one.second_at for one in described.brokers] == ["copy:9", ""]
+    ask(node, beat(epoch, second_node_id=77, second_at="copy:9"))
+    assert [one.event for one in node.lines].count(SECOND) == 1
+    assert ask(node, beat(epoch, second_node_id=0, second_at="x")).error_code == InvalidRequest.code
+    node.advance(10_000)
+    (described, _) = node.call(c.DescribeClusterRequest())
+    assert [one.second_at for one in described.brokers] == ["", ""], "it is tried no more"
+
+
+def test_a_disk_that_lacks_what_its_voter_has_acknowledged_does_not_take_the_node_id(
+    node: NodeDriver,
+) -> None:
+    """The earlier disk got no decisions, served nothing, and kept the newer one out."""
+    epoch = unfenced(node)
+    key = ReplicaKey(2, registering().directory_id)
+    registrar = deciding(node, forgotten={key: 7})
+    late = Now(1 << 40, 1 << 40)
+    with pytest.raises(EarlierDiskState, match="entry 7"):
+        registrar.register(registering(life=9), print, late)
+    assert not registrar.is_heard(2, late), "it has no session"
+    assert node.node.broker.metadata.image.brokers[2].broker_epoch == epoch
+
+
 def test_a_broker_alone_asks_nobody_and_has_no_timer(tmp_path: Path) -> None:
     alone = NodeDriver(tmp_path)
     membership = alone.node.broker.membership
@@ -288,11 +360,19 @@ def test_a_broker_alone_asks_nobody_and_has_no_timer(tmp_path: Path) -> None:
 
 
 def deciding(
-    node: NodeDriver, *, led_before_us: int = 0, confirmed_us: int | None = 0
+    node: NodeDriver,
+    *,
+    led_before_us: int = 0,
+    confirmed_us: int | None = 0,
+    forgotten: Mapping[ReplicaKey, int] | None = None,
 ) -> Registrar:
     """The controller's side, over a quorum that says this of its leader."""
     broker = node.node.broker
-    raft = Namespace(led_before_us=led_before_us, majority_confirmed_us=confirmed_us)
+    raft = Namespace(
+        led_before_us=led_before_us,
+        majority_confirmed_us=confirmed_us,
+        forgotten=forgotten or {},
+    )
     quorum = Namespace(leading_term=9, is_leading=True, raft=raft)
     return Registrar(
         node.config,
@@ -302,6 +382,7 @@ def deciding(
         lambda: bytes(16),
         lambda: {2: ANSWERED_US},
         lambda: False,
+        broker.whereabouts,
     )
 
 

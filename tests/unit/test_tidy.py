@@ -27,6 +27,8 @@ LONGER_FILES = {
     "broker/quiverlog/client/routing.py": "one machine: the picture of the cluster, and retries.",
     "broker/quiverlog/client/results.py": "what the client returns, value by value.",
     "broker/quiverlog/node/registration.py": "one machine: all that a broker says of itself.",
+    "broker/quiverlog/node/registrar.py": "one machine: what the controller makes of that.",
+    "tests/unit/test_node_registrations.py": "one machine's tests: the controller's side of it.",
     "broker/quiverlog/errors.py": "a table: every error with its number, flags and hint.",
     "broker/quiverlog/client/async_methods.py": "a table: every question with its documentation.",
     "broker/quiverlog/client/sender.py": "one machine: what becomes of a batch, and what is sent.",

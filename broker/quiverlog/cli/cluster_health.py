@@ -33,6 +33,7 @@ __all__ = [
     "may_restart",
     "replicas_possible",
     "spare_voters",
+    "two_processes",
     "with_fewer_replicas",
 ]
 
@@ -191,11 +192,21 @@ def _of_brokers(found: ClusterDetail) -> list[Finding]:
                 "others lead what they can, and the rest takes no rows."
             )
         )
+    said += [Finding(" ".join(two_processes(one))) for one in found.brokers if one.second_at]
     stopping = [str(one.node_id) for one in found.brokers if one.in_shutdown and not one.fenced]
     if stopping:
         text = f"Stopping: {', '.join(stopping)}. They hand over what they lead, and end then."
         said.append(Finding(text, is_warning=True))
     return said
+
+
+def two_processes(broker: BrokerDetail) -> tuple[str, str]:
+    """The finding about a second process under a broker's node id, and the advice."""
+    return (
+        f"Two processes have node id {broker.node_id}: the broker, at {broker.host}:{broker.port},"
+        f" and one at {broker.second_at}, which is refused.",
+        "Stop the one that should not run, and empty its data directory before it is used again.",
+    )
 
 
 def _of_partitions(found: ClusterDetail) -> list[Finding]:

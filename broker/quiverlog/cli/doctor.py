@@ -266,7 +266,12 @@ def _judge_workers(
 
 # --- brokers --------------------------------------------------------------------------------------
 def _brokers(bootstrap: str, timeout_s: float) -> list[Finding]:
-    from quiverlog.cli.cluster_health import as_known, fewer_replicas, with_fewer_replicas
+    from quiverlog.cli.cluster_health import (
+        as_known,
+        fewer_replicas,
+        two_processes,
+        with_fewer_replicas,
+    )
     from quiverlog.cli.cluster_health import findings as cluster_findings
     from quiverlog.cli.probes import seen_or_failure
     from quiverlog.errors import QuiverlogError
@@ -304,6 +309,9 @@ def _brokers(bootstrap: str, timeout_s: float) -> list[Finding]:
     else:
         text = next(one.text for one in cluster_findings(found) if not one.is_warning)
         findings.append(Finding("controller", PROBLEM, f"as known to {as_known(found)}", text))
+    findings += [
+        Finding("brokers", PROBLEM, *two_processes(one)) for one in found.brokers if one.second_at
+    ]
     if few:
         findings.append(Finding("replicas", WARNING, *fewer_replicas(seen.as_probed, few)))
     return findings

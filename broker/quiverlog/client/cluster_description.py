@@ -87,6 +87,7 @@ def _detail(found: DescribeClusterResponse) -> ClusterDetail:
                 takes_partitions=one.takes_partitions,
                 metadata_lag=_known(one.metadata_lag),
                 disk_full=one.is_disk_full,
+                second_at=one.second_at,
             )
             for one in found.brokers
         ),

@@ -142,6 +142,8 @@ class BrokerDetail:
     """The disk has no room for rows, as the controller has heard: others lead what they can."""
     decommissioning: bool = False
     """To leave the cluster: given nothing more."""
+    second_at: str = ""
+    """Where a second process under this node id was refused a moment ago; empty: nowhere."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ it and use the parts; parts do not know each other beyond what their constructor
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Set
+from typing import Final
 
 from quiverlog.core.controller.records import (
     BrokerChangeRecord,
@@ -72,6 +73,8 @@ from quiverlog.wire import messages as m
 from quiverlog.wire.replica_messages import AlterPartitionRequest
 
 __all__ = ["Broker"]
+
+_OF_BROKERS: Final = BrokerRecord | BrokerChangeRecord | UnregisterBrokerRecord
 
 
 class Broker:
@@ -141,7 +144,7 @@ class Broker:
         self.clients = clients = Clients()
         self.outbox = outbox = Outbox(metrics)
         self.peers = Peers(outbox)
-        self.whereabouts = Whereabouts(config, self.peers.addresses_changed)
+        self.whereabouts = Whereabouts(config, self.peers.addresses_changed, outbox.log)
         self.quorum_inbox = QuorumInbox()
         self.jobs = jobs = Jobs(outbox)
         self.tasks = Tasks(outbox, self.fail)
@@ -203,6 +206,7 @@ class Broker:
                 self.whereabouts,
                 lambda: self.directory.cluster_id,
                 lambda leader, now: self.quorum.told_leader(leader, now),
+                outbox.log,
             ),
             voters_changed=self.whereabouts.voters_changed,
             seeds=tuple(node_id for node_id in config.controllers if node_id != config.node_id),
@@ -357,10 +361,10 @@ class Broker:
                 self.producer_ids.block_added(record)
             elif isinstance(record, ProducerEpochRecord):
                 self.membership.registration.owe_version()
-            elif isinstance(record, BrokerRecord | BrokerChangeRecord | UnregisterBrokerRecord):
+            elif isinstance(record, _OF_BROKERS):
                 self.membership.changed()
                 self.in_sync_changes.look_at(self.replicas.values())
-        if any(isinstance(record, BrokerRecord | UnregisterBrokerRecord) for record in records):
+        if any(isinstance(record, _OF_BROKERS) for record in records):
             self.whereabouts.brokers_changed(self.metadata.image.brokers.values())
         self.live_config.look(now)
         self.elections.applied(records, now)

@@ -95,7 +95,7 @@ def handle_describe_cluster(broker: Broker, call: Call) -> Steps:
         controller_id=broker.membership.controller.controller_id,
         controller_epoch=broker.quorum.raft.term,
         brokers=[
-            _described(broker, image.brokers[node_id], call.connection_id, counts)
+            _described(broker, image.brokers[node_id], call, counts)
             for node_id in sorted(image.brokers)
         ],
         quorum=describe_quorum(broker, call.now),
@@ -125,10 +125,8 @@ def _counted(image: Image) -> Generator[None, object, _Counts]:
     return counts
 
 
-def _described(
-    broker: Broker, record: BrokerRecord, connection_id: int, counts: _Counts
-) -> ClusterBroker:
-    address = endpoint_at(broker, record, connection_id)
+def _described(broker: Broker, record: BrokerRecord, call: Call, counts: _Counts) -> ClusterBroker:
+    address = endpoint_at(broker, record, call.connection_id)
     return ClusterBroker(
         node_id=record.node_id,
         broker_epoch=record.broker_epoch,
@@ -146,4 +144,5 @@ def _described(
         takes_partitions=record.takes_partitions,
         metadata_lag=broker.membership.registrar.metadata_lag(record.node_id),
         is_disk_full=record.node_id in broker.membership.full_disks,
+        second_at=broker.whereabouts.second_at(record.node_id, call.now),
     )

@@ -85,6 +85,12 @@ class Displaced:
         """True when the broker is to register again."""
         return self.due_us is not None and now_us >= self.due_us
 
+    def refused(self, session_us: int, now_us: int) -> None:
+        """The other process lives. To ask takes nothing from it, so the pause does not grow."""
+        if self.due_us is not None:
+            self._wait_us = session_us
+            self.due_us = now_us + session_us
+
     def asked(self, now_us: int) -> None:
         """The broker has asked for its place. The next time it waits longer."""
         assert self._wait_us > 0

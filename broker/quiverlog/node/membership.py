@@ -71,6 +71,7 @@ class Membership:
             lambda: directory().incarnation,
             lambda: self.registration.controller_heard,
             is_disk_full,
+            whereabouts,
         )
         self.log_end_decisions = LogEndDecisions(quorum, metadata, outbox, self.registrar.is_heard)
         assert not local.keys() & {RegisterBrokerRequest, BrokerHeartbeatRequest}
@@ -90,6 +91,7 @@ class Membership:
             lambda: quorum.is_alone,
             holds_back,
             is_disk_full,
+            whereabouts,
         )
         self.log_end_reports = LogEndReports(
             config.node_id,

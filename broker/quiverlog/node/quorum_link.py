@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from quiverlog.addresses import parse_address
 from quiverlog.core.raft.messages import Message, ReplicaKey
-from quiverlog.errors import QuiverlogError
+from quiverlog.errors import DuplicateNodeId, QuiverlogError
+from quiverlog.limits import PEER_LOG_INTERVAL_MS
 from quiverlog.node.config import NodeConfig
 from quiverlog.node.effects import Peer, Purpose
 from quiverlog.node.peers import Answer, Peers
@@ -28,6 +30,8 @@ from quiverlog.wire.quorum_messages import QuorumObserve, QuorumResponse
 
 __all__ = ["sender"]
 
+_SAME_NODE_ID: Final = "another broker has this node id"
+
 
 def sender(
     config: NodeConfig,
@@ -35,17 +39,26 @@ def sender(
     whereabouts: Whereabouts,
     cluster_id: Callable[[], str],
     leads: Callable[[ReplicaKey, Now], None],
+    log: Callable[..., None],
 ) -> Callable[[Sequence[Message], Now], None]:
     """What hands messages of this node's replica to the network.
 
     Args:
         leads: takes the leader that another broker names.
+        log: takes a line of the log.
     """
+    refusal, logged_us = "", 0  # Why another broker takes no messages of this one.
     endpoint = str(config.endpoint)
     is_controller = ROLE_CONTROLLER in config.roles
 
     def answered(answer: object, error: BaseException | None, now: Now) -> None:
+        nonlocal refusal, logged_us
         response = answer.response if isinstance(answer, Answer) else None
+        if response is not None and response.error_code == DuplicateNodeId.code:
+            is_old = now.mono_us >= logged_us + PEER_LOG_INTERVAL_MS * 1000
+            if is_old or response.error_message != refusal:
+                refusal, logged_us = response.error_message, now.mono_us
+                log("error", _SAME_NODE_ID, why=refusal)
         if not isinstance(response, QuorumResponse) or response.error_code:
             return
         leader = ReplicaKey(response.leader_id, response.leader_directory)

@@ -95,9 +95,19 @@ def handle_quorum(broker: Broker, event: RequestReceived, now: Now) -> None:
     messages = unpack(request, event.body)
     source = ReplicaKey(request.source_id, request.source_directory)
     assert source.directory_id, "unpack refuses a sender without a disk"
-    broker.whereabouts.heard(
-        source, request.source_endpoint, is_controller=request.source_is_controller
+    first = broker.whereabouts.heard(
+        source,
+        request.source_endpoint,
+        now,
+        is_led=broker.quorum.raft.leader is not None,
+        yields=source in broker.quorum.raft.forgotten,
+        is_controller=request.source_is_controller,
     )
+    if first is not None:  # Nor does it vote, or acknowledge anything in the name of the first.
+        raise DuplicateNodeId(
+            f"node {source.node_id} runs at {first}, with the same data directory. The process at"
+            f" {request.source_endpoint} is refused until that one was silent for a session."
+        )
     broker.quorum_inbox.take(messages, now)
     _check_node_id(broker, source, request.source_endpoint)
     response = QuorumResponse(directory_id=broker.directory.directory_id)

@@ -18,12 +18,15 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from quiverlog.addresses import Address
+from quiverlog.addresses import Address, parse_address
 from quiverlog.core.controller.entries import in_entries
 from quiverlog.core.controller.records import BrokerChangeRecord, BrokerRecord, Record
 from quiverlog.core.controller.registrations import Heartbeat, Registrations
+from quiverlog.core.raft.messages import ReplicaKey
 from quiverlog.errors import (
     BrokerShuttingDown,
+    DuplicateNodeId,
+    EarlierDiskState,
     InvalidRequest,
     NotController,
     QuiverlogError,
@@ -36,6 +39,7 @@ from quiverlog.node.jobs import Starter, Then
 from quiverlog.node.metadata import Metadata
 from quiverlog.node.outbox import Outbox
 from quiverlog.node.quorum import Quorum
+from quiverlog.node.whereabouts import Whereabouts
 from quiverlog.types import Now
 from quiverlog.wire.broker_messages import (
     BrokerHeartbeatRequest,
@@ -72,6 +76,7 @@ class Registrar:
         "_quorum",
         "_term",
         "_waiting",
+        "_whereabouts",
     )
 
     def __init__(
@@ -83,6 +88,7 @@ class Registrar:
         incarnation: Callable[[], bytes],
         controller_heard_us: Callable[[], dict[int, int]],
         is_disk_full: Callable[[], bool],
+        whereabouts: Whereabouts,
     ) -> None:
         self._config = config
         self._quorum = quorum
@@ -91,6 +97,7 @@ class Registrar:
         self._incarnation = incarnation
         self._heard = controller_heard_us
         self._is_disk_full = is_disk_full
+        self._whereabouts = whereabouts
         self._full_disks: set[int] = set()  # Of others, as they have said last.
         self._machine: Registrations | None = None
         self._is_stopped = False
@@ -168,15 +175,19 @@ class Registrar:
         """`then` gets the response when the registration is decided.
 
         Raises:
-            NotController, InvalidRequest, DuplicateNodeId, PolicyViolation,
+            NotController, InvalidRequest, DuplicateNodeId, EarlierDiskState, PolicyViolation,
             UnsupportedFeatureLevel.
         """
         machine = self._deciding(now)
         assert self._quorum.is_leading
         newcomer = _newcomer(request)
+        self._check_disk(newcomer)
         clean, pending = request.clean_incarnation, self._metadata.pending
-        self._warn_of_displacement(machine, newcomer, now)
-        records = machine.register(pending, newcomer, clean, now.mono_us)
+        try:
+            records = machine.register(pending, newcomer, clean, now.mono_us)
+        except DuplicateNodeId:
+            self._second_seen(newcomer.node_id, str(Address(newcomer.host, newcomer.port)), now)
+            raise
         self._due_us = _next_us(machine, now)
 
         def decided(_image: object, error: BaseException | None, now: Now) -> None:
@@ -200,18 +211,21 @@ class Registrar:
         else:
             self._metadata.after_pending(now)(decided)
 
-    def _warn_of_displacement(
-        self, machine: Registrations, newcomer: BrokerRecord, now: Now
-    ) -> None:
-        """A live broker is about to be replaced by a process at another address."""
-        before = self._metadata.pending.brokers.get(newcomer.node_id)
-        if before is None or before.fenced or before.incarnation == newcomer.incarnation:
-            return
-        was, is_at = (str(Address(one.host, one.port)) for one in (before, newcomer))
-        if was != is_at and machine.sessions.is_alive(newcomer.node_id, now.mono_us):
-            self._outbox.log(
-                "warning", "broker displaced", node=newcomer.node_id, before=was, now=is_at
+    def _check_disk(self, newcomer: BrokerRecord) -> None:
+        """A voter that lacks what it has acknowledged gets no decisions, so it would serve nothing
+        and keep the place from its newer disk. Raises EarlierDiskState."""
+        key = ReplicaKey(newcomer.node_id, newcomer.directory_id)
+        index = self._quorum.raft.forgotten.get(key)
+        if index is not None:
+            raise EarlierDiskState(
+                f"node {key.node_id} has acknowledged entry {index} of the metadata log, and its"
+                f" disk does not have it: directory {key.directory_id} is in an earlier state."
             )
+
+    def _second_seen(self, node_id: int, second_at: str, now: Now) -> None:
+        first = self._metadata.pending.brokers.get(node_id)
+        at = self._config.endpoint if first is None else Address(first.host, first.port)
+        self._whereabouts.second_seen(node_id, second_at, str(at), now)
 
     def heartbeat(self, request: BrokerHeartbeatRequest, then: Then, now: Now) -> None:
         """`then` gets the response at once. Raises what `beat` raises."""
@@ -232,6 +246,12 @@ class Registrar:
             self._full_disks.add(request.node_id)
         else:
             self._full_disks.discard(request.node_id)
+        if request.second_node_id in metadata.image.brokers:
+            try:
+                second_at = str(parse_address(request.second_at))
+            except ValueError as error:
+                raise InvalidRequest(f"the second process' address {error}.") from None
+            self._second_seen(request.second_node_id, second_at, now)
         if self._due_us is None:
             self._due_us = _next_us(machine, now)
         self._answer_waiting(machine, now)
@@ -245,6 +265,7 @@ class Registrar:
             session_ms=self._config.broker_session_ms,
             confirmed_ms=self._confirmed_ms(now),
             metadata_version=self._metadata.image.version,
+            second_at=self._whereabouts.second_at(request.node_id, now),
         )
 
     def _confirmed_ms(self, now: Now) -> int:

@@ -27,7 +27,13 @@ from typing import Final
 
 from quiverlog.core.controller.image import Image
 from quiverlog.core.controller.records import UNKNOWN_BROKER_EPOCH
-from quiverlog.errors import NotController, OutcomeUnknown, PeerUnreachable, QuiverlogError
+from quiverlog.errors import (
+    DuplicateNodeId,
+    NotController,
+    OutcomeUnknown,
+    PeerUnreachable,
+    QuiverlogError,
+)
 from quiverlog.limits import (
     BROKER_HEARTBEATS_PER_SESSION,
     BROKER_RETRY_MS,
@@ -38,6 +44,7 @@ from quiverlog.node.config import NodeConfig
 from quiverlog.node.controller_link import ControllerLink
 from quiverlog.node.displaced import DISK_REPLACED, HELD, REPLACED, Displaced
 from quiverlog.node.outbox import Outbox
+from quiverlog.node.whereabouts import Whereabouts
 from quiverlog.roles import ROLE_BROKER, ROLE_CONTROLLER
 from quiverlog.storage.data_directory import DataDirectory
 from quiverlog.types import Now
@@ -106,6 +113,7 @@ class Registration:
         "_told_version",
         "_versions",
         "_was_registered",
+        "_whereabouts",
         "controller_heard",
         "may_stop",
     )
@@ -120,6 +128,7 @@ class Registration:
         is_alone: Callable[[], bool],
         holds_back: Callable[[], bool],
         is_disk_full: Callable[[], bool],
+        whereabouts: Whereabouts,
     ) -> None:
         self._config = config
         self._link = link
@@ -129,6 +138,7 @@ class Registration:
         self._is_alone = is_alone
         self._holds_back = holds_back
         self._is_disk_full = is_disk_full
+        self._whereabouts = whereabouts
         self._place = Displaced(config, outbox, image)
         self._told_full = False
         self._told_version = self._owed_version = 0
@@ -342,6 +352,7 @@ class Registration:
             return
         self._told_full = self._is_disk_full()
         self._told_version = self._image().version
+        second_node_id, second_at = self._whereabouts.refused_here(now)
         beat = BrokerHeartbeatRequest(
             cluster_id=self._directory().cluster_id,
             node_id=self._config.node_id,
@@ -349,6 +360,8 @@ class Registration:
             metadata_version=self._told_version,
             wants_to_stop=self._stop_us is not None,
             is_disk_full=self._told_full,
+            second_node_id=second_node_id,
+            second_at=second_at,
         )
         self._link.ask(beat, then, now, timeout_ms=timeout_ms)
 
@@ -377,6 +390,8 @@ class Registration:
         self._in_flight = False
         if error is not None:
             self._next_us = now.mono_us + BROKER_RETRY_MS * 1000
+            if isinstance(error, DuplicateNodeId):
+                self._place.refused(self._session_us, now.mono_us)
             self._tell(error)
             return
         self._told = ""
@@ -387,6 +402,9 @@ class Registration:
             self._session_us = answer.session_ms * 1000
         self._next_us = sent_us + self._session_us // BROKER_HEARTBEATS_PER_SESSION
         if isinstance(answer, BrokerHeartbeatResponse):
+            if answer.second_at:
+                node_id, at = self._config.node_id, str(self._config.endpoint)
+                self._whereabouts.second_seen(node_id, answer.second_at, at, now)
             begin_us = sent_us - answer.confirmed_ms * 1000
             if answer.metadata_version >= 0 and self._versions is None:
                 self._versions = (answer.metadata_version, begin_us)

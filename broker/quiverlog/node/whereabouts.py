@@ -12,7 +12,10 @@ Owns what each source says, and which of them counts for a node when they differ
 | the requests of another replica | where it is now | before all others |
 
 What a request says is believed of the node's voter, that is of its very disk, and of nodes that are
-no voters: a wiped disk must not draw the messages of the voter to itself.
+no voters: a wiped disk must not draw the messages of the voter to itself. Nor must a second process
+under a node id that is in use (a copy of its disk): the first address counts until it has been
+silent for a session. The first is where the node is registered and not fenced, or else where it
+spoke first. Of a second one with the same disk the refusals are remembered for a while.
 
 Must not know: connections, what is sent.
 """
@@ -29,18 +32,39 @@ from quiverlog.core.raft.messages import ReplicaKey, Voters
 from quiverlog.errors import InvalidRequest
 from quiverlog.limits import RAFT_OBSERVERS_MAX
 from quiverlog.node.config import NodeConfig
+from quiverlog.types import Now
 
-__all__ = ["Said", "Whereabouts"]
+__all__ = ["SECOND", "Said", "Whereabouts"]
 
+SECOND: Final = "a second process has the node id of a live broker, and is refused"
+_REMEDY: Final = "stop the one that should not run; the other one has the place after a session"
 _HEARD_MAX: Final = RAFT_OBSERVERS_MAX
+_REMEMBERED_US: Final = 10_000_000
+"""A process that is refused tries again within a second or two."""
 
 
 class Said(NamedTuple):
-    """What a replica has said of itself."""
+    """What a replica has sent of itself, and when it last did."""
 
     key: ReplicaKey
     address: Address
     is_controller: bool
+    heard_us: int
+
+
+class _Place(NamedTuple):
+    """Where a node is, and on which disk."""
+
+    address: Address
+    directory_id: str
+
+
+class _Second(NamedTuple):
+    """A process that was refused: where, and until when it is remembered."""
+
+    at: str
+    until_us: int
+    is_here: bool
 
 
 class Whereabouts:
@@ -49,16 +73,23 @@ class Whereabouts:
     Args:
         config: this node, which is never among the others, and what the operator says.
         changed: is told where all are, when that may have changed.
+        log: takes a line of the log.
     """
 
     __slots__ = (
         "_changed",
+        "_contested",
         "_controllers",
         "_heard",
+        "_led_us",
         "_listener",
+        "_live",
+        "_log",
         "_moved",
         "_node_id",
         "_registered",
+        "_seconds",
+        "_session_us",
         "_told",
         "_voters",
     )
@@ -67,15 +98,22 @@ class Whereabouts:
         self,
         config: NodeConfig,
         changed: Callable[[Mapping[int, Address]], None],
+        log: Callable[..., None],
     ) -> None:
         self._node_id = config.node_id
         self._listener = config.inter_broker_listener
         self._controllers = config.controllers
         self._moved = config.moved_controllers
         self._changed = changed
+        self._log = log
+        self._session_us = config.broker_session_ms * 1000
         self._voters: Voters = {}
         self._registered: Mapping[int, Address] = {}
+        self._live: dict[int, _Place] = {}  # Of those registered, the ones that are not fenced.
         self._heard: dict[int, Said] = {}
+        self._contested: set[int] = set()  # Those that live elsewhere by their registration.
+        self._led_us = -self._session_us  # When there was last a controller, which fences.
+        self._seconds: dict[int, _Second] = {}
         self._told: dict[int, Address] = {}  # One leader at most.
 
     def voters_changed(self, voters: Voters) -> None:
@@ -84,41 +122,139 @@ class Whereabouts:
         for node_id, said in list(self._heard.items()):
             if not self._is_believed(said.key):
                 del self._heard[node_id]
+                self._contested.discard(node_id)
         self._tell()
 
     def brokers_changed(self, brokers: Iterable[BrokerRecord]) -> None:
-        """The metadata has other registrations: all of them."""
+        """The metadata has other registrations, or fences others: all of them."""
         registered: dict[int, Address] = {}
+        self._live = {}
         for one in brokers:
             endpoints = {name: Address(host, port) for name, host, port in one.listeners}
-            if self._listener in endpoints:
-                registered[one.node_id] = endpoints[self._listener]
+            if self._listener not in endpoints:
+                continue
+            registered[one.node_id] = address = endpoints[self._listener]
+            if not one.fenced and one.node_id not in self._moved:
+                self._live[one.node_id] = _Place(address, one.directory_id)
+        self._contested = {node_id for node_id in self._heard if self._is_contested(node_id)}
         if registered != self._registered:
             self._registered = registered
             self._tell()
 
-    def heard(self, key: ReplicaKey, endpoint: str, *, is_controller: bool = True) -> None:
+    def heard(
+        self,
+        key: ReplicaKey,
+        endpoint: str,
+        now: Now,
+        *,
+        is_led: bool,
+        yields: bool = False,
+        is_controller: bool = True,
+    ) -> Address | None:
         """A replica says in a request where it is (empty: it does not), and whether it may vote.
+
+        Args:
+            is_led: there is a controller, which fences those that are silent for a session.
+            yields: the first one is of no use: its disk lacks what the sender's may have.
+
+        Returns:
+            Where another process with the same disk is, which lives: the sender is a second one.
 
         Raises:
             InvalidRequest: that is no address.
         """
+        if is_led:
+            self._led_us = now.mono_us
+            self._forget_contested(now)
         if not endpoint:
-            return
+            return None
         try:
             address = parse_address(endpoint)
         except ValueError as error:
             raise InvalidRequest(f"the sender's endpoint {error}.") from None
-        if key.node_id == self._node_id or not self._is_believed(key):
-            return
-        said = Said(key, address, is_controller)
-        if self._heard.get(key.node_id) != said:
-            self._heard.pop(key.node_id, None)
-            while len(self._heard) >= _HEARD_MAX:
-                del self._heard[next(iter(self._heard))]
+        if key.node_id == self._node_id:
+            return None
+        first = self._first(key.node_id, now)
+        live = self._live.get(key.node_id)
+        if (
+            first is not None
+            and not yields
+            and address not in (first.address, live and live.address)
+        ):
+            if first.directory_id != key.directory_id:
+                return None
+            self.second_seen(key.node_id, str(address), str(first.address), now, is_here=True)
+            return first.address
+        if not self._is_believed(key):
+            return None
+        held = self._heard.get(key.node_id)
+        said = Said(key, address, is_controller, now.mono_us)
+        if held is not None and held[:3] == said[:3]:
             self._heard[key.node_id] = said
-            assert len(self._heard) <= _HEARD_MAX
+            return None
+        self._heard.pop(key.node_id, None)
+        while len(self._heard) >= _HEARD_MAX:
+            oldest = next(iter(self._heard))
+            del self._heard[oldest]
+            self._contested.discard(oldest)
+        self._heard[key.node_id] = said
+        self._contested.discard(key.node_id)
+        if self._is_contested(key.node_id):
+            self._contested.add(key.node_id)
+        assert len(self._heard) <= _HEARD_MAX
+        self._tell()
+        return None
+
+    def _is_contested(self, node_id: int) -> bool:
+        live = self._live.get(node_id)
+        return live is not None and live.address != self._heard[node_id].address
+
+    def _first(self, node_id: int, now: Now) -> _Place | None:
+        """Where a node counts as alive: a process elsewhere is a second one."""
+        held = self._heard.get(node_id)
+        if held is not None and now.mono_us < held.heard_us + self._session_us:
+            return _Place(held.address, held.key.directory_id)
+        is_led = now.mono_us < self._led_us + self._session_us
+        return self._live.get(node_id) if is_led else None
+
+    def _forget_contested(self, now: Now) -> None:
+        """Where no message came for a session, the registration counts again."""
+        gone = [
+            node_id for node_id in self._contested
+            if now.mono_us >= self._heard[node_id].heard_us + self._session_us
+        ]  # fmt: skip
+        for node_id in gone:
+            del self._heard[node_id]
+            self._contested.discard(node_id)
+        if gone:
             self._tell()
+
+    # --- second processes ----------------------------------------------------------------------
+    def second_seen(
+        self, node_id: int, second_at: str, at: str, now: Now, *, is_here: bool = False
+    ) -> None:
+        """A process was refused that has the node id of another one, which lives (`at`).
+
+        Args:
+            is_here: by this broker, which reports it to the controller; else by another one.
+        """
+        known = self._seconds.get(node_id)
+        if known is None or known.at != second_at or now.mono_us >= known.until_us:
+            self._log("error", SECOND, node=node_id, at=at, second_at=second_at, remedy=_REMEDY)
+        self._seconds[node_id] = _Second(second_at, now.mono_us + _REMEMBERED_US, is_here)
+
+    def second_at(self, node_id: int, now: Now) -> str:
+        """Where a second process under this node id was a moment ago; empty: there was none."""
+        second = self._seconds.get(node_id)
+        return second.at if second is not None and now.mono_us < second.until_us else ""
+
+    def refused_here(self, now: Now) -> tuple[int, str]:
+        """Node id and address of the second process that was refused here last; (-1, ""): none."""
+        here = [
+            (one.until_us, node_id, one.at) for node_id, one in self._seconds.items()
+            if one.is_here and now.mono_us < one.until_us
+        ]  # fmt: skip
+        return max(here)[1:] if here else (-1, "")
 
     def told(self, node_id: int, address: Address) -> None:
         """A broker that was asked for the leader says where it is."""

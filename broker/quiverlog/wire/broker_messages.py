@@ -18,7 +18,8 @@ from quiverlog.limits import (
     RACK_CHARS_MAX,
 )
 
-from .messages import Api, Int64, Part, Request, Response, UInt31
+from .messages import Api, Int32, Int64, Part, Request, Response, UInt31
+from .quorum_messages import Endpoint
 
 __all__ = [
     "REGISTER_CONTAINERS_MAX",
@@ -81,7 +82,8 @@ class RegisterBrokerResponse(Response, array_like=True, gc=False):
 
 class BrokerHeartbeatRequest(Request, array_like=True, gc=False):
     """The broker is alive, and knows the metadata up to `metadata_version`. `is_disk_full`: it
-    takes no rows now, and is to lead only what nobody else can."""
+    takes no rows now, and is to lead only what nobody else can. `second_node_id` and `second_at`:
+    it has refused a second process under that node id a moment ago (-1: none), at that address."""
 
     API: ClassVar[Api] = Api.BROKER_HEARTBEAT
     cluster_id: ClusterId = ""
@@ -90,13 +92,16 @@ class BrokerHeartbeatRequest(Request, array_like=True, gc=False):
     metadata_version: Int64 = 0
     wants_to_stop: bool = False
     is_disk_full: bool = False
+    second_node_id: Int32 = -1
+    second_at: Endpoint = ""
 
 
 class BrokerHeartbeatResponse(Response, array_like=True, gc=False):
     """What the controller knows of the broker. `session_ms`: silent for so long it is fenced.
     `confirmed_ms`: so long ago the quorum is known to have heard the controller; the session begins
     so much before the heartbeat. `metadata_version`: what the controller has applied; -1: it does
-    not say so."""
+    not say so. `second_at`: where a second process under the broker's node id was refused a moment
+    ago; empty: nowhere."""
 
     API: ClassVar[Api] = Api.BROKER_HEARTBEAT
     is_caught_up: bool = False
@@ -105,3 +110,4 @@ class BrokerHeartbeatResponse(Response, array_like=True, gc=False):
     session_ms: UInt31 = 0
     confirmed_ms: UInt31 = 0
     metadata_version: Int64 = -1
+    second_at: Endpoint = ""

@@ -12,7 +12,7 @@ from msgspec import Meta
 from quiverlog.limits import BROKERS_MAX, QUORUM_REPLICAS_SHOWN_MAX
 
 from .messages import Api, Int32, Int64, Part, Request, Response
-from .quorum_messages import UInt63
+from .quorum_messages import Endpoint, UInt63
 from .voters_messages import QuorumReplica
 
 __all__ = ["ClusterBroker", "DescribeClusterRequest", "DescribeClusterResponse"]
@@ -27,7 +27,8 @@ class DescribeClusterRequest(Request, array_like=True, gc=False):
 
 
 class ClusterBroker(Part, array_like=True, gc=False):
-    """One registered broker, whether it lives or not."""
+    """One registered broker, whether it lives or not. `second_at`: where a second process under its
+    node id was refused a moment ago, as far as the answering broker has it; empty: nowhere."""
 
     node_id: Int32 = -1
     broker_epoch: Int64 = -1
@@ -45,6 +46,7 @@ class ClusterBroker(Part, array_like=True, gc=False):
     metadata_lag: Int64 = -1
     is_disk_full: bool = False
     is_decommissioning: bool = False
+    second_at: Endpoint = ""
 
 
 class DescribeClusterResponse(Response, array_like=True, gc=False):

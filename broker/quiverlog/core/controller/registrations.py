@@ -15,7 +15,9 @@ as it will be) and returns the records of one entry, or raises; none changes it.
 
 Invariants:
 - A broker epoch names one life of one process: who was replaced can do nothing in its name.
-- Who is registered and alive is not replaced by another data directory under its node id.
+- Who is registered and alive is not replaced by another data directory under its node id, nor by
+  a process with the same one at other addresses: a copy of its disk. (One at the same address has
+  taken it, so the one before has ended.)
 - Who was fenced knows it before it is told that it has caught up: till then it may believe that it
   leads what others lead.
 - Who lives and hears of decisions only sessions later is told that it has not caught up, and leads
@@ -125,7 +127,7 @@ class Registrations:
             clean_incarnation: its earlier life, if that ended cleanly; empty otherwise.
 
         Raises:
-            DuplicateNodeId: another data directory is registered under this node id, and alive.
+            DuplicateNodeId: another process is registered under this node id, and alive.
             PolicyViolation: there are too many brokers.
             UnsupportedFeatureLevel: the broker does not support what is finalised.
         """
@@ -165,13 +167,20 @@ class Registrations:
         is_own = newcomer.incarnation == self.incarnation
         if newcomer.node_id == self.node_id and not is_own:
             raise DuplicateNodeId(f"node {self.node_id} is the controller, and alive.")
-        if before is None or is_own or before.directory_id in ("", newcomer.directory_id):
+        if before is None or is_own or before.incarnation == newcomer.incarnation:
             return
-        if self.sessions.is_alive(before.node_id, now_us):
-            raise DuplicateNodeId(
-                f"node {before.node_id} is registered with another data directory, at"
-                f" {before.host}:{before.port}, and alive."
-            )
+        if not self.sessions.is_alive(before.node_id, now_us):
+            return
+        if before.directory_id not in ("", newcomer.directory_id):
+            which = "with another data directory"
+        elif (before.fenced and before.in_shutdown) or _addresses(before) & _addresses(newcomer):
+            return  # The life before has ended.
+        else:
+            which = "with the same data directory"
+        raise DuplicateNodeId(
+            f"node {before.node_id} is registered {which}, at {before.host}:{before.port}, and"
+            " alive."
+        )
 
     # --- heartbeats ----------------------------------------------------------------------------
     def heartbeat(self, image: Image, pending: Image, beat: Heartbeat, now_us: int) -> Verdict:
@@ -307,6 +316,11 @@ class Registrations:
             BrokerChangeRecord(broker.node_id, broker.broker_epoch, fenced=True),
             *elections.broker_fenced(pending, broker.node_id),
         ]
+
+
+def _addresses(broker: BrokerRecord) -> set[tuple[str, int]]:
+    """Where others reach a broker."""
+    return {(broker.host, broker.port), *((host, port) for _, host, port in broker.listeners)}
 
 
 def _fenced(newcomer: BrokerRecord, before: BrokerRecord | None = None) -> BrokerRecord:

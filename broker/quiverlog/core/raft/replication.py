@@ -246,6 +246,7 @@ class Replication:
         # Durable on the follower, in this term: it counts (paper, section 5.3).
         assert message.index <= self._log.last_index, "a follower acknowledges what it was sent"
         progress.accepted(message.index)
+        self.forgotten.pop(progress.key, None)  # The disk is there that has what it acknowledged.
         self._hand_over_when_ready()
         return self.advance_commit()
 
