@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import struct
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from quiverlog.batch.schema import serialize_schema
 from quiverlog.errors import DiskFull
 from quiverlog.storage.data_directory import DataDirectory
+from quiverlog.storage.frames import pack_file
 from quiverlog.storage.partition_directories import PartitionDirectories
 from quiverlog.wire import messages as m
 from tests.support.members import Member, Members
@@ -215,3 +217,37 @@ def test_a_note_of_another_broker_costs_no_row(world: World, note: str, is_there
     for number in here - lost:
         assert world.third.broker_end(topic, number) == 1
     assert {n for t, n in world.third.node.broker.assignment.offline if t == topic} == lost
+
+
+def test_a_note_of_another_directory_is_not_believed_after_a_kill_either(world: World) -> None:
+    """By it the only copy of a partition began anew where its directory was lost."""
+    topic = world.create("t")
+    here = world.here(topic)
+    world.members.run(2_000)
+    for number in sorted(here):
+        world.produce(topic, number)
+    second = world.members.by_id[2].node.broker.directory
+    second.note_made(0, [])
+    foreign = Path(second.made_path).read_bytes()
+    world.down()
+    data = Path(world.third.config.data_dir)
+    (data / "clean-shutdown").unlink()  # As a kill leaves it.
+    (data / "made-directories").write_bytes(foreign)
+    lost = {min(here)}
+    world.remove("t", lost)
+    world.up()
+    assert world.led(topic) == here - lost
+    assert {n for t, n in world.third.node.broker.assignment.offline if t == topic} == lost
+    (line,) = [one for one in world.third.lines if one.event == "data directory"]
+    told = line.fields["note"]
+    assert told.startswith(f"made-directories is of the directory {second.directory_id}, and this ")
+    assert (data / "made-directories.unusable").read_bytes() == foreign
+    assert world.third.node.broker.directory.noted_made() is not None, "a note of its own"
+
+
+def test_a_note_of_an_older_version_names_no_directory(tmp_path: Path) -> None:
+    directory = Members(tmp_path).add(1).node.broker.directory
+    payload = struct.pack("<Q", 7) + struct.pack("<16sI", bytes(16), 3)
+    Path(directory.made_path).write_bytes(pack_file(b"QVMADE\0\0", 1, payload))
+    assert directory.noted_made() == (7, {(bytes(16), 3)})
+    assert directory.notes == []

@@ -39,6 +39,7 @@ LONGER_FILES = {
     "broker/quiverlog/wire/messages.py": "a table: every message of the protocol, in its order.",
     "connector/pyspark_quiverlog/option_table.py": "a table: every option, with its explanation.",
     "connector/pyspark_quiverlog/stream_planner.py": "one machine: the state of a streaming query.",
+    "broker/quiverlog/storage/data_directory.py": "one directory: its small files, in a row.",
     "scripts/protocol_model.py": "a table: what every field of the protocol means.",
     "tests/model/test_client_producer_model.py": "one model: the network, the broker, the rules.",
     "tests/sim/host.py": "one machine: a process, its sockets and its lives.",

@@ -52,10 +52,13 @@ _CLOCK_MAGIC: Final = b"QVCLOCK\0"
 _CLOCK_VERSION: Final = 1
 _CLOCK: Final = struct.Struct("<Q")
 _DOUBT: Final = struct.Struct("<QQ")
+_MADE_FILE: Final = "made-directories"
 _MADE_MAGIC: Final = b"QVMADE\0\0"
 _MADE_VERSION: Final = 1
 _MADE: Final = struct.Struct("<Q")
 _UNMADE: Final = struct.Struct("<16sI")
+_WHOSE: Final = 2**32 - 1
+"""No partition's number: this entry has the id of the directory that the note is of."""
 _REPLACEABLE: Final = (
     "clean-shutdown", "clean-shutdown.tmp", "node.json.tmp", "reserve", "reserve.tmp",
     "clock", "clock.tmp", "made-directories", "made-directories.tmp",
@@ -265,11 +268,17 @@ class DataDirectory(PartitionDirectories):
     @property
     def made_path(self) -> str:
         """Where it is noted which partitions have their directories."""
-        return f"{self.path}/made-directories"
+        return f"{self.path}/{_MADE_FILE}"
 
     def noted_made(self) -> tuple[int, frozenset[tuple[bytes, int]]] | None:
         """Up to which metadata version partitions had their directories, and which of them had
-        none, by topic id and number; None when nothing good is there."""
+        none, by topic id and number; None when nothing good is there.
+
+        A note that names another directory is moved aside, which `notes` tell: by it a lost
+        partition may pass for one that was never made. An older version's names none.
+
+        Raises StorageFault: it cannot be moved.
+        """
         path = self.made_path
         try:
             payload = unpack_file(path, self._disk.read_file(path), _MADE_MAGIC, _MADE_VERSION)
@@ -277,7 +286,21 @@ class DataDirectory(PartitionDirectories):
             unmade = frozenset(_UNMADE.iter_unpack(payload[_MADE.size :]))
         except (CorruptLog, struct.error, OSError):
             return None
-        return int(version), unmade
+        whose = {one for one in unmade if one[1] == _WHOSE}
+        if whose - {self._whose}:
+            new = rename_aside(self._disk, self.path, _MADE_FILE, self._disk.list(self.path))
+            named = ", ".join(sorted(one[0].hex() for one in whose))
+            self.notes.append(
+                f"{_MADE_FILE} is of the directory {named}, and this one is {self.directory_id}: it"
+                f" was not believed, and moved to {new}"
+            )
+            return None
+        return int(version), unmade - whose
+
+    @property
+    def _whose(self) -> tuple[bytes, int]:
+        assert len(self.directory_id) == 32, "sixteen bytes, as the id of a topic"
+        return bytes.fromhex(self.directory_id), _WHOSE
 
     def note_made(self, version: int, unmade: Iterable[tuple[bytes, int]]) -> None:
         """Write that down, if the directory is still ours.
@@ -288,7 +311,9 @@ class DataDirectory(PartitionDirectories):
         assert version >= 0
         with typed_errors(self.made_path):
             if self.is_owned():
-                payload = _MADE.pack(version) + b"".join(_UNMADE.pack(*one) for one in unmade)
+                payload = _MADE.pack(version) + b"".join(
+                    _UNMADE.pack(*one) for one in (*unmade, self._whose)
+                )
                 note = pack_file(_MADE_MAGIC, _MADE_VERSION, payload)
                 self._disk.write_file_atomic(self.made_path, note)
 
