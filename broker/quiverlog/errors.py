@@ -555,7 +555,10 @@ class DataDirectoryInUse(QuiverlogError):
 
 class ForeignDataDirectory(QuiverlogError):
     code = 81
-    hint = "Point `--data-dir` to this cluster's directory, or to an empty one."
+    hint = (
+        "Point `--data-dir` to this broker's own directory; an empty one is that of a new broker,"
+        " without rows and votes."
+    )
 
 
 class AddressInUse(QuiverlogError):

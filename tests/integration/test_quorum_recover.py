@@ -90,15 +90,15 @@ class Brokers:
         for words in (elect, alone):
             command = (sys.executable, "-m", "quiverlog", *words, "-b", self.first.bootstrap)
             subprocess.run(command, capture_output=True, timeout=60, check=False)
-        return self.has_all_rows()
+        return self.has_rows_of("alone", "copied")
 
-    def has_all_rows(self) -> bool:
+    def has_rows_of(self, *names: str) -> bool:
         try:
             with quiverlog.connect(self.first.bootstrap, request_timeout=5.0) as client:
-                found = [client.read(name).to_arrow().num_rows for name in ("alone", "copied")]
+                found = [client.read(name).to_arrow().num_rows for name in names]
         except QuiverlogError:
             return False
-        return found == [len(ROWS), len(ROWS)]
+        return found == [len(ROWS)] * len(names)
 
 
 @pytest.fixture
@@ -131,6 +131,7 @@ def test_two_of_three_are_thrown_away_and_the_third_goes_on(
     assert "is the only voter already" in again.stdout
     brokers.first.start()
     assert brokers.voters() == {1}
+    until(lambda: brokers.has_rows_of("alone"), "what it held alone, without an operator")
     until(brokers.has_all_rows_again, "all rows")
     brokers.write("new", 1)
 
@@ -159,6 +160,21 @@ def test_it_is_refused_while_another_voter_lives(brokers: Brokers) -> None:
     brokers.first.start()
     assert brokers.voters() == {1}
     until(brokers.has_all_rows_again, "all rows")
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_an_empty_directory_is_no_advice(tmp_path: Path, *, is_there: bool) -> None:
+    if is_there:
+        (tmp_path / "empty").mkdir()
+    command = (sys.executable, "-m", "quiverlog", "quorum", "recover", "--yes")
+    where = ("--data-dir", str(tmp_path / "empty"))
+    refused = subprocess.run(
+        (*command, *where), capture_output=True, text=True, timeout=60, check=False
+    )
+    assert refused.returncode == 1
+    told = " ".join(refused.stderr.split())
+    assert "give the directory of a broker that voted and is left" in told
+    assert "or to an empty one" not in told
 
 
 def test_it_is_refused_where_a_broker_runs(brokers: Brokers) -> None:

@@ -106,8 +106,10 @@ def test_a_directory_in_use_is_left_alone() -> None:
 
 def test_a_directory_of_no_broker_and_of_no_quorum_is_refused() -> None:
     disk = SimDisk()
-    with pytest.raises(ForeignDataDirectory, match="no data directory"):
+    with pytest.raises(ForeignDataDirectory, match="no data directory") as refused:
         StoppedQuorum(disk, PATH)
+    assert "give the directory of a broker that voted and is left" in str(refused.value)
+    assert "or to an empty one" not in str(refused.value), "there is nothing to recover in it"
     make(disk, voters=False)
     with pytest.raises((ForeignDataDirectory, CorruptLog)):
         StoppedQuorum(disk, PATH)

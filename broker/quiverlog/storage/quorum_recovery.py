@@ -15,6 +15,7 @@ Must not know: whether another voter is there, what records mean.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Final
 
 from quiverlog.addresses import Address
 from quiverlog.core.controller.records import BrokerRecord, decode_entry
@@ -33,6 +34,9 @@ __all__ = ["StoppedQuorum"]
 _ALL_BYTES = 1 << 62
 
 
+_GIVE: Final = ": give the directory of a broker that voted and is left."
+
+
 class StoppedQuorum:
     """See the module docstring. `close` lets the directory go."""
 
@@ -45,9 +49,11 @@ class StoppedQuorum:
             CorruptLog, UnsupportedFormat, StorageFault: its files cannot be believed or read.
         """
         if not disk.exists(f"{path}/node.json"):
-            raise ForeignDataDirectory(f"{path} is no data directory of a broker.")
+            raise ForeignDataDirectory(f"{path} is no data directory of a broker{_GIVE}")
         if not disk.exists(f"{path}/metadata"):
-            raise ForeignDataDirectory(f"{path} has no folder metadata, and so knows no quorum.")
+            raise ForeignDataDirectory(
+                f"{path} has no folder metadata, and so knows no quorum{_GIVE}"
+            )
         with typed_errors(path):
             self._lock = disk.lock(path, guarded=("data", "metadata"))
         try:
@@ -67,7 +73,9 @@ class StoppedQuorum:
             self._addresses = self._registered()
             self.voters: Voters = dict(Membership(LogView(self._log)).voters)
             if not self.voters:
-                raise ForeignDataDirectory(f"{path} has never been given the metadata of a quorum.")
+                raise ForeignDataDirectory(
+                    f"{path} has never been given the metadata of a quorum{_GIVE}"
+                )
         except BaseException:
             self._lock.release()
             raise
