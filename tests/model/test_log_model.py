@@ -5,19 +5,28 @@ from __future__ import annotations
 import errno
 from typing import NamedTuple
 
+import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from quiverlog.batch.checksum import crc32c
 from quiverlog.batch.header import CRC_START, BatchHeader, stamp
 from quiverlog.core.partition.producers import ProducerStates
-from quiverlog.errors import DiskFull, StorageFault
+from quiverlog.errors import DiskFull, QuiverlogError, StorageFault
 from quiverlog.limits import PRODUCER_BATCHES_REMEMBERED
 from quiverlog.storage.log import Log, LogConfig
 from quiverlog.types import Now
 from tests.sim.disk import SimDisk
-from tests.support.logs import retain, truncate
+from tests.sim.mutations import Mutation, planted
+from tests.support.logs import foreign_snapshot, retain, truncate
 
 DIRECTORY = "data/t-0"
 START_US = 1_000_000_000_000_000
@@ -238,6 +247,17 @@ class LogMachine(RuleBasedStateMachine):
         self.promised = self.end
         self.reopen_after_crash()
 
+    @precondition(lambda self: self.log.segments and self.log.segments[0].base_offset == 0)
+    @rule()
+    def kill_and_exchange_snapshots(self) -> None:
+        """All batches are there to tell what is true."""
+        self.disk.kill()
+        self.promised = self.end
+        for path in self.disk.paths():
+            if path.endswith(".snapshot"):
+                self.disk.exchange(path, foreign_snapshot(path, self.disk.read_file(path)))
+        self.reopen_after_crash()
+
     def reopen_after_crash(self) -> None:
         self.open(clean=False)
         damages = self.log.recovery.damages
@@ -380,3 +400,25 @@ TestLog.settings = settings(
     deadline=None,
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
 )
+
+
+BUGS = {
+    "late rows go by their own times": Mutation(
+        "storage.retention:_by_arrival",
+        "if segment.arrival_by(clock) >= max(cutoff_us, 1):",
+        "if False:",
+    ),
+    "a producer snapshot of another partition is believed": Mutation(
+        "storage.producer_replay:restore_producers",
+        "if rows.confirm(producers, offset) and rows.replay(producers, offset):",
+        "if rows.replay(producers, offset) or True:",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_a_planted_bug_is_noticed(name: str) -> None:
+    """Else the model proves nothing of these rules."""
+    seeded = settings(TestLog.settings, database=None, derandomize=True, max_examples=400)
+    with planted((BUGS[name],)), pytest.raises((AssertionError, QuiverlogError)):
+        run_state_machine_as_test(LogMachine, settings=seeded)

@@ -111,6 +111,7 @@ QUIET: dict[str, object] = {
     "segment_gone": 0.0,
     "newest_gone": 0.0,
     "log_start_damaged": 0.0,
+    "snapshots_exchanged": 0.0,
     "failed_sync": 0.0,
     "sync_errors": 0.0,
     "read_errors": 0.0,

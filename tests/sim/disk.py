@@ -102,6 +102,13 @@ class SimDisk:
         """Damage a file, on the disk and in the cache alike."""
         self.inode(path).flip(bit)
 
+    def exchange(self, path: str, data: bytes) -> None:
+        """Somebody puts another file in the place of one, behind the broker's back and for good."""
+        inode = self.inode(path)
+        inode.truncate(0)
+        inode.write(0, data)
+        inode.sync()
+
     def vanish(self, path: str) -> None:
         """Somebody takes a file away, behind the broker's back and for good."""
         self.inode(path)

@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable, Sequence
 
 from quiverlog.storage import checkpoint
+from tests.support.logs import foreign_snapshot
 
 from .checker import Checker
 from .faults import FaultyDisk
@@ -145,6 +146,8 @@ class Injection:
         if flips and self.rng.random() < scenario.entry_flips:
             # However it died: best after a clean stop, when no start looks at the rows.
             self._flip_header(host, indexed=True)
+        if scenario.snapshots_exchanged and self.rng.random() < scenario.snapshots_exchanged:
+            self._exchange_snapshots(host)
         if not disk.lost_power:
             return
         self.power_losses += 1
@@ -225,6 +228,14 @@ class Injection:
             model.robbed = f"{path.rpartition('/')[2]} was taken"
             model.robbed_at = len(host.log_lines)
         disk.vanish(path)
+
+    def _exchange_snapshots(self, host: Host) -> None:
+        """Those of each log become another's, at the same offsets: the rows tell otherwise."""
+        for path in host.disk.paths():
+            if path.endswith(".snapshot") and "/data/" in path:
+                data = host.disk.still.read_file(path)
+                host.disk.exchange(path, foreign_snapshot(path, data))
+                self.world.faults["producer snapshot of another log"] += 1
 
     def _damage_log_start(self, host: Host) -> None:
         """Damage what says where a log begins: one of two copies, which is nobody's loss, or both.

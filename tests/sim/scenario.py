@@ -81,6 +81,8 @@ class Scenario:
     newest_gone: float
     """Chance that a clean stop is followed by the loss of the newest file of a log."""
     log_start_damaged: float
+    snapshots_exchanged: float
+    """Chance that any end of a process puts another's in place of all producer snapshots."""
     naps: float
     """Chance that a follower of a log looks away for so long that other rows take its place."""
     trim_interval_ms: int
@@ -161,6 +163,7 @@ class Scenario:
             header_flips=rng.choice((0.0, 0.0, 0.5)),
             segment_gone=gated("segment-gone", 0.0, 0.0, 0.3),
             log_start_damaged=gated("log-start-damaged", 0.0, 0.0, 0.3),
+            snapshots_exchanged=0.0,  # In the shape of a planted bug only.
             naps=rng.choice((0.0, 0.05)),
             trim_interval_ms=rng.choice((300, 3_000, 3_000)),
             death_after_trim=rng.choice((0.0, 0.0, 0.3)),

@@ -262,9 +262,11 @@ RECOVERY = (
     ),
     make_bug(
         "producers of rows that were given up are forgotten",
-        "storage.producer_replay:restore_producers",
-        "_headers_given_up(segments, given_up, start, log_start_offset)",
-        "()",
+        "storage.producer_replay:_Rows._headers",
+        "seen = start\n",
+        "yield from self._segments.headers(max(start, self._start), self._damages)\n"
+        "    return\n"
+        "    seen = start\n",
         issue="1.6",
         seed=1,
         shape={
@@ -307,6 +309,19 @@ RECOVERY = (
             "death_interval_ms": 4_000,
         },
         seed=3,
+    ),
+    make_bug(
+        "a producer snapshot of another partition is believed",
+        "storage.producer_replay:restore_producers",
+        "if rows.confirm(producers, offset) and rows.replay(producers, offset):",
+        "if rows.replay(producers, offset) or True:",
+        issue="30.A4",
+        shape={
+            **QUIET,
+            "topics": SHORT_SEGMENTS,
+            "snapshots_exchanged": 1.0,
+            "death_interval_ms": 1_000,
+        },
     ),
     make_bug(
         "files of a lost oldest segment are not missed",

@@ -7,15 +7,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from quiverlog.errors import QuiverlogError
+import msgspec
+
+from quiverlog.core.partition.producers import SEQUENCE_MODULUS
+from quiverlog.errors import CorruptLog, QuiverlogError
 from quiverlog.storage.checkpoint import RECOVERY_COPY_FILE, RECOVERY_FILE
 from quiverlog.storage.disk import Disk
+from quiverlog.storage.frames import pack_file, unpack_file
 from quiverlog.storage.jobs import TrimJob
 from quiverlog.storage.log import Log
 from quiverlog.storage.metadata_log import MetadataLog
 from quiverlog.types import Now
 
-__all__ = ["compact", "flush", "forget_point", "retain", "trim", "truncate"]
+__all__ = [
+    "compact",
+    "flush",
+    "foreign_snapshot",
+    "forget_point",
+    "retain",
+    "trim",
+    "truncate",
+]
+
+_FURTHER_ROWS = 1_000_003
 
 
 def flush(log: Log, *, background: bool = False) -> int:
@@ -53,6 +67,24 @@ def forget_point(disk: Disk, directory: str) -> None:
     for name in (RECOVERY_FILE, RECOVERY_COPY_FILE):
         if disk.exists(f"{directory}/{name}"):
             disk.remove(f"{directory}/{name}")
+
+
+def foreign_snapshot(path: str, data: bytes) -> bytes:
+    """Another partition's in place of a producer snapshot: the same offset, producers further on.
+
+    One without producers is nobody's; a damaged one stays as it is.
+    """
+    try:
+        payload = unpack_file(path, data, b"QVPRODUC", 1)
+    except CorruptLog:
+        return data
+    version, producers = msgspec.msgpack.decode(payload[8:]) if len(payload) > 8 else (1, [])
+    for producer in producers:
+        producer[2] = (producer[2] + _FURTHER_ROWS) % SEQUENCE_MODULUS
+        for batch in producer[3]:
+            batch[0] = (batch[0] + _FURTHER_ROWS) % SEQUENCE_MODULUS
+    foreign = payload[:8] + msgspec.msgpack.encode([version, producers])
+    return pack_file(b"QVPRODUC", 1, foreign) if producers else data
 
 
 def retain(log: Log, now: Now, high_watermark: int) -> tuple[int, int, int]:

@@ -20,6 +20,7 @@ from quiverlog.storage.quorum_log import QuorumLog
 from quiverlog.storage.quorum_recovery import StoppedQuorum
 from quiverlog.storage.quorum_state import STATE_FILE, pack_state
 from tests.sim.disk import SimDisk
+from tests.sim.mutations import Mutation, planted
 from tests.support.quorum_logs import Cut, SteppingDisk
 
 PATH = "data"
@@ -174,3 +175,17 @@ def test_interrupted_at_any_step_it_loses_nothing_and_can_be_typed_again(
             break
     assert nth > 8, "so many steps it can be interrupted at"
     assert ends == {0, 1}, "before the entry, and behind it"
+
+
+BUGS = {
+    "its entry replaces the last one": ("self.last_index + 1, term", "self.last_index, term"),
+    "its term was used before": ("term = self.term + 1", "term = self.term"),
+    "the other voters stay": ("pack_voters({self.key:", "pack_voters({**self.voters, self.key:"),
+}
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_a_planted_bug_is_noticed(name: str) -> None:
+    bug = Mutation("storage.quorum_recovery:StoppedQuorum.recover", *BUGS[name])
+    with planted((bug,)), pytest.raises(AssertionError):
+        test_its_node_is_the_only_voter_and_all_is_kept()

@@ -41,6 +41,7 @@ LONGER_FILES = {
     "connector/pyspark_quiverlog/stream_planner.py": "one machine: the state of a streaming query.",
     "broker/quiverlog/storage/data_directory.py": "one directory: its small files, in a row.",
     "scripts/protocol_model.py": "a table: what every field of the protocol means.",
+    "tests/model/test_log_model.py": "one machine: a log, and all that may happen to it.",
     "tests/model/test_client_producer_model.py": "one model: the network, the broker, the rules.",
     "tests/sim/host.py": "one machine: a process, its sockets and its lives.",
     "tests/unit/test_batch_validate.py": "one rule after the other, over the same batches.",
