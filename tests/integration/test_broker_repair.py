@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -11,6 +12,8 @@ import pytest
 
 import quiverlog
 from quiverlog.storage.segment_index import SEGMENT_HEADER_BYTES
+from tests.support.broker import BrokerProcess
+from tests.support.growing import typed
 
 from .test_broker_five_voters import SCHEMA, Growing, Producing, read_ids, until
 
@@ -110,3 +113,53 @@ def test_copies_and_leaders_are_mended_while_rows_are_written_and_none_is_lost(
         assert "internal error" not in one.log_text
         assert one.stop() == 0, one.log_text
     assert len({three.stored(one) for one in three.by_id}) == 1
+
+
+FLUSHED = CONFIG | {"durability": "replicated_flushed"}
+FAILING_FSYNC = """
+import errno, os, runpy, sys
+MARK = sys.argv.pop(1)
+def failing(sync):
+    def call(descriptor):
+        if os.path.exists(MARK) and "/data/t-" in os.readlink(f"/proc/self/fd/{descriptor}"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        sync(descriptor)
+    return call
+os.fsync, os.fdatasync = failing(os.fsync), failing(os.fdatasync)
+runpy.run_module("quiverlog", run_name="__main__", alter_sys=True)
+"""
+"""A broker whose fsync of rows fails while a file is there."""
+
+
+def test_a_broker_whose_fsync_fails_is_named_with_what_to_do(
+    stack: ExitStack, tmp_path: Path
+) -> None:
+    """`cluster status` advised to look at the disk "if its copies do not catch up"."""
+    mark = tmp_path / "fsync-fails"
+    three = Rotting(stack)
+    three.add()
+    three.add()
+    until(lambda: three.has_voters(3), "three voters")
+    old = three.by_id[3]
+    old.stop()
+    command = (sys.executable, "-c", FAILING_FSYNC, str(mark), "broker")
+    three.by_id[3] = stack.enter_context(
+        BrokerProcess(old.data_dir, old.config, old.bootstrap, command=command)
+    )
+    with quiverlog.connect(three.bootstrap) as client:
+        client.create_topic("t", SCHEMA, replication_factor=3, config=FLUSHED)
+    until(three.is_whole, "three copies")
+    producing = Producing(three.bootstrap, "t")
+    mark.touch()
+    words = "Broker 3: 1 partition takes no writes, because a write or fsync has failed there."
+    until(lambda: words in typed("cluster", "status", "-b", three.bootstrap).out, "it is named")
+    doctor = typed("doctor", "--no-spark", "-b", three.bootstrap)
+    assert words in " ".join(doctor.out.split()), doctor
+    mark.unlink()
+    assert not three.is_whole(), "a later fsync that succeeds proves nothing"
+    three.by_id[3].stop()  # As the advice has it.
+    three.by_id[3].start()
+    until(three.is_whole, "three copies again")
+    until(lambda: typed("cluster", "status", "-b", three.bootstrap).code == 0, "it is healthy")
+    count = producing.end()
+    assert read_ids(three.bootstrap, "t") == Counter(range(count))

@@ -288,6 +288,23 @@ def test_copies_of_a_broker_that_runs_and_does_not_catch_up(fenced: bool, is_tol
     assert any(advice in text and "restart it" in text for text in texts) == is_told
 
 
+def test_a_broker_whose_fsync_has_failed_comes_with_plain_advice() -> None:
+    """The advice was conditional: no answer named the broker whose disk had failed."""
+    found = with_broker(2, out_of_sync=4, faulted=1)
+    assert not is_healthy(found)
+    texts = [one.text for one in findings(found)]
+    advice = (
+        "Broker 2: 1 partition takes no writes, because a write or fsync has failed there. Look at"
+        " its disk, then restart broker 2: it trusts no file before it has read it again."
+    )
+    assert advice in texts
+    assert not any("if its copies do not catch up" in text for text in texts)
+    (_, second, _) = brokers_json(Seen(found))
+    assert (second["state"], second["faulted"]) == ("live, writes failed", 1)
+    texts = [one.text for one in findings(with_broker(2, faulted=1_000))]
+    assert texts[0].startswith("Broker 2: 1,000 partitions take no writes")
+
+
 def test_brokers_are_listed_with_what_they_are() -> None:
     found = with_broker(3, in_shutdown=True)
     first, _, third = brokers_json(Seen(found))

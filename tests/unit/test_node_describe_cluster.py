@@ -128,13 +128,16 @@ def test_who_leads_knows_how_far_the_others_are(members: Members) -> None:
     assert silent[2] < 500 <= 900 <= silent[3]
 
 
-def test_who_decides_knows_who_lacks_metadata_and_who_has_no_room(members: Members) -> None:
+def test_the_controller_has_metadata_lag_room_and_failed_writes_of_each_broker(
+    members: Members,
+) -> None:
     first = members.add(1)
     grow(members, 2, 3)
     second: Member = members.by_id[2]
     members.run(1_000)
     assert [one.metadata_lag for one in described(first).brokers] == [0, 0, 0]
     second.node.broker.admission.disk_filled()
+    second.metrics.partitions_with_faults = 7
     members.down.add(3)
     members.run(500)
     records = [TopicRecord(TOPIC, "t", 1, 1), PartitionRecord(TOPIC, 0, (1,), (1,), 1)]
@@ -144,7 +147,11 @@ def test_who_decides_knows_who_lacks_metadata_and_who_has_no_room(members: Membe
     assert [one.is_disk_full for one in found] == [False, True, False]
     assert [one.metadata_lag == 0 for one in found] == [True, True, False]
     assert found[2].metadata_lag > 0
+    assert [one.faulted_count for one in found] == [0, 7, 0]
+    first.metrics.partitions_with_faults = 8
+    assert [one.faulted_count for one in described(first).brokers] == [8, 7, 0]
     told = described(second).brokers
+    assert [one.faulted_count for one in told] == [0, 0, 0], "only the controller has it"
     assert [(one.metadata_lag, one.is_disk_full) for one in told] == [(-1, False)] * 3
 
 
@@ -228,6 +235,7 @@ def test_where_nobody_decides_one_answer_is_all_there_is() -> None:
         {"brokers": [ClusterBroker(1, 5, "h", 1, out_of_sync_count=-1)]},
         {"brokers": [ClusterBroker(1, 5, "h", 1, needed_count=-1)]},
         {"brokers": [ClusterBroker(1, 5, "h", 1, moving_count=-1)]},
+        {"brokers": [ClusterBroker(1, 5, "h", 1, faulted_count=-1)]},
         {"brokers": [ClusterBroker(1, 5, "h", 1, metadata_lag=-2)]},
         {"moving_count": 1},
         {"node_id": -1},

@@ -382,6 +382,7 @@ def deciding(
         lambda: bytes(16),
         lambda: {2: ANSWERED_US},
         lambda: False,
+        lambda: 0,
         broker.whereabouts,
     )
 

@@ -145,7 +145,7 @@ def requests_of(topic: bytes, batch: bytes) -> list[tuple[m.Request, bytes]]:
         *ABOUT_BROKERS,
         (ask(v.ChangeVotersRequest, 0, 0, ""), b""),
         (ask(q.QuorumRequest, CLUSTER, 1, "d", 0, QUORUM_MESSAGES), b"dataxyz"),
-        (ask(b.BrokerHeartbeatRequest, CLUSTER, 0, 2, 9, True, False, 0, "a:1"), b""),
+        (ask(b.BrokerHeartbeatRequest, CLUSTER, 0, 2, 9, True, False, 0, "a:1", 1), b""),
     ]
 
 

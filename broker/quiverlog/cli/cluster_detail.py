@@ -95,6 +95,8 @@ def _state(seen: Seen, broker: BrokerDetail) -> str:
     state = "fenced" if broker.fenced else "stopping" if broker.in_shutdown else "live"
     if broker.disk_full and not broker.fenced:
         state += ", disk full"
+    if broker.faulted and not broker.fenced:
+        state += ", writes failed"
     return f"{state}, leaving" if broker.decommissioning else state
 
 

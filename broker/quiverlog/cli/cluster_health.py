@@ -27,6 +27,7 @@ __all__ = [
     "Finding",
     "RestartVerdict",
     "as_known",
+    "failed_writes",
     "fewer_replicas",
     "findings",
     "is_healthy",
@@ -192,12 +193,23 @@ def _of_brokers(found: ClusterDetail) -> list[Finding]:
                 "others lead what they can, and the rest takes no rows."
             )
         )
+    said += [Finding(" ".join(failed_writes(one))) for one in found.brokers if one.faulted]
     said += [Finding(" ".join(two_processes(one))) for one in found.brokers if one.second_at]
     stopping = [str(one.node_id) for one in found.brokers if one.in_shutdown and not one.fenced]
     if stopping:
         text = f"Stopping: {', '.join(stopping)}. They hand over what they lead, and end then."
         said.append(Finding(text, is_warning=True))
     return said
+
+
+def failed_writes(broker: BrokerDetail) -> tuple[str, str]:
+    """The finding about a broker whose disk has failed a write or fsync, and the advice."""
+    count = counted(broker.faulted, "partition takes no writes", "partitions take no writes")
+    return (
+        f"Broker {broker.node_id}: {count}, because a write or fsync has failed there.",
+        f"Look at its disk, then restart broker {broker.node_id}: it trusts no file before it has"
+        " read it again.",
+    )
 
 
 def two_processes(broker: BrokerDetail) -> tuple[str, str]:
@@ -235,13 +247,14 @@ def _of_partitions(found: ClusterDetail) -> list[Finding]:
     behind = [one for one in found.brokers if one.out_of_sync]
     if behind:
         fenced = _fenced(found)
-        running = [str(one.node_id) for one in behind if one.node_id not in fenced]
+        running = [
+            str(one.node_id) for one in behind if one.node_id not in fenced and not one.faulted
+        ]
         advice = "They catch up when their brokers run."
         if running and not found.offline:  # without a leader none is in sync
             advice += (
                 f" Broker {', '.join(running)} runs: if its copies do not catch up within a minute,"
-                f" look at its disk and its log (STORAGE_FAULT, fsync), then restart it: after a"
-                " failed fsync it trusts no file before it has read it again."
+                " look at its disk and its log, then restart it."
             )
         said.append(Finding(f"Copies out of sync: {_copies(behind)}. {advice}"))
     return said

@@ -268,6 +268,7 @@ def _judge_workers(
 def _brokers(bootstrap: str, timeout_s: float) -> list[Finding]:
     from quiverlog.cli.cluster_health import (
         as_known,
+        failed_writes,
         fewer_replicas,
         two_processes,
         with_fewer_replicas,
@@ -309,6 +310,9 @@ def _brokers(bootstrap: str, timeout_s: float) -> list[Finding]:
     else:
         text = next(one.text for one in cluster_findings(found) if not one.is_warning)
         findings.append(Finding("controller", PROBLEM, f"as known to {as_known(found)}", text))
+    findings += [
+        Finding("brokers", PROBLEM, *failed_writes(one)) for one in found.brokers if one.faulted
+    ]
     findings += [
         Finding("brokers", PROBLEM, *two_processes(one)) for one in found.brokers if one.second_at
     ]

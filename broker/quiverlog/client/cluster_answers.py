@@ -47,6 +47,7 @@ def check_describe_cluster(_request: object, response: DescribeClusterResponse, 
             one.out_of_sync_count,
             one.needed_count,
             one.moving_count,
+            one.faulted_count,
         )
         if min(counts) < 0:
             raise InvalidResponse(f"DESCRIBE_CLUSTER: broker {one.node_id} counts {counts}.")

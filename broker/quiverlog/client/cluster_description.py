@@ -88,6 +88,7 @@ def _detail(found: DescribeClusterResponse) -> ClusterDetail:
                 metadata_lag=_known(one.metadata_lag),
                 disk_full=one.is_disk_full,
                 second_at=one.second_at,
+                faulted=one.faulted_count,
             )
             for one in found.brokers
         ),

@@ -144,6 +144,8 @@ class BrokerDetail:
     """To leave the cluster: given nothing more."""
     second_at: str = ""
     """Where a second process under this node id was refused a moment ago; empty: nowhere."""
+    faulted: int = 0
+    """Partitions there that take no writes until it is restarted: a write or fsync has failed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -328,6 +328,7 @@ class Broker:
             {AlterPartitionRequest: self._decide_in_sync},
             lambda: self.offline_replicas.is_untold,
             lambda: self.admission.disk_full,
+            lambda: self.metrics.partitions_with_faults,
             lambda key, offset, now: self.replication.deleted_below(key, offset, now),
             self.whereabouts,
         )

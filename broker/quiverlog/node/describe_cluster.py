@@ -144,5 +144,7 @@ def _described(broker: Broker, record: BrokerRecord, call: Call, counts: _Counts
         takes_partitions=record.takes_partitions,
         metadata_lag=broker.membership.registrar.metadata_lag(record.node_id),
         is_disk_full=record.node_id in broker.membership.full_disks,
+        # A fenced one has reported it in an earlier life, perhaps.
+        faulted_count=0 if record.fenced else broker.membership.registrar.faulted(record.node_id),
         second_at=broker.whereabouts.second_at(record.node_id, call.now),
     )

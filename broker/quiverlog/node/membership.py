@@ -37,7 +37,7 @@ class Membership:
         directory: the data directory, once it is taken.
         copies: the replicas here, of whose logs the controller is told.
         local: who takes what else is asked of the controller, where this node decides.
-        holds_back, is_disk_full: see `Registration`.
+        holds_back, is_disk_full, faulted: see `Registration`.
         deleted: see `LogEndReports`.
         whereabouts: of the other brokers.
     """
@@ -59,6 +59,7 @@ class Membership:
         local: dict[type[Request], Local],
         holds_back: Callable[[], bool],
         is_disk_full: Callable[[], bool],
+        faulted: Callable[[], int],
         deleted: Callable[[tuple[bytes, int], int, Now], None],
         whereabouts: Whereabouts,
     ) -> None:
@@ -71,6 +72,7 @@ class Membership:
             lambda: directory().incarnation,
             lambda: self.registration.controller_heard,
             is_disk_full,
+            faulted,
             whereabouts,
         )
         self.log_end_decisions = LogEndDecisions(quorum, metadata, outbox, self.registrar.is_heard)
@@ -91,6 +93,7 @@ class Membership:
             lambda: quorum.is_alone,
             holds_back,
             is_disk_full,
+            faulted,
             whereabouts,
         )
         self.log_end_reports = LogEndReports(

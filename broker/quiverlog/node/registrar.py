@@ -65,6 +65,8 @@ class Registrar:
     __slots__ = (
         "_config",
         "_due_us",
+        "_faulted",
+        "_faults",
         "_full_disks",
         "_heard",
         "_incarnation",
@@ -88,6 +90,7 @@ class Registrar:
         incarnation: Callable[[], bytes],
         controller_heard_us: Callable[[], dict[int, int]],
         is_disk_full: Callable[[], bool],
+        faulted: Callable[[], int],
         whereabouts: Whereabouts,
     ) -> None:
         self._config = config
@@ -97,6 +100,8 @@ class Registrar:
         self._incarnation = incarnation
         self._heard = controller_heard_us
         self._is_disk_full = is_disk_full
+        self._faulted = faulted
+        self._faults: dict[int, int] = {}  # Of others: partitions that take no writes.
         self._whereabouts = whereabouts
         self._full_disks: set[int] = set()  # Of others, as they have said last.
         self._machine: Registrations | None = None
@@ -156,6 +161,7 @@ class Registrar:
             self._machine.end()
             self._refuse_waiting(NotController("another broker decides by now."), now)
             self._full_disks.clear()
+            self._faults.clear()
             self._due_us = None
             if term:
                 self._machine.begin(self._metadata.image, now.mono_us, self._last_heard())
@@ -246,6 +252,7 @@ class Registrar:
             self._full_disks.add(request.node_id)
         else:
             self._full_disks.discard(request.node_id)
+        self._faults[request.node_id] = request.faulted_count
         if request.second_node_id in metadata.image.brokers:
             try:
                 second_at = str(parse_address(request.second_at))
@@ -283,6 +290,15 @@ class Registrar:
         if not (self._full_disks or is_own) or not self._quorum.is_leading:
             return frozenset()
         return frozenset({*self._full_disks, *((self._config.node_id,) if is_own else ())})
+
+    def faulted(self, node_id: int) -> int:
+        """Partitions of a broker that take no writes, as it has reported; 0 where this node does
+        not decide."""
+        if not self._quorum.is_leading:
+            return 0
+        if node_id == self._config.node_id:
+            return self._faulted()
+        return self._faults.get(node_id, 0)
 
     def metadata_lag(self, node_id: int) -> int:
         """How many entries of the metadata a broker did not have when it was heard last; -1: nobody

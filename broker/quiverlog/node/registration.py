@@ -80,12 +80,14 @@ class Registration:
         holds_back: true while the controller does not know yet which replicas here nobody may count
             on: until then the broker stays fenced, so that none of them leads.
         is_disk_full: true while this broker has no room for rows. A change is told at once.
+        faulted: how many partitions here take no writes, because a write or fsync has failed.
     """
 
     __slots__ = (
         "_config",
         "_directory",
         "_epoch",
+        "_faulted",
         "_give_up_us",
         "_holds_back",
         "_image",
@@ -128,6 +130,7 @@ class Registration:
         is_alone: Callable[[], bool],
         holds_back: Callable[[], bool],
         is_disk_full: Callable[[], bool],
+        faulted: Callable[[], int],
         whereabouts: Whereabouts,
     ) -> None:
         self._config = config
@@ -138,6 +141,7 @@ class Registration:
         self._is_alone = is_alone
         self._holds_back = holds_back
         self._is_disk_full = is_disk_full
+        self._faulted = faulted
         self._whereabouts = whereabouts
         self._place = Displaced(config, outbox, image)
         self._told_full = False
@@ -362,6 +366,7 @@ class Registration:
             is_disk_full=self._told_full,
             second_node_id=second_node_id,
             second_at=second_at,
+            faulted_count=self._faulted(),
         )
         self._link.ask(beat, then, now, timeout_ms=timeout_ms)
 

@@ -83,7 +83,8 @@ class RegisterBrokerResponse(Response, array_like=True, gc=False):
 class BrokerHeartbeatRequest(Request, array_like=True, gc=False):
     """The broker is alive, and knows the metadata up to `metadata_version`. `is_disk_full`: it
     takes no rows now, and is to lead only what nobody else can. `second_node_id` and `second_at`:
-    it has refused a second process under that node id a moment ago (-1: none), at that address."""
+    it has refused a second process under that node id a moment ago (-1: none), at that address.
+    `faulted_count`: partitions here that take no writes, because a write or fsync has failed."""
 
     API: ClassVar[Api] = Api.BROKER_HEARTBEAT
     cluster_id: ClusterId = ""
@@ -94,6 +95,7 @@ class BrokerHeartbeatRequest(Request, array_like=True, gc=False):
     is_disk_full: bool = False
     second_node_id: Int32 = -1
     second_at: Endpoint = ""
+    faulted_count: UInt31 = 0
 
 
 class BrokerHeartbeatResponse(Response, array_like=True, gc=False):

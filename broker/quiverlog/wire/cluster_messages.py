@@ -28,7 +28,8 @@ class DescribeClusterRequest(Request, array_like=True, gc=False):
 
 class ClusterBroker(Part, array_like=True, gc=False):
     """One registered broker, whether it lives or not. `second_at`: where a second process under its
-    node id was refused a moment ago, as far as the answering broker has it; empty: nowhere."""
+    node id was refused a moment ago, as far as the answering broker has it; empty: nowhere.
+    `faulted_count`: partitions there that take no writes, as the controller has it; 0 elsewhere."""
 
     node_id: Int32 = -1
     broker_epoch: Int64 = -1
@@ -47,6 +48,7 @@ class ClusterBroker(Part, array_like=True, gc=False):
     is_disk_full: bool = False
     is_decommissioning: bool = False
     second_at: Endpoint = ""
+    faulted_count: Int64 = 0
 
 
 class DescribeClusterResponse(Response, array_like=True, gc=False):
