@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from quiverlog.errors import CorruptLog, QuiverlogError
+from quiverlog.wire import messages as m
 from tests.support.node import NodeDriver, batch_of
 
 FILES = (
@@ -180,3 +181,37 @@ def test_a_mark_of_another_stop_is_not_believed(tmp_path: Path, how: str, whose:
     node.lines.clear()
     node.restart()
     assert [one for one in node.lines if one.event == "data directory"] == [], "once is enough"
+
+
+@pytest.mark.parametrize("how", ["stop", "kill"])
+def test_a_repeat_is_stored_once_and_the_next_batch_is_taken_whosever_snapshot_lies_there(
+    tmp_path: Path, how: str
+) -> None:
+    """Two partitions of one length, each with a producer of its own."""
+    node = NodeDriver(tmp_path)
+    topic = node.create(partitions=2)
+    ids = [node.call(m.InitProducerIdRequest())[0].producer_id for _ in range(2)]
+
+    def produce(partition: int, value: int) -> int:
+        batch = batch_of([value], producer=(ids[partition], 0, value), at_us=node.wall_us)
+        return int(node.produced(topic, batch, partition=partition).base_offset)
+
+    for partition in range(2):
+        assert [produce(partition, value) for value in range(3)] == [0, 1, 2]
+    node.restart()  # So that a kill leaves snapshots, too.
+    name = "producers-00000000000000000003.snapshot"
+    if how == "stop":
+        node.stop()
+    root = Path(node.config.data_dir)
+    own = (root / "data/t-0" / name).read_bytes()
+    (root / "data/t-0" / name).write_bytes((root / "data/t-1" / name).read_bytes())
+    (root / "data/t-1" / name).write_bytes(own)
+    node.lines.clear()
+    if how == "stop":
+        node.start()
+    else:
+        node.crash()
+    told = [one.fields["note"] for one in node.lines if one.event == "partition file"]
+    assert [note.split(" ")[0] for note in told] == [f"t-0/{name}", f"t-1/{name}"]
+    for partition in range(2):
+        assert [produce(partition, value) for value in range(4)] == [0, 1, 2, 3]
