@@ -414,7 +414,10 @@ class StorageFault(QuiverlogError):
 
 class CorruptLog(QuiverlogError):
     code = 58
-    hint = "Stored bytes no longer match their checksum; see docs/storage-format.md on repair."
+    hint = (
+        "Stored files are not as they were written here: damaged, missing, or put here from"
+        " elsewhere. docs/storage-format.md, Repair, says what to do."
+    )
 
     def damage(self) -> tuple[int, int]:
         """(first offset that cannot be read, next one that may be again); -1 where not known."""

@@ -351,3 +351,24 @@ def test_a_cut_that_is_made_while_the_broker_runs_believes_no_other_snapshot_eit
     ]
     following, _ = make_batch(ROWS, 1, 1, 1, (7, 0, 410))
     assert producers.check(following) is None
+
+
+def test_epochs_of_another_partition_are_no_wrong_checksum() -> None:
+    """What is said of the file is what is to be done: it is whole, and moved away."""
+    disk = SimDisk()
+    fill(disk, END // ROWS, 0).close(clean=True)
+    with pytest.raises(CorruptLog) as caught:
+        Log.open(
+            disk, DIRECTORY, config=CONFIG, clean=True, now=at(0),
+            producers=ProducerStates(10**12), epoch_newest=2,
+        )  # fmt: skip
+    said = str(caught.value)
+    assert "leader epoch 3, metadata.log knows 2" in said
+    assert "move the file away" in said
+    assert "checksum" not in said
+    disk.remove(f"{DIRECTORY}/leader-epochs")
+    producers = ProducerStates(10**12)
+    log = Log.open(
+        disk, DIRECTORY, config=CONFIG, clean=True, now=at(0), producers=producers, epoch_newest=3
+    )
+    assert (log.epochs.newest, log.log_end_offset) == (3, END), "as the error says"

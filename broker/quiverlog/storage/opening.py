@@ -220,7 +220,7 @@ class _Opening:
             name = short_name(path)
             raise CorruptLog(
                 f"{name}: the rows are of leader epoch {self._epochs.newest}, metadata.log knows"
-                f" {self._epoch_newest}: it is older than they, or this file is of another one."
+                f" {self._epoch_newest}: that file is older, or this one is another partition's."
                 " No row was changed: restore metadata.log, or move the file away.",
                 file=name,
             )
