@@ -48,16 +48,17 @@ _KEYS: Final = (
         _ADDRESS,
         "127.0.0.1:9292",
         "Where clients connect. Port 0 takes any free port; the ready line says which. There is no"
-        " authentication yet: whoever reaches the address may read, write and delete everything.",
+        " authentication yet: every client that reaches the address may read, write and"
+        " delete everything.",
         because="its socket is open, and the metadata and all clients know the address",
     ),
     Setting(
         "advertise",
         _ADDRESS,
         "",
-        "What clients are told to connect to. Empty: what `listen` says, or the machine's host name"
-        " where that is every address (`0.0.0.0`, `[::]`), which no client can connect to and"
-        " which is refused here.",
+        "The address that clients are given to connect to. Empty: what `listen` says, or the"
+        " machine's host name where that is every address (`0.0.0.0`, `[::]`), which no client"
+        " can connect to and which is refused here.",
         because="the metadata and all clients know the address",
     ),
     Setting(
@@ -266,15 +267,16 @@ _KEYS: Final = (
         unit="bytes",
         minimum=limits.BATCH_BYTES_DEFAULT_MAX + limits.HEADER_BYTES_MAX,
         maximum=limits.FRAME_BYTES_MAX,
-        because="it was told to every connection when it began",
+        because="the broker sends it to every connection when that begins",
     ),
     Setting(
         "local.reads",
         _CHOICE,
         "true",
-        "Whether a client on this machine is told, when it asks, in which files of `data.dir` rows"
-        " lie, and reads them by itself ([broker.md](broker.md#local-reads)). It needs the right to"
-        " read them, which nobody but the broker's own user has.",
+        "Whether the broker answers a client on this machine, which asks for it, with the files of"
+        " `data.dir` in which rows lie, and the client reads them by itself"
+        " ([broker.md](broker.md#local-reads)). It needs the right to read them, which the"
+        " broker's own user alone has.",
         choices=("true", "false"),
         reloadable=True,
     ),

@@ -324,7 +324,7 @@ class NotController(QuiverlogError):
     code = 38
     retriable = True
     refresh_metadata = True
-    hint = "Another broker decides about topics, or nobody yet."
+    hint = "Another broker is the controller, which decides about topics, or none is elected yet."
 
 
 class ReplicaNotAvailable(QuiverlogError):

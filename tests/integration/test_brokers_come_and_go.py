@@ -88,7 +88,7 @@ def test_a_decommissioning_that_is_refused_changes_nothing() -> None:
         until(lambda: [one.node_id for one in client.describe_cluster().brokers if one.fenced])
         for words in (("--dry-run",), ()):
             said = typed(cluster, "decommission", "3", *words, code=1)
-            assert "has no leader, so nobody could copy it" in said
+            assert "has no leader, so no replica could copy it" in said
             assert not any(one.decommissioning for one in client.describe_cluster().brokers)
 
 

@@ -91,7 +91,7 @@ def test_a_cluster_as_it_should_be_lets_any_of_its_brokers_go() -> None:
         (with_broker(2, out_of_sync=4), 1, "copies are out of sync: 4 on broker 2"),
         (with_broker(2, moving=5), 2, "5 of its partitions are moving"),
         (cluster(offline=1), 1, "1 partition has no leader"),
-        (cluster(controller=None), 1, "nobody decides"),
+        (cluster(controller=None), 1, "there is no controller"),
         (cluster(told_by=2), 3, "broker 1, which decides, does not answer"),
         (
             with_voters(voter(1), voter(2), voter(3, silent_s=VOTER_SILENT_S)),
@@ -215,7 +215,7 @@ def test_copies_that_nobody_can_spare_are_noted_and_do_not_hold_a_restart_up_for
         (with_broker(2, out_of_sync=1_200), "1,200 on broker 2"),
         (cluster(offline=1, under_min_in_sync=1), "Partitions without a leader"),
         (cluster(under_min_in_sync=1), "below min.insync.replicas"),
-        (cluster(controller=None), "Nobody decides: 2 of the 3 voters"),
+        (cluster(controller=None), "There is no controller: 2 of the 3 voters"),
         (with_voters(voter(1), voter(2), voter(3, silent_s=4.0)), "lag behind: 3."),
     ],
 )

@@ -72,10 +72,10 @@ def test_it_is_warned_again_when_something_else_is_waited_for(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     logging.getLogger("quiverlog.waiting").disabled = False
-    full, lost = DiskFull("no room"), NotController("nobody decides")
+    full, lost = DiskFull("no room"), NotController("no controller is known")
     failing(World(), [(3.0, full), (3.0, full), (3.0, lost), (3.0, full), (3.0, lost)])
     said = [record.getMessage().partition(":")[0] for record in caplog.records]
-    assert said == ["no room", "nobody decides"]
+    assert said == ["no room", "no controller is known"]
 
 
 @pytest.mark.parametrize("kind", [RequestTimedOut, ConnectionFailed])
@@ -159,9 +159,9 @@ def test_a_step_that_is_not_begun_names_what_failed_before() -> None:
     world = World()
     world.cluster.patience_s = 5.0
     world.cluster.progressed()
-    failing(world, [(1.0, NotController("nobody decides"))])
+    failing(world, [(1.0, NotController("no controller is known"))])
     world.now_s += 5.0
-    with pytest.raises(RequestTimedOut, match=r"not begun\. nobody decides") as caught:
+    with pytest.raises(RequestTimedOut, match=r"not begun\. no controller is known") as caught:
         next(world.cluster.retrying(lambda: iter_call()))
     assert "outcome is unknown" not in str(caught.value)
 
@@ -181,10 +181,10 @@ def test_who_looks_sees_what_is_asked_and_what_fails() -> None:
     assert found is not None
     assert found.told_until("X") == "waiting for an answer of one:9292 (METADATA) until X."
     assert (found.since_s, found.until_s) == (100.0, 130.0)
-    operation.throw(NotController("nobody decides"))
+    operation.throw(NotController("no controller is known"))
     found = waits.longest()
     assert found is not None
-    assert found.told_until("X") == "nobody decides: trying again until X."
+    assert found.told_until("X") == "no controller is known: trying again until X."
     operation.close()
     assert waits.longest() is None, "what was given up is not waited for"
 

@@ -220,8 +220,8 @@ def test_where_nobody_decides_one_answer_is_all_there_is() -> None:
     assert asked == [ONE]
     assert found.controller is None
     assert texts(found) == [
-        "Nobody decides: 1 of the 1 voters have to run and to reach each other. Start those that "
-        "do not."
+        "There is no controller: 1 of the 1 voters have to run and to reach each other. Start "
+        "those that do not."
     ]
 
 

@@ -72,9 +72,9 @@ def test_two_brokers_with_one_list_of_seeds_make_no_two_clusters(members: Member
 
 
 def test_seeds_that_name_nobody_else_are_refused_and_change_nothing(members: Members) -> None:
-    with pytest.raises(InvalidConfig, match="names nobody else"):
+    with pytest.raises(InvalidConfig, match="names no other broker"):
         members.add(1, seeds=(1,))
-    with pytest.raises(InvalidConfig, match="names nobody else"):
+    with pytest.raises(InvalidConfig, match="names no other broker"):
         members.add(1)
     assert not members.by_id
 

@@ -198,6 +198,32 @@ def test_docstrings_and_comments_state_and_do_not_ask() -> None:
     report(problems)
 
 
+def shown_texts(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """(line, text) of the strings that users may read: not docstrings, nor words of assertions."""
+    inner = {
+        id(part)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assert | ast.Expr)
+        for part in ast.walk(node.msg or node.test if isinstance(node, ast.Assert) else node.value)
+        if isinstance(node, ast.Assert) or isinstance(node.value, ast.Constant)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in inner:
+            yield node.lineno, node.value
+
+
+def test_what_users_read_names_the_actor() -> None:
+    """Broker, controller, leader, follower or client; who is told is no answer to who did what."""
+    vague = re.compile(r"\b(?:(?:no|some|any)body|whoever|told)\b", re.IGNORECASE)
+    problems = []
+    for file in looked():
+        if file.name.startswith(("broker/", "connector/")):
+            for line, text in shown_texts(ast.parse(file.path.read_text())):
+                if " " in text and vague.search(text):
+                    problems.append(f"{file.name}:{line} does not name the actor: {text[:80]}")
+    report(problems)
+
+
 def test_docstrings_name_what_they_speak_of() -> None:
     report(
         [

@@ -47,7 +47,7 @@ def cluster_json(seen: Seen) -> dict[str, object]:
 def print_cluster(seen: Seen) -> None:
     """As tables, for people."""
     found = seen.found
-    controller = "nobody" if found.controller is None else f"broker {found.controller}"
+    controller = "none" if found.controller is None else f"broker {found.controller}"
     print_fields(
         {
             "cluster": found.cluster_id,
@@ -201,7 +201,7 @@ def _told_quorum(seen: Seen) -> str:
         return f"{voters}, broker {found.controller} decides, {spare} may be lost"
     heard = seen.answering & {one.node_id for one in found.voters}
     needed = len(found.voters) // 2 + 1
-    who = "nobody is known to decide"
+    who = "no controller is known"
     if found.controller is not None:
         who = f"broker {found.controller} was the controller"
     return f"{voters}, {who}; {len(heard)} answer here, {needed} are needed"

@@ -120,8 +120,8 @@ def _of_quorum(found: ClusterDetail) -> list[Finding]:
     if found.controller is None:
         said.append(
             Finding(
-                f"Nobody decides: {_majority(found)} of the {len(voters)} voters have to run and "
-                "to reach each other. Start those that do not."
+                f"There is no controller: {_majority(found)} of the {len(voters)} voters have to "
+                "run and to reach each other. Start those that do not."
             )
         )
     elif found.is_behind:
@@ -354,15 +354,15 @@ def may_restart(seen: Seen, node_id: int) -> RestartVerdict:
     notes = []
     if broker.needed and not behind:
         notes.append(
-            f"{broker.needed:,} of its partitions have no copy to spare: whoever writes there with "
-            "`replicated`, or reads an only copy, waits until it is back"
+            f"{broker.needed:,} of its partitions have no copy to spare: a client that writes "
+            "there with `replicated`, or reads an only copy, waits until it is back"
         )
     return RestartVerdict(node_id, tuple(reasons), tuple(notes))
 
 
 def _quorum_without(found: ClusterDetail, node_id: int) -> list[str]:
     if found.controller is None:
-        return ["nobody decides"]
+        return ["there is no controller"]
     if found.is_behind:
         return [f"broker {found.told_by}, which tells this, does not reach the controller"]
     if found.told_by != found.controller:

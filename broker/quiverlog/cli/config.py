@@ -67,7 +67,7 @@ def _check_scope(cluster: bool, broker: int | None, topic: str | None, *, needed
 @config.command()
 @click.argument("keys", nargs=-1, metavar="[KEY]...")
 @_scope_options
-@click.option("--all", "show_all", is_flag=True, help="Also keys that nobody has set.")
+@click.option("--all", "show_all", is_flag=True, help="Also keys that are not set.")
 @bootstrap_option
 @format_option()
 @debug_option
@@ -83,7 +83,7 @@ def get(
 ) -> None:
     """Show values, where they come from, and what other brokers have.
 
-    Without --cluster, --broker and --topic: every broker is asked. Without KEY: what somebody has
+    Without --cluster, --broker and --topic: every broker is asked. Without KEY: what is
     set; --all shows every key.
     """
     from quiverlog.cli.config_detail import (
@@ -148,7 +148,7 @@ def set_(
     timeout_s: float,
     output_format: str,
 ) -> None:
-    """Set keys, all or none of them. Nobody has to be restarted."""
+    """Set keys, all or none of them. No broker has to be restarted."""
     _check_scope(cluster, broker, topic, needed=True)
     _alter(dict(pairs), broker, topic, bootstrap, timeout_s, output_format)
 

@@ -191,7 +191,7 @@ def _wait(client: Client, node_id: int, total: int) -> DecommissionBrokerRespons
             if not left.replica_count:
                 return left
             if not left.is_decommissioning:
-                raise CommandFailed(f"Broker {node_id} stays: somebody has called it off.")
+                raise CommandFailed(f"Broker {node_id} stays: its decommissioning was called off.")
             done = max(0, total - left.replica_count)
             text = f"{left.replica_count:,} of {total:,} partitions left"
             waiting.show(done, total, text + patience.note)

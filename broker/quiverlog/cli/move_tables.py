@@ -90,7 +90,7 @@ def print_plan(placement: Placement, moves: Sequence[Move], throttle: int) -> No
     )
     print(f"\n{_summary(moves, throttle)}")
     if placement.silent:
-        print(f"Sizes are not known where nobody answered: brokers {join(placement.silent)}.")
+        print(f"Sizes are not known where brokers did not answer: {join(placement.silent)}.")
 
 
 def _change(before: object, after: object) -> str:

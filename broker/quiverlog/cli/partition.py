@@ -48,7 +48,7 @@ partition.add_command(reassign)
 )  # fmt: skip
 @click.option("--broker", type=node_id_type, metavar="N", help="Only what this broker holds.")
 @click.option("--under-replicated", is_flag=True, help="Only where a replica is out of sync.")
-@click.option("--offline", is_flag=True, help="Only those that nobody leads.")
+@click.option("--offline", is_flag=True, help="Only those without a leader.")
 @click.option("--moving", is_flag=True, help="Only those on their way to other brokers.")
 @bootstrap_option
 @format_option()
@@ -180,7 +180,7 @@ def _rows(
 @click.option(
     "--unclean",
     is_flag=True,
-    help="Where nobody leads, let the longest log that is known: rows may be lost.",
+    help="Where there is no leader, let the longest log that is known: rows may be lost.",
 )
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 @bootstrap_option

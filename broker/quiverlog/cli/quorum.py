@@ -129,7 +129,7 @@ def _show_changed(found: ChangeVotersResponse, what: str, output_format: str) ->
         _show(found, output_format)
         return
     count = sum(one.is_voter for one in found.replicas)
-    who = f"broker {found.leader_id} decides" if _is_led(found) else "nobody is known to decide yet"
+    who = f"broker {found.leader_id} decides" if _is_led(found) else "no controller is known yet"
     plural = "" if count == 1 else "s"
     click.echo(f"{what}: {count} voter{plural}, {max(0, (count - 1) // 2)} may be lost, {who}")
     if count % 2 == 0:

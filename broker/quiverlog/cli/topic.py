@@ -254,7 +254,7 @@ def delete(
 @click.option(
     "--unclean",
     is_flag=True,
-    help="Where nobody leads, let the longest log that is known: rows may be lost.",
+    help="Where there is no leader, let the longest log that is known: rows may be lost.",
 )
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 @bootstrap_option

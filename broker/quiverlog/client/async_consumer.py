@@ -138,7 +138,7 @@ class AsyncConsumer(ConsumerBase):
             del self._turn[0]
         except IndexError:
             operation.close()
-            message = f"The consumer of {self.topic!r} is read by somebody else now."
+            message = f"The consumer of {self.topic!r} is read by another caller now."
             raise InvalidArgument(message) from None
         try:
             return await self._driver.run(operation)

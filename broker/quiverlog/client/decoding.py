@@ -310,7 +310,9 @@ class BatchDecoder:
         if not _end_is_known(stored):
             # To step over as many rows as a damaged header says might skip good ones.
             del error.details["next_offset"]
-            error.message += " Nothing confirms how many rows it has, so nobody can step over it."
+            error.message += (
+                " Nothing confirms how many rows it has, so no reader can step over it."
+            )
         return error
 
     def _newer_history(self, needed_id: int) -> Operation[SchemaHistory]:

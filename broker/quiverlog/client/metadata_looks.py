@@ -77,7 +77,7 @@ def ask_one(address: Address | None, timeout_s: float) -> Ask:
 
     def ask(request: m.Request) -> Operation[tuple[Address, Reply]]:
         if address is None:
-            raise NotController("nobody is known to decide about topics.")
+            raise NotController("no controller is known, which decides about topics.")
         reply: Reply = yield Call(address, request, timeout_s)
         check(reply.response)
         return address, reply

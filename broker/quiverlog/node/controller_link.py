@@ -80,7 +80,7 @@ class ControllerLink:
                 return
             leader = self._quorum.raft.leader
             if leader is None or leader == self._quorum.raft.key:
-                raise NotController("nobody is known to decide.")
+                raise NotController("no controller is known.")
             asked = leader.node_id
             answered = partial(self._answered, request, then, asked, timeout_ms, follows)
             peer = Peer(asked, Purpose.CONTROL)

@@ -80,7 +80,7 @@ def check_decides(broker: Knowing, connection_id: int) -> None:
         return
     found = _controller(broker, connection_id)
     if found is None:
-        raise NotController("nobody is known to decide.")
+        raise NotController("no controller is known.")
     raise NotController(f"broker {found.node_id} at {found.host}:{found.port} decides.")
 
 

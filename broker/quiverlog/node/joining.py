@@ -50,13 +50,15 @@ class Joining:
         others = broker.whereabouts.known()
         if not broker.quorum.raft.voters and not others:
             raise InvalidConfig(
-                "`controller.quorum.bootstrap.servers` names nobody else, and this data directory"
-                " belongs to no quorum yet. To begin a new cluster with this broker, start it"
-                " without that key the first time."
+                "`controller.quorum.bootstrap.servers` names no other broker, and this data"
+                " directory belongs to no quorum yet. To begin a new cluster with this"
+                " broker, start it without that key the first time."
             )
         broker.admission.enter(Phase.JOINING)
         asks = ", ".join(f"{node_id}@{where}" for node_id, where in sorted(others.items()))
-        broker.outbox.log("info", "waiting for the metadata of the cluster", asks=asks or "nobody")
+        broker.outbox.log(
+            "info", "waiting for the metadata of the cluster", asks=asks or "no broker"
+        )
         broker.outbox.emit(ListenToBrokers())
         broker.quorum.follow(now)
         broker.membership.begin(now)

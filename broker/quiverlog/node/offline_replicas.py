@@ -155,7 +155,9 @@ class OfflineReplicas:
                 if isinstance(answer, AlterPartitionResponse) and not answer.error_code:
                     self._untold.difference_update(keys)
                 if error is not None:
-                    self._outbox.log("warning", "controller not told", why=str(error))
+                    self._outbox.log(
+                        "warning", "controller took no offline replicas", why=str(error)
+                    )
 
         try:
             self._ask(request, then, now)

@@ -36,7 +36,7 @@ def contradiction(raft: Raft, message: Message) -> str:
         return f"term {message.term} cannot be reached from {raft.term}"
     is_alone = set(raft.voters) == {raft.key}
     if is_alone and isinstance(message, Append | Heartbeat | SnapshotChunk | TimeoutNow | Vote):
-        return "this replica is the only voter, so nobody else can lead"
+        return "this replica is the only voter, so no other can lead"
     if isinstance(message, Append | Heartbeat | SnapshotChunk) and message.term == raft.term:
         leads_here = raft.role is Role.LEADER
         if leads_here or raft.leader not in (None, message.source):

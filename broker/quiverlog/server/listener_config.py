@@ -48,8 +48,8 @@ LISTENER_KEYS: Final = SettingsTable(
             "advertise",
             Kind.ADDRESS,
             "",
-            "What those who ask at this listener are told to connect to. Empty: what `bind` says,"
-            " or the machine's host name where that is every address.",
+            "The address that clients of this listener are given to connect to. Empty: what `bind`"
+            " says, or the machine's host name where that is every address.",
         ),
         Setting(
             "administration",
@@ -156,7 +156,7 @@ def check_advertised(address: Address, source: str) -> None:
         return  # a name
     if is_every:
         raise InvalidConfig(
-            f"{source}: nobody can connect to {address.host}, which means every address of a"
+            f"{source}: no client can connect to {address.host}, which means every address of a"
             " machine. Write the name or address by which clients reach this one, for example"
             f" broker-1.example:{address.port}, or leave it out: then it is the host name."
         )

@@ -186,7 +186,7 @@ def advertised_address(config: ListenerConfig, listen: socket.socket, log: Logge
         return Address(config.bind.host, bound.port)
     host = socket.gethostname()
     log.warning(
-        "listening on every address: clients are told this host's name; set `advertise` if they"
+        "listening on every address: clients are given this host's name; set `advertise` if they"
         " cannot resolve it",
         advertised=f"{host}:{bound.port}",
     )

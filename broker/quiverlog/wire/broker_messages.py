@@ -46,7 +46,7 @@ REGISTER_CONTAINERS_MAX: Final = 2 + BROKER_LISTENERS_MAX
 
 
 class RegisteredListener(Part, array_like=True, gc=False):
-    """Where those who ask at a listener of this name are told to connect to."""
+    """The address that clients of a listener of this name are given to connect to."""
 
     name: ListenerName = ""
     host: Host = ""

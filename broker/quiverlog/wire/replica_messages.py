@@ -198,7 +198,7 @@ class PartitionLogEnd(Part, array_like=True, gc=False):
     """Where the asker's log of a partition without a leader ends: `end_offset`, and the leader
     epoch of its last row. -1: the log cannot be read to its end. -2: there is none. `leader_epoch`
     is that of the partition, as the asker knows it. -2 also comes from a leader that has the only
-    replica: nobody leads it then. `is_offline`: the log takes no writes before the asker is
+    replica: it has no leader then. `is_offline`: the log takes no writes before the asker is
     started again, so it cannot lead, whatever it has.
     """
 
@@ -223,7 +223,7 @@ class PartitionLogStart(Part, array_like=True, gc=False):
 
 
 class ReportLogEndsRequest(Request, array_like=True, gc=False):
-    """A broker tells the controller how far its logs reach, where nobody leads: from several of
+    """A broker tells the controller how far its logs without a leader reach: from several of
     these a leader may be found.
     """
 

@@ -57,7 +57,8 @@ def alter_configs(
             check_finalised(image, MESSAGE_TIMES, key)
         if node_id != ALL_BROKERS and key.startswith(TOPIC_DEFAULTS_PREFIX):
             raise InvalidConfig(
-                f"{key} is for the whole cluster: what a topic is told holds wherever it lies."
+                f"{key} is for the whole cluster: what is set for a topic holds on every"
+                " broker that has it."
             )
         wanted[key] = None if text is None else _checked(key, text)
     said = image.broker_configs.get(node_id, {})
@@ -113,6 +114,6 @@ def _checked(key: str, text: str) -> str:
     if key in LEAST and value < LEAST[key]:
         raise InvalidConfig(
             f"{key} is {value}: below {LEAST[key]}, set while brokers run, it shuts out the other"
-            " brokers and whoever would take it back."
+            " brokers and clients that would take it back."
         )
     return str(value)

@@ -162,7 +162,7 @@ def _check(
 ) -> None:
     name = f"{topic.name}-{partition.partition}"
     if partition.leader_id == NO_LEADER:
-        raise PolicyViolation(f"{name} has no leader, so nobody could copy it.")
+        raise PolicyViolation(f"{name} has no leader, so no replica could copy it.")
     count = len(target_of(partition))
     if changes_count and not 1 <= len(target) <= REPLICATION_FACTOR_MAX:
         raise InvalidReplicaAssignment(
