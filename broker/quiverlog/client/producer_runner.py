@@ -36,10 +36,9 @@ from .waits import TELL_AFTER_S, Wait
 __all__ = ["ProducerRunner", "new_identity"]
 
 CHANNEL = "produce"
-NOBODY = Identity()
 
 
-def new_identity(cluster: Cluster, last: Identity = NOBODY) -> Operation[Identity]:
+def new_identity(cluster: Cluster, last: Identity | None = None) -> Operation[Identity]:
     """Ask for a producer id, or for the next epoch of one; tried again until the request timeout.
 
     A new id comes in place of the next epoch where an answer that was lost has given that out: the
@@ -57,9 +56,9 @@ def new_identity(cluster: Cluster, last: Identity = NOBODY) -> Operation[Identit
 
     def attempt() -> Operation[Identity]:
         try:
-            return (yield from asked(last))
+            return (yield from asked(last or Identity()))
         except (InvalidProducerEpoch, UnknownProducerId):
-            return (yield from asked(NOBODY))
+            return (yield from asked(Identity()))
 
     return (yield from cluster.retrying(attempt))
 
