@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quiverlog.core.controller.awaited import Awaited
+from quiverlog.core.controller.overdue import Awaited
 
 SESSION_US = 2_000_000
 DUE_US = SESSION_US // 2

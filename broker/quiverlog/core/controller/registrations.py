@@ -21,7 +21,7 @@ Invariants:
 - Who was fenced knows it before it is told that it has caught up: till then it may believe that it
   leads what others lead.
 - Who lives and hears of decisions only sessions later is told that it has not caught up, and leads
-  nothing soon (overdue.py); sooner, and fenced, where a caller waits for that (awaited.py).
+  nothing soon; sooner, and fenced, where a caller waits for that (overdue.py).
 - A change of `fenced` and what follows for partitions are one entry.
 
 Must not know: logs, requests, the quorum.
@@ -34,10 +34,9 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from quiverlog.core.controller import elections
-from quiverlog.core.controller.awaited import Awaited
 from quiverlog.core.controller.features import check_supports
 from quiverlog.core.controller.image import Image
-from quiverlog.core.controller.overdue import Overdue
+from quiverlog.core.controller.overdue import Awaited, Overdue
 from quiverlog.core.controller.records import (
     UNKNOWN_BROKER_EPOCH,
     BrokerChangeRecord,
