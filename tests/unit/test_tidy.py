@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FILE_LINES_MAX = 400
 LONGER_FILES = {
     "broker/quiverlog/broker_keys.py": "a table: every key of a broker's configuration.",
+    "broker/quiverlog/cli/read_csv.py": "one machine: text, its records, and what pyarrow makes.",
     "broker/quiverlog/server/broker_server.py": "one machine: a broker's parts, put together.",
     "broker/quiverlog/server/protocol.py": "one machine: a connection from accept to end.",
     "broker/quiverlog/client/consumer_core.py": "one machine: a consumer's positions and rows.",

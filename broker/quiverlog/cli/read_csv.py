@@ -22,7 +22,6 @@ import pyarrow.types as t
 
 from quiverlog.cli.ahead import done_ahead
 from quiverlog.cli.csv_columns import Padded, column_names, in_our_words, is_number
-from quiverlog.cli.csv_records import Records
 from quiverlog.cli.encodings import no_utf8
 from quiverlog.cli.file_blocks import FileBlocks
 from quiverlog.cli.json_values import from_text, is_text_in_csv
@@ -38,6 +37,7 @@ _HEADER_BYTES: Final = 64 << 10
 """The first block of a file whose types are known: it is parsed while nothing else happens."""
 _Text = bytes | memoryview
 """Whole lines: a view where they lie in memory of `FileBlocks`, which is given back."""
+_LINE_END: Final = re.compile(rb"\r\n?|\n")
 _ROW: Final = re.compile(r"[Rr]ow #(\d+)")
 _NO_TYPES: Final[Mapping[str, pa.DataType]] = MappingProxyType({})
 _NO_UTF8: Final = "invalid UTF8"
@@ -90,7 +90,7 @@ class _Reader:
             name: pa.string() if name in text_types else kind
             for name, kind in options.types().items()
         }
-        self._records = Records(options.delimiter)
+        self._records = _Records(options.delimiter)
         self._padded = Padded(options.delimiter)
         self._watched: dict[str, pa.DataType] = {}
         """Columns of numbers of which no zero in front was seen yet."""
@@ -381,3 +381,54 @@ def _has_quotes(text: _Text) -> bool:
 
 def _is_empty(text: _Text) -> bool:
     return not bytes(text[:1]).strip(b"\r\n") and not bytes(text).strip(b"\r\n")
+
+
+class _Records:
+    """Finds out whether a line's end lies within quotes, as pyarrow's parser sees them."""
+
+    def __init__(self, delimiter: str) -> None:
+        self._before = frozenset((b"", b"\r", b"\n", delimiter.encode()))
+        """A quote opens a field only at its beginning; elsewhere it is a character as any."""
+        mark = re.escape(delimiter.encode())
+        self._close = re.compile(rb'[^"]*+(?:""[^"]*+)*+"')
+        """Possessive: the first of two quotes in a row never closes a field."""
+        self._rest = re.compile(rb"(?:(?!" + mark + rb")[^\r\n])*")
+
+    def ends_inside(self, text: bytes, inside: bool) -> bool:
+        """Whether the end of `text` is within a quoted field; `inside` says it of its beginning."""
+        return self.last_end(text, inside)[1]
+
+    def last_end(self, text: bytes, inside: bool) -> tuple[int, bool]:
+        """Where the last record ends that ends in `text` (0: none does), and as `ends_inside`."""
+        if not inside and b'"' not in text:
+            return len(text), False
+        at = end = 0
+        while True:
+            if inside:
+                close = self._close.match(text, at)
+                if close is None:
+                    return end, True
+                rest = self._rest.match(text, close.end())
+                assert rest is not None
+                at = rest.end()
+            quote = text.find(b'"', at)
+            while quote >= 0 and text[max(0, quote - 1) : quote] not in self._before:
+                quote = text.find(b'"', quote + 1)
+            if quote < 0:
+                return len(text), False
+            end = text.rfind(b"\n", at, quote) + 1 or end
+            at, inside = quote + 1, True
+
+    def first_end(self, text: bytes) -> int:
+        """Where the first record of `text` ends, its line's end and empty lines before included.
+
+        A line may end with CR alone, as pyarrow's parser has it.
+        """
+        start = end = len(text) - len(text.lstrip(b"\r\n"))
+        inside = False
+        while found := _LINE_END.search(text, end):
+            inside = self.ends_inside(text[end : found.end()], inside)
+            end = found.end()
+            if not inside:
+                return end
+        return len(text) if start < len(text) else 0
