@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from quiverlog.limits import SCHEMA_NESTING_MAX
 
-__all__ = ["normalize_field", "normalize_type", "refused_types"]
+__all__ = ["normalize_field", "normalize_type", "refused_types", "with_times_as"]
 
 DECIMAL_PRECISION_MAX: Final = 38
 _UTC: Final = pa.timestamp("us", tz="UTC")
@@ -151,3 +151,23 @@ def _is_stored_decimal(data_type: pa.DataType) -> bool:
 def _why_refused(data_type: pa.DataType) -> str:
     name = str(data_type)
     return next((why for start, why in _WHY_REFUSED if name.startswith(start)), "not supported")
+
+
+def with_times_as(kind: pa.DataType, time: pa.DataType) -> pa.DataType:
+    """The type with another one in place of times of day, at any depth; to cast to."""
+
+    def field(inner: pa.Field) -> pa.Field:
+        return inner.with_type(with_times_as(inner.type, time))
+
+    if pa.types.is_time(kind):
+        return time
+    if pa.types.is_null(kind):
+        # Arrow 25 reads out of bounds when it casts a list of nulls to its like.
+        return pa.int8()
+    if pa.types.is_map(kind):
+        return pa.map_(field(kind.key_field), field(kind.item_field))
+    if pa.types.is_list(kind):
+        return pa.list_(field(kind.value_field))
+    if pa.types.is_struct(kind):
+        return pa.struct([field(inner) for inner in kind])
+    return kind

@@ -24,6 +24,7 @@ __all__ = [
     "CommandFailed",
     "ExitCode",
     "explain",
+    "first_line",
     "reading",
     "report",
     "unreadable",
@@ -93,12 +94,17 @@ def reading(name: str, what: str, *, next_step: str = "") -> Iterator[None]:
 
 def unreadable(name: str, what: str, error: BaseException, *, next_step: str = "") -> CommandFailed:
     """The failure to read a person's file, with the first line of the parser's words."""
-    said = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+    said = first_line(error)
     if isinstance(error, RecursionError):
         said = "it is nested too deeply"
     elif isinstance(error, OSError) and error.strerror:
         said = error.strerror  # without the number, which is for programs
     return CommandFailed(f"{name} cannot be read as {what}: {said}. {next_step}".rstrip())
+
+
+def first_line(error: BaseException) -> str:
+    """Of a library's words, without the full stop."""
+    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
 def report(error: BaseException, *, debug: bool = False) -> int:

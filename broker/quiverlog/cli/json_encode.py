@@ -15,7 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as t
 
-from quiverlog.cli.failures import CommandFailed
+from quiverlog.batch.arrow_types import with_times_as
+from quiverlog.cli.failures import CommandFailed, first_line
 
 __all__ = ["encodable", "has_time", "json_lines", "json_text", "to_text"]
 
@@ -29,7 +30,10 @@ def encodable(column: pa.Array, name: str) -> list[Any]:
         CommandFailed: a value has no notation; names the column and what to use.
     """
     try:
-        plain = column.cast(_with_times_as_text(column.type)) if has_time(column.type) else column
+        # Python has no nanoseconds: times are made text by Arrow.
+        plain = column
+        if has_time(column.type):
+            plain = column.cast(with_times_as(column.type, pa.string()))
         values: list[Any] = plain.to_pylist()
     except (pa.ArrowException, ValueError, OverflowError) as error:
         raise _unwritable(name, column.type, error) from error
@@ -59,10 +63,10 @@ def json_text(value: Any) -> str:
 
 
 def _unwritable(name: str, kind: pa.DataType, error: Exception) -> CommandFailed:
-    said = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
     return CommandFailed(
-        f"Column {name!r} ({kind}) has a value that text formats have no notation for ({said}): "
-        "write Arrow or Parquet (-o rows.arrow), or leave it out with --columns."
+        f"Column {name!r} ({kind}) has a value that text formats have no notation for "
+        f"({first_line(error)}): write Arrow or Parquet (-o rows.arrow), or leave it out with "
+        "--columns."
     )
 
 
@@ -77,26 +81,6 @@ def has_time(kind: pa.DataType) -> bool:
     if t.is_time(kind):
         return True
     return any(has_time(kind.field(i).type) for i in range(kind.num_fields))
-
-
-def _with_times_as_text(kind: pa.DataType) -> pa.DataType:
-    """Python has no nanoseconds: times are made text by Arrow, at any depth."""
-
-    def field(inner: pa.Field) -> pa.Field:
-        return inner.with_type(_with_times_as_text(inner.type))
-
-    if t.is_time(kind):
-        return pa.string()
-    if t.is_null(kind):
-        # Arrow 25 casts a list of nulls to a list whose values are one null: out of bounds.
-        return pa.int8()
-    if t.is_map(kind):
-        return pa.map_(field(kind.key_field), field(kind.item_field))
-    if t.is_list(kind):
-        return pa.list_(field(kind.value_field))
-    if t.is_struct(kind):
-        return pa.struct([field(inner) for inner in kind])
-    return kind
 
 
 def _encoder(kind: pa.DataType) -> Convert | None:

@@ -29,7 +29,7 @@ from quiverlog.batch.unbent import Check, check_of
 from quiverlog.errors import InvalidValue, SchemaMismatch
 
 from . import arguments
-from .why_not import why_not_type, why_not_value
+from .why_not import first_line, why_not_type, why_not_value
 
 __all__ = ["Converter"]
 
@@ -190,7 +190,7 @@ class Converter:
             raise SchemaMismatch(
                 f"Column {field.name!r} of topic {self.topic!r} is {field.type}; row "
                 f"{rows_before + row} holds {_shown(column[row])} ({column.type}), which does not "
-                f"fit: {_first_line(error)}.",
+                f"fit: {first_line(error)}.",
                 topic=self.topic,
                 column=field.name,
                 row=rows_before + row,
@@ -260,12 +260,12 @@ class Converter:
                     return SchemaMismatch(
                         f"Column {field.name!r} of topic {self.topic!r} is {field.type}; row "
                         f"{index} holds {arguments.shown(value)} ({type(value).__name__}): "
-                        f"{why_not_value(value, field.type, _first_line(cause))}.",
+                        f"{why_not_value(value, field.type, first_line(cause))}.",
                         topic=self.topic,
                         column=field.name,
                         row=index,
                     )
-        return SchemaMismatch(f"The rows do not fit: {_first_line(error)}.", topic=self.topic)
+        return SchemaMismatch(f"The rows do not fit: {first_line(error)}.", topic=self.topic)
 
 
 def _unbent_array(values: list[Any], kind: pa.DataType, check: Check | None) -> pa.Array:
@@ -322,7 +322,3 @@ def _words(error: Exception) -> str:
     """pyarrow says in two parts what pandas' columns are refused for, the column in the second."""
     parts = [str(part).rstrip(".") for part in reversed(error.args)]
     return (": ".join(parts).splitlines() or [type(error).__name__])[0]
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")

@@ -14,9 +14,12 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.types as t
 
+from quiverlog.batch.arrow_types import with_times_as
 from quiverlog.batch.halves import first_bad_row
 from quiverlog.batch.normalize import cast_array
 from quiverlog.errors import UnsupportedValue
+
+from .why_not import first_line
 
 __all__ = ["check_maps", "data_frame", "python_rows"]
 
@@ -88,7 +91,7 @@ def _check_column(
     except _FAILURES as error:
         raise UnsupportedValue(
             f"{what} ({column.type}): the value at {counted} {first + row} cannot be had here "
-            f"({_first_line(error)}). {_advice(column.type)}Arrow has it: `data`, `to_arrow`.",
+            f"({first_line(error)}). {_advice(column.type)}Arrow has it: `data`, `to_arrow`.",
             column=what.split("'")[1],
             **{counted: first + row},
         ) from error
@@ -111,24 +114,7 @@ def _has(kind: pa.DataType, is_kind: Callable[[pa.DataType], bool]) -> bool:
 
 
 def _as_microseconds(column: pa.Array) -> pa.Array:
-    return cast_array(column, _in_microseconds(column.type))
-
-
-def _in_microseconds(kind: pa.DataType) -> pa.DataType:
-    def field(inner: pa.Field) -> pa.Field:
-        return inner.with_type(_in_microseconds(inner.type))
-
-    if t.is_time(kind):
-        return pa.time64("us")
-    if t.is_null(kind):
-        return pa.int8()  # Arrow 25 reads out of bounds when it casts a list of nulls to its like
-    if t.is_map(kind):
-        return pa.map_(field(kind.key_field), field(kind.item_field))
-    if t.is_list(kind):
-        return pa.list_(field(kind.value_field))
-    if t.is_struct(kind):
-        return pa.struct([field(inner) for inner in kind])
-    return kind
+    return cast_array(column, with_times_as(column.type, pa.time64("us")))
 
 
 # --- maps -----------------------------------------------------------------------------------------
@@ -166,7 +152,3 @@ def _has_key_twice(array: pa.Array) -> bool:
     if any(b - a > 1 and len(set(values[a - start : b - start])) < b - a for a, b in pairs):
         return True
     return _has_key_twice(items)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")

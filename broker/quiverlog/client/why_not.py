@@ -15,7 +15,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.types as t
 
-__all__ = ["why_not_type", "why_not_value"]
+__all__ = ["first_line", "why_not_type", "why_not_value"]
 
 _MISSING: Final = frozenset(("NaTType", "NAType"))
 """pandas' own values for what is missing."""
@@ -97,3 +97,8 @@ def _in_python(kind: pa.DataType) -> str:
         if is_kind(kind):
             return name
     return "number"
+
+
+def first_line(error: Exception) -> str:
+    """Of a library's words, without the full stop."""
+    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
