@@ -242,8 +242,8 @@ def test_ctrl_c_ends_a_query_that_would_take_for_ever(broker, tmp_path, is_promp
             os.close(theirs)
 
 
-HEAVY = "select sum(hash(a.range + b.range) % 7) from range(1_000) a, range(1_200_000) b"
-"""Some twenty seconds of one processor, then it ends by itself."""
+HEAVY = "select sum(hash(a.range + b.range) % 7) from range(1_000) a, range(3_600_000) b"
+"""A minute of one processor or more, then it ends by itself."""
 
 
 @pytest.mark.parametrize("words", [[HEAVY], ["-o", "PATH", f"select 1; {HEAVY}"], []])
@@ -253,12 +253,12 @@ def test_the_timeout_ends_a_query(broker, tmp_path, words):
     command = [sys.executable, "-m", "quiverlog", "sql", *words, "-b", broker.bootstrap]
     begun_s = time.monotonic()
     done = subprocess.run(
-        [*command, "--timeout", "1"], input=piped, capture_output=True, timeout=120
+        [*command, "--timeout", "5"], input=piped, capture_output=True, timeout=120
     )
     assert (done.returncode, done.stdout) == (ExitCode.FAILED, b""), done.stderr
-    assert time.monotonic() - begun_s < 15.0, "the query takes longer"
+    assert time.monotonic() - begun_s < 30.0, "the query takes longer"
     said = done.stderr.decode()
-    assert "No row of the result within 1 s, the query was ended: raise --timeout." in said
+    assert "No row of the result within 5 s, the query was ended: raise --timeout." in said
     assert said.count("\n") == 1
 
 
@@ -267,7 +267,7 @@ def test_a_query_that_is_done_in_time_is_answered(broker, capfd):
 
 
 def test_a_timeout_is_for_one_question_of_a_prompt(broker):
-    command = [sys.executable, "-c", SCRIPT, "sql", "-b", broker.bootstrap, "--timeout", "1"]
+    command = [sys.executable, "-c", SCRIPT, "sql", "-b", broker.bootstrap, "--timeout", "5"]
     ours, theirs = pty.openpty()
     with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs) as process:
         try:

@@ -23,7 +23,7 @@ from .injection import Injection
 from .limits import small_limits
 from .producers import Producer
 from .scenario import Scenario
-from .shipped import ClientConsumer, ClientProducer, clients_clock
+from .shipped import ClientConsumer, ClientProducer, clients_world
 from .strangers import Stranger
 from .topics import Setup, TopicAdmin
 from .world import World
@@ -299,7 +299,7 @@ def simulate(
     scenario = Scenario.draw(seed, duration_ms=duration_ms, opened=opened)
     run = _Run(replace(scenario, **(shape or {})), plant)  # type: ignore[arg-type]
     try:
-        with small_limits(), clients_clock(run.world):
+        with small_limits(), clients_world(run.world):
             return run.run()
     except Violation as violation:
         lines = "\n  ".join(line[-1_000:] for line in run.world.last_words(8))

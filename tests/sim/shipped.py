@@ -16,10 +16,12 @@ from unittest import mock
 
 import pyarrow as pa
 
-from quiverlog.client import producer_base
+from quiverlog.client import asynchronous, producer_base
 from quiverlog.client.async_client import AsyncClient
 from quiverlog.client.async_consumer import AsyncConsumer
 from quiverlog.client.async_producer import AsyncProducer, AsyncSendFuture
+from quiverlog.client.name_lookup import Found
+from quiverlog.client.results import Address
 from quiverlog.errors import (
     CorruptBatch,
     CorruptLog,
@@ -41,7 +43,7 @@ from .loop import SimLoop
 from .rows import schema_of
 from .world import World
 
-__all__ = ["ClientConsumer", "ClientProducer", "ShippedClient", "clients_clock"]
+__all__ = ["ClientConsumer", "ClientProducer", "ShippedClient", "clients_world"]
 
 _LOST_COUNT = (OutOfOrderSequence, UnknownProducerId, InvalidProducerEpoch)
 _FIRST_NUMBER = 500
@@ -49,13 +51,22 @@ _UNDECIDED_MAX = 10
 
 
 @contextlib.contextmanager
-def clients_clock(world: World) -> Iterator[None]:
-    """The shipped producer looks the time up itself: for the length of a run, the world's."""
+def clients_world(world: World) -> Iterator[None]:
+    """What the shipped client asks the system itself, for the length of a run: the world's.
+
+    The producer's time; and where a name is, for which it would have a real thread ask.
+    """
 
     def now() -> Now:
         return Now(world.mono_us, world.wall_us)
 
-    with mock.patch.object(producer_base, "now", now):
+    def numeric(address: Address) -> Found:
+        return [(None, None, 0, "", (address.host, address.port))]
+
+    with (
+        mock.patch.object(producer_base, "now", now),
+        mock.patch.object(asynchronous, "numeric", numeric),
+    ):
         yield
 
 

@@ -17,6 +17,7 @@ from quiverlog.errors import QuiverlogError
 
 from .host import Host
 from .loop import SimLoop
+from .shipped import clients_world
 from .test_copies import COPY, CREATED, LEADER, RECOVER_US, Copying
 
 RACKS = {LEADER: "a", COPY: "b"}
@@ -94,6 +95,11 @@ class Reading(Copying):
 @pytest.mark.parametrize("seed", range(6))
 def test_a_reader_of_a_copy_gets_every_row_once(seed: int) -> None:
     reading = Reading(seed)
+    with clients_world(reading.world):
+        _read_through_faults(reading)
+
+
+def _read_through_faults(reading: Reading) -> None:
     world = reading.world
     world.run(RECOVER_US, until=reading.becomes_equal)
     world.run(RECOVER_US, until=reading.served_by_copy)

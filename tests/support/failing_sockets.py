@@ -97,7 +97,7 @@ def failing_sockets(name: str, nth: int, error: OSError) -> Iterator[CallLog]:
             return self._poll.poll(timeout_ms)
 
     sockets = _Module(socket, socket=_socket_class(log))
-    of_asyncio = _Module(socket, socket=_socket_class(log, True))
+    of_asyncio = _Module(socket, socket=_socket_class(log, True), getaddrinfo=getaddrinfo)
     with (
         mock.patch.object(blocking_connection, "socket", sockets),
         mock.patch.object(name_lookup, "socket", _Module(socket, getaddrinfo=getaddrinfo)),

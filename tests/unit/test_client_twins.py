@@ -141,7 +141,7 @@ async def test_two_readers_of_one_consumer_are_told_so(broker: ScriptedBroker) -
         reader = await client.consumer("t", follow=True).open()
         first = asyncio.create_task(reader.poll(timeout=20))
         await _until(lambda: bool(broker.seen(m.FetchRequest)))
-        with pytest.raises(quiverlog.InvalidArgument, match="'t' is read by somebody else"):
+        with pytest.raises(quiverlog.InvalidArgument, match="'t' is read by another caller"):
             await reader.poll(timeout=0.1)
         await reader.close()
         await first

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from tests.sim.checker import Violation
 from tests.sim.host import Plant
 from tests.sim.limits import small_limits
-from tests.sim.shipped import clients_clock
+from tests.sim.shipped import clients_world
 
 from .caretaker import look_after
 from .cluster import Cluster
@@ -247,7 +247,7 @@ def simulate(
     outside = plant() if plant is not None and scenario.buggy_clients else nullcontext()
     run = _Run(scenario, None if scenario.buggy_clients else plant)
     try:
-        with outside, small_limits(), clients_clock(run.world), scenario.tempo.timers():
+        with outside, small_limits(), clients_world(run.world), scenario.tempo.timers():
             return run.run()
     except (Violation, AssertionError) as violation:
         run.world.abandon()
