@@ -25,8 +25,8 @@ from quiverlog.batch.schema import serialize_schema
 from quiverlog.core.controller import records as r
 from quiverlog.core.partition.producers import ProducerStates
 from quiverlog.limits import BATCH_HEADER_BYTES
-from quiverlog.storage.checkpoint import pack_snapshot
-from quiverlog.storage.index import IndexSummary, SparseIndex
+from quiverlog.storage.log.checkpoint import pack_snapshot
+from quiverlog.storage.segment.index import IndexSummary, SparseIndex
 from quiverlog.wire.messages import Part
 from quiverlog.wire.registry import APIS
 from scripts.record_tables import record_types

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from quiverlog.batch.header import BatchHeader
 from quiverlog.limits import BATCH_HEADER_BYTES
-from quiverlog.storage.segment_index import SEGMENT_HEADER_BYTES
+from quiverlog.storage.segment.segment_files import SEGMENT_HEADER_BYTES
 
 __all__ = ["StoredBatch", "batches", "compare"]
 

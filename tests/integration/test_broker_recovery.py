@@ -10,7 +10,7 @@ import pytest
 import quiverlog
 from quiverlog.batch.header import BatchHeader
 from quiverlog.errors import CorruptLog
-from quiverlog.storage.segment_index import SEGMENT_HEADER_BYTES
+from quiverlog.storage.segment.segment_files import SEGMENT_HEADER_BYTES
 from tests.support.broker import BrokerProcess
 from tests.support.rawclient import RawClient, make_batch
 

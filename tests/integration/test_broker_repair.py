@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import quiverlog
-from quiverlog.storage.segment_index import SEGMENT_HEADER_BYTES
+from quiverlog.storage.segment.segment_files import SEGMENT_HEADER_BYTES
 from tests.support.broker import BrokerProcess
 from tests.support.growing import typed
 

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quiverlog.errors import QuiverlogError
-from quiverlog.storage.disk import Disk
-from quiverlog.storage.posix import PosixDisk
+from quiverlog.storage.disk.disk import Disk
+from quiverlog.storage.disk.posix import PosixDisk
 from tests.sim.disk import SimDisk
 
 NAMES = ("a", "b", "d", "n" * 254, "n" * 256)

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 
 from quiverlog.core.partition.producers import ProducerStates
 from quiverlog.errors import QuiverlogError
-from quiverlog.storage.checkpoint import Bounds
-from quiverlog.storage.log import Log, LogConfig
-from quiverlog.storage.reading_jobs import NotResident, ReadingJob
+from quiverlog.storage.log.checkpoint import Bounds
+from quiverlog.storage.log.log import Log, LogConfig
+from quiverlog.storage.segment.reading_jobs import NotResident, ReadingJob
 from quiverlog.types import Now
 from tests.model.test_log_model import make_batch
 from tests.sim.disk import SimDisk

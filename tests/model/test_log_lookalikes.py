@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from quiverlog.batch.header import BatchHeader
 from quiverlog.errors import CorruptLog
-from quiverlog.storage.log import Log, LogConfig
-from quiverlog.storage.segment import segment_path
+from quiverlog.storage.log.log import Log, LogConfig
+from quiverlog.storage.segment.segment import segment_path
 from quiverlog.types import Now
 from tests.sim.disk import SimDisk
 from tests.support.logs import flush

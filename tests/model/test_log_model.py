@@ -22,7 +22,7 @@ from quiverlog.batch.header import CRC_START, BatchHeader, stamp
 from quiverlog.core.partition.producers import ProducerStates
 from quiverlog.errors import DiskFull, QuiverlogError, StorageFault
 from quiverlog.limits import PRODUCER_BATCHES_REMEMBERED
-from quiverlog.storage.log import Log, LogConfig
+from quiverlog.storage.log.log import Log, LogConfig
 from quiverlog.types import Now
 from tests.sim.disk import SimDisk
 from tests.sim.mutations import Mutation, planted
@@ -404,12 +404,12 @@ TestLog.settings = settings(
 
 BUGS = {
     "late rows go by their own times": Mutation(
-        "storage.retention:_by_arrival",
+        "storage.log.log:_by_arrival",
         "if segment.arrival_by(clock) >= max(cutoff_us, 1):",
         "if False:",
     ),
     "a producer snapshot of another partition is believed": Mutation(
-        "storage.producer_replay:restore_producers",
+        "storage.log.checkpoint:restore_producers",
         "if rows.confirm(producers, offset) and rows.replay(producers, offset):",
         "if rows.replay(producers, offset) or True:",
     ),

@@ -50,7 +50,7 @@ BUGS: dict[str, tuple[Mutation, ...]] = {
     ),
     "epoch list kept at the end (KAFKA-10706)": (
         Mutation(
-            "storage.epochs:LeaderEpochs.truncate_to",
+            "storage.segment.epochs:LeaderEpochs.truncate_to",
             ">= offset:\n"
             "        del self._epochs[-1], self._starts[-1]\n"
             "        self.dirty = True\n"

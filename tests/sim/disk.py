@@ -1,8 +1,8 @@
 """A disk that loses, tears and fails on demand, all from one seed.
 
-`SimDisk` keeps the promises of `quiverlog.storage.disk.Disk` and not one more: contents are durable
-after `sync`, names after `sync_dir`, whatever else a power failure may take (`inodes`). A file's
-descriptor may go at any time; the next use opens the file again, by its name.
+`SimDisk` keeps the promises of `quiverlog.storage.disk.disk.Disk` and not one more: contents are
+durable after `sync`, names after `sync_dir`, whatever else a power failure may take (`inodes`). A
+file's descriptor may go at any time; the next use opens the file again, by its name.
 
 Faults from outside: `crash` (power), `kill` (the process), `flip_bit`, `capacity` (a full disk),
 `fail_syncs` (each failed fsync drops the bytes that it stood for: a later success does not bring
@@ -26,7 +26,7 @@ from quiverlog.errors import (
     QuiverlogError,
     StorageFault,
 )
-from quiverlog.storage.disk import Buffer, File
+from quiverlog.storage.disk.disk import Buffer, File
 
 from .files import SimFile, SimLock, refused
 from .inodes import Directory, Inode, Node
@@ -39,7 +39,7 @@ _NAME_CHARS_SAFE = _NAME_BYTES_MAX // 4
 
 
 class SimDisk:
-    """See the module docstring and `quiverlog.storage.disk.Disk`.
+    """See the module docstring and `quiverlog.storage.disk.disk.Disk`.
 
     Args:
         seed: decides everything that is left to it.

@@ -19,11 +19,11 @@ from typing import Final, cast
 from quiverlog.batch.header import CRC_OFFSET, BatchHeader
 from quiverlog.errors import CorruptLog, DiskFull
 from quiverlog.limits import BATCH_HEADER_BYTES
-from quiverlog.storage import checkpoint
-from quiverlog.storage.disk import Disk
-from quiverlog.storage.index import SparseIndex
-from quiverlog.storage.segment_index import _BODY, _HEAD, SEGMENT_HEADER_BYTES, index_path
-from quiverlog.storage.tail import SECTOR_BYTES
+from quiverlog.storage.disk.disk import Disk
+from quiverlog.storage.log import checkpoint
+from quiverlog.storage.segment.damage import SECTOR_BYTES
+from quiverlog.storage.segment.index import SparseIndex
+from quiverlog.storage.segment.segment_files import _BODY, _HEAD, SEGMENT_HEADER_BYTES, index_path
 
 from .disk import SimDisk
 

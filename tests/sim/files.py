@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from quiverlog.errors import QuiverlogError, StorageFault, ThrottledBroker
-from quiverlog.storage.disk import Buffer, FilePlace, out_of_descriptors, short_name
+from quiverlog.storage.disk.disk import Buffer, FilePlace, out_of_descriptors, short_name
 
 from .inodes import Inode
 
@@ -33,7 +33,7 @@ def refused(path: str, error: OSError) -> QuiverlogError:
 
 
 class SimFile:
-    """See `quiverlog.storage.disk.File`. Dead after a crash."""
+    """See `quiverlog.storage.disk.disk.File`. Dead after a crash."""
 
     def __init__(self, disk: SimDisk, path: str, inode: Inode) -> None:
         self._disk = disk
@@ -136,7 +136,7 @@ class SimFile:
 
 
 class SimLock:
-    """See `quiverlog.storage.disk.DiskLock`: gone with the process."""
+    """See `quiverlog.storage.disk.disk.DiskLock`: gone with the process."""
 
     def __init__(self, disk: SimDisk, path: str) -> None:
         self._disk, self._path = disk, path

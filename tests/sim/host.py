@@ -43,8 +43,8 @@ from quiverlog.node.events import (
 )
 from quiverlog.node.metrics import NodeMetrics
 from quiverlog.node.node import Node
-from quiverlog.storage.disk import Disk
-from quiverlog.storage.segment_index import SEGMENT_HEADER_BYTES
+from quiverlog.storage.disk.disk import Disk
+from quiverlog.storage.segment.segment_files import SEGMENT_HEADER_BYTES
 from quiverlog.types import Now
 from quiverlog.wire.buffers import BufferPool
 from quiverlog.wire.frames import SCRATCH_BYTES, Frame, FrameReceiver, decode_request, encode

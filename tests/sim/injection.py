@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
-from quiverlog.storage import checkpoint
+from quiverlog.storage.log import checkpoint
 from tests.support.logs import foreign_snapshot
 
 from .checker import Checker

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from typing import Any, Final
 from unittest import mock
 
-from quiverlog.storage import flushing, metadata_log
+from quiverlog.storage.log import flushing
+from quiverlog.storage.metadata import metadata_log
 
 __all__ = ["small_limits"]
 

@@ -23,7 +23,7 @@ __all__ = ["DISKS", "DOOR", "METADATA", "WORK"]
 METADATA = (
     make_bug(
         "metadata acknowledged before its fsync",
-        "storage.metadata_jobs:Tail.append",
+        "storage.metadata.metadata_log:Tail.append",
         "self.file.sync()",
         "pass",
         issue="1.3",
@@ -32,7 +32,7 @@ METADATA = (
     ),
     make_bug(
         "compaction goes on writing to the unlinked file",
-        "storage.metadata_jobs:Tail._rename",
+        "storage.metadata.metadata_log:Tail._rename",
         "self.file = new",
         "pass",
         issue="1.9",
@@ -41,7 +41,7 @@ METADATA = (
     ),
     make_bug(
         "a compaction whose directory fsync fails goes on with the unlinked file",
-        "storage.metadata_jobs:Tail._rename",
+        "storage.metadata.metadata_log:Tail._rename",
         "self.file = new",
         "self.disk.sync_dir(self.path.rpartition('/')[0])\n    self.file = new",
         issue="1.9",
@@ -73,7 +73,7 @@ METADATA = (
     ),
     make_bug(
         "a deleted topic's directory passes for the new topic's",
-        "storage.partition_directories:PartitionDirectories.create_partition",
+        "storage.directory.data_directory:PartitionDirectories.create_partition",
         "if owner == topic_id:",
         "if owner:",
         issue="1.3",
@@ -88,7 +88,7 @@ METADATA = (
     ),
     make_bug(
         "directories of new topics are not flushed",
-        "storage.partition_directories:PartitionDirectories.sync_partitions",
+        "storage.directory.data_directory:PartitionDirectories.sync_partitions",
         "self._disk.sync_dir(self.data_path)",
         "pass",
         seed=1,
@@ -156,7 +156,7 @@ DOOR = (
 WORK = (
     make_bug(
         "an append that raises leaves its bytes behind",
-        "storage.segment:Segment.append",
+        "storage.segment.segment:Segment.append",
         "assert offset == end_offset",
         "assert offset == end_offset and offset % 61",
         issue="1.1",
@@ -181,7 +181,7 @@ WORK = (
     ),
     make_bug(
         "retention takes a row younger than its bound",
-        "storage.retention:_by_time",
+        "storage.log.log:_by_time",
         "cutoff_us = now.wall_us - retention_ms * 1000",
         "cutoff_us = now.wall_us - retention_ms * 100",
         issue="1.21",
@@ -195,13 +195,13 @@ WORK = (
     ),
     make_bug(
         "off-by-one in a sliced fetch",
-        "storage.log:Log._walk",
+        "storage.log.log:Log._walk",
         "asked = (segment, offset,",
         "asked = (segment, min(offset + 1, end_offset - 1),",
     ),
     make_bug(
         "files are cut before they are removed",
-        "storage.jobs:RemoveFilesJob.run",
+        "storage.log.jobs:RemoveFilesJob.run",
         "_remove(self.disk, path)",
         "self.disk.exists(path) and self.disk.open(path, create=False).truncate(0)",
         issue="1.8",
@@ -217,7 +217,7 @@ WORK = (
     ),
     make_bug(
         "bytes go and come back under a view",
-        "storage.jobs:FlushJob.run",
+        "storage.log.jobs:FlushJob.run",
         "for segment in self.segments:",
         "for one in self.segments:\n"
         "        data = one.file.read_copy(64, one.file.size)\n"
@@ -337,7 +337,7 @@ DISKS = (
     ),
     make_bug(
         "the directory of a deleted topic gets a name that is too long",
-        "storage.partition_directories:PartitionDirectories._doom",
+        "storage.directory.data_directory:PartitionDirectories._doom",
         'self.partition_path(doomed_name(name, owner or b""))',
         'self.partition_path(f"{name}.{(owner or bytes()).hex()[:8]}.deleted")',
         issue="1.2",

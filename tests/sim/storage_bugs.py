@@ -22,14 +22,14 @@ __all__ = ["DURABILITY", "RECOVERY"]
 DURABILITY = (
     make_bug(
         "acknowledge before fsync",
-        "storage.jobs:FlushJob.run",
+        "storage.log.jobs:FlushJob.run",
         "self.fsyncs.rows(segment)\n    if",
         "pass\n    if",
         seed=1,
     ),
     make_bug(
         "name of a new segment is not flushed",
-        "storage.jobs:FlushJob.run",
+        "storage.log.jobs:FlushJob.run",
         "if self.names_changed:\n        self.fsyncs.names(self.disk, self.key)\n",
         "return FlushResult(self.epochs is None, False)\n",
         seed=5,
@@ -57,26 +57,26 @@ DURABILITY = (
         "node.flushes:Flushes._failed",
         "if not replica.log.fail_flush(job, error):",
         "replica.log.fail_flush(job, error)\n    replica.log.fault = ''\n    if True:",
-        also=(("storage.fsyncs:Fsyncs._sync", "if self._failure:", "if False:"),),
+        also=(("storage.log.marks:Fsyncs._sync", "if self._failure:", "if False:"),),
         shape={**QUIET, "failed_sync": 0.1, "rows_max": 8},
     ),
     make_bug(
         "cache taken for disk after a failed fsync",
-        "storage.segment:Segment.rewrite",
+        "storage.segment.segment:Segment.rewrite",
         "self.file.rewrite(",
         "(",
         shape={**QUIET, "failed_sync": 0.1, "rows_max": 8},
     ),
     make_bug(
         "trim that is not durable",
-        "storage.jobs:TrimJob._save_start",
+        "storage.log.jobs:TrimJob._save_start",
         "checkpoint.save_log_start(self.disk, self.key, self.offset)",
         "pass",
         seed=1,
     ),
     make_bug(
         "mark written before its rows are flushed",
-        "storage.jobs:FlushJob.run",
+        "storage.log.jobs:FlushJob.run",
         "for segment in self.segments:",
         "self._write_mark()\n    for segment in self.segments:",
         issue="1.4",
@@ -85,7 +85,7 @@ DURABILITY = (
     ),
     make_bug(
         "a trim that meets an empty last segment removes the next file",
-        "storage.trimmable_log:TrimmableLog._is_given_up",
+        "storage.log.log:TrimmableLog._is_given_up",
         "segment.end_offset <= start_offset and not next_name",
         "segment.end_offset <= start_offset",
         seed=2,
@@ -103,8 +103,8 @@ DURABILITY = (
         "if error is None and replica.log.fault:",
         "if False:",
         also=(
-            ("storage.fsyncs:Fsyncs._sync", "if self._failure:", "if False:"),
-            ("storage.log:Log.complete_flush", "if self.fault:", "if False:"),
+            ("storage.log.marks:Fsyncs._sync", "if self._failure:", "if False:"),
+            ("storage.log.log:Log.complete_flush", "if self.fault:", "if False:"),
             ("node.trims:Trims._written", "if replica.log.fault and", "if False and"),
         ),
         seed=1,
@@ -118,13 +118,13 @@ DURABILITY = (
     ),
     make_bug(
         "a snapshot of producers goes before the rows that it speaks of",
-        "storage.jobs:TrimJob._flush",
+        "storage.log.jobs:TrimJob._flush",
         "self.fsyncs.rows(segment)",
         "pass",
         issue="1.6",
         also=(
             (
-                "storage.producer_replay:restore_producers",
+                "storage.log.checkpoint:restore_producers",
                 "if offset <= log_end_offset and",
                 "if True and",
             ),
@@ -134,7 +134,7 @@ DURABILITY = (
     ),
     make_bug(
         "epochs go with the only files that know of them",
-        "storage.trimmable_log:TrimmableLog.begin_trim",
+        "storage.log.log:TrimmableLog.begin_trim",
         "self.epochs.dump() if doomed and self._unflushed.owes(self.epochs) else None",
         "None",
         seed=4,
@@ -164,17 +164,17 @@ DURABILITY = (
 RECOVERY = (
     make_bug(
         "cut at the first bad CRC below the flushed point",
-        "storage.scan:_Judge.judge",
+        "storage.segment.scan:_Judge.judge",
         "return Damage(at, extent.end, offset, extent.next_offset)",
         "return Torn(at, offset)",
         also=(
             (
-                "storage.recovery:_Recovery._cut",
+                "storage.log.recovery:_Recovery._cut",
                 "if torn.offset < self._known.offset:",
                 "if False:",
             ),
             (
-                "storage.recovery:_Recovery.run",
+                "storage.log.recovery:_Recovery.run",
                 "if flushed:\n        self._scan",
                 "if False:\n        self._scan",
             ),
@@ -191,7 +191,7 @@ RECOVERY = (
     ),
     make_bug(
         "a torn tail is kept",
-        "storage.recovery:_Recovery._cut",
+        "storage.log.recovery:_Recovery._cut",
         "file.truncate(torn.position)",
         "pass",
         seed=1,
@@ -199,18 +199,18 @@ RECOVERY = (
     ),
     make_bug(
         "resynchronising at whatever looks like a batch",
-        "storage.scan:_Judge.judge",
+        "storage.segment.scan:_Judge.judge",
         "extent = extent_of(source, at, offset, header, known)",
         "extent, known = None, None",
         issue="1.4",
         also=(
             (
-                "storage.resync:Resync._find_anchor",
+                "storage.segment.damage:Resync._find_anchor",
                 "self._chain(candidate.position).reaches_end and",
                 "True and",
             ),
             (
-                "storage.resync:Resync.look_behind",
+                "storage.segment.damage:Resync.look_behind",
                 "self._far_behind(anchor.position)",
                 "anchor",
             ),
@@ -227,13 +227,13 @@ RECOVERY = (
     ),
     make_bug(
         "index ahead of the log",
-        "storage.index:SparseIndex.add",
+        "storage.segment.index:SparseIndex.add",
         "self.relative_offsets.append(relative_offset)",
         "self.relative_offsets.append(relative_offset + (position > 64))",
     ),
     make_bug(
         "an index entry inside damage is believed",
-        "storage.reading:_floor",
+        "storage.segment.reading:_floor",
         "if damage.end_offset <= offset and damage.end_position > position:",
         "if False:",
         issue="1.20",
@@ -242,7 +242,7 @@ RECOVERY = (
     ),
     make_bug(
         "an index entry inside damage gives a batch twice",
-        "storage.reading:_last",
+        "storage.segment.reading:_last",
         "if batch is not None and batch.end <= limit:",
         "if batch is None and position != last.end:\n"
         "            last = last._replace(end=position)\n"
@@ -262,7 +262,7 @@ RECOVERY = (
     ),
     make_bug(
         "producers of rows that were given up are forgotten",
-        "storage.producer_replay:_Rows._headers",
+        "storage.log.checkpoint:_Rows._headers",
         "seen = start\n",
         "yield from self._segments.headers(max(start, self._start), self._damages)\n"
         "    return\n"
@@ -288,12 +288,12 @@ RECOVERY = (
     ),
     make_bug(
         "a producer snapshot ahead of the log is believed",
-        "storage.producer_replay:restore_producers",
+        "storage.log.checkpoint:restore_producers",
         "if offset <= log_end_offset and",
         "if True and",
         also=(
             (
-                "storage.jobs:FlushJob.run",
+                "storage.log.jobs:FlushJob.run",
                 "for segment in self.segments:",
                 "self._save_what_can_be_rebuilt()\n    for segment in self.segments:",
             ),
@@ -312,7 +312,7 @@ RECOVERY = (
     ),
     make_bug(
         "a producer snapshot of another partition is believed",
-        "storage.producer_replay:restore_producers",
+        "storage.log.checkpoint:restore_producers",
         "if rows.confirm(producers, offset) and rows.replay(producers, offset):",
         "if rows.replay(producers, offset) or True:",
         issue="30.A4",
@@ -325,7 +325,7 @@ RECOVERY = (
     ),
     make_bug(
         "files of a lost oldest segment are not missed",
-        "storage.opening:_Opening._report_missing",
+        "storage.log.opening:_Opening._report_missing",
         "self._report(",
         "str(",
         issue="1.20",
@@ -340,7 +340,7 @@ RECOVERY = (
     ),
     make_bug(
         "offsets of a lost newest segment are given out again",
-        "storage.opening:_Opening._recover",
+        "storage.log.opening:_Opening._recover",
         "flushed = max(point.offset, self._known.end_offset)",
         "flushed = 0",
         issue="1.20",
@@ -355,7 +355,7 @@ RECOVERY = (
     ),
     make_bug(
         "a damaged log-start is taken for none",
-        "storage.opening:_Opening.run",
+        "storage.log.opening:_Opening.run",
         'self._report(f"{name} is damaged',
         'str(f"{name} is damaged',
         issue="1.20",

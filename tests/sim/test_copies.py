@@ -26,7 +26,7 @@ from quiverlog.core.controller.records import (
 from quiverlog.limits import REPLICA_LAG_MS_MAX
 from quiverlog.node.events import ConnectionOpened, RequestReceived
 from quiverlog.node.replica import Replica
-from quiverlog.storage.segment_index import SEGMENT_HEADER_BYTES
+from quiverlog.storage.segment.segment_files import SEGMENT_HEADER_BYTES
 from quiverlog.wire import messages as m
 from tests.support.node import SCHEMA, batch_of
 

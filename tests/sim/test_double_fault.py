@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from quiverlog.batch.header import BatchHeader
-from quiverlog.storage.log import Log, LogConfig
-from quiverlog.storage.segment_index import FlushedMark, pack_segment_header
+from quiverlog.storage.log.log import Log, LogConfig
+from quiverlog.storage.segment.segment_files import FlushedMark, pack_segment_header
 from quiverlog.types import Now
 from tests.support.batches import encode_data
 from tests.support.logs import flush, forget_point

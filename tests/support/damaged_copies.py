@@ -20,8 +20,8 @@ from quiverlog.core.controller.records import PartitionChangeRecord
 from quiverlog.core.controller.topic_image import PartitionImage
 from quiverlog.node.events import Tick
 from quiverlog.node.replica import Replica
-from quiverlog.storage.posix_file import PosixFile
-from quiverlog.storage.segment_index import SEGMENT_HEADER_BYTES
+from quiverlog.storage.disk.posix_file import PosixFile
+from quiverlog.storage.segment.segment_files import SEGMENT_HEADER_BYTES
 from quiverlog.types import Durability
 from quiverlog.wire import messages as m
 from quiverlog.wire.election_messages import ElectLeadersRequest

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from quiverlog.storage.posix import PosixDisk
-from quiverlog.storage.quorum_recovery import StoppedQuorum
+from quiverlog.storage.directory.quorum_recovery import StoppedQuorum
+from quiverlog.storage.disk.posix import PosixDisk
 
 _CALLS = ("write", "pwrite", "fsync", "fdatasync", "rename", "replace", "unlink", "truncate")
 

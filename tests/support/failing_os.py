@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
-from quiverlog.storage import descriptors, mapping, posix, posix_file, posix_lock
+from quiverlog.storage.disk import descriptors, posix, posix_file
 
 __all__ = ["CALLS", "CallLog", "failing_calls"]
 
@@ -71,6 +71,6 @@ def failing_calls(
 
     replaced = _Os({name: replace(name) for name in CALLS})
     with contextlib.ExitStack() as stack:
-        for module in (posix, posix_file, descriptors, mapping, posix_lock):
+        for module in (posix, posix_file, descriptors, posix_file, posix):
             stack.enter_context(mock.patch.object(module, "os", replaced))
         yield log

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from quiverlog.storage.disk import Disk, File
+from quiverlog.storage.disk.disk import Disk, File
 
 __all__ = ["BlockedLoop", "GuardedDisk"]
 

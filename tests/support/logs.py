@@ -11,12 +11,12 @@ import msgspec
 
 from quiverlog.core.partition.producers import SEQUENCE_MODULUS
 from quiverlog.errors import CorruptLog, QuiverlogError
-from quiverlog.storage.checkpoint import RECOVERY_COPY_FILE, RECOVERY_FILE
-from quiverlog.storage.disk import Disk
-from quiverlog.storage.frames import pack_file, unpack_file
-from quiverlog.storage.jobs import TrimJob
-from quiverlog.storage.log import Log
-from quiverlog.storage.metadata_log import MetadataLog
+from quiverlog.storage.disk.disk import Disk
+from quiverlog.storage.disk.frames import pack_file, unpack_file
+from quiverlog.storage.log.checkpoint import RECOVERY_COPY_FILE, RECOVERY_FILE
+from quiverlog.storage.log.jobs import TrimJob
+from quiverlog.storage.log.log import Log
+from quiverlog.storage.metadata.metadata_log import MetadataLog
 from quiverlog.types import Now
 
 __all__ = [

@@ -18,8 +18,8 @@ from quiverlog.node.admission import Phase
 from quiverlog.node.effects import NO_TOKEN, Effect, ListenToBrokers, PeerAddresses, SendToPeer
 from quiverlog.node.events import PeerClosed, RequestReceived, ResponseReceived, Shutdown, Tick
 from quiverlog.node.quorum import Quorum
-from quiverlog.storage.disk import Disk
-from quiverlog.storage.posix import PosixDisk
+from quiverlog.storage.disk.disk import Disk
+from quiverlog.storage.disk.posix import PosixDisk
 from quiverlog.wire import frames
 from quiverlog.wire import messages as m
 

@@ -42,8 +42,8 @@ from quiverlog.node.events import (
 )
 from quiverlog.node.metrics import NodeMetrics
 from quiverlog.node.node import Node
-from quiverlog.storage.disk import Disk
-from quiverlog.storage.posix import PosixDisk
+from quiverlog.storage.disk.disk import Disk
+from quiverlog.storage.disk.posix import PosixDisk
 from quiverlog.types import Now
 from quiverlog.wire import messages as m
 from scripts.protocol_model import ENTRY_ERRORS, REQUEST_ERRORS

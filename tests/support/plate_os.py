@@ -20,7 +20,7 @@ from types import SimpleNamespace
 from typing import Any, Final, cast
 from unittest import mock
 
-from quiverlog.storage import descriptors, mapping, posix, posix_file, posix_lock
+from quiverlog.storage.disk import descriptors, posix, posix_file
 from tests.sim.faults import Death
 from tests.sim.inodes import Directory, Node
 
@@ -136,7 +136,7 @@ class PlateOs:
     def in_place(self) -> Iterator[None]:
         """The real disk makes its calls here."""
         with contextlib.ExitStack() as stack:
-            for module in (posix, posix_file, descriptors, mapping, posix_lock):
+            for module in (posix, posix_file, descriptors, posix_file, posix):
                 stack.enter_context(mock.patch.object(module, "os", self))
             try:
                 yield

@@ -16,8 +16,8 @@ from quiverlog.core.raft.messages import (
 from quiverlog.core.raft.outbox import Write
 from quiverlog.core.raft.snapshots import SnapshotRead
 from quiverlog.errors import QuiverlogError, StorageFault
-from quiverlog.storage.disk import Disk
-from quiverlog.storage.quorum_log import QuorumLog
+from quiverlog.storage.disk.disk import Disk
+from quiverlog.storage.metadata.quorum_log import QuorumLog
 from tests.sim.disk import SimDisk
 
 KEY = ReplicaKey(0, "disk")

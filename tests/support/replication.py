@@ -16,7 +16,7 @@ from quiverlog.core.replication.peer_fetcher import FetchPlan, PeerFetcher
 from quiverlog.core.replication.serving import check, hear, sessions_of
 from quiverlog.core.replication.sessions import FetchSessions
 from quiverlog.errors import InvalidFetchSession, QuiverlogError
-from quiverlog.storage.epochs import LeaderEpochs
+from quiverlog.storage.segment.epochs import LeaderEpochs
 from quiverlog.types import Durability, TopicPartition
 from quiverlog.wire.replica_messages import ReplicaFetchResult
 

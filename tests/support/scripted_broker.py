@@ -36,7 +36,7 @@ from quiverlog.node.effects import CloseConnection, Effect, Respond, StartJob
 from quiverlog.node.events import ConnectionClosed, Event, JobDone, RequestReceived, Tick
 from quiverlog.node.metrics import NodeMetrics
 from quiverlog.node.node import Node
-from quiverlog.storage.posix import PosixDisk
+from quiverlog.storage.disk.posix import PosixDisk
 from quiverlog.types import Now
 from quiverlog.wire import frames, registry
 from quiverlog.wire import messages as m

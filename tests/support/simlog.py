@@ -25,7 +25,7 @@ from quiverlog.client.results import (
     TopicInfo,
 )
 from quiverlog.errors import OffsetOutOfRange, UnknownPartition, UnknownTopic, UnknownTopicId
-from quiverlog.storage.epochs import LeaderEpochs
+from quiverlog.storage.segment.epochs import LeaderEpochs
 from quiverlog.types import LATEST, Compression, Durability, TopicPartition
 
 ROW_BYTES = 10

@@ -13,7 +13,7 @@ from quiverlog.core.partition.in_sync import InSync
 from quiverlog.core.partition.leadership import Leadership
 from quiverlog.core.partition.partition import Assigned, PartitionState
 from quiverlog.core.partition.progress import Said
-from quiverlog.storage.log import Log, LogConfig
+from quiverlog.storage.log.log import Log, LogConfig
 from quiverlog.types import NO_EPOCH, Durability, Now, TopicPartition
 from tests.model.test_log_model import make_batch
 from tests.sim.disk import SimDisk

@@ -16,8 +16,8 @@ from quiverlog.batch.codec import encode_batch
 from quiverlog.batch.header import stamp
 from quiverlog.cli import main
 from quiverlog.cli.dump_log import DumpedBatch, walk
-from quiverlog.storage.posix import PosixDisk
-from quiverlog.storage.segment import Segment
+from quiverlog.storage.disk.posix import PosixDisk
+from quiverlog.storage.segment.segment import Segment
 from quiverlog.types import Compression
 
 SEGMENT_HEADER = 64

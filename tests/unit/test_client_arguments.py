@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 import quiverlog
-from quiverlog.client import client as blocking
+from quiverlog.client import client as client_client
 from quiverlog.client import consumer, producer
 from quiverlog.client.arguments import shown
 from quiverlog.errors import InvalidArgument, QuiverlogError, SchemaMismatch
@@ -140,7 +140,7 @@ def client(request: Any, broker: ScriptedBroker) -> Iterator[Any]:
 
 def test_every_public_method_is_here() -> None:
     for kind, calls in (
-        (blocking.Client, CLIENT),
+        (client_client.Client, CLIENT),
         (producer.Producer, PRODUCER),
         (consumer.Consumer, CONSUMER),
         (producer.SendFuture, FUTURE),
@@ -182,7 +182,7 @@ def test_the_client(client: Any, method: str) -> None:
             result.poll(0)
             result.close()
 
-    wrong = _throw(blocking.Client, method, call, CLIENT[method])
+    wrong = _throw(client_client.Client, method, call, CLIENT[method])
     assert not wrong, "\n".join(wrong)
 
 

@@ -12,10 +12,10 @@ import pytest
 from quiverlog.errors import ThrottledBroker
 from quiverlog.limits import MIB, UNFLUSHED_MS_MAX
 from quiverlog.node.replica import Replica
-from quiverlog.storage.disk import Buffer, write_error
-from quiverlog.storage.epochs import EPOCHS_FILE
-from quiverlog.storage.log import Log
-from quiverlog.storage.posix import PosixDisk, PosixFile
+from quiverlog.storage.disk.disk import Buffer, write_error
+from quiverlog.storage.disk.posix import PosixDisk, PosixFile
+from quiverlog.storage.log.log import Log
+from quiverlog.storage.segment.epochs import EPOCHS_FILE
 from quiverlog.types import EARLIEST, NO_EPOCH
 from quiverlog.wire import messages as m
 from tests.support.node import NodeDriver, batch_of

@@ -13,7 +13,7 @@ import pytest
 from quiverlog import errors
 from quiverlog.batch.header import BatchHeader
 from quiverlog.limits import KIB, MIB
-from quiverlog.storage.log import Log
+from quiverlog.storage.log.log import Log
 from quiverlog.types import EARLIEST
 from quiverlog.wire import messages as m
 from tests.support.node import START_WALL_US, NodeDriver, batch_of, rows_of

@@ -13,8 +13,8 @@ import pytest
 
 from quiverlog import errors
 from quiverlog.node.replica import Replica
-from quiverlog.storage.log import Log
-from quiverlog.storage.segment_index import SegmentFiles
+from quiverlog.storage.log.log import Log
+from quiverlog.storage.segment.segment_files import SegmentFiles
 from quiverlog.types import LATEST
 from quiverlog.wire import messages as m
 from tests.support.node import START_WALL_US, NodeDriver, batch_of, rows_of

@@ -29,7 +29,7 @@ from quiverlog.node.admission import Phase
 from quiverlog.node.config import Given
 from quiverlog.node.effects import ConfigChanged, Effect
 from quiverlog.node.events import ConfigReloaded, Tick
-from quiverlog.storage.quorum_items import Snapshot
+from quiverlog.storage.metadata.quorum_jobs import Snapshot
 from quiverlog.wire import messages as m
 from quiverlog.wire.config_messages import (
     WHOLE_CLUSTER,

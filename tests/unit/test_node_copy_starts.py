@@ -23,7 +23,7 @@ from quiverlog.limits import REPLICA_LAG_MS_MAX
 from quiverlog.node.events import Shutdown, Tick
 from quiverlog.node.log_end_reports import log_end
 from quiverlog.node.replica import Replica
-from quiverlog.storage.jobs import TrimJob
+from quiverlog.storage.log.jobs import TrimJob
 from quiverlog.wire import messages as m
 from quiverlog.wire.replica_messages import (
     PartitionLogEnd,

@@ -13,7 +13,7 @@ from quiverlog import errors
 from quiverlog.batch.schema import serialize_schema
 from quiverlog.node.clock import BelievedClock
 from quiverlog.node.wakeups import WAKES_PER_CALL
-from quiverlog.storage.posix import PosixDisk
+from quiverlog.storage.disk.posix import PosixDisk
 from quiverlog.types import EARLIEST, Now
 from quiverlog.wire import messages as m
 from tests.support.node import SCHEMA, NodeDriver, batch_of

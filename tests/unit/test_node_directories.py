@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from quiverlog import errors
-from quiverlog.storage.posix import PosixDisk
+from quiverlog.storage.disk.posix import PosixDisk
 from quiverlog.wire import messages as m
 from tests.support.node import SCHEMA, NodeDriver, batch_of, serialize_schema
 

@@ -14,7 +14,7 @@ from quiverlog.batch.schema import serialize_schema
 from quiverlog.core.controller.image import Image
 from quiverlog.core.controller.records import Record
 from quiverlog.core.controller.topic_image import TopicImage
-from quiverlog.storage.metadata_log import AppendJob
+from quiverlog.storage.metadata.metadata_log import AppendJob
 from quiverlog.wire import messages as m
 from quiverlog.wire.election_messages import ElectLeadersRequest
 from quiverlog.wire.reassignment_messages import ReassignPartitionsRequest

@@ -20,7 +20,7 @@ import pytest
 from quiverlog.batch.codec import decode_batch, split_batches
 from quiverlog.batch.evolution import SchemaHistory
 from quiverlog.limits import MIB, UNFLUSHED_MS_MAX
-from quiverlog.storage import metadata_log
+from quiverlog.storage.metadata import metadata_log
 from quiverlog.wire import messages as m
 from tests.support.batches import NO_PRODUCER, encode_data
 from tests.support.failing_os import CALLS, failing_calls

@@ -12,7 +12,7 @@ from quiverlog import errors
 from quiverlog.node import describe, paging
 from quiverlog.node.events import ConnectionClosed, Event, RequestReceived, Tick
 from quiverlog.node.tasks import STEPS_PER_CALL
-from quiverlog.storage.log import Log
+from quiverlog.storage.log.log import Log
 from quiverlog.wire import messages as m
 from tests.support.node import NodeDriver, batch_of
 

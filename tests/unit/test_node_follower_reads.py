@@ -9,8 +9,8 @@ import pytest
 
 from quiverlog import errors
 from quiverlog.batch.header import SIZE_END
-from quiverlog.storage.posix import PosixDisk
-from quiverlog.storage.segment_index import SEGMENT_HEADER_BYTES
+from quiverlog.storage.disk.posix import PosixDisk
+from quiverlog.storage.segment.segment_files import SEGMENT_HEADER_BYTES
 from quiverlog.wire import messages as m
 from tests.support.copies import BOTH, COPY, LEADER, Copies
 from tests.support.node import batch_of, rows_of

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from quiverlog.node.effects import StartJob
-from quiverlog.storage.jobs import FlushJob
+from quiverlog.storage.log.jobs import FlushJob
 from quiverlog.types import EARLIEST
 from tests.support.node import NodeDriver, batch_of
 

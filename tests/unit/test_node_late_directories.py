@@ -25,8 +25,8 @@ from quiverlog.core.raft.messages import Entry, EntryKind, SnapshotMeta
 from quiverlog.errors import NotController, NotLeader, StorageFault
 from quiverlog.node import in_sync_decisions
 from quiverlog.node.events import JobDone, Tick
-from quiverlog.storage.posix import PosixDisk
-from quiverlog.storage.quorum_items import Snapshot
+from quiverlog.storage.disk.posix import PosixDisk
+from quiverlog.storage.metadata.quorum_jobs import Snapshot
 from tests.support.node import SCHEMA, NodeDriver, batch_of
 
 HERE, OTHER = 0, 7

@@ -11,7 +11,7 @@ from quiverlog.batch.schema import serialize_schema
 from quiverlog.errors import DiskFull
 from quiverlog.node.effects import StartJob
 from quiverlog.node.events import JobDone, Shutdown, Tick
-from quiverlog.storage.posix import PosixDisk
+from quiverlog.storage.disk.posix import PosixDisk
 from quiverlog.types import EARLIEST
 from quiverlog.wire import messages as m
 from tests.support.node import SCHEMA, NodeDriver, batch_of, open_new_logs_by_jobs

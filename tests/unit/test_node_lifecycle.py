@@ -15,7 +15,7 @@ from quiverlog.limits import TIMESTAMP_AHEAD_MS_DEFAULT
 from quiverlog.node.effects import ShutdownComplete
 from quiverlog.node.events import DiskSpace, JobDone, RequestReceived, Shutdown, Tick
 from quiverlog.node.node import Node
-from quiverlog.storage.metadata_log import MetadataLog
+from quiverlog.storage.metadata.metadata_log import MetadataLog
 from quiverlog.types import EARLIEST
 from quiverlog.wire import messages as m
 from quiverlog.wire.registry import APIS

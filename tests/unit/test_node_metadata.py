@@ -10,7 +10,7 @@ import pytest
 from quiverlog.batch.schema import serialize_schema
 from quiverlog.core.controller.image import Image
 from quiverlog.core.controller.records import Record
-from quiverlog.storage.metadata_log import MetadataLog
+from quiverlog.storage.metadata.metadata_log import MetadataLog
 from quiverlog.wire import messages as m
 from tests.support.node import SCHEMA, NodeDriver, batch_of, open_new_logs_by_jobs
 

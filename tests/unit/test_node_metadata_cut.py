@@ -18,7 +18,7 @@ from quiverlog.core.controller.records import (
 )
 from quiverlog.errors import CorruptLog
 from quiverlog.node.lifecycle import _why_not_torn
-from quiverlog.storage.metadata_frames import FILE_HEADER_BYTES
+from quiverlog.storage.metadata.metadata_log import FILE_HEADER_BYTES
 from tests.support.node import NodeDriver, batch_of
 
 RNG_ID = bytes(range(7, 23))

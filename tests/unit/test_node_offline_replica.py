@@ -21,7 +21,7 @@ from quiverlog.errors import (
     UnknownPartition,
 )
 from quiverlog.node.events import Tick
-from quiverlog.storage.segment_index import SEGMENT_HEADER_BYTES
+from quiverlog.storage.segment.segment_files import SEGMENT_HEADER_BYTES
 from quiverlog.types import LATEST, Durability
 from quiverlog.wire import messages as m
 from quiverlog.wire.replica_messages import AlterPartitionRequest, OfflineReplica

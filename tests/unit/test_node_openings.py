@@ -18,9 +18,9 @@ from quiverlog.node.directory_jobs import CreateDirectoriesJob, OpenedReplica, O
 from quiverlog.node.events import Tick
 from quiverlog.node.offline import Opening
 from quiverlog.node.openings import Key
-from quiverlog.storage.index_cache import IndexCache
-from quiverlog.storage.log import LogConfig
-from quiverlog.storage.posix import PosixDisk
+from quiverlog.storage.disk.posix import PosixDisk
+from quiverlog.storage.log.log import LogConfig
+from quiverlog.storage.segment.segments import IndexCache
 from quiverlog.types import Now
 from quiverlog.wire import messages as m
 from tests.support.node import SCHEMA, NodeDriver, batch_of

@@ -9,10 +9,10 @@ from typing import Final
 
 import pytest
 
-from quiverlog.node import broker as broker_module
+from quiverlog.node import broker
 from quiverlog.node.broker import Broker
 
-NODE: Final = Path(broker_module.__file__).parent
+NODE: Final = Path(broker.__file__).parent
 FILES: Final = sorted(path for path in NODE.glob("*.py") if path.name != "__init__.py")
 MUTATORS: Final = {
     "add", "append", "clear", "discard", "extend", "insert", "pop", "popleft", "remove",

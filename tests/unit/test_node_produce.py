@@ -10,7 +10,7 @@ import pytest
 from quiverlog import errors
 from quiverlog.node.effects import Respond
 from quiverlog.node.events import RequestReceived
-from quiverlog.storage.segment import Segment
+from quiverlog.storage.segment.segment import Segment
 from quiverlog.types import Durability
 from quiverlog.wire import messages as m
 from tests.support.node import NodeDriver, batch_of

@@ -13,7 +13,7 @@ from quiverlog.core.controller.records import ProducerIdBlockRecord, encode_entr
 from quiverlog.core.raft import messages as r
 from quiverlog.core.raft.membership import pack_voters
 from quiverlog.node.metadata import Metadata
-from quiverlog.storage.quorum_jobs import WriteJob
+from quiverlog.storage.metadata.quorum_jobs import WriteJob
 from quiverlog.wire import messages as m
 from tests.support.node import SCHEMA, NodeDriver
 

@@ -16,7 +16,7 @@ from quiverlog.core.raft.raft import Raft
 from quiverlog.node.effects import Job
 from quiverlog.node.jobs import Then, Urgency
 from quiverlog.node.quorum import Quorum
-from quiverlog.storage.quorum_items import Snapshot
+from quiverlog.storage.metadata.quorum_jobs import Snapshot
 from quiverlog.types import Now
 from tests.sim.disk import SimDisk
 from tests.support.quorum_logs import KEY, OTHER, VOTERS, entry, incoming, open_log

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from quiverlog import errors
-from quiverlog.storage.quorum_jobs import WriteJob, Written
+from quiverlog.storage.metadata.quorum_jobs import WriteJob, Written
 from tests.support.failing_os import failing_calls
 from tests.support.members import Member, Members
 from tests.unit.test_node_voters import all_equal, create_in, grow

@@ -21,7 +21,7 @@ from quiverlog.errors import (
 )
 from quiverlog.limits import PRODUCER_BATCHES_REMEMBERED
 from quiverlog.node.events import Tick
-from quiverlog.storage.metadata_log import MetadataLog
+from quiverlog.storage.metadata.metadata_log import MetadataLog
 from quiverlog.types import LATEST, Durability
 from quiverlog.wire import messages as m
 from tests.support.node import START_WALL_US, NodeDriver, batch_of

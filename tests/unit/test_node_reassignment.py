@@ -17,7 +17,7 @@ from quiverlog.errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from quiverlog.storage.segment_index import SEGMENT_HEADER_BYTES
+from quiverlog.storage.segment.segment_files import SEGMENT_HEADER_BYTES
 from quiverlog.types import Durability
 from quiverlog.wire import messages as m
 from quiverlog.wire.reassignment_messages import (

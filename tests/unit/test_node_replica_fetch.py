@@ -25,7 +25,7 @@ from quiverlog.limits import REPLICA_FETCH_WATERMARK_WAIT_MS
 from quiverlog.node.copied_replica import Copy
 from quiverlog.node.events import Tick
 from quiverlog.node.purgatory import Waiter
-from quiverlog.storage.segment_index import SEGMENT_HEADER_BYTES
+from quiverlog.storage.segment.segment_files import SEGMENT_HEADER_BYTES
 from quiverlog.types import NO_EPOCH, Durability
 from quiverlog.wire.replica_messages import (
     ReplicaFetchPartition,

@@ -10,9 +10,8 @@ import pytest
 
 from quiverlog.batch.schema import serialize_schema
 from quiverlog.errors import DiskFull
-from quiverlog.storage.data_directory import DataDirectory
-from quiverlog.storage.frames import pack_file
-from quiverlog.storage.partition_directories import PartitionDirectories
+from quiverlog.storage.directory.data_directory import DataDirectory, PartitionDirectories
+from quiverlog.storage.disk.frames import pack_file
 from quiverlog.wire import messages as m
 from tests.support.members import Member, Members
 from tests.support.node import SCHEMA, batch_of, check_codes

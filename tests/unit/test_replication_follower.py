@@ -17,7 +17,7 @@ from quiverlog.errors import (
     ThrottledBroker,
     UnknownLeaderEpoch,
 )
-from quiverlog.storage.epochs import LeaderEpochs
+from quiverlog.storage.segment.epochs import LeaderEpochs
 from quiverlog.types import NO_EPOCH
 from quiverlog.wire.replica_messages import (
     PartitionKey,

@@ -12,10 +12,10 @@ from quiverlog.batch.header import CRC_START, BatchHeader, stamp
 from quiverlog.core.partition.producers import ProducerStates
 from quiverlog.errors import BatchTooLarge, CorruptLog
 from quiverlog.limits import BATCH_ROWS_MAX, KIB, MIB, SEGMENT_ROWS_MAX
-from quiverlog.storage.index import SparseIndex
-from quiverlog.storage.log import Log, LogConfig
-from quiverlog.storage.posix import PosixDisk
-from quiverlog.storage.segment import segment_path
+from quiverlog.storage.disk.posix import PosixDisk
+from quiverlog.storage.log.log import Log, LogConfig
+from quiverlog.storage.segment.index import SparseIndex
+from quiverlog.storage.segment.segment import segment_path
 from quiverlog.types import Now
 from tests.model.test_log_model import make_batch
 from tests.sim.disk import SimDisk

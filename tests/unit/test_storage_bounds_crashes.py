@@ -13,8 +13,8 @@ from collections.abc import Callable
 import pytest
 
 from quiverlog.errors import CorruptLog
-from quiverlog.storage.log import Log, LogConfig
-from quiverlog.storage.posix import PosixDisk
+from quiverlog.storage.disk.posix import PosixDisk
+from quiverlog.storage.log.log import Log, LogConfig
 from quiverlog.types import Now
 from tests.model.test_log_model import make_batch
 from tests.sim.faults import Death

@@ -10,12 +10,12 @@ from unittest import mock
 import pytest
 
 from quiverlog.errors import QuiverlogError
-from quiverlog.storage import opening
-from quiverlog.storage.checkpoint import Bounds, load_recovery_point
-from quiverlog.storage.clean_opening import open_as_left
-from quiverlog.storage.frames import pack_file
-from quiverlog.storage.log import Log, LogConfig
-from quiverlog.storage.segment import Segment
+from quiverlog.storage.disk.frames import pack_file
+from quiverlog.storage.log import opening
+from quiverlog.storage.log.checkpoint import Bounds, load_recovery_point
+from quiverlog.storage.log.log import Log, LogConfig
+from quiverlog.storage.log.opening import open_as_left
+from quiverlog.storage.segment.segment import Segment
 from tests.model.test_log_model import make_batch
 from tests.sim.disk import SimDisk
 from tests.support.logs import flush, trim

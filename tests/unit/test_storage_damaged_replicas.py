@@ -13,12 +13,15 @@ import pytest
 
 from quiverlog.errors import QuiverlogError
 from quiverlog.node.repair_jobs import MadeAnew, MakeAnewJob
-from quiverlog.storage.damaged_replicas import keep_newest, mark_damaged, set_aside_damaged
-from quiverlog.storage.data_directory import DataDirectory
-from quiverlog.storage.log import Log, LogConfig
-from quiverlog.storage.partition_directories import PartitionDirectories
-from quiverlog.storage.partition_files import NAME_BYTES_MAX
-from quiverlog.storage.posix import PosixDisk
+from quiverlog.storage.directory.damaged_replicas import (
+    keep_newest,
+    mark_damaged,
+    set_aside_damaged,
+)
+from quiverlog.storage.directory.data_directory import DataDirectory, PartitionDirectories
+from quiverlog.storage.disk.posix import PosixDisk
+from quiverlog.storage.log.files import NAME_BYTES_MAX
+from quiverlog.storage.log.log import Log, LogConfig
 from quiverlog.types import Now, TopicPartition
 from tests.model.test_log_model import make_batch
 from tests.sim.faults import Death

@@ -12,15 +12,10 @@ from pathlib import Path
 import pytest
 
 from quiverlog.errors import DataDirectoryInUse, QuiverlogError, UnsupportedFormat
-from quiverlog.storage import posix_lock
-from quiverlog.storage.data_directory import RESERVE_BYTES, DataDirectory
-from quiverlog.storage.partition_files import (
-    NAME_BYTES_MAX,
-    doomed_name,
-    orphan_name,
-    read_topic_id,
-)
-from quiverlog.storage.posix import PosixDisk
+from quiverlog.storage.directory.data_directory import RESERVE_BYTES, DataDirectory
+from quiverlog.storage.disk import posix
+from quiverlog.storage.disk.posix import PosixDisk
+from quiverlog.storage.log.files import NAME_BYTES_MAX, doomed_name, orphan_name, read_topic_id
 from tests.support.failing_os import failing_calls
 
 NUMBERS = [errno.EIO, errno.ENOSPC, errno.EMFILE]
@@ -364,7 +359,7 @@ def test_half_a_claim_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     path = tmp_path / "data"
     take(path).close(clean=False)
     with monkeypatch.context() as patch:
-        patch.setattr(posix_lock.os, "pwrite", short)
+        patch.setattr(posix.os, "pwrite", short)
         directory = take(path)
     assert directory.is_owned()
     assert (path / "lock").read_bytes() == b""

@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from quiverlog.errors import DiskFull, QuiverlogError, StorageFault, ThrottledBroker
-from quiverlog.storage.disk import out_of_descriptors
-from quiverlog.storage.jobs import FlushJob
-from quiverlog.storage.log import Log, LogConfig
-from quiverlog.storage.posix import RESERVED_DESCRIPTORS, PosixDisk
+from quiverlog.storage.disk.disk import out_of_descriptors
+from quiverlog.storage.disk.posix import RESERVED_DESCRIPTORS, PosixDisk
+from quiverlog.storage.log.jobs import FlushJob
+from quiverlog.storage.log.log import Log, LogConfig
 from quiverlog.types import Now
 from tests.model.test_log_model import make_batch
 from tests.support.failing_os import failing_calls

@@ -14,10 +14,10 @@ from unittest import mock
 import pytest
 
 from quiverlog.errors import DiskFull, StorageFault
-from quiverlog.storage import mapping
-from quiverlog.storage.log import Log, LogConfig
-from quiverlog.storage.metadata_log import MetadataLog
-from quiverlog.storage.posix import PosixDisk, PosixFile
+from quiverlog.storage.disk import posix_file
+from quiverlog.storage.disk.posix import PosixDisk, PosixFile
+from quiverlog.storage.log.log import Log, LogConfig
+from quiverlog.storage.metadata.metadata_log import MetadataLog
 from quiverlog.types import Now
 from tests.model.test_log_model import make_batch
 from tests.support.logs import compact, flush, trim
@@ -258,9 +258,9 @@ def test_resident_says_yes_where_nobody_can_tell(
     file = PosixDisk().open(str(tmp_path / "a"), create=True)
     file.append([b"x" * 8192])
     evict_from_page_cache(file.path)
-    monkeypatch.setattr(mapping, "_MINCORE", lambda *_: -1)
+    monkeypatch.setattr(posix_file, "_MINCORE", lambda *_: -1)
     assert file.resident(0, 8192)
-    monkeypatch.setattr(mapping, "_MINCORE", None)
+    monkeypatch.setattr(posix_file, "_MINCORE", None)
     assert file.resident(0, 8192)
 
 

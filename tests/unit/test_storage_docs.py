@@ -18,7 +18,7 @@ NAME = re.compile(r"[a-z.]?[a-z]+([.-][a-z]+)*-?")
 
 def constants() -> Iterator[tuple[str, str | bytes]]:
     """(where, value) of each text or bytes that a module gives a name in capitals."""
-    for path in sorted(STORAGE.glob("*.py")):
+    for path in sorted(STORAGE.rglob("*.py")):
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
                 target = node.targets[0] if isinstance(node, ast.Assign) else node.target

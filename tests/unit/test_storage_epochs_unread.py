@@ -11,7 +11,7 @@ import errno
 import random
 
 from quiverlog.errors import QuiverlogError
-from quiverlog.storage.log import Log, LogConfig
+from quiverlog.storage.log.log import Log, LogConfig
 from tests.model.test_log_model import make_batch
 from tests.sim.disk import SimDisk
 from tests.support.logs import flush

@@ -14,11 +14,11 @@ import pytest
 
 from quiverlog.core.partition.producers import ProducerStates
 from quiverlog.errors import StorageFault
-from quiverlog.storage.jobs import FlushJob, TrimJob
-from quiverlog.storage.log import Log, LogConfig
-from quiverlog.storage.metadata_log import MetadataLog
-from quiverlog.storage.posix import PosixDisk
-from quiverlog.storage.segment_index import FlushedMark, read_header
+from quiverlog.storage.disk.posix import PosixDisk
+from quiverlog.storage.log.jobs import FlushJob, TrimJob
+from quiverlog.storage.log.log import Log, LogConfig
+from quiverlog.storage.metadata.metadata_log import MetadataLog
+from quiverlog.storage.segment.segment_files import FlushedMark, read_header
 from quiverlog.types import Now
 from tests.model.test_log_model import make_batch
 from tests.sim.disk import SimDisk

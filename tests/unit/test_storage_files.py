@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from quiverlog.errors import CorruptLog, DataDirectoryInUse
-from quiverlog.storage.data_directory import DataDirectory
-from quiverlog.storage.epochs import LeaderEpochs
-from quiverlog.storage.metadata_log import MetadataLog
-from quiverlog.storage.posix import PosixDisk
+from quiverlog.storage.directory.data_directory import DataDirectory
+from quiverlog.storage.disk.posix import PosixDisk
+from quiverlog.storage.metadata.metadata_log import MetadataLog
+from quiverlog.storage.segment.epochs import LeaderEpochs
 
 
 def test_views_stay_valid_after_growth_deletion_and_close(tmp_path: Path) -> None:

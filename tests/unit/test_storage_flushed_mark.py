@@ -9,9 +9,9 @@ from quiverlog.batch.header import BatchHeader
 from quiverlog.core.partition.producers import ProducerStates
 from quiverlog.errors import CorruptLog, DiskFull
 from quiverlog.limits import MIB
-from quiverlog.storage.log import Log, LogConfig
-from quiverlog.storage.segment import segment_path
-from quiverlog.storage.segment_index import pack_segment_header
+from quiverlog.storage.log.log import Log, LogConfig
+from quiverlog.storage.segment.segment import segment_path
+from quiverlog.storage.segment.segment_files import pack_segment_header
 from quiverlog.types import Now
 from tests.model.test_log_model import make_batch
 from tests.sim.disk import SimDisk

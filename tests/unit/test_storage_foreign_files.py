@@ -9,9 +9,9 @@ import pytest
 
 from quiverlog.core.partition.producers import ProducerStates
 from quiverlog.errors import CorruptLog
-from quiverlog.storage.checkpoint import Bounds, pack_truncation
-from quiverlog.storage.frames import pack_file, unpack_file
-from quiverlog.storage.log import Log, LogConfig
+from quiverlog.storage.disk.frames import pack_file, unpack_file
+from quiverlog.storage.log.checkpoint import Bounds, pack_truncation
+from quiverlog.storage.log.log import Log, LogConfig
 from quiverlog.types import Now
 from tests.model.test_log_model import make_batch
 from tests.sim.disk import SimDisk

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from quiverlog.storage.index import IndexSummary, SparseIndex
-from quiverlog.storage.log import Log, LogConfig
+from quiverlog.storage.log.log import Log, LogConfig
+from quiverlog.storage.segment.index import IndexSummary, SparseIndex
 from quiverlog.types import Now
 from tests.model.test_log_model import make_batch
 from tests.sim.disk import SimDisk

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from quiverlog.errors import CorruptLog, UnsupportedFormat
-from quiverlog.storage.frames import pack_file, unpack_file
+from quiverlog.storage.disk.frames import pack_file, unpack_file
 
 MAGIC = b"QVTESTED"
 

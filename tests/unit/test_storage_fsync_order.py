@@ -6,7 +6,7 @@ import pytest
 
 from quiverlog.core.partition.producers import ProducerStates
 from quiverlog.errors import StorageFault
-from quiverlog.storage.log import Log, LogConfig
+from quiverlog.storage.log.log import Log, LogConfig
 from quiverlog.types import Now
 from tests.model.test_log_model import make_batch
 from tests.sim.disk import SimDisk

@@ -14,15 +14,15 @@ from pathlib import Path
 import pytest
 
 from quiverlog.errors import CorruptLog, QuiverlogError, UnsupportedFormat
-from quiverlog.storage import checkpoint
-from quiverlog.storage.checkpoint import Bounds, RecoveryPoint
-from quiverlog.storage.data_directory import DataDirectory
-from quiverlog.storage.epochs import LeaderEpochs
-from quiverlog.storage.index import IndexSummary, SparseIndex
-from quiverlog.storage.metadata_log import MetadataLog
-from quiverlog.storage.posix import PosixDisk
-from quiverlog.storage.segment import Segment
-from quiverlog.storage.segment_index import FlushedMark, pack_segment_header
+from quiverlog.storage.directory.data_directory import DataDirectory
+from quiverlog.storage.disk.posix import PosixDisk
+from quiverlog.storage.log import checkpoint
+from quiverlog.storage.log.checkpoint import Bounds, RecoveryPoint
+from quiverlog.storage.metadata.metadata_log import MetadataLog
+from quiverlog.storage.segment.epochs import LeaderEpochs
+from quiverlog.storage.segment.index import IndexSummary, SparseIndex
+from quiverlog.storage.segment.segment import Segment
+from quiverlog.storage.segment.segment_files import FlushedMark, pack_segment_header
 from tests.sim.disk import SimDisk
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quiverlog.storage.index import NO_TIME, IndexSummary, SparseIndex
+from quiverlog.storage.segment.index import NO_TIME, IndexSummary, SparseIndex
 
 Steps = list[tuple[int, int, int]]
 STEPS = st.lists(

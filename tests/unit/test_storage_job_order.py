@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from quiverlog.storage.log import Log, LogConfig
-from quiverlog.storage.posix import PosixDisk
-from quiverlog.storage.posix_file import PosixFile
-from quiverlog.storage.reading_jobs import NotResident, ReadingJob, VerifyJob
+from quiverlog.storage.disk.posix import PosixDisk
+from quiverlog.storage.disk.posix_file import PosixFile
+from quiverlog.storage.log.log import Log, LogConfig
+from quiverlog.storage.segment.reading_jobs import NotResident, ReadingJob, VerifyJob
 from quiverlog.types import Now
 from tests.model.test_log_model import make_batch
 from tests.sim.disk import SimDisk

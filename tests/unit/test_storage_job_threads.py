@@ -10,9 +10,9 @@ from typing import cast
 from quiverlog.batch.header import BatchHeader
 from quiverlog.node.closing import CloseLogJob
 from quiverlog.node.replica import Replica
-from quiverlog.storage.index_cache import IndexCache
-from quiverlog.storage.log import Log, LogConfig
-from quiverlog.storage.segment import Segment
+from quiverlog.storage.log.log import Log, LogConfig
+from quiverlog.storage.segment.segment import Segment
+from quiverlog.storage.segment.segments import IndexCache
 from quiverlog.types import Now
 from tests.model.test_log_model import make_batch
 from tests.sim.disk import SimDisk

@@ -8,9 +8,9 @@ from collections import Counter
 import pytest
 
 from quiverlog.core.partition.producers import ProducerStates
-from quiverlog.storage.index_cache import IndexCache
-from quiverlog.storage.log import Log, LogConfig
-from quiverlog.storage.reading_jobs import LoadIndexJob, NotResident
+from quiverlog.storage.log.log import Log, LogConfig
+from quiverlog.storage.segment.reading_jobs import LoadIndexJob, NotResident
+from quiverlog.storage.segment.segments import IndexCache
 from quiverlog.types import Now
 from tests.model.test_log_model import make_batch
 from tests.sim.faults import FaultyDisk

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from quiverlog.errors import CorruptLog
-from quiverlog.storage.checkpoint import Bounds
-from quiverlog.storage.data_directory import DataDirectory
-from quiverlog.storage.frames import pack_file
-from quiverlog.storage.log import Log
-from quiverlog.storage.posix import PosixDisk
+from quiverlog.storage.directory.data_directory import DataDirectory
+from quiverlog.storage.disk.frames import pack_file
+from quiverlog.storage.disk.posix import PosixDisk
+from quiverlog.storage.log.checkpoint import Bounds
+from quiverlog.storage.log.log import Log
 from tests.model.test_log_model import make_batch
 from tests.sim.disk import SimDisk
 from tests.support.node import NodeDriver, batch_of

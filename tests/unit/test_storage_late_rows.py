@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from quiverlog.batch.header import BatchHeader, stamp
-from quiverlog.storage.log import Log, LogConfig
-from quiverlog.storage.segment_index import read_header
+from quiverlog.storage.log.log import Log, LogConfig
+from quiverlog.storage.segment.segment_files import read_header
 from quiverlog.types import Now
 from tests.model.test_log_model import make_batch
 from tests.sim.disk import SimDisk

@@ -10,11 +10,10 @@ from quiverlog.batch.header import BatchHeader
 from quiverlog.cli.dump_log import DumpedBatch, walk
 from quiverlog.errors import CorruptLog
 from quiverlog.limits import BATCH_BYTES_MAX
-from quiverlog.storage.boundaries import Boundaries, Boundary
-from quiverlog.storage.index import SparseIndex
-from quiverlog.storage.log import Log, LogConfig
-from quiverlog.storage.scan import Damage, Found, Torn, scan
-from quiverlog.storage.segment import segment_path
+from quiverlog.storage.log.log import Log, LogConfig
+from quiverlog.storage.segment.index import Boundaries, Boundary, SparseIndex
+from quiverlog.storage.segment.scan import Damage, Found, Torn, scan
+from quiverlog.storage.segment.segment import segment_path
 from quiverlog.types import Now
 from tests.sim.disk import SimDisk
 from tests.support.logs import flush, truncate

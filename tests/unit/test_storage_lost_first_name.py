@@ -12,8 +12,8 @@ from collections.abc import Callable
 import pytest
 
 from quiverlog.core.partition.producers import ProducerStates
-from quiverlog.storage.log import Log, LogConfig
-from quiverlog.storage.segment import segment_path
+from quiverlog.storage.log.log import Log, LogConfig
+from quiverlog.storage.segment.segment import segment_path
 from quiverlog.types import Now
 from tests.model.test_log_model import make_batch
 from tests.sim.disk import SimDisk

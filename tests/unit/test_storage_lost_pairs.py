@@ -13,7 +13,7 @@ import pytest
 
 from quiverlog.batch.header import BatchHeader
 from quiverlog.errors import CorruptLog
-from quiverlog.storage.log import Log, LogConfig
+from quiverlog.storage.log.log import Log, LogConfig
 from tests.model.test_log_model import make_batch
 from tests.sim.disk import SimDisk
 from tests.support.logs import flush, trim

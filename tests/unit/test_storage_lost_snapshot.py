@@ -6,8 +6,8 @@ import pytest
 
 from quiverlog.core.partition.producers import ProducerStates
 from quiverlog.errors import CorruptLog, DiskFull
-from quiverlog.storage.disk import Buffer
-from quiverlog.storage.log import Log, LogConfig
+from quiverlog.storage.disk.disk import Buffer
+from quiverlog.storage.log.log import Log, LogConfig
 from quiverlog.types import Now
 from tests.model.test_log_model import make_batch
 from tests.sim.disk import SimDisk

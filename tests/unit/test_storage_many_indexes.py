@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from quiverlog.storage.index_cache import IndexCache
-from quiverlog.storage.log import Log, LogConfig
-from quiverlog.storage.reading_jobs import NotResident, ReadingJob
+from quiverlog.storage.log.log import Log, LogConfig
+from quiverlog.storage.segment.reading_jobs import NotResident, ReadingJob
+from quiverlog.storage.segment.segments import IndexCache
 from quiverlog.types import Now
 from tests.model.test_log_model import make_batch
 from tests.sim.disk import SimDisk

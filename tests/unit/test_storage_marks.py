@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from quiverlog.errors import StorageFault
-from quiverlog.storage import checkpoint
-from quiverlog.storage.checkpoint import Bounds, RecoveryPoint
-from quiverlog.storage.disk import Buffer
-from quiverlog.storage.frames import pack_file
-from quiverlog.storage.log import Log, LogConfig
-from quiverlog.storage.posix import PosixDisk
-from quiverlog.storage.segment import segment_path
-from quiverlog.storage.segment_index import FlushedMark, pack_segment_header, read_header
+from quiverlog.storage.disk.disk import Buffer
+from quiverlog.storage.disk.frames import pack_file
+from quiverlog.storage.disk.posix import PosixDisk
+from quiverlog.storage.log import checkpoint
+from quiverlog.storage.log.checkpoint import Bounds, RecoveryPoint
+from quiverlog.storage.log.log import Log, LogConfig
+from quiverlog.storage.segment.segment import segment_path
+from quiverlog.storage.segment.segment_files import FlushedMark, pack_segment_header, read_header
 from quiverlog.types import Now
 from tests.model.test_log_model import make_batch
 from tests.sim.disk import SimDisk

@@ -21,9 +21,14 @@ from quiverlog.errors import (
     StorageFault,
     ThrottledBroker,
 )
-from quiverlog.storage.metadata_frames import VERSION_SINGLE, file_header, pack_frame, parse
-from quiverlog.storage.metadata_log import MetadataLog
-from quiverlog.storage.posix import PosixDisk
+from quiverlog.storage.disk.posix import PosixDisk
+from quiverlog.storage.metadata.metadata_log import (
+    VERSION_SINGLE,
+    MetadataLog,
+    file_header,
+    pack_frame,
+    parse,
+)
 from tests.sim.disk import SimDisk
 from tests.support.failing_os import failing_calls
 from tests.support.logs import compact

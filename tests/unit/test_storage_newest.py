@@ -8,9 +8,9 @@ import pytest
 
 from quiverlog.batch.header import BatchHeader
 from quiverlog.errors import CorruptLog
-from quiverlog.storage import reading
-from quiverlog.storage.log import Log, LogConfig
-from quiverlog.storage.segment import segment_path
+from quiverlog.storage.log.log import Log, LogConfig
+from quiverlog.storage.segment import reading
+from quiverlog.storage.segment.segment import segment_path
 from quiverlog.types import Now
 from tests.model.test_log_model import make_batch
 from tests.sim.disk import SimDisk

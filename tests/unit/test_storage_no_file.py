@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from quiverlog.errors import CorruptLog
-from quiverlog.storage.log import Log, LogConfig
-from quiverlog.storage.posix import PosixDisk
+from quiverlog.storage.disk.posix import PosixDisk
+from quiverlog.storage.log.log import Log, LogConfig
 from quiverlog.types import Now
 from tests.model.test_log_model import make_batch
 from tests.support.logs import flush

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from quiverlog.errors import CorruptLog, QuiverlogError
-from quiverlog.storage.data_directory import DataDirectory
+from quiverlog.storage.directory.data_directory import DataDirectory
 from tests.support.failing_os import failing_calls
 from tests.unit.test_storage_data_directory import NUMBERS, take
 

@@ -13,9 +13,9 @@ import pytest
 
 from quiverlog.core.partition import producers as producers_module
 from quiverlog.core.partition.producers import ProducerStates
-from quiverlog.storage.disk import Disk
-from quiverlog.storage.log import Log, LogConfig
-from quiverlog.storage.posix import PosixDisk
+from quiverlog.storage.disk.disk import Disk
+from quiverlog.storage.disk.posix import PosixDisk
+from quiverlog.storage.log.log import Log, LogConfig
 from quiverlog.types import Now
 from tests.model.test_log_model import make_batch
 from tests.support.guarded_disk import GuardedDisk

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from quiverlog.storage.log import Log, LogConfig
-from quiverlog.storage.partition_directories import PartitionDirectories
+from quiverlog.storage.directory.data_directory import PartitionDirectories
+from quiverlog.storage.log.log import Log, LogConfig
 from quiverlog.types import Now
 from tests.model.test_log_model import make_batch
 from tests.sim.disk import SimDisk

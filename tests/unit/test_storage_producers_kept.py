@@ -6,8 +6,8 @@ import pytest
 
 from quiverlog.batch.header import BatchHeader
 from quiverlog.core.partition.producers import ProducerStates
-from quiverlog.storage.log import Log, LogConfig
-from quiverlog.storage.segment_index import SEGMENT_HEADER_BYTES
+from quiverlog.storage.log.log import Log, LogConfig
+from quiverlog.storage.segment.segment_files import SEGMENT_HEADER_BYTES
 from quiverlog.types import Now
 from tests.model.test_log_model import make_batch
 from tests.sim.disk import SimDisk

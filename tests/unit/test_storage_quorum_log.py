@@ -16,8 +16,8 @@ from quiverlog.core.raft.messages import (
 )
 from quiverlog.core.raft.outbox import Write
 from quiverlog.errors import QuiverlogError
-from quiverlog.storage.posix import PosixDisk
-from quiverlog.storage.quorum_log import QuorumLog
+from quiverlog.storage.disk.posix import PosixDisk
+from quiverlog.storage.metadata.quorum_log import QuorumLog
 from tests.support.failing_os import failing_calls
 from tests.support.quorum_logs import (
     KEY,

@@ -12,13 +12,18 @@ from quiverlog.core.controller.records import BrokerRecord, encode_entry
 from quiverlog.core.raft.membership import pack_voters
 from quiverlog.core.raft.messages import Entry, EntryKind, HardState, ReplicaKey, SnapshotMeta
 from quiverlog.errors import CorruptLog, DataDirectoryInUse, ForeignDataDirectory
-from quiverlog.storage.data_directory import DataDirectory
-from quiverlog.storage.disk import Disk
-from quiverlog.storage.metadata_frames import VERSION_QUORUM, file_header, pack_frame
-from quiverlog.storage.quorum_items import Snapshot, pack_entry, pack_snapshot
-from quiverlog.storage.quorum_log import QuorumLog
-from quiverlog.storage.quorum_recovery import StoppedQuorum
-from quiverlog.storage.quorum_state import STATE_FILE, pack_state
+from quiverlog.storage.directory.data_directory import DataDirectory
+from quiverlog.storage.directory.quorum_recovery import StoppedQuorum
+from quiverlog.storage.disk.disk import Disk
+from quiverlog.storage.metadata.metadata_log import VERSION_QUORUM, file_header, pack_frame
+from quiverlog.storage.metadata.quorum_jobs import (
+    STATE_FILE,
+    Snapshot,
+    pack_entry,
+    pack_snapshot,
+    pack_state,
+)
+from quiverlog.storage.metadata.quorum_log import QuorumLog
 from tests.sim.disk import SimDisk
 from tests.sim.mutations import Mutation, planted
 from tests.support.quorum_logs import Cut, SteppingDisk
@@ -186,6 +191,6 @@ BUGS = {
 
 @pytest.mark.parametrize("name", BUGS)
 def test_a_planted_bug_is_noticed(name: str) -> None:
-    bug = Mutation("storage.quorum_recovery:StoppedQuorum.recover", *BUGS[name])
+    bug = Mutation("storage.directory.quorum_recovery:StoppedQuorum.recover", *BUGS[name])
     with planted((bug,)), pytest.raises(AssertionError):
         test_its_node_is_the_only_voter_and_all_is_kept()

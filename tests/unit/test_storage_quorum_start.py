@@ -23,10 +23,10 @@ from quiverlog.core.raft.messages import (
 )
 from quiverlog.core.raft.snapshots import SnapshotRead
 from quiverlog.errors import CorruptLog, DiskFull
-from quiverlog.storage.metadata_log import MetadataLog
-from quiverlog.storage.posix import PosixDisk
-from quiverlog.storage.quorum_log import QuorumLog
-from quiverlog.storage.quorum_state import pack_state
+from quiverlog.storage.disk.posix import PosixDisk
+from quiverlog.storage.metadata.metadata_log import MetadataLog
+from quiverlog.storage.metadata.quorum_jobs import pack_state
+from quiverlog.storage.metadata.quorum_log import QuorumLog
 from tests.support.failing_os import failing_calls
 from tests.support.quorum_logs import (
     KEY,

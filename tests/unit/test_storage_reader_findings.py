@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from quiverlog.errors import CorruptLog
-from quiverlog.storage.index_cache import IndexCache
-from quiverlog.storage.log import Log, LogConfig
-from quiverlog.storage.reading_jobs import LoadIndexJob, NotResident
-from quiverlog.storage.segment import segment_path
+from quiverlog.storage.log.log import Log, LogConfig
+from quiverlog.storage.segment.reading_jobs import LoadIndexJob, NotResident
+from quiverlog.storage.segment.segment import segment_path
+from quiverlog.storage.segment.segments import IndexCache
 from quiverlog.types import Now
 from tests.model.test_log_model import make_batch
 from tests.sim.disk import SimDisk, SimFile

@@ -9,10 +9,10 @@ import pytest
 
 from quiverlog.batch.header import BatchHeader
 from quiverlog.errors import CorruptLog, StorageFault
-from quiverlog.storage import checkpoint
-from quiverlog.storage.checkpoint import RECOVERY_COPY_FILE, RECOVERY_FILE
-from quiverlog.storage.log import Log, LogConfig
-from quiverlog.storage.segment import segment_path
+from quiverlog.storage.log import checkpoint
+from quiverlog.storage.log.checkpoint import RECOVERY_COPY_FILE, RECOVERY_FILE
+from quiverlog.storage.log.log import Log, LogConfig
+from quiverlog.storage.segment.segment import segment_path
 from quiverlog.types import Now
 from tests.model.test_log_model import make_batch
 from tests.sim.disk import SimDisk

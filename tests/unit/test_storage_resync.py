@@ -11,9 +11,9 @@ import pytest
 from quiverlog.batch.checksum import crc32c
 from quiverlog.batch.header import CRC_START, BatchHeader, stamp
 from quiverlog.errors import CorruptLog
-from quiverlog.storage.log import Log, LogConfig
-from quiverlog.storage.scan import Damage, Found, scan
-from quiverlog.storage.segment import segment_path
+from quiverlog.storage.log.log import Log, LogConfig
+from quiverlog.storage.segment.scan import Damage, Found, scan
+from quiverlog.storage.segment.segment import segment_path
 from quiverlog.types import Now
 from tests.model.test_log_model import make_batch
 from tests.sim.disk import SimDisk, SimFile

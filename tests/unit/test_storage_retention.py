@@ -7,7 +7,7 @@ import errno
 import pytest
 
 from quiverlog.errors import DiskFull, OffsetOutOfRange
-from quiverlog.storage.log import Log, LogConfig
+from quiverlog.storage.log.log import Log, LogConfig
 from quiverlog.types import Now
 from tests.model.test_log_model import make_batch
 from tests.sim.disk import SimDisk

@@ -12,13 +12,13 @@ import pytest
 
 from quiverlog.batch.header import BatchHeader
 from quiverlog.errors import CorruptLog, QuiverlogError
-from quiverlog.storage import checkpoint
-from quiverlog.storage.data_directory import DataDirectory
-from quiverlog.storage.disk import is_special_file
-from quiverlog.storage.epochs import EPOCHS_FILE
-from quiverlog.storage.log import Log, LogConfig
-from quiverlog.storage.metadata_log import MetadataLog
-from quiverlog.storage.posix import PosixDisk
+from quiverlog.storage.directory.data_directory import DataDirectory
+from quiverlog.storage.disk.disk import is_special_file
+from quiverlog.storage.disk.posix import PosixDisk
+from quiverlog.storage.log import checkpoint
+from quiverlog.storage.log.log import Log, LogConfig
+from quiverlog.storage.metadata.metadata_log import MetadataLog
+from quiverlog.storage.segment.epochs import EPOCHS_FILE
 from quiverlog.types import Now
 from tests.model.test_log_model import make_batch
 from tests.support.logs import flush

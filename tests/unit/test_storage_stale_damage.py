@@ -7,11 +7,11 @@ import pytest
 from quiverlog.batch.header import BatchHeader
 from quiverlog.core.partition.producers import ProducerStates
 from quiverlog.errors import CorruptLog
-from quiverlog.storage import header_walk
-from quiverlog.storage.epochs import EPOCHS_FILE
-from quiverlog.storage.log import Log, LogConfig
-from quiverlog.storage.scan import Damage
-from quiverlog.storage.segment import segment_path
+from quiverlog.storage.log.log import Log, LogConfig
+from quiverlog.storage.segment import reading
+from quiverlog.storage.segment.epochs import EPOCHS_FILE
+from quiverlog.storage.segment.scan import Damage
+from quiverlog.storage.segment.segment import segment_path
 from quiverlog.types import Now
 from tests.model.test_log_model import make_batch
 from tests.sim.disk import SimDisk
@@ -152,10 +152,10 @@ def test_a_walk_goes_on_behind_rows_that_are_missing_between_two_batches() -> No
     (segment,) = log.segments
     segment.damages = [Damage(64 + size, 64 + size, 3, 6)]
     segment.end_offset = 9
-    rows = [header.base_offset for _, header in header_walk.all_headers(segment, 0)]
+    rows = [header.base_offset for _, header in reading.all_headers(segment, 0)]
     assert rows == [0, 6]
     # As for a question after a time that all rows are older than: in a job, which must end.
-    cursor = header_walk.skip_older(
+    cursor = reading.skip_older(
         segment.file, segment.file.size, (64, 0), NOW.wall_us + 1, segment.damages
     )
     assert cursor == (segment.file.size, 9)

@@ -6,8 +6,8 @@ from random import Random
 
 import pytest
 
-from quiverlog.storage.segment import segment_path
-from quiverlog.storage.segment_index import FlushedMark, pack_segment_header
+from quiverlog.storage.segment.segment import segment_path
+from quiverlog.storage.segment.segment_files import FlushedMark, pack_segment_header
 from tests.sim.disk import SimDisk
 from tests.unit.test_storage_damage_matrix import (
     BATCHES,

@@ -10,9 +10,9 @@ from quiverlog.batch.checksum import crc32c
 from quiverlog.batch.header import CRC_START, BatchHeader
 from quiverlog.core.partition.producers import ProducerStates
 from quiverlog.errors import CorruptLog
-from quiverlog.storage.log import Log, LogConfig
-from quiverlog.storage.posix import PosixDisk
-from quiverlog.storage.segment import segment_path
+from quiverlog.storage.disk.posix import PosixDisk
+from quiverlog.storage.log.log import Log, LogConfig
+from quiverlog.storage.segment.segment import segment_path
 from quiverlog.types import Now
 from tests.model.test_log_model import make_batch
 from tests.sim.disk import SimDisk

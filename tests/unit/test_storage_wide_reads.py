@@ -11,10 +11,10 @@ import pytest
 
 from quiverlog.errors import CorruptLog
 from quiverlog.limits import BATCH_HEADER_BYTES
-from quiverlog.storage.byte_source import FileBytes, readable_bytes
-from quiverlog.storage.log import Log, LogConfig
-from quiverlog.storage.posix import PosixDisk
-from quiverlog.storage.segment import segment_path
+from quiverlog.storage.disk.byte_source import FileBytes, readable_bytes
+from quiverlog.storage.disk.posix import PosixDisk
+from quiverlog.storage.log.log import Log, LogConfig
+from quiverlog.storage.segment.segment import segment_path
 from tests.model.test_log_model import make_batch
 from tests.support.logs import flush
 from tests.unit.test_storage_damage_matrix import (

@@ -7,9 +7,9 @@ import errno
 import pytest
 
 from quiverlog.errors import CorruptLog
-from quiverlog.storage.epochs import EPOCHS_FILE
-from quiverlog.storage.log import Log, LogConfig
-from quiverlog.storage.segment import segment_path
+from quiverlog.storage.log.log import Log, LogConfig
+from quiverlog.storage.segment.epochs import EPOCHS_FILE
+from quiverlog.storage.segment.segment import segment_path
 from quiverlog.types import Now
 from tests.model.test_log_model import make_batch
 from tests.sim.disk import SimDisk

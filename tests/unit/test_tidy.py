@@ -19,7 +19,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE_LINES_MAX = 800
-LONGER_FILES: dict[str, str] = {}
+LONGER_FILES: dict[str, str] = {
+    "broker/quiverlog/storage/log/log.py": "one machine: a partition's log.",
+}
 """Files above the bound, each with its reason: one machine or one table."""
 SHORT_LINES_MAX = 80
 SHORT_FILES: dict[str, str] = {
@@ -63,8 +65,6 @@ NOT_FOLDED_YET: frozenset[str] = frozenset(
         "broker/quiverlog/server/quorum_config.py",
         "broker/quiverlog/server/reload.py",
         "broker/quiverlog/server/supervisor.py",
-        "broker/quiverlog/storage/lost_names.py",
-        "broker/quiverlog/storage/quorum_upgrade.py",
         "broker/quiverlog/wire/containers.py",
         "connector/pyspark_quiverlog/replay.py",
     )
@@ -77,7 +77,6 @@ FULL_FOLDERS: dict[str, int] = {
     "broker/quiverlog/core/controller": 22,
     "broker/quiverlog/node": 114,
     "broker/quiverlog/server": 44,
-    "broker/quiverlog/storage": 59,
     "connector/pyspark_quiverlog": 26,
 }
 """Folders with more files than the bound, and how many: the number only falls."""

@@ -1,7 +1,7 @@
-"""The root of the command line: the table of commands, `--version`, `--debug`.
+"""The root of the command line: the table of commands, `--version`, `--debug`, shell completion.
 
-Owns which commands exist and where they live; a command's module is imported when it is called
-(or listed), never before.
+Owns which commands exist and where they lie; a command's module is imported when it is called or
+listed, never before.
 """
 
 from __future__ import annotations

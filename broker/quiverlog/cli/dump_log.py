@@ -27,10 +27,9 @@ from quiverlog.cli.failures import ExitCode
 from quiverlog.cli.options import debug_option, format_option
 from quiverlog.cli.output import counted, human_bytes, print_json, print_table
 from quiverlog.errors import CorruptLog, UnsupportedFormat
-from quiverlog.storage.boundaries import Boundaries
-from quiverlog.storage.index import SparseIndex
-from quiverlog.storage.scan import Damage, Found, Torn, batch_at, scan
-from quiverlog.storage.segment_index import (
+from quiverlog.storage.segment.index import Boundaries, SparseIndex
+from quiverlog.storage.segment.scan import Damage, Found, Torn, batch_at, scan
+from quiverlog.storage.segment.segment_files import (
     LOG_SUFFIX,
     SEGMENT_HEADER_BYTES,
     index_path,

@@ -21,7 +21,7 @@ from quiverlog.cli.output import print_fields, print_json
 from quiverlog.errors import CorruptFrame, QuiverlogError
 
 if TYPE_CHECKING:
-    from quiverlog.storage.quorum_recovery import StoppedQuorum
+    from quiverlog.storage.directory.quorum_recovery import StoppedQuorum
 
 __all__ = ["recover"]
 
@@ -66,8 +66,8 @@ def recover(path: Path, force: bool, dry_run: bool, yes: bool, output_format: st
     would be two clusters with one id. Empty the data directories of the other voters before any of
     them is started again.
     """
-    from quiverlog.storage.posix import PosixDisk
-    from quiverlog.storage.quorum_recovery import StoppedQuorum
+    from quiverlog.storage.directory.quorum_recovery import StoppedQuorum
+    from quiverlog.storage.disk.posix import PosixDisk
 
     found = StoppedQuorum(PosixDisk(), str(path.absolute()))
     with contextlib.closing(found):

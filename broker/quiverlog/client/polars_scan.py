@@ -1,9 +1,9 @@
 """`quiverlog.scan_polars`: a topic as a lazy frame of polars.
 
 Owns what of a query is left to the reader, by polars' IO plugins: columns that the query does not
-use are not decoded, a limit ends the reading, and what a condition says of `_partition`, `_offset`
-and `_timestamp` becomes the ranges that are fetched. The condition itself is tried batch by batch,
-so that no more than two fetches are held of rows that are not chosen.
+use are not decoded, a limit ends the reading, and what a condition says of `_partition`,
+`_offset` and `_timestamp` becomes the ranges that are fetched. The condition itself is tried
+batch by batch, so at most two fetches are held of rows that are not chosen.
 """
 
 from __future__ import annotations

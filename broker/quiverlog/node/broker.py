@@ -1,7 +1,8 @@
 """The parts of one broker, wired together.
 
-Each part owns its state (see its module); this class owns none. Handlers get
-it and use the parts; parts do not know each other beyond what their constructors take.
+Each part owns its state; `Broker` owns none. Handlers get the broker and use its parts; parts
+know only what their constructors take. `Copying` is the turn of all replication in a call of the
+node: fetchers, the in-sync set, log starts, offline replicas and repairs, asked as one.
 """
 
 from __future__ import annotations
@@ -66,8 +67,8 @@ from quiverlog.node.unmade import Unmade
 from quiverlog.node.waits import Waits
 from quiverlog.node.wakeups import Wakeups, Watched
 from quiverlog.node.whereabouts import Whereabouts
-from quiverlog.storage.data_directory import DataDirectory
-from quiverlog.storage.disk import Disk
+from quiverlog.storage.directory.data_directory import DataDirectory
+from quiverlog.storage.disk.disk import Disk
 from quiverlog.types import Now, TopicPartition
 from quiverlog.wire import messages as m
 from quiverlog.wire.replica_messages import AlterPartitionRequest

@@ -19,7 +19,7 @@ from typing import Final
 
 from quiverlog.node.jobs import Jobs, Urgency
 from quiverlog.node.outbox import Outbox
-from quiverlog.storage.data_directory import ClockNote, DataDirectory
+from quiverlog.storage.directory.data_directory import ClockNote, DataDirectory
 from quiverlog.types import Now
 
 __all__ = ["CLOCK_JUMP_US", "BelievedClock", "Clock", "NoteClockJob"]

@@ -25,8 +25,8 @@ from quiverlog.node.admission import Phase
 from quiverlog.node.broker import Broker
 from quiverlog.node.effects import ShutdownComplete
 from quiverlog.node.replica import Replica
-from quiverlog.storage.checkpoint import Bounds
-from quiverlog.storage.data_directory import ClockNote, DataDirectory
+from quiverlog.storage.directory.data_directory import ClockNote, DataDirectory
+from quiverlog.storage.log.checkpoint import Bounds
 from quiverlog.types import Now
 
 __all__ = ["CloseLogJob", "Closing", "MarkCleanJob"]

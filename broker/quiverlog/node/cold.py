@@ -14,9 +14,9 @@ from typing import Final, Protocol
 from quiverlog.errors import QuiverlogError, StorageFault, ThrottledBroker, UnsupportedFormat
 from quiverlog.node.jobs import Jobs, Starter, Then, Urgency
 from quiverlog.node.replica import Replica
-from quiverlog.storage.disk import out_of_descriptors, what_failed
-from quiverlog.storage.reading_jobs import LoadIndexJob, NotResident, ReadingJob
-from quiverlog.storage.segment import Segment
+from quiverlog.storage.disk.disk import out_of_descriptors, what_failed
+from quiverlog.storage.segment.reading_jobs import LoadIndexJob, NotResident, ReadingJob
+from quiverlog.storage.segment.segment import Segment
 from quiverlog.types import Now
 
 __all__ = ["Loaded", "cold_read", "start_cold"]

@@ -18,9 +18,9 @@ from quiverlog.core.replication.peer_fetcher import Key
 from quiverlog.errors import CorruptBatch, CorruptLog, DiskFull, ThrottledBroker
 from quiverlog.node.outbox import Outbox
 from quiverlog.node.replica import Replica
-from quiverlog.storage.epochs import LeaderEpochs
-from quiverlog.storage.jobs import TrimJob
-from quiverlog.storage.truncation import TruncateJob
+from quiverlog.storage.log.jobs import TrimJob
+from quiverlog.storage.log.truncation import TruncateJob
+from quiverlog.storage.segment.epochs import LeaderEpochs
 from quiverlog.types import Durability, Now
 from quiverlog.wire.replica_messages import ReplicaFetchResult
 

@@ -23,8 +23,8 @@ from quiverlog.node.registered import Registered
 from quiverlog.node.repairs import Repairs
 from quiverlog.node.replication import Replication
 from quiverlog.node.wakeups import Wakeups
-from quiverlog.storage.data_directory import DataDirectory
-from quiverlog.storage.disk import Disk
+from quiverlog.storage.directory.data_directory import DataDirectory
+from quiverlog.storage.disk.disk import Disk
 from quiverlog.types import Now
 
 __all__ = ["Copying", "make_copying"]

@@ -12,12 +12,12 @@ from typing import NamedTuple, TypedDict, Unpack
 
 from quiverlog.core.partition.producers import ProducerStates
 from quiverlog.errors import DiskFull, QuiverlogError, StorageFault
-from quiverlog.storage.checkpoint import Bounds
-from quiverlog.storage.data_directory import DataDirectory
-from quiverlog.storage.disk import Disk
-from quiverlog.storage.index_cache import IndexCache
-from quiverlog.storage.jobs import FlushResult
-from quiverlog.storage.log import Log, LogConfig
+from quiverlog.storage.directory.data_directory import DataDirectory
+from quiverlog.storage.disk.disk import Disk
+from quiverlog.storage.log.checkpoint import Bounds
+from quiverlog.storage.log.jobs import FlushResult
+from quiverlog.storage.log.log import Log, LogConfig
+from quiverlog.storage.segment.segments import IndexCache
 from quiverlog.types import Now
 
 __all__ = [

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from quiverlog.addresses import Address
-from quiverlog.storage.jobs import Job
+from quiverlog.storage.log.jobs import Job
 from quiverlog.wire.messages import Request, Response
 
 __all__ = [

@@ -29,7 +29,7 @@ from quiverlog.node.purgatory import Waiter
 from quiverlog.node.readers import check_is_consumer, check_isolation
 from quiverlog.node.tasks import Call, Wait, gather
 from quiverlog.node.waits import Waits
-from quiverlog.storage.reading_jobs import NotResident
+from quiverlog.storage.segment.reading_jobs import NotResident
 from quiverlog.types import Now
 from quiverlog.wire import messages as m
 

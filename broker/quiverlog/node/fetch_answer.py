@@ -27,8 +27,8 @@ from quiverlog.limits import FETCH_PARTITION_BYTES_DEFAULT, FRAME_BYTES_MAX, HEA
 from quiverlog.node.cold import Loaded
 from quiverlog.node.lookup import Lookup
 from quiverlog.node.replica import Replica
-from quiverlog.storage.reading import Answer, views_of
-from quiverlog.storage.reading_jobs import JustRead, NotResident
+from quiverlog.storage.segment.reading import Answer, views_of
+from quiverlog.storage.segment.reading_jobs import JustRead, NotResident
 from quiverlog.types import NO_EPOCH
 from quiverlog.wire import messages as m
 

@@ -26,7 +26,7 @@ from quiverlog.node.metrics import NodeMetrics
 from quiverlog.node.outbox import Outbox
 from quiverlog.node.replica import Replica
 from quiverlog.node.wakeups import Wakeups
-from quiverlog.storage.jobs import FlushJob, FlushResult
+from quiverlog.storage.log.jobs import FlushJob, FlushResult
 from quiverlog.types import Now
 
 __all__ = ["Flushes"]

@@ -19,7 +19,7 @@ from quiverlog.errors import ThrottledBroker
 from quiverlog.node.directory_jobs import LateDirectoriesJob
 from quiverlog.node.jobs import Jobs
 from quiverlog.node.offline import Key
-from quiverlog.storage.data_directory import DataDirectory
+from quiverlog.storage.directory.data_directory import DataDirectory
 from quiverlog.types import Now, TopicPartition
 
 __all__ = ["LateDirectories"]

@@ -1,11 +1,11 @@
 """Starting: from a data directory to a broker that serves.
 
-Take the data directory, replay the metadata log, let others lead or begin a new leader epoch after
-an unclean stop, remove what no topic owns; then open every partition that the image gives to this
-broker, by jobs. RUNNING begins when each is open or known not to be.
-
-A broker that is not the whole quorum knows from its own disk only what was decided once. It takes
-the directory and its place in the quorum, and goes on when it has the metadata (joining.py).
+Owns the order. Take the directory, replay the metadata log; a broker that is not the whole quorum
+joins: it votes and follows at once, and continues when all is applied that was decided before the
+present leader was elected and this incarnation is registered. After an unclean stop a new leader
+epoch begins, or other replicas lead. Directories that no topic owns are removed if the topic was
+deleted, set aside otherwise. RUNNING begins when every assigned partition is open or known not to
+be.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from quiverlog.node.features import first_level
 from quiverlog.node.leftovers import Leftovers, LeftoversJob, owners_of, report
 from quiverlog.node.registration import wants_vote
 from quiverlog.roles import ROLE_BROKER
-from quiverlog.storage.data_directory import DataDirectory
-from quiverlog.storage.metadata_frames import restore_error
-from quiverlog.storage.partition_files import printable
-from quiverlog.storage.quorum_log import QuorumLog
+from quiverlog.storage.directory.data_directory import DataDirectory
+from quiverlog.storage.log.files import printable
+from quiverlog.storage.metadata.metadata_log import restore_error
+from quiverlog.storage.metadata.quorum_log import QuorumLog
 from quiverlog.types import Now
 
 __all__ = ["disk_space", "run_if_started", "start", "take_up"]

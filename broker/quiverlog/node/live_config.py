@@ -1,11 +1,10 @@
-"""This broker's configuration as it is now: what it was given, and what is decided of it since.
+"""This broker's configuration as it is now: given values, and what the cluster has set since.
 
-Owns which value of a key wins (docs/adr/0057): what is set for this broker, then what is set for
-the cluster, then what the process was given (flag, environment, file), then the default. Looks at
-the metadata whenever they change, and says what has changed: to the parts of the node by their
-setters, to the server by an effect, to people by a line in the log.
+Owns which value of a key counts (docs/adr/0057): set for this broker, set for the cluster, given
+to the process (flag, environment, file), default. Compares at every change of the metadata and
+hands new values to the parts by a table of setters, to the server by `ConfigChanged`, to the log.
 
-A value that this version does not take (another one has decided it) is as if it was never set.
+Invariant: a value that this version does not take counts as unset.
 
 Must not know: what a key does.
 """

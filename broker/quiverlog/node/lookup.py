@@ -33,8 +33,8 @@ from quiverlog.node.purgatory import Waiter
 from quiverlog.node.replica import Replica
 from quiverlog.node.replication import Replication
 from quiverlog.node.standing import Standing
-from quiverlog.storage.disk import is_unreadable_file
-from quiverlog.storage.reading_jobs import NotResident
+from quiverlog.storage.disk.disk import is_unreadable_file
+from quiverlog.storage.segment.reading_jobs import NotResident
 
 __all__ = ["Lookup"]
 

@@ -21,7 +21,7 @@ from quiverlog.node.registrar import Registrar
 from quiverlog.node.registration import Registration
 from quiverlog.node.voter_changes import VoterChanges
 from quiverlog.node.whereabouts import Whereabouts
-from quiverlog.storage.data_directory import DataDirectory
+from quiverlog.storage.directory.data_directory import DataDirectory
 from quiverlog.types import Now
 from quiverlog.wire.broker_messages import BrokerHeartbeatRequest, RegisterBrokerRequest
 from quiverlog.wire.messages import Request

@@ -44,8 +44,8 @@ from quiverlog.node.jobs import Jobs
 from quiverlog.node.outbox import Outbox
 from quiverlog.node.quorum import Quorum
 from quiverlog.node.wakeups import Wakeups
-from quiverlog.storage.quorum_items import Snapshot
-from quiverlog.storage.quorum_log import QuorumLog
+from quiverlog.storage.metadata.quorum_jobs import Snapshot
+from quiverlog.storage.metadata.quorum_log import QuorumLog
 from quiverlog.types import Now
 from quiverlog.wire import messages as m
 

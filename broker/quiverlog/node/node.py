@@ -55,7 +55,7 @@ from quiverlog.node.metrics import NodeMetrics
 from quiverlog.node.purgatory import Waiter
 from quiverlog.node.tasks import Call
 from quiverlog.node.waiting_bytes import waiting_bytes
-from quiverlog.storage.disk import Disk
+from quiverlog.storage.disk.disk import Disk
 from quiverlog.types import Now
 from quiverlog.wire import messages as m
 from quiverlog.wire.apis import ADMINISTRATION

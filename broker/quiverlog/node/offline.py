@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from quiverlog.core.controller.image import Image
 from quiverlog.core.controller.topic_image import PartitionImage
 from quiverlog.errors import CorruptLog, DiskFull, QuiverlogError, StorageFault
-from quiverlog.storage.disk import is_unreadable_file, what_failed
+from quiverlog.storage.disk.disk import is_unreadable_file, what_failed
 from quiverlog.types import TopicPartition
 
 __all__ = [

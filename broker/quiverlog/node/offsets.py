@@ -25,7 +25,7 @@ from quiverlog.node.fetch_answer import out_of_range
 from quiverlog.node.lookup import Lookup
 from quiverlog.node.replica import Replica
 from quiverlog.node.tasks import Call, Outcome, Steps, Wait, gather
-from quiverlog.storage.reading_jobs import NotResident
+from quiverlog.storage.segment.reading_jobs import NotResident
 from quiverlog.types import EARLIEST
 from quiverlog.wire import messages as m
 

@@ -29,9 +29,9 @@ from quiverlog.node.late_directories import LateDirectories
 from quiverlog.node.offline import Key, Opening
 from quiverlog.node.opening_pace import JOBS_IN_FLIGHT_MAX, OpeningPace
 from quiverlog.node.replica import log_config
-from quiverlog.storage.data_directory import DataDirectory
-from quiverlog.storage.disk import Disk
-from quiverlog.storage.index_cache import IndexCache
+from quiverlog.storage.directory.data_directory import DataDirectory
+from quiverlog.storage.disk.disk import Disk
+from quiverlog.storage.segment.segments import IndexCache
 from quiverlog.types import Now, TopicPartition
 
 __all__ = ["Key", "Openings", "Taker"]

@@ -39,8 +39,8 @@ from quiverlog.node.jobs import Then
 from quiverlog.node.quorum_door import contradiction
 from quiverlog.node.quorum_duties import NEVER, Duties
 from quiverlog.node.quorum_parts import InlineRunner, StateMachine
-from quiverlog.storage.quorum_items import Snapshot
-from quiverlog.storage.quorum_log import QuorumLog
+from quiverlog.storage.metadata.quorum_jobs import Snapshot
+from quiverlog.storage.metadata.quorum_log import QuorumLog
 from quiverlog.types import Now
 
 __all__ = ["Quorum"]

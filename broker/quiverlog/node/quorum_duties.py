@@ -32,9 +32,8 @@ from quiverlog.node.decision import outcome_unknown, why
 from quiverlog.node.forgotten import tell_forgotten
 from quiverlog.node.jobs import Then, Urgency
 from quiverlog.node.quorum_parts import Runner, StateMachine, traceback_of
-from quiverlog.storage.quorum_items import Snapshot
-from quiverlog.storage.quorum_jobs import Chunk, SnapshotJob, WriteJob, Written
-from quiverlog.storage.quorum_log import QuorumLog
+from quiverlog.storage.metadata.quorum_jobs import Chunk, Snapshot, SnapshotJob, WriteJob, Written
+from quiverlog.storage.metadata.quorum_log import QuorumLog
 from quiverlog.types import Now
 
 __all__ = ["NEVER", "Duties"]

@@ -14,7 +14,7 @@ from quiverlog.core.raft.messages import Entry
 from quiverlog.errors import QuiverlogError
 from quiverlog.node.effects import Job
 from quiverlog.node.jobs import Then, Urgency
-from quiverlog.storage.quorum_items import Snapshot
+from quiverlog.storage.metadata.quorum_jobs import Snapshot
 from quiverlog.types import Now
 
 __all__ = ["Dice", "InlineRunner", "Runner", "StateMachine", "traceback_of"]

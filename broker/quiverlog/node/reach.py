@@ -22,7 +22,7 @@ from quiverlog.node.effects import Peer, Purpose
 from quiverlog.node.jobs import Then
 from quiverlog.node.peers import Answer, Peers
 from quiverlog.node.whereabouts import Whereabouts
-from quiverlog.storage.data_directory import DataDirectory
+from quiverlog.storage.directory.data_directory import DataDirectory
 from quiverlog.types import Now
 from quiverlog.wire.quorum_messages import QuorumRequest, QuorumResponse
 

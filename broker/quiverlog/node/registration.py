@@ -46,7 +46,7 @@ from quiverlog.node.displaced import DISK_REPLACED, HELD, REPLACED, Displaced
 from quiverlog.node.outbox import Outbox
 from quiverlog.node.whereabouts import Whereabouts
 from quiverlog.roles import ROLE_BROKER, ROLE_CONTROLLER
-from quiverlog.storage.data_directory import DataDirectory
+from quiverlog.storage.directory.data_directory import DataDirectory
 from quiverlog.types import Now
 from quiverlog.wire.broker_messages import (
     BrokerHeartbeatRequest,

@@ -20,7 +20,7 @@ from quiverlog.node.directory_jobs import RemoveDirectoriesJob
 from quiverlog.node.jobs import Jobs, Urgency
 from quiverlog.node.outbox import Outbox
 from quiverlog.node.replica import Replica
-from quiverlog.storage.data_directory import DataDirectory
+from quiverlog.storage.directory.data_directory import DataDirectory
 from quiverlog.types import Now
 
 __all__ = ["Removal"]

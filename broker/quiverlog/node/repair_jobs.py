@@ -10,9 +10,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from quiverlog.errors import QuiverlogError
-from quiverlog.storage.damaged_replicas import keep_newest, mark_damaged, set_aside_damaged
-from quiverlog.storage.data_directory import DataDirectory
-from quiverlog.storage.disk import Disk
+from quiverlog.storage.directory.damaged_replicas import (
+    keep_newest,
+    mark_damaged,
+    set_aside_damaged,
+)
+from quiverlog.storage.directory.data_directory import DataDirectory
+from quiverlog.storage.disk.disk import Disk
 from quiverlog.types import TopicPartition
 
 __all__ = ["MadeAnew", "MakeAnewJob", "MarkDamagedJob"]

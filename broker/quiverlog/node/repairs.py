@@ -34,8 +34,8 @@ from quiverlog.node.offline import Key, is_damage, may_begin_empty
 from quiverlog.node.outbox import Outbox
 from quiverlog.node.repair_jobs import MadeAnew, MakeAnewJob, MarkDamagedJob
 from quiverlog.node.replica import Replica
-from quiverlog.storage.data_directory import DataDirectory
-from quiverlog.storage.disk import Disk
+from quiverlog.storage.directory.data_directory import DataDirectory
+from quiverlog.storage.disk.disk import Disk
 from quiverlog.types import NO_EPOCH, Now, TopicPartition
 
 __all__ = ["Holder", "Repairs", "TellOffline"]

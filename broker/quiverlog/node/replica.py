@@ -28,7 +28,7 @@ from quiverlog.errors import (
 from quiverlog.node.acknowledgements import Answers
 from quiverlog.node.metrics import TopicCounters
 from quiverlog.node.wakeups import Watched
-from quiverlog.storage.log import Log, LogConfig
+from quiverlog.storage.log.log import Log, LogConfig
 from quiverlog.types import Now, TopicPartition
 
 __all__ = ["Replica", "assigned", "log_config"]

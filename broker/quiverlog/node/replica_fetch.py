@@ -38,8 +38,8 @@ from quiverlog.node.purgatory import Waiter
 from quiverlog.node.quorum_requests import check_serves_brokers
 from quiverlog.node.replica import Replica
 from quiverlog.node.waits import Waits
-from quiverlog.storage.reading import views_of
-from quiverlog.storage.reading_jobs import NotResident
+from quiverlog.storage.segment.reading import views_of
+from quiverlog.storage.segment.reading_jobs import NotResident
 from quiverlog.types import EPOCHS_UNTOLD, Now
 from quiverlog.wire.messages import Api
 from quiverlog.wire.replica_messages import (

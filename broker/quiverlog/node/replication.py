@@ -38,8 +38,8 @@ from quiverlog.node.peers import Answer, Peers
 from quiverlog.node.replica import Replica
 from quiverlog.node.replica_requests import end_of_wait, fetch_of
 from quiverlog.node.wakeups import Wakeups
-from quiverlog.storage.jobs import TrimJob, TrimResult
-from quiverlog.storage.truncation import TruncateJob, TruncateResult
+from quiverlog.storage.log.jobs import TrimJob, TrimResult
+from quiverlog.storage.log.truncation import TruncateJob, TruncateResult
 from quiverlog.types import Now
 from quiverlog.wire.replica_messages import ReplicaFetchResponse, ReplicaFetchResult
 

@@ -25,8 +25,8 @@ from quiverlog.node.recovered import report_notes
 from quiverlog.node.replica import Replica
 from quiverlog.node.taken_rows import TakenRows
 from quiverlog.node.trims import Trims
-from quiverlog.storage.jobs import RemoveFilesJob
-from quiverlog.storage.reading_jobs import NotResident
+from quiverlog.storage.log.jobs import RemoveFilesJob
+from quiverlog.storage.segment.reading_jobs import NotResident
 from quiverlog.types import Now
 
 __all__ = ["Retention"]

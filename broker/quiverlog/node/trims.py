@@ -16,7 +16,7 @@ from quiverlog.node.jobs import Jobs, Starter, Then, Urgency
 from quiverlog.node.outbox import Outbox
 from quiverlog.node.replica import Replica
 from quiverlog.node.wakeups import Wakeups
-from quiverlog.storage.jobs import RemoveFilesJob, TrimJob, TrimResult
+from quiverlog.storage.log.jobs import RemoveFilesJob, TrimJob, TrimResult
 from quiverlog.types import Now
 
 __all__ = ["Trims"]

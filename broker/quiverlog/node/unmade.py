@@ -27,7 +27,7 @@ from quiverlog.core.controller.records import PartitionChangeRecord, PartitionRe
 from quiverlog.node.jobs import Jobs, Urgency
 from quiverlog.node.offline import Key
 from quiverlog.node.outbox import Outbox
-from quiverlog.storage.data_directory import DataDirectory
+from quiverlog.storage.directory.data_directory import DataDirectory
 from quiverlog.types import Now, TopicPartition
 
 __all__ = ["NoteMadeJob", "Unmade"]

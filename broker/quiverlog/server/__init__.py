@@ -1,0 +1,6 @@
+"""The broker as a process: sockets, threads, clocks, configuration, logs, metrics around one node.
+
+Owns all I/O of a broker. Stands on `node`.
+
+    observe < config | net < peers | http* < process
+"""

@@ -37,7 +37,7 @@ from quiverlog.server.places import Place, PlaceLimits
 from quiverlog.server.reload import compare_configs, with_values
 from quiverlog.server.replies import path_hider
 from quiverlog.server.turns import Turns
-from quiverlog.storage.posix import RESERVED_DESCRIPTORS, PosixDisk
+from quiverlog.storage.disk.posix import RESERVED_DESCRIPTORS, PosixDisk
 from quiverlog.version import VERSION
 from quiverlog.wire.buffers import BufferPool
 from quiverlog.wire.frames import SCRATCH_BYTES

@@ -22,7 +22,7 @@ from typing import Final
 
 from quiverlog.errors import InvalidConfig
 from quiverlog.limits import PEER_CONNECTIONS_MAX
-from quiverlog.storage.posix import FILES_OPEN_MAX, RESERVED_DESCRIPTORS
+from quiverlog.storage.disk.posix import FILES_OPEN_MAX, RESERVED_DESCRIPTORS
 
 __all__ = ["DescriptorPlan", "plan_descriptors", "raise_file_limit"]
 

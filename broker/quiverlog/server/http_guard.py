@@ -1,12 +1,11 @@
-"""Stands between the HTTP port and the web framework: who may connect, what may be asked, how long.
+"""Stands between the HTTP port and aiohttp: which connections, which requests, how long.
 
-A connection carries one request. Until its head is complete and found good, the framework does not
-hear of it; after the head, what else the client sends is thrown away. So the framework only ever
-sees GET and HEAD of a well-formed path, without a body and without any field of the client's.
+A connection carries one request. Until its head is complete and valid, aiohttp does not see it;
+what comes behind the head is discarded. So aiohttp only sees GET and HEAD of a well-formed path,
+without a body or any field of the client's but the choice between the two texts of `/metrics`.
 
-Owns the bound on connections and both timeouts (head, whole request). When all places are taken,
-the oldest connection that has not finished its head gives way: half a request is cheap to hold and
-must not keep a scraper out.
+Owns the bound on connections and both timeouts. When all places are taken, the oldest connection
+without a complete head gives way.
 
 Must not know: paths, answers.
 """

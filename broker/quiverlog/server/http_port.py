@@ -1,11 +1,10 @@
 """The HTTP port from the first moment of a start, before anything can answer there.
 
-Owns when answering begins. The port listens at once, so that its address is taken and connections
-wait in its backlog. They are served when the broker is ready, or from the first one that comes
-before: who asks during a long recovery is answered, and a start that nobody watches does not wait
-for the web framework to be imported, which takes as long as a thousand logs.
+Owns when answering begins: when the broker is ready, or at the first connection before that.
+aiohttp is imported only then, and without the certificates that its client reads (as long as 300
+logs take to open).
 
-Must not know: paths, requests, what is imported.
+Must not know: paths, requests.
 """
 
 from __future__ import annotations

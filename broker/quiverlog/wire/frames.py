@@ -1,16 +1,13 @@
 """Frames: bytes in, complete frames out; messages in, bytes out. Does no I/O.
 
-```
-u32 size | u32 header_size | header: one msgpack array | body: batches, outside msgpack
-```
+    u32 size | u32 header_size | header: one msgpack array | body: batches, outside msgpack
 
-Little-endian. `size` counts the bytes after itself: 4 + header_size + the body. Whatever comes
-from a peer is checked here before anything of its size is allocated.
-
-Receiving copies as little as possible. Small frames land together in one scratch buffer, which
-all connections of an event loop may share, and are handed out as views. A frame that is large
-and not yet complete gets a buffer of its own (`buffers.BufferPool`) into which its rest is
-received directly.
+Little-endian. `size` counts the bytes after itself. Whatever comes from a peer is checked before
+anything of its size is allocated, and the arrays and maps of a header are counted before they are
+decoded: an empty one takes a byte, and two hundred bytes of memory. Small frames land together in
+one scratch buffer of the event loop and are handed out as views; a large frame that is not
+complete gets a buffer of its own (`buffers.BufferPool`), into which the rest is received
+directly.
 
 Must not know: sockets, event loops, what a message means, Arrow.
 """

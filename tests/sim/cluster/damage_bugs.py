@@ -23,7 +23,7 @@ FULL: Final = course("full disks", nodes=5)
 DAMAGE_BUGS: Final[tuple[Bug, ...]] = (
     make_bug(
         "rows that this process has not looked at are served",
-        "storage.reading:read",
+        "storage.segment.reading:read",
         "if good_end < last.end:",
         "if False:",
         seed=2,

@@ -21,10 +21,9 @@ from quiverlog.core.controller.records import (
 from quiverlog.core.raft.messages import HardState, ReplicaKey, SnapshotMeta
 from quiverlog.errors import QuiverlogError
 from quiverlog.limits import BROKER_SESSION_MS_DEFAULT
-from quiverlog.storage.data_directory import DataDirectory
-from quiverlog.storage.metadata_frames import VERSION_QUORUM, file_header, pack_frame
-from quiverlog.storage.quorum_items import Snapshot, pack_snapshot
-from quiverlog.storage.quorum_state import STATE_FILE, pack_state
+from quiverlog.storage.directory.data_directory import DataDirectory
+from quiverlog.storage.metadata.metadata_log import VERSION_QUORUM, file_header, pack_frame
+from quiverlog.storage.metadata.quorum_jobs import STATE_FILE, Snapshot, pack_snapshot, pack_state
 from tests.sim.host import DATA_DIR
 from tests.sim.rows import schema_of
 

@@ -102,7 +102,7 @@ LATER_BUGS: Final[tuple[Bug, ...]] = (
     ),
     make_bug(
         "recovery point ahead of the cut",
-        "storage.truncation:_header_anew",
+        "storage.log.truncation:_header_anew",
         "if mark.position > size:",
         "if False:",
         seed=5,

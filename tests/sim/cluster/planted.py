@@ -70,7 +70,7 @@ BUGS: Final[tuple[Bug, ...]] = (
     ),
     make_bug(
         "epoch list kept at LEO (KAFKA-10706)",
-        "storage.epochs:LeaderEpochs.truncate_to",
+        "storage.segment.epochs:LeaderEpochs.truncate_to",
         "while self._starts and self._starts[-1] >= offset:",
         "while self._starts and self._starts[-1] > offset:",
         shape=NEWBORN,
@@ -144,7 +144,7 @@ BUGS: Final[tuple[Bug, ...]] = (
     ),
     make_bug(
         "producers not rewound at truncation",
-        "storage.log:Log.complete_truncate",
+        "storage.log.log:Log.complete_truncate",
         "self._producers.adopt(result.producers)",
         "pass",
         shape=STRANDED,

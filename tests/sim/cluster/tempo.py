@@ -62,7 +62,7 @@ from quiverlog.node import (
     voter_changes,
 )
 from quiverlog.server import peer_link, peer_queue
-from quiverlog.storage import flushing
+from quiverlog.storage.log import flushing
 from tests.sim.world import World
 
 __all__ = ["SCALED", "SHIPPED", "Leisure", "Tempo"]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from quiverlog.core.controller.image import Image
-from quiverlog.storage.log import Log, LogConfig
+from quiverlog.storage.log.log import Log, LogConfig
 from quiverlog.types import Durability, Now, TopicPartition
 from tests.model.test_log_model import make_batch
 from tests.sim.checker import Violation

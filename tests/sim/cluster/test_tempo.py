@@ -11,7 +11,7 @@ from pathlib import Path
 import quiverlog
 from quiverlog.core.partition.partition import PartitionState
 from quiverlog.node import peers, quorum_duties, replica_requests
-from quiverlog.storage import flushing
+from quiverlog.storage.log import flushing
 from tests.sim.scenario import Scenario
 from tests.sim.world import World
 

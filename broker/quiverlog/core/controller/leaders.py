@@ -1,12 +1,12 @@
-"""Who leads a partition next: the one rule, and the record that says so.
+"""Which replica leads a partition next: the one rule, and the record of it.
 
 A leader that is in sync stays. Otherwise the first in the order of the partition's replicas leads
-that is in sync, else the first that is eligible (eligible.py), alone in sync; who is fenced or
-about to stop never does. Everything that elects asks here: as brokers come and go (elections.py),
-where a replica takes no writes (replica_offline.py), where leaderships move between brokers that
-all live (handovers.py).
+that is in sync, else the first that is eligible (eligible.py), alone in sync; a fenced or
+stopping broker never does. Everything that elects asks here: as brokers come and go
+(elections.py), where a replica takes no writes (replica_offline.py), and where leaderships move
+between live brokers, by request or in rounds: that loses nothing, both leaders are in sync.
 
-Must not know: why somebody else is to lead, rows that may be lost.
+Must not know: why another replica is to lead, when rounds are, rows that may be lost.
 """
 
 from __future__ import annotations

@@ -2,9 +2,11 @@
 
 Owns their fields and their bytes: one entry of the metadata log is a msgpack array of records,
 each `[type, ...fields]`. An entry is taken in whole or not at all, so a crash never leaves half a
-topic. Fields are only ever appended, with defaults; a type number is never used again.
+topic. Fields are only ever appended, with defaults; a type number is never used again. Owns also
+how what follows from a broker's coming or going is cut into entries where it is larger than one
+may be: the image is sound after each, and what is left is decided again.
 
-Must not know: how the log is stored, who decides. (Raft takes over the same entries later.)
+Must not know: how the log is stored, which broker decides.
 """
 
 from __future__ import annotations

@@ -1,0 +1,103 @@
+"""Replicas whose files are damaged: marked while they are, set aside when others have the rows.
+
+Owns the file that marks one, and the names of those that were set aside:
+`<topic>-<partition>.<8 hex of the topic id>.<number>.damaged`. The number grows with each, so that
+it tells which is the oldest. Not one byte of the files is changed: a view of rows that somebody was
+given stays what it is, and whoever wants to know what happened to the disk finds what it gave.
+
+No such name is a partition's, whose name ends in a number.
+
+Must not know: what is wrong with the files, where the rows come from again.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from quiverlog.errors import QuiverlogError
+from quiverlog.storage.directory.data_directory import PartitionDirectories, typed_errors
+from quiverlog.storage.disk.disk import Disk
+from quiverlog.storage.log.files import DAMAGED, DAMAGED_FILE, aside_name, read_topic_id
+
+__all__ = ["keep_newest", "mark_damaged", "set_aside_damaged"]
+
+_NUMBERED: Final = re.compile(r".+\.(?:[0-9a-f]{8}|unknown)\.([0-9]{1,18})\.damaged", re.DOTALL)
+_WHY_BYTES_MAX: Final = 2_000
+
+
+def mark_damaged(disk: Disk, directory: str, why: str) -> None:
+    """Have every start know that rows in this partition's directory are damaged. Durable.
+
+    Raises:
+        DiskFull, StorageFault, ThrottledBroker: it is not marked.
+    """
+    line = why.encode()[:_WHY_BYTES_MAX] + b"\n"
+    with typed_errors(directory):
+        disk.write_file_atomic(f"{directory}/{DAMAGED_FILE}", line)
+
+
+def set_aside_damaged(
+    directories: PartitionDirectories, disk: Disk, name: str, topic_id: bytes
+) -> str:
+    """Take the name from a partition's directory, durably; what it is called now.
+
+    Empty where there is no directory of this name, or it is another topic's.
+
+    Raises:
+        StorageFault, ThrottledBroker: it has the name still, or has lost it: either may be.
+    """
+    path = directories.partition_path(name)
+    with typed_errors(path):
+        if not disk.exists(path):
+            return ""
+        if read_topic_id(disk, path) not in (topic_id, b"", None):
+            return ""
+        found = _kept(disk, directories.data_path)
+        number = 1 + max(found, default=0)
+        aside = aside_name(name, topic_id, f".{number}", DAMAGED)
+        assert not disk.exists(directories.partition_path(aside)), "numbers grow"
+        disk.rename(path, directories.partition_path(aside))
+        disk.sync_dir(directories.data_path)
+    return aside
+
+
+def keep_newest(
+    directories: PartitionDirectories, disk: Disk, count_max: int, free_bytes_min: int
+) -> list[str]:
+    """Remove the oldest of those that were set aside, until so few are left, and so much is free.
+
+    Returns what was removed. One that resists keeps none of the others.
+
+    Raises:
+        StorageFault: not all went that should.
+    """
+    assert count_max >= 0
+    data_path = directories.data_path
+    removed: list[str] = []
+    failure: QuiverlogError | None = None
+    with typed_errors(data_path):
+        found = _kept(disk, data_path)
+        for index, number in enumerate(sorted(found)):
+            is_too_many = len(found) - index > count_max
+            if not is_too_many and disk.free_bytes(data_path) >= free_bytes_min:
+                break
+            try:
+                with typed_errors(found[number]):
+                    disk.remove_tree(directories.partition_path(found[number]))
+                removed.append(found[number])
+            except QuiverlogError as error:
+                failure = error
+    if failure is not None:
+        raise failure
+    return removed
+
+
+def _kept(disk: Disk, data_path: str) -> dict[int, str]:
+    """Those that were set aside, by number. Two of a number (somebody made one) are one of them."""
+    found: dict[int, str] = {}
+    for name in disk.directories(data_path):
+        match = _NUMBERED.fullmatch(name) if name.endswith(DAMAGED) else None
+        if match is not None:
+            found[int(match[1])] = name
+    return found

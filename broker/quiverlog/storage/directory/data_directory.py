@@ -1,0 +1,714 @@
+"""The data directory: its lock, its identity, the mark of a clean stop, and the partitions in
+`data/`.
+
+Owns `lock`, `node.json`, `clean-shutdown` (consumed at start, so that any later crash counts as
+unclean; ignored where another incarnation than that in `lock` wrote it), `clock`,
+`made-directories`, `reserve`, `metadata/` and `data/`; docs/storage-format.md describes each. A
+partition on its way out is first renamed to `<topic id>-<8 hex>.deleted`: a crash in the middle
+leaves nothing that looks like a partition. Rows are removed only when the metadata says that
+their topic was deleted; rows of an unknown topic are set aside as `*.orphan`.
+
+Invariant: errors are those of the error table, never a bare OSError; whichever step fails, the
+next start understands the directory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import re
+import struct
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from operator import itemgetter
+from typing import Final, NamedTuple
+
+from quiverlog.errors import CorruptLog, DiskFull, QuiverlogError
+from quiverlog.storage.directory.node_file import NodeFile, identify, load_node
+from quiverlog.storage.disk.disk import Disk, DiskLock, out_of_descriptors, write_error
+from quiverlog.storage.disk.frames import pack_file, unpack_file
+from quiverlog.storage.log.checkpoint import Bounds
+from quiverlog.storage.log.files import (
+    DAMAGED,
+    EMPTIED_FILE,
+    ORPHAN,
+    PARTITION_FILE,
+    doomed_name,
+    is_damaged_id,
+    is_doomed_name,
+    is_partition_name,
+    names_itself,
+    orphan_name,
+    printable,
+    read_topic_id,
+    write_partition_file,
+)
+from quiverlog.storage.segment.names import move_aside, rename_aside
+
+__all__ = ["RESERVE_BYTES", "ClockNote", "DataDirectory", "PartitionDirectories", "typed_errors"]
+
+
+_ORPHANS_OF_A_NAME_MAX: Final = 1_000
+_REMOVED_AT_ONCE: Final = 16
+"""Leftovers that a start removes before it serves, with a flush each."""
+
+
+@contextlib.contextmanager
+def typed_errors(path: str) -> Iterator[None]:
+    """Errors of the operating system become errors of the table, once, here."""
+    try:
+        yield
+    except OSError as error:
+        raise write_error(error.filename or path, error) from error
+
+
+def _is_of_the_disk(error: QuiverlogError) -> bool:
+    """True for a failure of the disk; False for a format from the future."""
+    return isinstance(error.__cause__, OSError) or error.retriable
+
+
+class PartitionDirectories:
+    """The partitions' directories: making them, removing them, and judging what a
+    start finds.
+
+    `notes`: what the operator should hear.
+    """
+
+    __slots__ = ("_disk", "data_path", "notes")
+
+    def __init__(self, disk: Disk, data_path: str) -> None:
+        self._disk = disk
+        self.data_path = data_path
+        self.notes: list[str] = []
+
+    def partition_path(self, name: str) -> str:
+        """The directory of the partition `name` (`<topic>-<partition>`)."""
+        return f"{self.data_path}/{name}"
+
+    def partitions(self) -> list[str]:
+        """Names of the partitions' directories; those on their way out or aside left out."""
+        with typed_errors(self.data_path):
+            return [
+                name for name in self._disk.directories(self.data_path) if is_partition_name(name)
+            ]
+
+    def missing(self, names: Collection[str]) -> list[str]:
+        """The names of the partitions that have no directory, sorted."""
+        there = set(self.partitions())
+        return sorted(name for name in names if name not in there)
+
+    # --- making and removing -------------------------------------------------------------------
+    def create_partition(self, name: str, topic_id: bytes) -> bool:
+        """Make a partition's directory, replacing what another topic left there.
+
+        The directory of this very topic is kept as it is: False. One whose owner cannot be read
+        just now is not replaced: it may hold this topic's rows. Its name is durable after
+        `sync_partitions`; its `partition.json` is with the first rows (jobs.FlushJob). Before that
+        a power failure may tear it, which `remove_leftovers` expects: thousands of partitions must
+        not cost as many flushes.
+
+        Raises:
+            DiskFull, StorageFault, ThrottledBroker: nothing new is there.
+        """
+        assert is_partition_name(name)
+        assert len(topic_id) == 16, "another one counts as torn when it is read again"
+        path = self.partition_path(name)
+        with typed_errors(path):
+            if self._disk.exists(path):
+                owner = read_topic_id(self._disk, path)
+                if owner == topic_id:
+                    return False
+                if owner is None:
+                    raise OSError(errno.EIO, "it cannot be read whose directory this is", path)
+                self.remove_partition(name)
+            try:
+                self._disk.make_dir(path)
+                write_partition_file(self._disk, path, name, topic_id)
+            except BaseException:
+                with contextlib.suppress(OSError, QuiverlogError):
+                    self._disk.remove_tree(path)
+                raise
+        return True
+
+    def sync_partitions(self) -> None:
+        """Make the names of all partitions' directories durable."""
+        with typed_errors(self.data_path):
+            self._disk.sync_dir(self.data_path)
+
+    def remove_partition(self, name: str) -> None:
+        """Remove a partition's directory, whoever's it is."""
+        self.remove_partitions({name: None})
+
+    def remove_partitions(self, owners: Mapping[str, bytes | None]) -> None:
+        """Remove the directories of these partitions, with one flush for all of them.
+
+        One that resists keeps none of the others.
+
+        Args:
+            owners: topic id by partition name: a directory that is not that topic's is left
+                alone. None stands for any.
+
+        Raises:
+            StorageFault, ThrottledBroker: not all are gone; the next start goes on.
+        """
+        doomed: list[str] = []
+        failures: list[QuiverlogError] = []
+        for name, topic_id in owners.items():
+            try:
+                doomed.extend(self._doom(name, topic_id))
+            except QuiverlogError as error:
+                failures.append(error)
+        if doomed:
+            self.sync_partitions()
+        for path in doomed:
+            try:
+                with typed_errors(path):
+                    self._disk.remove_tree(path)
+            except QuiverlogError as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
+
+    def _doom(self, name: str, topic_id: bytes | None) -> list[str]:
+        """Take the name from a directory, so that nobody takes it for a partition; the new path."""
+        path = self.partition_path(name)
+        with typed_errors(path):
+            if not self._disk.exists(path):
+                return []
+            owner = read_topic_id(self._disk, path)
+            if topic_id is not None and owner not in (topic_id, b""):
+                return []
+            doomed = self.partition_path(doomed_name(name, owner or b""))
+            self._disk.remove_tree(doomed)  # The removal of another life did not finish.
+            assert doomed != path
+            self._disk.rename(path, doomed)
+        return [doomed]
+
+    # --- what a start finds --------------------------------------------------------------------
+    def remove_leftovers(
+        self,
+        owners: Mapping[str, bytes],
+        removed: Collection[bytes],
+        *,
+        written: Collection[str] = (),
+        later: dict[str, bytes] | None = None,
+    ) -> tuple[list[str], list[str]]:
+        """Clear away all that no topic owns. Returns (names removed, names set aside).
+
+        Nothing that lies in the directory keeps a broker from starting: what cannot be removed or
+        set aside stays, and is told in `notes`.
+
+        Args:
+            owners: topic id by partition name. A directory whose `partition.json` cannot be read
+                is kept when its name is owned: rows are worth more than the file that labels them.
+            removed: ids of topics that are known to have been deleted.
+            written: partitions that must have files, because they had rows when the broker was
+                stopped in order. One without any was emptied by somebody: it stays so, and is not
+                taken for a new one. (One without rows may have lost its only file, which is not
+                durable, to a power failure.)
+            later: where there are many, gets those that may be removed while others are served:
+                topic id by name, for `remove_partitions`. None removes all of them now.
+
+        Raises:
+            UnsupportedFormat: a newer quiverlog wrote a partition.
+        """
+        gone: list[str] = []
+        aside: list[str] = []
+        with typed_errors(self.data_path):
+            names = self._disk.list(self.data_path)
+            directories = frozenset(self._disk.directories(self.data_path))
+        for name in names:
+            if name not in directories:
+                self._note(name, "not a directory")
+                continue
+            try:
+                own = owners.get(name)
+                if own and read_topic_id(self._disk, self.partition_path(name)) == own:
+                    continue  # Nearly always: a directory with its file in it.
+                with typed_errors(self.partition_path(name)):
+                    self._judge(name, owners, removed, gone, aside, written, later)
+            except QuiverlogError as error:
+                if not _is_of_the_disk(error):
+                    raise
+                self._note(name, error.message)
+        assert not set(gone) & set(aside), "a directory has one fate"
+        assert not later or not owners.keys() & later.keys(), "a name that is owned is free by now"
+        return gone, aside
+
+    def _judge(
+        self,
+        name: str,
+        owners: Mapping[str, bytes],
+        removed: Collection[bytes],
+        gone: list[str],
+        aside: list[str],
+        written: Collection[str],
+        later: dict[str, bytes] | None,
+    ) -> None:
+        path = self.partition_path(name)
+        shown = printable(name)
+        if is_doomed_name(name):
+            self._disk.remove_tree(path)
+            gone.append(shown)
+        elif not name.endswith((ORPHAN, DAMAGED)):
+            owner = read_topic_id(self._disk, path)
+            if owner not in removed and self._has_damaged_label(name, owner, owners.get(name)):
+                self.notes.append(
+                    f"data/{shown}: the topic id in its {PARTITION_FILE} was damaged: written anew"
+                )
+                self._label(name, owners[name])
+            elif name in owners and owner in (owners[name], b"", None):
+                if owner is None:
+                    self._note(name, f"its {PARTITION_FILE} could not be read")
+                if owner == owners[name]:
+                    return  # A directory with a file in it.
+                if name in written and not self._disk.list(path):
+                    self._disk.write_file_atomic(f"{path}/{EMPTIED_FILE}", b"")
+                else:  # Missing or torn, as a power failure leaves it.
+                    self._label(name, owners[name])
+            elif owner is None:
+                self._note(name, f"its {PARTITION_FILE} cannot be read")
+            elif owner in removed or self._is_unfinished(name):
+                # A name that is owned must be free before its partition is opened.
+                if later is not None and name not in owners and len(gone) >= _REMOVED_AT_ONCE:
+                    later[name] = owner
+                else:
+                    self.remove_partition(name)
+                    gone.append(shown)
+            elif owner or self._holds_rows(name):
+                self._set_aside(name, owner)
+                aside.append(shown)
+            else:
+                self._note(name, "not a partition")
+
+    def unknown_rows(self, owners: Mapping[str, bytes], removed: Collection[bytes]) -> list[str]:
+        """Names of the directories with rows that `remove_leftovers` would set aside."""
+        found: list[str] = []
+        for name in self.partitions():
+            path = self.partition_path(name)
+            with contextlib.suppress(QuiverlogError), typed_errors(path):
+                owner = read_topic_id(self._disk, path)
+                own = owners.get(name)
+                owned = own is not None and owner in (own, b"", None)
+                owned = owned or self._has_damaged_label(name, owner, own)
+                if not owned and owner not in removed and self._holds_rows(name):
+                    found.append(name)
+        return found
+
+    def _has_damaged_label(self, name: str, owner: bytes | None, own: bytes | None) -> bool:
+        """True where a few bits make of a partition's topic id one that no topic has.
+
+        Ids are random: two that differ so little are one and the same, damaged. The directory's
+        name, and the name in the file, still say whose the rows are.
+        """
+        return (
+            bool(owner and own)
+            and is_damaged_id(owner or b"", own or b"")
+            and names_itself(self._disk, self.partition_path(name), name)
+        )
+
+    def _note(self, name: str, why: str) -> None:
+        self.notes.append(f"data/{printable(name)} was left alone: {why}")
+
+    def _label(self, name: str, topic_id: bytes) -> None:
+        """Write an owned partition's file anew. Doing without is no error."""
+        with contextlib.suppress(QuiverlogError):
+            write_partition_file(self._disk, self.partition_path(name), name, topic_id)
+
+    def _is_unfinished(self, name: str) -> bool:
+        """True for what `create_partition` leaves when a crash interrupts it."""
+        ours = {PARTITION_FILE, f"{PARTITION_FILE}.tmp"}
+        return is_partition_name(name) and ours.issuperset(
+            self._disk.list(self.partition_path(name))
+        )
+
+    def _holds_rows(self, name: str) -> bool:
+        return any(file.endswith(".log") for file in self._disk.list(self.partition_path(name)))
+
+    def _set_aside(self, name: str, owner: bytes) -> None:
+        path = self.partition_path(name)
+        if owner:
+            self._label(name, owner)  # The name may be cut.
+        for attempt in range(_ORPHANS_OF_A_NAME_MAX):
+            aside = self.partition_path(orphan_name(name, owner, attempt))
+            if not self._disk.exists(aside):
+                break
+        self._disk.rename(path, aside)
+        self._disk.sync_dir(self.data_path)
+
+
+RESERVE_BYTES: Final = 512 * 1024
+"""Room for the new leader epochs of some 15,000 partitions."""
+_RESERVE_FREE_FACTOR: Final = 4
+"""The reserve is only made where so many times its size is free."""
+_CLEAN_FILE: Final = "clean-shutdown"
+_OWNER: Final = re.compile("[0-9a-f]{32}")
+_CLEAN_MAGIC: Final = b"QVCLEAN\0"
+_CLEAN_VERSION: Final = 1
+_CLEAN: Final = struct.Struct("<16sQ")
+_CLOCK_MAGIC: Final = b"QVCLOCK\0"
+_CLOCK_VERSION: Final = 1
+_CLOCK: Final = struct.Struct("<Q")
+_DOUBT: Final = struct.Struct("<QQ")
+_MADE_FILE: Final = "made-directories"
+_MADE_MAGIC: Final = b"QVMADE\0\0"
+_MADE_VERSION: Final = 1
+_MADE: Final = struct.Struct("<Q")
+_UNMADE: Final = struct.Struct("<16sI")
+_WHOSE: Final = 2**32 - 1
+"""No partition's number: this entry has the id of the directory that the note is of."""
+_REPLACEABLE: Final = (
+    "clean-shutdown", "clean-shutdown.tmp", "node.json.tmp", "reserve", "reserve.tmp",
+    "clock", "clock.tmp", "made-directories", "made-directories.tmp",
+)  # fmt: skip
+"""Files that a start can do without: what lies in their place and is no file is moved aside."""
+_UNFINISHED: Final = (
+    "quorum-state.tmp", "metadata.log.tmp", "metadata.log.new", "metadata.log.install",
+)  # fmt: skip
+"""So are these, of `metadata/`."""
+
+
+class ClockNote(NamedTuple):
+    """The wall clock that was believed; and one that was doubted, which had stayed there for so
+    long. Zeros: none was."""
+
+    believed_us: int
+    doubted_us: int = 0
+    stayed_us: int = 0
+
+
+class DataDirectory(PartitionDirectories):
+    """The data directory as a whole: whose it is, who uses it, and whether it was
+    left in order.
+
+    `incarnation` is new at every start.
+
+    `clean_incarnation`: of the life before this one, if it ended cleanly.
+    `metadata_bytes`: length of the metadata log at the last clean stop; 0 when that is not known.
+    `written`: the partitions that had rows at that stop, by name, so that they have files; and
+    which rows, if the mark tells. Whoever opens a log takes it out: from then on the log knows.
+    `notes`: what the operator should hear of this start.
+    """
+
+    __slots__ = (
+        "_lock",
+        "clean",
+        "clean_incarnation",
+        "cluster_id",
+        "directory_id",
+        "incarnation",
+        "metadata_bytes",
+        "node_id",
+        "path",
+        "written",
+    )
+
+    def __init__(
+        self,
+        disk: Disk,
+        path: str,
+        lock: DiskLock,
+        node: NodeFile,
+        *,
+        incarnation: bytes,
+    ) -> None:
+        assert incarnation
+        super().__init__(disk, f"{path}/data")
+        self._lock = lock
+        self.path = path
+        self.cluster_id = node.cluster_id
+        self.node_id = node.node_id
+        self.directory_id = node.directory_id
+        self.incarnation = incarnation
+        self.clean = False
+        self.clean_incarnation = b""
+        self.metadata_bytes = 0
+        self.written: dict[str, Bounds | None] = {}
+
+    @classmethod
+    def open(
+        cls,
+        disk: Disk,
+        path: str,
+        *,
+        node_id: int,
+        cluster_id: str = "",
+        entropy: Callable[[int], bytes],
+    ) -> DataDirectory:
+        """Take the directory, making it when missing. A new one counts as clean.
+
+        A directory that was used before is taken without a free byte on the disk.
+
+        Args:
+            cluster_id: empty takes the directory's own, or makes one up for a new directory.
+
+        Raises:
+            DataDirectoryInUse: another broker has it.
+            ForeignDataDirectory: it belongs to another cluster or node.
+            UnsupportedFormat: a newer quiverlog wrote it.
+            CorruptLog: `node.json` is damaged.
+            DiskFull, StorageFault: the disk is full (and the directory new), or failed.
+        """
+        with typed_errors(path):
+            disk.make_dir(f"{path}/data")
+            disk.make_dir(f"{path}/metadata")
+            notes = move_aside(disk, path, ("lock",))
+            lock = disk.lock(path, guarded=("data", "metadata"))
+            try:
+                notes += move_aside(disk, path, _REPLACEABLE)
+                notes += move_aside(disk, f"{path}/metadata", _UNFINISHED)
+                node, fresh = load_node(disk, path, node_id, cluster_id, entropy)
+                incarnation = entropy(16)
+                directory = cls(disk, path, lock, node, incarnation=incarnation)
+                directory.notes += notes
+                directory._restrict()
+                directory._use_or_make_reserve()
+                directory.directory_id = identify(disk, path, node, entropy)
+                # Last: of a start that fails before this the next one is to know as much.
+                if foreign := _move_foreign_mark_aside(disk, path):
+                    directory.notes.append(foreign)
+                mark = _consume_clean_mark(disk, path)
+                directory.metadata_bytes, directory.written, directory.clean_incarnation = mark
+                lock.claim(incarnation.hex().encode())
+            except BaseException:
+                lock.release()
+                raise
+        directory.clean = fresh or directory.metadata_bytes > 0
+        assert not directory.written or directory.metadata_bytes > 0, "only a stop in order tells"
+        return directory
+
+    def _restrict(self) -> None:
+        """Older brokers made directories that everybody could read."""
+        for path in (self.data_path, self.metadata_path):
+            with contextlib.suppress(OSError):
+                if self._disk.restrict(path):
+                    self.notes.append(f"{path} was open to others: now only its owner may enter")
+
+    # --- paths ---------------------------------------------------------------------------------
+    @property
+    def metadata_path(self) -> str:
+        """Where the metadata log lies."""
+        return f"{self.path}/metadata"
+
+    @property
+    def _reserve_path(self) -> str:
+        return f"{self.path}/reserve"
+
+    # --- owning --------------------------------------------------------------------------------
+    def is_owned(self) -> bool:
+        """True while this is the directory that was locked, and nobody else uses it.
+
+        `data/` and `metadata/` in it must be the same ones, too. Costs some stat calls and a read
+        of a few bytes: off the loop, now and then. (Each flush looks at its own file.) Any thread
+        may call it, also while another closes the directory.
+        """
+        return self._lock.holds()
+
+    # --- the reserve ---------------------------------------------------------------------------
+    def _use_or_make_reserve(self) -> None:
+        """Give up the reserve where this start has no room, else keep some for the next.
+
+        What a start must make durable (this incarnation, new leader epochs) takes little, and
+        without it a full disk would keep the rows from their readers.
+        """
+        try:
+            free_bytes = self._disk.free_bytes(self.path)
+            if free_bytes < RESERVE_BYTES:
+                if self.release_reserve():
+                    self.notes.append("the disk is full: the reserve was given up for this start")
+            elif free_bytes >= _RESERVE_FREE_FACTOR * RESERVE_BYTES and not self._has_reserve():
+                self._disk.write_file_atomic(self._reserve_path, bytes(RESERVE_BYTES))
+        except (OSError, QuiverlogError) as error:
+            self.notes.append(f"no reserve of disk space could be made: {error}")
+
+    def _has_reserve(self) -> bool:
+        return self._disk.exists(self._reserve_path)
+
+    def release_reserve(self) -> bool:
+        """Give up the reserved room; False when there is none.
+
+        For what must be durable before anybody is served. The next start with room makes it anew.
+        """
+        with typed_errors(self._reserve_path):
+            if not self._has_reserve():
+                return False
+            self._disk.remove(self._reserve_path)
+            return True
+
+    # --- the clock -----------------------------------------------------------------------------
+    @property
+    def clock_path(self) -> str:
+        """Where the note of the clock lies."""
+        return f"{self.path}/clock"
+
+    def noted_clock(self) -> ClockNote | None:
+        """The wall clock as it was noted; None when nothing good is there."""
+        path = self.clock_path
+        try:
+            payload = unpack_file(path, self._disk.read_file(path), _CLOCK_MAGIC, _CLOCK_VERSION)
+            (wall_us,) = _CLOCK.unpack_from(payload)
+            doubt = payload[_CLOCK.size :]
+            return ClockNote(wall_us, *(_DOUBT.unpack(doubt) if doubt else ()))
+        except (CorruptLog, struct.error, OSError):
+            return None
+
+    def note_clock(self, note: ClockNote) -> None:
+        """Write down the wall clock, if the directory is still ours.
+
+        Raises:
+            DiskFull, StorageFault: the note is the one of before.
+        """
+        with typed_errors(self.clock_path):
+            if self.is_owned():
+                believed_us, *doubt = (max(0, value) for value in note)
+                payload = _CLOCK.pack(believed_us) + (_DOUBT.pack(*doubt) if any(doubt) else b"")
+                data = pack_file(_CLOCK_MAGIC, _CLOCK_VERSION, payload)
+                self._disk.write_file_atomic(self.clock_path, data)
+
+    # --- which directories were made -----------------------------------------------------------
+    @property
+    def made_path(self) -> str:
+        """Where it is noted which partitions have their directories."""
+        return f"{self.path}/{_MADE_FILE}"
+
+    def noted_made(self) -> tuple[int, frozenset[tuple[bytes, int]]] | None:
+        """Up to which metadata version partitions had their directories, and which of them had
+        none, by topic id and number; None when nothing good is there.
+
+        A note that names another directory is moved aside, which `notes` tell: by it a lost
+        partition may pass for one that was never made. An older version's names none.
+
+        Raises StorageFault: it cannot be moved.
+        """
+        path = self.made_path
+        try:
+            payload = unpack_file(path, self._disk.read_file(path), _MADE_MAGIC, _MADE_VERSION)
+            (version,) = _MADE.unpack_from(payload)
+            unmade = frozenset(_UNMADE.iter_unpack(payload[_MADE.size :]))
+        except (CorruptLog, struct.error, OSError):
+            return None
+        whose = {one for one in unmade if one[1] == _WHOSE}
+        if whose - {self._whose}:
+            new = rename_aside(self._disk, self.path, _MADE_FILE, self._disk.list(self.path))
+            named = ", ".join(sorted(one[0].hex() for one in whose))
+            self.notes.append(
+                f"{_MADE_FILE} is of the directory {named}, and this one is {self.directory_id}: it"
+                f" was not believed, and moved to {new}"
+            )
+            return None
+        return int(version), unmade - whose
+
+    @property
+    def _whose(self) -> tuple[bytes, int]:
+        assert len(self.directory_id) == 32, "sixteen bytes, as the id of a topic"
+        return bytes.fromhex(self.directory_id), _WHOSE
+
+    def note_made(self, version: int, unmade: Iterable[tuple[bytes, int]]) -> None:
+        """Write that down, if the directory is still ours.
+
+        Raises:
+            DiskFull, StorageFault: the note is the one of before.
+        """
+        assert version >= 0
+        with typed_errors(self.made_path):
+            if self.is_owned():
+                payload = _MADE.pack(version) + b"".join(
+                    _UNMADE.pack(*one) for one in (*unmade, self._whose)
+                )
+                note = pack_file(_MADE_MAGIC, _MADE_VERSION, payload)
+                self._disk.write_file_atomic(self.made_path, note)
+
+    # --- the end -------------------------------------------------------------------------------
+    def close(
+        self,
+        *,
+        clean: bool,
+        metadata_bytes: int = 0,
+        written: Mapping[str, Bounds | None] | None = None,
+    ) -> None:
+        """Let go. `clean`: all logs were closed cleanly, the next start may trust them.
+
+        Args:
+            written: the partitions that have rows, or had them, by name.
+
+        Raises:
+            DiskFull, StorageFault: the mark was not written; the directory is let go.
+        """
+        assert metadata_bytes >= 0
+        for name in written or ():
+            assert not set(name) & set(" \n"), "the mark is read by its lines and blanks"
+        try:
+            if clean and self.is_owned():
+                payload = _CLEAN.pack(self.incarnation, metadata_bytes)
+                lines = (
+                    name if bounds is None else f"{name} {bounds.start_offset} {bounds.end_offset}"
+                    for name, bounds in sorted((written or {}).items(), key=itemgetter(0))
+                )
+                payload += "\n".join(lines).encode()
+                self._write_mark(pack_file(_CLEAN_MAGIC, _CLEAN_VERSION, payload))
+        finally:
+            self._lock.release()
+
+    def _write_mark(self, mark: bytes) -> None:
+        path = f"{self.path}/clean-shutdown"
+        try:
+            self._disk.write_file_atomic(path, mark)
+        except DiskFull:
+            if not self.release_reserve():
+                raise
+            self._disk.write_file_atomic(path, mark)
+
+
+def _move_foreign_mark_aside(disk: Disk, path: str) -> str:
+    """A mark of another life than the one that `lock` names says nothing of what lies here.
+
+    Returns a note of it; empty where there is none, or nothing to compare it with.
+    """
+    mark = f"{path}/{_CLEAN_FILE}"
+    if not disk.exists(mark):
+        return ""
+    try:
+        payload = unpack_file(mark, disk.read_file(mark), _CLEAN_MAGIC, _CLEAN_VERSION)
+        incarnation, _ = _CLEAN.unpack_from(payload)
+        owner = disk.read_file(f"{path}/lock").decode()
+        assert len(incarnation) == 16, "as long as what the lock names"
+    except (CorruptLog, struct.error, UnicodeError, OSError):
+        return ""  # A damaged mark is consumed, and proves nothing.
+    if not _OWNER.fullmatch(owner) or owner == incarnation.hex():
+        return ""
+    new = rename_aside(disk, path, _CLEAN_FILE, disk.list(path))
+    disk.sync_dir(path)
+    assert not disk.exists(mark), "it must not be consumed"
+    return (
+        f"{_CLEAN_FILE} is of the life {incarnation.hex()}, and {owner} had this directory last:"
+        f" it was not believed, and moved to {new}; this start is one after a crash"
+    )
+
+
+def _consume_clean_mark(disk: Disk, path: str) -> tuple[int, dict[str, Bounds | None], bytes]:
+    """(length of the metadata log, partitions with rows, incarnation) at the last stop.
+
+    The length is 0 if it was not clean.
+
+    The mark is gone, durably, before anything is written that it speaks of.
+    """
+    mark = f"{path}/{_CLEAN_FILE}"
+    if not disk.exists(mark):
+        return 0, {}, b""
+    incarnation = b""
+    written: dict[str, Bounds | None] = {}
+    try:
+        payload = unpack_file(mark, disk.read_file(mark), _CLEAN_MAGIC, _CLEAN_VERSION)
+        incarnation, metadata_bytes = _CLEAN.unpack_from(payload)
+        for line in payload[_CLEAN.size :].decode().splitlines():
+            name, *offsets = line.split(" ")
+            written[name] = Bounds(*map(int, offsets)) if offsets else None
+    except (CorruptLog, struct.error, ValueError, TypeError):
+        metadata_bytes = 0  # A damaged mark proves nothing: scan.
+    except OSError as error:
+        if out_of_descriptors(error):
+            raise
+        metadata_bytes = 0  # Nor does one that cannot be read.
+    disk.remove(mark)
+    disk.sync_dir(path)
+    assert metadata_bytes >= 0
+    return (metadata_bytes, written, incarnation) if metadata_bytes else (0, {}, b"")

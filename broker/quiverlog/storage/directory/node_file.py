@@ -1,0 +1,127 @@
+"""`node.json`: which cluster and which node a data directory belongs to, and which one it is.
+
+Written once. One that was made before directories had ids is written once more, with an id.
+
+What it says has a checksum: a person may lay the file out anew, but a changed value is damage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from quiverlog.batch.checksum import crc32c
+from quiverlog.errors import CorruptLog, ForeignDataDirectory
+from quiverlog.storage.disk.disk import Disk, is_special_file
+from quiverlog.storage.disk.frames import check_version
+from quiverlog.storage.metadata.quorum_jobs import STATE_FILE
+
+__all__ = ["NodeFile", "identify", "load_node", "read_node"]
+
+_NODE_MAGIC: Final = "quiverlog-node"
+_JSON_VERSION: Final = 1
+_CLUSTER_ID_BYTES: Final = 16
+_DIRECTORY_ID_BYTES: Final = 16
+
+
+class NodeFile(msgspec.Struct, kw_only=True):
+    """`node.json`.
+
+    `directory_id`: drawn by lot; another disk in the place of this one has another. Empty in files
+    of brokers that had no quorum. `crc32c`: of what `_checksum` says; not in older files.
+    """
+
+    magic: str = _NODE_MAGIC
+    version: int = _JSON_VERSION
+    cluster_id: str
+    node_id: int
+    directory_id: str = ""
+    crc32c: int | None = None
+
+
+_DECODER: Final = msgspec.json.Decoder(NodeFile)
+
+
+def _checksum(node: NodeFile) -> int:
+    """Of the values, so that it does not matter how the file is laid out."""
+    return crc32c(f"{node.cluster_id}\n{node.node_id}\n{node.directory_id}".encode())
+
+
+def _write(disk: Disk, path: str, node: NodeFile) -> None:
+    assert node.directory_id, "whatever is written from now on belongs to a directory with an id"
+    node.crc32c = _checksum(node)
+    disk.write_file_atomic(f"{path}/node.json", msgspec.json.encode(node) + b"\n")
+
+
+def identify(disk: Disk, path: str, node: NodeFile, entropy: Callable[[int], bytes]) -> str:
+    """The directory's id; made, and durable, if it has none.
+
+    Raises:
+        CorruptLog: it had one, which votes were given under; nothing is changed.
+        DiskFull, StorageFault: it could not be written.
+    """
+    if not node.directory_id:
+        if disk.exists(f"{path}/metadata/{STATE_FILE}"):
+            raise _restore(f"{path}/node.json", f"has no directory id, yet there is a {STATE_FILE}")
+        node.directory_id = entropy(_DIRECTORY_ID_BYTES).hex()
+        _write(disk, path, node)
+    assert node.crc32c in (None, _checksum(node)), "what was read was checked, the rest is new"
+    return node.directory_id
+
+
+def _restore(file: str, what: str) -> CorruptLog:
+    return CorruptLog(
+        f"{file} {what}: restore the file from a backup; nothing was changed.", file=file
+    )
+
+
+def load_node(
+    disk: Disk, path: str, node_id: int, cluster_id: str, entropy: Callable[[int], bytes]
+) -> tuple[NodeFile, bool]:
+    """(whose directory it is, was it made just now)."""
+    file = f"{path}/node.json"
+    if not disk.exists(file):
+        if disk.list(f"{path}/data") or disk.list(f"{path}/metadata"):
+            raise ForeignDataDirectory(
+                f"{path} holds data but {file} is missing: restore that file from a backup."
+            )
+        node = NodeFile(
+            cluster_id=cluster_id or entropy(_CLUSTER_ID_BYTES).hex(),
+            node_id=node_id,
+            directory_id=entropy(_DIRECTORY_ID_BYTES).hex(),
+        )
+        _write(disk, path, node)
+        return node, True
+    node = read_node(disk, path)
+    if cluster_id and node.cluster_id != cluster_id:
+        raise ForeignDataDirectory(
+            f"{path} belongs to cluster {node.cluster_id!r}, this broker to {cluster_id!r}."
+        )
+    if node.node_id != node_id:
+        raise ForeignDataDirectory(f"{path} belongs to node {node.node_id}, this is {node_id}.")
+    return node, False
+
+
+def read_node(disk: Disk, path: str) -> NodeFile:
+    """What the file of a data directory says.
+
+    Raises:
+        CorruptLog, ForeignDataDirectory, UnsupportedFormat: it cannot be believed.
+    """
+    file = f"{path}/node.json"
+    try:
+        node = _DECODER.decode(disk.read_file(file))
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise _restore(file, f"is damaged ({error})") from error
+    except OSError as error:
+        if not is_special_file(error):
+            raise
+        raise _restore(file, "is not a regular file") from error
+    if node.magic != _NODE_MAGIC:
+        raise ForeignDataDirectory(f"{file} is not quiverlog's.")
+    check_version(file, node.version, _JSON_VERSION)
+    if node.crc32c not in (None, _checksum(node)):
+        raise _restore(file, "is damaged (its checksum does not match)")
+    return node

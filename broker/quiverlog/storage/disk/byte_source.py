@@ -1,0 +1,172 @@
+"""Bytes for Python itself to look at: batch headers to walk, rows to compute checksums of.
+
+Owns the rule that such bytes are copied with pread, a window at a time, and never looked at through
+a mapping: a sector that the disk cannot give is then an error of some range instead of SIGBUS, the
+end of the process. The unreadable blocks are replaced by bytes that no batch has, so that a
+walk finds damage there and goes on behind it. So are bytes that the file should have and has no
+more, because somebody has cut it: a source gives as many bytes as its size says.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from quiverlog.batch.checksum import crc32c
+from quiverlog.limits import KIB, MIB
+from quiverlog.storage.disk.disk import File, is_special_file
+
+__all__ = [
+    "BLOCK_BYTES",
+    "BufferBytes",
+    "ByteSource",
+    "FileBytes",
+    "checksum",
+    "is_unreadable",
+    "readable_bytes",
+]
+
+_WINDOW_BYTES: Final = 256 * KIB
+_CHECKSUM_BYTES: Final = MIB
+BLOCK_BYTES: Final = 4 * KIB
+_UNREADABLE: Final = b"\xee"
+"""Neither zero (bytes that never arrived) nor a batch's magic."""
+
+
+class ByteSource(Protocol):
+    """`size` bytes that can be read anywhere."""
+
+    @property
+    def size(self) -> int:
+        """The number of bytes."""
+
+    def read(self, position: int, size: int) -> memoryview:
+        """A copy; short only where `size` of the source ends."""
+
+
+class BufferBytes:
+    """Bytes that are in memory."""
+
+    __slots__ = ("_view",)
+
+    def __init__(self, view: bytes | memoryview) -> None:
+        self._view = memoryview(view)
+
+    @property
+    def size(self) -> int:
+        return len(self._view)
+
+    def read(self, position: int, size: int) -> memoryview:
+        return self._view[position : position + size]
+
+
+class FileBytes:
+    """The first `size` bytes of a file.
+
+    Args:
+        window_bytes: read so much at once, because a walk asks for its neighbours next.
+        before: told of (position, size) of each window in front of it, for whoever may not wait:
+            what it raises comes out of `read`.
+    """
+
+    __slots__ = ("_before", "_file", "_start", "_whole", "_window", "_window_bytes", "size")
+
+    def __init__(
+        self,
+        file: File,
+        size: int,
+        *,
+        window_bytes: int = _WINDOW_BYTES,
+        before: Callable[[int, int], None] | None = None,
+    ) -> None:
+        assert 0 <= size <= file.size
+        self._file = file
+        self._before = before
+        self._window_bytes = window_bytes
+        self._window = memoryview(b"")
+        self._start = 0
+        self._whole = True
+        self.size = size
+
+    def holds(self, start: int, end: int) -> bool:
+        """True when the window has the whole range, as it is in the file."""
+        return self._whole and self._start <= start and end <= self._start + len(self._window)
+
+    def read(self, position: int, size: int) -> memoryview:
+        assert 0 <= position <= self.size
+        size = min(size, self.size - position)
+        at = position - self._start
+        if at < 0 or at + size > len(self._window):
+            wanted = min(max(size, self._window_bytes), self.size - position)
+            if self._before is not None:
+                self._before(position, wanted)
+            data, self._whole = _read_around_errors(self._file, position, wanted)
+            self._window = memoryview(data)
+            assert len(self._window) == wanted, "a source gives as many bytes as its size says"
+            self._start, at = position, 0
+        return self._window[at : at + size]
+
+
+def _read_around_errors(file: File, position: int, size: int) -> tuple[bytes, bool]:
+    """(`size` bytes, are they the file's). What it does not give is replaced.
+
+    Raises OSError when the file cannot be opened.
+    """
+    try:
+        data = file.read_copy(position, size)
+        if len(data) == size:
+            return data, True
+        return data + _UNREADABLE * (size - len(data)), False  # Somebody has cut the file.
+    except OSError as error:
+        if not is_unreadable(error):
+            raise
+    parts: list[bytes] = []
+    end = position + size
+    while position < end:
+        block = min(BLOCK_BYTES - position % BLOCK_BYTES, end - position)
+        try:
+            data = file.read_copy(position, block)
+        except OSError as error:
+            if not is_unreadable(error):
+                raise
+            data = b""
+        assert len(data) <= block
+        parts.append(data + _UNREADABLE * (block - len(data)))
+        position += block
+    assert position == end
+    return b"".join(parts), False
+
+
+def readable_bytes(file: File, position: int, size: int) -> int:
+    """Count the bytes from `position` on that can be read: up to a bad block, or a cut."""
+    try:
+        return len(file.read_copy(position, size))
+    except OSError as error:
+        if not is_unreadable(error):
+            raise
+    at, end = position, position + size
+    while at < end:
+        block = min(BLOCK_BYTES - at % BLOCK_BYTES, end - at)
+        assert block > 0
+        try:
+            count = len(file.read_copy(at, block))
+        except OSError:
+            break
+        at += count
+        if count < block:
+            break
+    return at - position
+
+
+def is_unreadable(error: OSError) -> bool:
+    """True when the disk cannot give these bytes, or something in the file's place has none."""
+    return error.errno == errno.EIO or is_special_file(error)
+
+
+def checksum(source: ByteSource, start: int, end: int, crc: int = 0) -> int:
+    """CRC-32C of the bytes [start, end); `crc`: of what lies in front of them."""
+    assert 0 <= start <= end <= source.size
+    for at in range(start, end, _CHECKSUM_BYTES):
+        crc = crc32c(source.read(at, min(_CHECKSUM_BYTES, end - at)), crc)
+    return crc

@@ -1,0 +1,83 @@
+"""Descriptors: closed with their last reference, and some kept back for those who must have one.
+
+Must not know: what is opened, and why.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import deque
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from quiverlog.storage.disk.disk import out_of_descriptors
+
+__all__ = ["READ_FLAGS", "Descriptor", "DescriptorReserve"]
+
+FILE_MODE: Final = 0o600
+_FLAGS: Final = os.O_CLOEXEC | os.O_NONBLOCK
+"""O_NONBLOCK means nothing for a file; without it, opening a FIFO that lies in a file's place
+would wait for somebody to open its other end."""
+READ_FLAGS: Final = os.O_RDONLY | _FLAGS
+
+T = TypeVar("T")
+
+
+class Descriptor:
+    """An open descriptor, closed when nobody refers to it any more."""
+
+    __slots__ = ("fd",)
+
+    def __init__(self, path: str, flags: int) -> None:
+        self.fd = -1
+        self.fd = os.open(path, flags | _FLAGS, FILE_MODE)
+
+    def file_size(self) -> int:
+        """Bytes that the file has now, whoever wrote or cut it."""
+        return os.fstat(self.fd).st_size
+
+    def __del__(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+
+
+class DescriptorReserve:
+    """Descriptors that stand for nothing, given up one by one where an operation finds none.
+
+    Another thread may take the descriptor that was given up; then the next one goes. They are taken
+    back at the next operation that finds some. Any thread may call: what is done to the deque is
+    atomic.
+    """
+
+    __slots__ = ("_kept", "_kept_max")
+
+    def __init__(self, kept_max: int) -> None:
+        assert kept_max >= 0
+        self._kept: deque[Descriptor] = deque()
+        self._kept_max = kept_max
+        self._refill()
+
+    @property
+    def is_full(self) -> bool:
+        """True when there are some, and none has to be taken back."""
+        return len(self._kept) == self._kept_max > 0
+
+    def _refill(self) -> None:
+        with contextlib.suppress(OSError):
+            while len(self._kept) < self._kept_max:
+                self._kept.append(Descriptor(os.devnull, os.O_RDONLY))
+
+    def spend(self, operation: Callable[[], T]) -> T:
+        """Run an operation that needs a descriptor for itself."""
+        if len(self._kept) < self._kept_max:
+            self._refill()
+        for _ in range(self._kept_max):
+            try:
+                return operation()
+            except OSError as error:
+                if not out_of_descriptors(error):
+                    raise
+            with contextlib.suppress(IndexError):  # Another thread has taken the last one.
+                self._kept.popleft()
+        return operation()

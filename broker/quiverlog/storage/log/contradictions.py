@@ -1,0 +1,291 @@
+"""Small files of a partition that contradict the others: well formed, and another's or another
+day's.
+
+Owns which of them is not believed. Each is as good as lost then, which opening.py knows how to live
+with; it is moved aside for an operator, and named. One file is never believed against two, and none
+against the rows themselves:
+
+- the two log starts differ: the one that another file confirms counts, else the smaller. A crash
+  between the two leaves such a picture too, and rows are given up when both are written;
+- a log start, or a recovery point that its copy contradicts, lies beyond the end of all rows;
+- the epochs of `leader-epochs` are not those that the rows carry;
+- `truncate-to` is there after a clean stop, or is another partition's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Final
+
+from quiverlog.batch.header import BatchHeader, link
+from quiverlog.errors import CorruptLog, QuiverlogError
+from quiverlog.limits import BATCH_HEADER_BYTES
+from quiverlog.storage.disk.byte_source import FileBytes
+from quiverlog.storage.disk.disk import Disk, short_name
+from quiverlog.storage.log import checkpoint, truncation
+from quiverlog.storage.log.checkpoint import (
+    LOG_START_FILES,
+    RECOVERY_COPY_FILE,
+    RECOVERY_FILE,
+    TRUNCATION_FILE,
+    Bounds,
+    RecoveryPoint,
+    StoredPoint,
+)
+from quiverlog.storage.segment.epochs import EPOCHS_FILE, LeaderEpochs
+from quiverlog.storage.segment.names import rename_aside
+from quiverlog.storage.segment.segment import Segment
+from quiverlog.storage.segment.segment_files import SEGMENT_HEADER_BYTES, SegmentHeader, read_header
+from quiverlog.types import NO_EPOCH
+
+__all__ = ["agree_with_rows", "move_contradictions_aside"]
+
+_FOREVER: Final = 2**63
+_VOTES_PER_SEGMENT_MAX: Final = 64
+"""So many batches say of what epoch they are: one that is damaged is not believed either."""
+
+
+def move_contradictions_aside(
+    disk: Disk, directory: str, names: list[str], *, clean: bool, known: Bounds | None
+) -> tuple[list[str], list[str]]:
+    """See the module docstring. Returns (names that are left, notes for the operator).
+
+    Raises OSError, StorageFault: the disk failed.
+    """
+    assert names == sorted(set(names)), "as a disk lists them"
+    look = _Look(disk, directory, names, clean, known)
+    look.at_truncation()
+    look.at_log_starts()
+    look.at_recovery_points()
+    look.at_epochs()
+    return (disk.list(directory) if look.notes else names), look.notes
+
+
+def agree_with_rows(
+    epochs: LeaderEpochs, segments: Sequence[Segment], start_offset: int, end_offset: int
+) -> bool:
+    """False when the first batch of a segment, below `end_offset`, is of another epoch than listed.
+
+    Looks at the first and the last of the segments.
+    """
+    for segment in {id(one): one for one in (*segments[:1], *segments[-1:])}.values():
+        header = _first_header(segment)
+        if header is None or segment.base_offset >= end_offset:
+            continue
+        assert header.base_offset == segment.base_offset
+        listed = epochs.epoch_for(header.base_offset)
+        if listed != header.leader_epoch and (listed >= 0 or header.base_offset >= start_offset):
+            return False
+    entries = epochs.entries()
+    return (
+        not entries or not segments or entries[0][1] <= max(start_offset, segments[0].base_offset)
+    )
+
+
+def _first_header(segment: Segment) -> BatchHeader | None:
+    if segment.file.size < SEGMENT_HEADER_BYTES + BATCH_HEADER_BYTES:
+        return None
+    with contextlib.suppress(OSError):
+        head = segment.file.read_copy(SEGMENT_HEADER_BYTES, BATCH_HEADER_BYTES)
+        if link(head, 0, segment.base_offset, segment.file.size - SEGMENT_HEADER_BYTES):
+            return BatchHeader.unpack(head)
+    return None
+
+
+class _Look:
+    def __init__(
+        self, disk: Disk, directory: str, names: list[str], clean: bool, known: Bounds | None
+    ) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._names = list(names)
+        self._clean = clean
+        self._known = known
+        self._segments: list[Segment] | None = None
+        self._reach = -1
+        self.notes: list[str] = []
+
+    def _aside(self, name: str, why: str) -> None:
+        assert name in self._names
+        assert why
+        new = rename_aside(self._disk, self._directory, name, self._names)
+        self._names.remove(name)
+        self._names.append(new)
+        shown = short_name(f"{self._directory}/{name}")
+        self.notes.append(f"{shown} {why}: it was not believed, and moved to {new}.")
+
+    # --- the rows ------------------------------------------------------------------------------
+    def _files(self) -> list[Segment]:
+        if self._segments is None:
+            self._segments = truncation.find_segments(self._disk, self._directory, self._names)
+        return self._segments
+
+    def _headers(self) -> list[SegmentHeader]:
+        found = []
+        for segment in self._files()[-2:]:
+            with contextlib.suppress(CorruptLog, OSError):
+                found.append(read_header(segment.file, segment.base_offset))
+        return found
+
+    def _end_of_rows(self) -> int:
+        """Where the rows in the files end; for ever, where damage keeps it from being told."""
+        if self._reach < 0:
+            self._reach = max([0, *(header.mark.offset for header in self._headers())])
+            for segment in self._files()[-1:]:
+                self._reach = max(self._reach, _walk(segment))
+        assert self._reach >= 0
+        return self._reach
+
+    # --- the files -----------------------------------------------------------------------------
+    def at_truncation(self) -> None:
+        if TRUNCATION_FILE not in self._names:
+            return
+        if self._clean:
+            self._aside(TRUNCATION_FILE, "asks for a cut, and the broker was stopped in order")
+        elif checkpoint.is_truncation_of_another(self._disk, self._directory):
+            self._aside(TRUNCATION_FILE, "is another partition's")
+
+    def at_log_starts(self) -> None:
+        starts: dict[str, int] = {}
+        for name in LOG_START_FILES:
+            if name in self._names:
+                with contextlib.suppress(QuiverlogError, OSError):
+                    start = checkpoint.load_log_start(self._disk, self._directory, [name])
+                    if start is not None:
+                        starts[name] = start
+        confirmed = self._starts_told_elsewhere()
+        if len(set(starts.values())) == 2:
+            values = sorted(starts.values())
+            believed = next((one for one in reversed(values) if one in confirmed), values[0])
+        elif len(starts) == 1 or (starts and self._clean and confirmed):
+            (start,) = set(starts.values())
+            alone = len(starts) == 1 and start not in confirmed
+            # Where no rows are left, and nothing tells of any, it gives up none.
+            beyond = alone and start > self._end_of_rows() and bool(self._files() or confirmed)
+            if not beyond and not (alone and self._clean and confirmed):
+                return
+            believed = max(confirmed, default=0)
+        else:
+            return
+        for name, start in starts.items():
+            if start != believed:
+                self._aside(name, f"says that the log starts at {start}, other files {believed}")
+        assert believed >= 0
+        if believed and self.notes:
+            checkpoint.save_log_start(self._disk, self._directory, believed)
+            self._names = sorted({*self._names, *LOG_START_FILES})
+
+    def _starts_told_elsewhere(self) -> list[int]:
+        found = [] if self._known is None else [self._known.start_offset]
+        for name in (RECOVERY_FILE, RECOVERY_COPY_FILE):
+            with contextlib.suppress(OSError):
+                stored = checkpoint.load_recovery_point(
+                    self._disk, self._directory, [name] if name in self._names else []
+                )
+                if stored.bounds.end_offset > 0:  # Those of older software have no bounds.
+                    assert stored.bounds.start_offset >= 0
+                    found.append(stored.bounds.start_offset)
+        return found
+
+    def at_recovery_points(self) -> None:
+        stored: dict[str, StoredPoint] = {
+            name: checkpoint.load_recovery_point(self._disk, self._directory, [name])
+            for name in (RECOVERY_FILE, RECOVERY_COPY_FILE)
+            if name in self._names
+        }
+        if len(stored) < 2 or any(one.bad or not one.contents for one in stored.values()):
+            return  # With one of them gone the other has to be believed.
+        ends = {n: max(s.point.offset, s.bounds.end_offset) for n, s in stored.items()}
+        starts = {n: s.bounds.start_offset for n, s in stored.items()}
+        for name, other in (
+            (RECOVERY_FILE, RECOVERY_COPY_FILE),
+            (RECOVERY_COPY_FILE, RECOVERY_FILE),
+        ):
+            if (ends[name], starts[name]) == (ends[other], starts[other]):
+                return
+            end, start = self._end_of_rows(), self._log_start()
+            assert ends[name] >= 0
+            assert start >= 0
+            if ends[name] > max(ends[other], end) and not self._fits(stored[name].point):
+                self._aside(name, f"says that rows up to {ends[name]} were there, the files {end}")
+                return
+            if starts[name] > max(starts[other], start, self._known_start()):
+                self._aside(name, f"says that the log starts at {starts[name]}, log-start {start}")
+                return
+
+    def _fits(self, point: RecoveryPoint) -> bool:
+        """True where a batch ends, or the file whose loss would be told by this point alone began.
+
+        After a power failure that point may be the only one that is as new.
+        """
+        at = point.position
+        assert point.base_offset <= point.offset
+        for segment in self._files():
+            if segment.base_offset == point.base_offset:
+                size = segment.file.size
+                if at == size:
+                    return _walk(segment) in (point.offset, _FOREVER)
+                head = segment.file.read_copy(at, BATCH_HEADER_BYTES) if at + 64 <= size else b""
+                return bool(head and link(head, 0, point.offset, size - at))
+        return point.base_offset in (-1, self._end_of_rows())
+
+    def _known_start(self) -> int:
+        told = [header.start_offset for header in self._headers()]
+        assert all(start >= 0 for start in told)
+        return max(told if self._known is None else [*told, self._known.start_offset], default=0)
+
+    def _log_start(self) -> int:
+        names = [name for name in LOG_START_FILES if name in self._names]
+        found = checkpoint.load_log_start(self._disk, self._directory, names)
+        return _FOREVER if found is None else found
+
+    def at_epochs(self) -> None:
+        if EPOCHS_FILE not in self._names:
+            return
+        path = f"{self._directory}/{EPOCHS_FILE}"
+        epochs = LeaderEpochs(lambda: 0)
+        try:
+            epochs.load(path, self._disk.read_file(path))
+        except (CorruptLog, OSError):
+            return  # Damaged: opening.py knows what to do.
+        point = checkpoint.load_recovery_point(self._disk, self._directory, self._names).point
+        start = self._log_start()
+        if agree_with_rows(epochs, self._files(), start, point.offset):
+            return
+        listed = [
+            (epochs.epoch_for(header.base_offset), header.leader_epoch)
+            for segment in self._files()
+            for header in islice(_headers(segment), _VOTES_PER_SEGMENT_MAX)
+            if start <= header.base_offset < point.offset
+        ]
+        others = [told for told, epoch in listed if told != epoch]
+        assert all(told >= NO_EPOCH for told in others)
+        # Where few differ it is batches that are damaged; but their epochs would be in the list.
+        if NO_EPOCH in others or 2 * len(others) > max(len(listed), 2):
+            self._aside(EPOCHS_FILE, "lists other leader epochs than the rows have")
+
+
+def _headers(segment: Segment) -> Iterator[BatchHeader]:
+    """Of the batches, up to the first thing that is none."""
+    size, offset, at = segment.file.size, segment.base_offset, SEGMENT_HEADER_BYTES
+    source = FileBytes(segment.file, size)
+    while at < size:
+        head = source.read(at, BATCH_HEADER_BYTES)
+        step = link(head, 0, offset, size - at) if len(head) == BATCH_HEADER_BYTES else 0
+        if not step:
+            return
+        assert step >> 32 > 0, "a batch has rows"
+        yield BatchHeader.unpack(head)
+        offset, at = offset + (step >> 32), at + (step & 0xFFFFFFFF)
+        assert at <= size
+
+
+def _walk(segment: Segment) -> int:
+    """Where the rows of a segment end; for ever, where something is in the way."""
+    end, at = segment.base_offset, SEGMENT_HEADER_BYTES
+    assert end >= 0
+    for header in _headers(segment):
+        end, at = header.next_offset, at + header.total_bytes
+    return end if at == max(segment.file.size, SEGMENT_HEADER_BYTES) else _FOREVER

@@ -1,0 +1,310 @@
+"""What of a log is not on the disk yet, and the jobs that bring it there.
+
+Owns the list of segments with unflushed bytes, what finished segments leave to be written (index
+and producer snapshot, which cost the loop no I/O that way), the recovery point, and the rule when a
+log must be flushed although nobody waits for it.
+
+Invariant: at most one FlushJob is outstanding. What it captured belongs to it until it is complete
+(then it is on the disk) or postponed (then it is here again).
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Final
+
+from quiverlog.limits import UNFLUSHED_BYTES_MAX, UNFLUSHED_MS_MAX
+from quiverlog.storage.disk.disk import Disk
+from quiverlog.storage.log.checkpoint import SNAPSHOTS_KEPT, Bounds, Producers, RecoveryPoint
+from quiverlog.storage.log.jobs import FlushJob, FlushResult, IndexFile, MarkWrite, SnapshotFile
+from quiverlog.storage.log.marks import Fsyncs, Marks
+from quiverlog.storage.segment.epochs import LeaderEpochs
+from quiverlog.storage.segment.segment import Segment
+from quiverlog.storage.segment.segment_files import FlushedMark
+from quiverlog.types import Now
+
+__all__ = ["Unflushed"]
+
+_CHECKPOINT_BYTES: Final = 8 * 1024 * 1024
+"""So many flushed bytes after the last recovery point a new one is written."""
+
+
+class Unflushed:
+    """See the module docstring.
+
+    Attributes:
+        covered: offset of the newest producer snapshot that this process made durable; -1: none.
+        point: the recovery point that is on the disk.
+        snapshots: offsets of the producer snapshots on the disk, newest first.
+        outstanding: the flush under way.
+        segments: those with unflushed bytes, oldest first.
+        label_saved: the file that says whose rows these are is on the disk.
+        marks: what the files say of the log's bounds; its jobs share it.
+        names_changed: files were made whose names may not be durable.
+        indexes: of finished segments, not written yet.
+    """
+
+    __slots__ = (
+        "_appended_us",
+        "_directory",
+        "_disk",
+        "_finished",
+        "_point_behind",
+        "_point_due",
+        "_rolled",
+        "_since_us",
+        "byte_count",
+        "covered",
+        "fsyncs",
+        "indexes",
+        "label_saved",
+        "marks",
+        "names_changed",
+        "outstanding",
+        "point",
+        "segments",
+        "snapshots",
+        "snapshots_unsaved",
+    )
+
+    def __init__(self, disk: Disk, directory: str) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._appended_us = 0
+        self._finished: Segment | None = None
+        self._point_behind = False
+        # A flush in the background is owed to it. Not after a try that failed: the next append asks
+        # again, where a date in the past would ask for one flush after the other.
+        self._point_due = False
+        self._rolled = False
+        self._since_us: int | None = None
+        self.byte_count = 0
+        self.covered = -1
+        self.fsyncs = Fsyncs()
+        self.indexes: list[IndexFile] = []
+        self.label_saved = False
+        self.marks = Marks(disk, directory)
+        self.names_changed = False
+        self.outstanding: FlushJob | None = None
+        self.point = RecoveryPoint()
+        self.segments: list[Segment] = []
+        self.snapshots: list[int] = []
+        self.snapshots_unsaved: list[SnapshotFile] = []
+
+    # --- what happened -------------------------------------------------------------------------
+    def appended(self, segment: Segment, byte_count: int, now: Now) -> None:
+        """Rows were written to the page cache."""
+        assert byte_count > 0
+        assert not segment.dropped
+        if not self.segments or self.segments[-1] is not segment:
+            self.segments.append(segment)
+        self.byte_count += byte_count
+        self._appended_us = now.mono_us
+        self._point_behind = self._point_due = True
+        if self._since_us is None:
+            self._since_us = now.mono_us
+
+    def header_changed(self, segment: Segment, now: Now) -> None:
+        """What its header is to say is not on the disk."""
+        assert not segment.dropped
+        if segment not in self.segments:
+            self.segments.append(segment)
+            self.segments.sort(key=lambda one: one.base_offset)
+        if self._since_us is None:
+            self._since_us = now.mono_us
+
+    def rolled(self, segment: Segment, end_offset: int, producers: Producers | None) -> None:
+        """`segment` takes no more appends: its index and a snapshot go with the next flush."""
+        assert segment.finished
+        assert segment.end_offset <= end_offset
+        self._rolled = True
+        self._finished = segment
+        if segment.index is not None:
+            self.indexes.append(IndexFile(segment.index_path, segment.summary, segment.index))
+        if producers is not None:
+            self.snapshot(end_offset, producers)
+
+    def snapshot(self, end_offset: int, producers: Producers) -> None:
+        """The next flush writes what the partition knows of its producers now."""
+        unsaved = self.snapshots_unsaved
+        assert not unsaved or unsaved[-1].offset <= end_offset, "the newest ones are kept"
+        unsaved.append(SnapshotFile(end_offset, producers.capture()))
+        del self.snapshots_unsaved[:-SNAPSHOTS_KEPT]
+
+    def snapshot_saved(self, offset: int) -> None:
+        """A snapshot is on the disk, durably."""
+        assert offset >= 0
+        self.snapshots = sorted({offset, *self.snapshots}, reverse=True)
+        self.covered = max(self.covered, offset)
+
+    def snapshot_lost(self, offset: int) -> None:
+        """A snapshot may be gone: it gave way to a log start on a full disk."""
+        self.snapshots = [one for one in self.snapshots if one != offset]
+        if self.covered == offset:
+            self.covered = -1
+
+    @property
+    def segments_all(self) -> tuple[Segment, ...]:
+        """The segments with unflushed bytes, with those of the flush under way (it may fail)."""
+        under_way = () if self.outstanding is None else self.outstanding.segments
+        return tuple(dict.fromkeys((*under_way, *self.segments)))
+
+    def owes(self, epochs: LeaderEpochs) -> bool:
+        """True when epochs may not be on the disk: new ones, or those of a flush under way."""
+        under_way = self.outstanding
+        return epochs.dirty or (under_way is not None and under_way.epochs is not None)
+
+    def forget(self, segment: Segment) -> None:
+        """The segment's files are about to go."""
+        assert segment.dropped, "jobs under way must hear of it"
+        if segment in self.segments:
+            self.segments.remove(segment)
+        if segment is self._finished:
+            self._finished = None
+        self.indexes = [file for file in self.indexes if file.path != segment.index_path]
+
+    # --- flushing ------------------------------------------------------------------------------
+    def begin(
+        self,
+        end_offset: int,
+        last: Segment | None,
+        epochs: LeaderEpochs,
+        *,
+        background: bool,
+    ) -> FlushJob:
+        """Hand everything over to a job. `last`: the segment that holds the log's end."""
+        assert self.outstanding is None, "a flush is outstanding"
+        assert end_offset >= self.point.offset, "flushed rows are never given out again"
+        assert not any(segment.dropped for segment in self.segments), "their files may be gone"
+        assert last is None or last.end_offset <= end_offset
+        point = self._next_point(end_offset, last, background)
+        unsaved = (file.offset for file in self.snapshots_unsaved)
+        kept = sorted({*unsaved, *self.snapshots}, reverse=True)
+        job = FlushJob(
+            self._disk,
+            self._directory,
+            self.fsyncs,
+            self.marks,
+            end_offset,
+            tuple(self.segments),
+            self.names_changed,
+            epochs=epochs.dump() if epochs.dirty else None,
+            newest_epoch=epochs.newest,
+            point=point,
+            indexes=tuple(self.indexes),
+            snapshots=tuple(self.snapshots_unsaved),
+            snapshots_doomed=tuple(kept[SNAPSHOTS_KEPT:]),
+            mark=self._next_mark(end_offset, last),
+            mark_before=self._mark_before(end_offset, last),
+            label=not self.label_saved,
+        )
+        epochs.dirty = epochs.dirty and job.epochs is None
+        self.segments = []
+        self.names_changed = False
+        self.indexes = []
+        self.snapshots_unsaved = []
+        self.byte_count = 0
+        self._rolled = False
+        self._since_us = None
+        if point is not None:
+            self._point_behind = False
+        if point is not None or background:  # Without a segment there is nothing to point at.
+            self._point_due = False
+        self.outstanding = job
+        return job
+
+    def _next_point(
+        self, end_offset: int, last: Segment | None, background: bool
+    ) -> RecoveryPoint | None:
+        """The recovery point that this flush should write; None when the last one will do."""
+        if last is None or not self._point_behind or not last.joins(end_offset):
+            return None
+        point = RecoveryPoint(end_offset, last.base_offset, last.file.size)
+        near = point.position - self.point.position < _CHECKPOINT_BYTES
+        if near and not background and point.base_offset == self.point.base_offset:
+            return None
+        return point
+
+    def _next_mark(self, end_offset: int, last: Segment | None) -> MarkWrite | None:
+        """The mark for the last segment's header; None when the segment has no unflushed bytes."""
+        if last is None or last not in self.segments or last.created_us <= 0:
+            return None
+        return MarkWrite(last, last.created_us, FlushedMark(end_offset, last.file.size))
+
+    def _mark_before(self, end_offset: int, last: Segment | None) -> MarkWrite | None:
+        """The mark for the finished segment behind which rows are flushed for the first time."""
+        before = self._finished
+        if before is None or before is last or last not in self.segments:
+            return None
+        self._finished = None
+        if before.created_us <= 0:
+            return None
+        return MarkWrite(before, before.created_us, FlushedMark(end_offset, before.file.size))
+
+    def complete(self, job: FlushJob, result: FlushResult, epochs: LeaderEpochs) -> None:
+        """The flush job has run: take in which notes it has written."""
+        assert job is self.outstanding
+        assert result.point in (None, job.point), "the job writes the point that it was given"
+        assert job.epochs is not None or result.epochs_saved, "there was nothing to save"
+        self.outstanding = None
+        self.label_saved = self.label_saved or job.label
+        if job.epochs is not None:
+            epochs.dirty = epochs.dirty or not result.epochs_saved
+            if result.epochs_saved:
+                epochs.saved = job.newest_epoch
+        if result.point is not None:
+            self.point = result.point
+        elif job.point is not None:
+            self._point_behind = True
+        if result.snapshots_saved:
+            self.snapshots = [o for o in self.snapshots if o not in job.snapshots_doomed]
+            for file in job.snapshots:
+                self.snapshot_saved(file.offset)
+
+    def postpone(self, job: FlushJob, epochs: LeaderEpochs) -> None:
+        """Take the job's work back: it attempted nothing, so all of it must be flushed still."""
+        assert job is self.outstanding
+        self.outstanding = None
+        mine = [s for s in job.segments if not s.dropped and s not in self.segments]
+        self.segments = mine + self.segments
+        self.names_changed = self.names_changed or job.names_changed
+        epochs.dirty = epochs.dirty or job.epochs is not None
+        self._point_behind = self._point_behind or job.point is not None
+        self._point_due = self._point_due or job.point is not None
+        self._rolled = self._rolled or bool(job.indexes)
+        if self._finished is None and job.mark_before is not None:
+            self._finished = job.mark_before.segment
+        self.indexes = [*job.indexes, *self.indexes]
+        unsaved = [*job.snapshots, *self.snapshots_unsaved]
+        assert all(a.offset <= b.offset for a, b in pairwise(unsaved)), "the newest ones are kept"
+        self.snapshots_unsaved = unsaved
+        del self.snapshots_unsaved[:-SNAPSHOTS_KEPT]
+
+    def truncated(self, end_offset: int, point: RecoveryPoint) -> None:
+        """The log ends at `end_offset`, and nothing outstanding may speak of what came after."""
+        assert self.outstanding is None
+        assert point.offset <= end_offset
+        self.point = point
+        self._finished = None
+        start, flushed = self.marks.bounds
+        assert point.offset <= flushed, "a point vouches for flushed rows only"
+        self.marks.lowered(point, Bounds(start, min(flushed, end_offset)))
+        self.snapshots = [offset for offset in self.snapshots if offset <= end_offset]
+        if self.covered > end_offset:
+            self.covered = -1
+        kept = [file for file in self.snapshots_unsaved if file.offset <= end_offset]
+        self.snapshots_unsaved = kept
+        self.indexes = [f for f in self.indexes if f.summary.end_offset <= end_offset]
+        self._point_behind = self._point_due = True
+
+    def due_us(self) -> int | None:
+        """When a flush in the background is due: see `Log.flush_due_us`."""
+        if self.outstanding is not None:
+            return None
+        if self._rolled or self.byte_count >= UNFLUSHED_BYTES_MAX:
+            return 0
+        if self._since_us is not None:
+            return self._since_us + UNFLUSHED_MS_MAX * 1000
+        if self._point_due:
+            return self._appended_us + UNFLUSHED_MS_MAX * 1000
+        return None

@@ -1,0 +1,358 @@
+"""Work of a log that may block: made on the loop, run off it, completed on the loop again.
+
+Owns the values that carry such work. A job captures all it needs when it is made: `run` changes
+nothing that the loop reads, but for the knowledge of failed fsyncs that jobs share (marks.py). Of
+what the loop changes it reads `Segment.dropped`, which is set once and only spares it work, and the
+size of a file, which only grows. It returns a value or raises, and the log takes either in
+afterwards:
+
+| job            | made by                       | taken in by                         |
+|----------------|-------------------------------|-------------------------------------|
+| FlushJob       | `Log.begin_flush`             | `complete_flush`, or `fail_flush`   |
+| TrimJob        | `Log.begin_trim`              | `complete_trim`, or `fail_trim`     |
+| RemoveFilesJob | `Log.complete_trim`           | nothing: the log is done with them  |
+| LoadIndexJob   | `Log.begin_load`, NotResident | `complete_load`, `complete_read`    |
+| reading_jobs   | NotResident                   | `complete_read`                     |
+| TruncateJob    | `Log.begin_truncate`          | `complete_truncate`, `fail_truncate`|
+
+Jobs with the same `key` must run one after another, but not in the order in which they were begun:
+whoever starts them may let a flush overtake reads and trims (node/jobs.py). So a job that was begun
+earlier must not write older notes over newer ones (`TrimJob`, its epochs). A job of which `run`
+raised has no result; those with a `fail_...` must hear of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple, Protocol
+
+from quiverlog.errors import CorruptLog, DiskFull, QuiverlogError, StorageFault
+from quiverlog.storage.disk.disk import Disk, out_of_descriptors
+from quiverlog.storage.log import checkpoint
+from quiverlog.storage.log.checkpoint import RecoveryPoint
+from quiverlog.storage.log.files import sync_partition_file
+from quiverlog.storage.log.marks import Fsyncs, Marks
+from quiverlog.storage.segment.epochs import EPOCHS_FILE, LeaderEpochs
+from quiverlog.storage.segment.index import IndexSummary, SparseIndex
+from quiverlog.storage.segment.segment import Segment
+from quiverlog.storage.segment.segment_files import FlushedMark
+from quiverlog.types import NO_EPOCH
+
+__all__ = [
+    "FlushJob",
+    "FlushResult",
+    "IndexFile",
+    "Job",
+    "MarkWrite",
+    "RemoveFilesJob",
+    "SnapshotFile",
+    "TrimJob",
+    "TrimResult",
+]
+
+
+class Job(Protocol):
+    """See the module docstring."""
+
+    @property
+    def key(self) -> str:
+        """Jobs of one key are run one after another."""
+
+    @property
+    def kind(self) -> str:
+        """For metrics and log lines."""
+
+    def run(self) -> object:
+        """Do the work, once."""
+
+
+# --- flushing ---------------------------------------------------------------------------------
+class IndexFile(NamedTuple):
+    """The index of a segment that takes no more appends."""
+
+    path: str
+    summary: IndexSummary
+    entries: SparseIndex
+
+
+class SnapshotFile(NamedTuple):
+    """The state of the partition's producers when the log ended at `offset`.
+
+    `encode`: the file's contents. Called in the job: there may be ten thousand producers.
+    """
+
+    offset: int
+    encode: Callable[[], bytes]
+
+
+class MarkWrite(NamedTuple):
+    """What a segment's header is to say when the flush that writes it has succeeded."""
+
+    segment: Segment
+    created_us: int
+    mark: FlushedMark
+
+
+class FlushResult(NamedTuple):
+    """The notes that a flush has written; False or None where the disk had no room for one."""
+
+    epochs_saved: bool = True
+    snapshots_saved: bool = True
+    point: RecoveryPoint | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FlushJob:
+    """Everything below `end_offset` to the disk; then the notes that shorten the next start.
+
+    `epochs`: the list of leader epochs to save, with `newest_epoch` as its last.
+    `names_changed`: files were made since the last flush, so the directory needs an fsync.
+    `label`: flush the file that says whose rows these are, before anything else. It goes with the
+    first flush, and thousands of new directories cost no fsync. Rows that are promised without it
+    would be taken for those of a topic that was created anew under their name while this broker was
+    down.
+    `mark`: written when the rows are on the disk, and durable with the next flush: that costs no
+    fsync, and a start after a crash knows all flushes but the last one (adr/0017). `mark_before`:
+    the same for the segment before, whose header learns once that rows followed.
+    `marks`: where else it is written, in case that the newest segment is lost (adr/0023).
+
+    Mark and recovery point vouch for all rows below `end_offset`: for those that are not in
+    `segments`, because earlier flushes of this process have covered them, each completed before the
+    next is begun; for these, because `fsyncs` raises once any fsync of this log has failed.
+    """
+
+    kind: ClassVar[str] = "flush"
+    disk: Disk
+    key: str
+    fsyncs: Fsyncs
+    marks: Marks
+    end_offset: int
+    segments: tuple[Segment, ...]
+    names_changed: bool
+    epochs: bytes | None = None
+    newest_epoch: int = NO_EPOCH
+    point: RecoveryPoint | None = None
+    indexes: tuple[IndexFile, ...] = ()
+    snapshots: tuple[SnapshotFile, ...] = ()
+    snapshots_doomed: tuple[int, ...] = ()
+    mark: MarkWrite | None = None
+    mark_before: MarkWrite | None = None
+    label: bool = False
+
+    def run(self) -> FlushResult:
+        """Raises OSError or StorageFault; `Log.fail_flush` judges whether that is a fault."""
+        assert self.mark is None or self.mark.segment in self.segments, "a mark of unflushed bytes"
+        assert self.mark is None or self.mark.mark.offset == self.end_offset
+        assert self.point is None or self.point.offset == self.end_offset
+        if self.label:
+            sync_partition_file(self.disk, self.key)
+        for segment in self.segments:
+            self.marks.write_arrival(segment)
+            self.fsyncs.rows(segment)
+        if self.names_changed:
+            self.fsyncs.names(self.disk, self.key)
+        marked = self._write_mark()
+        result = self._save_notes()
+        self.marks.write()
+        if marked and self.point is not None and result.point is None:
+            # Whatever recovery point there is may be far behind: the mark takes its place.
+            assert self.mark is not None
+            self.fsyncs.rows(self.mark.segment)
+        return result._replace(snapshots_saved=self._save_what_can_be_rebuilt())
+
+    def _write_mark(self) -> bool:
+        """No error counts: the rows are on the disk, and a start believes the older mark."""
+        self.marks.flushed(self.end_offset)
+        if self.mark_before is not None:
+            self.marks.write_header(*self.mark_before)
+        return self.mark is not None and self.marks.write_header(*self.mark)
+
+    def _save_what_can_be_rebuilt(self) -> bool:
+        """Indexes and snapshots say what they cover; False: there was no room for all of them.
+
+        Snapshots are flushed: they tell of batches whose files may go.
+        """
+        try:
+            for path, summary, index in self.indexes:
+                self.disk.write_file_atomic(path, index.dump(summary), durable=False)
+            for file in self.snapshots:
+                checkpoint.write_snapshot(self.disk, self.key, file.offset, file.encode())
+            for offset in self.snapshots_doomed:
+                checkpoint.drop_snapshot(self.disk, self.key, offset)
+            return True
+        except (OSError, QuiverlogError) as error:
+            if not (isinstance(error, DiskFull) or out_of_descriptors(error)):
+                raise
+            return False
+
+    def _save_notes(self) -> FlushResult:
+        """Epochs, then the recovery point, which says that the epochs before it are saved.
+
+        Both can be read again from the batches. The rows are on the disk by now: a disk that has
+        no room for the notes, or a process without descriptors, leaves them to a later flush.
+        """
+        epochs_saved = self.epochs is None
+        try:
+            if self.epochs is not None:
+                path = f"{self.key}/{EPOCHS_FILE}"
+                self.disk.write_file_atomic(path, self.epochs)
+                epochs_saved = True
+            if self.point is not None:
+                assert self.point.offset <= self.marks.bounds.end_offset
+                data = self.marks.contents(self.point)
+                path = f"{self.key}/{checkpoint.RECOVERY_FILE}"
+                self.disk.write_file_atomic(path, data)
+                self.marks.saved(self.point, data)
+                return FlushResult(epochs_saved, point=self.point)
+        except (OSError, QuiverlogError) as error:
+            if not (isinstance(error, DiskFull) or out_of_descriptors(error)):
+                raise
+        return FlushResult(epochs_saved)
+
+
+# --- giving up rows ---------------------------------------------------------------------------
+class TrimResult(NamedTuple):
+    """`snapshot_saved`: False when the disk had no room for it (or none was needed)."""
+
+    snapshot_saved: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TrimJob:
+    """Write down that the log starts at `offset`.
+
+    Where files are about to go, what the partition knew of its producers is on the disk before:
+    the batches in them can still be sent again, and nothing else would tell that they were stored.
+    So are the leader epochs that are known from these batches only (`epochs`; none without room).
+
+    `scratch`: indexes that may make room. `segments`: unflushed rows that are given up, or that the
+    snapshot speaks of. `newest`: the segment whose header learns of it, too (adr/0023).
+    """
+
+    kind: ClassVar[str] = "trim"
+    disk: Disk
+    key: str
+    fsyncs: Fsyncs
+    marks: Marks
+    offset: int
+    scratch: tuple[str, ...] = ()
+    segments: tuple[Segment, ...] = ()
+    snapshot: SnapshotFile | None = None
+    epochs: bytes | None = None
+    newest: Segment | None = None
+
+    def run(self) -> TrimResult:
+        """Raises DiskFull, StorageFault or OSError: the log starts where it did."""
+        assert self.offset > 0
+        assert self.newest is None or self.newest.index_path not in self.scratch
+        scratch = list(self.scratch)
+        self._flush()
+        self._save_epochs()
+        saved = self._save_snapshot(scratch)
+        try:
+            self._save_start(scratch)
+        except DiskFull:
+            if self.snapshot is None or not saved:
+                raise
+            # The log start comes first: only with it can anything be removed.
+            checkpoint.drop_snapshot(self.disk, self.key, self.snapshot.offset)
+            saved = False
+            self._save_start(scratch)
+        self.marks.started(self.offset)
+        if self.newest is not None:
+            self.marks.write_start(self.newest)
+        self.marks.write()
+        return TrimResult(saved)
+
+    def _flush(self) -> None:
+        """A start drops a snapshot that is ahead of the log, and cannot replay lost batches."""
+        try:
+            for segment in self.segments:
+                if not segment.dropped:
+                    self.fsyncs.rows(segment)
+        except DiskFull as error:  # As final as any failed fsync, unlike a snapshot without room.
+            raise StorageFault(f"flush failed: {error}") from error
+        if self.segments:
+            self.fsyncs.names(self.disk, self.key)
+
+    def _save_epochs(self) -> None:
+        """Write the epochs, unless a flush that was begun later has written a newer list."""
+        if self.epochs is None:
+            return
+        path = f"{self.key}/{EPOCHS_FILE}"
+        mine, stored = LeaderEpochs(lambda: 0), LeaderEpochs(lambda: 0)
+        mine.load(path, self.epochs)
+        with contextlib.suppress(FileNotFoundError, CorruptLog):
+            stored.load(path, self.disk.read_file(path))
+        if stored.newest <= mine.newest:
+            with contextlib.suppress(DiskFull):
+                self.disk.write_file_atomic(path, self.epochs)
+
+    def _save_snapshot(self, scratch: list[str]) -> bool:
+        if self.snapshot is None:
+            return False
+        blob = self.snapshot.encode()
+        while True:
+            try:
+                checkpoint.write_snapshot(self.disk, self.key, self.snapshot.offset, blob)
+                return True
+            except DiskFull:
+                if not scratch:
+                    return False
+                _remove(self.disk, scratch.pop())
+
+    def _save_start(self, scratch: list[str]) -> None:
+        while True:
+            try:
+                checkpoint.save_log_start(self.disk, self.key, self.offset)
+                return
+            except DiskFull:
+                if not scratch:
+                    raise
+                # The segments of these are about to go, and an index can be rebuilt until then.
+                _remove(self.disk, scratch.pop())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RemoveFilesJob:
+    """Remove files of which no row is readable any more. What resists goes at the next start.
+
+    `snapshot`: not written yet, because the disk was full. It takes the first room that there is;
+    only a crash before that forgets the producers of the files that went.
+    """
+
+    kind: ClassVar[str] = "remove files"
+    disk: Disk
+    key: str
+    paths: tuple[str, ...]
+    byte_count: int = 0
+    segment_count: int = 0
+    snapshot: SnapshotFile | None = None
+
+    def run(self) -> None:
+        """Raises OSError when a file cannot be removed."""
+        assert self.paths
+        inside = f"{self.key}/"
+        assert all(path.startswith(inside) for path in self.paths), "files of this log only"
+        unsaved = self.snapshot is not None and not self._save_snapshot()
+        for path in self.paths:
+            _remove(self.disk, path)
+            unsaved = unsaved and not self._save_snapshot()
+
+    def _save_snapshot(self) -> bool:
+        assert self.snapshot is not None
+        try:
+            blob = self.snapshot.encode()
+            checkpoint.write_snapshot(self.disk, self.key, self.snapshot.offset, blob)
+        except DiskFull:
+            return False
+        return True
+
+
+def _remove(disk: Disk, path: str) -> None:
+    try:
+        disk.remove(path)
+    except FileNotFoundError:
+        return

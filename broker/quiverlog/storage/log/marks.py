@@ -1,0 +1,187 @@
+"""What a log's files say of its bounds, without an fsync, and which fsyncs have failed.
+
+Owns `recovery-point` and `recovery-point-copy`, rewritten in place after every flush and trim
+(adr/0023): exact after the end of a process, and true of some earlier moment after a power
+failure, because bounds only grow. `Fsyncs` is shared by the jobs of one log: the kernel reports
+pages that it could not write once and drops them, so after a failed fsync no later one proves
+anything.
+
+Invariant: jobs of one log run one after another; the loop changes these only while none runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+from quiverlog.errors import QuiverlogError, StorageFault
+from quiverlog.storage.disk.disk import Disk, out_of_descriptors, short_name
+from quiverlog.storage.log.checkpoint import (
+    RECOVERY_COPY_FILE,
+    RECOVERY_FILE,
+    Bounds,
+    RecoveryPoint,
+    StoredPoint,
+    pack_recovery_point,
+)
+from quiverlog.storage.segment.segment import Segment
+from quiverlog.storage.segment.segment_files import FlushedMark, pack_segment_header, read_header
+
+__all__ = ["Fsyncs", "Marks"]
+
+
+class Marks:
+    """What a log's files say of its bounds, written without an fsync, each bound in several
+    files.
+
+    Attributes:
+        bounds: the log start that is on the disk, and the end of what is flushed.
+        point: the recovery point that the files have.
+    """
+
+    __slots__ = ("_directory", "_disk", "_written", "bounds", "point")
+
+    def __init__(self, disk: Disk, directory: str, stored: StoredPoint | None = None) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._written: dict[str, bytes] = {} if stored is None else dict(stored.contents)
+        self.bounds = Bounds(0, 0) if stored is None else stored.bounds
+        self.point = RecoveryPoint() if stored is None else stored.point
+
+    def flushed(self, end_offset: int) -> None:
+        """All rows below `end_offset` are on the disk, durably."""
+        assert end_offset >= 0
+        start, end = self.bounds
+        self.bounds = Bounds(start, max(end, end_offset))
+
+    def started(self, start_offset: int) -> None:
+        """The file `log-start` says where the log begins, durably."""
+        assert start_offset >= 0
+        start, end = self.bounds
+        self.bounds = Bounds(max(start, start_offset), end)
+
+    def contents(self, point: RecoveryPoint) -> bytes:
+        """The file `recovery-point` with a newer point."""
+        assert point.offset <= self.bounds.end_offset, "it vouches for flushed rows only"
+        return pack_recovery_point(point, self.bounds)
+
+    def saved(self, point: RecoveryPoint, contents: bytes) -> None:
+        """The file `recovery-point` was replaced by one with these contents."""
+        self.point = point
+        self._written[RECOVERY_FILE] = contents
+
+    def move_point(self, point: RecoveryPoint) -> None:
+        """Write both files in place with another point, true as the one that they have."""
+        self.point = point
+        self.write()
+
+    def lowered(self, point: RecoveryPoint, bounds: Bounds) -> None:
+        """A truncation has written this lower point and these bounds."""
+        assert bounds.end_offset <= self.bounds.end_offset
+        assert bounds.start_offset == self.bounds.start_offset, "it moves the end alone"
+        self.point = point
+        self.bounds = bounds
+        self._written.clear()
+
+    def write(self) -> None:
+        """Write both files in place, where they say something else. No error counts."""
+        contents = self.contents(self.point)
+        for name in (RECOVERY_FILE, RECOVERY_COPY_FILE):
+            if self._written.get(name) == contents:
+                continue
+            self._written.pop(name, None)
+            try:
+                self._disk.overwrite(f"{self._directory}/{name}", contents)
+            except (OSError, QuiverlogError):
+                continue
+            self._written[name] = contents
+
+    def save(self) -> None:
+        """As `write`, durably and all: rows are missing, and no file of theirs tells it any more.
+
+        No error counts: the next start that finds them missing tries again.
+        """
+        contents = self.contents(self.point)
+        for name in (RECOVERY_FILE, RECOVERY_COPY_FILE):
+            self._written.pop(name, None)
+            with contextlib.suppress(OSError, QuiverlogError):
+                self._disk.write_file_atomic(f"{self._directory}/{name}", contents)
+                self._written[name] = contents
+
+    def write_header(self, segment: Segment, created_us: int, mark: FlushedMark) -> bool:
+        """Say in a segment's header what is flushed. False: it says what it said."""
+        if segment.dropped:
+            return False
+        bounds = (mark, self.bounds.start_offset)
+        arrived_us = segment.arrived_us  # Once: the loop may let it grow meanwhile.
+        header = pack_segment_header(segment.base_offset, created_us, *bounds, arrived_us)
+        try:
+            segment.file.write_head(header)
+        except (OSError, QuiverlogError):
+            return False
+        segment.arrival_saved(arrived_us)
+        return True
+
+    def write_arrival(self, segment: Segment) -> None:
+        """Say in a segment's header when its late rows arrived, if it does not. Not durable.
+
+        In front of the fsync of these rows: that brings it to the disk with them.
+        """
+        if segment.owes_arrival:
+            self._write_again(segment)
+
+    def write_start(self, segment: Segment) -> None:
+        """Say in a segment's header where the log starts, and leave the rest of the header."""
+        self._write_again(segment)
+
+    def _write_again(self, segment: Segment) -> None:
+        if segment.dropped:
+            return
+        try:
+            found = read_header(segment.file, segment.base_offset)
+        except (OSError, QuiverlogError):
+            return
+        self.write_header(segment, found.created_us, found.mark)
+
+
+class Fsyncs:
+    """The fsyncs of one log's rows, whoever asks for them: after one that failed none proves
+    anything.
+
+    For the log's jobs alone: the loop goes by `Log.fault`.
+    """
+
+    __slots__ = ("_failure",)
+
+    def __init__(self) -> None:
+        self._failure = ""
+
+    def rows(self, segment: Segment) -> None:
+        """Bring a segment's bytes to the disk; one whose file was given up and is gone has none.
+
+        Raises:
+            StorageFault: an earlier fsync of this log failed.
+            OSError: this one did.
+        """
+        try:
+            self._sync(segment.file.sync, segment.path)
+        except FileNotFoundError as error:
+            if not segment.dropped:
+                self._failure = str(error)
+                raise
+
+    def names(self, disk: Disk, directory: str) -> None:
+        """Make the names of the log's files durable. Raises as `rows`."""
+        self._sync(lambda: disk.sync_dir(directory), directory)
+
+    def _sync(self, call: Callable[[], None], path: str) -> None:
+        if self._failure:
+            raise StorageFault(f"{short_name(path)}: an earlier flush failed: {self._failure}.")
+        try:
+            call()
+        except FileNotFoundError:
+            raise
+        except BaseException as error:
+            if not out_of_descriptors(error):  # Then nothing was tried.
+                self._failure = str(error) or type(error).__name__
+            raise

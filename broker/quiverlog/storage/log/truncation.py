@@ -1,0 +1,341 @@
+"""Cutting rows off a log's end, so that a crash at any step leaves the old log or the new one.
+
+Owns the steps, which only know the files; a truncation that a crash interrupted is found by its
+mark (`truncate-to`) and carried out by the next start:
+
+1. The cut is found, and the mark that tells it is on the disk.
+2. What must never be ahead of the rows is lowered, durably: recovery point, epochs, snapshots.
+3. Files of rows that go are removed. The file that keeps some of its rows is not cut: readers may
+   be looking at its mapped bytes. What stays is written to a new file that takes the name.
+4. The mark is removed, durably, before anything new is appended: it would take that too.
+
+A batch goes whole: a cut inside of one cuts in front of it, and so does one inside of damage.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import ClassVar, Final, NamedTuple
+
+from quiverlog.errors import CorruptLog, UnsupportedFormat
+from quiverlog.storage.disk.byte_source import FileBytes
+from quiverlog.storage.disk.disk import Disk, File
+from quiverlog.storage.log import checkpoint
+from quiverlog.storage.log.checkpoint import (
+    TRUNCATION_FILE,
+    Bounds,
+    Producers,
+    RecoveryPoint,
+    StoredPoint,
+    restore_producers,
+)
+from quiverlog.storage.segment.epochs import EPOCHS_FILE, LeaderEpochs
+from quiverlog.storage.segment.names import own_offset
+from quiverlog.storage.segment.scan import Damage, Found, Torn, scan
+from quiverlog.storage.segment.segment import Segment, segment_path
+from quiverlog.storage.segment.segment_files import (
+    SEGMENT_HEADER_BYTES,
+    FlushedMark,
+    LoadedIndex,
+    pack_segment_header,
+    read_header,
+)
+from quiverlog.storage.segment.segments import Segments
+
+__all__ = ["TruncateJob", "TruncateResult", "find_segments", "finish", "remove_files"]
+
+_CUT_SUFFIX: Final = ".cut"
+_COPY_BYTES: Final = 1024 * 1024
+
+
+class TruncateResult(NamedTuple):
+    """The log ends at `end_offset`; its last segment begins at `last_base` (-1: none is left).
+
+    `file`: that segment's new file, if it was written anew. `point`: the lowered recovery point.
+    `producers`: what is known of them now, with the `snapshots` that are left.
+    `last_index`: of the last segment, so that the next append does not wait for it.
+    """
+
+    end_offset: int
+    last_base: int
+    file: File | None
+    point: RecoveryPoint
+    producers: Producers | None = None
+    snapshots: tuple[int, ...] = ()
+    damages: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    last_index: LoadedIndex | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TruncateJob:
+    """Cut the rows from `offset` on. `end_offset`: where the log ends now.
+
+    `first_base`: the log's oldest file. Files in front of it were given up and are still there,
+    for the next start to remove: what they hold is none of the log's rows, whatever they say.
+    `producers`: empty ones, to be restored here; None where nobody asks for them.
+    """
+
+    kind: ClassVar[str] = "truncate"
+    disk: Disk
+    key: str
+    offset: int
+    end_offset: int
+    epochs: bytes
+    start_offset: int = 0
+    producers: Producers | None = None
+    first_base: int = 0
+
+    def run(self) -> TruncateResult:
+        """Raises DiskFull, StorageFault or OSError; run it again, or the next start will."""
+        assert 0 <= self.offset < self.end_offset, "there are rows to cut"
+        assert self.start_offset <= self.end_offset
+        # Epochs that were assigned since the last flush are known in memory only.
+        self.disk.write_file_atomic(f"{self.key}/{EPOCHS_FILE}", self.epochs)
+        result = _carry_out(
+            self.disk,
+            self.key,
+            self.offset,
+            self.end_offset,
+            start_offset=self.start_offset,
+            first_base=self.first_base,
+        )
+        names = self.disk.list(self.key)
+        segments = _from_base(find_segments(self.disk, self.key, names), self.first_base)
+        if segments:
+            last = segments[-1]
+            last.end_offset = result.end_offset
+            result = result._replace(last_index=last.files.read_index())
+        if self.producers is None:
+            return result
+        snapshots = checkpoint.snapshot_offsets(names)
+        start = self.start_offset if segments else result.end_offset
+        damages: list[str] = []
+        notes = restore_producers(
+            self.disk,
+            self.key,
+            self.producers,
+            snapshots,
+            Segments(segments),
+            start,
+            result.end_offset,
+            damages,
+        )
+        return result._replace(
+            producers=self.producers,
+            snapshots=tuple(snapshots),
+            damages=tuple(damages),
+            notes=tuple(notes),
+        )
+
+
+def finish(disk: Disk, directory: str, names: list[str]) -> list[str]:
+    """Carry out what a crash interrupted. Called before a log is opened.
+
+    Args:
+        names: what is in the directory. Returns what is there afterwards.
+    """
+    cut = [name for name in names if name.endswith(_CUT_SUFFIX)]
+    if not cut and TRUNCATION_FILE not in names:
+        return names
+    remove_files(disk, (f"{directory}/{name}" for name in cut))
+    if TRUNCATION_FILE in names:
+        offset = checkpoint.load_truncation(disk, directory)
+        if offset is None:  # It is written whole or not at all, so this is damage. Cut nothing.
+            remove_files(disk, (f"{directory}/{TRUNCATION_FILE}",))
+            disk.sync_dir(directory)
+        else:
+            _carry_out(disk, directory, offset, None)
+    left = disk.list(directory)
+    assert TRUNCATION_FILE not in left, "what is appended from here on would be cut by a crash"
+    return left
+
+
+def find_segments(disk: Disk, directory: str, names: Iterable[str]) -> list[Segment]:
+    """The segments of a directory in order; a segment ends where the next begins.
+
+    A name that leads to no file (a dangling link, a directory) counts as none.
+    """
+    bases = sorted(base for name in names if (base := own_offset(name, "log")) is not None)
+    segments: list[Segment] = []
+    for base_offset in bases:
+        path = segment_path(directory, base_offset)
+        try:
+            file = disk.open(path, create=False)
+        except (FileNotFoundError, IsADirectoryError):
+            continue  # A name with no file behind it: its rows are missing.
+        if segments:
+            segments[-1].end_offset = base_offset
+            segments[-1].finished = True
+        segments.append(Segment(disk, path, file, base_offset))
+    assert all(one.end_offset == after.base_offset for one, after in pairwise(segments))
+    return segments
+
+
+def _from_base(segments: list[Segment], first_base: int) -> list[Segment]:
+    return [segment for segment in segments if segment.base_offset >= first_base]
+
+
+def remove_files(disk: Disk, paths: Iterable[str]) -> None:
+    """Remove files; missing ones are fine."""
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):
+            disk.remove(path)
+
+
+def _carry_out(
+    disk: Disk,
+    directory: str,
+    offset: int,
+    end_offset: int | None,
+    *,
+    start_offset: int = 0,
+    first_base: int = 0,
+) -> TruncateResult:
+    """The steps. `start_offset`: where the log starts, which its file may not say (or not yet)."""
+    names = disk.list(directory)
+    segments = _from_base(find_segments(disk, directory, names), first_base)
+    stored = checkpoint.load_recovery_point(disk, directory, names)
+    start = max(start_offset, checkpoint.load_log_start(disk, directory, names) or 0)
+    offset = max(offset, start)
+    kept = [segment for segment in segments if segment.base_offset < offset]
+    doomed = segments[len(kept) :]
+    end, position = offset, 0
+    if kept:
+        known_end = doomed[0].base_offset if doomed else end_offset
+        end, position = _find_cut(kept[-1], offset, known_end)
+        assert kept[-1].base_offset <= end <= offset
+        assert position <= kept[-1].file.size
+        if position <= SEGMENT_HEADER_BYTES:  # Nothing is left in that file.
+            doomed.insert(0, kept.pop())
+            position = kept[-1].file.size if kept else 0
+        if end < start:  # The batch that goes holds the log start too: no row is left.
+            doomed, kept, end = kept + doomed, [], start
+    assert start <= end, "the log never ends before its start"
+    assert end <= offset, "no row that was to go stays"
+    # The end, not what was asked for: with some of the files gone the same cut is to be found.
+    mark = checkpoint.pack_truncation(end, directory)
+    disk.write_file_atomic(f"{directory}/{TRUNCATION_FILE}", mark)
+    if not kept:
+        # Nothing else will know which offset comes next.
+        checkpoint.save_log_start(disk, directory, end)
+    last = kept[-1] if kept else None
+    point = _lower_notes(disk, directory, end, position, stored, last)
+    _lower_marks(kept, end)
+    for segment in reversed(doomed):
+        remove_files(disk, (segment.index_path, segment.path))
+    file = None
+    if last is not None and position < last.file.size:
+        file = _write_anew(disk, last, position, end)
+    disk.sync_dir(directory)
+    remove_files(disk, (f"{directory}/{TRUNCATION_FILE}",))
+    disk.sync_dir(directory)
+    return TruncateResult(end, last.base_offset if last is not None else -1, file, point)
+
+
+def _find_cut(segment: Segment, offset: int, known_end: int | None) -> tuple[int, int]:
+    """(first offset that goes, its byte) in the segment that holds `offset`."""
+    size = segment.file.size
+    at, end = SEGMENT_HEADER_BYTES, segment.base_offset
+    if size <= SEGMENT_HEADER_BYTES:
+        return end, size
+    source = FileBytes(segment.file, size)
+    bounds = segment.files.boundaries
+    for entry in scan(source, at, segment.base_offset, verify=True, boundaries=bounds):
+        if isinstance(entry, Torn):
+            return end, entry.position
+        after = entry.header.next_offset if isinstance(entry, Found) else entry.end_offset
+        if after > offset:
+            return end, entry.position
+        assert at == entry.position, "a scan leaves no byte out"
+        at, end = _end_of(entry), after
+    if known_end is not None and end < min(offset, known_end):
+        end = min(offset, known_end)  # Rows are missing at the end of the file.
+    return end, at
+
+
+def _end_of(entry: Found | Damage) -> int:
+    if isinstance(entry, Found):
+        return entry.position + entry.header.total_bytes
+    return entry.end_position
+
+
+def _lower_notes(
+    disk: Disk,
+    directory: str,
+    end: int,
+    position: int,
+    stored: StoredPoint,
+    last: Segment | None,
+) -> RecoveryPoint:
+    """Recovery point, epochs and snapshots must not speak of rows that go. Durable.
+
+    The copy of the recovery point goes: the next flush makes it anew.
+    """
+    point, bounds = stored.point, stored.bounds
+    assert last is None or last.base_offset <= end
+    # A file that keeps all its bytes may have lost some before: then it has no header, even.
+    assert last is None or 0 <= position <= last.file.size
+    assert last is None or position > SEGMENT_HEADER_BYTES or position == last.file.size
+    base_offset = last.base_offset if last is not None else -1
+    inside = point.base_offset == base_offset and point.position <= position
+    if point.offset > end or not (point.base_offset < base_offset or inside):
+        point = RecoveryPoint()
+    assert point.offset <= end, "a start would take the rows for lost"
+    if stored.contents or stored.bad or base_offset < 0:
+        path = f"{directory}/{checkpoint.RECOVERY_FILE}"
+        lowered = Bounds(bounds.start_offset, min(bounds.end_offset, end))
+        disk.write_file_atomic(path, checkpoint.pack_recovery_point(point, lowered))
+        remove_files(disk, (f"{directory}/{checkpoint.RECOVERY_COPY_FILE}",))
+    epochs = LeaderEpochs(lambda: end)
+    path = f"{directory}/{EPOCHS_FILE}"
+    with contextlib.suppress(FileNotFoundError, CorruptLog):
+        epochs.load(path, disk.read_file(path))
+        epochs.truncate_to(end)
+        disk.write_file_atomic(path, epochs.dump())
+    for offset in checkpoint.snapshot_offsets(disk.list(directory)):
+        if offset > end:
+            checkpoint.drop_snapshot(disk, directory, offset)
+    if last is not None:
+        remove_files(disk, (last.index_path,))
+    disk.sync_dir(directory)
+    return point
+
+
+def _lower_marks(kept: Sequence[Segment], end: int) -> None:
+    """Headers of segments that stay must not tell of flushed rows that go. Durable."""
+    for segment in kept:
+        with contextlib.suppress(CorruptLog, UnsupportedFormat):
+            created_us, mark, *rest = read_header(segment.file, segment.base_offset)
+            if mark.offset > end and mark.position <= segment.file.size:
+                mark = FlushedMark(end, mark.position)
+                header = pack_segment_header(segment.base_offset, created_us, mark, *rest)
+                segment.file.write_head(header)
+                segment.file.sync()
+
+
+def _write_anew(disk: Disk, segment: Segment, size: int, end_offset: int) -> File:
+    """The first `size` bytes of a segment, up to row `end_offset`, as a file of the same name."""
+    assert SEGMENT_HEADER_BYTES < size < segment.file.size
+    path = f"{segment.path}{_CUT_SUFFIX}"
+    remove_files(disk, (path,))
+    file = disk.open(path, create=True)
+    file.append([_header_anew(segment, size, end_offset)])
+    for at in range(SEGMENT_HEADER_BYTES, size, _COPY_BYTES):
+        file.append([segment.file.read_copy(at, min(_COPY_BYTES, size - at))])
+    file.sync()
+    disk.replace(file, segment.path)
+    return file
+
+
+def _header_anew(segment: Segment, size: int, end_offset: int) -> bytes:
+    """The segment's header; its mark must not speak of rows that go."""
+    with contextlib.suppress(CorruptLog, UnsupportedFormat):
+        created_us, mark, *rest = read_header(segment.file, segment.base_offset)
+        if mark.position > size:
+            mark = FlushedMark(end_offset, size)
+            return pack_segment_header(segment.base_offset, created_us, mark, *rest)
+    return segment.file.read_copy(0, SEGMENT_HEADER_BYTES)

@@ -1,0 +1,697 @@
+"""A log of opaque entries in one file, `metadata.log`: frames, the jobs that write them, the log.
+
+Owns the bytes (docs/storage-format.md draws frames), the end of the file (`Tail`) and which
+failure ends all writing. All entries of one job are one frame, so a crash keeps all of them or
+none. A frame that the file ends inside of was never acknowledged and is cut; any other mismatch
+is damage, and the broker does not start. A frame whose fsync failed may be there at the next
+start or not.
+
+Invariant: jobs of one log have one key and run one after another; only they use the `Tail`. The
+loop knows the log as of the last completed job.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+from quiverlog.batch.checksum import crc32c
+from quiverlog.errors import CorruptLog, DiskFull, QuiverlogError, StorageFault, ThrottledBroker
+from quiverlog.storage.disk.disk import Disk, File, is_special_file, out_of_descriptors, short_name
+from quiverlog.storage.disk.frames import check_version
+from quiverlog.storage.segment.damage import SECTOR_BYTES, looks_unwritten
+
+__all__ = [
+    "FILE_HEADER_BYTES",
+    "FRAME_OVERHEAD_BYTES",
+    "ITEM_OVERHEAD_BYTES",
+    "VERSION_QUORUM",
+    "VERSION_SINGLE",
+    "AppendJob",
+    "CompactJob",
+    "Frames",
+    "MetadataLog",
+    "Tail",
+    "file_header",
+    "pack_frame",
+    "parse",
+    "restore_error",
+]
+
+
+# The bytes of the metadata log: packing, parsing, and telling torn from damaged.
+_MAGIC: Final = b"QVMETLOG"
+VERSION_SINGLE: Final = 1
+"""Entries are the controller's own: of a broker that had no quorum yet."""
+VERSION_QUORUM: Final = 2
+"""Entries are those of quorum_jobs.py."""
+_HEAD: Final = struct.Struct("<8sH6x")
+_FRAME: Final = struct.Struct("<II")
+_U32: Final = struct.Struct("<I")
+FILE_HEADER_BYTES: Final = _HEAD.size
+FRAME_OVERHEAD_BYTES: Final = _FRAME.size
+ITEM_OVERHEAD_BYTES: Final = _U32.size
+_HOLE_BYTES_MIN: Final = 8
+_SEARCH_CHECKSUM_BYTES_MIN: Final = 64 * 1024 * 1024
+_SEARCH_STEPS_MIN: Final = 1_000_000
+
+
+class Frames(NamedTuple):
+    """What a file holds: `end` is the position after the last whole frame, `last` its position."""
+
+    version: int
+    entries: list[bytes]
+    end: int
+    last: int
+
+
+def file_header(version: int) -> bytes:
+    """What a file begins with."""
+    return _HEAD.pack(_MAGIC, version)
+
+
+def pack_frame(entries: Sequence[bytes]) -> bytes:
+    """One frame; it is read back whole or not at all."""
+    assert entries
+    assert all(entries), "a search for frames takes none for one that has an empty entry"
+    payload = b"".join(_U32.pack(len(entry)) + entry for entry in entries)
+    size = _U32.pack(len(payload))
+    return size + _U32.pack(crc32c(payload, crc32c(size))) + payload
+
+
+def parse(path: str, data: bytes, newest: int = VERSION_SINGLE) -> Frames:
+    """Read a whole file of a version up to `newest`.
+
+    Raises:
+        CorruptLog: not a metadata log, or damaged.
+        UnsupportedFormat: a newer version wrote it.
+    """
+    if len(data) < FILE_HEADER_BYTES or data[:8] != _MAGIC:
+        raise restore_error(path, "is not a metadata log")
+    version = _HEAD.unpack_from(data)[1]
+    check_version(path, version, newest)
+    entries: list[bytes] = []
+    view = memoryview(data)
+    at = last = FILE_HEADER_BYTES
+    while at < len(data):
+        end = _frame_end(view, at)
+        if end is None:
+            if not _is_torn(view, at):
+                raise _damaged(path, at)
+            return Frames(version, entries, at, last)
+        try:
+            entries.extend(_split(view[at + _FRAME.size : end]))
+        except struct.error as error:
+            raise _damaged(path, at) from error
+        last, at = at, end
+    assert last <= at == len(data)
+    return Frames(version, entries, at, last)
+
+
+def restore_error(path: str, what: str, **details: int) -> CorruptLog:
+    """A file of the metadata is not what it was when the broker stopped.
+
+    Says what to do, which is not the same everywhere: a voter with an earlier state of its disk has
+    forgotten what it told the others, and decisions that hold may be lost.
+    """
+    return CorruptLog(
+        f"{path} {what}; nothing was changed. A broker that is alone: restore the file from a"
+        " backup. One of several: never from a backup, empty its data directory, and it joins the"
+        " others again (docs/cluster.md).",
+        file=path,
+        **details,
+    )
+
+
+def _damaged(path: str, at: int) -> CorruptLog:
+    return restore_error(path, f"is damaged at byte {at}", position=at)
+
+
+def _frame_end(view: memoryview, at: int) -> int | None:
+    """Where the frame at `at` ends; None when it is not whole."""
+    if len(view) - at < _FRAME.size:
+        return None
+    size, crc = _FRAME.unpack_from(view, at)
+    end = at + _FRAME.size + int(size)
+    if size == 0 or end > len(view):
+        return None
+    assert at < end <= len(view)
+    payload = view[at + _FRAME.size : end]
+    return end if crc32c(payload, crc32c(view[at : at + 4])) == crc else None
+
+
+def _is_torn(view: memoryview, at: int) -> bool:
+    """True when an append that a crash interrupted begins at `at`, and not damage."""
+    size = _FRAME.unpack_from(view, at)[0] if len(view) - at >= _FRAME.size else 0
+    end = at + _FRAME.size + size
+    if end <= len(view) and not looks_unwritten(view, at, end) and not _has_hole(view, at, end):
+        return False
+    return not _only_size_is_wrong(view, at) and not _valid_frame_after(view, at + 1)
+
+
+def _has_hole(view: memoryview, start: int, end: int) -> bool:
+    """True when a sector of [start, end) is zero: those of one append arrive in any order.
+
+    The sector that `start` lies in was there before. What the last one has of the frame may be
+    little, and then zeros prove nothing.
+    """
+    assert 0 <= start < end
+    first = -(-start // SECTOR_BYTES) * SECTOR_BYTES
+    assert start <= first < start + SECTOR_BYTES
+    sectors = range(first, end - _HOLE_BYTES_MIN + 1, SECTOR_BYTES)
+    return any(not any(view[at : min(at + SECTOR_BYTES, end)]) for at in sectors)
+
+
+def _only_size_is_wrong(view: memoryview, at: int) -> bool:
+    """True when the rest of the file has the checksum at `at`: then it was not cut short."""
+    if len(view) - at < _FRAME.size:
+        return False
+    payload = view[at + _FRAME.size :]
+    return bool(_FRAME.unpack_from(view, at)[1] == crc32c(payload, crc32c(_U32.pack(len(payload)))))
+
+
+def _valid_frame_after(view: memoryview, at: int) -> bool:
+    """True when a whole frame lies at or after `at`. Frames are not aligned: no byte is skipped.
+
+    Costs time in proportion to the bytes. Only where the lengths in a frame agree with each other
+    is a checksum taken, and when looking costs several times what a plain file costs (somebody
+    stored frames within frames) the answer is yes: then a person has to look at the file.
+    """
+    checksum_bytes = max(4 * (len(view) - at), _SEARCH_CHECKSUM_BYTES_MIN)
+    steps = max(len(view) - at, _SEARCH_STEPS_MIN)
+    for start in _candidates(view, at):
+        size = int(_FRAME.unpack_from(view, start)[0])
+        agree, walked = _lengths_agree(view, start + _FRAME.size, start + _FRAME.size + size)
+        steps -= walked
+        checksum_bytes -= size if agree else 0
+        if min(steps, checksum_bytes) < 0 or (agree and _frame_end(view, start) is not None):
+            return True
+    return False
+
+
+def _candidates(view: memoryview, at: int) -> Iterator[int]:
+    """Positions whose frame size, and first entry's length, fit into what is left.
+
+    The search for a possible highest byte of both lengths is left to `re`: it is 0 in any file of
+    less than 16 MiB, and the rest of the check runs at few positions. Neither length is 0.
+    """
+    top = b"[\\x00-" + re.escape(bytes([min((len(view) - at) >> 24, 255)])) + b"]"
+    length = b"(?!\\x00{4})..." + top
+    pattern = re.compile(b"(?s)(?=" + length + b"...." + length + b")")
+    for match in pattern.finditer(view, at):
+        start = match.start()
+        size = int(_FRAME.unpack_from(view, start)[0])
+        first = int(_U32.unpack_from(view, start + _FRAME.size)[0])
+        if size >= _U32.size + first and start + _FRAME.size + size <= len(view):
+            yield start
+
+
+def _lengths_agree(view: memoryview, at: int, end: int) -> tuple[bool, int]:
+    """(do the entries' lengths lead exactly from `at` to `end`, how many were looked at)."""
+    walked = 0
+    while at + _U32.size <= end:
+        walked += 1
+        size = int(_U32.unpack_from(view, at)[0])
+        if size == 0:  # No entry is empty, and a page of zeros is no chain.
+            return False, walked
+        at += _U32.size + size
+    return at == end, walked
+
+
+def _split(payload: memoryview) -> Iterator[bytes]:
+    at = 0
+    while at < len(payload):
+        (size,) = _U32.unpack_from(payload, at)
+        at += 4
+        if at + size > len(payload):
+            raise struct.error("an entry is longer than its frame")
+        yield bytes(payload[at : at + size])
+        at += size
+
+
+# The jobs that write the metadata log, and what they share.
+_NEW: Final = ".new"
+
+
+class Tail:
+    """The end of the file, as the jobs know it.
+
+    `unflushed`: position and bytes of a frame that was read at the start and could not be flushed
+    then. `name_unflushed`: the file is new and its name not yet durable.
+    """
+
+    __slots__ = ("disk", "fault", "file", "header", "name_unflushed", "path", "unflushed")
+
+    def __init__(self, disk: Disk, path: str, file: File, version: int) -> None:
+        self.header = file_header(version)
+        self.disk = disk
+        self.path = path
+        self.file = file
+        self.fault = ""
+        self.unflushed: tuple[int, bytes] | None = None
+        self.name_unflushed = False
+
+    def check(self) -> None:
+        """Raises StorageFault after a failure that left open what the disk holds."""
+        if self.fault:
+            raise StorageFault(f"{short_name(self.path)} takes no writes: {self.fault}.")
+
+    def fail(self, what: str, error: BaseException) -> StorageFault:
+        """The log is out of service from now on."""
+        reason = getattr(error, "strerror", None) or str(error)
+        self.fault = f"{what} failed: {reason}"
+        return StorageFault(f"{short_name(self.path)}: {self.fault}.", file=self.path)
+
+    def write_postponed(self) -> None:
+        """Flush what an earlier step could not, for want of room or descriptors."""
+        if self.unflushed is not None:
+            self.file.rewrite(*self.unflushed)
+        if self.name_unflushed:
+            self._sync_name()
+        assert not self.name_unflushed
+        self.unflushed = None
+
+    def _sync_name(self) -> None:
+        directory = self.path.rpartition("/")[0]
+        try:
+            self.disk.sync_dir(directory)
+        except OSError as error:
+            if out_of_descriptors(error):
+                raise ThrottledBroker(f"{short_name(self.path)}: {error.strerror}.") from error
+            raise self.fail("fsync of the directory", error) from error
+        self.name_unflushed = False
+
+    def append(self, frame: bytes) -> int:
+        """Write and flush. Returns the position after the frame."""
+        self.check()
+        self.write_postponed()
+        assert self.unflushed is None, "an older frame comes first"
+        assert not self.name_unflushed, "a file without a name vouches for nothing"
+        end = self.file.size + len(frame)
+        try:
+            self.file.append([frame])
+        except StorageFault as error:
+            raise self.fail("a write", error.__cause__ or error) from error
+        try:
+            self.file.sync()
+        except OSError as error:
+            raise self.fail("fsync", error) from error
+        assert self.file.size == end, "nobody else writes the file"
+        return end
+
+    def replace(self, snapshot: bytes, position: int) -> int:
+        """A new file of `snapshot` and what lies behind `position`. Returns its size."""
+        self.check()
+        temporary = self.path + _NEW
+        try:
+            self._write_new(temporary, snapshot, position)
+        except (OSError, QuiverlogError) as error:
+            with contextlib.suppress(OSError):
+                self.disk.remove(temporary)
+            if isinstance(error, OSError):
+                raise StorageFault(
+                    f"{short_name(self.path)} was not compacted: {error.strerror}."
+                ) from error
+            raise
+        self._flush_new_name()
+        return self.file.size
+
+    def install(self, new: File) -> int:
+        """A file that is whole and flushed takes the place of this one. Returns its size.
+
+        Raises StorageFault: the old file has the name, unless `fault` says that nobody knows.
+        """
+        self.check()
+        try:
+            self._rename(new)
+        except OSError as error:
+            raise StorageFault(
+                f"{short_name(self.path)} was not replaced: {error.strerror}."
+            ) from error
+        self._flush_new_name()
+        return self.file.size
+
+    def _flush_new_name(self) -> None:
+        self.unflushed = None
+        self.name_unflushed = True
+        # Out of descriptors: the next append tries again before it writes.
+        with contextlib.suppress(ThrottledBroker):
+            self._sync_name()
+        assert self.file.path == self.path, "what is appended from here on lies under the name"
+
+    def _write_new(self, temporary: str, snapshot: bytes, position: int) -> None:
+        if self.disk.exists(temporary):
+            self.disk.remove(temporary)
+        old = self.file
+        assert FILE_HEADER_BYTES <= position <= old.size, "the snapshot stands for what was written"
+        behind = old.read_copy(position, old.size - position)
+        if len(behind) != old.size - position:
+            raise StorageFault(f"{short_name(self.path)} is shorter than what was written.")
+        new = self.disk.open(temporary, create=True)
+        new.append([snapshot, behind] if behind else [snapshot])
+        assert new.size == len(snapshot) + len(behind)
+        new.sync()
+        self._rename(new)
+
+    def _rename(self, new: File) -> None:
+        old = self.file
+        self.disk.replace(new, self.path)
+        # From here on the old file has no name: whatever else fails, nothing is written to it.
+        self.file = new
+        old.close()
+
+
+class AppendJob:
+    """Write entries as one frame and flush it; the result is the size of the file."""
+
+    __slots__ = ("_frame", "_tail", "entry_count", "key", "kind")
+
+    def __init__(self, tail: Tail, entries: Sequence[bytes]) -> None:
+        self._tail = tail
+        self._frame = pack_frame(entries)
+        self.entry_count = len(entries)
+        self.key = tail.path
+        self.kind = "metadata append"
+
+    def run(self) -> int:
+        return self._tail.append(self._frame)
+
+
+class CompactJob:
+    """Replace the entries up to a position by a snapshot; the result is the size of the file.
+
+    Entries that were appended after the snapshot was taken are carried over.
+
+    Args:
+        snapshot: makes the entries that stand for what is replaced. The job calls it, because it
+            may take long: whoever hands it in changes nothing of what it reads until the job ends.
+        kept: entries that follow the snapshot in a frame of their own.
+
+    `snapshot_bytes`: bytes that stand for what was replaced, once the job has run.
+    """
+
+    __slots__ = (
+        "_kept",
+        "_make_snapshot",
+        "_position",
+        "_tail",
+        "key",
+        "kind",
+        "replaced_entries",
+        "snapshot_bytes",
+    )
+
+    def __init__(
+        self,
+        tail: Tail,
+        snapshot: Callable[[], Sequence[bytes]],
+        position: int,
+        replaced_entries: int,
+        kept: Sequence[bytes] = (),
+    ) -> None:
+        assert position >= FILE_HEADER_BYTES, "the snapshot brings its own header"
+        assert replaced_entries >= 0
+        self._tail = tail
+        self._kept = kept
+        self._make_snapshot = snapshot
+        self._position = position
+        self.snapshot_bytes = 0
+        self.replaced_entries = replaced_entries
+        self.key = tail.path
+        self.kind = "metadata compaction"
+
+    def run(self) -> int:
+        snapshot = self._tail.header + pack_frame(self._make_snapshot())
+        if self._kept:
+            snapshot += pack_frame(self._kept)
+        self.snapshot_bytes = len(snapshot)
+        return self._tail.replace(snapshot, self._position)
+
+
+_COMPACT_ENTRIES_MIN: Final = 1_000
+_COMPACT_BYTES_MIN: Final = 256 * 1024
+
+
+class MetadataLog:
+    """The broker's own decisions, in order: a small log of opaque entries."""
+
+    __slots__ = (
+        "_compacting",
+        "_entry_count",
+        "_fault",
+        "_records",
+        "_size",
+        "_snapshot_bytes",
+        "tail",
+        "version",
+    )
+
+    def __init__(self, tail: Tail, entries: list[bytes], version: int) -> None:
+        self.tail = tail
+        self.version = version
+        self._records = entries
+        self._entry_count = len(entries)
+        self._size = tail.file.size
+        self._snapshot_bytes = _COMPACT_BYTES_MIN
+        self._compacting = False
+        self._fault = ""
+
+    @classmethod
+    def open(
+        cls,
+        disk: Disk,
+        directory: str,
+        *,
+        create: bool = True,
+        bytes_min: int = 0,
+        before_cut: Callable[[Sequence[bytes]], str] = lambda _entries: "",
+        version: int = VERSION_SINGLE,
+        first: bytes = b"",
+        judge: Callable[[int, Sequence[bytes]], None] = lambda _version, _entries: None,
+    ) -> MetadataLog:
+        """Open or create the log in `directory`.
+
+        Args:
+            create: a missing or empty file may be made. Where there are partitions it may not: all
+                of them would look like leftovers of topics that were deleted. (A broker registers
+                itself before it makes the first partition.)
+            bytes_min: what the file is known to have held when it was last closed in order.
+            before_cut: asked, with the entries before it, when the last frame seems to be an append
+                that never finished; says why it cannot be, or nothing.
+            version: of a new file; older ones are opened too, none is changed into another.
+            first: frames that a new file begins with.
+            judge: given the version and the entries before anything is changed; may raise.
+
+        Raises:
+            CorruptLog: an entry is damaged, or the file is missing or cut; nothing is changed.
+            UnsupportedFormat: a newer version wrote it.
+            DiskFull: there is no room for a new file. A file that is there opens without room.
+            StorageFault: the disk failed.
+        """
+        path = f"{directory}/metadata.log"
+        try:
+            return cls._open(
+                disk, directory, path, create, bytes_min, before_cut, version, first, judge
+            )
+        except OSError as error:
+            if is_special_file(error):
+                raise restore_error(path, "is not a regular file") from error
+            raise StorageFault(f"{path} cannot be opened: {error.strerror}.", file=path) from error
+
+    @classmethod
+    def _open(
+        cls,
+        disk: Disk,
+        directory: str,
+        path: str,
+        create: bool,
+        bytes_min: int,
+        before_cut: Callable[[Sequence[bytes]], str],
+        version: int,
+        first: bytes,
+        judge: Callable[[int, Sequence[bytes]], None],
+    ) -> MetadataLog:
+        disk.make_dir(directory)
+        new = False
+        if not disk.exists(path):
+            if not create or bytes_min:
+                raise restore_error(path, "is missing, yet there are partitions")
+            disk.write_file_atomic(path, file_header(version) + first)
+            new = True
+        data = disk.read_file(path)
+        if len(data) < bytes_min:
+            raise restore_error(path, f"has {len(data)} bytes and had {bytes_min} at the last stop")
+        frames = parse(path, data, version)
+        if not frames.entries and not create:
+            raise restore_error(path, "holds no entry, yet there are partitions")
+        if frames.end < len(data) and (why := before_cut(frames.entries)):
+            raise restore_error(path, f"ends inside of its last frame, {why}")
+        judge(frames.version, frames.entries)
+        file = disk.open(path, create=False)
+        tail = Tail(disk, path, file, frames.version)
+        if not new:
+            # A compaction of the last process may have failed to flush the name of this very file.
+            tail.name_unflushed = True
+            _flush_last(tail, data, frames)
+        return cls(tail, frames.entries, frames.version)
+
+    # --- looking -------------------------------------------------------------------------------
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the file when the last job was completed."""
+        return self._size
+
+    @property
+    def fault(self) -> str:
+        """Why the log takes no more writes; empty while it does."""
+        return self._fault
+
+    @property
+    def wants_compaction(self) -> bool:
+        """True when most of the file is likely to be history that a snapshot leaves out."""
+        return (
+            not self._compacting
+            and not self._fault
+            and self._entry_count >= _COMPACT_ENTRIES_MIN
+            and self._size >= 2 * self._snapshot_bytes
+        )
+
+    def records(self) -> Iterator[bytes]:
+        """The entries that were in the file at opening; only once, the memory is given back."""
+        records, self._records = self._records, []
+        return iter(records)
+
+    # --- appending -----------------------------------------------------------------------------
+    def begin_append(self, entries: Sequence[bytes]) -> AppendJob:
+        """A job that makes entries durable, together: after a crash all are there or none.
+
+        Raises:
+            StorageFault: the log takes no writes until a restart.
+        """
+        assert entries
+        self.check_usable()
+        return AppendJob(self.tail, entries)
+
+    def complete_append(self, job: AppendJob, size: int) -> None:
+        """The append job is back with the `size` of the file: its entries are durable."""
+        assert job.entry_count > 0
+        assert size > self._size, "jobs are completed in the order in which they ran"
+        self._entry_count += job.entry_count
+        self._size = size
+
+    def fail_append(self, job: AppendJob, error: BaseException) -> bool:
+        """The job raised `error`. Returns whether the log is out of service now.
+
+        False: nothing was written (no room, no descriptor). True: a write or an fsync failed, and
+        only a restart tells whether the entries are there.
+        """
+        assert job.key == self.tail.path
+        if isinstance(error, DiskFull | ThrottledBroker):
+            return False
+        self.put_out_of_service(error)
+        return True
+
+    def put_out_of_service(self, error: BaseException) -> None:
+        """Nobody knows what the disk holds: no more writes until a restart."""
+        self._fault = str(getattr(error, "message", "")) or str(error)
+
+    def append(self, entries: Sequence[bytes]) -> None:
+        """`begin_append`, run and completed at once. Raises what the job raises."""
+        job = self.begin_append(entries)
+        try:
+            size = job.run()
+        except QuiverlogError as error:
+            self.fail_append(job, error)
+            raise
+        self.complete_append(job, size)
+
+    # --- compacting ----------------------------------------------------------------------------
+    def begin_compact(
+        self, snapshot: Callable[[], Sequence[bytes]], kept: Sequence[bytes] = ()
+    ) -> CompactJob:
+        """A job that replaces all entries whose append was completed by those of `snapshot`.
+
+        These, and `kept`, must stand for exactly those; see `CompactJob`. Appends may be begun
+        meanwhile; they are kept.
+
+        Raises:
+            StorageFault: the log takes no writes until a restart.
+        """
+        assert not self._compacting, "one compaction at a time"
+        self.check_usable()
+        self._compacting = True
+        return CompactJob(self.tail, snapshot, self._size, self._entry_count - len(kept), kept)
+
+    def complete_compact(self, job: CompactJob, size: int) -> None:
+        """The compaction job is back with the `size` of the new file."""
+        assert self._compacting
+        assert job.replaced_entries <= self._entry_count
+        assert FILE_HEADER_BYTES < job.snapshot_bytes <= size
+        self._compacting = False
+        self._entry_count -= job.replaced_entries
+        self._size = size
+        self._snapshot_bytes = max(job.snapshot_bytes, _COMPACT_BYTES_MIN)
+
+    def fail_compact(self, job: CompactJob, error: BaseException) -> bool:
+        """The job raised `error`. Returns whether the log is out of service now.
+
+        False: the log is as it was. True: the new file has the name, but the name may not be on the
+        disk; either file holds every entry, and nothing more may be written to one of them.
+        """
+        assert self._compacting
+        assert job.key == self.tail.path
+        self._compacting = False
+        # On a full disk every append would bring another one, which writes all and ends in vain:
+        # it is tried again when there is twice as much to gain.
+        self._snapshot_bytes = max(self._snapshot_bytes, self._size)
+        # The job is back, so no other thread writes this. (The next job has the same key, and sets
+        # what it finds wrong again.)
+        self._fault = self._fault or self.tail.fault
+        return bool(self._fault)
+
+    def flush_name(self) -> None:
+        """Make all names in the log's directory durable. Raises OSError."""
+        self.tail.disk.sync_dir(self.tail.path.rpartition("/")[0])
+        self.tail.name_unflushed = False
+
+    def replaced(self, size: int) -> None:
+        """Another file, of one snapshot and nothing else, has taken the place of this one."""
+        self._entry_count = 0
+        self._size = size
+        self._snapshot_bytes = max(size, _COMPACT_BYTES_MIN)
+
+    def close(self) -> None:
+        """Let go of the file; every completed entry is durable already."""
+        self.tail.file.close()
+
+    def check_usable(self) -> None:
+        """Raises StorageFault when the log takes no more writes."""
+        if self._fault:
+            raise StorageFault(
+                f"the metadata log takes no writes until a restart: {self._fault}",
+                file=self.tail.path,
+            )
+
+
+def _flush_last(tail: Tail, data: bytes, frames: Frames) -> None:
+    """Cut a torn frame, and write the last whole one once more.
+
+    The last append's flush may have failed, or never been: what was read is in the cache, and the
+    kernel may hold it for written. Decisions are built upon it from now on.
+    """
+    file = tail.file
+    assert FILE_HEADER_BYTES <= frames.last <= frames.end
+    assert frames.end <= len(data) == file.size
+    if frames.end < len(data):
+        file.truncate(frames.end)
+    last = bytes(data[frames.last : frames.end])
+    try:
+        file.rewrite(frames.last, last)
+    except DiskFull:
+        # A broker must start for its readers. The next append makes up for it, or fails as well.
+        tail.unflushed = (frames.last, last)
+        return
+    file.sync()

@@ -1,0 +1,402 @@
+"""The metadata log of a replica of the quorum: core/raft's `LogStore` on two files.
+
+Owns `metadata.log` (a snapshot and the entries behind it, replaced as a whole by a newer
+snapshot) and `quorum-state` (term and vote). Both exist or neither, but for a start that was
+interrupted before any promise. A log of a broker without a quorum is rewritten once as one of a
+quorum of one.
+
+Invariants:
+- The hard state is never older than the newest entry: it is written first.
+- After a write with an unknown outcome nothing more is written until a restart.
+
+Must not know: which node leads, what records mean.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Sequence
+from typing import Final
+
+from quiverlog.core.controller.records import SnapshotRecord, decode_entry
+from quiverlog.core.raft.membership import unpack_voters
+from quiverlog.core.raft.messages import Entry, EntryKind, HardState, ReplicaKey, SnapshotMeta
+from quiverlog.core.raft.outbox import Write
+from quiverlog.core.raft.snapshots import SnapshotRead
+from quiverlog.errors import StorageFault
+from quiverlog.storage.disk.disk import Disk
+from quiverlog.storage.metadata.metadata_log import (
+    VERSION_QUORUM,
+    VERSION_SINGLE,
+    MetadataLog,
+    file_header,
+    pack_frame,
+    restore_error,
+)
+from quiverlog.storage.metadata.quorum_jobs import (
+    INSTALL_SUFFIX,
+    STATE_FILE,
+    History,
+    Plate,
+    ReadChunkJob,
+    Snapshot,
+    SnapshotJob,
+    WriteJob,
+    Written,
+    is_item,
+    is_passing,
+    load_state,
+    pack_entry,
+    pack_snapshot,
+    pack_state,
+    snapshot_frame_bytes,
+    unpack_history,
+)
+
+__all__ = ["UPGRADED_TERM", "QuorumLog", "upgrade"]
+
+
+# A broker that had no quorum becomes a quorum of one: its metadata log is written anew, once.
+UPGRADED_TERM: Final = 1
+"""Of all entries that were decided without a quorum. Nobody votes in it."""
+
+
+def upgrade(
+    disk: Disk,
+    path: str,
+    state_path: str,
+    key: ReplicaKey,
+    state: HardState | None,
+    old: Sequence[bytes],
+) -> HardState:
+    """Replace the log at `path`, whose entries are `old`. Returns the hard state from now on.
+
+    Raises:
+        DiskFull: there is no room for both logs; the old one is as it was.
+        StorageFault: the disk failed; either log is there, whole.
+    """
+    if state is None or state.term < UPGRADED_TERM:
+        state = HardState(UPGRADED_TERM, None)
+        disk.write_file_atomic(state_path, pack_state(state))
+    assert state.term >= UPGRADED_TERM
+    base = 0
+    records = b""
+    if old:
+        first = decode_entry(old[0])[0]
+        if isinstance(first, SnapshotRecord):
+            base, records, old = first.version, old[0], old[1:]
+    meta = SnapshotMeta(base, UPGRADED_TERM if base else 0, {key: ""})
+    log = file_header(VERSION_QUORUM) + pack_frame([pack_snapshot(Snapshot(meta, records))])
+    if old:
+        log += pack_frame(
+            [
+                pack_entry(Entry(base + n, UPGRADED_TERM, EntryKind.DATA, data))
+                for n, data in enumerate(old, 1)
+            ]
+        )
+    disk.write_file_atomic(path, log)
+    return state
+
+
+_NEW = HardState(0, None)
+
+
+class QuorumLog:
+    """The metadata log of a quorum's replica: what a Raft is shown of the disk, and how that
+    changes.
+
+    `key`: this node and this directory.
+    """
+
+    __slots__ = ("_entries", "_file", "_plate", "_records", "hard_state", "key", "snapshot")
+
+    def __init__(
+        self,
+        key: ReplicaKey,
+        file: MetadataLog,
+        state_path: str,
+        state: HardState,
+        history: History,
+    ) -> None:
+        snapshot, entries = history
+        assert not entries or entries[-1].index >= snapshot.meta.index, "the history was judged"
+        item_bytes = len(pack_snapshot(snapshot))
+        self.key = key
+        self.hard_state = state
+        self.snapshot = snapshot.meta
+        self._file = file
+        self._plate = Plate(file.tail, state_path, snapshot.meta, snapshot_frame_bytes(item_bytes))
+        self._records = snapshot.records
+        self._entries = entries
+
+    @classmethod
+    def open(
+        cls,
+        disk: Disk,
+        directory: str,
+        key: ReplicaKey,
+        *,
+        create: bool = True,
+        founds: bool = True,
+        bytes_min: int = 0,
+        before_cut: Callable[[Sequence[bytes]], str] = lambda _records: "",
+        if_no_voter: Callable[[Sequence[bytes]], str] = lambda _records: "",
+    ) -> QuorumLog:
+        """Open the log, or make a new one.
+
+        Args: see `MetadataLog.open`; `before_cut` is asked with the records of the snapshot and
+            those of the entries.
+            if_no_voter: asked with the same, where `key` is no voter; says why this cannot be the
+                log of this directory, or nothing.
+            founds: a new log is that of a quorum of one; otherwise of a replica that no quorum
+                knows, and that has to be sent everything.
+
+        Raises: what `MetadataLog.open` does.
+        """
+        try:
+            first = Snapshot(SnapshotMeta(0, 0, {key: ""} if founds else {}), b"")
+            return cls._open(
+                disk, directory, key, create, first, bytes_min, before_cut, if_no_voter
+            )
+        except OSError as error:
+            raise StorageFault(f"{directory} cannot be opened: {error.strerror}.") from error
+
+    @classmethod
+    def _open(
+        cls,
+        disk: Disk,
+        directory: str,
+        key: ReplicaKey,
+        create: bool,
+        first: Snapshot,
+        bytes_min: int,
+        before_cut: Callable[[Sequence[bytes]], str],
+        if_no_voter: Callable[[Sequence[bytes]], str],
+    ) -> QuorumLog:
+        path, state_path = f"{directory}/metadata.log", f"{directory}/{STATE_FILE}"
+        disk.make_dir(directory)
+        state = load_state(disk, state_path)
+        new = not disk.exists(path)
+        if new and state is not None and state.term > 0:
+            raise restore_error(path, f"is missing, yet {STATE_FILE} knows of term {state.term}")
+        if new and create and not bytes_min and state is None:
+            disk.write_file_atomic(state_path, pack_state(_NEW))
+            state = _NEW
+
+        def judge(version: int, items: Sequence[bytes]) -> None:
+            if version == VERSION_QUORUM:
+                history = unpack_history(path, items)
+                voters = _check(path, state_path, key, state, history, create=create)
+                if key not in voters and (why := if_no_voter(_records_of(path, items))):
+                    raise restore_error(path, f"is not of this data directory: {why}")
+            elif state is not None and (state.term > UPGRADED_TERM or state.vote is not None):
+                known = f"{STATE_FILE} knows of term {state.term}"
+                raise restore_error(path, f"is of a broker without a quorum, yet {known}")
+
+        file = MetadataLog.open(
+            disk,
+            directory,
+            create=create,
+            bytes_min=bytes_min,
+            before_cut=lambda items: before_cut(_records_of(path, items)),
+            version=VERSION_QUORUM,
+            first=pack_frame([pack_snapshot(first)]),
+            judge=judge,
+        )
+        if file.version == VERSION_SINGLE:
+            file.close()
+            state = upgrade(disk, path, state_path, key, state, list(file.records()))
+            file = MetadataLog.open(disk, directory, create=False, version=VERSION_QUORUM)
+        # A vote that was given must not be forgotten because its file's name was never flushed.
+        file.flush_name()
+        for suffix in (INSTALL_SUFFIX, ".new"):
+            if disk.exists(path + suffix):
+                with contextlib.suppress(OSError):
+                    disk.remove(path + suffix)
+        assert state is not None, "the files were judged"
+        return cls(key, file, state_path, state, unpack_history(path, list(file.records())))
+
+    # --- what a Raft looks at --------------------------------------------------------------------
+    @property
+    def first_index(self) -> int:
+        """See `LogStore`."""
+        return self._entries[0].index if self._entries else self.snapshot.index + 1
+
+    @property
+    def last_index(self) -> int:
+        """See `LogStore`."""
+        return self._entries[-1].index if self._entries else self.snapshot.index
+
+    def term(self, index: int) -> int:
+        """See `LogStore`."""
+        assert self.first_index <= index <= self.last_index
+        return self._entries[index - self.first_index].term
+
+    def entries(self, first: int, bytes_max: int) -> Sequence[Entry]:
+        """See `LogStore`."""
+        assert first >= self.first_index
+        found: list[Entry] = []
+        size = 0
+        for place in range(first - self.first_index, len(self._entries)):
+            entry = self._entries[place]
+            size += entry.size_bytes
+            if found and size > bytes_max:
+                break
+            found.append(entry)
+        return found
+
+    # --- looking -------------------------------------------------------------------------------
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of `metadata.log` when the last job was completed."""
+        return self._file.size_bytes
+
+    @property
+    def fault(self) -> str:
+        """Why the log takes no more writes; empty while it does."""
+        return self._file.fault
+
+    @property
+    def wants_compaction(self) -> bool:
+        """True when most of the file is likely to be history that a snapshot leaves out."""
+        return self._file.wants_compaction
+
+    def check_usable(self) -> None:
+        """Raises StorageFault when the log takes no more writes."""
+        self._file.check_usable()
+
+    def take_records(self) -> bytes:
+        """The records of the snapshot that was there at opening; only once."""
+        records, self._records = self._records, b""
+        return records
+
+    # --- writing -------------------------------------------------------------------------------
+    def begin_write(self, write: Write) -> WriteJob:
+        """A job that makes `write` durable. Raises StorageFault when the log takes no writes."""
+        self.check_usable()
+        append = None
+        if write.entries:
+            assert self.first_index <= write.entries[0].index <= self.last_index + 1
+            last = write.entries[-1]
+            assert last.index == write.entries[0].index + len(write.entries) - 1
+            assert last.term <= (write.hard_state or self.hard_state).term
+            append = self._file.begin_append([pack_entry(entry) for entry in write.entries])
+        return WriteJob(self._plate, write, append)
+
+    def complete_write(self, job: WriteJob, written: Written) -> None:
+        """The job is back with `written`: show it."""
+        write = job.write
+        assert written.restored is None or write.chunk is not None
+        assert written.restored is None or job.append is None
+        if write.hard_state is not None:
+            self.hard_state = write.hard_state
+        if job.append is not None:
+            self._file.complete_append(job.append, written.size)
+            del self._entries[write.entries[0].index - self.first_index :]
+            self._entries.extend(write.entries)
+        if written.restored is not None:
+            self.snapshot = written.restored.meta
+            self._entries.clear()
+            self._file.replaced(written.size)
+        assert self.first_index <= self.snapshot.index + 1, "no gap behind the snapshot"
+
+    def fail_write(self, job: WriteJob, error: BaseException) -> bool:
+        """The job raised `error`. Returns whether the log is out of service now.
+
+        False: nothing that was shown has changed, and the write may be tried again, whole.
+        """
+        if job.state_written and job.write.hard_state is not None:
+            self.hard_state = job.write.hard_state
+        if is_passing(error) or job.harmless:
+            return False
+        self._file.put_out_of_service(error)
+        return True
+
+    # --- snapshots -----------------------------------------------------------------------------
+    def begin_snapshot(
+        self, meta: SnapshotMeta, make_records: Callable[[], bytes], *, kept: int
+    ) -> SnapshotJob:
+        """A job that makes a snapshot of the state machine as of `meta` the beginning of the log.
+
+        Writes may be begun meanwhile. Raises StorageFault when the log takes no writes.
+
+        Args:
+            kept: so many entries that the snapshot stands for stay, for slow followers.
+        """
+        assert self.snapshot.index <= meta.index <= self.last_index
+        first_index = max(self.first_index, meta.index + 1 - kept)
+        rest = [pack_entry(e) for e in self._entries[first_index - self.first_index :]]
+        assert len(rest) == self.last_index + 1 - first_index
+        return SnapshotJob(
+            self._plate,
+            meta,
+            first_index,
+            lambda make_items: self._file.begin_compact(make_items, rest),
+            make_records,
+        )
+
+    def complete_snapshot(self, job: SnapshotJob, size: int) -> None:
+        """The job is back with `size`: show the snapshot."""
+        self._file.complete_compact(job.compact, size)
+        if job.meta.index > self.snapshot.index:
+            del self._entries[: job.first_index - self.first_index]
+            self.snapshot = job.meta
+        assert self.first_index <= self.snapshot.index + 1
+        assert self.snapshot.index <= self.last_index
+
+    def fail_snapshot(self, job: SnapshotJob, error: BaseException) -> bool:
+        """The job raised `error`. Returns whether the log is out of service now."""
+        return self._file.fail_compact(job.compact, error)
+
+    def begin_read(self, read: SnapshotRead) -> ReadChunkJob:
+        """A job that reads a piece of the snapshot for a follower."""
+        return ReadChunkJob(self._plate, read)
+
+    def close(self) -> None:
+        """Everything is durable already."""
+        self._file.close()
+
+
+def _check(
+    path: str,
+    state_path: str,
+    key: ReplicaKey,
+    state: HardState | None,
+    history: History,
+    *,
+    create: bool,
+) -> Collection[ReplicaKey]:
+    """The voters. Raises CorruptLog when a file of the two is not what it was."""
+    snapshot, entries = history
+    last_term = entries[-1].term if entries else snapshot.meta.term
+    if not create and not entries and not snapshot.meta.index:
+        raise restore_error(path, "holds no entry, yet there are partitions")
+    if state is None:
+        raise restore_error(state_path, "is missing, yet there is a log")
+    if state.term < last_term:
+        raise restore_error(state_path, f"knows of term {state.term}, the log of {last_term}")
+    sets = (unpack_voters(e.data) for e in reversed(entries) if e.kind is EntryKind.VOTERS)
+    voters = next(sets, snapshot.meta.voters)
+    if len(voters) == 1 and key not in voters and next(iter(voters)).node_id == key.node_id:
+        # Nobody else can have sent it this log: two files of three tell which is another's.
+        (other,) = voters
+        if state.vote == key:
+            whose = f"directory {other.directory_id!r}, {STATE_FILE} and node.json of"
+            raise restore_error(path, f"is of {whose} {key.directory_id!r}")
+        node_file = f"{path.rsplit('/', 2)[0]}/node.json"
+        raise restore_error(
+            node_file, f"has another directory id than {other.directory_id!r} in {path}"
+        )
+    return voters
+
+
+def _records_of(path: str, items: Sequence[bytes]) -> list[bytes]:
+    """What the state machine was told, by the entries of a log of either version."""
+    if not items or not is_item(items[0]):
+        return list(items)
+    snapshot, entries = unpack_history(path, items)
+    # Entries that the snapshot stands for may be kept in front of others.
+    behind = [entry for entry in entries if entry.index > snapshot.meta.index]
+    assert not behind or behind[0].index == snapshot.meta.index + 1, "no gap behind the snapshot"
+    records = [entry.data for entry in behind if entry.kind is EntryKind.DATA]
+    return [snapshot.records, *records] if snapshot.records else records

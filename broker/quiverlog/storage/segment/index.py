@@ -1,0 +1,171 @@
+"""Where in a segment an offset or a time lies: one sparse index, and boundaries of batches.
+
+Owns three parallel columns (relative offset, position, newest timestamp before) with an entry for
+the first batch and about every `index.interval.bytes`, and the `.index` file
+(docs/storage-format.md draws it). A lookup gives the last entry that is not too far; the caller
+walks the few batches behind it. `Boundaries` are places where a batch begins whatever its bytes
+say: index entries, the flushed mark, the recovery point. No producer can forge them, so a scan
+continues there behind damage of unknown extent.
+
+Invariant: an index that covers other bytes than the .log file has is rebuilt from batch headers.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from quiverlog.errors import CorruptLog
+from quiverlog.limits import BATCH_ALIGNMENT_BYTES
+from quiverlog.storage.disk.frames import pack_file, unpack_file
+
+__all__ = ["NO_TIME", "Boundaries", "Boundary", "IndexSummary", "SparseIndex"]
+
+
+NO_TIME: Final = -(2**63)
+"""Older than every timestamp."""
+_MAGIC: Final = b"QVINDEX1"
+_VERSION: Final = 1
+_SUMMARY: Final = struct.Struct("<qqqQI")
+assert array("I").itemsize == 4
+assert sys.byteorder == "little", "the arrays are written as they lie in memory"
+
+
+class IndexSummary(NamedTuple):
+    """The head of an index file: facts about the whole segment."""
+
+    base_offset: int
+    end_offset: int
+    newest_us: int
+    covered_bytes: int
+
+
+class SparseIndex:
+    """Where in a segment a row or a moment lies: one sparse index for both."""
+
+    __slots__ = ("positions", "relative_offsets", "times")
+
+    def __init__(self) -> None:
+        self.relative_offsets = array("I")
+        self.positions = array("I")
+        self.times = array("q")
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def add(self, relative_offset: int, position: int, newest_before_us: int) -> None:
+        """Append an entry; all three only grow."""
+        if self.positions:
+            assert position > self.positions[-1], "one entry for a batch"
+            assert relative_offset > self.relative_offsets[-1]
+            assert newest_before_us >= self.times[-1]
+        self.relative_offsets.append(relative_offset)
+        self.positions.append(position)
+        self.times.append(newest_before_us)
+
+    def cut(self, count: int) -> None:
+        """Keep the first `count` entries: an append failed half way through its entries."""
+        assert 0 <= count <= len(self)
+        for column in (self.relative_offsets, self.positions, self.times):
+            del column[count:]
+            assert len(column) == count
+
+    @property
+    def byte_count(self) -> int:
+        """The bytes that the entries take in memory."""
+        return 16 * len(self)
+
+    def floor_offset(self, relative_offset: int) -> int:
+        """The last entry whose batch begins at or before the row; at least 0."""
+        assert relative_offset >= 0
+        return max(0, bisect_right(self.relative_offsets, relative_offset) - 1)
+
+    def floor_position(self, position: int) -> int:
+        """The last entry at or before the position; at least 0."""
+        assert position >= 0
+        return max(0, bisect_right(self.positions, position) - 1)
+
+    def floor_time(self, at_us: int) -> int:
+        """The last entry in front of which everything is older than `at_us`; at least 0."""
+        return max(0, bisect_left(self.times, at_us) - 1)
+
+    def dump(self, summary: IndexSummary) -> bytes:
+        """The file's bytes."""
+        assert summary.base_offset <= summary.end_offset
+        assert not self.positions or self.positions[-1] < summary.covered_bytes
+        assert len(self.relative_offsets) == len(self.positions) == len(self.times)
+        head = _SUMMARY.pack(*summary, len(self))
+        columns = (self.relative_offsets, self.positions, self.times)
+        return pack_file(_MAGIC, _VERSION, head + b"".join(c.tobytes() for c in columns))
+
+    @classmethod
+    def load(cls, path: str, data: bytes) -> tuple[IndexSummary, SparseIndex]:
+        """Read a file's bytes.
+
+        Raises:
+            CorruptLog: damaged; rebuild it from the segment.
+            UnsupportedFormat: a newer version wrote it.
+        """
+        payload = unpack_file(path, data, _MAGIC, _VERSION)
+        if len(payload) < _SUMMARY.size:
+            raise CorruptLog(f"{path} is cut short.", file=path)
+        *numbers, count = _SUMMARY.unpack_from(payload)
+        if len(payload) != _SUMMARY.size + 16 * count:
+            raise CorruptLog(f"{path} does not hold the {count} entries it tells of.", file=path)
+        index = cls()
+        times_at = _SUMMARY.size + 8 * count
+        index.relative_offsets.frombytes(payload[_SUMMARY.size : _SUMMARY.size + 4 * count])
+        index.positions.frombytes(payload[_SUMMARY.size + 4 * count : times_at])
+        index.times.frombytes(payload[times_at:])
+        assert len(index.relative_offsets) == len(index.positions) == len(index.times) == count
+        return IndexSummary(*numbers), index
+
+
+class Boundary(NamedTuple):
+    """The batch at `position` begins with row `offset`."""
+
+    position: int
+    offset: int
+
+
+class Boundaries:
+    """Places in a segment where a batch is known to begin, whatever its bytes say.
+
+    Args:
+        base_offset: of the segment.
+        index: of these bytes, or of as many as the segment had before it grew. Its entries are
+            copied: they may be asked for in another thread.
+        more: other places; those where no batch can begin stand for none (0, the end of a file that
+            was cut).
+    """
+
+    __slots__ = ("_base_offset", "_more", "_positions", "_relative_offsets")
+
+    def __init__(
+        self, base_offset: int, index: SparseIndex | None = None, more: Iterable[Boundary] = ()
+    ) -> None:
+        assert base_offset >= 0
+        assert index is None or len(index.positions) == len(index.relative_offsets)
+        self._base_offset = base_offset
+        self._positions = index.positions[:] if index is not None else array("I")
+        self._relative_offsets = index.relative_offsets[:] if index is not None else array("I")
+        self._more = sorted(
+            place
+            for place in more
+            if place.position > 0 and not place.position % BATCH_ALIGNMENT_BYTES
+        )
+
+    def after(self, position: int) -> Boundary | None:
+        """The first place behind byte `position`; None where none is known."""
+        found = [place for place in self._more if place.position > position][:1]
+        entry = bisect_right(self._positions, position)
+        if entry < len(self._positions):
+            offset = self._base_offset + self._relative_offsets[entry]
+            found.append(Boundary(self._positions[entry], offset))
+        nearest = min(found, default=None)
+        assert nearest is None or nearest.position > position, "a scan goes on there"
+        return nearest

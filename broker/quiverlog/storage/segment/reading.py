@@ -1,0 +1,619 @@
+"""Reading a segment: from an index entry to the batch with an offset, a time or a byte count.
+
+Owns the walk over batch headers, which steps over known damage, and what is served as a copy and
+what as a view of the mapped file. Bytes that this process has not verified are verified before
+they are served. A walk that meets anything but the next batch raises `Undiagnosed`, or has the
+segment scanned once (`checks`): then the damaged rows are known, and reads around them go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+from quiverlog.batch.header import CRC_START, BatchHeader, link
+from quiverlog.errors import CorruptLog
+from quiverlog.limits import BATCH_BYTES_MAX, BATCH_HEADER_BYTES
+from quiverlog.storage.disk.byte_source import ByteSource, FileBytes, checksum, is_unreadable
+from quiverlog.storage.disk.disk import File
+from quiverlog.storage.segment.checks import LongWalk, Undiagnosed, Unverified
+from quiverlog.storage.segment.scan import Damage
+from quiverlog.storage.segment.segment import Segment
+from quiverlog.storage.segment.segment_files import SEGMENT_HEADER_BYTES
+
+__all__ = [
+    "Answer",
+    "Cursor",
+    "Undiagnosed",
+    "all_headers",
+    "batch_with",
+    "first_at_or_after",
+    "first_header",
+    "first_header_spans",
+    "is_sound",
+    "measure",
+    "measure_spans",
+    "read",
+    "read_newest",
+    "skip_older",
+    "spans",
+    "time_spans",
+    "views_of",
+]
+
+
+_COPY_BYTES_MAX: Final = 64 * 1024
+"""Up to here one pread serves the walk and the answer."""
+_WALK_BYTES: Final = 8 * 1024
+"""A window for walking only: what lies between two index entries, usually."""
+_ROWS_SHIFT: Final = 32
+_BYTES_MASK: Final = 2**32 - 1
+
+
+class Answer(NamedTuple):
+    """Whole batches in order, `byte_count` bytes of the file from `position` on.
+
+    `views`: them, the last one in a view of its own; or none, and `last_header` is that one's: who
+    has asked reads the file. `next_offset` follows the last row. `is_full`: one more would have
+    been too many bytes.
+    """
+
+    segment: Segment
+    position: int
+    byte_count: int
+    next_offset: int
+    views: list[memoryview]
+    last_header: bytes = b""
+    is_full: bool = False
+
+
+def views_of(answers: Iterable[Answer]) -> list[memoryview]:
+    """All their batches, in order; the last one is in a view of its own."""
+    return [view for answer in answers for view in answer.views]
+
+
+class _Batch(NamedTuple):
+    """A batch that was walked over: its bytes [start, end), and the row behind it."""
+
+    start: int
+    end: int
+    next_offset: int
+
+
+def read(
+    segment: Segment,
+    offset: int,
+    bytes_max: int,
+    end_offset: int,
+    *,
+    before_headers: Callable[[int, int], None] | None = None,
+) -> Answer:
+    """As `Log.read`, within one segment.
+
+    Args:
+        before_headers: told of (position, size) in front of each look at headers. With it the
+            answer has no views: nothing else is looked at.
+
+    Raises:
+        CorruptLog: the batch at `offset` is known to be damaged.
+        Unverified, Undiagnosed: find out first (checks.py).
+    """
+    assert segment.base_offset <= offset < segment.end_offset
+    end_offset = _end_before_damage(segment, offset, end_offset)
+    position, expected = _floor(segment, offset)
+    size = segment.file.size
+    in_file = before_headers is not None
+    window_bytes = _WALK_BYTES if in_file else _window_bytes(bytes_max)
+    source = FileBytes(segment.file, size, window_bytes=window_bytes, before=before_headers)
+    # The first batch of the answer holds `offset`; the walk to it begins at an index entry.
+    first_row = expected
+    first = _pass(segment, source, position, expected)
+    while first.next_offset <= offset:
+        first_row = first.next_offset
+        first = _pass(segment, source, first.end, first_row)
+    start = first.start
+    last, is_full = _last(segment, source, first, bytes_max, end_offset, walks_far=not in_file)
+    # What was passed on the way counts, too: a size that lies leads into a column's bytes.
+    good_end = segment.verified_end(position)
+    if good_end < last.end:
+        if good_end - start not in range(1, bytes_max):
+            raise Unverified(position, last.end, expected, last.next_offset)
+        # Only so much is known to be good: no more goes out.
+        good_bytes = good_end - start
+        last, _ = _last(segment, source, first, good_bytes, end_offset, walks_far=not in_file)
+        is_full = False
+        if last.end > good_end:
+            raise Unverified(position, last.end, expected, last.next_offset)
+    assert start <= last.start < last.end <= size
+    assert offset < last.next_offset <= segment.end_offset
+    told = segment, start, last.end - start, last.next_offset
+    if in_file:
+        header = bytes(source.read(last.start, BATCH_HEADER_BYTES))
+        assert len(header) == BATCH_HEADER_BYTES, "the walk has passed it"
+        return Answer(*told, [], header, is_full)
+    window = _bytes_of(segment, source, Damage(start, last.end, first_row, last.next_offset))
+    at = last.start - start
+    views = [window[:at], window[at:]] if at else [window]
+    return Answer(*told, views, is_full=is_full)
+
+
+def _window_bytes(bytes_max: int) -> int:
+    """What a walk reads at once: all of a small answer."""
+    near = bytes_max + 2 * BATCH_HEADER_BYTES + 4096
+    return near if near <= _COPY_BYTES_MAX else _WALK_BYTES
+
+
+def _last(
+    segment: Segment,
+    source: ByteSource,
+    first: _Batch,
+    bytes_max: int,
+    end_offset: int,
+    *,
+    walks_far: bool,
+) -> tuple[_Batch, bool]:
+    """The last batch of an answer that begins with `first`, which goes out in any case.
+
+    And whether the next one is there, and would be too many bytes.
+
+    Args:
+        walks_far: where the index leads astray, all batches are walked over. Else only `first` goes
+            out: so many headers are in memory only where the rows between them have to be.
+
+    Only a batch that was walked over can be the last one: where the index leads is believed when a
+    batch begins there that joins up, and when it goes out, too.
+    """
+    last, limit = first, first.start + bytes_max
+    if last.next_offset >= end_offset or last.end >= limit:
+        return last, False
+    is_full = False
+    position, expected = _jump(segment, last.end, last.next_offset, limit, end_offset)
+    while expected < end_offset and position < source.size:
+        try:
+            batch = _pass(segment, source, position, expected)
+        except Undiagnosed:
+            batch = None
+        if batch is not None and batch.end <= limit:
+            last = batch
+        elif position == last.end or not walks_far:
+            is_full = batch is not None and position == last.end
+            break  # What is good in front of it goes out; the next read tells.
+        position, expected = last.end, last.next_offset
+    assert first.end <= last.end
+    assert last is first or last.end <= limit, "one batch may be too large, the first"
+    return last, is_full
+
+
+def read_newest(segment: Segment, offset: int, bytes_max: int) -> Answer | None:
+    """The batches from `offset` to the segment's end, if the newest append holds them all.
+
+    What nearly every reader at the tail asks for, in one call of the system. None where anything
+    is less simple than that (bytes not in memory, too many, not verified, another row than
+    expected): `read` finds out.
+    """
+    start, expected = segment.tail
+    size = segment.file.size - start
+    if not 0 <= expected <= offset < segment.end_offset or segment.damages:
+        return None
+    if not 0 < size <= min(bytes_max, _COPY_BYTES_MAX) or start < segment.trusted_from:
+        return None
+    data = segment.file.read_cached(start, size)
+    if data is None:
+        return None
+    at = first = last = 0
+    while at < size:
+        step = link(data, at, expected, size - at)
+        if not step:
+            return None
+        if expected <= offset:
+            first = at
+        last = at
+        at += step & _BYTES_MASK
+        expected += step >> _ROWS_SHIFT
+    window = memoryview(data)
+    views = [window[first:last], window[last:]] if first < last else [window[first:]]
+    return Answer(segment, start + first, size - first, expected, views)
+
+
+def _floor(segment: Segment, offset: int) -> tuple[int, int]:
+    """(position, first row) of a batch at or before `offset`, no damage in between."""
+    index = segment.load()
+    if not len(index):
+        bad = Damage(SEGMENT_HEADER_BYTES, segment.file.size, offset, segment.end_offset)
+        raise Undiagnosed(segment.corrupt(bad))
+    if 0 <= segment.tail[1] <= offset and not segment.damages:
+        return segment.tail
+    entry = index.floor_offset(offset - segment.base_offset)
+    position = index.positions[entry]
+    expected = segment.base_offset + index.relative_offsets[entry]
+    if expected > offset:  # An index made again leaves out damage that a segment begins with.
+        position, expected = SEGMENT_HEADER_BYTES, segment.base_offset
+    for damage in segment.damages:  # An entry inside of damage may be wrong, too.
+        if damage.end_offset <= offset and damage.end_position > position:
+            position, expected = damage.end_position, damage.end_offset
+    assert expected <= offset, "a walk goes forward only"
+    return position, expected
+
+
+def _end_before_damage(segment: Segment, offset: int, end_offset: int) -> int:
+    """The offset at which a read from `offset` must end. Raises CorruptLog if that is damaged."""
+    for damage in segment.damages:
+        if damage.offset <= offset < damage.end_offset:
+            raise segment.corrupt(damage)
+        if offset < damage.offset < end_offset:
+            return damage.offset
+    return end_offset
+
+
+def _jump(
+    segment: Segment, position: int, expected: int, end_position: int, end_offset: int
+) -> tuple[int, int]:
+    """Find where the walk to the answer's end may begin: an index entry further on, or right here.
+
+    One entry less than what surely fits, because the walk must pass the last batch's header: that
+    batch gets a view of its own. Not over damage, because entries there may be wrong.
+    """
+    assert expected < end_offset, "there is more to hand out"
+    assert position < end_position
+    damage_at = min((d.position for d in segment.damages if d.position >= position), default=2**32)
+    index = segment.load()
+    entry = -1 + min(
+        index.floor_position(end_position),
+        index.floor_offset(end_offset - 1 - segment.base_offset),
+    )
+    if entry > 0 and position < index.positions[entry] < damage_at:
+        return index.positions[entry], segment.base_offset + index.relative_offsets[entry]
+    return position, expected
+
+
+def _pass(segment: Segment, source: ByteSource, position: int, expected: int) -> _Batch:
+    """The batch at `position`, if it begins with row `expected`. Raises Undiagnosed otherwise."""
+    view = source.read(position, BATCH_HEADER_BYTES)
+    room = source.size - position
+    step = link(view, 0, expected, room) if len(view) == BATCH_HEADER_BYTES else 0
+    end, next_offset = position + (step & _BYTES_MASK), expected + (step >> _ROWS_SHIFT)
+    if not step or next_offset > segment.end_offset:
+        bad = Damage(position, source.size, expected, segment.end_offset)
+        raise Undiagnosed(segment.corrupt(bad))
+    return _Batch(position, end, next_offset)
+
+
+def _bytes_of(segment: Segment, source: FileBytes, wanted: Damage) -> memoryview:
+    """The bytes of a range. Raises Undiagnosed with just that range when they cannot be read."""
+    start, end = wanted.position, wanted.end_position
+    assert SEGMENT_HEADER_BYTES <= start < end <= source.size
+    if end - start <= _COPY_BYTES_MAX and source.holds(start, end):
+        return source.read(start, end - start)
+    try:
+        window = segment.file.read(start, end - start)
+        if len(window) == end - start:
+            return window
+    except OSError as error:
+        if not is_unreadable(error):
+            raise
+    segment.distrust()
+    raise Undiagnosed(segment.corrupt(wanted))
+
+
+def spans(
+    segment: Segment, offset: int, bytes_max: int, end_offset: int
+) -> Iterator[tuple[int, int]]:
+    """(position, size) of what `read` looks at, a little more rather than less.
+
+    Raises as `read`.
+    """
+    index = segment.load()
+    if not len(index):
+        return
+    size = segment.file.size
+    tail_at, tail_offset = segment.tail
+    if 0 <= tail_offset <= offset:
+        # Its first batch goes out in any case, however large.
+        yield tail_at, min(size - tail_at, max(bytes_max, BATCH_BYTES_MAX))
+        return
+    _end_before_damage(segment, offset, end_offset)
+    position, _ = _floor(segment, offset)
+    near = index.floor_position(position) + 1
+    first_end = index.positions[near] if near < len(index) else size
+    after = index.floor_offset(max(0, end_offset - 1 - segment.base_offset)) + 1
+    end = index.positions[after] if after < len(index) else size
+    end = min(max(first_end, end), first_end + bytes_max) + _window_bytes(bytes_max)
+    yield position, min(size, end) - position
+
+
+# Walking the headers of a segment's batches: by offset, by time, by bytes.
+_WINDOW_BYTES: Final = 16 * 1024
+_NO_LIMIT: Final = 2**63
+Cursor = tuple[int, int]
+"""A batch's first byte and first row."""
+
+
+def _header_span(segment: Segment, offset: int) -> tuple[int, int]:
+    """(position, size) of what finding the batch that holds `offset` looks at."""
+    index = segment.load()
+    if not len(index):
+        return SEGMENT_HEADER_BYTES, 0
+    return _entry_span(segment, index.floor_offset(max(0, offset - segment.base_offset)))
+
+
+def _entry_span(segment: Segment, entry: int, last: int | None = None) -> tuple[int, int]:
+    """(position, size) of the batches from index entry `entry` to the one behind `last`."""
+    index, size = segment.load(), segment.file.size
+    position = index.positions[entry]
+    assert 0 <= entry < len(index)
+    assert last is None or entry <= last
+    after = (entry if last is None else last) + 1
+    end = index.positions[after] if after < len(index) else size
+    return position, min(size, end + _WINDOW_BYTES) - position
+
+
+def _headers(segment: Segment, offset: int) -> Iterator[tuple[int, BatchHeader]]:
+    """(position, header) of the batches from the one that holds `offset` on.
+
+    Batches that are damaged are left out. Raises Undiagnosed.
+    """
+    if segment.empty or offset >= segment.end_offset:
+        return iter(())
+    entry = segment.load().floor_offset(max(0, offset - segment.base_offset))
+    return _headers_from(segment, entry, offset)
+
+
+def all_headers(segment: Segment, offset: int) -> Iterator[tuple[int, BatchHeader]]:
+    """As `_headers`, for whoever may wait for the disk: damage is diagnosed where it is met.
+
+    A header is vouched for by the next one, so each is given out when the walk has passed it.
+
+    Raises CorruptLog where a diagnosis finds nothing.
+    """
+    if segment.empty or offset >= segment.end_offset:
+        return
+    entry = segment.load().floor_offset(max(0, offset - segment.base_offset))
+    walk = _headers_from(segment, entry, offset, may_wait=True)
+    passed: tuple[int, BatchHeader] | None = None
+    bad: CorruptLog | None = None
+    while True:
+        try:
+            following = next(walk, None)
+        except CorruptLog as error:
+            following, bad = None, error
+        if passed is not None and not _claims_too_much(segment, *passed):
+            yield passed
+        if following is None:
+            break
+        assert passed is None or passed[0] < following[0], "a walk goes on"
+        passed = following
+    if bad is not None:
+        raise bad
+
+
+def _claims_too_much(segment: Segment, position: int, header: BatchHeader) -> bool:
+    """True for a header that is plausible, and says other rows than its batch has."""
+    if header.next_offset > segment.end_offset:
+        return True
+    return any(one.position <= position < one.end_position for one in segment.damages)
+
+
+def _headers_from(
+    segment: Segment, entry: int, offset: int, *, may_wait: bool = False
+) -> Iterator[tuple[int, BatchHeader]]:
+    if not len(segment.load()):
+        return iter(())
+    return _headers_at(segment, _entry_cursor(segment, entry), offset, may_wait=may_wait)
+
+
+def _entry_cursor(segment: Segment, entry: int) -> Cursor:
+    index = segment.load()
+    return index.positions[entry], segment.base_offset + index.relative_offsets[entry]
+
+
+def _headers_at(
+    segment: Segment,
+    cursor: Cursor,
+    offset: int,
+    *,
+    may_wait: bool = False,
+    limit: int = _NO_LIMIT,
+) -> Iterator[tuple[int, BatchHeader]]:
+    position, expected = cursor
+    for damage in segment.damages:
+        if damage.position < position < damage.end_position:
+            # The entry lies inside: what is good begins behind, what is asked for maybe before.
+            position, expected = damage.position, damage.offset
+    size = segment.file.size
+    source = FileBytes(segment.file, size, window_bytes=_WINDOW_BYTES)
+    known = {damage.position: damage for damage in segment.damages}
+    while position < size:
+        # Each is stepped over once: missing rows take no bytes, also between two batches.
+        damage_here = known.pop(position, None)
+        if damage_here is not None:
+            position, expected = damage_here.end_position, damage_here.end_offset
+            continue
+        if position >= limit:
+            raise LongWalk(position, expected)
+        view = source.read(position, BATCH_HEADER_BYTES)
+        whole = len(view) == BATCH_HEADER_BYTES and link(view, 0, expected, size - position)
+        if whole:
+            header = BatchHeader.unpack(view)
+            if header.next_offset > offset:
+                yield position, header
+            position += header.total_bytes
+            expected = header.next_offset
+            continue
+        bad = segment.corrupt(Damage(position, size, expected, segment.end_offset))
+        if not may_wait:
+            raise Undiagnosed(bad)
+        if not segment.diagnose():
+            raise bad
+        known = {damage.position: damage for damage in segment.damages}
+        if position not in known:
+            # The culprit may be the batch just passed, which lied about its rows, or its size.
+            inside = [d for d in segment.damages if d.position < position <= d.end_position]
+            if not inside:
+                raise bad
+            position, expected = inside[0].end_position, inside[0].end_offset
+
+
+def first_header(segment: Segment, offset: int) -> BatchHeader | None:
+    """The header of the batch that holds `offset`, or of the next good one. Raises Undiagnosed."""
+    found = next(_headers(segment, offset), None)
+    return None if found is None else found[1]
+
+
+def batch_with(segment: Segment, offset: int) -> tuple[int, BatchHeader] | None:
+    """(position, header) of the batch that holds `offset`, if one does. Raises Undiagnosed."""
+    found = next(_headers(segment, offset), None)
+    assert found is None or found[1].next_offset > offset
+    return None if found is None or found[1].base_offset > offset else found
+
+
+def is_sound(segment: Segment, position: int, header: BatchHeader) -> bool:
+    """True when the batch matches its checksum. For whoever may wait for the disk."""
+    end = position + header.total_bytes
+    assert SEGMENT_HEADER_BYTES <= position < end <= segment.file.size
+    return checksum(FileBytes(segment.file, end), position + CRC_START, end) == header.crc32c
+
+
+def first_header_spans(segment: Segment, offset: int) -> Iterator[tuple[int, int]]:
+    """(position, size) of what `first_header` looks at, nearly always."""
+    yield _header_span(segment, offset)
+
+
+def time_spans(
+    segment: Segment, at_us: int, offset: int, cursor: Cursor | None = None
+) -> Iterator[tuple[int, int]]:
+    """(position, size) of what `first_at_or_after` looks at, nearly always."""
+    index = segment.load()
+    if segment.newest_us < at_us or not len(index):
+        return
+    if cursor is not None:
+        position, size = cursor[0], segment.file.size
+        yield position, min(size - position, _WINDOW_BYTES)
+        return
+    by_offset = index.floor_offset(max(0, offset - segment.base_offset))
+    yield _entry_span(segment, max(index.floor_time(at_us), by_offset))
+
+
+def first_at_or_after(
+    segment: Segment,
+    at_us: int,
+    offset: int,
+    cursor: Cursor | None = None,
+    *,
+    bounded: bool = False,
+) -> BatchHeader | None:
+    """The first batch with rows at or after `offset` whose time is `at_us` or later.
+
+    Nearly always it is one of a few: the index tells where older ones end. Not where a younger one
+    lies in front of `offset`: then there may be a segment of older ones in between.
+
+    Args:
+        cursor: where an earlier try goes on (`skip_older`).
+        bounded: look at nothing but `time_spans`.
+
+    Raises:
+        Undiagnosed: as every walk.
+        LongWalk: it is not among those; only when `bounded`.
+    """
+    index = segment.load()
+    if segment.newest_us < at_us or segment.empty or not len(index):
+        return None
+    if cursor is None:
+        by_offset = index.floor_offset(max(0, offset - segment.base_offset))
+        entry = max(index.floor_time(at_us), by_offset)
+        cursor = _entry_cursor(segment, entry)
+        end = sum(_entry_span(segment, entry))
+        limit = end if end == segment.file.size else end - _WINDOW_BYTES
+    else:
+        limit = cursor[0] + 1
+    walk = _headers_at(segment, cursor, offset, limit=limit if bounded else _NO_LIMIT)
+    return next((header for _, header in walk if header.timestamp_max_us >= at_us), None)
+
+
+def skip_older(
+    file: File, size: int, cursor: Cursor, at_us: int, damages: Sequence[Damage]
+) -> Cursor:
+    """Go on to the first batch whose time is `at_us` or later, to anything else, or to the end."""
+    position, expected = cursor
+    assert SEGMENT_HEADER_BYTES <= position <= size <= file.size
+    known = {damage.position: damage for damage in damages}
+    source = FileBytes(file, size)
+    while position < size:
+        damage = known.pop(position, None)
+        if damage is not None:
+            position, expected = damage.end_position, damage.end_offset
+            continue
+        view = source.read(position, BATCH_HEADER_BYTES)
+        if len(view) < BATCH_HEADER_BYTES or not link(view, 0, expected, size - position):
+            break
+        header = BatchHeader.unpack(view)
+        if header.timestamp_max_us >= at_us:
+            break
+        position += header.total_bytes
+        expected = header.next_offset
+    assert cursor[0] <= position <= size
+    return position, expected
+
+
+def measure_spans(
+    segment: Segment, start: int, end: int, bytes_left: int
+) -> Iterator[tuple[int, int]]:
+    """(position, size) of each place that `measure` looks at; `bytes_left` < 0: any number."""
+    index = segment.load()
+    if not len(index):
+        return
+    first = _header_span(segment, start)
+    yield first
+    if end < segment.end_offset:
+        yield _header_span(segment, end - 1)
+    if bytes_left >= 0:
+        # Where the bound is met: as far behind the first batch, wherever that begins.
+        at, size = first
+        near = index.floor_position(at + bytes_left)
+        yield _entry_span(segment, near, index.floor_position(at + size + bytes_left))
+
+
+def measure(
+    segment: Segment, start: int, end: int, bytes_max: int, total: int
+) -> tuple[int, int, bool]:
+    """(bytes, offset they reach, bound met) of the batches that hold [start, end) in here.
+
+    Args:
+        bytes_max: with the `total` bytes before them, at most so many; one batch at least. -1: any.
+    """
+    assert start < end
+    assert total >= 0
+    first = next(_headers(segment, start), None)
+    if first is None:
+        return 0, segment.end_offset, False
+    position, header = first
+    stop = segment.file.size
+    if end < segment.end_offset:
+        last_at, last = next(_headers(segment, end - 1), first)
+        stop = last_at + last.total_bytes
+    if bytes_max < 0 or total + stop - position <= bytes_max:
+        return stop - position, segment.end_offset, False
+    limit = position + bytes_max - total
+    if limit < position + header.total_bytes:
+        if total:
+            return 0, header.base_offset, True
+        return header.total_bytes, min(end, header.next_offset), True
+    at, offset = _last_boundary(segment, limit, header.base_offset)
+    assert at <= limit, "no more than was asked for"
+    return at - position, min(end, offset), True
+
+
+def _last_boundary(segment: Segment, position: int, offset: int) -> tuple[int, int]:
+    """(position, offset) of the last batch end at or before `position`.
+
+    Never before `offset`, where a batch ends that lies before `position`.
+    """
+    assert position >= SEGMENT_HEADER_BYTES
+    index = segment.load()
+    entry = index.floor_position(position)
+    best = (index.positions[entry], segment.base_offset + index.relative_offsets[entry])
+    for at, header in _headers_from(segment, entry, 0):
+        if at + header.total_bytes > position:
+            break
+        best = (at + header.total_bytes, header.next_offset)
+    assert best[1] >= offset
+    return best

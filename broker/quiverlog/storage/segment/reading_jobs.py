@@ -1,0 +1,290 @@
+"""Jobs of a reader: what it asks for is not in memory, or was never verified.
+
+Owns the jobs behind `NotResident`, each of one segment (what a job is: jobs.py). After such a job
+the question is asked again, with the job among `just_read`: what it has done is not asked for once
+more, so that a question ends after a bounded number of them, however short memory is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import ClassVar, Final, NamedTuple
+
+from quiverlog.limits import INDEX_INTERVAL_BYTES_MAX
+from quiverlog.storage.disk.byte_source import is_unreadable
+from quiverlog.storage.disk.disk import File
+from quiverlog.storage.segment import checks, reading
+from quiverlog.storage.segment.checks import LongWalk, Undiagnosed, Unverified, Verdict
+from quiverlog.storage.segment.epochs import LeaderEpochs
+from quiverlog.storage.segment.index import Boundaries
+from quiverlog.storage.segment.reading import Cursor
+from quiverlog.storage.segment.scan import Damage
+from quiverlog.storage.segment.segment import Segment
+from quiverlog.storage.segment.segment_files import LoadedIndex, SegmentFiles
+
+__all__ = [
+    "DiagnoseJob",
+    "JustRead",
+    "LoadIndexJob",
+    "NotResident",
+    "ReadJob",
+    "ReadResult",
+    "ReadingJob",
+    "SkipOlderJob",
+    "VerifyJob",
+    "check_for",
+    "cursor_of",
+    "is_at_hand",
+    "is_done_at_once",
+    "look_at_headers",
+    "skip_for",
+    "take_result",
+]
+
+_READ_BYTES: Final = 256 * 1024
+_HEADERS_BYTES: Final = INDEX_INTERVAL_BYTES_MAX + 8 * 1024
+"""What is brought into memory where headers are walked over: up to the next index entry."""
+_VERIFIED_AT_ONCE_BYTES: Final = 64 * 1024
+"""Checksums of so many bytes take less than the job that would compute them."""
+
+
+class NotResident(Exception):
+    """The rows or the index are not in memory, or not verified. Run `job`, then ask again.
+
+    Never seen by a client. Take the job's result in (`complete_read`), and ask again with the job
+    among `just_read`: on a machine with little memory the pages may be gone again, and the second
+    answer must not depend on that.
+
+    `offset`, `counted`: where a walk over many segments may go on, and the bytes counted before.
+    """
+
+    def __init__(self, job: ReadingJob) -> None:
+        super().__init__(job.kind)
+        self.job = job
+        self.offset = 0
+        self.counted = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadIndexJob:
+    """Read a segment's index from its file, or make it from the batch headers."""
+
+    kind: ClassVar[str] = "load index"
+    key: str
+    segment: Segment
+    files: SegmentFiles = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "files", self.segment.files)
+
+    def run(self) -> LoadedIndex:
+        """Raises UnsupportedFormat, or OSError when a file cannot be opened."""
+        return self.files.read_index()
+
+
+class ReadResult(NamedTuple):
+    """`unreadable_from`: the disk does not give the bytes from this position on; -1: none."""
+
+    unreadable_from: int = -1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReadJob:
+    """Bring a range of a segment into the page cache."""
+
+    kind: ClassVar[str] = "cold read"
+    key: str
+    segment: Segment
+    file: File
+    position: int
+    size: int
+
+    def holds(self, position: int, size: int) -> bool:
+        """True when the range lies within the job's."""
+        return self.position <= position and position + size <= self.position + self.size
+
+    def run(self) -> ReadResult:
+        """Raises OSError when the file cannot be opened."""
+        assert self.position >= 0
+        end = min(self.position + self.size, self.file.size)
+        for at in range(self.position, end, _READ_BYTES):
+            size = min(_READ_BYTES, end - at)
+            try:
+                count = len(self.file.read_copy(at, size))
+            except OSError as error:
+                if not is_unreadable(error):
+                    raise
+                return ReadResult(at)
+            if count < size:  # Somebody has cut the file.
+                return ReadResult(at + count)
+        return ReadResult()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class VerifyJob:
+    """Verify the checksums of a range, which begins with the batch of row `offset`."""
+
+    kind: ClassVar[str] = "verify"
+    key: str
+    segment: Segment
+    file: File
+    position: int
+    size: int
+    offset: int
+    epochs: LeaderEpochs
+
+    def run(self) -> Verdict:
+        """Raises OSError when the file cannot be opened."""
+        end = self.position + self.size
+        return checks.verify(self.file, self.position, end, self.offset, self.epochs)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DiagnoseJob:
+    """Scan a whole segment: how far the damage reaches that a walk has met."""
+
+    kind: ClassVar[str] = "diagnose"
+    key: str
+    segment: Segment
+    file: File
+    base_offset: int
+    size: int
+    end_offset: int
+    boundaries: Boundaries
+
+    def run(self) -> tuple[Damage, ...]:
+        """Raises OSError when the file cannot be opened."""
+        return checks.find_damages(
+            self.file, self.base_offset, self.size, self.end_offset, self.boundaries
+        )
+
+
+@dataclass(slots=True, eq=False)
+class SkipOlderJob:
+    """Walk on over batches older than `at_us`.
+
+    `cursor`: where the walk goes on; moved by `complete_read`, on the loop.
+    """
+
+    kind: ClassVar[str] = "look up time"
+    key: str
+    segment: Segment
+    file: File
+    size: int
+    at_us: int
+    cursor: Cursor
+    damages: tuple[Damage, ...]
+
+    def is_for(self, segment: Segment, at_us: int) -> bool:
+        """True when the job belongs to this question."""
+        return self.segment is segment and self.at_us == at_us
+
+    def run(self) -> Cursor:
+        """Raises OSError when the file cannot be opened."""
+        return reading.skip_older(self.file, self.size, self.cursor, self.at_us, self.damages)
+
+
+ReadingJob = LoadIndexJob | ReadJob | VerifyJob | DiagnoseJob | SkipOlderJob
+JustRead = Collection[ReadingJob]
+"""Jobs of this question that are back."""
+
+
+def is_at_hand(segment: Segment, position: int, size: int, just_read: JustRead) -> bool:
+    """True when reading these bytes waits for nothing, or a job has just read them."""
+    return segment.file.resident(position, size) or any(
+        isinstance(job, ReadJob) and job.segment is segment and job.holds(position, size)
+        for job in just_read
+    )
+
+
+def look_at_headers(
+    key: str, cold_ok: bool, just_read: JustRead, segment: Segment, position: int, size: int
+) -> None:
+    """About to look there. Which headers a walk meets is known when the ones before have been met.
+
+    Raises:
+        NotResident: that would wait, and is not `cold_ok`.
+    """
+    assert size <= _HEADERS_BYTES
+    if not cold_ok and not is_at_hand(segment, position, size, just_read):
+        raise NotResident(ReadJob(key, segment, segment.file, position, _HEADERS_BYTES))
+
+
+def is_done_at_once(check: VerifyJob | DiagnoseJob, just_read: JustRead) -> bool:
+    """True when the loop may do it itself: it has few bytes, and waits for none of them."""
+    if not isinstance(check, VerifyJob) or check.size > _VERIFIED_AT_ONCE_BYTES:
+        return False
+    return is_at_hand(check.segment, check.position, check.size, just_read)
+
+
+def cursor_of(just_read: JustRead, segment: Segment, at_us: int) -> Cursor | None:
+    """Where the last walk to `at_us` in this segment stopped; None where there was none."""
+    found = [j for j in just_read if isinstance(j, SkipOlderJob) and j.is_for(segment, at_us)]
+    return found[-1].cursor if found else None
+
+
+def skip_for(key: str, segment: Segment, at_us: int, walk: LongWalk) -> SkipOlderJob:
+    """The job that goes on with a walk which takes too long for the loop."""
+    file = segment.file
+    assert walk.position < file.size, "a walk ends at the end"
+    at, damages = (walk.position, walk.offset), tuple(segment.damages)
+    return SkipOlderJob(key, segment, file, file.size, at_us, at, damages)
+
+
+def take_result(job: ReadingJob, result: object) -> None:
+    """What a job has found out goes into its segment, which is in the log still."""
+    segment = job.segment
+    assert not segment.dropped
+    if isinstance(result, ReadResult):
+        assert isinstance(job, ReadJob)
+        assert result.unreadable_from <= job.position + job.size
+        if result.unreadable_from >= 0:
+            segment.distrust()  # Verify it before it is served.
+    elif isinstance(result, Verdict):
+        assert isinstance(job, VerifyJob)
+        assert result.good_end <= job.position + job.size
+        if result.good_end > job.position:
+            segment.verified(job.position, result.good_end)
+        segment.note_damages(result.damages)
+    elif isinstance(job, SkipOlderJob):
+        assert isinstance(result, tuple)
+        assert job.cursor[0] <= result[0] <= job.size, "a walk goes on"
+        job.cursor = result
+    else:
+        assert isinstance(job, DiagnoseJob)
+        assert isinstance(result, tuple)
+        segment.note_damages(result)
+
+
+def check_for(
+    key: str,
+    segment: Segment,
+    epochs: LeaderEpochs,
+    missing: Unverified | Undiagnosed,
+    done: JustRead,
+) -> VerifyJob | DiagnoseJob:
+    """The job that finds out what a walk is `missing`.
+
+    Args:
+        done: jobs of this segment that the question has had already.
+
+    Raises:
+        CorruptLog: that job is among them, and has made no difference.
+    """
+    assert not segment.dropped
+    assert all(job.segment is segment for job in done), "jobs of another segment prove nothing"
+    file = segment.file
+    if isinstance(missing, Unverified):
+        start, end, offset = missing.start, missing.end, missing.offset
+        assert end <= file.size
+        if not any(isinstance(job, VerifyJob) and job.position == start for job in done):
+            return VerifyJob(key, segment, file, start, end - start, offset, epochs.copy())
+        # Its first batch is damaged. How far that reaches is seen in the whole file only.
+        error = segment.corrupt(Damage(start, end, offset, missing.end_offset))
+    else:
+        error = missing.error
+    if any(isinstance(job, DiagnoseJob) for job in done):
+        raise error
+    bounds = (segment.base_offset, file.size, segment.end_offset)
+    return DiagnoseJob(key, segment, file, *bounds, segment.boundaries)

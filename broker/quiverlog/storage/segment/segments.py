@@ -1,0 +1,162 @@
+"""The segments of a log, oldest first, and the memory that their indexes take.
+
+Owns which segment holds an offset, and the bytes of all. Between two segments rows may be missing
+(a file was lost): such an offset belongs to the segment in front of the gap, which does not have
+it.
+
+`IndexCache` bounds the memory of indexes by second chance: of the finished segments one goes that
+was not used since the last round. The index of a growing segment stays, because an append needs
+it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+
+from quiverlog.batch.header import BatchHeader
+from quiverlog.errors import CorruptLog
+from quiverlog.limits import INDEX_MEMORY_BYTES_MAX
+from quiverlog.storage.disk.disk import short_name
+from quiverlog.storage.segment import reading
+from quiverlog.storage.segment.segment import Segment
+
+__all__ = ["IndexCache", "Segments"]
+
+
+class Segments:
+    """The segments of a log, oldest first.
+
+    `items` is for reading only.
+    """
+
+    __slots__ = ("_bases", "byte_count", "items")
+
+    def __init__(self, segments: Iterable[Segment] = ()) -> None:
+        self.items: list[Segment] = []
+        self._bases: list[int] = []
+        self.byte_count = 0
+        for segment in segments:
+            self.add(segment)
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def add(self, segment: Segment) -> None:
+        """A new last segment."""
+        assert not self._bases or segment.base_offset > self._bases[-1]
+        assert not segment.dropped, "its files are gone or about to go"
+        self.items.append(segment)
+        self._bases.append(segment.base_offset)
+        self.byte_count += segment.file.size
+
+    def grew(self, byte_count: int) -> None:
+        """Rows were appended to the last segment."""
+        assert self.items
+        assert byte_count > 0
+        self.byte_count += byte_count
+
+    def take_first(self) -> Segment:
+        """Remove the oldest segment."""
+        del self._bases[0]
+        return self._taken(self.items.pop(0))
+
+    def take_last(self) -> Segment:
+        """Remove the newest segment."""
+        self._bases.pop()
+        return self._taken(self.items.pop())
+
+    def _taken(self, segment: Segment) -> Segment:
+        segment.dropped = True
+        self.byte_count -= segment.file.size
+        assert self.byte_count >= 0, "the bytes of all segments were counted"
+        assert len(self._bases) == len(self.items)
+        segment.file.close()
+        return segment
+
+    def number_of(self, offset: int) -> int:
+        """Number of the last segment that begins at or before `offset`; -1 when none does."""
+        return bisect_right(self._bases, offset) - 1
+
+    def holding(self, offset: int) -> list[Segment]:
+        """The segments from the one that holds `offset` on."""
+        return self.items[max(0, self.number_of(offset)) :]
+
+    def missing(self, number: int, directory: str, start: int, end: int) -> CorruptLog:
+        """The error for rows between segment `number` and the next one: their file is lost.
+
+        Args:
+            start, end: of the log in `directory`.
+        """
+        assert -1 <= number < len(self.items)
+        if number >= 0:
+            start = max(start, self.items[number].end_offset)
+        if number + 1 < len(self.items):
+            end = self.items[number + 1].base_offset
+        name = short_name(directory)
+        why = f"{name}: rows {start} to {end} are missing."
+        return CorruptLog(why, file=name, offset=start, end_offset=end)
+
+    def headers(self, offset: int, damages: list[str]) -> Iterator[BatchHeader]:
+        """Headers of the batches from the one that holds `offset` on; damaged ones left out.
+
+        Args:
+            damages: what could not be read is added here, once.
+        """
+        for segment in self.holding(offset):
+            try:
+                for _, header in reading.all_headers(segment, offset):
+                    yield header
+            except CorruptLog as error:
+                if error.message not in damages:  # Retention asks every round.
+                    damages.append(error.message)
+
+
+class IndexCache:
+    """How much memory the segments' indexes may take.
+
+    One for a whole broker, or one for a log alone.
+    """
+
+    __slots__ = ("_bytes_max", "_segments", "byte_count")
+
+    def __init__(self, bytes_max: int = INDEX_MEMORY_BYTES_MAX) -> None:
+        assert bytes_max > 0
+        self._bytes_max = bytes_max
+        self._segments: OrderedDict[Segment, None] = OrderedDict()
+        self.byte_count = 0
+        """Bytes of the indexes that this cache knows of."""
+
+    def finished(self, segment: Segment) -> None:
+        """A segment has its index in memory. One that takes more appends is not counted."""
+        if segment.index is None or segment.cached or not segment.finished:
+            return
+        segment.cached = True
+        self.byte_count += segment.index.byte_count
+        self._segments[segment] = None
+        self._make_room()
+
+    def forget(self, segment: Segment) -> None:
+        """The segment takes no part in the log any more: its index is not counted."""
+        if segment.cached:
+            segment.cached = False
+            del self._segments[segment]
+            self.byte_count -= 0 if segment.index is None else segment.index.byte_count
+            assert self.byte_count >= 0
+            assert self._segments or not self.byte_count, "bytes are of indexes that are known"
+
+    def _make_room(self) -> None:
+        """At most two rounds: the first takes the mark of use from everybody."""
+        for _ in range(2 * len(self._segments)):
+            if self.byte_count <= self._bytes_max or len(self._segments) < 2:
+                return
+            oldest, _ = self._segments.popitem(last=False)
+            assert oldest.finished, "an append needs the index of the others"
+            if oldest.recent:
+                oldest.recent = False
+                self._segments[oldest] = None
+            else:
+                oldest.cached = False
+                self.byte_count -= oldest.release_index()
+                assert self.byte_count >= 0
