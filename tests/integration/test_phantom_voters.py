@@ -10,7 +10,7 @@ import pytest
 import quiverlog
 from quiverlog.core.raft import messages as r
 from quiverlog.errors import QuiverlogError, VoterNotReady, WrongListener
-from quiverlog.node.quorum_wire import pack
+from quiverlog.node.metadata.quorum_wire import pack
 from quiverlog.wire import messages as m
 from quiverlog.wire.broker_messages import BrokerHeartbeatRequest, RegisterBrokerRequest
 from quiverlog.wire.replica_messages import (

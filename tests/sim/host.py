@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING
 
 from quiverlog.errors import DiskFull, StorageFault, ThrottledBroker
 from quiverlog.limits import HEADER_BYTES_MAX
-from quiverlog.node.config import NodeConfig
-from quiverlog.node.effects import (
+from quiverlog.node.node import Node
+from quiverlog.node.runtime.config import NodeConfig
+from quiverlog.node.runtime.effects import (
     CloseConnection,
     ClosePeer,
     ConfigChanged,
@@ -33,7 +34,7 @@ from quiverlog.node.effects import (
     StartComplete,
     StartJob,
 )
-from quiverlog.node.events import (
+from quiverlog.node.runtime.events import (
     ConnectionClosed,
     DiskSpace,
     Event,
@@ -41,8 +42,7 @@ from quiverlog.node.events import (
     Shutdown,
     Tick,
 )
-from quiverlog.node.metrics import NodeMetrics
-from quiverlog.node.node import Node
+from quiverlog.node.runtime.metrics import NodeMetrics
 from quiverlog.storage.disk.disk import Disk
 from quiverlog.storage.segment.segment_files import SEGMENT_HEADER_BYTES
 from quiverlog.types import Now

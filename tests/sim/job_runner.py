@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from quiverlog.node.effects import Job
-from quiverlog.node.events import JobDone
+from quiverlog.node.runtime.effects import Job
+from quiverlog.node.runtime.events import JobDone
 
 from .checker import Violation
 from .faults import Death

@@ -50,7 +50,7 @@ METADATA = (
     ),
     make_bug(
         "a full disk refuses the start",
-        "node.metadata:Metadata.commit_at_start",
+        "node.metadata.metadata:Metadata.commit_at_start",
         "except DiskFull:",
         "except ZeroDivisionError:",
         issue="1.9",
@@ -65,7 +65,7 @@ METADATA = (
     ),
     make_bug(
         "producer ids of an earlier life are given out again",
-        "node.producer_ids:ProducerIds.start",
+        "node.metadata.producer_ids:ProducerIds.start",
         "self.next = self._end = self._metadata.image.next_producer_id",
         "self._end = self._metadata.image.next_producer_id; self.next = max(0, self._end - 1_000)",
         issue="1.11",
@@ -113,7 +113,7 @@ METADATA = (
 DOOR = (
     make_bug(
         "a fetch with a negative bound gets nothing",
-        "node.fetch_answer:FetchAnswer.__init__",
+        "node.apis.fetch:FetchAnswer.__init__",
         "limit = request.bytes_max if request.bytes_max > 0 else",
         "limit = request.bytes_max if request.bytes_max else",
         issue="1.11",
@@ -121,7 +121,7 @@ DOOR = (
     ),
     make_bug(
         "producer ids that were never given out are taken",
-        "node.produce:_check_producer",
+        "node.apis.produce:_check_producer",
         "if producer_id >= ids.next and not ids.may_be_given(producer_id):",
         "if False:",
         issue="1.11",
@@ -129,7 +129,7 @@ DOOR = (
     ),
     make_bug(
         "producer epochs that were never given out are taken",
-        "node.produce:_check_producer",
+        "node.apis.produce:_check_producer",
         "if epoch > given and epoch >",
         "if False and epoch >",
         issue="1.11",
@@ -137,7 +137,7 @@ DOOR = (
     ),
     make_bug(
         "a producer's epoch goes backwards",
-        "node.init_producer_id:_end_epoch",
+        "node.apis.init_producer_id:_end_epoch",
         "newest = ids.newest_epoch(producer_id)",
         "newest = min(epoch, ids.newest_epoch(producer_id))",
         issue="1.11",
@@ -165,7 +165,7 @@ WORK = (
     ),
     make_bug(
         "a failed append is remembered as stored",
-        "node.replica:Replica.append",
+        "node.partitions.replica:Replica.append",
         "except (DiskFull, ThrottledBroker):\n        self.producers.drop_staged()",
         "except (DiskFull, ThrottledBroker):\n        self.producers.commit_staged()",
         seed=0,
@@ -238,7 +238,7 @@ WORK = (
     ),
     make_bug(
         "a long poll whose time is up is forgotten",
-        "node.purgatory:Purgatory.expired",
+        "node.runtime.purgatory:Purgatory.expired",
         "found.append(entry[2])",
         "pass",
         seed=1,
@@ -252,7 +252,7 @@ WORK = (
     ),
     make_bug(
         "answers of one partition overtake each other",
-        "node.acknowledgements:Answers.is_next",
+        "node.partitions.acknowledgements:Answers.is_next",
         "return bool(confirmed) and confirmed[0] is waiter",
         "return True",
         issue="1.18",
@@ -260,7 +260,7 @@ WORK = (
     ),
     make_bug(
         "an acknowledgement in a produce that times out overtakes",
-        "node.acknowledgements:ProduceWaiter.expire",
+        "node.partitions.acknowledgements:ProduceWaiter.expire",
         "if not result.error_code and not answers.is_next(self):",
         "if False:",
         issue="1.18",
@@ -269,7 +269,7 @@ WORK = (
     ),
     make_bug(
         "rows of memory topics are never flushed",
-        "node.flushes:Flushes.appended",
+        "node.partitions.flushing:Flushes.appended",
         "due_us = replica.log.flush_due_us()",
         "due_us = None",
         issue="1.7",
@@ -285,7 +285,7 @@ WORK = (
     ),
     make_bug(
         "no descriptor is taken for a failed fsync",
-        "node.flushes:Flushes._failed",
+        "node.partitions.flushing:Flushes._failed",
         "if not replica.log.fail_flush(job, error):",
         "if replica.log.fail_flush(job, error) is None:",
         seed=2,
@@ -293,7 +293,7 @@ WORK = (
     ),
     make_bug(
         "a reader of lost rows is not told",
-        "node.fetch_answer:_check_divergence",
+        "node.apis.fetch:_check_divergence",
         "if entry.last_epoch == NO_EPOCH:",
         "if True:",
         seed=2,
@@ -313,7 +313,7 @@ WORK = (
 DISKS = (
     make_bug(
         "half a create: the record holds although no directory was made",
-        "node.decisions:Decisions._directories_made",
+        "node.metadata.metadata:Decisions._directories_made",
         "if failed:",
         "if False:",
         issue="1.9",
@@ -322,7 +322,7 @@ DISKS = (
     ),
     make_bug(
         "a create that is sent again replaces directories that a record may own",
-        "node.quorum:Quorum.check_leading",
+        "node.metadata.quorum:Quorum.check_leading",
         "self._log.check_usable()",
         "if self._log.fault:\n        return True",
         issue="1.3",
@@ -346,7 +346,7 @@ DISKS = (
     ),
     make_bug(
         "retention trusts a clock that has jumped",
-        "node.clock:BelievedClock.read",
+        "node.runtime.clock:BelievedClock.read",
         "if wall_us <= expected_us + _JUMP_US:",
         "if True:",
         issue="1.21",
@@ -360,7 +360,7 @@ DISKS = (
     ),
     make_bug(
         "files are removed on the loop",
-        "node.trims:Trims._remove_files",
+        "node.partitions.trimming:Trims._remove_files",
         "self._jobs.start(files, partial(self._removed, [replica]), Urgency.BACKGROUND)",
         "self._removed([replica], files.run(), None, None)",
         issue="2.1",

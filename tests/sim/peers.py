@@ -12,8 +12,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, cast
 
 from quiverlog.limits import CONNECTION_MEMORY_BYTES, PEER_CONNECTIONS_MAX
-from quiverlog.node.effects import ClosePeer, PeerAddresses, SendToPeer
-from quiverlog.node.events import Event
+from quiverlog.node.runtime.effects import ClosePeer, PeerAddresses, SendToPeer
+from quiverlog.node.runtime.events import Event
 from quiverlog.server.logs import Logger
 from quiverlog.server.memory import MemoryBudget
 from quiverlog.server.metrics import ServerMetrics

@@ -37,7 +37,7 @@ DURABILITY = (
     ),
     make_bug(
         "a repetition is acknowledged before its flush",
-        "node.staging:Staging._needed",
+        "node.partitions.admitted:Staging._needed",
         "elif end_offset > safe_offset(level, state)",
         "elif not result.duplicate and end_offset > safe_offset(level, state)",
         # Stored as `memory`, the answer lost, sent again as `flushed`.
@@ -54,7 +54,7 @@ DURABILITY = (
     ),
     make_bug(
         "failed fsync ignored",
-        "node.flushes:Flushes._failed",
+        "node.partitions.flushing:Flushes._failed",
         "if not replica.log.fail_flush(job, error):",
         "replica.log.fail_flush(job, error)\n    replica.log.fault = ''\n    if True:",
         also=(("storage.log.marks:Fsyncs._sync", "if self._failure:", "if False:"),),
@@ -99,13 +99,13 @@ DURABILITY = (
     ),
     make_bug(
         "a flush behind a trim whose fsync failed acknowledges its rows",
-        "node.flushes:Flushes._done",
+        "node.partitions.flushing:Flushes._done",
         "if error is None and replica.log.fault:",
         "if False:",
         also=(
             ("storage.log.marks:Fsyncs._sync", "if self._failure:", "if False:"),
             ("storage.log.log:Log.complete_flush", "if self.fault:", "if False:"),
-            ("node.trims:Trims._written", "if replica.log.fault and", "if False and"),
+            ("node.partitions.trimming:Trims._written", "if replica.log.fault and", "if False and"),
         ),
         seed=1,
         shape={
@@ -154,7 +154,7 @@ DURABILITY = (
     ),
     make_bug(
         "readers see rows that are not flushed",
-        "node.fetch_answer:_read_replica",
+        "node.apis.fetch:_read_replica",
         "end = high_watermark",
         "end = log.log_end_offset",
         seed=9,

@@ -24,8 +24,8 @@ from quiverlog.core.controller.records import (
     TopicRecord,
 )
 from quiverlog.limits import REPLICA_LAG_MS_MAX
-from quiverlog.node.events import ConnectionOpened, RequestReceived
-from quiverlog.node.replica import Replica
+from quiverlog.node.partitions.replica import Replica
+from quiverlog.node.runtime.events import ConnectionOpened, RequestReceived
 from quiverlog.storage.segment.segment_files import SEGMENT_HEADER_BYTES
 from quiverlog.wire import messages as m
 from tests.support.node import SCHEMA, batch_of

@@ -16,7 +16,7 @@ import pytest
 from quiverlog.batch.codec import split_batches
 from quiverlog.batch.header import BatchHeader
 from quiverlog.core.controller.records import ConfigRecord
-from quiverlog.node.effects import Respond
+from quiverlog.node.runtime.effects import Respond
 from quiverlog.types import Durability
 from quiverlog.wire import messages as m
 

@@ -16,7 +16,7 @@ import pytest
 
 from quiverlog.addresses import Address
 from quiverlog.core.raft import messages as r
-from quiverlog.node.quorum_wire import pack
+from quiverlog.node.metadata.quorum_wire import pack
 from quiverlog.types import Now
 
 from .host import Host

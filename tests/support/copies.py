@@ -13,9 +13,9 @@ from quiverlog.addresses import Address
 from quiverlog.core.controller.records import PartitionChangeRecord
 from quiverlog.errors import PeerUnreachable
 from quiverlog.limits import REPLICA_FETCH_WATERMARK_WAIT_MS
-from quiverlog.node.effects import Effect, SendToPeer
-from quiverlog.node.events import PeerClosed, ResponseReceived, Tick
-from quiverlog.node.replica import Replica
+from quiverlog.node.partitions.replica import Replica
+from quiverlog.node.runtime.effects import Effect, SendToPeer
+from quiverlog.node.runtime.events import PeerClosed, ResponseReceived, Tick
 
 from .node import NodeDriver
 

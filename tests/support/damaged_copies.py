@@ -18,8 +18,8 @@ from quiverlog.batch.evolution import SchemaHistory
 from quiverlog.batch.schema import serialize_schema
 from quiverlog.core.controller.records import PartitionChangeRecord
 from quiverlog.core.controller.topic_image import PartitionImage
-from quiverlog.node.events import Tick
-from quiverlog.node.replica import Replica
+from quiverlog.node.partitions.replica import Replica
+from quiverlog.node.runtime.events import Tick
 from quiverlog.storage.disk.posix_file import PosixFile
 from quiverlog.storage.segment.segment_files import SEGMENT_HEADER_BYTES
 from quiverlog.types import Durability

@@ -14,10 +14,22 @@ from typing import Any
 from quiverlog.addresses import Address
 from quiverlog.core.raft.messages import ReplicaKey
 from quiverlog.errors import PeerUnreachable
-from quiverlog.node.admission import Phase
-from quiverlog.node.effects import NO_TOKEN, Effect, ListenToBrokers, PeerAddresses, SendToPeer
-from quiverlog.node.events import PeerClosed, RequestReceived, ResponseReceived, Shutdown, Tick
-from quiverlog.node.quorum import Quorum
+from quiverlog.node.metadata.quorum import Quorum
+from quiverlog.node.runtime.admission import Phase
+from quiverlog.node.runtime.effects import (
+    NO_TOKEN,
+    Effect,
+    ListenToBrokers,
+    PeerAddresses,
+    SendToPeer,
+)
+from quiverlog.node.runtime.events import (
+    PeerClosed,
+    RequestReceived,
+    ResponseReceived,
+    Shutdown,
+    Tick,
+)
 from quiverlog.storage.disk.disk import Disk
 from quiverlog.storage.disk.posix import PosixDisk
 from quiverlog.wire import frames

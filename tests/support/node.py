@@ -20,9 +20,10 @@ from quiverlog.batch.codec import split_batches
 from quiverlog.batch.header import BatchHeader
 from quiverlog.batch.schema import serialize_schema
 from quiverlog.limits import BATCH_HEADER_BYTES
-from quiverlog.node.config import NodeConfig
-from quiverlog.node.directory_jobs import CreateDirectoriesJob
-from quiverlog.node.effects import (
+from quiverlog.node.node import Node
+from quiverlog.node.partitions.directories import CreateDirectoriesJob
+from quiverlog.node.runtime.config import NodeConfig
+from quiverlog.node.runtime.effects import (
     CloseConnection,
     Effect,
     LogLine,
@@ -31,7 +32,7 @@ from quiverlog.node.effects import (
     StartComplete,
     StartJob,
 )
-from quiverlog.node.events import (
+from quiverlog.node.runtime.events import (
     ConnectionClosed,
     DiskSpace,
     Event,
@@ -40,8 +41,7 @@ from quiverlog.node.events import (
     Shutdown,
     Tick,
 )
-from quiverlog.node.metrics import NodeMetrics
-from quiverlog.node.node import Node
+from quiverlog.node.runtime.metrics import NodeMetrics
 from quiverlog.storage.disk.disk import Disk
 from quiverlog.storage.disk.posix import PosixDisk
 from quiverlog.types import Now

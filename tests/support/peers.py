@@ -16,9 +16,9 @@ from unittest import mock
 from quiverlog.addresses import Address
 from quiverlog.core.raft import messages as r
 from quiverlog.errors import QuiverlogError
-from quiverlog.node.effects import Peer, Purpose, SendToPeer
-from quiverlog.node.events import PeerClosed, ResponseReceived
-from quiverlog.node.quorum_wire import pack
+from quiverlog.node.metadata.quorum_wire import pack
+from quiverlog.node.runtime.effects import Peer, Purpose, SendToPeer
+from quiverlog.node.runtime.events import PeerClosed, ResponseReceived
 from quiverlog.server import peer_link, peer_queue
 from quiverlog.server.logs import make_logger
 from quiverlog.server.memory import MemoryBudget

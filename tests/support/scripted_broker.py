@@ -31,11 +31,11 @@ from typing import Any
 import msgspec
 
 from quiverlog.errors import QuiverlogError
-from quiverlog.node.config import NodeConfig
-from quiverlog.node.effects import CloseConnection, Effect, Respond, StartJob
-from quiverlog.node.events import ConnectionClosed, Event, JobDone, RequestReceived, Tick
-from quiverlog.node.metrics import NodeMetrics
 from quiverlog.node.node import Node
+from quiverlog.node.runtime.config import NodeConfig
+from quiverlog.node.runtime.effects import CloseConnection, Effect, Respond, StartJob
+from quiverlog.node.runtime.events import ConnectionClosed, Event, JobDone, RequestReceived, Tick
+from quiverlog.node.runtime.metrics import NodeMetrics
 from quiverlog.storage.disk.posix import PosixDisk
 from quiverlog.types import Now
 from quiverlog.wire import frames, registry

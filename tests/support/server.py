@@ -9,8 +9,8 @@ import io
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
-from quiverlog.node.effects import Effect, Respond
-from quiverlog.node.events import RequestReceived
+from quiverlog.node.runtime.effects import Effect, Respond
+from quiverlog.node.runtime.events import RequestReceived
 from quiverlog.server.config import load_config
 from quiverlog.server.connections import ConnectionLimits, ConnectionTable
 from quiverlog.server.context import ConnectionContext

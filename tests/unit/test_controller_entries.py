@@ -19,7 +19,7 @@ from quiverlog.core.controller.records import (
     encode_entry,
 )
 from quiverlog.limits import PARTITIONS_PER_BROKER_MAX
-from quiverlog.node.decisions import ENTRY_BYTES_MAX
+from quiverlog.node.metadata.metadata import ENTRY_BYTES_MAX
 from tests.support.controller import create, register
 
 SMALL = 200

@@ -33,7 +33,7 @@ ALLOWED = {
     "broker/quiverlog/client/unsent.py _left_behind": "one call in C; read when the program ends",
     "broker/quiverlog/core/controller/image.py _arrow_schema": "a function of its argument",
     "broker/quiverlog/errors.py _BY_CODE": "filled while the module is imported",
-    "broker/quiverlog/node/replica.py log_config": "a function of its argument",
+    "broker/quiverlog/node/partitions/replica.py log_config": "a function of its argument",
     "broker/quiverlog/otel.py _originals": "under the module's lock",
     "broker/quiverlog/storage/segment/names.py _is_own": "a function of its argument",
     "broker/quiverlog/storage/segment/names.py own_offset": "a function of its arguments",

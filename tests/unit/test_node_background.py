@@ -11,7 +11,7 @@ import pytest
 
 from quiverlog.errors import ThrottledBroker
 from quiverlog.limits import MIB, UNFLUSHED_MS_MAX
-from quiverlog.node.replica import Replica
+from quiverlog.node.partitions.replica import Replica
 from quiverlog.storage.disk.disk import Buffer, write_error
 from quiverlog.storage.disk.posix import PosixDisk, PosixFile
 from quiverlog.storage.log.log import Log

@@ -11,7 +11,7 @@ import pytest
 from quiverlog.batch import rows
 from quiverlog.batch.codec import encode_batch
 from quiverlog.errors import BatchTooLarge, CorruptBatch, QuiverlogError, ThrottledBroker
-from quiverlog.node.events import JobDone, RequestReceived, Shutdown
+from quiverlog.node.runtime.events import JobDone, RequestReceived, Shutdown
 from quiverlog.types import Compression
 from quiverlog.wire import messages as m
 from tests.support.node import SCHEMA, START_WALL_US, NodeDriver, batch_of, rows_of
@@ -185,7 +185,7 @@ def test_rows_and_bytes_of_a_request_are_added_up_before_any_is_read(
 def test_declared_bytes_of_an_entry_are_added_up(node: NodeDriver) -> None:
     topic = node.create(durability="memory")
     part = bomb(4 * 2**20)  # 32 MiB: the rows of four are allowed, nine are 288 MiB.
-    with mock.patch("quiverlog.node.checking.BATCH_ROWS_MAX", 2**30):
+    with mock.patch("quiverlog.node.partitions.produce_checks.BATCH_ROWS_MAX", 2**30):
         (result,) = produce_all(node, topic, [part * 9])
     assert result.error_code == BatchTooLarge.code
     (result,) = produce_all(node, topic, [part * 4])
@@ -267,9 +267,9 @@ def test_a_connection_that_went_meanwhile(node: NodeDriver, heavy: bytes) -> Non
 def test_a_bug_in_the_job_is_answered_once(node: NodeDriver, heavy: bytes, where: str) -> None:
     topic = node.create(durability="memory")
     target = {
-        "check_structures": "quiverlog.node.checking._check_structures",
-        "rows": "quiverlog.node.checking.EntryCheck.rows",
-        "run": "quiverlog.node.checking.CheckJob.run",
+        "check_structures": "quiverlog.node.partitions.produce_checks._check_structures",
+        "rows": "quiverlog.node.partitions.produce_checks.EntryCheck.rows",
+        "run": "quiverlog.node.partitions.produce_checks.CheckJob.run",
     }[where]
     node.hold_jobs = True
     asked = [node.produce(topic, heavy), node.produce(topic, bytes(batch_of([1])))]
@@ -298,7 +298,7 @@ def test_a_bug_after_the_job_is_answered_once(node: NodeDriver, heavy: bytes) ->
     topic = node.create(durability="memory")
     node.hold_jobs = True
     asked = [node.produce(topic, heavy), node.produce(topic, bytes(batch_of([1])))]
-    with mock.patch("quiverlog.node.produce.look", side_effect=RuntimeError("planted")):
+    with mock.patch("quiverlog.node.apis.produce.look", side_effect=RuntimeError("planted")):
         node.step()
     answers = [node.answer(correlation) for correlation in asked]
     assert [a is not None and a[0].error_code for a in answers] == [QuiverlogError.code] * 2

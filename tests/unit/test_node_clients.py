@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from quiverlog.node.clients import Clients
+from quiverlog.node.runtime.clients import Clients
 from quiverlog.server.peer import peer_name
 
 

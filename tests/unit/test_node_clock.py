@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from quiverlog.node.events import Tick
+from quiverlog.node.runtime.events import Tick
 from quiverlog.storage.directory.data_directory import ClockNote
 from quiverlog.types import EARLIEST
 from tests.support.node import NodeDriver, batch_of

@@ -16,7 +16,7 @@ from quiverlog.core.controller.records import (
     TopicRecord,
 )
 from quiverlog.node.cluster_gauges import NOBODY, ClusterGauges, cluster_gauges
-from quiverlog.node.events import Tick
+from quiverlog.node.runtime.events import Tick
 from quiverlog.types import Durability
 from quiverlog.wire import messages as m
 from tests.support.members import Member, Members

@@ -11,8 +11,8 @@ from quiverlog.batch.schema import serialize_schema
 from quiverlog.core.controller.records import BrokerRecord
 from quiverlog.errors import NotController
 from quiverlog.limits import BROKER_DISPLACED_MS_MAX, FEATURE_LEVEL_MAX
-from quiverlog.node.effects import SendToPeer
-from quiverlog.node.registrar import Registrar
+from quiverlog.node.controller.registrar import Registrar
+from quiverlog.node.runtime.effects import SendToPeer
 from quiverlog.wire import messages as m
 from quiverlog.wire.broker_messages import (
     BrokerHeartbeatRequest,

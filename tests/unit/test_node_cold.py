@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from quiverlog import errors
-from quiverlog.node.replica import Replica
+from quiverlog.node.partitions.replica import Replica
 from quiverlog.storage.log.log import Log
 from quiverlog.storage.segment.segment_files import SegmentFiles
 from quiverlog.types import LATEST

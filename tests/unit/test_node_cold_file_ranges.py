@@ -14,7 +14,7 @@ import pytest
 
 from quiverlog import errors
 from quiverlog.limits import KIB, MIB
-from quiverlog.node.fetch_answer import FILE_RANGE_BYTES_MIN
+from quiverlog.node.apis.fetch import FILE_RANGE_BYTES_MIN
 from quiverlog.storage.segment import reading
 from quiverlog.wire import messages as m
 from tests.support.node import NodeDriver, batch_of

@@ -25,10 +25,10 @@ from quiverlog.errors import (
     UnknownConfig,
 )
 from quiverlog.limits import LEADER_BALANCE_MOVES_MAX
-from quiverlog.node.admission import Phase
-from quiverlog.node.config import Given
-from quiverlog.node.effects import ConfigChanged, Effect
-from quiverlog.node.events import ConfigReloaded, Tick
+from quiverlog.node.runtime.admission import Phase
+from quiverlog.node.runtime.config import Given
+from quiverlog.node.runtime.effects import ConfigChanged, Effect
+from quiverlog.node.runtime.events import ConfigReloaded, Tick
 from quiverlog.storage.metadata.quorum_jobs import Snapshot
 from quiverlog.wire import messages as m
 from quiverlog.wire.config_messages import (

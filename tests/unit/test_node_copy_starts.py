@@ -20,9 +20,9 @@ from quiverlog.errors import (
     StorageFault,
 )
 from quiverlog.limits import REPLICA_LAG_MS_MAX
-from quiverlog.node.events import Shutdown, Tick
-from quiverlog.node.log_end_reports import log_end
-from quiverlog.node.replica import Replica
+from quiverlog.node.controller.log_ends import log_end
+from quiverlog.node.partitions.replica import Replica
+from quiverlog.node.runtime.events import Shutdown, Tick
 from quiverlog.storage.log.jobs import TrimJob
 from quiverlog.wire import messages as m
 from quiverlog.wire.replica_messages import (

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from quiverlog.node.deciding import told_controller
+from quiverlog.node.controller.not_controller import told_controller
 
 
 @pytest.mark.parametrize(

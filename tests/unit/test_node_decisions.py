@@ -11,8 +11,8 @@ import pytest
 
 from quiverlog import errors
 from quiverlog.batch.schema import serialize_schema
-from quiverlog.node.clock import BelievedClock
-from quiverlog.node.wakeups import WAKES_PER_CALL
+from quiverlog.node.runtime.clock import BelievedClock
+from quiverlog.node.runtime.purgatory import WAKES_PER_CALL
 from quiverlog.storage.disk.posix import PosixDisk
 from quiverlog.types import EARLIEST, Now
 from quiverlog.wire import messages as m

@@ -11,7 +11,7 @@ from quiverlog.core.controller.records import ProducerIdBlockRecord, encode_entr
 from quiverlog.core.controller.topics import PRODUCER_ID_BLOCK
 from quiverlog.core.raft.messages import Entry, EntryKind
 from quiverlog.errors import ThrottledBroker, UnknownProducerId
-from quiverlog.node.metadata import Metadata
+from quiverlog.node.metadata.metadata import Metadata
 from quiverlog.wire import messages as m
 from tests.support.node import NodeDriver, batch_of
 

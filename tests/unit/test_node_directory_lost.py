@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from quiverlog.errors import StorageFault
-from quiverlog.node.events import DiskSpace
+from quiverlog.node.runtime.events import DiskSpace
 from tests.support.guarded_disk import BlockedLoop
 from tests.support.node import NodeDriver, batch_of
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from quiverlog.limits import UNFLUSHED_MS_MAX
-from quiverlog.node.due_flushes import AT_ONCE
+from quiverlog.node.partitions.flushing import AT_ONCE
 from quiverlog.wire import messages as m
 from tests.sim.disk import SimDisk
 from tests.support.node import NodeDriver, batch_of

@@ -16,7 +16,7 @@ from quiverlog.core.controller.records import (
     TopicRecord,
 )
 from quiverlog.errors import QuiverlogError, UnknownPartition, UnknownTopic
-from quiverlog.node.events import Tick
+from quiverlog.node.runtime.events import Tick
 from quiverlog.wire.election_messages import ElectLeadersRequest
 from tests.support.node import NodeDriver
 

@@ -10,10 +10,10 @@ from quiverlog import errors
 from quiverlog.batch.schema import serialize_schema
 from quiverlog.core.controller.records import PartitionChangeRecord
 from quiverlog.limits import BROKER_SESSION_MS_DEFAULT
-from quiverlog.node import registrar
-from quiverlog.node.admission import Phase
-from quiverlog.node.effects import SendToPeer
-from quiverlog.node.events import Shutdown, Tick
+from quiverlog.node.controller import registrar
+from quiverlog.node.runtime.admission import Phase
+from quiverlog.node.runtime.effects import SendToPeer
+from quiverlog.node.runtime.events import Shutdown, Tick
 from quiverlog.wire import messages as m
 from quiverlog.wire.quorum_messages import QuorumRequest
 from tests.support.members import Member, Members
@@ -174,7 +174,7 @@ def test_a_new_id_waits_for_nothing(world: World) -> None:
 def test_the_last_epoch_is_over_too_when_a_new_id_follows_it(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("quiverlog.node.init_producer_id._PRODUCER_EPOCH_MAX", 1)
+    monkeypatch.setattr("quiverlog.node.apis.init_producer_id._PRODUCER_EPOCH_MAX", 1)
     old = world.producer_id
     assert world.introduced(old, 0).producer_epoch == 1
     assert world.write(world.topics[0], 1, 0).error_code == 0

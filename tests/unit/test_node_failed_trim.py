@@ -6,7 +6,7 @@ import errno
 from pathlib import Path
 
 from quiverlog.errors import OutcomeUnknown
-from quiverlog.node.events import JobDone
+from quiverlog.node.runtime.events import JobDone
 from quiverlog.types import Durability
 from quiverlog.wire import messages as m
 from tests.support.node import NodeDriver, batch_of

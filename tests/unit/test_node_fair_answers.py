@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from quiverlog import errors
-from quiverlog.node import describe, paging
-from quiverlog.node.events import ConnectionClosed, Event, RequestReceived, Tick
-from quiverlog.node.tasks import STEPS_PER_CALL
+from quiverlog.node.apis import describe
+from quiverlog.node.runtime import tasks
+from quiverlog.node.runtime.events import ConnectionClosed, Event, RequestReceived, Tick
+from quiverlog.node.runtime.tasks import STEPS_PER_CALL
 from quiverlog.storage.log.log import Log
 from quiverlog.wire import messages as m
 from tests.support.node import NodeDriver, batch_of
@@ -96,7 +97,7 @@ def test_an_answer_above_a_header_is_refused_before_it_is_made(
     node: NodeDriver, monkeypatch: pytest.MonkeyPatch, by_id: bool
 ) -> None:
     ids = [node.create(name, partitions=4) for name in ("a", "b", "c")]
-    monkeypatch.setattr(paging, "HEADER_BYTES_MAX", 4 * describe._PARTITION_BYTES_MIN - 1)
+    monkeypatch.setattr(tasks, "HEADER_BYTES_MAX", 4 * describe._PARTITION_BYTES_MIN - 1)
     made = Counted(monkeypatch, m, "PartitionMetadata")
     described = Counted(monkeypatch, m, "PartitionDescription")
     request = m.MetadataRequest(topics=[], topic_ids=ids) if by_id else m.MetadataRequest()

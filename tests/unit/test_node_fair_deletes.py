@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from quiverlog import errors
-from quiverlog.node.effects import StartJob
-from quiverlog.node.events import RequestReceived
-from quiverlog.node.jobs import Urgency
+from quiverlog.node.runtime.effects import StartJob
+from quiverlog.node.runtime.events import RequestReceived
+from quiverlog.node.runtime.jobs import Urgency
 from quiverlog.wire import messages as m
 from tests.support.node import NodeDriver, batch_of
 

@@ -7,8 +7,8 @@ from unittest import mock
 
 import pytest
 
-from quiverlog.node.events import Shutdown
-from quiverlog.node.flush_queue import FlushQueue
+from quiverlog.node.partitions.flushing import FlushQueue
+from quiverlog.node.runtime.events import Shutdown
 from quiverlog.wire import messages as m
 from tests.support.node import NodeDriver, batch_of
 

@@ -10,7 +10,7 @@ import pytest
 
 from quiverlog.batch.schema import serialize_schema
 from quiverlog.core.controller import topics as decide
-from quiverlog.node.events import RequestReceived
+from quiverlog.node.runtime.events import RequestReceived
 from quiverlog.wire import messages as m
 from tests.support.node import NodeDriver
 

@@ -10,12 +10,13 @@ import pytest
 
 from quiverlog import errors
 from quiverlog.limits import PARKED_ENTRY_BYTES
-from quiverlog.node import fetch, fetch_answer, list_offsets, offsets, wakeups
-from quiverlog.node.events import RequestReceived, Tick
-from quiverlog.node.fetch import FetchWaiter
-from quiverlog.node.list_offsets import OffsetsWaiter
-from quiverlog.node.tasks import STEPS_PER_CALL
-from quiverlog.node.wakeups import WAKES_PER_CALL, Wakeups
+from quiverlog.node.apis import fetch, offsets
+from quiverlog.node.apis.fetch import FetchWaiter
+from quiverlog.node.apis.offsets import OffsetsWaiter
+from quiverlog.node.runtime import purgatory as runtime_purgatory
+from quiverlog.node.runtime.events import RequestReceived, Tick
+from quiverlog.node.runtime.purgatory import WAKES_PER_CALL, Wakeups
+from quiverlog.node.runtime.tasks import STEPS_PER_CALL
 from quiverlog.types import LATEST, Now
 from quiverlog.wire import messages as m
 from tests.support.node import NodeDriver, batch_of
@@ -127,7 +128,7 @@ def test_a_list_offsets_of_many_partitions_takes_several_calls_and_misses_no_mov
     topic = node.create(partitions=count, durability="memory")
     entries = [m.ListOffsetsPartition(topic, p, at=LATEST, known_offset=0) for p in range(count)]
     request = m.ListOffsetsRequest(partitions=entries, max_wait_ms=FOREVER)
-    looked = Counted(monkeypatch, list_offsets, "_fill_offset")
+    looked = Counted(monkeypatch, offsets, "_fill_offset")
     correlation = node._number(request)
     node._perform(node.handle(RequestReceived(1, request, memoryview(b""))))
     assert 0 < looked.calls <= STEPS_PER_CALL * per_step
@@ -190,7 +191,7 @@ def test_a_fetch_of_many_partitions_is_looked_at_in_several_calls(
     ]
     request = m.FetchRequest(partitions=entries, max_wait_ms=1_000, min_bytes=2**30)
     per_call = STEPS_PER_CALL * fetch._READS_PER_COST + fetch.ENTRIES_PER_STEP
-    looked = Counted(monkeypatch, fetch_answer, "read_entry")
+    looked = Counted(monkeypatch, fetch, "read_entry")
 
     def calls() -> int:
         number, before = 1, 0
@@ -271,7 +272,7 @@ def test_decisions_that_are_logged_together_mark_those_who_wait_for_metadata_onc
     node: NodeDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Thousands of decisions times thousands of waiters would be gigabytes, and seconds."""
-    monkeypatch.setattr(wakeups, "WAKES_PER_CALL", 2)
+    monkeypatch.setattr(runtime_purgatory, "WAKES_PER_CALL", 2)
     topic = node.create()
     version = node.node.broker.metadata.image.version
     entries = [m.ListOffsetsPartition(topic, 0, at=LATEST, known_offset=0)]

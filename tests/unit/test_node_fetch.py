@@ -8,7 +8,7 @@ import pytest
 
 from quiverlog import errors
 from quiverlog.batch.header import SIZE_END
-from quiverlog.node.events import ConnectionOpened, RequestsEnded
+from quiverlog.node.runtime.events import ConnectionOpened, RequestsEnded
 from quiverlog.wire import messages as m
 from tests.support.node import NodeDriver, batch_of, rows_of
 

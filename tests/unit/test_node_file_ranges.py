@@ -11,7 +11,7 @@ import pytest
 
 from quiverlog.batch.codec import split_batches
 from quiverlog.limits import BATCH_HEADER_BYTES
-from quiverlog.node.fetch_answer import FILE_RANGE_BYTES_MIN
+from quiverlog.node.apis.fetch import FILE_RANGE_BYTES_MIN
 from quiverlog.wire import messages as m
 from tests.support.node import NodeDriver, batch_of
 

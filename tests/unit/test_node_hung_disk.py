@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from quiverlog.errors import RequestTimedOut
-from quiverlog.node.acknowledgements import Answers
+from quiverlog.node.partitions.acknowledgements import Answers
 from tests.support.node import NodeDriver, batch_of
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from quiverlog.batch.schema import serialize_schema
-from quiverlog.node.assignment import Assignment
-from quiverlog.node.membership import Membership
+from quiverlog.node.assignment.assignment import Assignment
+from quiverlog.node.controller.membership import Membership
 from quiverlog.types import Now
 from quiverlog.wire import messages as m
 from tests.support.members import Member, Members

@@ -24,8 +24,8 @@ from quiverlog.errors import (
     WrongListener,
 )
 from quiverlog.limits import IN_SYNC_RETRY_MS, REPLICA_LAG_MS_MAX
-from quiverlog.node.events import Tick
-from quiverlog.node.jobs import Then
+from quiverlog.node.runtime.events import Tick
+from quiverlog.node.runtime.jobs import Then
 from quiverlog.types import Durability, Now
 from quiverlog.wire import messages as m
 from quiverlog.wire.replica_messages import (

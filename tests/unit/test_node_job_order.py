@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from quiverlog.node.effects import StartJob
+from quiverlog.node.runtime.effects import StartJob
 from quiverlog.storage.log.jobs import FlushJob
 from quiverlog.types import EARLIEST
 from tests.support.node import NodeDriver, batch_of

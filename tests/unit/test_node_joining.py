@@ -10,9 +10,9 @@ import pytest
 from quiverlog.batch.schema import serialize_schema
 from quiverlog.core.raft import messages as r
 from quiverlog.errors import BrokerShuttingDown, InvalidConfig, NotController
-from quiverlog.node.admission import Phase
-from quiverlog.node.events import Tick
-from quiverlog.node.leftovers import LeftoversJob
+from quiverlog.node.lifecycle import LeftoversJob
+from quiverlog.node.runtime.admission import Phase
+from quiverlog.node.runtime.events import Tick
 from quiverlog.wire import messages as m
 from tests.support.members import Member, Members
 from tests.support.node import SCHEMA, NodeDriver

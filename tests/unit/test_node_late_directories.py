@@ -23,8 +23,8 @@ from quiverlog.core.controller.records import (
 )
 from quiverlog.core.raft.messages import Entry, EntryKind, SnapshotMeta
 from quiverlog.errors import NotController, NotLeader, StorageFault
-from quiverlog.node import in_sync_decisions
-from quiverlog.node.events import JobDone, Tick
+from quiverlog.node.controller import in_sync_decisions
+from quiverlog.node.runtime.events import JobDone, Tick
 from quiverlog.storage.disk.posix import PosixDisk
 from quiverlog.storage.metadata.quorum_jobs import Snapshot
 from tests.support.node import SCHEMA, NodeDriver, batch_of

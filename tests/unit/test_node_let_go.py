@@ -9,8 +9,8 @@ import pytest
 
 from quiverlog.batch.schema import serialize_schema
 from quiverlog.errors import DiskFull
-from quiverlog.node.effects import StartJob
-from quiverlog.node.events import JobDone, Shutdown, Tick
+from quiverlog.node.runtime.effects import StartJob
+from quiverlog.node.runtime.events import JobDone, Shutdown, Tick
 from quiverlog.storage.disk.posix import PosixDisk
 from quiverlog.types import EARLIEST
 from quiverlog.wire import messages as m

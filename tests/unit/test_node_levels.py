@@ -8,8 +8,8 @@ import pytest
 
 from quiverlog.errors import NotEnoughReplicas, NotEnoughReplicasAfterAppend
 from quiverlog.limits import REPLICA_LAG_MS_MAX, UNFLUSHED_MS_MAX
-from quiverlog.node.events import Tick
-from quiverlog.node.replica import Replica
+from quiverlog.node.partitions.replica import Replica
+from quiverlog.node.runtime.events import Tick
 from quiverlog.types import Durability
 from quiverlog.wire.replica_messages import ReplicaFetchResult
 from tests.support.node import NodeDriver, batch_of

@@ -12,9 +12,9 @@ import pytest
 from quiverlog import errors
 from quiverlog.batch.schema import serialize_schema
 from quiverlog.limits import TIMESTAMP_AHEAD_MS_DEFAULT
-from quiverlog.node.effects import ShutdownComplete
-from quiverlog.node.events import DiskSpace, JobDone, RequestReceived, Shutdown, Tick
 from quiverlog.node.node import Node
+from quiverlog.node.runtime.effects import ShutdownComplete
+from quiverlog.node.runtime.events import DiskSpace, JobDone, RequestReceived, Shutdown, Tick
 from quiverlog.storage.metadata.metadata_log import MetadataLog
 from quiverlog.types import EARLIEST
 from quiverlog.wire import messages as m

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from quiverlog.core.replication.follower import Phase
 from quiverlog.limits import REPLICA_FETCH_WAIT_MS
-from quiverlog.node.move_quota import MoveQuota
+from quiverlog.node.replication.move_quota import MoveQuota
 from quiverlog.wire.config_messages import AlterConfigsRequest, ConfigChange
 from tests.support.node import batch_of
 from tests.unit.test_node_reassignment import World

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from quiverlog.errors import NotEnoughReplicasAfterAppend
-from quiverlog.node.effects import SendToPeer
+from quiverlog.node.runtime.effects import SendToPeer
 from quiverlog.types import Durability
 from tests.support.members import Member
 from tests.support.node import batch_of

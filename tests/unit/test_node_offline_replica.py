@@ -20,7 +20,7 @@ from quiverlog.errors import (
     StorageFault,
     UnknownPartition,
 )
-from quiverlog.node.events import Tick
+from quiverlog.node.runtime.events import Tick
 from quiverlog.storage.segment.segment_files import SEGMENT_HEADER_BYTES
 from quiverlog.types import LATEST, Durability
 from quiverlog.wire import messages as m

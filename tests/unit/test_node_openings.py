@@ -13,11 +13,16 @@ import pytest
 
 from quiverlog.batch.schema import serialize_schema
 from quiverlog.core.partition.producers import ProducerStates
-from quiverlog.node.assignment import Assignment
-from quiverlog.node.directory_jobs import CreateDirectoriesJob, OpenedReplica, OpenJob, new_log
-from quiverlog.node.events import Tick
-from quiverlog.node.offline import Opening
-from quiverlog.node.openings import Key
+from quiverlog.node.assignment.assignment import Assignment
+from quiverlog.node.partitions.directories import (
+    CreateDirectoriesJob,
+    OpenedReplica,
+    OpenJob,
+    new_log,
+)
+from quiverlog.node.partitions.offline import Opening
+from quiverlog.node.partitions.opening import Key
+from quiverlog.node.runtime.events import Tick
 from quiverlog.storage.disk.posix import PosixDisk
 from quiverlog.storage.log.log import LogConfig
 from quiverlog.storage.segment.segments import IndexCache

@@ -13,37 +13,37 @@ from quiverlog.node import broker
 from quiverlog.node.broker import Broker
 
 NODE: Final = Path(broker.__file__).parent
-FILES: Final = sorted(path for path in NODE.glob("*.py") if path.name != "__init__.py")
+FILES: Final = sorted(path for path in NODE.rglob("*.py") if path.name != "__init__.py")
 MUTATORS: Final = {
     "add", "append", "clear", "discard", "extend", "insert", "pop", "popleft", "remove",
     "setdefault", "update",
 }  # fmt: skip
 SHARED: Final = {
     "metrics": "counters, each counted where it happens",
-    "staging": "produce.py and wide_produce.py admit, staging.py appends: one owner in three files",
+    "staging": "apis/produce.py admits, partitions/admitted.py appends: one owner",
 }
 ALLOWED: Final = {
-    ("openings.py", "_directory.written"): "whoever opens a log takes it out (DataDirectory)",
+    ("partitions/opening.py", "_directory.written"): "taken out by what opens a log",
 }
 REPLICA_OWNERS: Final = {
-    "admitted": {"replica.py"},
-    "answers": {"replica.py"},
-    "corrupt": {"replica.py"},
-    "cutting": {"replication.py"},
-    "damage": {"repairs.py"},
-    "deleted": {"letting_go.py"},
-    "fault": {"flushes.py"},
-    "flush_queued": {"flushes.py"},
-    "flush_running": {"flushes.py"},
-    "flush_wanted": {"flushes.py"},
+    "admitted": {"partitions/replica.py"},
+    "answers": {"partitions/replica.py"},
+    "corrupt": {"partitions/replica.py"},
+    "cutting": {"replication/replica_fetcher.py"},
+    "damage": {"replication/repairs.py"},
+    "deleted": {"assignment/assignment.py"},
+    "fault": {"partitions/flushing.py"},
+    "flush_queued": {"partitions/flushing.py"},
+    "flush_running": {"partitions/flushing.py"},
+    "flush_wanted": {"partitions/flushing.py"},
     "jobs_running": {
-        "cold.py",
-        "flushes.py",
-        "repairs.py",
-        "replication.py",
-        "trims.py",
+        "partitions/cold_reads.py",
+        "partitions/flushing.py",
+        "replication/repairs.py",
+        "replication/replica_fetcher.py",
+        "partitions/trimming.py",
     },  # Who starts a job counts it.
-    "waiters": {"wakeups.py"},
+    "waiters": {"runtime/purgatory.py"},
 }
 """A replica is a record of several owners' columns: which files write which."""
 
@@ -96,9 +96,9 @@ def foreign(file: str, source: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(NODE).as_posix())
 def test_no_file_writes_the_state_of_another_part(path: Path) -> None:
-    assert foreign(path.name, path.read_text()) == []
+    assert foreign(path.relative_to(NODE).as_posix(), path.read_text()) == []
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_a_foreign_write_is_found(line: str) -> None:
 
 def waiters() -> list[tuple[str, ast.ClassDef]]:
     return [
-        (path.name, node)
+        (path.relative_to(NODE).as_posix(), node)
         for path in FILES
         for node in ast.parse(path.read_text()).body
         if isinstance(node, ast.ClassDef) and "Waiter" in map(ast.unparse, node.bases)
@@ -146,11 +146,15 @@ def test_requests_that_wait_do_not_know_the_broker() -> None:
     assert {node.name for _, node in found} >= {"FetchWaiter", "OffsetsWaiter", "ProduceWaiter"}
     others = parts() - {"lookup", "waits", "replica"} | {"broker"}
     for file, node in found:
-        own = {"outbox", "metrics", "purgatory"} if file == "acknowledgements.py" else set()
+        own = (
+            {"outbox", "metrics", "purgatory"}
+            if file == "partitions/acknowledgements.py"
+            else set()
+        )
         assert names(node) & others <= own, (file, node.name)
 
 
-@pytest.mark.parametrize("module", ["fetch_answer", "lookup", "waits", "purgatory", "wakeups"])
+@pytest.mark.parametrize("module", ["assignment/lookup", "runtime/purgatory"])
 def test_what_a_wait_is_made_of_does_not_know_the_broker(module: str) -> None:
     tree = ast.parse((NODE / f"{module}.py").read_text())
     imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}

@@ -11,7 +11,7 @@ import pytest
 from quiverlog import errors, limits
 from quiverlog.batch.schema import serialize_schema
 from quiverlog.limits import HEADER_BYTES_MAX
-from quiverlog.node import paging
+from quiverlog.node.runtime import tasks
 from quiverlog.wire import frames
 from quiverlog.wire import messages as m
 from quiverlog.wire.registry import api_ranges
@@ -93,11 +93,11 @@ def by_name(
 ) -> tuple[list[m.TopicResult], str]:
     """`paging.by_name`, with all its steps made at once."""
 
-    def making(name: str) -> paging.Making[m.TopicResult]:
+    def making(name: str) -> tasks.Making[m.TopicResult]:
         yield
         return make(name)
 
-    steps = paging.by_name(names, first_name, making, len)
+    steps = tasks.by_name(names, first_name, making, len)
     while True:
         try:
             next(steps)

@@ -19,11 +19,18 @@ from quiverlog.errors import (
     ThrottledBroker,
 )
 from quiverlog.limits import PEER_REQUESTS_WAITING_MAX
-from quiverlog.node.effects import ClosePeer, LogLine, Peer, PeerAddresses, Purpose, SendToPeer
-from quiverlog.node.events import PeerClosed, ResponseReceived
-from quiverlog.node.metrics import NodeMetrics
-from quiverlog.node.outbox import Outbox
-from quiverlog.node.peers import Answer, Peers
+from quiverlog.node.runtime.effects import (
+    ClosePeer,
+    LogLine,
+    Peer,
+    PeerAddresses,
+    Purpose,
+    SendToPeer,
+)
+from quiverlog.node.runtime.events import PeerClosed, ResponseReceived
+from quiverlog.node.runtime.metrics import NodeMetrics
+from quiverlog.node.runtime.outbox import Outbox
+from quiverlog.node.runtime.peers import Answer, Peers
 from quiverlog.types import Now
 from quiverlog.wire import messages as m
 from tests.support.node import NodeDriver

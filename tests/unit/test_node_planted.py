@@ -19,7 +19,7 @@ from unittest import mock
 import pytest
 
 import quiverlog.node
-from quiverlog.node.events import RequestReceived, Tick
+from quiverlog.node.runtime.events import RequestReceived, Tick
 from quiverlog.wire import messages as m
 from tests.support.node import SCHEMA, NodeDriver, batch_of, serialize_schema
 
@@ -46,15 +46,16 @@ class Planted(RuntimeError):
 
 def functions() -> Iterator[tuple[object, str, str]]:
     """(owner, attribute, name) of every function of the node that the course may call."""
-    for info in pkgutil.iter_modules(quiverlog.node.__path__):
-        if info.name in ONLY_AT_START_OR_STOP:
+    for info in pkgutil.walk_packages(quiverlog.node.__path__, "quiverlog.node."):
+        short = info.name.rpartition(".")[2]
+        if short in ONLY_AT_START_OR_STOP:
             continue
-        module = importlib.import_module(f"quiverlog.node.{info.name}")
+        module = importlib.import_module(info.name)
         for name, thing in vars(module).items():
             if getattr(thing, "__module__", "") != module.__name__:
                 continue
             if inspect.isfunction(thing):
-                yield module, name, f"{info.name}.{name}"
+                yield module, name, f"{short}.{name}"
             elif inspect.isclass(thing):
                 for attribute, method in vars(thing).items():
                     if isinstance(method, FunctionType) and not attribute.startswith("__"):

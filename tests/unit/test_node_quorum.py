@@ -12,7 +12,7 @@ from quiverlog.batch.schema import serialize_schema
 from quiverlog.core.controller.records import ProducerIdBlockRecord, encode_entry
 from quiverlog.core.raft import messages as r
 from quiverlog.core.raft.membership import pack_voters
-from quiverlog.node.metadata import Metadata
+from quiverlog.node.metadata.metadata import Metadata
 from quiverlog.storage.metadata.quorum_jobs import WriteJob
 from quiverlog.wire import messages as m
 from tests.support.node import SCHEMA, NodeDriver

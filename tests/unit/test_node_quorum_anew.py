@@ -13,9 +13,9 @@ from quiverlog.core.raft import messages as r
 from quiverlog.core.raft.membership import pack_voters
 from quiverlog.core.raft.outbox import Write
 from quiverlog.core.raft.raft import Raft
-from quiverlog.node.effects import Job
-from quiverlog.node.jobs import Then, Urgency
-from quiverlog.node.quorum import Quorum
+from quiverlog.node.metadata.quorum import Quorum
+from quiverlog.node.runtime.effects import Job
+from quiverlog.node.runtime.jobs import Then, Urgency
 from quiverlog.storage.metadata.quorum_jobs import Snapshot
 from quiverlog.types import Now
 from tests.sim.disk import SimDisk

@@ -13,10 +13,10 @@ from quiverlog.core.controller.records import BrokerRecord
 from quiverlog.core.raft import messages as r
 from quiverlog.errors import DuplicateNodeId, InvalidRequest, WrongCluster, WrongListener, WrongNode
 from quiverlog.limits import RAFT_OBSERVERS_MAX
-from quiverlog.node.config import NodeConfig
-from quiverlog.node.events import ConnectionOpened, RequestReceived
-from quiverlog.node.quorum_wire import pack
-from quiverlog.node.whereabouts import SECOND, Whereabouts
+from quiverlog.node.metadata.quorum_wire import pack
+from quiverlog.node.runtime.config import NodeConfig
+from quiverlog.node.runtime.events import ConnectionOpened, RequestReceived
+from quiverlog.node.runtime.peers import SECOND, Whereabouts
 from quiverlog.types import Now
 from quiverlog.wire import messages as m
 from quiverlog.wire.messages import Api

@@ -20,7 +20,7 @@ from quiverlog.errors import (
     ThrottledBroker,
 )
 from quiverlog.limits import PRODUCER_BATCHES_REMEMBERED
-from quiverlog.node.events import Tick
+from quiverlog.node.runtime.events import Tick
 from quiverlog.storage.metadata.metadata_log import MetadataLog
 from quiverlog.types import LATEST, Durability
 from quiverlog.wire import messages as m

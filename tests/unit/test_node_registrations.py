@@ -24,10 +24,10 @@ from quiverlog.errors import (
     WrongListener,
 )
 from quiverlog.limits import FEATURE_LEVEL_MAX
-from quiverlog.node.events import ConnectionOpened
-from quiverlog.node.quorum import Quorum
-from quiverlog.node.registrar import Registrar
-from quiverlog.node.whereabouts import SECOND
+from quiverlog.node.controller.registrar import Registrar
+from quiverlog.node.metadata.quorum import Quorum
+from quiverlog.node.runtime.events import ConnectionOpened
+from quiverlog.node.runtime.peers import SECOND
 from quiverlog.types import Now
 from quiverlog.wire import broker_messages as b
 from quiverlog.wire import cluster_messages as c

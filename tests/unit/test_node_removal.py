@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from quiverlog.batch.schema import serialize_schema
-from quiverlog.node.effects import StartJob
-from quiverlog.node.events import Shutdown
+from quiverlog.node.runtime.effects import StartJob
+from quiverlog.node.runtime.events import Shutdown
 from quiverlog.storage.log.log import Log
 from quiverlog.wire import messages as m
 from tests.support.node import SCHEMA, NodeDriver, batch_of

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from quiverlog.errors import CorruptLog, NotController, NotLeader
-from quiverlog.node.jobs import Then
+from quiverlog.node.runtime.jobs import Then
 from quiverlog.types import Durability
 from quiverlog.wire.replica_messages import AlterPartitionRequest
 from tests.support.damaged_copies import DamagedCopies, failing_reads

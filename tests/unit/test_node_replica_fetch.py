@@ -22,9 +22,9 @@ from quiverlog.errors import (
     WrongListener,
 )
 from quiverlog.limits import REPLICA_FETCH_WATERMARK_WAIT_MS
-from quiverlog.node.copied_replica import Copy
-from quiverlog.node.events import Tick
-from quiverlog.node.purgatory import Waiter
+from quiverlog.node.replication.follower import Copy
+from quiverlog.node.runtime.events import Tick
+from quiverlog.node.runtime.purgatory import Waiter
 from quiverlog.storage.segment.segment_files import SEGMENT_HEADER_BYTES
 from quiverlog.types import NO_EPOCH, Durability
 from quiverlog.wire.replica_messages import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from quiverlog.core.controller.records import PartitionChangeRecord
-from quiverlog.node.events import Tick
+from quiverlog.node.runtime.events import Tick
 from quiverlog.types import Durability
 from quiverlog.wire import messages as m
 from quiverlog.wire.replica_messages import ReplicaFetchRequest

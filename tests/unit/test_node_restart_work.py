@@ -14,7 +14,7 @@ from quiverlog.batch.schema import serialize_schema
 from quiverlog.core.controller.records import PartitionChangeRecord, Record
 from quiverlog.core.controller.topic_image import PartitionImage, TopicImage
 from quiverlog.limits import REPLICA_LAG_MS_MAX
-from quiverlog.node.assignment import Assignment
+from quiverlog.node.assignment.assignment import Assignment
 from quiverlog.wire import messages as m
 from tests.support.members import Member, Members
 from tests.support.node import SCHEMA, batch_of

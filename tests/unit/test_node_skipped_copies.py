@@ -9,8 +9,8 @@ import pytest
 from quiverlog.batch.header import BatchHeader, stamp
 from quiverlog.core.partition.producers import ProducerStates
 from quiverlog.errors import OutOfOrderSequence
-from quiverlog.node.events import Tick
-from quiverlog.node.peers import Answer
+from quiverlog.node.runtime.events import Tick
+from quiverlog.node.runtime.peers import Answer
 from quiverlog.wire import messages as m
 from quiverlog.wire.replica_messages import ReplicaFetchResponse
 from tests.support.node import NodeDriver, batch_of

@@ -11,7 +11,7 @@ from quiverlog import errors
 from quiverlog.batch.schema import serialize_schema
 from quiverlog.core.controller.records import PartitionChangeRecord
 from quiverlog.errors import NotEnoughReplicasAfterAppend, NotLeader
-from quiverlog.node.events import Tick
+from quiverlog.node.runtime.events import Tick
 from quiverlog.types import EARLIEST, LATEST, Durability
 from quiverlog.wire import messages as m
 from quiverlog.wire.cluster_messages import DescribeClusterRequest

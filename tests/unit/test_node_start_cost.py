@@ -14,9 +14,9 @@ from unittest import mock
 
 import pytest
 
-from quiverlog.node.directory_jobs import OpenJob
-from quiverlog.node.effects import Effect
-from quiverlog.node.events import Tick
+from quiverlog.node.partitions.directories import OpenJob
+from quiverlog.node.runtime.effects import Effect
+from quiverlog.node.runtime.events import Tick
 from tests.support.node import NodeDriver, batch_of
 
 PARTITIONS = 40

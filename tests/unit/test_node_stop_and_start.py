@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from quiverlog.errors import InvalidConfig, RequestTimedOut
-from quiverlog.node.effects import Effect, Respond, ShutdownComplete
-from quiverlog.node.events import Shutdown
+from quiverlog.node.runtime.effects import Effect, Respond, ShutdownComplete
+from quiverlog.node.runtime.events import Shutdown
 from tests.support.node import NodeDriver, batch_of
 
 NO_DESCRIPTOR = OSError(errno.EMFILE, "no descriptor")

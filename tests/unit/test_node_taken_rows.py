@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from quiverlog.errors import UnknownTopicId
-from quiverlog.node.effects import LogLine
-from quiverlog.node.metrics import NodeMetrics
-from quiverlog.node.outbox import Outbox
-from quiverlog.node.taken_rows import TAKEN_CHARS_MAX, TakenRows
+from quiverlog.node.assignment.retention import TAKEN_CHARS_MAX, TakenRows
+from quiverlog.node.runtime.effects import LogLine
+from quiverlog.node.runtime.metrics import NodeMetrics
+from quiverlog.node.runtime.outbox import Outbox
 from quiverlog.server.log_rate import LineRate
 from quiverlog.types import Now, TopicPartition
 from quiverlog.wire import messages as m

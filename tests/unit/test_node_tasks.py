@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from quiverlog.errors import BrokerShuttingDown, QuiverlogError
-from quiverlog.node.effects import Respond
-from quiverlog.node.metrics import NodeMetrics
-from quiverlog.node.outbox import Outbox
-from quiverlog.node.tasks import (
+from quiverlog.node.runtime.effects import Respond
+from quiverlog.node.runtime.metrics import NodeMetrics
+from quiverlog.node.runtime.outbox import Outbox
+from quiverlog.node.runtime.tasks import (
     COMPUTING_MAX,
     COMPUTING_PER_CONNECTION_MAX,
     STEPS_PER_CALL,

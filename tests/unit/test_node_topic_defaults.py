@@ -9,8 +9,8 @@ import pytest
 from quiverlog.batch.schema import serialize_schema
 from quiverlog.core.controller.image import Image
 from quiverlog.core.controller.records import BrokerConfigRecord, TopicRecord
-from quiverlog.node.config import Given
-from quiverlog.node.events import ConfigReloaded
+from quiverlog.node.runtime.config import Given
+from quiverlog.node.runtime.events import ConfigReloaded
 from quiverlog.wire import messages as m
 from quiverlog.wire.config_messages import ConfigSource
 from tests.support.members import Member

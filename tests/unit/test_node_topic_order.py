@@ -8,9 +8,9 @@ import pytest
 
 from quiverlog.batch.schema import serialize_schema
 from quiverlog.errors import TopicExists, UnknownTopic
-from quiverlog.node.events import ConnectionClosed, RequestReceived, Shutdown
 from quiverlog.node.node import Node
-from quiverlog.node.topic_order import TopicOrder
+from quiverlog.node.runtime.events import ConnectionClosed, RequestReceived, Shutdown
+from quiverlog.node.runtime.tasks import TopicOrder
 from quiverlog.types import Now
 from quiverlog.wire import messages as m
 from tests.support.node import SCHEMA, NodeDriver

@@ -10,14 +10,14 @@ import pytest
 from quiverlog.core.controller.records import BrokerRecord
 from quiverlog.core.raft import messages as m
 from quiverlog.core.raft.messages import RaftConfig, ReplicaKey
-from quiverlog.node.config import NodeConfig
-from quiverlog.node.jobs import Then
-from quiverlog.node.metadata import Metadata
-from quiverlog.node.metrics import NodeMetrics
-from quiverlog.node.outbox import Outbox
-from quiverlog.node.quorum import Quorum
-from quiverlog.node.reach import Reach
-from quiverlog.node.voter_changes import VoterChanges
+from quiverlog.node.metadata.metadata import Metadata
+from quiverlog.node.metadata.quorum import Quorum
+from quiverlog.node.metadata.reach import Reach
+from quiverlog.node.metadata.voters import VoterChanges
+from quiverlog.node.runtime.config import NodeConfig
+from quiverlog.node.runtime.jobs import Then
+from quiverlog.node.runtime.metrics import NodeMetrics
+from quiverlog.node.runtime.outbox import Outbox
 from quiverlog.types import Now
 from tests.support.raft import Replica, accepted, alive, key, leader
 

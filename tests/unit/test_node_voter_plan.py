@@ -10,7 +10,7 @@ import pytest
 from quiverlog import errors
 from quiverlog.core.controller.records import BrokerRecord
 from quiverlog.core.raft.messages import ReplicaKey
-from quiverlog.node.voter_plan import Kind, Planned, plan
+from quiverlog.node.metadata.voters import Kind, Planned, plan
 from tests.support.members import Member, Members
 from tests.unit.test_node_joining import create, lines
 from tests.unit.test_node_voters import ADD, REMOVE, all_equal, change, create_in, voters

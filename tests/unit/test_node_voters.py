@@ -11,8 +11,8 @@ from quiverlog import errors
 from quiverlog.batch.schema import serialize_schema
 from quiverlog.core.raft import messages as r
 from quiverlog.limits import FEATURE_LEVEL_MAX
-from quiverlog.node.admission import Phase
-from quiverlog.node.quorum_wire import pack
+from quiverlog.node.metadata.quorum_wire import pack
+from quiverlog.node.runtime.admission import Phase
 from quiverlog.wire import messages as m
 from quiverlog.wire.broker_messages import (
     BrokerHeartbeatRequest,

@@ -14,8 +14,8 @@ from quiverlog.limits import (
     REQUESTS_WAITING_BYTES_MAX,
     TOPICS_PER_REQUEST_MAX,
 )
-from quiverlog.node.events import RequestReceived
-from quiverlog.node.waiting_bytes import waiting_bytes
+from quiverlog.node.runtime.events import RequestReceived
+from quiverlog.node.runtime.tasks import waiting_bytes
 from quiverlog.wire import messages as m
 from tests.support.node import NodeDriver
 

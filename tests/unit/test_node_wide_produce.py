@@ -9,10 +9,10 @@ from unittest import mock
 import pytest
 
 from quiverlog import errors
-from quiverlog.node.events import RequestReceived, Tick
-from quiverlog.node.replica import Replica
-from quiverlog.node.tasks import STEPS_PER_CALL
-from quiverlog.node.wide_produce import ENTRIES_INLINE_MAX, ENTRIES_PER_STEP, STAGE_COST
+from quiverlog.node.apis.produce import ENTRIES_INLINE_MAX, ENTRIES_PER_STEP, STAGE_COST
+from quiverlog.node.partitions.replica import Replica
+from quiverlog.node.runtime.events import RequestReceived, Tick
+from quiverlog.node.runtime.tasks import STEPS_PER_CALL
 from quiverlog.wire import messages as m
 from tests.support.node import NodeDriver, batch_of
 

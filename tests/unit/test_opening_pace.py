@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quiverlog.node.opening_pace import JOBS_IN_FLIGHT_MAX, LOGS_PER_JOB_MAX, OpeningPace
+from quiverlog.node.partitions.opening import JOBS_IN_FLIGHT_MAX, LOGS_PER_JOB_MAX, OpeningPace
 from quiverlog.types import Now
 
 PARTITIONS = 5_000

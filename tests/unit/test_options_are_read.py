@@ -15,7 +15,7 @@ import pytest
 
 from quiverlog.broker_keys import CONFIG_KEYS
 from quiverlog.core.controller.configs import CONFIG_DEFS, TopicConfig, topic_config
-from quiverlog.node.config import NodeConfig
+from quiverlog.node.runtime.config import NodeConfig
 from quiverlog.server.connections import ConnectionLimits
 
 CODE = Path(__file__).resolve().parents[2] / "broker" / "quiverlog"
@@ -26,7 +26,7 @@ TABLES = {
         "server/config_docs.py",
         "server/config_file.py",
     ),
-    *("server/reload.py", "core/controller/configs.py", "node/config.py"),
+    *("server/reload.py", "core/controller/configs.py", "node/runtime/config.py"),
 }
 
 

@@ -14,7 +14,7 @@ from quiverlog import limits
 from quiverlog.core.raft import messages as r
 from quiverlog.core.raft.membership import pack_voters
 from quiverlog.errors import CorruptFrame, FrameTooLarge, InvalidRequest, QuiverlogError
-from quiverlog.node.quorum_wire import Packed, pack, unpack
+from quiverlog.node.metadata.quorum_wire import Packed, pack, unpack
 from quiverlog.wire import frames
 from quiverlog.wire import quorum_messages as q
 

@@ -14,7 +14,7 @@ import pytest
 from quiverlog import errors
 from quiverlog.batch.schema import serialize_schema
 from quiverlog.core.partition.partition import Assigned
-from quiverlog.node.events import RequestReceived
+from quiverlog.node.runtime.events import RequestReceived
 from quiverlog.wire import broker_messages as b
 from quiverlog.wire import config_messages as k
 from quiverlog.wire import messages as m

@@ -30,7 +30,7 @@ def test_an_image_that_listens_everywhere_says_what_that_means() -> None:
 def logged_events() -> Iterator[tuple[str, str]]:
     """(file, event) of `log.info("event", ...)` and `broker.log("info", "event", ...)` calls."""
     for part in ("node", "server"):
-        for path in sorted((ROOT / "broker" / "quiverlog" / part).glob("*.py")):
+        for path in sorted((ROOT / "broker" / "quiverlog" / part).rglob("*.py")):
             for call in ast.walk(ast.parse(path.read_text())):
                 if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
                     continue

@@ -9,8 +9,8 @@ import pytest
 
 from quiverlog.errors import CorruptFrame, FrameTooLarge, QuiverlogError, error_class
 from quiverlog.limits import FRAME_BYTES_MAX, HEADER_BYTES_MAX
-from quiverlog.node.effects import CloseConnection, Effect, Respond
-from quiverlog.node.events import ConnectionClosed, RequestReceived, RequestsEnded
+from quiverlog.node.runtime.effects import CloseConnection, Effect, Respond
+from quiverlog.node.runtime.events import ConnectionClosed, RequestReceived, RequestsEnded
 from quiverlog.server import ending
 from quiverlog.server.protocol import REQUESTS_PER_TURN
 from quiverlog.wire import messages as m

@@ -8,7 +8,7 @@ import pytest
 
 from quiverlog.addresses import Address
 from quiverlog.errors import InvalidConfig, ListenerWithoutAdministration
-from quiverlog.node.events import ConnectionOpened
+from quiverlog.node.runtime.events import ConnectionOpened
 from quiverlog.server.config import load_config
 from quiverlog.server.listener_config import LISTENERS_MAX, ListenerConfig
 from quiverlog.server.reload import compare_configs

@@ -15,8 +15,8 @@ from quiverlog import errors
 from quiverlog.addresses import Address
 from quiverlog.core.raft import messages as r
 from quiverlog.limits import PEER_QUEUE_REQUESTS_MAX
-from quiverlog.node.effects import Peer, Purpose
-from quiverlog.node.quorum_wire import pack
+from quiverlog.node.metadata.quorum_wire import pack
+from quiverlog.node.runtime.effects import Peer, Purpose
 from quiverlog.wire import messages as m
 from quiverlog.wire.frames import encode
 from quiverlog.wire.quorum_messages import QuorumRequest

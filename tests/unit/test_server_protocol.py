@@ -12,13 +12,8 @@ import msgspec
 import pytest
 
 from quiverlog.errors import CorruptFrame, error_class
-from quiverlog.node.effects import Effect, Respond, StartJob
-from quiverlog.node.events import (
-    ConnectionOpened,
-    JobDone,
-    RequestReceived,
-    Tick,
-)
+from quiverlog.node.runtime.effects import Effect, Respond, StartJob
+from quiverlog.node.runtime.events import ConnectionOpened, JobDone, RequestReceived, Tick
 from quiverlog.server.protocol import BUSY_READ_BYTES, READ_BYTES, ClientProtocol
 from quiverlog.wire import messages as m
 from quiverlog.wire.frames import encode

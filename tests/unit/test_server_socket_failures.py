@@ -12,8 +12,8 @@ from unittest import mock
 import pytest
 
 from quiverlog.errors import AddressInUse
-from quiverlog.node.effects import Respond
-from quiverlog.node.events import RequestReceived
+from quiverlog.node.runtime.effects import Respond
+from quiverlog.node.runtime.events import RequestReceived
 from quiverlog.server import peer
 from quiverlog.server.acceptor import begin_to_listen
 from quiverlog.wire import messages as m

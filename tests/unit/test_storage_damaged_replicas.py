@@ -12,7 +12,7 @@ from unittest import mock
 import pytest
 
 from quiverlog.errors import QuiverlogError
-from quiverlog.node.repair_jobs import MadeAnew, MakeAnewJob
+from quiverlog.node.replication.repairs import MadeAnew, MakeAnewJob
 from quiverlog.storage.directory.damaged_replicas import (
     keep_newest,
     mark_damaged,

@@ -9,7 +9,7 @@ from typing import cast
 
 from quiverlog.batch.header import BatchHeader
 from quiverlog.node.closing import CloseLogJob
-from quiverlog.node.replica import Replica
+from quiverlog.node.partitions.replica import Replica
 from quiverlog.storage.log.log import Log, LogConfig
 from quiverlog.storage.segment.segment import Segment
 from quiverlog.storage.segment.segments import IndexCache

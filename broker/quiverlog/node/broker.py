@@ -8,7 +8,7 @@ node: fetchers, the in-sync set, log starts, offline replicas and repairs, asked
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Set
-from typing import Final
+from typing import Final, Protocol
 
 from quiverlog.core.controller.records import (
     BrokerChangeRecord,
@@ -23,63 +23,192 @@ from quiverlog.core.controller.records import (
     changed_by,
 )
 from quiverlog.errors import QuiverlogError
-from quiverlog.node.admission import Admission
-from quiverlog.node.assignment import Assignment
-from quiverlog.node.checking import HeldProduces
-from quiverlog.node.clients import Clients
-from quiverlog.node.clock import Clock
-from quiverlog.node.config import NodeConfig
-from quiverlog.node.copy_sessions import CopySessions
-from quiverlog.node.copying import make_copying
-from quiverlog.node.deciding import refusal
-from quiverlog.node.directory_jobs import CreateDirectoriesJob
-from quiverlog.node.elections import Elections
-from quiverlog.node.flushes import Flushes
-from quiverlog.node.followed_starts import FollowedStarts
-from quiverlog.node.full_disks import FullDisks
-from quiverlog.node.in_sync_decisions import InSyncDecisions
-from quiverlog.node.jobs import Jobs, Then
-from quiverlog.node.live_parts import make_live_config
-from quiverlog.node.lookup import Lookup
-from quiverlog.node.membership import Membership
-from quiverlog.node.metadata import Metadata
-from quiverlog.node.metrics import NodeMetrics
-from quiverlog.node.move_quota import MoveQuota
-from quiverlog.node.outbox import Outbox
-from quiverlog.node.peers import Peers
-from quiverlog.node.producer_ids import ProducerIds
-from quiverlog.node.purgatory import Purgatory
-from quiverlog.node.quorum import Quorum
-from quiverlog.node.quorum_inbox import QuorumInbox
-from quiverlog.node.quorum_link import sender
-from quiverlog.node.quorum_parts import Dice
-from quiverlog.node.registered import Registered
-from quiverlog.node.removal import Removal
-from quiverlog.node.replica import Replica
-from quiverlog.node.replication import Replication
-from quiverlog.node.retention import Retention
-from quiverlog.node.staging import Staging
-from quiverlog.node.standing import Standing
-from quiverlog.node.tasks import Tasks
-from quiverlog.node.topic_order import TopicOrder
-from quiverlog.node.trims import Trims
-from quiverlog.node.unmade import Unmade
-from quiverlog.node.waits import Waits
-from quiverlog.node.wakeups import Wakeups, Watched
-from quiverlog.node.whereabouts import Whereabouts
+from quiverlog.node.assignment.assignment import Assignment
+from quiverlog.node.assignment.lookup import Lookup
+from quiverlog.node.assignment.retention import Retention
+from quiverlog.node.controller.elections import Elections, FullDisks
+from quiverlog.node.controller.in_sync_decisions import InSyncDecisions
+from quiverlog.node.controller.leader_lease import Standing
+from quiverlog.node.controller.membership import Membership
+from quiverlog.node.controller.not_controller import refusal
+from quiverlog.node.controller.registration import Registered
+from quiverlog.node.live_config import make_live_config
+from quiverlog.node.metadata.creation_note import Unmade
+from quiverlog.node.metadata.metadata import Metadata
+from quiverlog.node.metadata.producer_ids import ProducerIds
+from quiverlog.node.metadata.quorum import Dice, Quorum, sender
+from quiverlog.node.metadata.quorum_wire import QuorumInbox
+from quiverlog.node.partitions.admitted import Staging
+from quiverlog.node.partitions.directories import CreateDirectoriesJob, Removal
+from quiverlog.node.partitions.flushing import Flushes
+from quiverlog.node.partitions.produce_checks import HeldProduces
+from quiverlog.node.partitions.replica import Replica
+from quiverlog.node.partitions.trimming import Trims
+from quiverlog.node.replication.fetch_sessions import CopySessions
+from quiverlog.node.replication.in_sync import InSyncChanges
+from quiverlog.node.replication.log_starts import CopiedStarts, FollowedStarts
+from quiverlog.node.replication.move_quota import MoveQuota
+from quiverlog.node.replication.offline_replicas import OfflineReplicas
+from quiverlog.node.replication.repairs import Repairs
+from quiverlog.node.replication.replica_fetcher import Replication
+from quiverlog.node.runtime.admission import Admission
+from quiverlog.node.runtime.clients import Clients
+from quiverlog.node.runtime.clock import Clock
+from quiverlog.node.runtime.config import NodeConfig
+from quiverlog.node.runtime.jobs import Jobs, Then
+from quiverlog.node.runtime.metrics import NodeMetrics
+from quiverlog.node.runtime.outbox import Outbox
+from quiverlog.node.runtime.peers import Peers, Whereabouts
+from quiverlog.node.runtime.purgatory import Purgatory, Waits, Wakeups, Watched
+from quiverlog.node.runtime.tasks import Tasks, TopicOrder
 from quiverlog.storage.directory.data_directory import DataDirectory
 from quiverlog.storage.disk.disk import Disk
 from quiverlog.types import Now, TopicPartition
 from quiverlog.wire import messages as m
 from quiverlog.wire.replica_messages import AlterPartitionRequest
 
-__all__ = ["Broker"]
+__all__ = ["Broker", "Copying", "make_copying"]
+
+
+class Making(Protocol):
+    """The parts of a broker that is being made which these need, at once or later."""
+
+    @property
+    def assignment(self) -> Assignment: ...
+
+    @property
+    def config(self) -> NodeConfig: ...
+
+    @property
+    def directory(self) -> DataDirectory: ...
+
+    @property
+    def disk(self) -> Disk: ...
+
+    @property
+    def jobs(self) -> Jobs: ...
+
+    @property
+    def membership(self) -> Membership: ...
+
+    @property
+    def metadata(self) -> Metadata: ...
+
+    @property
+    def metrics(self) -> NodeMetrics: ...
+
+    @property
+    def outbox(self) -> Outbox: ...
+
+    @property
+    def registered(self) -> Registered: ...
+
+    @property
+    def replication(self) -> Replication: ...
+
+    @property
+    def wakeups(self) -> Wakeups: ...
+
+
+def make_copying(broker: Making) -> Copying:
+    """The parts, in a broker that is being made: they find the others when they need them."""
+    offline_replicas = OfflineReplicas(
+        broker.config.node_id,
+        lambda: broker.registered.own_epoch,
+        lambda: broker.metadata.image,
+        lambda request, then, now: broker.membership.controller.ask(request, then, now),
+        broker.outbox,
+    )
+    return Copying(
+        broker.replication,
+        InSyncChanges(
+            broker.config.node_id,
+            lambda: broker.registered.own_epoch,
+            broker.registered,
+            lambda request, then, now: broker.membership.controller.ask(request, then, now),
+            broker.wakeups,
+            broker.outbox,
+            broker.metrics,
+        ),
+        CopiedStarts(broker.registered, broker.outbox),
+        offline_replicas,
+        Repairs(
+            broker.config,
+            broker.disk,
+            broker.jobs,
+            broker.outbox,
+            broker.metrics,
+            lambda: broker.metadata.image,
+            lambda: broker.directory,
+            lambda: broker.assignment,
+            offline_replicas,
+            broker.replication.went_offline,
+        ),
+    )
+
+
+class Copying:
+    """The turn of all that copies, in a call of the node: both ends of it."""
+
+    __slots__ = (
+        "_replication", "copied_starts", "in_sync_changes", "offline_replicas", "repairs"
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        replication: Replication,
+        in_sync_changes: InSyncChanges,
+        copied_starts: CopiedStarts,
+        offline_replicas: OfflineReplicas,
+        repairs: Repairs,
+    ) -> None:
+        self._replication = replication
+        self.in_sync_changes = in_sync_changes
+        self.copied_starts = copied_starts
+        self.offline_replicas = offline_replicas
+        self.repairs = repairs
+
+    @property
+    def is_needed(self) -> bool:
+        """True when `run` may find something to do; never where every partition has one replica."""
+        return (
+            self._replication.is_needed
+            or self.in_sync_changes.is_needed
+            or self.copied_starts.is_needed
+            or self.offline_replicas.is_needed
+            or self.repairs.is_needed
+        )
+
+    def next_us(self) -> int | None:
+        """When `run` is to be called at the latest; None: when something happens."""
+        earliest = self._replication.next_us()
+        others = (
+            self.in_sync_changes, self.copied_starts, self.offline_replicas, self.repairs
+        )  # fmt: skip
+        for due_us in [part.next_us() for part in others if part.is_needed]:
+            if due_us is not None and (earliest is None or due_us < earliest):
+                earliest = due_us
+        return earliest
+
+    def run(self, now: Now) -> None:
+        """Ask leaders for rows, and the controller for changes of who is in sync."""
+        try:
+            self._replication.run(now)
+        finally:
+            self.in_sync_changes.run(now)
+            if self.copied_starts.is_needed:
+                self.copied_starts.run(now)
+            if self.offline_replicas.is_needed:
+                self.offline_replicas.run(now)
+            if self.repairs.is_needed:
+                self.repairs.run(now)
+
 
 _OF_BROKERS: Final = BrokerRecord | BrokerChangeRecord | UnregisterBrokerRecord
 
 
 class Broker:
-    """See the module docstring."""
+    """The parts of one broker, wired together."""
 
     __slots__ = (
         "admission",

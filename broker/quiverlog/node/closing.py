@@ -20,11 +20,11 @@ from functools import partial
 from typing import ClassVar, Final
 
 from quiverlog.errors import BrokerShuttingDown, QuiverlogError, RequestTimedOut
-from quiverlog.node.acknowledgements import ProduceWaiter
-from quiverlog.node.admission import Phase
 from quiverlog.node.broker import Broker
-from quiverlog.node.effects import ShutdownComplete
-from quiverlog.node.replica import Replica
+from quiverlog.node.partitions.acknowledgements import ProduceWaiter
+from quiverlog.node.partitions.replica import Replica
+from quiverlog.node.runtime.admission import Phase
+from quiverlog.node.runtime.effects import ShutdownComplete
 from quiverlog.storage.directory.data_directory import ClockNote, DataDirectory
 from quiverlog.storage.log.checkpoint import Bounds
 from quiverlog.types import Now

@@ -15,12 +15,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from quiverlog.core.partition.leadership import Leadership
-from quiverlog.node.replica import Replica
+from quiverlog.node.partitions.replica import Replica
 
 if TYPE_CHECKING:
     from quiverlog.core.controller.image import Image
+    from quiverlog.node.metadata.quorum import Quorum
     from quiverlog.node.node import Node
-    from quiverlog.node.quorum import Quorum
 
 __all__ = ["NOBODY", "ClusterGauges", "cluster_gauges"]
 

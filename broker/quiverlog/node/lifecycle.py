@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final, TypeGuard
+from typing import Final, NamedTuple, TypeGuard
 
 from quiverlog.core.controller.elections import broker_unfenced, restarted_alone
 from quiverlog.core.controller.image import Image
@@ -25,22 +25,109 @@ from quiverlog.core.controller.records import (
     decode_entry,
 )
 from quiverlog.core.raft.messages import ReplicaKey
-from quiverlog.errors import QuiverlogError
+from quiverlog.errors import InvalidConfig, QuiverlogError
 from quiverlog.limits import FEATURE_LEVEL_MIN
-from quiverlog.node.admission import Phase
+from quiverlog.node.apis.admin import first_level
 from quiverlog.node.broker import Broker
-from quiverlog.node.effects import StartComplete
-from quiverlog.node.features import first_level
-from quiverlog.node.leftovers import Leftovers, LeftoversJob, owners_of, report
-from quiverlog.node.registration import wants_vote
+from quiverlog.node.controller.registration import wants_vote
+from quiverlog.node.metadata.decision import why
+from quiverlog.node.runtime.admission import Phase
+from quiverlog.node.runtime.effects import ListenToBrokers, StartComplete
 from quiverlog.roles import ROLE_BROKER
 from quiverlog.storage.directory.data_directory import DataDirectory
 from quiverlog.storage.log.files import printable
 from quiverlog.storage.metadata.metadata_log import restore_error
 from quiverlog.storage.metadata.quorum_log import QuorumLog
-from quiverlog.types import Now
+from quiverlog.types import Now, TopicPartition
 
-__all__ = ["disk_space", "run_if_started", "start", "take_up"]
+__all__ = [
+    "Joining",
+    "Leftovers",
+    "LeftoversJob",
+    "disk_space",
+    "owners_of",
+    "report",
+    "run_if_started",
+    "start",
+    "take_up",
+]
+
+
+# What lies in the data directory and belongs to no topic of the image: removed, or set aside.
+class Leftovers(NamedTuple):
+    """Names that were removed, set aside, or are to be removed while others are served."""
+
+    removed: list[str]
+    aside: list[str]
+    later: dict[str, bytes]
+    free_bytes: int
+
+
+class LeftoversJob:
+    """Looks through the directory as the image is now. `owners`: topic id by partition name."""
+
+    __slots__ = ("_broker", "_deleted", "key", "kind", "owners")
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self.owners, self._deleted = owners_of(broker, broker.metadata.image)
+        self.key = broker.directory.data_path
+        self.kind = "leftovers"
+
+    def run(self) -> Leftovers:
+        """Nothing else uses the directory meanwhile. Raises UnsupportedFormat, StorageFault."""
+        directory = self._broker.directory
+        later: dict[str, bytes] = {}
+        removed, aside = directory.remove_leftovers(
+            self.owners, self._deleted, written=directory.written, later=later
+        )
+        free_bytes = self._broker.disk.free_bytes(self._broker.config.data_dir)
+        assert not later.keys() & self.owners.keys(), "nothing that is owned is removed"
+        return Leftovers(removed, aside, later, free_bytes)
+
+
+def owners_of(broker: Broker, image: Image) -> tuple[dict[str, bytes], set[bytes]]:
+    """Topic ids of the partitions that are here, by name; those of topics that are not."""
+    owners = {
+        str(TopicPartition(topic.name, partition.partition)): topic.topic_id
+        for topic in image.topics.values()
+        for partition in topic.partitions
+        if broker.config.node_id in partition.replicas
+    }
+    # A partition that went elsewhere is here no more, like one of a topic that was deleted.
+    elsewhere = {
+        topic.topic_id
+        for topic in image.topics.values()
+        if any(broker.config.node_id not in one.replicas for one in topic.partitions)
+    }
+    return owners, {*image.removed_topic_ids, *elsewhere}
+
+
+def report(broker: Broker, found: Leftovers, job: LeftoversJob) -> None:
+    """The job is back: say what it found, and have the rest removed in the background."""
+    topics = broker.metadata.image.topics_by_id
+    assert not set(found.aside) & found.later.keys(), "a directory has one fate"
+    # Topics that were deleted while it looked.
+    later = found.later | {n: t for n, t in job.owners.items() if t not in topics}
+    if found.removed:
+        broker.outbox.log("info", "leftovers removed", count=len(found.removed))
+    if later:
+        broker.outbox.log("info", "leftovers are being removed", count=len(later))
+        broker.assignment.remove_leftovers(later)
+    log_path = f"{broker.directory.metadata_path}/metadata.log"
+    for name in found.aside:
+        broker.outbox.log(
+            "error",
+            "rows of an unknown topic set aside",
+            name=name,
+            file=log_path,
+            why=f"{log_path} does not know their topic. No row was removed. If the file is of"
+            f" another day: stop this broker, put the right one back, rename data/{name}.*.orphan"
+            f" to data/{name} (docs/operating.md).",
+        )
+    for note in broker.directory.notes:
+        broker.outbox.log("warning", "data directory", note=note)
+
 
 _NAMES_SHOWN: Final = 3
 
@@ -251,3 +338,87 @@ def run_if_started(broker: Broker, now: Now) -> None:
         offline=len(broker.assignment.offline),
     )
     broker.outbox.emit(StartComplete())
+
+
+_RETRY_US: Final = 5_000_000
+
+
+class Joining:
+    """A start that waits for others: the metadata comes from a quorum of which this is not the
+    whole.
+    """
+
+    __slots__ = ("_broker", "_has_failed", "_is_looking", "next_us")
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._is_looking = False
+        self._has_failed = False
+        self.next_us: int | None = None  # When the directory is looked at again.
+
+    def begin(self, now: Now) -> None:
+        """The directory is taken and the metadata log is open.
+
+        Raises:
+            InvalidConfig: there is nobody whom this node could ask, and there never will be.
+        """
+        broker = self._broker
+        assert not broker.quorum.is_alone, "what is on its own disk is decided"
+        assert broker.admission.phase is Phase.NEW
+        others = broker.whereabouts.known()
+        if not broker.quorum.raft.voters and not others:
+            raise InvalidConfig(
+                "`controller.quorum.bootstrap.servers` names no other broker, and this data"
+                " directory belongs to no quorum yet. To begin a new cluster with this"
+                " broker, start it without that key the first time."
+            )
+        broker.admission.enter(Phase.JOINING)
+        asks = ", ".join(f"{node_id}@{where}" for node_id, where in sorted(others.items()))
+        broker.outbox.log(
+            "info", "waiting for the metadata of the cluster", asks=asks or "no broker"
+        )
+        broker.outbox.emit(ListenToBrokers())
+        broker.quorum.follow(now)
+        broker.membership.begin(now)
+
+    def run(self, now: Now) -> None:
+        """Go on, if the metadata is there."""
+        broker = self._broker
+        assert broker.admission.phase is Phase.JOINING
+        if self._is_looking or not broker.quorum.knows_all:
+            return
+        if not broker.membership.registration.is_registered:
+            return  # What an earlier life led may be led by others when it is.
+        if broker.metadata.image.version != broker.quorum.applied_index:
+            return  # A snapshot is being made of it, and what came since waits.
+        if self.next_us is not None and now.mono_us < self.next_us:
+            return
+        self._is_looking, self.next_us = True, None
+        job = LeftoversJob(broker)
+        broker.jobs.start(job, partial(self._looked, [job]))
+
+    def _looked(
+        self,
+        jobs: list[LeftoversJob],
+        result: object,
+        error: BaseException | None,
+        now: Now,
+    ) -> None:
+        assert self._is_looking, "one look at a time"
+        self._is_looking = False
+        broker = self._broker
+        if broker.admission.phase is not Phase.JOINING:
+            return  # It stops.
+        if error is not None:
+            # The voters need this replica all the same, so the process stays.
+            self.next_us = now.mono_us + _RETRY_US
+            if not self._has_failed:
+                self._has_failed = True
+                broker.outbox.log("error", "the data directory cannot be used", why=why(error))
+            return
+        assert isinstance(result, Leftovers)
+        assert jobs, "a job comes back once"
+        assert broker.metadata.image.version <= broker.quorum.applied_index
+        broker.metadata.begin_to_serve()
+        broker.producer_ids.start()
+        take_up(broker, result, jobs.pop(), now)

@@ -30,12 +30,14 @@ from quiverlog.errors import (
 )
 from quiverlog.limits import PARKED_ENTRY_BYTES
 from quiverlog.node import lifecycle
-from quiverlog.node.admission import Phase
+from quiverlog.node.apis.handlers import HANDLERS, STEPS_HANDLERS
 from quiverlog.node.broker import Broker
 from quiverlog.node.closing import Closing
-from quiverlog.node.config import NodeConfig
-from quiverlog.node.effects import Effect
-from quiverlog.node.events import (
+from quiverlog.node.lifecycle import Joining
+from quiverlog.node.runtime.admission import Phase
+from quiverlog.node.runtime.config import NodeConfig
+from quiverlog.node.runtime.effects import Effect
+from quiverlog.node.runtime.events import (
     ConfigReloaded,
     ConnectionClosed,
     ConnectionOpened,
@@ -49,12 +51,9 @@ from quiverlog.node.events import (
     Shutdown,
     Tick,
 )
-from quiverlog.node.handlers import HANDLERS, STEPS_HANDLERS
-from quiverlog.node.joining import Joining
-from quiverlog.node.metrics import NodeMetrics
-from quiverlog.node.purgatory import Waiter
-from quiverlog.node.tasks import Call
-from quiverlog.node.waiting_bytes import waiting_bytes
+from quiverlog.node.runtime.metrics import NodeMetrics
+from quiverlog.node.runtime.purgatory import Waiter
+from quiverlog.node.runtime.tasks import Call, waiting_bytes
 from quiverlog.storage.disk.disk import Disk
 from quiverlog.types import Now
 from quiverlog.wire import messages as m

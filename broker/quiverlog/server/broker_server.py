@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from quiverlog.addresses import Address
-from quiverlog.node.config import LISTENER_DEFAULT
-from quiverlog.node.events import ConfigReloaded, DiskSpace, Shutdown
 from quiverlog.node.node import Node
+from quiverlog.node.runtime.config import LISTENER_DEFAULT
+from quiverlog.node.runtime.events import ConfigReloaded, DiskSpace, Shutdown
 from quiverlog.server.collector import Collector
 from quiverlog.server.config import BrokerConfig
 from quiverlog.server.connections import Connection, ConnectionLimits, ConnectionTable

@@ -24,7 +24,7 @@ from quiverlog.broker_keys import CONFIG_KEYS, ENV_PREFIX, env_of, flag_of
 from quiverlog.core.controller.broker_configs import why_unknown
 from quiverlog.core.controller.configs import CONFIG_DEFS, TOPIC_DEFAULTS_PREFIX, topic_config
 from quiverlog.errors import InvalidConfig
-from quiverlog.node.config import LISTENER_DEFAULT, Given
+from quiverlog.node.runtime.config import LISTENER_DEFAULT, Given
 from quiverlog.server.config_file import read_config_file
 from quiverlog.server.listener_config import (
     LISTENERS_PREFIX,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from quiverlog.node.config import LISTENER_DEFAULT
+from quiverlog.node.runtime.config import LISTENER_DEFAULT
 from quiverlog.server.connections import ConnectionTable
 from quiverlog.server.logs import Logger
 from quiverlog.server.memory import MemoryBudget

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from quiverlog.node.effects import Job
+from quiverlog.node.runtime.effects import Job
 
 __all__ = ["CHECK", "CLOSE", "FLUSH", "FinishedJob", "JobPool"]
 

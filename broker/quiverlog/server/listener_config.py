@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from quiverlog.addresses import Address
 from quiverlog.errors import InvalidConfig
-from quiverlog.node.config import LISTENER_DEFAULT
+from quiverlog.node.runtime.config import LISTENER_DEFAULT
 from quiverlog.settings import InvalidValue, Kind, Setting, SettingsTable
 from quiverlog.wire.apis import ADMINISTRATION, ALSO_ASK
 

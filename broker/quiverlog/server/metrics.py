@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from quiverlog.errors import QuiverlogError
-from quiverlog.node.metrics import NodeMetrics
+from quiverlog.node.runtime.metrics import NodeMetrics
 from quiverlog.wire.messages import Api
 
 __all__ = ["Gauges", "Histogram", "LogSize", "RecentMax", "RequestCounters", "ServerMetrics"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from quiverlog.addresses import Address
-from quiverlog.node.config import LISTENER_DEFAULT, NodeConfig
+from quiverlog.node.runtime.config import LISTENER_DEFAULT, NodeConfig
 from quiverlog.server.config import BrokerConfig
 from quiverlog.version import VERSION
 

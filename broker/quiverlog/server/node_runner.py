@@ -15,7 +15,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-from quiverlog.node.effects import (
+from quiverlog.node.node import Node
+from quiverlog.node.runtime.effects import (
     CloseConnection,
     ClosePeer,
     ConfigChanged,
@@ -30,8 +31,7 @@ from quiverlog.node.effects import (
     StartComplete,
     StartJob,
 )
-from quiverlog.node.events import Event, JobDone, Tick
-from quiverlog.node.node import Node
+from quiverlog.node.runtime.events import Event, JobDone, Tick
 from quiverlog.server.connections import Connection, ConnectionTable
 from quiverlog.server.jobs import FLUSH, JobPool
 from quiverlog.server.logs import Logger

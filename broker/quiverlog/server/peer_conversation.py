@@ -13,7 +13,7 @@ import asyncio
 from typing import Any, Final, Protocol, cast
 
 from quiverlog.errors import PeerUnreachable, QuiverlogError, error_from_code
-from quiverlog.node.effects import NO_TOKEN, SendToPeer
+from quiverlog.node.runtime.effects import NO_TOKEN, SendToPeer
 from quiverlog.server.peer import keep_alive
 from quiverlog.server.peer_queue import body_bytes
 from quiverlog.version import VERSION

@@ -42,8 +42,8 @@ from quiverlog.limits import (
     PEER_SILENCE_MS,
     PEER_WRONG_BACKOFF_MS,
 )
-from quiverlog.node.effects import NO_TOKEN, Peer, SendToPeer
-from quiverlog.node.events import Event, PeerClosed, ResponseReceived
+from quiverlog.node.runtime.effects import NO_TOKEN, Peer, SendToPeer
+from quiverlog.node.runtime.events import Event, PeerClosed, ResponseReceived
 from quiverlog.server.logs import Logger
 from quiverlog.server.memory import MemoryBudget
 from quiverlog.server.metrics import ServerMetrics

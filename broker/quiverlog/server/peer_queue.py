@@ -19,7 +19,7 @@ from quiverlog.limits import (
     PEER_QUEUE_BYTES_MAX,
     PEER_QUEUE_REQUESTS_MAX,
 )
-from quiverlog.node.effects import NO_TOKEN, SendToPeer
+from quiverlog.node.runtime.effects import NO_TOKEN, SendToPeer
 
 __all__ = ["Backoff", "PeerQueue", "body_bytes"]
 

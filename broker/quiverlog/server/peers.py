@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from quiverlog.addresses import Address
 from quiverlog.errors import PeerUnreachable
-from quiverlog.node.effects import NO_TOKEN, Peer, SendToPeer
-from quiverlog.node.events import Event, PeerClosed
+from quiverlog.node.runtime.effects import NO_TOKEN, Peer, SendToPeer
+from quiverlog.node.runtime.events import Event, PeerClosed
 from quiverlog.server.logs import Logger
 from quiverlog.server.memory import MemoryBudget
 from quiverlog.server.metrics import ServerMetrics

@@ -22,7 +22,7 @@ from typing import Any, Final, cast
 
 from quiverlog.errors import QuiverlogError, TooManyConnections
 from quiverlog.limits import HEADER_BYTES_MAX, KIB
-from quiverlog.node.events import ConnectionClosed, ConnectionOpened, RequestsEnded
+from quiverlog.node.runtime.events import ConnectionClosed, ConnectionOpened, RequestsEnded
 from quiverlog.server.backlog import Backlog
 from quiverlog.server.connections import ConnectionState
 from quiverlog.server.context import ConnectionContext

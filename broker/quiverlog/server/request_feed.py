@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from quiverlog.errors import CorruptFrame, QuiverlogError
-from quiverlog.node.events import RequestReceived
+from quiverlog.node.runtime.events import RequestReceived
 from quiverlog.server.metrics import ServerMetrics
 from quiverlog.wire.connection import BROKER_SOFTWARE
 from quiverlog.wire.frames import Frame, decode_request, peek_preamble

@@ -35,7 +35,7 @@ from quiverlog.errors import (
     UnsupportedFeatureLevel,
     UnsupportedFormat,
 )
-from quiverlog.node.config import LISTENER_DEFAULT
+from quiverlog.node.runtime.config import LISTENER_DEFAULT
 from quiverlog.server.broker_server import BrokerServer
 from quiverlog.server.config import BrokerConfig
 from quiverlog.server.listener_config import LISTENERS_PREFIX, ListenerConfig

@@ -136,7 +136,7 @@ CLIENT_BUGS: Final[tuple[Bug, ...]] = (
     ),
     make_bug(
         "an epoch is answered before the one before is over",
-        "node.registrar:Registrar.everywhere",
+        "node.controller.registrar:Registrar.everywhere",
         "elif machine.applied_everywhere(image) >= image.version:",
         "elif True:",
         seed=2,

@@ -13,7 +13,7 @@ from contextlib import nullcontext
 
 from quiverlog.addresses import Address
 from quiverlog.limits import REPLICA_LAG_MS_MAX
-from quiverlog.node.config import NodeConfig
+from quiverlog.node.runtime.config import NodeConfig
 from tests.sim.host import Host, Plant
 from tests.sim.world import World
 

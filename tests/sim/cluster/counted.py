@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from quiverlog.node.replica import Replica
+from quiverlog.node.partitions.replica import Replica
 from tests.sim.checker import Key, Violation
 
 from .host import ClusterHost

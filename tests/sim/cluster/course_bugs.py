@@ -34,7 +34,7 @@ COURSE_BUGS: Final[tuple[Bug, ...]] = (
     ),
     make_bug(
         "the longest log is told by its last row",
-        "node.log_end_reports:log_end",
+        "node.controller.log_ends:log_end",
         "last_epoch, start_offset = log.epochs.latest()",
         "last_epoch, start_offset = log.epochs.epoch_for(log.log_end_offset - 1), 0",
         shape=course("earlier rows", power_interval_ms=10**9, buggy_everywhere=True),
@@ -73,14 +73,14 @@ COURSE_BUGS: Final[tuple[Bug, ...]] = (
     ),
     make_bug(
         "a copy that skipped leads with the producers that it knew",
-        "node.replication:Replication._answered",
+        "node.replication.replica_fetcher:Replication._answered",
         'copy.producers = bytes(rows) if isinstance(action, Skip) else b""',
         'copy.producers = b""',
         shape=course("left behind", "replicated"),
     ),
     make_bug(
         "a trim is answered before copies have written it down",
-        "node.offsets:_wait_for_copies",
+        "node.apis.offsets:_wait_for_copies",
         "if not waits:",
         "if True:",
         shape=course("trimmed", "replicated"),
@@ -111,7 +111,7 @@ COURSE_BUGS: Final[tuple[Bug, ...]] = (
     ),
     make_bug(
         "a controller's session is counted from its last answer to a heartbeat",
-        "node.registrar:Registrar._last_heard",
+        "node.controller.registrar:Registrar._last_heard",
         "max(us, led_before_us)",
         "us",
         shape=course("lonely controller", nodes=3),
@@ -125,7 +125,7 @@ COURSE_BUGS: Final[tuple[Bug, ...]] = (
     ),
     make_bug(
         "a session counts from the heartbeat, however long ago the quorum has heard the controller",
-        "node.registration:Registration._answered",
+        "node.controller.registration:Registration._answered",
         "begin_us = sent_us - answer.confirmed_ms * 1000",
         "begin_us = sent_us",
         shape=course("minority", nodes=5),
@@ -139,7 +139,7 @@ COURSE_BUGS: Final[tuple[Bug, ...]] = (
     ),
     make_bug(
         "a topic that was deleted while it waited for its name waits on",
-        "node.late_directories:LateDirectories.run",
+        "node.partitions.opening:LateDirectories.run",
         "if self._is_deleted(key[0]):",
         "if False:",
         shape=course("names"),
@@ -162,7 +162,7 @@ COURSE_BUGS: Final[tuple[Bug, ...]] = (
         # Entries may be so large that nothing is, as runs go, too large for one.
         also=(
             (
-                "node.registrar:Registrar._propose",
+                "node.controller.registrar:Registrar._propose",
                 "in_entries(records, ENTRY_BYTES_MAX)",
                 "in_entries(records, 200)",
             ),

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from quiverlog.node.config import NodeConfig
-from quiverlog.node.events import Event
+from quiverlog.node.runtime.config import NodeConfig
+from quiverlog.node.runtime.events import Event
 from tests.sim.host import Host
 from tests.sim.inodes import Directory
 from tests.sim.world import World

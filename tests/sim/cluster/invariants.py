@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from quiverlog.batch.header import BatchHeader
 from quiverlog.core.controller.records import encode_entry
 from quiverlog.core.raft.election import Role
-from quiverlog.node.replica import Replica
+from quiverlog.node.partitions.replica import Replica
 from quiverlog.storage.segment.segment_files import SEGMENT_HEADER_BYTES
 from quiverlog.types import NO_EPOCH
 from tests.sim.checker import Key, Violation

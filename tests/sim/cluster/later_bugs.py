@@ -29,7 +29,7 @@ __all__ = ["LATER_BUGS"]
 LATER_BUGS: Final[tuple[Bug, ...]] = (
     make_bug(
         "a broker that was put out of its place stays out",
-        "node.displaced:Displaced._begins",
+        "node.controller.displaced:Displaced._begins",
         "self.due_us = now_us + self._wait_us",
         "self.due_us = now_us + 10**12",
         shape=ROBBED,
@@ -43,14 +43,14 @@ LATER_BUGS: Final[tuple[Bug, ...]] = (
     ),
     make_bug(
         "a broker that is asked does not say which leader it follows",
-        "node.quorum_requests:handle_quorum",
+        "node.apis.brokers:handle_quorum",
         "_name_leader(broker, response)",
         "pass",
         shape=UNTOLD,
     ),
     make_bug(
         "a decision that was interrupted after its proposal is refused",
-        "node.decisions:Decisions._fail",
+        "node.metadata.metadata:Decisions._fail",
         "first = outcome_unknown(known)",
         "pass",
         seed=7,
@@ -87,7 +87,7 @@ LATER_BUGS: Final[tuple[Bug, ...]] = (
     ),
     make_bug(
         "stale leader acknowledging",
-        "node.registration:Registration._answered",
+        "node.controller.registration:Registration._answered",
         "self._lease_us = max(self._lease_us, begin_us + self._session_us)",
         "self._lease_us = max(self._lease_us, begin_us + 9 * self._session_us)",
         shape=UNHEARD,
@@ -152,7 +152,7 @@ LATER_BUGS: Final[tuple[Bug, ...]] = (
     ),
     make_bug(
         "a deletion is confirmed by who leads no more",
-        "node.offsets:_wait_for_copies",
+        "node.apis.offsets:_wait_for_copies",
         "fail_entry(broker.lookup, None, result, error)\n",
         "pass\n",
         seed=1,
@@ -160,7 +160,7 @@ LATER_BUGS: Final[tuple[Bug, ...]] = (
     ),
     make_bug(
         "a wiped disk's vote is never given to its successor",
-        "node.voter_plan:_replaced",
+        "node.metadata.voters:_replaced",
         'if broker.directory_id not in ("", voter.directory_id):',
         "if False:",
         shape=WIPED,

@@ -77,7 +77,7 @@ BUGS: Final[tuple[Bug, ...]] = (
     ),
     make_bug(
         "a new leader writes no epoch before its first row",
-        "node.replica:Replica.lead",
+        "node.partitions.replica:Replica.lead",
         "log.epochs.assign(partition.leader_epoch, log.log_end_offset)",
         "pass",
         shape=STRANDED,
@@ -151,14 +151,14 @@ BUGS: Final[tuple[Bug, ...]] = (
     ),
     make_bug(
         "follower serves above its high watermark",
-        "node.fetch_answer:_read_replica",
+        "node.apis.fetch:_read_replica",
         "end = high_watermark",
         "end = log.log_end_offset",
         shape=DIVERGING,
     ),
     make_bug(
         "a new leader says where rows end before it knows",
-        "node.offsets:check_current",
+        "node.apis.offsets:check_current",
         "if not replica.state.is_current:",
         "if False:",
         seed=3,
@@ -166,7 +166,7 @@ BUGS: Final[tuple[Bug, ...]] = (
     ),
     make_bug(
         "a leader that has stood down says where rows end",
-        "node.standing:Standing.check",
+        "node.controller.leader_lease:Standing.check",
         "if self.is_over and _has_copies(replica):",
         "if False:",
         seed=10,
@@ -174,7 +174,7 @@ BUGS: Final[tuple[Bug, ...]] = (
     ),
     make_bug(
         "a decision is confirmed although its controller was deposed",
-        "node.decisions:Decisions._tell",
+        "node.metadata.metadata:Decisions._tell",
         "decision.then(None if error is not None else self.image, error, now)",
         "decision.then(self.image, None, now)",
         seed=87,

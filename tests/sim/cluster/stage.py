@@ -23,7 +23,7 @@ from quiverlog.core.controller.records import (
 )
 from quiverlog.core.controller.topic_image import PartitionImage
 from quiverlog.errors import QuiverlogError
-from quiverlog.node.replica import Replica
+from quiverlog.node.partitions.replica import Replica
 from tests.sim.checker import Violation
 from tests.sim.network import Link
 from tests.sim.rows import schema_of

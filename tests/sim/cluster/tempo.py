@@ -47,20 +47,10 @@ from quiverlog.limits import (
     RAFT_HEARTBEAT_MS,
     REPLICA_LAG_MS_MAX,
 )
-from quiverlog.node import (
-    controller_link,
-    in_sync_changes,
-    log_end_reports,
-    offline_replicas,
-    peers,
-    producer_ids,
-    quorum_duties,
-    registrar,
-    registration,
-    replica_requests,
-    replication,
-    voter_changes,
-)
+from quiverlog.node.controller import controller_link, log_ends, registrar, registration
+from quiverlog.node.metadata import producer_ids, quorum, voters
+from quiverlog.node.replication import in_sync, offline_replicas, replica_fetcher
+from quiverlog.node.runtime import peers
 from quiverlog.server import peer_link, peer_queue
 from quiverlog.storage.log import flushing
 from tests.sim.world import World
@@ -68,22 +58,22 @@ from tests.sim.world import World
 __all__ = ["SCALED", "SHIPPED", "Leisure", "Tempo"]
 
 SCALED: Final[tuple[tuple[Any, str], ...]] = (
-    (replica_requests, "REPLICA_FETCH_WAIT_MS"),
-    (replication, "_ANSWER_MS"),
+    (replica_fetcher, "REPLICA_FETCH_WAIT_MS"),
+    (replica_fetcher, "_ANSWER_MS"),
     (peer_fetcher, "_BACKOFF_US_MIN"),
     (peer_fetcher, "_BACKOFF_US_MAX"),
     (follower, "_BACKOFF_US_MIN"),
     (follower, "_BACKOFF_US_MAX"),
-    (log_end_reports, "_AGAIN_US"),
-    (log_end_reports, "_PAUSE_US"),
+    (log_ends, "_AGAIN_US"),
+    (log_ends, "_PAUSE_US"),
     (offline_replicas, "BROKER_RETRY_MS"),
     (offline_replicas, "_RETRY_US"),
-    (voter_changes, "_RETRY_US"),
+    (voters, "_RETRY_US"),
     (producer_ids, "_UNHEARD_US_MAX"),
     (registrar, "BROKER_RETRY_MS"),
     (registration, "BROKER_RETRY_MS"),
     (registration, "BROKER_STOP_MS_MAX"),
-    (in_sync_changes, "_RETRY_US"),
+    (in_sync, "_RETRY_US"),
     (sessions, "_SUSPECT_US"),
     (peer_link, "PEER_SILENCE_MS"),
     (peer_link, "PEER_WRONG_BACKOFF_MS"),
@@ -184,7 +174,7 @@ class Tempo:
             for module, name in SCALED:
                 value = getattr(module, name) * self.scale
                 stack.enter_context(mock.patch.object(module, name, value))
-            stack.enter_context(mock.patch.object(quorum_duties, "RaftConfig", raft))
+            stack.enter_context(mock.patch.object(quorum, "RaftConfig", raft))
             stack.enter_context(mock.patch.object(flushing, "UNFLUSHED_MS_MAX", unflushed_ms))
             for function, values in defaults:
                 known = function.__kwdefaults__

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import quiverlog
 from quiverlog.core.partition.partition import PartitionState
-from quiverlog.node import peers, quorum_duties, replica_requests
+from quiverlog.node.metadata import quorum
+from quiverlog.node.replication import replica_fetcher
+from quiverlog.node.runtime import peers
 from quiverlog.storage.log import flushing
 from tests.sim.scenario import Scenario
 from tests.sim.world import World
@@ -23,8 +25,8 @@ _SLOW = Tempo(scale=30, quiet=4, hurry=10)
 
 def _now() -> tuple[object, ...]:
     return (
-        quorum_duties.RaftConfig().election_timeout_us,
-        replica_requests.REPLICA_FETCH_WAIT_MS,
+        quorum.RaftConfig().election_timeout_us,
+        replica_fetcher.REPLICA_FETCH_WAIT_MS,
         flushing.UNFLUSHED_MS_MAX,
         PartitionState.__init__.__kwdefaults__["lag_max_us"],
         peers.Peers.ask.__kwdefaults__["timeout_ms"],
@@ -39,9 +41,9 @@ def test_timers_are_multiplied_for_the_length_of_a_run() -> None:
 
 
 def test_the_shipped_tempo_touches_nothing() -> None:
-    before = quorum_duties.RaftConfig
+    before = quorum.RaftConfig
     with SHIPPED.timers():
-        assert quorum_duties.RaftConfig is before
+        assert quorum.RaftConfig is before
     assert SHIPPED.is_shipped
     assert SHIPPED.stretch == 1
 
@@ -118,9 +120,9 @@ def test_a_slow_cluster_keeps_every_promise() -> None:
 _OTHERWISE = {
     "quiverlog.core.partition.partition": {"REPLICA_LAG_MS_MAX"},
     "quiverlog.core.raft.messages": {"RAFT_ELECTION_TIMEOUT_MS", "RAFT_HEARTBEAT_MS"},
-    "quiverlog.node.config": {"BROKER_SESSION_MS_DEFAULT", "LEADER_BALANCE_PERIOD_MS"},
-    "quiverlog.node.controller_link": {"PEER_ANSWER_MS_DEFAULT"},
-    "quiverlog.node.peers": {"PEER_ANSWER_MS_DEFAULT"},
+    "quiverlog.node.runtime.config": {"BROKER_SESSION_MS_DEFAULT", "LEADER_BALANCE_PERIOD_MS"},
+    "quiverlog.node.controller.controller_link": {"PEER_ANSWER_MS_DEFAULT"},
+    "quiverlog.node.runtime.peers": {"PEER_ANSWER_MS_DEFAULT"},
 }
 """Defaults of arguments and of configurations, which are multiplied as such."""
 
@@ -174,7 +176,7 @@ def test_a_timer_is_multiplied_wherever_it_is_asked_for() -> None:
     assert {"LEADER_SILENCE_MS", "RAFT_HEARTBEAT_MS", "IN_SYNC_EVERY_S"} <= slow
     assert not {"int", "BROKER_HEARTBEATS_PER_SESSION"} & slow
     root = Path(quiverlog.__file__).parent
-    parts = [*root.glob("core/**/*.py"), *root.glob("node/*.py"), *root.glob("client/*.py"),
+    parts = [*root.glob("core/**/*.py"), *root.glob("node/**/*.py"), *root.glob("client/**/*.py"),
              *root.glob("server/peer*.py")]  # fmt: skip
     found = {}
     for path in parts:

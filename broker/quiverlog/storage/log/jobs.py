@@ -16,9 +16,9 @@ afterwards:
 | TruncateJob    | `Log.begin_truncate`          | `complete_truncate`, `fail_truncate`|
 
 Jobs with the same `key` must run one after another, but not in the order in which they were begun:
-whoever starts them may let a flush overtake reads and trims (node/jobs.py). So a job that was begun
-earlier must not write older notes over newer ones (`TrimJob`, its epochs). A job of which `run`
-raised has no result; those with a `fail_...` must hear of it.
+whoever starts them may let a flush overtake reads and trims (node/runtime/jobs.py). So a job that
+was begun earlier must not write older notes over newer ones (`TrimJob`, its epochs). A job of which
+`run` raised has no result; those with a `fail_...` must hear of it.
 """
 
 from __future__ import annotations

@@ -1,0 +1,250 @@
+"""HELLO, and the requests between brokers.
+
+REGISTER_BROKER, BROKER_HEARTBEAT, REPORT_LOG_ENDS, ALTER_PARTITION, QUORUM. Owns what is checked
+before such a request counts: the listener, the cluster, the node that is meant. Heartbeats, log
+ends and Raft messages are answered in the call that brings them. HELLO names the APIs between
+brokers only at the listener where brokers connect.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+from quiverlog.addresses import Address
+from quiverlog.core.raft.messages import Observe, ReplicaKey
+from quiverlog.errors import (
+    BrokerShuttingDown,
+    DuplicateNodeId,
+    InvalidRequest,
+    QuiverlogError,
+    UnsupportedVersion,
+    WrongCluster,
+    WrongListener,
+    WrongNode,
+)
+from quiverlog.limits import CLIENT_ID_CHARS_MAX
+from quiverlog.node.broker import Broker
+from quiverlog.node.metadata.quorum_wire import unpack
+from quiverlog.node.runtime.events import RequestReceived
+from quiverlog.node.runtime.tasks import Call, Steps
+from quiverlog.types import Now
+from quiverlog.wire import messages as m
+from quiverlog.wire.broker_messages import (
+    BrokerHeartbeatRequest,
+    RegisterBrokerRequest,
+    RegisterBrokerResponse,
+)
+from quiverlog.wire.messages import Request, Response
+from quiverlog.wire.quorum_messages import QuorumRequest, QuorumResponse
+from quiverlog.wire.registry import api_ranges
+from quiverlog.wire.replica_messages import (
+    AlterPartitionRequest,
+    ReportLogEndsRequest,
+    ReportLogEndsResponse,
+)
+
+__all__ = [
+    "check_serves_brokers",
+    "handle_alter_partition",
+    "handle_broker_heartbeat",
+    "handle_hello",
+    "handle_quorum",
+    "handle_register_broker",
+    "handle_report_log_ends",
+    "serves_brokers",
+]
+
+
+# QUORUM: messages of other brokers' replicas of the metadata log.
+def serves_brokers(broker: Broker, connection_id: int) -> bool:
+    """True on a connection on which the APIs between brokers are served."""
+    listener = broker.clients.listener_of(connection_id)
+    if listener != broker.config.inter_broker_listener or not broker.quorum_inbox.is_served:
+        return False
+    return broker.config.lets_others_join or _has_others(broker)
+
+
+def _has_others(broker: Broker) -> bool:
+    """True where the metadata name other brokers. No client can bring that about: what makes a
+    single broker know others is served between brokers only."""
+    node_id = broker.config.node_id
+    if any(voter.node_id != node_id for voter in broker.quorum.raft.voters):
+        return True
+    return any(other != node_id for other in broker.metadata.image.brokers)
+
+
+def check_serves_brokers(broker: Broker, connection_id: int, api: str) -> None:
+    """Raises WrongListener where the APIs between brokers are not served."""
+    if serves_brokers(broker, connection_id):
+        return
+    listener = broker.clients.listener_of(connection_id)
+    if listener == broker.config.inter_broker_listener and broker.quorum_inbox.is_served:
+        cluster_id = broker.directory.cluster_id
+        raise WrongListener(
+            f"this broker is a cluster of its own and serves no {api}. For others to join, start it"
+            f" with `cluster.id` = {cluster_id!r}, its cluster."
+        )
+    raise WrongListener(f"the listener {listener!r} of this broker serves no {api}.")
+
+
+def _check_node_id(broker: Broker, source: ReplicaKey, endpoint: str) -> None:
+    """Say so to a second broker under a node id that is in use: answers go to the other one.
+
+    Its messages are taken like those of any replica: whoever has lost its disk is known by the
+    earlier life until that is fenced. Only the answer tells, and only whoever is somewhere else.
+
+    Raises:
+        DuplicateNodeId: another one is registered under the id, elsewhere, and not fenced.
+    """
+    known = broker.metadata.image.brokers.get(source.node_id)
+    if known is None or known.fenced or known.directory_id in ("", source.directory_id):
+        return
+    listener = broker.config.inter_broker_listener
+    where = {f"{Address(host, port)}" for name, host, port in known.listeners if name == listener}
+    if endpoint and where and endpoint not in where:
+        raise DuplicateNodeId(
+            f"node id {source.node_id} is that of a broker with another data directory, at"
+            f" {', '.join(where)}."
+        )
+
+
+def _name_leader(broker: Broker, response: QuorumResponse) -> None:
+    """For a replica that looks for the leader, and may not have been told of it."""
+    leader = broker.quorum.raft.leader
+    if leader is None:
+        return
+    is_own = leader.node_id == broker.config.node_id
+    known = broker.config.endpoint if is_own else broker.whereabouts.known().get(leader.node_id)
+    response.leader_id, response.leader_directory = leader
+    response.leader_endpoint = "" if known is None else str(known)
+
+
+def handle_quorum(broker: Broker, event: RequestReceived, now: Now) -> None:
+    """Check whom the request means, and hand its messages on."""
+    request = event.request
+    assert isinstance(request, QuorumRequest)
+    check_serves_brokers(broker, event.connection_id, request.API.name)
+    cluster_id, node_id = broker.directory.cluster_id, broker.config.node_id
+    if request.cluster_id != cluster_id:
+        raise WrongCluster(f"the request is for {request.cluster_id!r}, this is {cluster_id!r}.")
+    if request.target_id != node_id:
+        raise WrongNode(f"the request is for node {request.target_id}, this is {node_id}.")
+    messages = unpack(request, event.body)
+    source = ReplicaKey(request.source_id, request.source_directory)
+    assert source.directory_id, "unpack refuses a sender without a disk"
+    first = broker.whereabouts.heard(
+        source,
+        request.source_endpoint,
+        now,
+        is_led=broker.quorum.raft.leader is not None,
+        yields=source in broker.quorum.raft.forgotten,
+        is_controller=request.source_is_controller,
+    )
+    if first is not None:  # Nor does it vote, or acknowledge anything in the name of the first.
+        raise DuplicateNodeId(
+            f"node {source.node_id} runs at {first}, with the same data directory. The process at"
+            f" {request.source_endpoint} is refused until that one was silent for a session."
+        )
+    broker.quorum_inbox.take(messages, now)
+    _check_node_id(broker, source, request.source_endpoint)
+    response = QuorumResponse(directory_id=broker.directory.directory_id)
+    if any(isinstance(message, Observe) for message in messages):
+        _name_leader(broker, response)
+    broker.outbox.respond(event.connection_id, request.correlation_id, response)
+
+
+def _check_listener(broker: Broker, connection_id: int, request: Request) -> None:
+    """Raises WrongListener, BrokerShuttingDown."""
+    assert connection_id >= 0
+    if not broker.membership.is_active:
+        raise BrokerShuttingDown
+    check_serves_brokers(broker, connection_id, request.API.name)
+
+
+def _check(
+    broker: Broker, connection_id: int, request: RegisterBrokerRequest | BrokerHeartbeatRequest
+) -> None:
+    """Raises WrongListener, WrongCluster, BrokerShuttingDown."""
+    _check_listener(broker, connection_id, request)
+    cluster_id = broker.directory.cluster_id
+    if request.cluster_id != cluster_id:
+        raise WrongCluster(f"the request is for {request.cluster_id!r}, this is {cluster_id!r}.")
+
+
+def handle_register_broker(broker: Broker, event: RequestReceived, now: Now) -> None:
+    """Answer when the registration is decided."""
+    request = event.request
+    assert isinstance(request, RegisterBrokerRequest)
+    _check(broker, event.connection_id, request)
+
+    def then(response: object, error: BaseException | None, now: Now) -> None:
+        if error is not None:
+            failure = error if isinstance(error, QuiverlogError) else QuiverlogError()
+            broker.fail(event.connection_id, request, failure)
+            return
+        assert isinstance(response, RegisterBrokerResponse)
+        broker.outbox.respond(event.connection_id, request.correlation_id, response)
+
+    broker.membership.registrar.register(request, then, now)
+
+
+def handle_broker_heartbeat(broker: Broker, event: RequestReceived, now: Now) -> None:
+    """Answer at once."""
+    request = event.request
+    assert isinstance(request, BrokerHeartbeatRequest)
+    _check(broker, event.connection_id, request)
+    response = broker.membership.registrar.beat(request, now)
+    broker.outbox.respond(event.connection_id, request.correlation_id, response)
+
+
+def handle_report_log_ends(broker: Broker, event: RequestReceived, now: Now) -> None:
+    """Answer at once."""
+    request = event.request
+    assert isinstance(request, ReportLogEndsRequest)
+    _check_listener(broker, event.connection_id, request)
+
+    def then(response: object, error: BaseException | None, _now: Now) -> None:
+        assert isinstance(response, ReportLogEndsResponse)
+        assert error is None
+        broker.outbox.respond(event.connection_id, request.correlation_id, response)
+
+    broker.membership.log_end_decisions.decide(request, then, now)
+
+
+# ALTER_PARTITION: another broker asks the controller to change who is in sync.
+def handle_alter_partition(broker: Broker, call: Call) -> Steps:
+    """Answer when what is taken holds."""
+    request = call.request
+    assert isinstance(request, AlterPartitionRequest)
+    check_serves_brokers(broker, call.connection_id, request.API.name)
+    decisions = broker.in_sync_decisions
+    response = yield lambda then: decisions.decide(request, then, call.now)
+    return cast("Response", response)
+
+
+# HELLO: who this broker is, and what is spoken on the connection that asks.
+def handle_hello(broker: Broker, event: RequestReceived, now: Now) -> None:
+    """Answer HELLO: the broker's name, its limits and API versions. It may be asked again."""
+    request = event.request
+    assert isinstance(request, m.HelloRequest)
+    if len(request.client_id) > CLIENT_ID_CHARS_MAX:
+        raise InvalidRequest(f"a client id has at most {CLIENT_ID_CHARS_MAX} characters.")
+    listener = broker.clients.listener_of(event.connection_id)
+    response = m.HelloResponse(
+        cluster_id=broker.directory.cluster_id,
+        node_id=broker.config.node_id,
+        roles=list(broker.config.roles),
+        software_version=broker.config.software_version,
+        apis=api_ranges(
+            between_brokers=serves_brokers(broker, event.connection_id),
+            administration=listener not in broker.config.listeners_without_administration,
+        ),
+        frame_bytes_max=broker.config.frame_bytes_max,
+    )
+    if request.version > m.HelloRequest.VERSION:
+        # The client reads the versions spoken here and says HELLO again (KIP-511).
+        response.error_code = UnsupportedVersion.code
+        response.error_message = f"HELLO is spoken here up to version {m.HelloRequest.VERSION}."
+    else:
+        broker.clients.said_hello(event.connection_id, request.client_id)
+    broker.outbox.respond(event.connection_id, request.correlation_id, response)

@@ -1,0 +1,613 @@
+"""FETCH: rows out.
+
+Owns the long poll (a fetch with too few bytes waits, and looks again at partitions whose high
+watermark moved), one evaluation of it (never above the high watermark, within the bounds of entry
+and request), and which readers are refused. Rows that are not in memory are read by jobs; a fetch
+of many partitions is looked at in steps. A follower serves up to the high watermark that it has
+heard of (docs/adr/0036); a reader on this machine may get ranges of files instead
+(docs/adr/0068).
+
+Invariant: bodies are views of the log's files; rows are neither copied nor decoded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from functools import partial
+from typing import ClassVar, Final, NamedTuple
+
+from quiverlog.errors import (
+    CorruptLog,
+    InvalidRequest,
+    LogTruncated,
+    OffsetNotAvailable,
+    OffsetOutOfRange,
+    QuiverlogError,
+    StorageFault,
+    ThrottledBroker,
+)
+from quiverlog.limits import (
+    FETCH_MAX_WAIT_MS_MAX,
+    FETCH_PARTITION_BYTES_DEFAULT,
+    FRAME_BYTES_MAX,
+    HEADER_BYTES_MAX,
+    KIB,
+    PARTITIONS_PER_REQUEST_MAX,
+)
+from quiverlog.node.assignment.lookup import Lookup
+from quiverlog.node.broker import Broker
+from quiverlog.node.partitions.cold_reads import Loaded
+from quiverlog.node.partitions.replica import Replica
+from quiverlog.node.runtime.events import RequestReceived
+from quiverlog.node.runtime.purgatory import Waiter, Waits
+from quiverlog.node.runtime.tasks import Call, Wait, gather
+from quiverlog.storage.segment.reading import Answer, views_of
+from quiverlog.storage.segment.reading_jobs import JustRead, NotResident
+from quiverlog.types import NO_EPOCH, IsolationLevel, Now
+from quiverlog.wire import messages as m
+
+__all__ = [
+    "FetchAnswer",
+    "FetchWaiter",
+    "check_is_consumer",
+    "check_isolation",
+    "ends_wait",
+    "handle_fetch",
+    "is_short",
+    "out_of_range",
+    "partition_limit",
+    "read_entry",
+]
+
+
+# What a FETCH may see, and how much of it travels.
+FILE_RANGE_BYTES_MIN: Final = 64 * KIB
+"""Fewer for each file are with the reader sooner when they are sent: it has none to open then. This
+bounds the names in an answer, too."""
+_BODY_BYTES_MAX: Final = FRAME_BYTES_MAX - HEADER_BYTES_MAX
+
+
+class Missing(NamedTuple):
+    """What has to be loaded, of which partition; `loaded` is to hear what came of it."""
+
+    replica: Replica
+    cold: NotResident
+    loaded: Loaded
+
+
+class FetchAnswer:
+    """One evaluation of a fetch, entry after entry. `at`: the number of those looked at."""
+
+    __slots__ = (
+        "_bytes_max",
+        "_loaded",
+        "_lookup",
+        "at",
+        "body",
+        "byte_count",
+        "final",
+        "ranges_bytes",
+        "request",
+        "response",
+        "rows",
+    )
+
+    def __init__(self, lookup: Lookup, request: m.FetchRequest) -> None:
+        self._lookup = lookup
+        self.request = request
+        self.response = m.FetchResponse()
+        self.response.partitions = []
+        self.body: list[memoryview] = []
+        self.at = 0
+        self.byte_count = 0
+        self.ranges_bytes = 0
+        self.final = False
+        self.rows: list[tuple[Replica, int, int]] = []
+        self._loaded: dict[int, Loaded] = {}
+        limit = request.bytes_max if request.bytes_max > 0 else lookup.fetch_bytes_default
+        self._bytes_max = min(limit, _BODY_BYTES_MAX)
+
+    def look(self, end: int) -> list[Missing]:
+        """Look at the entries before `end`, up to the first whose rows are not in memory.
+
+        Returns what to load before the next look: for that one, and for others behind it.
+        """
+        missing: list[Missing] = []
+        missing_bytes = 0
+        entries = self.request.partitions
+        assert self.at < end <= len(entries)
+        for index in range(self.at, end):
+            entry = entries[index]
+            room = min(self._bytes_max - self.byte_count, partition_limit(entry))
+            loaded = self._loaded.get(index) if self._loaded else None
+            answers: list[Answer] = []
+            replica: Replica | None = None
+            try:
+                if loaded is not None and loaded.error is not None:
+                    found = self._lookup.read(
+                        entry.topic_id, entry.partition, from_follower=entry.from_follower
+                    )
+                    result = _failed(entry, self._lookup.unreadable_here(found, loaded.error))
+                else:
+                    reads = loaded.reads if loaded is not None else ()
+                    in_files = self.request.file_ranges
+                    result, answers, replica = read_entry(
+                        self._lookup, entry, room, reads, in_files=in_files
+                    )
+            except NotResident as cold:
+                try:
+                    loaded = self._loaded.setdefault(index, Loaded())
+                    loaded.take(cold)
+                except ThrottledBroker as error:
+                    result = _failed(entry, error)
+                else:
+                    replica = self._lookup.replica(
+                        entry.topic_id, entry.partition, from_follower=entry.from_follower
+                    )
+                    missing.append(Missing(replica, cold, loaded))
+                    missing_bytes += getattr(cold.job, "size", 0)
+                    if self.byte_count + missing_bytes >= self._bytes_max:
+                        break
+                    continue
+            if not missing:
+                self._add(entry, result, answers, replica)
+        return missing
+
+    def _add(
+        self,
+        entry: m.FetchPartition,
+        result: m.FetchPartitionResult,
+        answers: list[Answer],
+        replica: Replica | None,
+    ) -> None:
+        if self.byte_count and result.batch_bytes > self._bytes_max - self.byte_count:
+            # Only the first batch of the first partition with rows may exceed the bound.
+            answers, result.batch_bytes, result.file_ranges = [], 0, []
+        assert len(self.response.partitions) == self.at, "results are in the order of the entries"
+        self.response.partitions.append(result)
+        self.at += 1
+        if ends_wait(result):
+            self.final = True
+        if answers:
+            assert replica is not None
+            if result.file_ranges:
+                self.ranges_bytes += result.batch_bytes
+            else:
+                self.body.extend(views_of(answers))
+            self.byte_count += result.batch_bytes
+            rows = answers[-1].next_offset - entry.offset
+            assert rows > 0, "what is read has the row that was asked for"
+            self.rows.append((replica, result.batch_bytes, rows))
+            assert self.byte_count <= self._bytes_max or len(self.rows) == 1
+
+    @property
+    def complete(self) -> bool:
+        """True when every entry was looked at."""
+        return self.at == len(self.request.partitions)
+
+    def enough(self) -> bool:
+        """True when there is no reason to wait for more rows."""
+        if self.final or self.byte_count >= self.request.min_bytes:
+            return True
+        for entry in self.request.partitions:
+            if entry.end_offset < 0 or is_short(self._lookup, entry):
+                return False
+        return True
+
+    def count(self) -> None:
+        """Count what leaves: the answer is being sent."""
+        for replica, byte_count, rows in self.rows:
+            replica.counters.bytes_out += byte_count
+            replica.counters.rows_out += rows
+        if self.ranges_bytes:
+            self._lookup.count_local_read(self.ranges_bytes)
+
+
+def partition_limit(entry: m.FetchPartition) -> int:
+    return entry.bytes_max if entry.bytes_max > 0 else FETCH_PARTITION_BYTES_DEFAULT
+
+
+def ends_wait(result: m.FetchPartitionResult) -> bool:
+    """True for an error. Rows that are not copied yet may come while the fetch waits."""
+    assert result.error_code >= 0
+    return result.error_code not in (0, OffsetNotAvailable.code)
+
+
+def is_short(lookup: Lookup, entry: m.FetchPartition) -> bool:
+    """True when the entry may get rows by waiting: it has no end, or is not readable up to it."""
+    if entry.end_offset < 0:
+        return True
+    replica = lookup.read(entry.topic_id, entry.partition, from_follower=entry.from_follower)
+    return replica is not None and replica.state.high_watermark < entry.end_offset
+
+
+def read_entry(
+    lookup: Lookup,
+    entry: m.FetchPartition,
+    bytes_max: int,
+    just_read: JustRead = (),
+    *,
+    in_files: bool = False,
+) -> tuple[m.FetchPartitionResult, list[Answer], Replica | None]:
+    """What one entry gets. Errors are part of the result; `bytes_max` <= 0 reads nothing.
+
+    Args:
+        in_files: where it pays, the result has `file_ranges`, and the answers no views.
+
+    Raises:
+        NotResident: its rows, or their index, are not in memory.
+    """
+    result = m.FetchPartitionResult(entry.topic_id, entry.partition)
+    replica: Replica | None = None
+    answers: list[Answer] = []
+    try:
+        replica = lookup.replica(entry.topic_id, entry.partition, from_follower=entry.from_follower)
+        answers = _read_replica(replica, entry, bytes_max, result, just_read, in_files)
+        if entry.offset >= result.high_watermark and not entry.from_follower:
+            lookup.check_end(replica)
+    except QuiverlogError as error:
+        if isinstance(error, CorruptLog):
+            lookup.corrupt_read(replica, error)
+            damage = error.damage()
+            error = lookup.unreadable_here(replica, error)
+            if isinstance(error, CorruptLog):
+                result.damage_start_offset, result.damage_end_offset = damage
+        _fail(result, error)
+    except OSError as error:
+        if replica is not None:
+            lookup.unreadable(replica, error)
+        _fail(result, lookup.unreadable_here(replica, StorageFault(f"reading failed: {error}.")))
+    for answer in answers:
+        result.batch_bytes += answer.byte_count
+    return result, answers, replica
+
+
+def _failed(entry: m.FetchPartition, error: QuiverlogError) -> m.FetchPartitionResult:
+    result = m.FetchPartitionResult(entry.topic_id, entry.partition)
+    _fail(result, error)
+    return result
+
+
+def _fail(result: m.FetchPartitionResult, error: QuiverlogError) -> None:
+    result.error_code = error.code
+    result.error_message = error.message
+
+
+def _read_replica(
+    replica: Replica,
+    entry: m.FetchPartition,
+    bytes_max: int,
+    result: m.FetchPartitionResult,
+    just_read: JustRead,
+    in_files: bool,
+) -> list[Answer]:
+    state = replica.state
+    log = replica.log
+    high_watermark = state.high_watermark
+    assert high_watermark <= log.log_end_offset
+    result.leader_epoch = state.leader_epoch
+    result.log_start_offset = log.log_start_offset
+    result.high_watermark = high_watermark
+    result.last_stable_offset = high_watermark
+    if entry.leader_epoch != state.leader_epoch:
+        state.check_leader_epoch(entry.leader_epoch)
+    if entry.offset > log.log_end_offset and state.leadership is None:
+        _check_copied(replica, entry)
+    if entry.last_epoch not in (NO_EPOCH, state.leader_epoch) or entry.offset > high_watermark:
+        _check_divergence(replica, entry, result)
+    if not log.log_start_offset <= entry.offset <= log.log_end_offset:
+        raise out_of_range(replica, entry.offset)
+    end = high_watermark
+    if 0 <= entry.end_offset < end:
+        end = entry.end_offset
+    assert end <= high_watermark, "nobody sees rows that may vanish"
+    if entry.offset >= end or bytes_max <= 0:
+        return []
+    read = partial(
+        log.read_answers,
+        entry.offset,
+        bytes_max=bytes_max,
+        end_offset=end,
+        cold_ok=False,
+        just_read=just_read,
+    )
+    if in_files and log.size_bytes >= FILE_RANGE_BYTES_MIN:
+        answers = read(in_files=True)
+        result.file_ranges = _file_ranges(answers)
+        if result.file_ranges or all(answer.views for answer in answers):
+            return answers
+    return read()
+
+
+def _file_ranges(answers: list[Answer]) -> list[m.FileRange]:
+    """Where the rows lie; empty where they are few, or one of the files cannot be told of."""
+    total = sum(answer.byte_count for answer in answers)
+    if total < FILE_RANGE_BYTES_MIN * len(answers):
+        return []
+    ranges = []
+    for answer in answers:
+        place = answer.segment.file.place()
+        if place is None or answer.views:
+            return []
+        assert answer.byte_count > 0, "a segment that was read gave rows"
+        where = (answer.position, answer.byte_count, answer.last_header)
+        ranges.append(m.FileRange(*place, *where))
+    return ranges
+
+
+def _check_copied(replica: Replica, entry: m.FetchPartition) -> None:
+    """Beyond the end of a copy: the leader may have rows there, unless an older epoch has ended.
+
+    Only the leader knows where the log ends, so a copy never says that an offset is too high.
+    """
+    assert not replica.state.leads
+    assert entry.offset > replica.state.high_watermark, "the end is not in front of what is shown"
+    newest_epoch, _ = replica.log.epochs.latest()
+    if entry.last_epoch == NO_EPOCH or entry.last_epoch >= newest_epoch:
+        raise OffsetNotAvailable(
+            f"{replica.name}: offset {entry.offset} has not been copied yet, rows up to"
+            f" {replica.log.log_end_offset} have."
+        )
+
+
+def _check_divergence(
+    replica: Replica, entry: m.FetchPartition, result: m.FetchPartitionResult
+) -> None:
+    """Tell a reader whose row before `offset` was truncated where the epochs part (KIP-320)."""
+    if entry.last_epoch == NO_EPOCH:
+        return
+    replica.state.check_seen_epoch(entry.last_epoch)
+    epoch, end_offset = replica.log.epochs.end_offset_for(entry.last_epoch)
+    if end_offset < 0:
+        # The reader has seen an epoch that this log never had: everything after its end is lost.
+        epoch, end_offset = replica.state.leader_epoch, replica.log.log_end_offset
+    elif epoch == entry.last_epoch and end_offset >= entry.offset:
+        return
+    result.diverging_epoch = epoch
+    assert 0 <= end_offset <= replica.log.log_end_offset
+    assert epoch <= replica.state.leader_epoch, "the log has no epoch of the future"
+    result.diverging_end_offset = min(end_offset, entry.offset)
+    raise LogTruncated(
+        f"{replica.name}: the row before offset {entry.offset} was read under leader epoch"
+        f" {entry.last_epoch}, which ended at {result.diverging_end_offset}."
+    )
+
+
+def out_of_range(replica: Replica, offset: int) -> OffsetOutOfRange:
+    """The error that names the range one may read."""
+    start, end = replica.log.log_start_offset, replica.state.high_watermark
+    return OffsetOutOfRange(
+        f"{replica.name}: offset {offset} is not in the valid range {start} to {end}.",
+        log_start_offset=start,
+        high_watermark=end,
+    )
+
+
+# What a reader says of itself in FETCH and LIST_OFFSETS.
+_ISOLATION_LEVELS: Final = frozenset(map(int, IsolationLevel))
+"""Both levels show the same rows as long as there are no transactions."""
+_CONSUMER: Final = -1
+
+
+def check_isolation(level: int) -> None:
+    """Refuse a level of isolation that does not exist.
+
+    Raises:
+        InvalidRequest: it is neither 0 nor 1.
+    """
+    if level not in _ISOLATION_LEVELS:
+        raise InvalidRequest(
+            f"no isolation level has the number {level}: 0 is read uncommitted, 1 read committed."
+        )
+
+
+def check_is_consumer(replica_id: int) -> None:
+    """Refuse a follower: it would take the high watermark for the end of the log.
+
+    Raises:
+        InvalidRequest: the reader says that it is a replica.
+    """
+    if replica_id != _CONSUMER:
+        raise InvalidRequest(
+            f"replica_id {replica_id} is a follower's, and this broker has none: give -1."
+        )
+
+
+ENTRIES_PER_STEP: Final = 16
+"""Looking at one takes some microseconds, fifty where it has rows."""
+_READS_PER_COST: Final = 2
+"""So many entries with rows count as one ordinary step (see `Call.cost`)."""
+
+
+class FetchWaiter(Waiter):
+    """A parked fetch.
+
+    `sizes`: bytes that each entry could get when it was last looked at; `byte_count`: their sum.
+    `short`: entries that may get rows by waiting (see `is_short`).
+    `looking`: all entries are being looked at, in steps; `missed`: those that changed meanwhile.
+    """
+
+    __slots__ = (
+        "_lookup",
+        "_waits",
+        "byte_count",
+        "looking",
+        "missed",
+        "request",
+        "short",
+        "sizes",
+    )
+
+    api: ClassVar[m.Api] = m.Api.FETCH
+
+    def __init__(
+        self,
+        lookup: Lookup,
+        waits: Waits,
+        connection_id: int,
+        request: m.FetchRequest,
+        deadline_us: int,
+    ) -> None:
+        count = len(request.partitions)
+        super().__init__(connection_id, request.correlation_id, deadline_us, count)
+        self._lookup = lookup
+        self._waits = waits
+        self.request = request
+        self.sizes = [0] * count
+        self.byte_count = 0
+        self.short: set[int] = set()
+        self.looking = False
+        self.missed: set[int] = set()
+
+    def watch(self, answer: FetchAnswer, first: int) -> None:
+        """Enter the waiter with the partitions that `answer` has looked at since `first`."""
+        lookup = self._lookup
+        for index in range(first, answer.at):
+            entry = self.request.partitions[index]
+            size = answer.response.partitions[index].batch_bytes
+            self.byte_count += size - self.sizes[index]
+            self.sizes[index] = size
+            assert self.byte_count >= 0
+            replica = lookup.read(
+                entry.topic_id, entry.partition, from_follower=entry.from_follower
+            )
+            if replica is None:
+                continue  # Its result is an error, which ends the wait.
+            # Of a partition that is there several times, the last entry is told.
+            self.short.discard(replica.watch(self, index))
+            if is_short(lookup, entry):
+                self.short.add(index)
+
+    # --- looking in steps ----------------------------------------------------------------------
+    def look(self, answer: FetchAnswer, now: Now, *, final: bool = False) -> None:
+        """Go on with `answer`, in steps, then say it or wait; `final`: say it in any case."""
+        assert not self.looking
+        self.looking = True
+        call = Call(self.connection_id, self.request, now)
+        self._waits.start(call, self._in_steps(answer, call, final))
+
+    def _in_steps(
+        self, answer: FetchAnswer, call: Call, final: bool
+    ) -> Generator[Wait, object, None]:
+        lookup = self._lookup
+        count = len(self.request.partitions)
+        try:
+            while not answer.complete:
+                first = answer.at
+                reads = len(answer.rows)
+                missing = answer.look(min(first + ENTRIES_PER_STEP, count))
+                call.cost = 1 + (len(answer.rows) - reads) // _READS_PER_COST
+                self.watch(answer, first)
+                if missing:
+                    loads = [lookup.cold_read(one.replica, one.cold) for one in missing]
+                    outcomes = yield gather(loads, len(loads), call.now)
+                    assert isinstance(outcomes, list)
+                    for one, outcome in zip(missing, outcomes, strict=True):
+                        one.loaded.failed(outcome.error, lookup)
+                elif not answer.complete:
+                    yield None
+                if self.done:
+                    return
+            assert answer.complete
+            assert self.byte_count == sum(self.sizes)
+            self.looking = False
+            if final or answer.enough() or call.now.mono_us >= self.deadline_us:
+                self._answer(answer)
+            elif self.missed:
+                self._waits.look_again(self, self.missed)
+                self.missed = set()
+        except Exception as error:
+            self._waits.fail(self, "FETCH", error)
+
+    def wake(self, indexes: Sequence[int], now: Now) -> None:
+        """Look at the entries that changed, and answer when all entries together have enough."""
+        assert not self.done, "nobody wakes who has an answer"
+        if self.looking:
+            self.missed.update(indexes)
+            return
+        request = self.request
+        lookup = self._lookup
+        if len(request.partitions) == 1:
+            # What changed is nearly always enough: read once, for the answer itself.
+            answer = FetchAnswer(lookup, request)
+            if answer.look(1):
+                self.look(FetchAnswer(lookup, request), now)
+            elif answer.enough():
+                self._answer(answer)
+            return
+        failed = False
+        for index in indexes:
+            entry = request.partitions[index]
+            try:
+                result, _, _ = read_entry(lookup, entry, partition_limit(entry))
+            except NotResident:
+                self.look(FetchAnswer(lookup, request), now)
+                return
+            self.byte_count += result.batch_bytes - self.sizes[index]
+            self.sizes[index] = result.batch_bytes
+            if not is_short(lookup, entry):
+                self.short.discard(index)
+            failed = failed or ends_wait(result)
+        if failed or self.byte_count >= request.min_bytes or not self.short:
+            self._end(now)
+
+    def expire(self, now: Now) -> None:
+        """The deadline has come: answer with what there is."""
+        assert not self.done
+        if self.looking:
+            # Its rows are on their way: a read of a disk takes a moment, not for ever.
+            self.deadline_us = 0
+        else:
+            self._end(now)
+
+    def _end(self, now: Now) -> None:
+        answer = FetchAnswer(self._lookup, self.request)
+        count = len(self.request.partitions)
+        if count > ENTRIES_PER_STEP or (count and answer.look(count)):
+            self.look(FetchAnswer(self._lookup, self.request), now, final=True)
+        else:
+            self._answer(answer)
+
+    def _answer(self, answer: FetchAnswer) -> None:
+        answer.count()
+        self._waits.answer(self, answer.response, answer.body)
+
+    def release(self) -> None:
+        for entry in self.request.partitions:
+            self._lookup.unwatch(self, entry.topic_id, entry.partition)
+
+
+def handle_fetch(broker: Broker, event: RequestReceived, now: Now) -> None:
+    """See the module docstring."""
+    request = event.request
+    assert isinstance(request, m.FetchRequest)
+    check_isolation(request.isolation_level)
+    check_is_consumer(request.replica_id)
+    count = len(request.partitions)
+    if count > PARTITIONS_PER_REQUEST_MAX:
+        raise InvalidRequest(
+            f"{count} partitions in a request, allowed are {PARTITIONS_PER_REQUEST_MAX}."
+        )
+    connection_id = event.connection_id
+    wait_ms = min(max(request.max_wait_ms, 0), FETCH_MAX_WAIT_MS_MAX)
+    may_park = broker.purgatory.may_park(connection_id, count)
+    if not may_park:
+        wait_ms = 0
+    answer = FetchAnswer(broker.lookup, request)
+    in_steps = count > ENTRIES_PER_STEP
+    if in_steps and not may_park:
+        raise ThrottledBroker("too many partitions are asked for by requests that wait.")
+    if not in_steps:
+        in_steps = bool(count and answer.look(count))
+        if not in_steps and (wait_ms == 0 or answer.enough()):
+            answer.count()
+            correlation_id = request.correlation_id
+            broker.outbox.respond(connection_id, correlation_id, answer.response, answer.body)
+            return
+    deadline_us = now.mono_us + wait_ms * 1000
+    waiter = FetchWaiter(broker.lookup, broker.waits, connection_id, request, deadline_us)
+    broker.purgatory.park(waiter)
+    if in_steps:
+        waiter.look(FetchAnswer(broker.lookup, request), now)
+    else:
+        waiter.watch(answer, 0)

@@ -1,0 +1,97 @@
+"""Which handler takes which request: every API of the table has one.
+
+Must not know: when a request is taken, what becomes of an error (`node`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from quiverlog.node.apis import describe, offsets, topics
+from quiverlog.node.apis.admin import (
+    handle_alter_configs,
+    handle_change_voters,
+    handle_decommission_broker,
+    handle_describe_configs,
+    handle_elect_leaders,
+    handle_reassign_partitions,
+    handle_update_features,
+)
+from quiverlog.node.apis.brokers import (
+    handle_alter_partition,
+    handle_broker_heartbeat,
+    handle_hello,
+    handle_quorum,
+    handle_register_broker,
+    handle_report_log_ends,
+)
+from quiverlog.node.apis.describe import handle_describe_cluster, handle_describe_replicas
+from quiverlog.node.apis.fetch import handle_fetch
+from quiverlog.node.apis.init_producer_id import handle_init_producer_id
+from quiverlog.node.apis.offsets import handle_list_offsets
+from quiverlog.node.apis.produce import handle_produce
+from quiverlog.node.apis.replica_fetch import handle_replica_fetch
+from quiverlog.node.broker import Broker
+from quiverlog.node.runtime.events import RequestReceived
+from quiverlog.node.runtime.tasks import Call, Steps
+from quiverlog.types import Now
+from quiverlog.wire import messages as m
+from quiverlog.wire.broker_messages import BrokerHeartbeatRequest, RegisterBrokerRequest
+from quiverlog.wire.cluster_messages import DescribeClusterRequest
+from quiverlog.wire.config_messages import AlterConfigsRequest, DescribeConfigsRequest
+from quiverlog.wire.decommission_messages import DecommissionBrokerRequest
+from quiverlog.wire.election_messages import ElectLeadersRequest
+from quiverlog.wire.feature_messages import UpdateFeaturesRequest
+from quiverlog.wire.placement_messages import DescribeReplicasRequest
+from quiverlog.wire.quorum_messages import QuorumRequest
+from quiverlog.wire.reassignment_messages import ReassignPartitionsRequest
+from quiverlog.wire.registry import APIS
+from quiverlog.wire.replica_messages import (
+    AlterPartitionRequest,
+    ReplicaFetchRequest,
+    ReportLogEndsRequest,
+)
+from quiverlog.wire.voters_messages import ChangeVotersRequest
+
+__all__ = ["HANDLERS", "STEPS_HANDLERS"]
+
+HANDLERS: Final[dict[type[m.Request], Callable[[Broker, RequestReceived, Now], None]]] = {
+    m.HelloRequest: handle_hello,
+    m.ProduceRequest: handle_produce,
+    m.FetchRequest: handle_fetch,
+    m.ListOffsetsRequest: handle_list_offsets,
+    QuorumRequest: handle_quorum,
+    ReplicaFetchRequest: handle_replica_fetch,
+    RegisterBrokerRequest: handle_register_broker,
+    BrokerHeartbeatRequest: handle_broker_heartbeat,
+    ReportLogEndsRequest: handle_report_log_ends,
+}
+"""Answered (or parked) in the call that brings them."""
+
+STEPS_HANDLERS: Final[dict[type[m.Request], Callable[[Broker, Call], Steps]]] = {
+    m.MetadataRequest: describe.handle_metadata,
+    m.InitProducerIdRequest: handle_init_producer_id,
+    m.CreateTopicsRequest: topics.handle_create_topics,
+    m.DeleteTopicsRequest: topics.handle_delete_topics,
+    m.AlterTopicRequest: topics.handle_alter_topic,
+    m.DescribeTopicsRequest: describe.handle_describe_topics,
+    m.TopicSchemasRequest: describe.handle_topic_schemas,
+    m.DeleteRecordsRequest: offsets.handle_delete_records,
+    m.EpochEndOffsetsRequest: offsets.handle_epoch_end_offsets,
+    m.DescribeRangesRequest: offsets.handle_describe_ranges,
+    DescribeClusterRequest: handle_describe_cluster,
+    DescribeReplicasRequest: handle_describe_replicas,
+    ChangeVotersRequest: handle_change_voters,
+    AlterPartitionRequest: handle_alter_partition,
+    ElectLeadersRequest: handle_elect_leaders,
+    ReassignPartitionsRequest: handle_reassign_partitions,
+    AlterConfigsRequest: handle_alter_configs,
+    DescribeConfigsRequest: handle_describe_configs,
+    UpdateFeaturesRequest: handle_update_features,
+    DecommissionBrokerRequest: handle_decommission_broker,
+}
+"""Answered in steps."""
+
+assert len(HANDLERS) + len(STEPS_HANDLERS) == len(APIS)
+assert not HANDLERS.keys() & STEPS_HANDLERS.keys(), "one handler each"

@@ -1,0 +1,88 @@
+"""INIT_PRODUCER_ID: a producer id that no producer had before, or the next epoch of one.
+
+Owns when an older epoch is over: before the answer with the newer one goes out, in all partitions.
+A leader refuses it from the moment that it applies the record; so the controller answers when all
+live brokers have applied that, and fences one that does not (registrar.py). A new id waits for
+nothing: a broker that does not know it yet has the producer ask again (producer_ids.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Final
+
+from quiverlog.core.controller.records import ProducerEpochRecord
+from quiverlog.core.controller.topics import next_producer_id_block
+from quiverlog.errors import InvalidProducerEpoch, InvalidRequest, UnknownProducerId
+from quiverlog.node.broker import Broker
+from quiverlog.node.controller.not_controller import check_decides
+from quiverlog.node.runtime.tasks import Call, Steps, Wait
+from quiverlog.types import NO_EPOCH, NO_PRODUCER_ID, PRODUCER_IDS_END
+from quiverlog.wire import messages as m
+
+__all__ = ["handle_init_producer_id"]
+
+_PRODUCER_EPOCH_MAX: Final = 2**15 - 1
+
+
+def handle_init_producer_id(broker: Broker, call: Call) -> Steps:
+    """A producer id that nobody had before; or the next epoch of the one that the asker has.
+
+    The epoch never goes back: whoever asks with an older one has been followed by another holder.
+
+    Raises (as the answer):
+        InvalidProducerEpoch: a newer epoch was given out.
+        UnknownProducerId: the id or the epoch was never given out, or is not known any more.
+    """
+    request = call.request
+    assert isinstance(request, m.InitProducerIdRequest)
+    if request.transactional_id:
+        raise InvalidRequest("this broker has no transactions: leave transactional_id empty.")
+    check_decides(broker, call.connection_id)
+    ids = broker.producer_ids
+    producer_id, epoch = request.producer_id, request.producer_epoch
+    if producer_id == NO_PRODUCER_ID and epoch != NO_EPOCH:
+        raise InvalidRequest(f"epoch {epoch} is no new producer's: leave it -1.")
+    if producer_id != NO_PRODUCER_ID:
+        if not 0 <= producer_id < PRODUCER_IDS_END or epoch < 0:
+            raise InvalidRequest(f"producer id {producer_id} with epoch {epoch} cannot be.")
+        yield from _end_epoch(broker, call, producer_id, epoch)
+        if epoch < _PRODUCER_EPOCH_MAX:  # After the last epoch comes a new id.
+            return m.InitProducerIdResponse(producer_id=producer_id, producer_epoch=epoch + 1)
+    while ids.exhausted:
+        yield _another_block(broker, call)
+    return m.InitProducerIdResponse(producer_id=ids.take(), producer_epoch=0)
+
+
+def _end_epoch(
+    broker: Broker, call: Call, producer_id: int, epoch: int
+) -> Generator[Wait, object, None]:
+    """Have the epoch followed by the next one, and wait until no broker takes it any more.
+
+    The one after the last is given to nobody: with its record the last one is over, too. That an
+    epoch is over is answered as late as the next one: an answer that was lost is as good.
+    """
+    ids = broker.producer_ids
+    while True:
+        newest = ids.newest_epoch(producer_id)
+        if not ids.may_be_given(producer_id) or epoch > min(newest, _PRODUCER_EPOCH_MAX):
+            raise UnknownProducerId(
+                f"producer id {producer_id} with epoch {epoch} is not known: ask for a new id."
+            )
+        if epoch == newest:
+            broker.admission.check_writable()
+            record = ProducerEpochRecord(producer_id, newest + 1)
+            yield broker.metadata.proposal([record], call.now)
+            yield broker.membership.registrar.everywhere(call.now)
+            return
+        if epoch < ids.given_epoch(producer_id):
+            yield broker.membership.registrar.everywhere(call.now)
+            raise InvalidProducerEpoch(
+                f"epoch {newest} of producer {producer_id} was given out after epoch {epoch}."
+            )
+        yield broker.metadata.after_pending(call.now)
+
+
+def _another_block(broker: Broker, call: Call) -> Wait:
+    broker.admission.check_writable()
+    return broker.metadata.proposal([next_producer_id_block(broker.metadata.pending)], call.now)

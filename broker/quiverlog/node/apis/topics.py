@@ -1,0 +1,264 @@
+"""CREATE_TOPICS, DELETE_TOPICS, ALTER_TOPIC.
+
+Owns the order of a change: decide on what will hold (core/controller, `metadata.pending`), propose,
+and answer when the decision is true and its partitions are open. Directories of new partitions are
+made before the record is logged, so that a topic that exists always had them: one that is missing
+later is a loss, not a beginning. A crash in between leaves directories that no record names, and
+the next start removes them.
+
+Topics of one request are decided one after the other and logged together; each is created or
+refused on its own. Requests of one connection decide about the same name in the order in which they
+were sent (tasks.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from functools import partial
+from typing import Final
+
+from quiverlog.core.controller import topics as decide
+from quiverlog.core.controller.records import PartitionRecord, Record, TopicRecord
+from quiverlog.core.controller.topic_image import TopicImage
+from quiverlog.errors import InvalidRequest, QuiverlogError
+from quiverlog.limits import TOPICS_PER_REQUEST_MAX
+from quiverlog.node.broker import Broker
+from quiverlog.node.controller.not_controller import controller_for, decided
+from quiverlog.node.runtime.tasks import Call, Change, Future, Steps, Wait
+from quiverlog.wire import messages as m
+
+__all__ = ["check_count", "handle_alter_topic", "handle_create_topics", "handle_delete_topics"]
+
+_DECIDED_AT_ONCE: Final = 64
+"""Topics of one request that are decided before the first is waited for: they share the fsync."""
+
+_SCHEMA_BYTES_PER_STEP: Final = 1_024
+"""So much of a schema counts as a step: one of 2,000 columns (100 KB) takes 9 to 16 ms of CPU."""
+
+
+def _schema_cost(schema: bytes | None) -> int:
+    return 1 + len(schema or b"") // _SCHEMA_BYTES_PER_STEP
+
+
+def check_count(count: int) -> None:
+    """Raises InvalidRequest: more topics than a request may name."""
+    if count > TOPICS_PER_REQUEST_MAX:
+        raise InvalidRequest(f"{count} topics in a request, allowed are {TOPICS_PER_REQUEST_MAX}.")
+
+
+# --- CREATE_TOPICS ------------------------------------------------------------------------------
+def handle_create_topics(broker: Broker, call: Call) -> Steps:
+    """Each topic is created or refused on its own."""
+    request = call.request
+    assert isinstance(request, m.CreateTopicsRequest)
+    check_count(len(request.topics))
+    change = _enter(broker, call, [new.name for new in request.topics])
+    return _create_topics(broker, call, request, change)
+
+
+def _create_topics(
+    broker: Broker, call: Call, request: m.CreateTopicsRequest, change: Change
+) -> Steps:
+    broker.admission.check_writable()
+    results: list[m.TopicResult] = []
+    for first in range(0, len(request.topics), _DECIDED_AT_ONCE):
+        proposed: list[tuple[m.TopicResult, Future]] = []
+        for new in request.topics[first : first + _DECIDED_AT_ONCE]:
+            result = m.TopicResult(new.name)
+            results.append(result)
+            yield from _wait_turn(broker, change)
+            try:
+                records = yield from decided(
+                    broker,
+                    call,
+                    partial(_decide_create, broker, call, new),
+                    partial(_until_free, broker, call, new.name),
+                )
+                if not request.validate_only:
+                    # From here: when it holds, the name may be another topic's already.
+                    result.topic_id = _id_of_new(records)
+                    proposed.append((result, _propose(broker, call, records)))
+            except QuiverlogError as error:
+                _refuse(result, error)
+            broker.topic_order.decided(change, call.now)
+            yield None
+        yield from _wait_for_each(proposed)
+        for result, _ in proposed:
+            yield from _created(broker, call, result)
+    assert len(results) == len(request.topics), "a result for each"
+    who = controller_for(broker, call.connection_id, results)
+    return m.CreateTopicsResponse(topics=results, controller=who)
+
+
+def _until_free(broker: Broker, call: Call, name: str) -> Generator[Wait, object, None]:
+    """Wait while directories of this name hold a topic whose end is decided, and not all done."""
+    while True:
+        old = broker.assignment.opening_deleted(name)
+        if broker.metadata.is_ending(name):
+            yield broker.metadata.after_pending(call.now)
+        elif old is not None:
+            yield broker.assignment.opened(old, call.now)
+        else:
+            return
+
+
+def _decide_create(broker: Broker, call: Call, new: m.NewTopic) -> list[Record]:
+    config = broker.config
+    call.cost = _schema_cost(new.schema)
+    broker.admission.check_writable()  # An earlier topic of this request may have filled the disk.
+    return decide.create_topic(
+        broker.metadata.pending,
+        name=new.name,
+        schema=new.schema,
+        partitions=config.partitions_default if new.partitions == -1 else new.partitions,
+        replication_factor=new.replication_factor,
+        key_columns=new.key_columns,
+        configs=new.configs,
+        now_us=call.now.wall_us,
+        entropy=broker.entropy,
+    )
+
+
+def _id_of_new(records: list[Record]) -> bytes:
+    topic = records[0]
+    assert isinstance(topic, TopicRecord)
+    return topic.topic_id
+
+
+def _propose(broker: Broker, call: Call, records: list[Record]) -> Future:
+    future = Future()
+    broker.propose(records, call.now, future.set)
+    return future
+
+
+def _created(broker: Broker, call: Call, result: m.TopicResult) -> Generator[Wait, object, None]:
+    """The topic exists: answer when its partitions are open, or known not to be."""
+    if result.error_code:
+        return
+    assert result.topic_id
+    topic = broker.metadata.image.topics_by_id.get(result.topic_id)
+    if topic is None:
+        return  # Its end was decided meanwhile.
+    broker.outbox.log(
+        "info",
+        "topic created",
+        topic=result.name,
+        partitions=len(topic.partitions),
+        replicas=topic.replication_factor,
+        min_in_sync=topic.config.min_in_sync_replicas,
+    )
+    yield broker.assignment.opened(topic.topic_id, call.now)
+
+
+# --- DELETE_TOPICS ------------------------------------------------------------------------------
+def handle_delete_topics(broker: Broker, call: Call) -> Steps:
+    """Delete topics: clients see them no more once that is decided; the files follow."""
+    request = call.request
+    assert isinstance(request, m.DeleteTopicsRequest)
+    check_count(len(request.names))
+    if request.topic_ids and len(request.topic_ids) != len(request.names):
+        raise InvalidRequest(f"{len(request.names)} names and {len(request.topic_ids)} topic ids.")
+    change = _enter(broker, call, request.names)
+    return _delete_topics(broker, call, request, change)
+
+
+def _delete_topics(
+    broker: Broker, call: Call, request: m.DeleteTopicsRequest, change: Change
+) -> Steps:
+    results: list[m.TopicResult] = []
+    for first in range(0, len(request.names), _DECIDED_AT_ONCE):
+        proposed: list[tuple[m.TopicResult, Future]] = []
+        for number, name in enumerate(request.names[first : first + _DECIDED_AT_ONCE], first):
+            result = m.TopicResult(name)
+            results.append(result)
+            yield from _wait_turn(broker, change)
+            topic_id = request.topic_ids[number] if request.topic_ids else b""
+            try:
+                topic = yield from decided(broker, call, partial(_find, broker, name, topic_id))
+                result.topic_id = topic.topic_id
+                proposed.append((result, _propose(broker, call, decide.delete_topic(topic))))
+            except QuiverlogError as error:
+                _refuse(result, error)
+            broker.topic_order.decided(change, call.now)
+            yield None
+        yield from _wait_for_each(proposed)
+        for result, _ in proposed:
+            if not result.error_code:
+                broker.outbox.log("info", "topic deleted", topic=result.name)
+    assert len(results) == len(request.names), "a result for each"
+    who = controller_for(broker, call.connection_id, results)
+    return m.DeleteTopicsResponse(topics=results, controller=who)
+
+
+def _find(broker: Broker, name: str, topic_id: bytes) -> TopicImage:
+    topic = decide.find_topic_as(broker.metadata.pending, name, topic_id)
+    assert topic.name == name
+    return topic
+
+
+# --- ALTER_TOPIC --------------------------------------------------------------------------------
+def handle_alter_topic(broker: Broker, call: Call) -> Steps:
+    """Configuration, more partitions, a wider schema: all of it or nothing."""
+    request = call.request
+    assert isinstance(request, m.AlterTopicRequest)
+    change = _enter(broker, call, [request.name])
+    return _alter_topic(broker, call, request, change)
+
+
+def _alter_topic(broker: Broker, call: Call, request: m.AlterTopicRequest, change: Change) -> Steps:
+    yield from _wait_turn(broker, change)
+    records = yield from decided(broker, call, partial(_decide_alter, broker, call, request))
+    topic = decide.find_topic(broker.metadata.pending, request.name)
+    if not records or request.validate_only:
+        return m.AlterTopicResponse(schema_id=topic.schema_id)
+    if any(isinstance(record, PartitionRecord) for record in records):
+        broker.admission.check_writable()
+    proposed = _propose(broker, call, records)
+    broker.topic_order.decided(change, call.now)
+    yield proposed.wait
+    yield broker.assignment.opened(topic.topic_id, call.now)
+    broker.outbox.log("info", "topic altered", topic=topic.name, records=len(records))
+    altered = broker.metadata.image.topics_by_id.get(topic.topic_id, topic)
+    return m.AlterTopicResponse(schema_id=altered.schema_id)
+
+
+def _decide_alter(broker: Broker, call: Call, request: m.AlterTopicRequest) -> list[Record]:
+    topic = decide.find_topic(broker.metadata.pending, request.name)
+    call.cost = _schema_cost(request.schema)
+    return decide.alter_topic(
+        broker.metadata.pending,
+        topic,
+        set_configs=request.set_configs,
+        delete_configs=request.delete_configs,
+        partitions=request.partitions,
+        schema=request.schema,
+        now_us=call.now.wall_us,
+    )
+
+
+# --- parts --------------------------------------------------------------------------------------
+def _enter(broker: Broker, call: Call, names: Sequence[str]) -> Change:
+    """The request has arrived: those behind it wait for what it decides about these names."""
+    change = broker.topic_order.enter(call.connection_id, names)
+    call.on_end = partial(broker.topic_order.leave, change)
+    return change
+
+
+def _wait_turn(broker: Broker, change: Change) -> Generator[Wait, object, None]:
+    while (earlier := broker.topic_order.wait(change)) is not None:
+        yield earlier
+
+
+def _wait_for_each(
+    proposed: list[tuple[m.TopicResult, Future]],
+) -> Generator[Wait, object, None]:
+    for result, future in proposed:
+        try:
+            yield future.wait
+        except QuiverlogError as error:
+            _refuse(result, error)
+
+
+def _refuse(result: m.TopicResult, error: QuiverlogError) -> None:
+    result.topic_id = b""
+    result.error_code, result.error_message = error.code, error.message

@@ -1,0 +1,5 @@
+"""Which partitions are on this broker, and how a request finds one.
+
+Owns `reconcile`, the only place that opens, leads, follows and removes replicas, and the round of
+retention. Stands on `node.metadata`, `node.replication` and `node.controller`.
+"""

@@ -1,0 +1,551 @@
+"""Which partitions are on this broker: what the metadata image assigns to it, and nothing else.
+
+    image: assigned                                             image: not assigned
+    (none) ──▶ opening ──▶ led or followed ──▶ ... ─────────────────────▶ removal
+       ▲           └─ failed ─▶ offline, with a reason ─▶ opening (where a retry can help)
+       └── closed, damaged (repairs) ◀── followed, or offline
+
+Owns the replicas, the openings under way and the partitions that cannot be opened. `reconcile` is
+the only place that opens, leads, follows, reconfigures and removes replicas. A partition that
+cannot be opened answers a typed error; DESCRIBE and DELETE of its topic still work.
+
+Must not know: requests, how records come about.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Final
+
+from quiverlog.core.controller.image import Image
+from quiverlog.core.controller.topic_image import PartitionImage, TopicImage
+from quiverlog.errors import (
+    NotEnoughReplicasAfterAppend,
+    QuiverlogError,
+    ThrottledBroker,
+    UnknownTopicId,
+)
+from quiverlog.node.partitions.directories import OpenedReplica, Removal
+from quiverlog.node.partitions.flushing import Flushes
+from quiverlog.node.partitions.offline import (
+    Key,
+    Offline,
+    Opening,
+    begins_here,
+    may_be_made,
+    offline_reason,
+)
+from quiverlog.node.partitions.opening import Openings
+from quiverlog.node.partitions.replica import Replica, log_config
+from quiverlog.node.replication.in_sync import InSyncChanges
+from quiverlog.node.replication.repairs import Repairs
+from quiverlog.node.replication.replica_fetcher import Replication
+from quiverlog.node.runtime.config import NodeConfig
+from quiverlog.node.runtime.jobs import Jobs, Then
+from quiverlog.node.runtime.metrics import NodeMetrics
+from quiverlog.node.runtime.outbox import Outbox
+from quiverlog.node.runtime.purgatory import Wakeups
+from quiverlog.storage.directory.data_directory import DataDirectory
+from quiverlog.storage.disk.disk import Disk
+from quiverlog.types import Now, TopicPartition
+
+__all__ = ["Assignment", "Key", "LettingGo", "OfflinePartitions", "report_notes", "report_recovery"]
+
+
+class LettingGo:
+    """A replica is not here any more: all that knew of it hear of that."""
+
+    __slots__ = ("_flushes", "_in_sync_changes", "_metrics", "_replication", "_wakeups")
+
+    def __init__(
+        self,
+        replication: Replication,
+        flushes: Flushes,
+        in_sync_changes: InSyncChanges,
+        wakeups: Wakeups,
+        metrics: NodeMetrics,
+    ) -> None:
+        self._replication = replication
+        self._flushes = flushes
+        self._in_sync_changes = in_sync_changes
+        self._wakeups = wakeups
+        self._metrics = metrics
+
+    def let_go(self, replica: Replica, error: QuiverlogError) -> None:
+        """Nothing begins with its log any more; those who wait for it get `error`, or look anew."""
+        assert not replica.deleted, "it goes once"
+        replica.deleted = True
+        self._replication.leave((replica.topic.topic_id, replica.name.partition))
+        self._flushes.forget(replica)
+        self._in_sync_changes.forget(replica)
+        self._metrics.partitions_with_faults -= replica.fault is not None
+        assert self._metrics.partitions_with_faults >= 0
+        replica.answers.fail(error)
+        self._wakeups.changed(replica)
+
+
+_RETRY_US: Final = 5_000_000
+
+
+class OfflinePartitions:
+    """Partitions of this broker that could not be opened: why, and when each is tried again.
+
+    `by_key` is for looking only.
+    """
+
+    __slots__ = ("_metrics", "_node_id", "_outbox", "_retry", "by_key")
+
+    def __init__(self, node_id: int, outbox: Outbox, metrics: NodeMetrics) -> None:
+        self._node_id = node_id
+        self._outbox = outbox
+        self._metrics = metrics
+        self.by_key: dict[Key, Offline] = {}
+        # When they are opened again, in this order.
+        self._retry: OrderedDict[Key, int] = OrderedDict()
+
+    def next_us(self) -> int | None:
+        """When the next one is tried again; None: none is."""
+        return next(iter(self._retry.values()), None)
+
+    def failed(self, key: Key, opening: Opening, error: BaseException, now: Now) -> None:
+        """Take in that a partition cannot be opened: say why once, and try again if it may help."""
+        name = opening.name
+        reason, passing = offline_reason(name, error)
+        # What cannot be made holds nothing; what is lost may be out of sync one day.
+        lost = isinstance(error, FileNotFoundError)
+        passing = passing or opening.unmade or lost
+        if not isinstance(error, OSError | QuiverlogError):
+            self._outbox.internal_error("opening a log", error)
+        if key not in self.by_key:
+            self._outbox.log(
+                "error", "partition offline", partition=str(name), why=reason.message, retry=passing
+            )
+        self.by_key[key] = Offline(reason, opening, lost)
+        self._metrics.partitions_offline = len(self.by_key)
+        if passing:
+            self._retry[key] = now.mono_us + _RETRY_US
+
+    def forget(self, key: Key) -> Offline | None:
+        """Nothing is known against it any more: it is open, or goes. Returns what was."""
+        self._retry.pop(key, None)
+        found = self.by_key.pop(key, None)
+        self._metrics.partitions_offline = len(self.by_key)
+        assert len(self._retry) <= len(self.by_key), "only what is offline is tried again"
+        return found
+
+    def look_at(self, key: Key, image: Image) -> None:
+        """A copy that is lost may be made now, so it is: at once, for it may be about to lead."""
+        if key in self._retry and self.by_key[key].lost and may_be_made(image, key, self._node_id):
+            self._retry[key] = 0
+            self._retry.move_to_end(key, last=False)
+
+    def take_due(self, now: Now, image: Image) -> list[tuple[Key, Opening]]:
+        """Those that are to be tried now, and how."""
+        due: list[tuple[Key, Opening]] = []
+        while self._retry:
+            key, due_us = next(iter(self._retry.items()))
+            if due_us > now.mono_us:
+                break
+            del self._retry[key]
+            assert key in self.by_key, "only what is offline is tried again"
+            _, opening, lost = self.by_key[key]
+            unmade = opening.unmade or (lost and may_be_made(image, key, self._node_id))
+            due.append((key, Opening(opening.name, opening.clean, unmade=unmade)))
+        return due
+
+
+# What the opening of a partition found, as lines of the log and numbers.
+_NOTES_MAX: Final = 20
+"""Lines about files that do not belong into one partition's directory."""
+
+
+def report_recovery(replica: Replica, outbox: Outbox, metrics: NodeMetrics) -> None:
+    """Say what was scanned, cut, damaged, missing or set aside."""
+    report = replica.log.recovery
+    assert report.bytes_scanned >= 0
+    assert report.bytes_truncated >= 0
+    if report.bytes_scanned:
+        metrics.recovery_partitions_scanned += 1
+    if report.bytes_truncated:
+        metrics.recovery_bytes_truncated += report.bytes_truncated
+        outbox.log(
+            "warning",
+            "torn tail cut",
+            partition=str(replica.name),
+            bytes=report.bytes_truncated,
+            log_end_offset=replica.log.log_end_offset,
+        )
+    report_notes(replica, outbox)
+    if report.damages:
+        outbox.log(
+            "warning",
+            "damaged rows found",
+            partition=str(replica.name),
+            places=len(report.damages),
+            first=report.damages[0],
+        )
+
+
+def report_notes(replica: Replica, outbox: Outbox) -> None:
+    """Say which files were not believed, or do not belong there; each once."""
+    notes = replica.log.recovery.notes
+    for note in notes[:_NOTES_MAX]:
+        outbox.log("warning", "partition file", partition=str(replica.name), note=note)
+    notes.clear()
+
+
+class Assignment:
+    """Which partitions are here: what the metadata image gives to this broker, and
+    nothing else.
+
+    `replicas`: those that are led here, by topic id and partition.
+    """
+
+    __slots__ = (
+        "_config", "_flushes", "_followed", "_held", "_in_sync_changes", "_letting_go", "_metrics",
+        "_offline", "_openings", "_outbox", "_removal", "_repairs", "_replication", "_wakeups",
+        "image", "offline", "replicas",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        disk: Disk,
+        jobs: Jobs,
+        flushes: Flushes,
+        removal: Removal,
+        replication: Replication,
+        in_sync_changes: InSyncChanges,
+        wakeups: Wakeups,
+        outbox: Outbox,
+        metrics: NodeMetrics,
+        repairs: Repairs,
+    ) -> None:
+        self._config = config
+        self._repairs = repairs
+        self._letting_go = LettingGo(replication, flushes, in_sync_changes, wakeups, metrics)
+        self._flushes = flushes
+        self._removal = removal
+        self._replication = replication
+        self._in_sync_changes = in_sync_changes
+        self._wakeups = wakeups
+        self._outbox = outbox
+        self._metrics = metrics
+        self.image = Image({})
+        self.replicas: dict[Key, Replica] = {}
+        self._offline = OfflinePartitions(config.node_id, outbox, metrics)
+        self.offline: Mapping[Key, Offline] = self._offline.by_key
+        self._followed: dict[Key, Replica] = {}
+        self._openings = Openings(
+            config, disk, jobs, self, lambda topic_id: self.image.topics_by_id.get(topic_id)
+        )
+        # Keys that are open, opening or offline here, by topic.
+        self._held: dict[bytes, set[int]] = {}
+
+    @property
+    def opening(self) -> bool:
+        """True while a partition is being opened."""
+        return bool(self._openings.under_way)
+
+    @property
+    def waiting(self) -> list[Key]:
+        """Those whose directories are not made yet, or cannot be made now."""
+        found = [key for key, one in self._openings.under_way.items() if one.unmade]
+        return [*found, *(key for key, one in self.offline.items() if one.opening.unmade)]
+
+    def load(self, directory: DataDirectory) -> None:
+        """The partitions lie there."""
+        self._openings.load(directory)
+
+    def next_us(self, *, starting: bool = False) -> int | None:
+        """When the next partition is opened, for the first time or again; 0: at once."""
+        open_us = self._openings.next_us()
+        retry_us = None if starting else self._offline.next_us()
+        return min((us for us in (open_us, retry_us) if us is not None), default=None)
+
+    # --- what the image says -------------------------------------------------------------------
+    def reconcile(
+        self,
+        image: Image,
+        changed: Mapping[bytes, Collection[int] | None],
+        now: Now,
+        *,
+        clean: bool = True,
+        made: Collection[str] | None = (),
+        open_now: bool = True,
+        unmade: Collection[Key] = (),
+    ) -> None:
+        """Bring what is here to what the image says of these topics' partitions; None: of all.
+
+        Args:
+            clean: partitions that are opened now are new, or were left in order.
+            made: names of partitions whose empty directories were made for this; None: no one's.
+            open_now: False at a start, which begins to open with the next tick.
+            unmade: at a start, those whose directories were never made.
+        """
+        self.image = image
+        for topic_id, numbers in changed.items():
+            topic = image.topics_by_id.get(topic_id)
+            if topic is None:
+                self._drop(topic_id, self._held.get(topic_id, ()), "was deleted")
+                continue
+            never_made = None if open_now else unmade
+            for number in range(len(topic.partitions)) if numbers is None else numbers:
+                assert 0 <= number < len(topic.partitions), "who decides knows the topic"
+                partition = topic.partitions[number]
+                self._reconcile_partition(topic, partition, now, clean, made, never_made)
+        if open_now:
+            self._openings.start_jobs(now)
+
+    def _reconcile_partition(
+        self,
+        topic: TopicImage,
+        partition: PartitionImage,
+        now: Now,
+        clean: bool,
+        made: Collection[str] | None,
+        unmade_at_start: Collection[Key] | None,
+    ) -> None:
+        key = (topic.topic_id, partition.partition)
+        assert key not in self.replicas or key not in self._followed, "led or followed"
+        held = self._held.setdefault(topic.topic_id, set())
+        if self._config.node_id not in partition.replicas:
+            if partition.partition in held:
+                self._drop(topic.topic_id, (partition.partition,), "is not here any more")
+        elif partition.partition not in held:
+            held.add(partition.partition)
+            # It may have gone, and come back before it was open, or had other files.
+            if key not in self._openings.under_way and not self._repairs.is_leaving(key):
+                name = TopicPartition(topic.name, partition.partition)
+                new = made is not None and str(name) in made
+                unmade = made is None
+                if unmade_at_start is None:
+                    unmade = unmade or begins_here(partition, self._config.node_id)
+                else:
+                    unmade = key in unmade_at_start
+                self._openings.add(key, Opening(name, clean, new=new, unmade=unmade))
+        else:
+            replica = self.find(key)
+            if replica is not None:
+                self._lead_or_follow(replica, partition, now)
+                self._reconfigure(replica)
+            else:
+                self._offline.look_at(key, self.image)
+
+    def _lead_or_follow(self, replica: Replica, partition: PartitionImage, now: Now) -> None:
+        key = (replica.topic.topic_id, partition.partition)
+        assert not replica.deleted
+        assert partition.leader_epoch >= replica.state.leader_epoch, "epochs only grow"
+        if partition.leader_id != self._config.node_id:
+            self._follow(key, replica, partition, now)
+            return
+        if not self._replication.leave(key):
+            return  # When its log is cut, the image is looked at again.
+        state = replica.state
+        begins = not state.leads or partition.leader_epoch != state.leader_epoch
+        self._metrics.leader_epoch_changes += partition.leader_epoch != state.leader_epoch
+        moved = replica.lead(partition, now)
+        if begins:
+            if replica.awaits_own_list:
+                self._flushes.want(replica)
+            self._followed.pop(key, None)
+            self.replicas[key] = replica
+            self._metrics.partitions_led = len(self.replicas)
+        assert self.replicas.get(key) is replica
+        if moved or (begins and replica.waiters) or partition.replaced_disks:
+            self._wakeups.changed(replica)
+        replica.look_at_answers()
+        self._in_sync_changes.look_at((replica,))
+
+    def _follow(self, key: Key, replica: Replica, partition: PartitionImage, now: Now) -> None:
+        """Another broker leads, or none does."""
+        assert not replica.admitted, "a produce is staged and appended before a decision is applied"
+        state = replica.state
+        self._metrics.leader_epoch_changes += partition.leader_epoch != state.leader_epoch
+        state.follow(partition.leader_epoch)
+        self._in_sync_changes.forget(replica)
+        if self.replicas.pop(key, None) is not None:
+            self._metrics.partitions_led = len(self.replicas)
+            # Their rows are in the log and may stay: NOT_LEADER would say that nothing was stored.
+            replica.answers.fail(NotEnoughReplicasAfterAppend(f"{replica.name} is led elsewhere."))
+            self._wakeups.changed(replica)
+        elif replica.waiters:
+            # Readers of the copy: it may have another leader, or be out of sync.
+            self._wakeups.changed(replica)
+        self._followed[key] = replica
+        self._replication.follow(key, replica, partition.leader_id, partition.leader_epoch, now)
+
+    def reconfigure(self) -> None:
+        """Every topic may be configured otherwise. Who is opened takes it over then."""
+        for replica in (*self.replicas.values(), *self._followed.values()):
+            self._reconfigure(replica)
+
+    def _reconfigure(self, replica: Replica) -> None:
+        """The log and the rules take the topic's configuration as it is now."""
+        replica.log.config = log_config(replica.topic.config)
+        if replica.state.set_durability(replica.topic.config.durability):
+            self._wakeups.changed(replica)
+        if replica.state.flushed_offset < replica.state.log_end_offset:
+            # Rows written under `memory` become as safe as the topic promises from now on.
+            self._flushes.want(replica)
+
+    # --- opening -------------------------------------------------------------------------------
+    def take_open(
+        self,
+        key: Key,
+        name: TopicPartition,
+        topic: TopicImage,
+        opened: OpenedReplica,
+        now: Now,
+    ) -> None:
+        """See `Taker`."""
+        partition = topic.partitions[key[1]]
+        assert partition.partition == key[1]
+        assert key not in self.replicas, "a partition that is served is not opened again"
+        replica = Replica(
+            topic,
+            name,
+            opened.log,
+            opened.producers,
+            partition.leader_epoch,
+            self._metrics.topic(name.topic),
+            node_id=self._config.node_id,
+        )
+        report_recovery(replica, self._outbox, self._metrics)
+        self._repairs.opened(key, replica)
+        self._offline.forget(key)
+        self._followed[key] = replica
+        if key[0] not in self.image.topics_by_id or key[1] not in self._held.get(key[0], ()):
+            self._drop(key[0], (key[1],), "was deleted")
+        else:
+            self._lead_or_follow(replica, partition, now)
+            replica.log.config = log_config(topic.config)  # It may have been altered meanwhile.
+
+    def take_failure(self, key: Key, opening: Opening, error: BaseException, now: Now) -> None:
+        """See `Taker`. It is tried again where that can help."""
+        if key[1] in self._held.get(key[0], ()):
+            self._offline.failed(key, opening, error, now)
+            self._offline.look_at(key, self.image)
+            self._repairs.failed(key, error)
+        else:
+            # It went while it was being opened, and perhaps its directory with it.
+            self.remove_leftovers({str(opening.name): key[0]})
+
+    def take_unopened(self, key: Key, opening: Opening) -> None:
+        """See `Taker`."""
+        self.remove_leftovers({str(opening.name): key[0]})
+
+    def opened(self, topic_id: bytes, now: Now) -> Callable[[Then], None]:
+        """See `Openings.opened`."""
+        return self._openings.opened(topic_id, now)
+
+    def tick(self, now: Now, *, starting: bool = False) -> None:
+        """Open the next partitions, and once more those that are due.
+
+        Not while the broker is `starting`: a start ends when nothing is being opened.
+        """
+        self._openings.tick(now)
+        for due in () if starting else self._offline.take_due(now, self.image):
+            self._openings.add(*due)
+        self._openings.start_jobs(now)
+
+    def stop(self, now: Now) -> None:
+        """Open no more partitions: the next start does."""
+        self._openings.stop(now)
+
+    def find(self, key: Key) -> Replica | None:
+        """The replica, led or followed."""
+        return self.replicas.get(key) or self._followed.get(key)
+
+    def all_open(self) -> list[Replica]:
+        """Every replica, led or followed."""
+        return [*self.replicas.values(), *self._followed.values()]
+
+    # --- letting go ----------------------------------------------------------------------------
+    def _drop(self, topic_id: bytes, partitions: Collection[int], why: str) -> None:
+        """Not here any more: answer those who wait, then let go of the files."""
+        gone: list[Replica] = []
+        for number in list(partitions):
+            key = (topic_id, number)
+            self._held.get(topic_id, set()).discard(number)
+            offline = self._offline.forget(key)
+            replica = self.replicas.pop(key, None) or self._followed.pop(key, None)
+            if replica is None:
+                if offline is not None and key not in self._openings.under_way:
+                    self.remove_leftovers({str(offline.opening.name): topic_id})
+                continue
+            if replica.name.topic not in self.image.topics:
+                self._metrics.topics.pop(replica.name.topic, None)
+            is_moved = topic_id in self.image.topics_by_id
+            kind = NotEnoughReplicasAfterAppend if is_moved else UnknownTopicId
+            self._letting_go.let_go(replica, kind(f"{replica.name} {why}."))
+            gone.append(replica)
+        if not self._held.get(topic_id):
+            self._held.pop(topic_id, None)
+        self._metrics.partitions_led = len(self.replicas)
+        self._removal.add(gone)
+
+    # --- replicas whose rows are damaged (see `Holder`) ------------------------------------------
+    def is_offline(self, key: Key) -> bool:
+        """See `Holder`."""
+        return key in self.offline and key not in self._openings.under_way
+
+    def let_go_damaged(self, key: Key) -> tuple[TopicPartition, Replica | None]:
+        """See `Holder`."""
+        offline = self._offline.forget(key)
+        assert key not in self.replicas, "what is led here is served"
+        assert key not in self._openings.under_way
+        replica = self._followed.pop(key, None)
+        if replica is None:
+            assert offline is not None, "it is here, or it could not be opened"
+            name = offline.opening.name
+        else:
+            name = replica.name
+            gone = NotEnoughReplicasAfterAppend(f"{name} is copied again.")
+            self._letting_go.let_go(replica, gone)
+        self._openings.forget_written(str(name))
+        return name, replica
+
+    def open_again(self, key: Key, name: TopicPartition, now: Now, *, new: bool) -> None:
+        """See `Holder`."""
+        assert self.find(key) is None
+        if key[1] not in self._held.get(key[0], ()):
+            self.remove_leftovers({str(name): key[0]})
+        else:
+            self._openings.add(key, Opening(name, clean=False, new=new))
+            self._openings.start_jobs(now)
+
+    def remove_leftovers(self, owners: Mapping[str, bytes]) -> None:
+        """Remove the directories of these partitions, which are not here and not open.
+
+        Args:
+            owners: topic ids by partition name.
+        """
+        for name, topic_id in owners.items():
+            self._openings.forget_written(name)
+            self._removal.add_unopened(name, topic_id)
+
+    def opening_deleted(self, topic_name: str) -> bytes | None:
+        """Id of a deleted topic of this name, a partition of which is being opened."""
+        return self._openings.deleted_of(topic_name)
+
+    def check_left(self, key: Key) -> None:
+        """Raise ThrottledBroker while a partition is here that has been decided to go."""
+        held = key[1] in self._held.get(key[0], ()) or key in self._openings.under_way
+        if held or self._repairs.is_leaving(key):
+            raise ThrottledBroker("the partition is still on its way out: try again.")
+
+    def check_free(self, names: Mapping[str, bytes], topic_names: Iterable[str]) -> None:
+        """Raise ThrottledBroker while partitions of these names cannot be created.
+
+        Args:
+            names: topic ids by partition name.
+            topic_names: of their topics.
+        """
+        self._removal.check_free(names)
+        self._repairs.check_free(names)
+        if any(self._openings.deleted_of(name) is not None for name in topic_names):
+            raise ThrottledBroker(
+                "the deleted topic of this name is still being opened: try again."
+            )

@@ -1,0 +1,232 @@
+"""Looking: which partition is led here, why one is not, and what a read of it needs and finds.
+
+Whose copy may be read here instead is told, too.
+
+All that FETCH, LIST_OFFSETS and their like ask of the broker, so that neither they nor those of
+them that wait know any other part of it. Owns nothing.
+
+Must not know: requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from quiverlog.errors import (
+    CorruptLog,
+    NotLeader,
+    QuiverlogError,
+    ReplicaNotAvailable,
+    StorageFault,
+    ThrottledBroker,
+    UnknownPartition,
+    UnknownTopicId,
+)
+from quiverlog.node.assignment.assignment import Assignment
+from quiverlog.node.controller.leader_lease import Standing
+from quiverlog.node.metadata.metadata import Metadata
+from quiverlog.node.partitions.cold_reads import cold_read
+from quiverlog.node.partitions.replica import Replica
+from quiverlog.node.replication.replica_fetcher import Replication
+from quiverlog.node.runtime.config import NodeConfig
+from quiverlog.node.runtime.jobs import Jobs, Starter
+from quiverlog.node.runtime.metrics import NodeMetrics
+from quiverlog.node.runtime.outbox import Outbox
+from quiverlog.node.runtime.purgatory import Waiter
+from quiverlog.storage.disk.disk import is_unreadable_file
+from quiverlog.storage.segment.reading_jobs import NotResident
+
+__all__ = ["Lookup"]
+
+
+class Lookup:
+    """See the module docstring."""
+
+    __slots__ = (
+        "_assignment",
+        "_jobs",
+        "_metadata",
+        "_metrics",
+        "_node_id",
+        "_on_damage",
+        "_outbox",
+        "_replicas",
+        "_replication",
+        "_standing",
+        "fetch_bytes_default",
+    )
+
+    def __init__(
+        self,
+        assignment: Assignment,
+        replication: Replication,
+        metadata: Metadata,
+        jobs: Jobs,
+        outbox: Outbox,
+        metrics: NodeMetrics,
+        config: NodeConfig,
+        on_damage: Callable[[Replica, str], None],
+        standing: Standing,
+    ) -> None:
+        self._standing = standing
+        self._on_damage = on_damage
+        self._assignment = assignment
+        self._replicas = assignment.replicas
+        self._replication = replication
+        self._metadata = metadata
+        self._jobs = jobs
+        self._outbox = outbox
+        self._metrics = metrics
+        self._node_id = config.node_id
+        self.fetch_bytes_default = config.fetch_bytes_default
+
+    # --- partitions ----------------------------------------------------------------------------
+    def leading(self, topic_id: bytes, partition: int) -> Replica:
+        """The partition, for what its leader alone may do or say: see the table in leader_lease.py.
+
+        Raises:
+            NotLeader: another broker leads it, or may by now.
+            Other errors: as `replica`.
+        """
+        replica = self._replicas.get((topic_id, partition))
+        if replica is None:
+            raise self._why_not(topic_id, partition, from_follower=False)
+        if self._standing.is_over:
+            self._standing.check(replica)
+        return replica
+
+    def check_end(self, replica: Replica) -> None:
+        """Before it is said that there are no rows behind those that were shown.
+
+        Raises:
+            NotLeader: another broker may lead the partition by now, and have shown more.
+        """
+        self._standing.check_end(replica)
+
+    def telling(self, topic_id: bytes, partition: int) -> Replica:
+        """`leading`, for what is said of ends: not by who has asked for another leader."""
+        replica = self.leading(topic_id, partition)
+        self.check_end(replica)
+        assert replica.state.leads
+        return replica
+
+    def unreadable_here(self, replica: Replica | None, error: QuiverlogError) -> QuiverlogError:
+        """What a reader is told of rows that cannot be read here; `replica`: whose they are.
+
+        CORRUPT_LOG ends readers, and has operators give rows up: only where nobody else has them.
+        """
+        if not isinstance(error, CorruptLog | StorageFault) or replica is None:
+            return error
+        if not replica.state.leads and isinstance(error, CorruptLog):
+            # The leader's rows are whole: nobody is to give these up for lost.
+            return ReplicaNotAvailable(f"{replica.name}: rows of the copy are damaged.")
+        if self._standing.hands_over(replica):
+            return NotLeader(f"{replica.name}: rows are damaged here, another broker is to lead.")
+        return error
+
+    def replica(self, topic_id: bytes, partition: int, *, from_follower: bool = False) -> Replica:
+        """The partition, if it is led here and open; `from_follower`: or a copy that may be read.
+
+        Raises:
+            UnknownTopicId, UnknownPartition, NotLeader
+            CorruptLog, StorageFault, DiskFull: it cannot be opened.
+            ThrottledBroker: it is being opened.
+            ReplicaNotAvailable: the copy here cannot be read now.
+        """
+        replica = self._replicas.get((topic_id, partition))
+        if replica is None and from_follower:
+            replica = self._copy(topic_id, partition)
+        if replica is None:
+            raise self._why_not(topic_id, partition, from_follower)
+        return replica
+
+    def led(self, topic_id: bytes, partition: int) -> Replica | None:
+        """The partition, if it is led here and open."""
+        return self._replicas.get((topic_id, partition))
+
+    def read(self, topic_id: bytes, partition: int, *, from_follower: bool) -> Replica | None:
+        """What `replica` gives, or None."""
+        replica = self._replicas.get((topic_id, partition))
+        if replica is None and from_follower:
+            return self._copy(topic_id, partition)
+        return replica
+
+    def _copy(self, topic_id: bytes, partition: int) -> Replica | None:
+        """The copy of a partition that another broker leads, if it may be read, and is in sync."""
+        replica = self._replication.shown((topic_id, partition))
+        topic = self._metadata.image.topics_by_id.get(topic_id)
+        if replica is None or topic is None:
+            return None
+        assert (topic_id, partition) not in self._replicas, "led or followed"
+        in_sync = topic.partitions[partition].in_sync_replicas
+        return replica if self._node_id in in_sync else None
+
+    def _why_not(self, topic_id: bytes, partition: int, from_follower: bool) -> QuiverlogError:
+        topic = self._metadata.image.topics_by_id.get(topic_id)
+        if topic is None:
+            return UnknownTopicId(f"there is no topic with id {topic_id[:16].hex()}.")
+        name = f"{topic.name}-{partition}"
+        if not 0 <= partition < len(topic.partitions):
+            return UnknownPartition(
+                f"topic {topic.name!r} has partitions 0 to {len(topic.partitions) - 1},"
+                f" not {partition}."
+            )
+        if from_follower and self._node_id in topic.partitions[partition].replicas:
+            return ReplicaNotAvailable(f"the copy of {name} here cannot be read now.")
+        image = topic.partitions[partition]
+        assert image.partition == partition, "partitions lie in the order of their numbers"
+        leader_id = image.leader_id
+        if leader_id >= 0 and leader_id != self._node_id:
+            # Whatever is wrong with a copy here: who asks is to go there.
+            return NotLeader(f"{name} is led by broker {leader_id}.")
+        offline = self._assignment.offline.get((topic_id, partition))
+        # Where nobody leads, others may have the rows that a copy here lacks.
+        if offline is not None and (leader_id >= 0 or image.replicas == (self._node_id,)):
+            return type(offline.error)(offline.error.message)
+        if leader_id < 0:
+            return NotLeader(f"{name} has no leader now.")
+        return ThrottledBroker(f"{name} is being opened.")
+
+    def cold_read(self, replica: Replica, cold: NotResident) -> Starter:
+        """Load what is not in memory; to be yielded by a handler that waits for it."""
+        return cold_read(self._jobs, replica, cold, self.unreadable)
+
+    def count_local_read(self, byte_count: int) -> None:
+        """A reader on this machine takes rows of so many bytes from the files by itself."""
+        self._metrics.local_read_bytes += byte_count
+
+    def corrupt_read(self, replica: Replica | None, error: CorruptLog) -> None:
+        """Stored bytes are bad: the asker gets the error, the operator a counter and one line."""
+        self._metrics.corrupt_reads += 1
+        if replica is not None and replica.found_corrupt():
+            self._outbox.log("error", "corrupt log", partition=str(replica.name), why=error.message)
+            self._on_damage(replica, error.message)
+
+    def unreadable(self, replica: Replica, error: BaseException) -> None:
+        """A file of the replica cannot be read: so are rows of it, for all that is known."""
+        if is_unreadable_file(error):
+            self._on_damage(replica, f"a file cannot be read: {error}")
+
+    def internal_error(self, where: str, error: BaseException) -> None:
+        """An exception that nobody expected: a bug of ours, counted and logged with its trace."""
+        self._outbox.internal_error(where, error)
+
+    # --- waiting for a change ------------------------------------------------------------------
+    @property
+    def metadata_version(self) -> int:
+        """Of the image: another one means that a topic or a partition may be new, or gone."""
+        return self._metadata.image.version
+
+    def watch_metadata(self, waiter: Waiter) -> None:
+        """Have a waiter look again when the version changes: its `wake` gets the index -1."""
+        self._metadata.watch(waiter, -1)
+
+    def unwatch(self, waiter: Waiter, topic_id: bytes, partition: int) -> None:
+        """The waiter does not look at this partition any more, wherever it is led now."""
+        replica = self._assignment.find((topic_id, partition))
+        if replica is not None:
+            replica.unwatch(waiter)
+
+    def unwatch_metadata(self, waiter: Waiter) -> None:
+        """The waiter does not look at the version any more."""
+        self._metadata.unwatch(waiter)

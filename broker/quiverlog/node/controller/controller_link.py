@@ -1,0 +1,112 @@
+"""The way to the controller: a call where this node decides, a request to the leader otherwise.
+
+Owns who is asked, and that an answer which only says that somebody else decides is followed once.
+Whoever asks gets the response, or the error in it, and asks again when it sees fit. A broker that
+is the controller never talks to itself over the network.
+
+Must not know: what is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from quiverlog.errors import NotController, QuiverlogError, error_from_code
+from quiverlog.limits import PEER_ANSWER_MS_DEFAULT
+from quiverlog.node.metadata.quorum import Quorum
+from quiverlog.node.runtime.effects import Peer, Purpose
+from quiverlog.node.runtime.jobs import Then
+from quiverlog.node.runtime.peers import Answer, Peers
+from quiverlog.types import Now
+from quiverlog.wire.messages import Request
+
+__all__ = ["ControllerLink", "Local"]
+
+Local = Callable[[Request, Then, Now], None]
+"""Decides here, and gives `then` the response, or raises."""
+
+_NOBODY = -1
+
+
+class ControllerLink:
+    """See the module docstring.
+
+    Args:
+        local: who takes which request where this node decides.
+    """
+
+    __slots__ = ("_local", "_peers", "_quorum")
+
+    def __init__(
+        self, quorum: Quorum, peers: Peers, local: Mapping[type[Request], Callable[..., None]]
+    ) -> None:
+        self._quorum = quorum
+        self._peers = peers
+        self._local: Mapping[type[Request], Local] = local
+
+    @property
+    def controller_id(self) -> int:
+        """The node that decides, as far as this one knows; -1: nobody."""
+        assert _NOBODY < 0
+        if self._quorum.log is None:
+            return _NOBODY
+        leader = self._quorum.raft.leader
+        return _NOBODY if leader is None else leader.node_id
+
+    @property
+    def leads(self) -> bool:
+        """True when this node decides."""
+        return self._quorum.is_leading
+
+    @property
+    def majority_confirmed_us(self) -> int | None:
+        """See `Raft`."""
+        return self._quorum.raft.majority_confirmed_us
+
+    def ask(
+        self, request: Request, then: Then, now: Now, *, timeout_ms: int = PEER_ANSWER_MS_DEFAULT
+    ) -> None:
+        """`then` gets the response, or why there is none; perhaps before this returns."""
+        self._ask(request, then, now, timeout_ms=timeout_ms, follows=True)
+
+    def _ask(
+        self, request: Request, then: Then, now: Now, *, timeout_ms: int, follows: bool
+    ) -> None:
+        assert timeout_ms > 0
+        try:
+            if self.leads:
+                self._local[type(request)](request, then, now)
+                return
+            leader = self._quorum.raft.leader
+            if leader is None or leader == self._quorum.raft.key:
+                raise NotController("no controller is known.")
+            asked = leader.node_id
+            answered = partial(self._answered, request, then, asked, timeout_ms, follows)
+            peer = Peer(asked, Purpose.CONTROL)
+            self._peers.ask(peer, request, answered, now, timeout_ms=timeout_ms)
+        except QuiverlogError as error:
+            then(None, error, now)
+
+    def _answered(
+        self,
+        request: Request,
+        then: Then,
+        asked: int,
+        timeout_ms: int,
+        follows: bool,
+        answer: object,
+        error: BaseException | None,
+        now: Now,
+    ) -> None:
+        if error is not None:
+            then(None, error, now)
+            return
+        assert isinstance(answer, Answer)
+        code = answer.response.error_code
+        if not code:
+            then(answer.response, None, now)
+        elif code == NotController.code and follows and self.controller_id not in (_NOBODY, asked):
+            self._ask(request, then, now, timeout_ms=timeout_ms, follows=False)
+        else:
+            then(None, error_from_code(code, answer.response.error_message), now)

@@ -1,0 +1,99 @@
+"""When a broker registers again that others have put out of its place.
+
+Owns the pauses, and what the operator is told. A broker finds itself displaced (another life is
+registered under its node id) or held for stopping, which it did not ask for: a client spoke in its
+name, a copy of its disk was started, or there are two processes with one identity. It registers
+again after a session. Each time that this happens again soon, the pause doubles up to a bound, so
+that two such processes do not take each other's place at full speed. Where the other life has
+another data directory, this one's disk was replaced: it stays out.
+
+Must not know: requests, when it is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from quiverlog.addresses import Address
+from quiverlog.core.controller.image import Image
+from quiverlog.limits import BROKER_DISPLACED_MS_MAX
+from quiverlog.node.metadata.voters import endpoint_of
+from quiverlog.node.runtime.config import NodeConfig
+from quiverlog.node.runtime.outbox import Outbox
+
+__all__ = ["DISK_REPLACED", "HELD", "REPLACED", "Displaced"]
+
+REPLACED: Final = "another process is registered with this node id"
+DISK_REPLACED: Final = "another disk is registered with this node id"
+HELD: Final = "held for stopping, which this broker has not asked for"
+
+_WAIT_US_MAX: Final = BROKER_DISPLACED_MS_MAX * 1000
+_CALM_US: Final = 2 * _WAIT_US_MAX
+"""Longer than between two displacements that follow from each other."""
+
+
+class Displaced:
+    """`due_us`: when to register again; None: this broker has its place."""
+
+    __slots__ = ("_config", "_image", "_last_us", "_outbox", "_wait_us", "due_us")
+
+    def __init__(self, config: NodeConfig, outbox: Outbox, image: Callable[[], Image]) -> None:
+        self._config = config
+        self._outbox = outbox
+        self._image = image
+        self._last_us = -_CALM_US
+        self._wait_us = 0
+        self.due_us: int | None = None
+
+    def look(self, how: str, session_us: int, now_us: int) -> None:
+        """The broker has lost its place (`how`), or has it (empty)."""
+        if not how:
+            self.due_us = None
+        elif self.due_us is None:
+            self._begins(session_us, now_us)
+            waits_ms, at = self._wait_us // 1000, str(self._config.endpoint)
+            if how == REPLACED:
+                self._outbox.displaced(how, at, self.other_address, registers_again_in_ms=waits_ms)
+            else:
+                self._outbox.log("warning", how, at=at, registers_again_in_ms=waits_ms)
+
+    def disk_was_replaced(self) -> None:
+        """Another data directory is registered: to register again would refuse that one for as
+        long as this one lives, with an earlier state of its rows."""
+        self.due_us = None
+        remedy = "stop this process: its disk was replaced, and it does not register again"
+        at = str(self._config.endpoint)
+        self._outbox.displaced(DISK_REPLACED, at, self.other_address, remedy=remedy)
+
+    def _begins(self, session_us: int, now_us: int) -> None:
+        assert session_us > 0
+        assert now_us >= self._last_us
+        if now_us - self._last_us >= _CALM_US:
+            self._wait_us = session_us
+        self._last_us = now_us
+        self.due_us = now_us + self._wait_us
+
+    @property
+    def other_address(self) -> str:
+        """Where the process is that is registered in this broker's place."""
+        other = self._image().brokers[self._config.node_id]
+        listener = self._config.inter_broker_listener
+        return endpoint_of(other, listener) or str(Address(other.host, other.port))
+
+    def is_due(self, now_us: int) -> bool:
+        """True when the broker is to register again."""
+        return self.due_us is not None and now_us >= self.due_us
+
+    def refused(self, session_us: int, now_us: int) -> None:
+        """The other process lives. To ask takes nothing from it, so the pause does not grow."""
+        if self.due_us is not None:
+            self._wait_us = session_us
+            self.due_us = now_us + session_us
+
+    def asked(self, now_us: int) -> None:
+        """The broker has asked for its place. The next time it waits longer."""
+        assert self._wait_us > 0
+        self._wait_us = max(self._wait_us, min(2 * self._wait_us, _WAIT_US_MAX))
+        self._last_us = now_us
+        self.due_us = now_us + self._wait_us

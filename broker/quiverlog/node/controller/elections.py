@@ -1,0 +1,237 @@
+"""Elections of the active controller that follow from no broker's coming or going.
+
+Owns two kinds of rounds. *Preferred leaders*: of the partitions that another than their first
+replica leads, a round moves a bounded number back, because each move sends clients to another
+broker. *Full disks*: a broker whose disk is full leads no partition that another in-sync replica
+with room could lead; checked when a full disk is reported and for as long as one is. Owns the log
+lines and counts of unclean elections as well.
+
+Must not know: how a leader is found (core/controller/leaders.py), how a full disk is reported.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from quiverlog.core.controller.handovers import away_from, preferred_leader
+from quiverlog.core.controller.records import PartitionChangeRecord, Record
+from quiverlog.errors import QuiverlogError
+from quiverlog.node.metadata.metadata import Metadata
+from quiverlog.node.metadata.quorum import Quorum
+from quiverlog.node.runtime.metrics import NodeMetrics
+from quiverlog.node.runtime.outbox import Outbox
+from quiverlog.types import Now
+
+__all__ = ["Elections", "FullDisks"]
+
+
+_AGAIN_US: Final = 2_000_000
+_NEXT_US: Final = 100_000
+_MOVES_MAX: Final = 500
+"""Partitions that get another leader in one decision; the next ones follow after a tenth."""
+
+
+class FullDisks:
+    """Brokers whose disks are full lead no partition that another one in sync, with room, could
+    lead.
+
+    Args:
+        full: the brokers whose disks are full, where this node decides; else nobody.
+    """
+
+    __slots__ = ("_due_us", "_full", "_known", "_metadata", "_outbox")
+
+    def __init__(
+        self, metadata: Metadata, outbox: Outbox, full: Callable[[], frozenset[int]]
+    ) -> None:
+        self._metadata = metadata
+        self._outbox = outbox
+        self._full = full
+        self._known: frozenset[int] = frozenset()
+        self._due_us = 0
+
+    @property
+    def brokers(self) -> frozenset[int]:
+        """Those without room for rows."""
+        return self._full()
+
+    def next_us(self) -> int | None:
+        """When `run` is to be called; 0: at once; None: no disk is full."""
+        full = self._full()
+        if not full:
+            return None
+        return self._due_us if full <= self._known else 0
+
+    def run(self, now: Now) -> None:
+        """Have others lead, if it is time."""
+        full = self._full()
+        is_news = not full <= self._known
+        self._known = full
+        if not full or (now.mono_us < self._due_us and not is_news):
+            return
+        changes = self._changes(full)
+        assert len(changes) <= _MOVES_MAX
+        self._due_us = now.mono_us + (_NEXT_US if len(changes) == _MOVES_MAX else _AGAIN_US)
+        assert self._due_us > now.mono_us, "the controller looks again after a pause"
+        if not changes:
+            return
+        self._outbox.log(
+            "warning", "leaders moved from full disks", brokers=sorted(full), count=len(changes)
+        )
+        try:
+            self._metadata.propose(changes, now, _full_disks_nobody_waits)
+        except QuiverlogError as error:
+            self._outbox.log("warning", "leaders not moved", why=str(error))
+
+    def _changes(self, full: frozenset[int]) -> list[Record]:
+        image = self._metadata.pending
+        changes: list[Record] = []
+        for topic in image.topics.values():
+            for partition in topic.partitions:
+                if partition.leader_id in full:
+                    changes += away_from(image, topic.topic_id, partition.partition, full)
+                if len(changes) == _MOVES_MAX:
+                    return changes
+        return changes
+
+
+def _full_disks_nobody_waits(_result: object, _error: BaseException | None, _now: Now) -> None:
+    """What failed is looked at again as long as the disk is full."""
+
+
+_LOOKED_AT_MAX: Final = 1_000
+"""Partitions that a round looks at: there may be many whose first replica is gone."""
+
+
+class Elections:
+    """Elections that no broker's coming or going asks for: the preferred leaders, and what is
+    said.
+
+    Args:
+        full_disks: whose disks are full: nobody gives them partitions back.
+        entropy: source of random bytes, so that controllers' rounds do not fall together.
+        period_ms: between rounds, up to a tenth more or less; 0: there are none.
+        moves_max: partitions that get another leader in one round.
+    """
+
+    __slots__ = (
+        "_due_us",
+        "_entropy",
+        "_full_disks",
+        "_metadata",
+        "_metrics",
+        "_moves_max",
+        "_outbox",
+        "_period_us",
+        "_quorum",
+        "_todo",
+    )
+
+    def __init__(
+        self,
+        quorum: Quorum,
+        metadata: Metadata,
+        outbox: Outbox,
+        metrics: NodeMetrics,
+        entropy: Callable[[int], bytes],
+        full_disks: FullDisks,
+        *,
+        period_ms: int,
+        moves_max: int,
+    ) -> None:
+        assert period_ms >= 0
+        assert moves_max >= 1
+        self._quorum = quorum
+        self._metadata = metadata
+        self._outbox = outbox
+        self._metrics = metrics
+        self._entropy = entropy
+        self._full_disks = full_disks
+        self._period_us = period_ms * 1000
+        self._moves_max = moves_max
+        self._due_us: int | None = None
+        # Those of a pass that may take several rounds.
+        self._todo: deque[tuple[bytes, int]] = deque()
+
+    def next_us(self) -> int | None:
+        """When the next round is; None: there is nothing to move, as far as is known."""
+        full_us = self._full_disks.next_us()
+        assert full_us is None or full_us >= 0
+        if full_us is None or self._due_us is None:
+            return self._due_us if full_us is None else full_us
+        return min(self._due_us, full_us)
+
+    def set_period(self, period_ms: int, now: Now) -> None:
+        """Another time between rounds, which begins now."""
+        assert period_ms >= 0
+        self._period_us = period_ms * 1000
+        is_wanted = self._period_us and self._metadata.image.unpreferred
+        self._due_us = self._next_round(now) if is_wanted else None
+
+    def set_moves_max(self, moves_max: int, _now: Now) -> None:
+        """Another bound of each round."""
+        assert moves_max >= 1
+        self._moves_max = moves_max
+
+    def applied(self, records: Sequence[Record], now: Now) -> None:
+        """These have become true: say what was lost, and have a round when there is a cause."""
+        for record in records:
+            if isinstance(record, PartitionChangeRecord) and record.unclean:
+                self._tell(record)
+        if self._due_us is None and self._period_us and self._metadata.image.unpreferred:
+            self._due_us = self._next_round(now)
+
+    def _tell(self, record: PartitionChangeRecord) -> None:
+        assert record.leader_id >= 0, "an unclean election elects somebody"
+        self._metrics.unclean_elections += 1
+        topic = self._metadata.image.topics_by_id.get(record.topic_id)
+        self._outbox.log(
+            "error",
+            "unclean election",
+            partition=f"{topic.name if topic else record.topic_id.hex()}-{record.partition}",
+            topic_id=record.topic_id.hex(),
+            leader=record.leader_id,
+            leader_epoch=record.leader_epoch,
+        )
+
+    def _next_round(self, now: Now) -> int:
+        tenth_us = self._period_us // 10
+        jitter_us = int.from_bytes(self._entropy(4), "big") % (2 * tenth_us + 1) - tenth_us
+        return now.mono_us + max(1, self._period_us + jitter_us)
+
+    def run(self, now: Now) -> None:
+        """Move some leaders, if it is time."""
+        self._full_disks.run(now)
+        if self._due_us is None or self._due_us > now.mono_us:
+            return
+        image = self._metadata.pending
+        self._due_us = self._next_round(now) if image.unpreferred else None
+        if not self._quorum.is_leading:
+            self._todo.clear()
+            return
+        if not self._todo:
+            self._todo.extend(image.unpreferred)
+        assert self._period_us > 0
+        changes: list[Record] = []
+        for _ in range(min(len(self._todo), _LOOKED_AT_MAX)):
+            key = self._todo.popleft()
+            if key in image.unpreferred:  # Its topic may be gone.
+                changes += preferred_leader(image, *key, self._full_disks.brokers)
+            if len(changes) == self._moves_max:
+                break
+        assert len(changes) <= self._moves_max
+        if changes:
+            self._outbox.log("info", "preferred leaders elected", count=len(changes))
+            self._propose(changes, now)
+
+    def _propose(self, changes: list[Record], now: Now) -> None:
+        try:
+            self._metadata.propose(changes, now, _nobody_waits)
+        except QuiverlogError as error:
+            self._outbox.log("warning", "leaders not moved", why=str(error))
+
+
+def _nobody_waits(_result: object, _error: BaseException | None, _now: Now) -> None:
+    """What failed is tried again by a later round."""

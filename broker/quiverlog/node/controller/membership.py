@@ -1,0 +1,163 @@
+"""This node among the brokers: its way to the controller, its registration, and everybody's; and
+what each tells of its logs where nobody leads.
+
+Owns nothing but these three, put together, and the voters that change by themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from quiverlog.node.controller.controller_link import ControllerLink, Local
+from quiverlog.node.controller.log_ends import Copies, LogEndDecisions, LogEndReports
+from quiverlog.node.controller.registrar import Registrar
+from quiverlog.node.controller.registration import Registration
+from quiverlog.node.metadata.metadata import Metadata
+from quiverlog.node.metadata.quorum import Quorum
+from quiverlog.node.metadata.reach import Reach
+from quiverlog.node.metadata.voters import VoterChanges
+from quiverlog.node.runtime.config import NodeConfig
+from quiverlog.node.runtime.outbox import Outbox
+from quiverlog.node.runtime.peers import Peers, Whereabouts
+from quiverlog.storage.directory.data_directory import DataDirectory
+from quiverlog.types import Now
+from quiverlog.wire.broker_messages import BrokerHeartbeatRequest, RegisterBrokerRequest
+from quiverlog.wire.messages import Request
+from quiverlog.wire.replica_messages import ReportLogEndsRequest
+
+__all__ = ["Membership"]
+
+
+class Membership:
+    """See the module docstring.
+
+    Args:
+        directory: the data directory, once it is taken.
+        copies: the replicas here, of whose logs the controller is told.
+        local: who takes what else is asked of the controller, where this node decides.
+        holds_back, is_disk_full, faulted: see `Registration`.
+        deleted: see `LogEndReports`.
+        whereabouts: of the other brokers.
+    """
+
+    __slots__ = (
+        "_is_active", "controller", "log_end_decisions", "log_end_reports", "reach", "registrar",
+        "registration", "voter_changes",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        quorum: Quorum,
+        metadata: Metadata,
+        peers: Peers,
+        outbox: Outbox,
+        directory: Callable[[], DataDirectory],
+        copies: Copies,
+        local: dict[type[Request], Local],
+        holds_back: Callable[[], bool],
+        is_disk_full: Callable[[], bool],
+        faulted: Callable[[], int],
+        deleted: Callable[[tuple[bytes, int], int, Now], None],
+        whereabouts: Whereabouts,
+    ) -> None:
+        self._is_active = False
+        self.registrar = Registrar(
+            config,
+            quorum,
+            metadata,
+            outbox,
+            lambda: directory().incarnation,
+            lambda: self.registration.controller_heard,
+            is_disk_full,
+            faulted,
+            whereabouts,
+        )
+        self.log_end_decisions = LogEndDecisions(quorum, metadata, outbox, self.registrar.is_heard)
+        assert not local.keys() & {RegisterBrokerRequest, BrokerHeartbeatRequest}
+        taken: dict[type[Request], Callable[..., None]] = {
+            **local,
+            RegisterBrokerRequest: self.registrar.register,
+            BrokerHeartbeatRequest: self.registrar.heartbeat,
+            ReportLogEndsRequest: self.log_end_decisions.decide,
+        }
+        self.controller = ControllerLink(quorum, peers, taken)
+        self.registration = Registration(
+            config,
+            self.controller,
+            outbox,
+            lambda: metadata.image,
+            directory,
+            lambda: quorum.is_alone,
+            holds_back,
+            is_disk_full,
+            faulted,
+            whereabouts,
+        )
+        self.log_end_reports = LogEndReports(
+            config.node_id,
+            lambda: metadata.image,
+            copies,
+            lambda: self.registration.epoch,
+            self.controller.ask,
+            deleted,
+            outbox,
+        )
+
+        self.reach = Reach(config, peers, whereabouts, directory)
+        self.voter_changes = VoterChanges(config, quorum, metadata, outbox, self.reach)
+
+    @property
+    def full_disks(self) -> frozenset[int]:
+        """The brokers that have no room for rows, where this node decides; else nobody."""
+        return self.registrar.full_disks
+
+    def begin(self, now: Now) -> None:
+        """There is a quorum to ask, or to be."""
+        self._is_active = True
+        self.registration.begin(now)
+
+    def serve(self, now: Now) -> None:
+        """This broker serves clients from now on."""
+        self._is_active = True
+        self.registration.serve(now)
+
+    def next_us(self) -> int | None:
+        """When `tick` is to be called at the latest; 0: at once; None: when something happens."""
+        if not self._is_active:
+            return None
+        earliest = self.registration.next_us()
+        due_us = self.registrar.next_us()
+        if due_us is not None and (earliest is None or due_us < earliest):
+            earliest = due_us
+        due_us = self.voter_changes.next_us()
+        if due_us is not None and (earliest is None or due_us < earliest):
+            earliest = due_us
+        due_us = self.log_end_reports.next_us()
+        if due_us is not None and (earliest is None or due_us < earliest):
+            earliest = due_us
+        return earliest
+
+    def changed(self) -> None:
+        """What the metadata say of brokers is another."""
+        self.registration.changed()
+        self.voter_changes.changed()
+
+    def stop(self, now: Now) -> None:
+        """The broker closes: nothing more is asked or decided here."""
+        self._is_active = False
+        self.registrar.stop(now)
+
+    @property
+    def is_active(self) -> bool:
+        """True while brokers that ask may be answered."""
+        return self._is_active
+
+    def tick(self, now: Now) -> None:
+        """The deadlines of both sides."""
+        if not self._is_active:
+            return
+        self.registrar.tick(now)
+        self.registration.tick(now)
+        self.voter_changes.tick(now)
+        self.log_end_reports.run(now)

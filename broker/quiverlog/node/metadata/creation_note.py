@@ -1,0 +1,171 @@
+"""Partitions that were never made here: known after a death, too.
+
+A broker hears of a partition when it is decided, and makes the directory then. A death in between,
+or a disk without room until then, leaves a partition without a directory, as a lost one is. The
+only copy of a partition that was never made has no rows, so it may begin; one that is lost has an
+operator decide (docs/adr/0054, 0056).
+
+Owns the note in the data directory that tells the two apart: up to which version of the metadata
+partitions that others have placed here have their directories, and which had none then. It is
+written a second after there was something to note, and what a start finds behind it counts as not
+made. Only of the only copies: of others the logs of all are asked.
+
+A directory is durable before a row is in it, and is noted a little later. So a note that is late
+says of a partition with rows that it was never made; that matters where its directory is removed
+before the note is written: within that second, or while the disk has no room for it.
+
+Must not know: how directories are made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Final
+
+from quiverlog.core.controller.image import Image
+from quiverlog.core.controller.records import PartitionChangeRecord, PartitionRecord, Record
+from quiverlog.node.partitions.offline import Key
+from quiverlog.node.runtime.jobs import Jobs, Urgency
+from quiverlog.node.runtime.outbox import Outbox
+from quiverlog.storage.directory.data_directory import DataDirectory
+from quiverlog.types import Now, TopicPartition
+
+__all__ = ["NoteMadeJob", "Unmade"]
+
+_PAUSE_US: Final = 1_000_000
+_RETRY_US: Final = 5_000_000
+
+
+class NoteMadeJob:
+    """Write the note."""
+
+    __slots__ = ("_directory", "_unmade", "_version", "key", "kind")
+
+    def __init__(self, directory: DataDirectory, version: int, unmade: Sequence[Key]) -> None:
+        self.key = directory.made_path
+        self.kind = "note made directories"
+        self._directory = directory
+        self._version = version
+        self._unmade = unmade
+
+    def run(self) -> None:
+        """Raises DiskFull or StorageFault: the last note stays."""
+        self._directory.note_made(self._version, self._unmade)
+
+
+class Unmade:
+    """See the module docstring.
+
+    Args:
+        image: what holds now.
+        waiting: the partitions here that wait for their directories, whyever.
+        is_alone: true while nobody else places partitions here.
+    """
+
+    __slots__ = (
+        "_directory", "_due_us", "_image", "_is_alone", "_is_told", "_is_writing", "_jobs",
+        "_node_id", "_noted_unmade", "_noted_version", "_outbox", "_placed", "_waiting",
+    )  # fmt: skip
+
+    _directory: DataDirectory
+
+    def __init__(
+        self,
+        node_id: int,
+        image: Callable[[], Image],
+        waiting: Callable[[], Collection[Key]],
+        is_alone: Callable[[], bool],
+        jobs: Jobs,
+        outbox: Outbox,
+    ) -> None:
+        self._node_id = node_id
+        self._image = image
+        self._waiting = waiting
+        self._is_alone = is_alone
+        self._jobs = jobs
+        self._outbox = outbox
+        self._noted_version: int | None = None  # Of an earlier life; None: all have theirs.
+        self._noted_unmade: Collection[Key] = ()
+        self._placed: set[Key] = set()  # Behind the note, as the start has heard.
+        self._due_us: int | None = 0
+        self._is_writing = self._is_told = False
+
+    # --- a start -------------------------------------------------------------------------------
+    def load(self, directory: DataDirectory) -> None:
+        """Read the note of an earlier life, off the loop."""
+        assert self._noted_version is None, "a broker starts once"
+        self._directory = directory
+        noted = directory.noted_made()
+        if noted is not None:
+            self._noted_version, self._noted_unmade = noted
+
+    def heard(self, records: Sequence[Record], version: int) -> None:
+        """A start has heard what was decided, here or by others."""
+        assert version >= 0
+        if self._noted_version is not None and version > self._noted_version:
+            self._placed.update(self._placed_by(records))
+
+    def at_start(self) -> frozenset[Key]:
+        """The only copies here whose directories were never made; asked once."""
+        image = self._image()
+        if self._is_alone():
+            return frozenset()
+        found = frozenset(
+            key for key in {*self._noted_unmade, *self._placed} if self._is_only(image, key)
+        )
+        self._noted_unmade = ()
+        self._placed.clear()
+        assert all(key[0] in image.topics_by_id for key in found)
+        return found
+
+    def _is_only(self, image: Image, key: Key) -> bool:
+        assert key[1] >= 0
+        topic = image.topics_by_id.get(key[0])
+        if topic is None or key[1] >= len(topic.partitions):
+            return False
+        if str(TopicPartition(topic.name, key[1])) in self._directory.written:
+            return False  # The mark of the last stop knows rows of it: the note is another's.
+        return topic.partitions[key[1]].replicas == (self._node_id,)
+
+    def _placed_by(self, records: Sequence[Record]) -> list[Key]:
+        return [
+            (one.topic_id, one.partition)
+            for one in records
+            if isinstance(one, PartitionRecord | PartitionChangeRecord)
+            and self._node_id in (one.replicas or ())
+        ]
+
+    # --- the note ------------------------------------------------------------------------------
+    def applied(self, records: Sequence[Record], now: Now) -> None:
+        """This holds from now on, whoever has decided it."""
+        if self._due_us is None and self._placed_by(records):
+            self._due_us = now.mono_us + _PAUSE_US
+
+    def next_us(self) -> int | None:
+        """When `run` is to be called; None: when something happens."""
+        return None if self._is_writing or self._is_alone() else self._due_us
+
+    def run(self, now: Now) -> None:
+        """Write the note, if it is time."""
+        due_us = self.next_us()
+        if due_us is None or now.mono_us < due_us:
+            return
+        assert not self._is_writing, "one note at a time"
+        waiting = sorted(set(self._waiting()))
+        self._is_writing = True
+        # For as long as some wait there is something to note.
+        self._due_us = now.mono_us + _PAUSE_US if waiting else None
+        job = NoteMadeJob(self._directory, self._image().version, waiting)
+        self._jobs.start(job, self._written, Urgency.BACKGROUND)
+
+    def _written(self, _result: object, error: BaseException | None, now: Now) -> None:
+        assert self._is_writing, "a note that was begun"
+        self._is_writing = False
+        if error is None:
+            self._is_told = False
+            return
+        self._due_us = now.mono_us + _RETRY_US
+        assert self._due_us > now.mono_us, "a full disk is tried again after a pause"
+        if not self._is_told:
+            self._is_told = True
+            self._outbox.log("warning", "made directories not noted", why=str(error))

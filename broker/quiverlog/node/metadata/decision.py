@@ -1,0 +1,66 @@
+"""A decision of the controller on its way from being made to being true.
+
+Must not know: how it becomes durable (metadata.py).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from quiverlog.core.controller.records import Record, TopicRecord, topic_of
+from quiverlog.errors import OutcomeUnknown, QuiverlogError
+from quiverlog.node.runtime.jobs import Then
+
+__all__ = ["Decision", "Directories", "names_created", "outcome_unknown", "take_refused", "why"]
+
+Directories = Mapping[str, bytes]
+"""Topic id by partition name: directories that must be there before the records are logged."""
+
+
+class Decision(NamedTuple):
+    """`made`: those of the directories that were made for it, and hold nothing yet."""
+
+    records: list[Record]
+    entry: bytes
+    directories: Directories
+    made: set[str]
+    then: Then
+    after: list[Then]  # Others who wait until it holds or has failed.
+
+    def note_made(self, made: Directories) -> None:
+        """These directories were made, for this decision and others."""
+        self.made.update(n for n, topic_id in self.directories.items() if made.get(n) == topic_id)
+
+
+def names_created(records: Sequence[Record]) -> list[str]:
+    """Names of the topics that these records create."""
+    return [record.name for record in records if isinstance(record, TopicRecord)]
+
+
+def take_refused(
+    decisions: deque[Decision], failed: Mapping[bytes, BaseException]
+) -> list[tuple[Decision, BaseException]]:
+    """Take the decisions about these topics out of the queue, each with what failed."""
+    refused: list[tuple[Decision, BaseException]] = []
+    count = len(decisions)
+    for decision in list(decisions):
+        topic_ids = {*decision.directories.values(), *map(topic_of, decision.records)}
+        found = next((t for t in topic_ids if t is not None and t in failed), None)
+        if found is not None:
+            decisions.remove(decision)
+            refused.append((decision, failed[found]))
+    assert len(decisions) + len(refused) == count
+    return refused
+
+
+def outcome_unknown(error: BaseException) -> OutcomeUnknown:
+    """What is said of a proposal that may be on some disk, here or elsewhere."""
+    told = error.message if isinstance(error, QuiverlogError) else why(error)
+    return OutcomeUnknown(f"deciding was interrupted after the proposal: {told}")
+
+
+def why(error: BaseException) -> str:
+    """What failed, in the system's words where it has some."""
+    return (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__

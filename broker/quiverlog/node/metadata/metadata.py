@@ -1,0 +1,546 @@
+"""The metadata image of this broker, and the way from a proposal to a decided record.
+
+Owns the image, the decisions that are proposed and not committed yet (`pending` is the image with
+them), and the requests that wait for either. A decision is durable when the quorum has committed
+it; then `on_applied` brings the node to what it says.
+
+Invariants: records are applied in the order of the log, each once; `pending` follows the image by
+proposals that are under way, and falls back to it when they fail. A decision that failed after it
+was proposed may still come true: its files stay, and its error is OutcomeUnknown.
+
+Must not know: what requests mean, how replicas open.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence, Set
+from typing import Final
+
+from quiverlog.core.controller.image import Image
+from quiverlog.core.controller.records import (
+    ProducerIdBlockRecord,
+    Record,
+    RemoveTopicRecord,
+    decode_entry,
+    encode_entry,
+    encode_long_entry,
+    topic_of,
+)
+from quiverlog.core.raft.log import Place
+from quiverlog.core.raft.messages import ENTRY_OVERHEAD_BYTES, Entry, EntryKind
+from quiverlog.errors import (
+    BrokerShuttingDown,
+    DiskFull,
+    NotController,
+    PolicyViolation,
+    QuiverlogError,
+    StorageFault,
+    ThrottledBroker,
+)
+from quiverlog.limits import RAFT_APPEND_BYTES_MAX
+from quiverlog.node.metadata.decision import (
+    Decision,
+    Directories,
+    names_created,
+    outcome_unknown,
+    take_refused,
+    why,
+)
+from quiverlog.node.metadata.quorum import Quorum
+from quiverlog.node.partitions.directories import MadeDirectories
+from quiverlog.node.runtime.admission import Admission
+from quiverlog.node.runtime.effects import Job
+from quiverlog.node.runtime.jobs import Jobs, Starter, Then
+from quiverlog.node.runtime.outbox import Outbox
+from quiverlog.node.runtime.purgatory import Wakeups, Watched
+from quiverlog.storage.metadata.quorum_jobs import Snapshot
+from quiverlog.storage.metadata.quorum_log import QuorumLog
+from quiverlog.types import Now
+from quiverlog.wire import messages as m
+
+__all__ = ["ENTRY_BYTES_MAX", "Decisions", "Metadata"]
+
+
+_BATCH_BYTES_MAX: Final = 4 * 1024 * 1024
+"""Decisions that wait together are proposed together, up to so many bytes."""
+_NOT_WRITTEN: Final = (DiskFull, ThrottledBroker)
+"""The entry is not on this disk; of a lone replica that is all there is."""
+ENTRY_BYTES_MAX: Final = RAFT_APPEND_BYTES_MAX - ENTRY_OVERHEAD_BYTES
+
+
+class Decisions(Watched):
+    """Decisions of the controller on their way from being made to being proposed, or
+    to failing.
+
+    Args:
+        make_directories: the job that makes them.
+    """
+
+    __slots__ = (
+        "_admission",
+        "_busy",
+        "_creating",
+        "_failed",
+        "_jobs",
+        "_logging",
+        "_make_directories",
+        "_making",
+        "_outbox",
+        "_owed",
+        "_place",
+        "_queue",
+        "_quorum",
+        "failures",
+        "image",
+        "pending",
+    )
+
+    def __init__(
+        self,
+        jobs: Jobs,
+        admission: Admission,
+        outbox: Outbox,
+        quorum: Quorum,
+        *,
+        topic_defaults: Mapping[str, str],
+        make_directories: Callable[[Directories], Job],
+    ) -> None:
+        super().__init__()
+        self._jobs = jobs
+        self._admission = admission
+        self._outbox = outbox
+        self._quorum = quorum
+        self._make_directories = make_directories
+        self._queue: deque[Decision] = deque()
+        self._logging: deque[Decision] = deque()
+        self._failed: deque[tuple[Decision, BaseException]] = deque()
+        # Topics that decisions under way create, by name: how many of these.
+        self._creating: Counter[str] = Counter()
+        self._busy = False
+        self._making = False
+        # Where the next of those that were proposed is; None when nothing is.
+        self._place: Place | None = None
+        # Records of this start that are not decided yet.
+        self._owed: deque[list[Record]] = deque()
+        # How many decisions have failed: `pending` said then what was never decided.
+        self.failures = 0
+        self.image = Image(topic_defaults)
+        self.pending = Image(topic_defaults)
+
+    @property
+    def idle(self) -> bool:
+        """True when no decision is under way."""
+        return not self._busy and not self._queue
+
+    # --- deciding ------------------------------------------------------------------------------
+    def propose(
+        self, records: list[Record], now: Now, then: Then, directories: Directories | None = None
+    ) -> None:
+        """Make a decision of the controller durable, then true, then call `then`.
+
+        `then` gets the image, or OutcomeUnknown: it was proposed, and its entry may be on some
+        disk. DiskFull, StorageFault, NotController and ThrottledBroker: it is not true, and never
+        will be.
+
+        Raises:
+            PolicyViolation: the change is too large.
+        """
+        assert records
+        decision = Decision(records, encode_entry(records), directories or {}, set(), then, [])
+        if len(decision.entry) > ENTRY_BYTES_MAX:
+            raise PolicyViolation(
+                f"the change takes {len(decision.entry)} bytes, allowed are {ENTRY_BYTES_MAX}."
+            )
+        try:
+            self.pending.replay_entry(records)
+        except Exception:
+            self._reset_pending(records)
+            raise
+        self._queue.append(decision)
+        self._creating.update(names_created(records))
+        self._start_next(now)
+
+    def proposal(self, records: list[Record], now: Now) -> Starter:
+        """`propose`, to be yielded by a handler that waits for it."""
+        return lambda then: self.propose(records, now, then)
+
+    @property
+    def are_under_way(self) -> bool:
+        """True while `pending` says what is not decided."""
+        return bool(self._queue or self._logging)
+
+    def is_ending(self, name: str) -> bool:
+        """True while a topic of this name exists, or will, and its end is being decided."""
+        there = name in self.image.topics or self._creating[name] > 0
+        return there and name not in self.pending.topics
+
+    def after_pending(self, now: Now) -> Starter:
+        """Wait until the decisions that are under way now hold or have failed. To be yielded.
+
+        Not for those that come later: under constant load there is always one more.
+        """
+
+        def start(then: Then) -> None:
+            under_way = self._queue or self._logging
+            if under_way:
+                under_way[-1].after.append(then)
+            else:
+                then(self.image, None, now)
+
+        return start
+
+    def _start_next(self, now: Now) -> None:
+        if self._busy or self.image.frozen or not (self._queue or self._owed):
+            return
+        self._guarded(self._start_job, now)
+
+    def _guarded(self, begin: Callable[[Now], None], now: Now) -> None:
+        """Begin the next step; a quorum that decides nothing here refuses all that is under way."""
+        try:
+            begin(now)
+        except Exception as error:
+            self.interrupted(error, now)
+
+    def _start_job(self, now: Now) -> None:
+        """Take what waits, up to a bound; make the directories that it needs, or log it."""
+        assert not self._logging
+        # Before any directory is made: those of a decision that failed must stay as they are.
+        if not self._quorum.check_leading(now):
+            return
+        self._busy = True
+        byte_count = 0
+        directories: dict[str, bytes] = {}
+        while self._queue and byte_count < _BATCH_BYTES_MAX:
+            decision = self._queue.popleft()
+            self._logging.append(decision)
+            directories.update(decision.directories)
+            byte_count += len(decision.entry)
+        if directories:
+            self._making = True
+            self._jobs.start(self._make_directories(directories), self._directories_made)
+        else:
+            self._propose(now)
+
+    def _directories_made(self, result: object, error: BaseException | None, now: Now) -> None:
+        self._making = False
+        failed: Mapping[bytes, BaseException]
+        if error is not None:
+            failed = {t: error for one in self._logging for t in one.directories.values()}
+        else:
+            assert isinstance(result, MadeDirectories)
+            failed = result.failed
+            for decision in self._logging:
+                decision.note_made(result.made)
+        if failed:
+            self._refuse(failed, now)
+        if self._logging:
+            self._guarded(self._propose, now)
+        else:
+            self._busy = False
+            self._start_next(now)
+
+    def _refuse(self, failed: Mapping[bytes, BaseException], now: Now) -> None:
+        """Refuse the decisions about topics whose directories cannot be made."""
+        refused = [*take_refused(self._logging, failed), *take_refused(self._queue, failed)]
+        self._reset_pending([record for one, _ in refused for record in one.records])
+        for decision, error in refused:
+            known = self._as_error(error)
+            self._failed.append((decision, known))
+            self._tell_failed(known, now)
+
+    def _propose(self, now: Now) -> None:
+        entries = [*map(encode_entry, self._owed), *(one.entry for one in self._logging)]
+        last = self._quorum.propose(entries, now)
+        self._place = Place(last.index - len(entries) + 1, last.term)
+        self._quorum.go_on(now)
+
+    # --- what the quorum says ------------------------------------------------------------------
+    def leads(self, now: Now) -> None:
+        """See `StateMachine`."""
+        self._start_next(now)
+
+    def interrupted(self, error: BaseException, now: Now) -> None:
+        """See `StateMachine`."""
+        self._busy = self._making  # Their directories are made all the same; then it goes on.
+        is_proposed, self._place = self._place is not None, None
+        self._fail(error, now, is_proposed=is_proposed)
+
+    def _tell(self, decision: Decision, error: BaseException | None, now: Now) -> None:
+        """The decision holds, or has failed: tell who proposed it, and who waits for that."""
+        for name in names_created(decision.records):
+            self._creating[name] -= 1
+            if not self._creating[name]:
+                del self._creating[name]
+        try:
+            decision.then(None if error is not None else self.image, error, now)
+        except Exception as failure:
+            self._outbox.internal_error("after a decision", failure)
+            decision.then(None, failure, now)
+        finally:
+            for then in decision.after:
+                then(self.image, None, now)
+
+    def _fail(self, error: BaseException, now: Now, *, is_proposed: bool) -> None:
+        """None of the decisions under way holds: those behind were decided upon those before."""
+        known = self._as_error(error)
+        first = known
+        if is_proposed and not (self._quorum.is_alone and isinstance(known, _NOT_WRITTEN)):
+            first = outcome_unknown(known)
+        self._failed += [(one, first) for one in self._logging]
+        self._failed += [(one, known) for one in self._queue]
+        self._logging.clear()
+        self._queue.clear()
+        self._reset_pending([record for one, _ in self._failed for record in one.records])
+        self._tell_failed(known, now)
+
+    def _as_error(self, error: BaseException) -> BaseException:
+        """The error table's name for what became of a decision."""
+        if isinstance(error, DiskFull):
+            self._admission.disk_filled()
+        elif not isinstance(error, QuiverlogError):
+            if not isinstance(error, OSError):
+                self._outbox.internal_error("logging a decision", error)
+            return StorageFault(f"the decision cannot be made durable: {why(error)}.")
+        return error
+
+    def _tell_failed(self, error: BaseException, now: Now) -> None:
+        if self._failed and not isinstance(error, NotController | BrokerShuttingDown):
+            count = len(self._failed)
+            self._outbox.log("error", "decisions not durable", count=count, why=str(error))
+        self.failures += len(self._failed)
+        while self._failed:
+            self._tell(*self._failed.popleft(), now)
+
+    def _reset_pending(self, failed: Sequence[Record]) -> None:
+        """The image, and on top of it all that is under way; `failed`: what is so no more.
+
+        A full disk refuses decisions one by one: other topics than theirs are not touched.
+        """
+        under_way = [*self._logging, *self._queue]
+        records = [*failed, *(record for decision in under_way for record in decision.records)]
+        topic_ids = dict.fromkeys(t for record in records if (t := topic_of(record)) is not None)
+        self.pending.revert(self.image, topic_ids)
+        for decision in under_way:
+            self.pending.replay_entry(decision.records)
+
+
+_START_RECORDS: Final = 5_000
+"""Of one entry of a start, which has leader epochs for all partitions of a broker."""
+
+
+class Metadata(Decisions):
+    """What the broker knows of topics, and how a decision becomes true.
+
+    Args:
+        on_heard: called with the records of entries, and their versions, before `begin_to_serve`.
+        on_applied: called with the records that have just become true and with the partitions
+            whose directories were made for them (None: others have decided), before `then` is.
+    """
+
+    __slots__ = (
+        "_held", "_on_applied", "_on_heard", "_owed_holds", "_serving", "_wakeups", "cache",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        jobs: Jobs,
+        wakeups: Wakeups,
+        admission: Admission,
+        outbox: Outbox,
+        quorum: Quorum,
+        *,
+        topic_defaults: Mapping[str, str],
+        make_directories: Callable[[Directories], Job],
+        on_applied: Callable[[Sequence[Record], Set[str] | None, Now], None],
+        on_heard: Callable[[Sequence[Record], int], None],
+    ) -> None:
+        super().__init__(
+            jobs,
+            admission,
+            outbox,
+            quorum,
+            topic_defaults=topic_defaults,
+            make_directories=make_directories,
+        )
+        self._wakeups = wakeups
+        self._on_applied = on_applied
+        self._on_heard = on_heard
+        # Entries that were decided while somebody read the image.
+        self._held: deque[Entry] = deque()
+        # The image has the records that are owed already.
+        self._owed_holds = False
+        self._serving = False
+        self.cache: dict[str, m.TopicMetadata] = {}
+
+    @property
+    def log(self) -> QuorumLog:
+        """To look at."""
+        assert self._quorum.log is not None
+        return self._quorum.log
+
+    @property
+    def is_decided_here(self) -> bool:
+        """True when nobody else decides anything: what was decided is known here."""
+        return self._quorum.is_alone
+
+    def remember(self, answer: m.TopicMetadata) -> None:
+        """What METADATA says of a topic, until the image changes."""
+        self.cache[answer.name] = answer
+
+    # --- start ---------------------------------------------------------------------------------
+    def commit_at_start(self, records: list[Record], now: Now) -> None:
+        """Before anybody is served, off the loop: have records decided at once, by a quorum of one.
+
+        A disk without room makes the broker owe them: readers are served, and nothing may be
+        written under the epochs that they begin until they are durable.
+
+        Raises:
+            StorageFault, OSError: not durable, nothing changed.
+        """
+        assert self._quorum.is_alone
+        parts = range(0, len(records), _START_RECORDS)
+        self._owed.extend(records[at : at + _START_RECORDS] for at in parts)
+        try:
+            self._quorum.settle(now)
+        except DiskFull:
+            self._owed_holds = True
+            for part in self._owed:
+                self.image.replay_entry(part)
+                self.pending.replay_entry(part)
+        self._serving = True
+
+    def begin_to_serve(self) -> None:
+        """What is decided from now on is brought about at once; what was before, by the caller."""
+        self._serving = True
+
+    @property
+    def owes(self) -> bool:
+        """True while records of this start are not in the log, because the disk was full."""
+        return bool(self._owed)
+
+    def pay(self, now: Now) -> None:
+        """Have the records decided that the start could not; called when the disk has room again.
+
+        The next decision does so too, and this is for a broker without decisions.
+        """
+        if self._owed:
+            self._quorum.try_again(now)
+
+    def give_defaults(self, given: Mapping[str, str]) -> None:
+        """The process was told other defaults of topics: what METADATA says of them is new."""
+        for one in (self.image, self.pending):
+            one.give_defaults(given)
+        self.cache.clear()
+
+    # --- what the quorum has decided -----------------------------------------------------------
+    def apply(self, entry: Entry, now: Now) -> None:
+        """See `StateMachine`."""
+        if self.image.frozen:
+            self._held.append(entry)
+            return
+        self._take(entry, now)
+
+    def _take(self, entry: Entry, now: Now) -> None:
+        place, decision = self._place, None
+        if place is not None and entry.index == place.index:
+            assert entry.term == place.term, "who proposed leads, or was interrupted"
+            self._place = Place(place.index + 1, place.term)
+            if self._owed:
+                owed = self._owed.popleft()
+                if self._owed_holds:
+                    entry = Entry(entry.index, entry.term, EntryKind.NO_OP, b"")
+                    self.image.decided(owed, entry.index)
+                    self.pending.decided(owed, entry.index)
+            else:
+                decision = self._logging.popleft()
+        try:
+            self._replay(entry, decision)
+            self._follow(entry, decision, now)
+            if decision is not None:
+                self._tell(decision, None, now)
+        except Exception as error:
+            if decision is None:
+                raise
+            self._outbox.internal_error("applying a decision", error)
+            self._tell(decision, error, now)
+        if self._place is not None and not self._owed and not self._logging:
+            self._place = None
+            self._busy = False
+            self._start_next(now)
+
+    def _replay(self, entry: Entry, decision: Decision | None) -> None:
+        self.cache.clear()
+        if entry.kind is not EntryKind.DATA:
+            self.image.version = entry.index
+            return
+        records = decode_entry(entry.data) if decision is None else decision.records
+        self.image.replay_entry(records, version=entry.index)
+        if not self._serving:
+            self._on_heard(records, entry.index)
+        if decision is None:
+            self.pending.replay_entry(records, version=entry.index)
+        else:
+            self.pending.decided(records, entry.index)
+
+    def _follow(self, entry: Entry, decision: Decision | None, now: Now) -> None:
+        """Bring what is here to what the image says."""
+        if not self._serving:
+            return
+        try:
+            if decision is not None:
+                self._on_applied(decision.records, decision.made, now)
+            elif entry.kind is EntryKind.DATA:
+                records = _of_others(decode_entry(entry.data))
+                if records:
+                    self._on_applied(records, None, now)
+        except Exception as error:
+            self._outbox.internal_error("applying a decision", error)
+        self._wakeups.changed(self)
+
+    def restore(self, snapshot: Snapshot, now: Now) -> None:
+        """See `StateMachine`."""
+        assert not self.image.frozen
+        records = decode_entry(snapshot.records) if snapshot.records else []
+        before = self.image
+        image, pending = Image(before.given), Image(before.given)
+        for one in (image, pending):
+            if records:
+                # Snapshots from before there were broker epochs have none: theirs is the newest.
+                one.replay_entry(records, version=snapshot.meta.index)
+            one.version = snapshot.meta.index
+        self.image, self.pending = image, pending
+        self.cache.clear()
+        if self._serving:
+            now_there = self.image.topics_by_id
+            gone = [RemoveTopicRecord(t) for t in before.topics_by_id if t not in now_there]
+            changed = [*_of_others(records), *gone]
+            if changed:
+                self._on_applied(changed, None, now)
+            self._wakeups.changed(self)
+
+    # --- snapshots -----------------------------------------------------------------------------
+    @property
+    def may_be_captured(self) -> bool:
+        """See `StateMachine`. What is owed is in the image, and nobody has decided it."""
+        return not self.image.frozen and not self._owed
+
+    def capture(self) -> Callable[[], bytes]:
+        """See `StateMachine`."""
+        # It takes as long as there are topics. Nothing is applied before `captured`, and
+        # decisions wait in the queue.
+        image = self.image
+        image.frozen = True
+        return lambda: encode_long_entry(image.snapshot_records())
+
+    def captured(self, now: Now) -> None:
+        """See `StateMachine`."""
+        self.image.frozen = False
+        while self._held and not self.image.frozen:
+            self.apply(self._held.popleft(), now)
+        self._start_next(now)
+
+
+def _of_others(records: Sequence[Record]) -> list[Record]:
+    """Records that this node has not proposed: ids set aside are not its own to give out."""
+    return [record for record in records if not isinstance(record, ProducerIdBlockRecord)]

@@ -1,0 +1,110 @@
+"""Whether another replica is where it says it is: asked over a connection that this broker opens.
+
+Owns the question that comes before a vote is given, taken or moved. What a replica says of itself
+in its requests can be said by any client. So this broker connects to the endpoint that the change
+names: the broker there says at HELLO which cluster and node it is (the server looks at that), and
+in its answer to a QUORUM without messages which directory it has.
+
+Must not know: which change is about to be made, who wants it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from quiverlog.addresses import Address
+from quiverlog.core.raft.messages import ReplicaKey
+from quiverlog.errors import QuiverlogError, VoterNotReady, error_from_code
+from quiverlog.node.runtime.config import NodeConfig
+from quiverlog.node.runtime.effects import Peer, Purpose
+from quiverlog.node.runtime.jobs import Then
+from quiverlog.node.runtime.peers import Answer, Peers, Whereabouts
+from quiverlog.storage.directory.data_directory import DataDirectory
+from quiverlog.types import Now
+from quiverlog.wire.quorum_messages import QuorumRequest, QuorumResponse
+
+__all__ = ["Reach"]
+
+_ANSWER_MS: Final = 3_000
+
+
+class Reach:
+    """See the module docstring."""
+
+    __slots__ = ("_config", "_directory", "_peers", "_whereabouts")
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        peers: Peers,
+        whereabouts: Whereabouts,
+        directory: Callable[[], DataDirectory],
+    ) -> None:
+        self._config = config
+        self._peers = peers
+        self._whereabouts = whereabouts
+        self._directory = directory
+
+    def check(self, key: ReplicaKey, endpoint: str, now: Now, then: Then) -> None:
+        """`then` gets None when that replica has answered there, or VoterNotReady."""
+        if key == ReplicaKey(self._config.node_id, self._directory().directory_id):
+            then(None, None, now)  # It is this one.
+            return
+        request = QuorumRequest(
+            cluster_id=self._directory().cluster_id,
+            source_id=self._config.node_id,
+            source_directory=self._directory().directory_id,
+            target_id=key.node_id,
+            source_endpoint=str(self._config.endpoint),
+        )
+        try:
+            self._check_address(key, endpoint)
+            self._peers.ask(
+                Peer(key.node_id, Purpose.CONTROL),
+                request,
+                partial(self._answered, key, endpoint, then),
+                now,
+                timeout_ms=_ANSWER_MS,
+            )
+        except QuiverlogError as error:
+            then(None, _not_reached(key, endpoint, error), now)
+
+    def _check_address(self, key: ReplicaKey, endpoint: str) -> None:
+        """Connections go where the node is known to be: that has to be what the change names."""
+        known: Address | None = self._whereabouts.known().get(key.node_id)
+        if str(known) != endpoint:
+            raise VoterNotReady(f"node {key.node_id} is known at {known}.")
+
+    def _answered(
+        self,
+        key: ReplicaKey,
+        endpoint: str,
+        then: Then,
+        answer: object,
+        error: BaseException | None,
+        now: Now,
+    ) -> None:
+        try:
+            if error is not None:
+                raise error
+            assert isinstance(answer, Answer)
+            response = answer.response
+            if response.error_code:
+                raise error_from_code(response.error_code, response.error_message)
+            assert isinstance(response, QuorumResponse)
+            self._check_address(key, endpoint)  # A connection ends when its address changes.
+            if response.directory_id != key.directory_id:
+                raise VoterNotReady(
+                    f"the broker there has the directory {response.directory_id!r} (empty: its"
+                    f" software is too old to say), not {key.directory_id!r}."
+                )
+        except QuiverlogError as failure:
+            then(None, _not_reached(key, endpoint, failure), now)
+        else:
+            then(None, None, now)
+
+
+def _not_reached(key: ReplicaKey, endpoint: str, error: QuiverlogError) -> VoterNotReady:
+    return VoterNotReady(f"node {key.node_id} was not reached at {endpoint}: {error}")

@@ -1,0 +1,132 @@
+"""Reading what is not in memory: the job runs, its result is taken in, the caller asks again.
+
+Owns how a `NotResident` becomes a job, how its result reaches the log, and what is remembered of it
+until the question is answered. No question is asked on the loop in a way that waits for the disk:
+what a job has just read is taken even when memory has lost it again, everything else is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Final, Protocol
+
+from quiverlog.errors import QuiverlogError, StorageFault, ThrottledBroker, UnsupportedFormat
+from quiverlog.node.partitions.replica import Replica
+from quiverlog.node.runtime.jobs import Jobs, Starter, Then, Urgency
+from quiverlog.storage.disk.disk import out_of_descriptors, what_failed
+from quiverlog.storage.segment.reading_jobs import LoadIndexJob, NotResident, ReadingJob
+from quiverlog.storage.segment.segment import Segment
+from quiverlog.types import Now
+
+__all__ = ["Loaded", "cold_read", "start_cold"]
+
+_LOADS_OF_A_SEGMENT_MAX: Final = 12
+"""An index, three places in the rows, two checks, and as much again that was lost meanwhile."""
+
+
+class Bugs(Protocol):
+    """Who hears of an exception that nobody expected."""
+
+    def internal_error(self, where: str, error: BaseException) -> None:
+        """Count it and write a line."""
+
+
+class Loaded:
+    """What jobs have loaded for one question: the log is asked again with it.
+
+    `reads`: the ranges that were read or checked. `offset`, `counted`: where a walk goes on, and
+    the bytes counted before. `error`: why the last job failed; no job will do better.
+    """
+
+    __slots__ = ("_loads", "_segment", "counted", "error", "offset", "reads")
+
+    def __init__(self) -> None:
+        self.reads: list[ReadingJob] = []
+        self.offset = 0
+        self.counted = 0
+        self.error: QuiverlogError | None = None
+        self._segment: Segment | None = None
+        self._loads = 0
+
+    def take(self, cold: NotResident) -> None:
+        """Remember what is about to be loaded.
+
+        Raises:
+            ThrottledBroker: memory loses it as fast as it is loaded.
+        """
+        assert self.error is None, "nothing is loaded after a failure"
+        job = cold.job
+        if job.segment is not self._segment:
+            self._segment, self._loads = job.segment, 0
+            self.reads.clear()
+        self._loads += 1
+        if self._loads > _LOADS_OF_A_SEGMENT_MAX:
+            raise ThrottledBroker("memory is too short for what was asked: try again.")
+        if not isinstance(job, LoadIndexJob):
+            self.reads.append(job)
+        self.offset, self.counted = cold.offset, cold.counted
+
+    def failed(self, error: BaseException | None, bugs: Bugs) -> None:
+        """What was to be loaded is back, or not. Without a descriptor it is tried again."""
+        if error is None or out_of_descriptors(error):
+            return
+        if isinstance(error, OSError):
+            error = StorageFault(f"reading failed: {what_failed(error)}.")
+        elif not isinstance(error, QuiverlogError):
+            bugs.internal_error("reading what is not in memory", error)
+            error = QuiverlogError()
+        self.error = error
+
+
+def start_cold(
+    jobs: Jobs, replica: Replica, cold: NotResident, then: Then, urgency: Urgency = Urgency.READ
+) -> None:
+    """Run the job; `then` is called when its result is in the log, or with what it raised."""
+    replica.jobs_running += 1
+    jobs.start(cold.job, partial(_done, replica, cold.job, [then]), urgency)
+
+
+def cold_read(
+    jobs: Jobs,
+    replica: Replica,
+    cold: NotResident,
+    on_failure: Callable[[Replica, BaseException], None],
+) -> Starter:
+    """`start_cold`, to be yielded by a handler that waits for it."""
+
+    def start(then: Then) -> None:
+        def back(result: object, error: BaseException | None, now: Now) -> None:
+            if error is not None:
+                on_failure(replica, error)
+            then(result, error, now)
+
+        start_cold(jobs, replica, cold, back)
+
+    return start
+
+
+def _done(
+    replica: Replica,
+    job: ReadingJob,
+    waiting: list[Then],
+    result: object,
+    error: BaseException | None,
+    now: Now,
+) -> None:
+    if not waiting:
+        return  # Called again because `then` raised: it is no business of the log's.
+    then = waiting.pop()
+    replica.jobs_running -= 1
+    assert replica.jobs_running >= 0
+    if job.segment.dropped:
+        error = None  # Its rows were given up meanwhile: the log says so when it is asked again.
+    elif isinstance(error, UnsupportedFormat):
+        # Found when a partition is opened, nearly always; clients know no such error of a read.
+        error = StorageFault(error.message)
+    try:
+        if error is None and not replica.deleted:
+            replica.log.complete_read(job, result)
+    except Exception as failure:
+        error = failure
+    then(result, error, now)

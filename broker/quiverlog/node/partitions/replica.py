@@ -1,0 +1,278 @@
+"""A partition on this node: its log, its rules and those who wait for it, side by side.
+
+Owns the way from validated batches to appended rows. What waits for its disk is in `answers`
+(acknowledgements.py); when its log is flushed is decided in flushing.py.
+
+A failed write or fsync gives the replica a `fault`: the kernel may have dropped the pages that the
+failed fsync stood for, so nothing may be acknowledged on top of them until a restart has recovered
+the log from what the disk really holds.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from quiverlog.batch.header import BatchHeader
+from quiverlog.core.controller.configs import TopicConfig
+from quiverlog.core.controller.eligible import min_in_sync
+from quiverlog.core.controller.topic_image import PartitionImage, TopicImage
+from quiverlog.core.partition.partition import Assigned, PartitionState
+from quiverlog.core.partition.producers import ProducerStates
+from quiverlog.errors import (
+    DiskFull,
+    NotEnoughReplicasAfterAppend,
+    QuiverlogError,
+    StorageFault,
+    ThrottledBroker,
+)
+from quiverlog.node.partitions.acknowledgements import Answers
+from quiverlog.node.runtime.metrics import TopicCounters
+from quiverlog.node.runtime.purgatory import Watched
+from quiverlog.storage.log.log import Log, LogConfig
+from quiverlog.types import Now, TopicPartition
+
+__all__ = ["Replica", "assigned", "log_config"]
+
+
+@lru_cache(256)
+def log_config(config: TopicConfig) -> LogConfig:
+    """The part of a topic's configuration that its logs need."""
+    return LogConfig(
+        segment_bytes=config.segment_bytes,
+        segment_ms=config.segment_ms,
+        index_interval_bytes=config.index_interval_bytes,
+        retention_ms=config.retention_ms,
+        retention_bytes=config.retention_bytes,
+    )
+
+
+def assigned(topic: TopicImage, partition: PartitionImage) -> Assigned:
+    """What the metadata say of a partition, to the broker that leads it."""
+    assert partition.replicas, "somebody holds it"
+    return Assigned(
+        partition.leader_epoch,
+        partition.partition_epoch,
+        partition.replicas,
+        partition.in_sync_replicas,
+        min_in_sync(topic.config, partition),
+        tuple(n for n in partition.adding_replicas if n not in partition.removing_replicas),
+        partition.removing_replicas,
+        partition.replaced_disks,
+        topic.replication_factor == 1,
+    )
+
+
+class Replica(Watched):
+    """See the module docstring. `waiters`: long polls that look here, with their entry's index."""
+
+    __slots__ = (
+        "admitted",
+        "admitted_bytes",
+        "admitted_rows",
+        "answers",
+        "corrupt",
+        "counters",
+        "cutting",
+        "damage",
+        "deleted",
+        "fault",
+        "flush_offset",
+        "flush_queued",
+        "flush_running",
+        "flush_wanted",
+        "jobs_running",
+        "log",
+        "name",
+        "producers",
+        "state",
+        "topic",
+    )
+
+    def __init__(
+        self,
+        topic: TopicImage,
+        name: TopicPartition,
+        log: Log,
+        producers: ProducerStates,
+        leader_epoch: int,
+        counters: TopicCounters,
+        *,
+        node_id: int = 0,
+    ) -> None:
+        super().__init__()
+        self.topic = topic
+        self.name = name
+        self.log = log
+        self.producers = producers
+        self.counters = counters
+        self.state = PartitionState(
+            name,
+            leader_epoch=leader_epoch,
+            durability=topic.config.durability,
+            log_end_offset=log.log_end_offset,
+            flushed_offset=log.flushed_offset,
+            log_start_offset=log.log_start_offset,
+            node_id=node_id,
+        )
+        self.answers = Answers()
+        self.admitted: list[tuple[BatchHeader, memoryview]] = []
+        self.admitted_rows = 0
+        self.admitted_bytes = 0
+        # Rows below it were asked to be on the disks of copies, too: these are told.
+        self.flush_offset = 0
+        self.flush_running = False
+        self.flush_queued = False
+        # Somebody waits for the flush that is queued.
+        self.flush_wanted = False
+        # Jobs that use the log's files by name; a deleted replica's files stay until it is 0.
+        self.jobs_running = 0
+        self.deleted = False
+        # Its log is to be cut: nothing is appended, flushed or led until that is done.
+        self.cutting = False
+        # Bad bytes were found (and logged once).
+        self.corrupt = False
+        # What is wrong with the rows; they are to be copied again (repairs.py). Empty: nothing.
+        self.damage = ""
+        self.fault: StorageFault | None = None
+
+    def found_corrupt(self) -> bool:
+        """Bad bytes were found: True the first time."""
+        first, self.corrupt = not self.corrupt, True
+        return first
+
+    def lead(self, partition: PartitionImage, now: Now) -> bool:
+        """Lead, as the metadata say. True when readers may see more."""
+        log = self.log
+        is_tail_bare = log.is_tail_bare
+        # On becoming leader, not with the first row: a reader that asks where the epoch before
+        # ended must be answered even when nothing was written since (KAFKA-10706).
+        log.epochs.assign(partition.leader_epoch, log.log_end_offset)
+        return self.state.lead(
+            assigned(self.topic, partition),
+            now.mono_us,
+            is_tail_bare=is_tail_bare,
+            is_epoch_saved=log.saved_epoch >= partition.leader_epoch,
+        )
+
+    @property
+    def awaits_own_list(self) -> bool:
+        """Rows of earlier leaders wait until the list of epochs is on the disk."""
+        leadership = self.state.leadership
+        if leadership is None:
+            return False
+        return leadership.agreement.is_needed and not leadership.agreement.is_epoch_saved
+
+    def look_at_answers(self) -> None:
+        """Who is in sync, or what they have, is new: answer those who waited for that."""
+        leadership = self.state.leadership
+        if self.answers and leadership is not None:
+            if leadership.is_under_min:
+                self.fail_replicated(
+                    NotEnoughReplicasAfterAppend(
+                        f"{self.name}: fewer than {leadership.min_in_sync} replicas are in sync."
+                    )
+                )
+            self.answers.advance(self.state)
+
+    def fail_replicated(self, error: QuiverlogError) -> None:
+        """Produces that wait for copies get `error`: their rows are here, so it is left open."""
+        if self.answers:
+            self.answers.fail_replicated(error)
+            self.answers.advance(self.state)
+
+    def want_copies_flushed(self, end_offset: int) -> bool:
+        """Have copies flush rows below `end_offset`, too. True: they have not been told."""
+        if end_offset <= self.flush_offset:
+            return False
+        self.flush_offset = end_offset
+        return True
+
+    def admit(self, batches: list[tuple[BatchHeader, memoryview]], now: Now) -> int:
+        """Take validated, checked batches into the next `append`. Returns their base offset to be.
+
+        The views must stay valid until then.
+        """
+        base_offset = offset = self.state.log_end_offset + self.admitted_rows
+        byte_count = 0
+        try:
+            for header, view in batches:
+                self.producers.stage(header, offset, now.mono_us)
+                offset += header.row_count
+                byte_count += len(view)
+        except Exception:
+            self._stage_again(now)
+            raise
+        assert offset > base_offset, "batches have rows"
+        self.admitted_bytes += byte_count
+        self.admitted_rows = offset - self.state.log_end_offset
+        self.admitted.extend(batches)
+        return base_offset
+
+    def _stage_again(self, now: Now) -> None:
+        """Some batches of an entry that failed were staged: only the admitted ones stay."""
+        self.producers.drop_staged()
+        offset = self.state.log_end_offset
+        for header, _ in self.admitted:
+            self.producers.stage(header, offset, now.mono_us)
+            offset += header.row_count
+        assert offset == self.state.log_end_offset + self.admitted_rows
+
+    def drop_admitted(self) -> None:
+        """Drop the admitted batches: they are not appended after all."""
+        self.admitted, self.admitted_rows, self.admitted_bytes = [], 0, 0
+        self.producers.drop_staged()
+
+    def append(self, now: Now) -> bool:
+        """Append what was admitted, together. True when readers may see more.
+
+        Raises:
+            DiskFull, ThrottledBroker: no room, or no descriptor; nothing was stored.
+            StorageFault: the disk failed; the caller must declare the fault.
+        """
+        assert self.state.leads
+        batches, self.admitted = self.admitted, []
+        rows, self.admitted_rows = self.admitted_rows, 0
+        byte_count, self.admitted_bytes = self.admitted_bytes, 0
+        state = self.state
+        assert batches
+        try:
+            base_offset = self.log.append(batches, state.leader_epoch, now)
+        except (DiskFull, ThrottledBroker):
+            self.producers.drop_staged()
+            raise
+        except (OSError, QuiverlogError) as error:
+            self.producers.drop_staged()
+            raise StorageFault(f"{self.name}: append failed: {error}.") from error
+        except BaseException:
+            self.producers.drop_staged()
+            raise
+        assert base_offset == state.log_end_offset
+        assert self.log.log_end_offset == base_offset + rows, "the log has what was admitted"
+        self.producers.commit_staged()
+        counters = self.counters
+        counters.bytes_in += byte_count
+        counters.rows_in += rows
+        counters.batches_in += len(batches)
+        return state.appended(base_offset + rows)
+
+    def append_copied(
+        self, batches: list[tuple[BatchHeader, memoryview]], now: Now, arrived_us: int = -1
+    ) -> None:
+        """Append batches as the leader's log has them. `arrived_us`: as in `Log.append_copied`.
+
+        What their producers did is known here, too: the log tells `producers`.
+
+        Raises:
+            CorruptLog: they do not go on where this log ends.
+            DiskFull, ThrottledBroker: no room, or no descriptor; nothing was stored.
+            StorageFault: the disk failed; the caller must declare the fault.
+        """
+        state = self.state
+        assert not state.leads
+        assert not self.admitted, "what was admitted is dropped when another leads"
+        try:
+            end_offset = self.log.append_copied(batches, now, arrived_us)
+        except OSError as error:
+            raise StorageFault(f"{self.name}: append failed: {error}.") from error
+        assert end_offset == self.log.log_end_offset
+        state.appended(end_offset)

@@ -1,0 +1,157 @@
+"""One partition that is copied here: its replica, as the machine of the copy reads it.
+
+Owns the pair, the job that cuts its log, also one that is to be run again, and the check of rows
+that came from a leader: they are as their producers sent them.
+
+Must not know: who leads, when a leader is asked.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from quiverlog.batch.checksum import crc32c
+from quiverlog.batch.codec import split_batches
+from quiverlog.batch.header import CRC_START, BatchHeader
+from quiverlog.core.replication.follower import Cut, Follower, Skip
+from quiverlog.core.replication.peer_fetcher import Key
+from quiverlog.errors import CorruptBatch, CorruptLog, DiskFull, ThrottledBroker
+from quiverlog.node.partitions.replica import Replica
+from quiverlog.node.runtime.outbox import Outbox
+from quiverlog.storage.log.jobs import TrimJob
+from quiverlog.storage.log.truncation import TruncateJob
+from quiverlog.storage.segment.epochs import LeaderEpochs
+from quiverlog.types import Durability, Now
+from quiverlog.wire.replica_messages import ReplicaFetchResult
+
+__all__ = ["Copy", "checked_rows"]
+
+_AGAIN_US: Final = 1_000_000
+
+
+class Copy:
+    """See the module docstring. `step`: what is to be done to its log, from `cut_from_us` on.
+
+    `producers`: where it is to begin elsewhere, what its leader knows of those before.
+    `waits_at`: where its leader's rows are damaged; -1: nowhere that is known.
+    """
+
+    __slots__ = (
+        "_put_off", "cut_from_us", "follower", "key", "leader_id", "producers", "replica", "step",
+        "waits_at",
+    )  # fmt: skip
+
+    def __init__(self, key: Key, replica: Replica) -> None:
+        self.key = key
+        self.replica = replica
+        self.follower = Follower(self)
+        self.leader_id = -1
+        self.step: Cut | Skip | None = None
+        self.producers = b""
+        self.waits_at = -1
+        self.cut_from_us = 0
+        self._put_off: TruncateJob | None = None
+
+    # --- cutting -------------------------------------------------------------------------------
+    def begin_cut(self, now: Now, outbox: Outbox) -> TruncateJob | TrimJob | None:
+        """The job that does the step; None: there is nothing to do."""
+        assert self.step is not None
+        assert self.replica.cutting, "nothing is appended meanwhile"
+        job, self._put_off = self._put_off, None
+        if job is not None:
+            self.replica.log.truncate_again(job)
+            return job
+        if isinstance(self.step, Cut):
+            return self.replica.log.begin_truncate(self.step.offset)
+        return self._begin_skip(self.step.offset, now, outbox)
+
+    def fail_cut(self, job: TruncateJob | TrimJob | None, error: BaseException, now: Now) -> bool:
+        """The step was not done; True: it will be tried again, and the log is cut until then.
+
+        For want of room or of descriptors nothing is lost: a job may be run again at any point.
+        """
+        assert self.replica.cutting
+        log = self.replica.log
+        if isinstance(job, TruncateJob):
+            log.fail_truncate(job)
+        elif job is not None:
+            log.fail_trim(job, error)
+        is_passing = isinstance(error, DiskFull | ThrottledBroker) and not self.replica.deleted
+        if not is_passing or (log.fault and not isinstance(job, TruncateJob)):
+            self.step = None
+            return False
+        self._put_off = job if isinstance(job, TruncateJob) else None
+        self.cut_from_us = now.mono_us + _AGAIN_US
+        assert self.step is not None, "it is done when there is room"
+        return True
+
+    def _begin_skip(self, offset: int, now: Now, outbox: Outbox) -> TrimJob:
+        """Begin at `offset`, with what the leader knows of the producers before."""
+        try:
+            return self.replica.log.begin_skip(offset, self.producers, now)
+        except CorruptLog as error:  # A leader of a later version says it in another way.
+            name, why = str(self.replica.name), error.message
+            outbox.log("warning", "producers of a leader not read", partition=name, why=why)
+            return self.replica.log.begin_skip(offset)
+
+    # --- flushing ------------------------------------------------------------------------------
+    def wants_flush(self, result: ReplicaFetchResult) -> bool:
+        """True where a producer waits for this disk, too, or may (the topic says so), or the
+        leader for its epoch: the list of epochs is to say that the rows here are its own."""
+        log = self.replica.log
+        if self.replica.fault is not None:
+            return False
+        start = result.epoch_start_offset
+        if start >= 0 and log.agreed(result.leader_epoch, start):
+            return True
+        at_once = self.replica.state.durability is Durability.REPLICATED_FLUSHED
+        wanted = log.log_end_offset if at_once else min(result.flush_offset, log.log_end_offset)
+        return wanted > log.flushed_offset
+
+    # --- what the machine reads ----------------------------------------------------------------
+    @property
+    def log_start_offset(self) -> int:
+        return self.replica.log.log_start_offset
+
+    @property
+    def log_start_saved(self) -> int:
+        return self.replica.log.start_saved
+
+    @property
+    def log_end_offset(self) -> int:
+        return self.replica.log.log_end_offset
+
+    @property
+    def flushed_offset(self) -> int:
+        return self.replica.log.flushed_offset
+
+    @property
+    def high_watermark(self) -> int:
+        return self.replica.state.high_watermark
+
+    @property
+    def saved_epoch(self) -> int:
+        return self.replica.log.saved_epoch
+
+    @property
+    def readers_wait(self) -> bool:
+        return bool(self.replica.waiters)
+
+    @property
+    def epochs(self) -> LeaderEpochs:
+        return self.replica.log.epochs
+
+
+def checked_rows(replica: Replica, rows: memoryview) -> list[tuple[BatchHeader, memoryview]]:
+    """The batches of an answer: their bytes are as their producers have sent them.
+
+    Raises:
+        CorruptBatch: the checksum of one is wrong.
+    """
+    batches = list(split_batches(rows))
+    for header, view in batches:
+        if crc32c(view[CRC_START:]) != header.crc32c:
+            raise CorruptBatch(
+                f"{replica.name}: a copied batch at {header.base_offset} is damaged."
+            )
+    return batches

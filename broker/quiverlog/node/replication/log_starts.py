@@ -1,0 +1,200 @@
+"""Log starts of followers: following the leader's, and requests that wait until followers have.
+
+Owns, on a follower, the start that each leader sent: a start moved by retention is followed
+without a write; one promised to a client (DELETE_RECORDS) is on the follower's disk before it
+counts as followed. On a leader, the DELETE_RECORDS requests that wait. A follower counts while
+its broker is alive or it is in sync; below `min.insync.replicas` nothing is confirmed, because a
+broker that is away may lead next. With one replica no request waits.
+
+Must not know: how a start moves, how the leader's start arrives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+from quiverlog.core.partition.leadership import Brokers
+from quiverlog.errors import NotLeader, QuiverlogError, RequestTimedOut, UnknownTopicId
+from quiverlog.node.partitions.replica import Replica
+from quiverlog.node.partitions.trimming import Trims
+from quiverlog.node.runtime.jobs import Starter, Then
+from quiverlog.node.runtime.outbox import Outbox
+from quiverlog.types import Now
+
+__all__ = ["CopiedStarts", "FollowedStarts"]
+
+
+class _Said(NamedTuple):
+    start_offset: int
+    saved_offset: int
+
+
+class FollowedStarts:
+    """The log starts of copies: a copy begins where its leader's log does, and decides nothing
+    itself.
+
+    Args:
+        moved: called with a copy whose start has moved: its leader is to know.
+        failed: called with a copy that could not be trimmed now.
+    """
+
+    __slots__ = ("_failed", "_moved", "_said", "_trims")
+
+    def __init__(
+        self,
+        trims: Trims,
+        moved: Callable[[Replica], None],
+        failed: Callable[[Replica, Now], None],
+    ) -> None:
+        self._trims = trims
+        self._moved = moved
+        self._failed = failed
+        self._said: dict[Replica, _Said] = {}
+
+    def said(self, replica: Replica, start_offset: int, saved_offset: int, now: Now) -> None:
+        """The leader's log begins there, and rows below `saved_offset` never come back."""
+        log = replica.log
+        assert not replica.state.leads, "a leader decides itself"
+        if start_offset <= log.log_start_offset and saved_offset <= log.start_saved:
+            self._said.pop(replica, None)
+            return
+        self._said[replica] = _Said(start_offset, saved_offset)
+        self.go_on(replica, now)
+
+    def go_on(self, replica: Replica, now: Now) -> None:
+        """Follow what was said last, as far as the copy has rows and nothing else is under way."""
+        said = self._said.get(replica)
+        if said is None or replica.state.leads or replica.deleted:
+            self._said.pop(replica, None)
+            return
+        if replica.cutting or replica.fault is not None or self._trims.busy(replica):
+            return
+        log = replica.log
+        end = log.log_end_offset
+        saved = min(said.saved_offset, end)
+        start = min(said.start_offset, end)
+        promised = saved > log.start_saved
+        if not promised and start <= log.log_start_offset:
+            return  # The rest comes with rows.
+        assert log.log_start_offset <= end
+        then = partial(self._trimmed, [replica])
+        try:
+            self._trims.trim(replica, saved if promised else start, now, then, promised=promised)
+        except QuiverlogError as error:
+            then(None, error, now)
+
+    def _trimmed(
+        self, replicas: list[Replica], _files: object, error: BaseException | None, now: Now
+    ) -> None:
+        while replicas:  # It may be called again, after a bug of ours.
+            replica = replicas.pop()
+            if replica.deleted or replica.state.leads:
+                self._said.pop(replica, None)
+            elif error is not None:
+                self._failed(replica, now)
+            else:
+                self._moved(replica)
+                self.go_on(replica, now)
+
+    def forget(self, replica: Replica) -> None:
+        """The partition has no leader elsewhere any more, or is not here."""
+        self._said.pop(replica, None)
+
+
+class _Waiting(NamedTuple):
+    offset: int
+    deadline_us: int
+    then: Then
+
+
+class CopiedStarts:
+    """Requests that wait until the copies of a partition begin where its log does
+    (DELETE_RECORDS).
+    """
+
+    __slots__ = ("_brokers", "_outbox", "_waiting")
+
+    def __init__(self, brokers: Brokers, outbox: Outbox) -> None:
+        self._brokers = brokers
+        self._outbox = outbox
+        # As many as requests of DELETE_RECORDS are under way, a few partitions of each.
+        self._waiting: dict[Replica, list[_Waiting]] = {}
+
+    @property
+    def is_needed(self) -> bool:
+        """True while somebody waits."""
+        return bool(self._waiting)
+
+    def starter(self, replica: Replica, offset: int, deadline_us: int, now: Now) -> Starter:
+        """Wait until all live copies begin at `offset` or later. To be yielded."""
+
+        def start(then: Then) -> None:
+            self._waiting.setdefault(replica, []).append(_Waiting(offset, deadline_us, then))
+            self.look(replica, now)
+
+        return start
+
+    def next_us(self) -> int | None:
+        """When `run` is to be called at the latest; None: when something happens."""
+        moments = (one.deadline_us for waiting in self._waiting.values() for one in waiting)
+        return min(moments, default=None)
+
+    def run(self, now: Now) -> None:
+        """Look at all that wait: deadlines, leaders and brokers may have changed."""
+        for replica in list(self._waiting):
+            self.look(replica, now)
+
+    def look(self, replica: Replica, now: Now) -> None:
+        """A copy of this partition has said where it begins, or the partition is led elsewhere."""
+        waiting = self._waiting.pop(replica, None)
+        if waiting is None:
+            return
+        kept: list[_Waiting] = []
+        for one in waiting:
+            error = self._why_over(replica, one, now)
+            if error is None and self._is_behind(replica, one.offset):
+                kept.append(one)
+            else:
+                self._tell(one, error, now)
+        if kept:
+            self._waiting.setdefault(replica, []).extend(kept)
+        assert len(kept) <= len(waiting)
+
+    def _why_over(self, replica: Replica, one: _Waiting, now: Now) -> QuiverlogError | None:
+        if replica.deleted:
+            return UnknownTopicId(f"{replica.name} was deleted.")
+        if not replica.state.leads:
+            return NotLeader(f"{replica.name} is led elsewhere.")
+        if now.mono_us >= one.deadline_us and self._is_behind(replica, one.offset):
+            return RequestTimedOut(
+                f"{replica.name}: not all copies have given the rows up in time."
+            )
+        return None
+
+    def _is_behind(self, replica: Replica, offset: int) -> bool:
+        leadership = replica.state.leadership
+        assert leadership is not None
+        in_sync = leadership.in_sync.committed
+        is_risky = leadership.is_under_min and offset > 0
+        return is_risky or any(
+            follower.log_start_offset < offset
+            for follower in leadership.followers.values()
+            if follower.broker_id in in_sync
+            or self._brokers.fit_epoch(follower.broker_id) is not None
+        )
+
+    def _tell(self, one: _Waiting, error: QuiverlogError | None, now: Now) -> None:
+        try:
+            one.then(None, error, now)
+        except Exception as failure:
+            self._outbox.internal_error("after copies have moved their starts", failure)
+
+    def stop(self, now: Now) -> None:
+        """The broker stops: nobody waits any longer."""
+        waiting = [one for some in self._waiting.values() for one in some]
+        self._waiting.clear()
+        for one in waiting:
+            self._tell(one, RequestTimedOut("the broker stops before all copies follow."), now)
+        assert not self._waiting, "whoever is told asks for nothing more"

@@ -1,0 +1,76 @@
+"""How fast this broker copies partitions that move to it: so that a move leaves room for the rest.
+
+Owns what was copied of such partitions, as a time: bytes take so long at the rate of their move,
+one after the other. So all together are never faster than the fastest of them may be. The rate is
+the lower of the broker's own and of that which came with the move. A copy that has taken rows rests
+until its time is over. Once it is in sync it is a copy like
+any other, and so is one that comes back: those are waited for.
+
+Must not know: how rows come, who asks for a move.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from quiverlog.core.controller.image import Image
+from quiverlog.core.replication.follower import Follower
+from quiverlog.core.replication.peer_fetcher import Key
+from quiverlog.node.replication.follower import Copy
+
+__all__ = ["MoveQuota"]
+
+
+class MoveQuota:
+    """See the module docstring.
+
+    Args:
+        node_id: this broker.
+        bytes_per_s: the rate; 0: as fast as it goes.
+    """
+
+    __slots__ = ("_bytes_per_s", "_image", "_node_id", "_until_us")
+
+    def __init__(self, node_id: int, bytes_per_s: int, image: Callable[[], Image]) -> None:
+        assert bytes_per_s >= 0
+        self._node_id = node_id
+        self._bytes_per_s = bytes_per_s
+        self._image = image
+        self._until_us = 0
+
+    def set_rate(self, bytes_per_s: int, copies: Iterable[Copy], now_us: int) -> list[Copy]:
+        """From now on; what was copied before counts no more. Returns those that rest no longer."""
+        assert bytes_per_s >= 0
+        self._bytes_per_s = bytes_per_s
+        self._until_us = 0
+        resting = [copy for copy in copies if copy.follower.rests]
+        for copy in resting:
+            copy.follower.rest_ends(now_us)
+        assert not any(copy.follower.may_fetch for copy in resting)
+        return resting
+
+    def taken(self, key: Key, follower: Follower, byte_count: int, now_us: int) -> bool:
+        """A copy has taken so many bytes. True when it rests now."""
+        bytes_per_s = self._rate(key) if byte_count else 0
+        if not bytes_per_s:
+            return False
+        begins_us = max(self._until_us, now_us)
+        self._until_us = begins_us + byte_count * 1_000_000 // bytes_per_s
+        assert self._until_us >= now_us
+        if not follower.may_fetch or self._until_us == now_us:
+            return False
+        follower.rest(self._until_us)
+        return True
+
+    def _rate(self, key: Key) -> int:
+        """How fast this partition may come; 0: it does not move here, or nothing bounds it."""
+        topic = self._image().topics_by_id.get(key[0])
+        if topic is None:
+            return 0
+        assert key[1] < len(topic.partitions), "what is copied is in the metadata"
+        partition = topic.partitions[key[1]]
+        is_in_sync = self._node_id in partition.in_sync_replicas
+        if self._node_id not in partition.adding_replicas or is_in_sync:
+            return 0
+        rates = [one for one in (self._bytes_per_s, partition.move_bytes_per_s) if one]
+        return min(rates, default=0)

@@ -1,0 +1,165 @@
+"""Replicas here that nobody may count on: the controller is told, and others hold their partitions.
+
+Owns which these are, and asking for as long as the metadata count on them: a failed write or fsync,
+a log that could not be opened, damaged rows. Only where a partition has more than one replica:
+with one, the leader goes on serving what can be read.
+
+One with damaged rows is told with the leader epoch it is known in, until a later one holds. Where
+it leads, it is told when somebody else is in sync: before, nobody would take over without loss.
+
+Must not know: what failed, who leads next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from quiverlog.core.controller.alter_partition import find_partition
+from quiverlog.core.controller.image import Image
+from quiverlog.errors import QuiverlogError
+from quiverlog.limits import ALTER_PARTITION_ENTRIES_MAX, BROKER_RETRY_MS
+from quiverlog.node.runtime.jobs import Then
+from quiverlog.node.runtime.outbox import Outbox
+from quiverlog.types import NO_EPOCH, Now
+from quiverlog.wire.replica_messages import (
+    AlterPartitionRequest,
+    AlterPartitionResponse,
+    OfflineReplica,
+)
+
+__all__ = ["OfflineReplicas"]
+
+Key = tuple[bytes, int]
+_RETRY_US: Final = 2_000_000
+_ALWAYS_US: Final = -(2**62)
+
+
+class OfflineReplicas:
+    """See the module docstring.
+
+    Args:
+        node_id: this broker.
+        broker_epoch: under which it is registered now; negative: it is not.
+        image: what holds now.
+        ask: has the controller decide.
+    """
+
+    __slots__ = (
+        "_ask", "_broker_epoch", "_image", "_in_flight", "_keys", "_node_id", "_outbox", "_try_us",
+        "_untold"
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        node_id: int,
+        broker_epoch: Callable[[], int],
+        image: Callable[[], Image],
+        ask: Callable[[AlterPartitionRequest, Then, Now], None],
+        outbox: Outbox,
+    ) -> None:
+        self._node_id = node_id
+        self._broker_epoch = broker_epoch
+        self._image = image
+        self._ask = ask
+        self._outbox = outbox
+        # With the leader epoch that is to be over; NO_EPOCH: none is.
+        self._keys: dict[Key, int] = {}
+        self._untold: set[Key] = set()
+        self._in_flight: object = None
+        self._try_us = _ALWAYS_US
+
+    @property
+    def is_needed(self) -> bool:
+        """True while the controller is to be told of a replica."""
+        return bool(self._keys)
+
+    @property
+    def is_untold(self) -> bool:
+        """True while the controller has not heard of all of them, and might have one lead."""
+        left = [(key, self._keys[key]) for key in self._untold]
+        return any(self._is_counted_on(*one) and self._is_to_tell(*one) for one in left)
+
+    def changed(self, key: Key, *, is_offline: bool, leader_epoch: int = NO_EPOCH) -> None:
+        """This replica cannot be counted on until it is opened again; or it is open again.
+
+        Args:
+            leader_epoch: under which it may have been counted, if it is to be made anew.
+        """
+        self._untold.discard(key)
+        if not is_offline:
+            self._keys.pop(key, None)
+        elif self._is_counted_on(key, leader_epoch):
+            self._keys[key] = leader_epoch
+            self._untold.add(key)
+            self._try_us = _ALWAYS_US
+
+    def next_us(self) -> int | None:
+        """When `run` is to be called at the latest; None: when something happens."""
+        if not self._keys or self._in_flight is not None:
+            return None
+        return max(self._try_us, 0)
+
+    def _is_counted_on(self, key: Key, leader_epoch: int) -> bool:
+        """True when others could hold the partition, and the metadata still count on this one."""
+        try:
+            _, partition = find_partition(self._image(), *key)
+        except QuiverlogError:
+            return False
+        assert partition.partition == key[1]
+        counted = (*partition.in_sync_replicas, *partition.eligible_leader_replicas)
+        is_anew = leader_epoch != NO_EPOCH
+        is_known = is_anew and partition.leader_epoch <= leader_epoch
+        # Its log counts, where all of them are asked, until it is noted to count for nothing.
+        is_known = is_known or (is_anew and self._node_id not in partition.replaced_disks)
+        return len(partition.replicas) > 1 and (is_known or self._node_id in counted)
+
+    def _is_to_tell(self, key: Key, leader_epoch: int) -> bool:
+        """False for a damaged leader whose rows nobody else has for certain: it goes on; and
+        while logs are asked for: then it is told with the others what this one has.
+        """
+        _, partition = find_partition(self._image(), *key)
+        assert len(partition.replicas) > 1
+        is_alone = partition.in_sync_replicas == (self._node_id,)
+        if leader_epoch == NO_EPOCH:
+            return True
+        return not partition.awaits_logs and (partition.leader_id != self._node_id or not is_alone)
+
+    def run(self, now: Now) -> None:
+        """Tell the controller, if it is time."""
+        if self._in_flight is not None or now.mono_us < self._try_us:
+            return
+        counted = {k: epoch for k, epoch in self._keys.items() if self._is_counted_on(k, epoch)}
+        self._keys = counted
+        self._untold &= counted.keys()
+        keys = [key for key, epoch in counted.items() if self._is_to_tell(key, epoch)]
+        if not counted:
+            return
+        if self._broker_epoch() < 0:
+            self._try_us = now.mono_us + BROKER_RETRY_MS * 1000
+            return
+        self._try_us = now.mono_us + _RETRY_US
+        if keys:
+            self._tell(keys[:ALTER_PARTITION_ENTRIES_MAX], now)
+
+    def _tell(self, keys: list[Key], now: Now) -> None:
+        assert self._in_flight is None, "one request at a time"
+        request = AlterPartitionRequest(broker_id=self._node_id, broker_epoch=self._broker_epoch())
+        request.offline = [OfflineReplica(*key, self._keys[key]) for key in keys]
+        asked = self._in_flight = object()
+        assert self._try_us > now.mono_us, "the controller is not asked without a pause"
+
+        def then(answer: object, error: BaseException | None, _now: Now) -> None:
+            if self._in_flight is asked:
+                self._in_flight = None
+                if isinstance(answer, AlterPartitionResponse) and not answer.error_code:
+                    self._untold.difference_update(keys)
+                if error is not None:
+                    self._outbox.log(
+                        "warning", "controller took no offline replicas", why=str(error)
+                    )
+
+        try:
+            self._ask(request, then, now)
+        except QuiverlogError as error:
+            then(None, error, now)

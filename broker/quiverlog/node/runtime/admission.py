@@ -1,0 +1,132 @@
+"""Which requests the broker takes: its phases, the disk without room, the directory that was lost.
+
+Owns these states. Reads go on when nothing can be written; a broker that stops refuses everything.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Final
+
+from quiverlog.errors import BrokerShuttingDown, DiskFull, StorageFault
+from quiverlog.node.runtime.metrics import NodeMetrics
+from quiverlog.node.runtime.outbox import Outbox
+
+__all__ = ["Admission", "Phase"]
+
+
+class Phase(enum.Enum):
+    """NEW -> STARTING -> RUNNING -> CLOSING -> CLOSED, and never back.
+
+    Where others must be asked for the metadata, JOINING comes before STARTING. A stop may come
+    before the start is through: JOINING -> CLOSING, STARTING -> CLOSING.
+    """
+
+    NEW = "new"
+    JOINING = "joining"
+    STARTING = "starting"
+    RUNNING = "running"
+    CLOSING = "closing"
+    CLOSED = "closed"
+
+
+_AFTER: Final = {
+    Phase.NEW: (Phase.JOINING, Phase.STARTING),
+    Phase.JOINING: (Phase.STARTING, Phase.CLOSING),
+    Phase.STARTING: (Phase.RUNNING, Phase.CLOSING),
+    Phase.RUNNING: (Phase.CLOSING,),
+    Phase.CLOSING: (Phase.CLOSED,),
+    Phase.CLOSED: (),
+}
+
+_DOES: Final = {
+    Phase.NEW: "starts",
+    Phase.JOINING: "starts, and waits for the metadata of the cluster",
+    Phase.STARTING: "starts: its partitions are being opened",
+    Phase.CLOSING: "stops",
+    Phase.CLOSED: "has stopped",
+}
+"""When it takes no requests of clients."""
+
+
+class Admission:
+    """See the module docstring."""
+
+    __slots__ = (
+        "_lost",
+        "_metrics",
+        "_outbox",
+        "_reserve_bytes",
+        "disk_full",
+        "phase",
+        "room_bytes",
+    )
+
+    def __init__(self, outbox: Outbox, metrics: NodeMetrics, *, reserve_bytes: int) -> None:
+        self._outbox = outbox
+        self._metrics = metrics
+        self._reserve_bytes = reserve_bytes
+        self.phase = Phase.NEW
+        self.disk_full = False
+        # So much may be written before writes are refused; -1: nobody has measured yet.
+        self.room_bytes = -1
+        self._lost = False
+
+    def enter(self, phase: Phase) -> None:
+        """The next phase of the broker's life has come."""
+        assert phase in _AFTER[self.phase], f"{phase} cannot follow {self.phase}"
+        self.phase = phase
+
+    def check_writable(self) -> None:
+        """Raises BrokerShuttingDown, DiskFull or StorageFault."""
+        self.check_running()
+        self.check_room()
+
+    def check_running(self) -> None:
+        """Raises BrokerShuttingDown, which says whether the broker starts or stops."""
+        if self.phase is not Phase.RUNNING:
+            raise BrokerShuttingDown(f"the broker {_DOES[self.phase]}.")
+
+    def check_room(self) -> None:
+        """For what was taken before the stop began. Raises DiskFull or StorageFault."""
+        if self._lost:
+            raise StorageFault("the broker's data directory was replaced, or taken by another one.")
+        if self.disk_full:
+            raise DiskFull("the broker has too little room to write.")
+
+    def disk_filled(self) -> None:
+        """A write found no room: writes are refused until a DiskSpace event shows some."""
+        if not self.disk_full:
+            self.disk_full = True
+            self._metrics.disk_full = 1
+            self._outbox.log("error", "disk full: writes are refused until there is room")
+
+    def directory_lost(self) -> None:
+        """Another directory is in the place of ours, or another broker in it: write no more.
+
+        What was written would be in nobody's directory.
+        """
+        if not self._lost:
+            self._lost = True
+            self._outbox.log("error", "data directory lost: it was replaced, or taken")
+
+    def directory_held(self) -> None:
+        """The directory is ours; perhaps it is again, because somebody moved it back."""
+        if self._lost:
+            self._lost = False
+            self._outbox.log("warning", "data directory is back")
+
+    def disk_space(self, free_bytes: int) -> None:
+        """The server measured: enter or leave the state that refuses writes."""
+        assert self._metrics.disk_full == int(self.disk_full), "the gauge says the state"
+        self.room_bytes = max(0, free_bytes - self._reserve_bytes)
+        if free_bytes < self._reserve_bytes:
+            if not self.disk_full:
+                self._outbox.log(
+                    "error", "disk below its reserve", free=free_bytes, reserve=self._reserve_bytes
+                )
+            self.disk_filled()
+        elif self.disk_full:
+            self.disk_full = False
+            self._metrics.disk_full = 0
+            self._outbox.log("info", "disk has room again: writes are taken", free=free_bytes)

@@ -1,0 +1,104 @@
+"""The jobs that this node has started, and what is to be done when each is back.
+
+Owns the pairing of a job with its continuation, and how many jobs of a kind of urgency run at once:
+flushes, which clients wait for, must not stand in a line behind the removal of ten thousand files.
+So a flush may overtake a trim of the same log that was begun before it: what that asks of jobs is
+in docs/architecture.md.
+
+Invariant: every started job is answered by one JobDone, which runs its continuation. A continuation
+that raises is called once more with what it raised, so that whoever waits for it hears of it: it
+must bear that, by answering those that are still to be answered.
+
+Must not know: what a job does.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Callable
+
+from quiverlog.node.runtime.effects import Job, StartJob
+from quiverlog.node.runtime.events import JobDone
+from quiverlog.node.runtime.outbox import Outbox
+from quiverlog.types import Now
+
+__all__ = ["Jobs", "Starter", "Then", "Urgency"]
+
+Then = Callable[[object, BaseException | None, Now], None]
+"""Called with what came of it: a result, or the error that it raised."""
+
+Starter = Callable[[Then], None]
+"""Starts something that takes a while and calls back when it is done."""
+
+
+class Urgency(enum.Enum):
+    """How many jobs of this kind run at once: the second of the two numbers."""
+
+    FLUSH = (0, 16)
+    """Started at once: the flush queue and the metadata log bound their own jobs."""
+    READ = (1, 2)
+    """A client waits for it."""
+    CHECK = (2, 2)
+    """A client waits for it, but it costs processor and memory: others shall have theirs. Two, so
+    that a check of seconds is not in everybody's way."""
+    BACKGROUND = (3, 1)
+    """No client waits for the job, or it is one of thousands."""
+
+    def __init__(self, _rank: int, at_once: int) -> None:
+        self.at_once = at_once
+
+
+class Jobs:
+    """See the module docstring."""
+
+    __slots__ = ("_outbox", "_queues", "_running", "_waiting")
+
+    def __init__(self, outbox: Outbox) -> None:
+        self._outbox = outbox
+        # By identity of the job, which the value keeps alive.
+        self._waiting: dict[int, tuple[Job, Then, Urgency]] = {}
+        self._queues: dict[Urgency, deque[tuple[Job, Then]]] = {u: deque() for u in Urgency}
+        self._running = dict.fromkeys(Urgency, 0)
+
+    @property
+    def unfinished(self) -> int:
+        """Jobs that are not back, or not even started."""
+        return len(self._waiting) + sum(map(len, self._queues.values()))
+
+    def waits_for(self, job: Job) -> bool:
+        """True from the start of a job until its result is back."""
+        return id(job) in self._waiting
+
+    def start(self, job: Job, then: Then, urgency: Urgency = Urgency.FLUSH) -> None:
+        """Run `job` off the loop, as soon as its urgency allows; `then` gets what came of it."""
+        self._queues[urgency].append((job, then))
+        self._start_next(urgency)
+
+    def starter(self, job: Job, urgency: Urgency) -> Starter:
+        """`start`, to be called later."""
+        return lambda then: self.start(job, then, urgency)
+
+    def done(self, event: JobDone, now: Now) -> None:
+        """A job is back."""
+        job, then, urgency = self._waiting.pop(id(event.job))
+        assert job is event.job
+        self._running[urgency] -= 1
+        assert self._running[urgency] >= 0
+        try:
+            then(event.result, event.error, now)
+        except Exception as error:
+            self._outbox.internal_error(f"after the job {job.kind!r}", error)
+            then(None, error, now)
+        finally:
+            self._start_next(urgency)
+
+    def _start_next(self, urgency: Urgency) -> None:
+        queue = self._queues[urgency]
+        while queue and self._running[urgency] < urgency.at_once:
+            job, then = queue.popleft()
+            assert id(job) not in self._waiting, "a job is run once"
+            self._running[urgency] += 1
+            assert self._running[urgency] <= urgency.at_once
+            self._waiting[id(job)] = (job, then, urgency)
+            self._outbox.emit(StartJob(job))

@@ -1,0 +1,450 @@
+"""Requests to other brokers: which are under way, what waits for each, where brokers are.
+
+Owns tokens, deadlines and their number, and the addresses of other brokers. Of several sources of
+an address the later one in this list counts: `controllers` in the configuration, the voters in
+the metadata log, broker registrations, `moved_controllers`, requests of the other replica itself
+(from its own disk only: a wiped disk must not draw the voter's messages; of two processes on one
+node id the first counts until it has been silent for a session).
+
+Invariant: each request is answered once, in a later call: by the response, or by an error. After
+a deadline its connection is closed, because what is sent behind it would wait as well.
+
+Must not know: sockets, what a request means.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from quiverlog.addresses import Address, parse_address
+from quiverlog.core.controller.records import BrokerRecord
+from quiverlog.core.raft.messages import ReplicaKey, Voters
+from quiverlog.errors import (
+    BrokerShuttingDown,
+    InvalidRequest,
+    PeerUnreachable,
+    QuiverlogError,
+    RequestTimedOut,
+    ThrottledBroker,
+)
+from quiverlog.limits import PEER_ANSWER_MS_DEFAULT, PEER_REQUESTS_WAITING_MAX, RAFT_OBSERVERS_MAX
+from quiverlog.node.runtime.config import NodeConfig
+from quiverlog.node.runtime.effects import (
+    NO_TOKEN,
+    ClosePeer,
+    Peer,
+    PeerAddresses,
+    Purpose,
+    SendToPeer,
+)
+from quiverlog.node.runtime.events import PeerClosed, ResponseReceived
+from quiverlog.node.runtime.jobs import Then
+from quiverlog.node.runtime.outbox import Outbox
+from quiverlog.types import Now
+from quiverlog.wire.messages import Request, Response
+
+__all__ = ["SECOND", "Answer", "Peers", "Said", "Whereabouts"]
+
+
+Body = Sequence[bytes | memoryview]
+
+_ANSWERED_KEPT: Final = 64
+"""Deadlines of answered requests that may lie about beside twice as many as are needed."""
+
+
+class Answer(NamedTuple):
+    """What another broker has answered. Its `error_code` is for the asker to look at."""
+
+    response: Response
+    body: memoryview
+
+
+class Peers:
+    """What is asked of other brokers: what is under way to whom, and who waits for
+    which answer.
+    """
+
+    __slots__ = (
+        "_addresses",
+        "_deadlines",
+        "_is_stopped",
+        "_last_token",
+        "_outbox",
+        "_waiting",
+        "_waiting_of",
+    )
+
+    def __init__(self, outbox: Outbox) -> None:
+        self._outbox = outbox
+        self._addresses: dict[int, Address] = {}
+        self._last_token = 0
+        self._waiting: dict[int, tuple[Peer, Then]] = {}
+        self._waiting_of: Counter[Peer] = Counter()
+        # Those of answered requests are passed over, and thrown out when they are many.
+        self._deadlines: list[tuple[int, int]] = []
+        self._is_stopped = False
+
+    # --- asking --------------------------------------------------------------------------------
+    def addresses_changed(self, by_node: Mapping[int, Address]) -> None:
+        """Where the other brokers are, all of them. This node itself is not among them."""
+        if by_node != self._addresses:
+            self._addresses = dict(by_node)
+            self._outbox.emit(PeerAddresses(dict(by_node)))
+
+    def tell(self, node_id: int, request: Request, body: Body = ()) -> None:
+        """Send something that may get lost: nobody waits for the answer."""
+        if node_id in self._addresses:
+            self._outbox.emit(SendToPeer(Peer(node_id, Purpose.CONTROL), request, body=body))
+
+    def ask(
+        self,
+        peer: Peer,
+        request: Request,
+        then: Then,
+        now: Now,
+        *,
+        body: Body = (),
+        timeout_ms: int = PEER_ANSWER_MS_DEFAULT,
+    ) -> None:
+        """`then` gets an `Answer`, or the error that there will be none.
+
+        Raises:
+            PeerUnreachable: nobody knows where the node is.
+            ThrottledBroker: too much is asked of it already.
+            BrokerShuttingDown: nothing is asked any more.
+        """
+        assert timeout_ms > 0
+        if self._is_stopped:
+            raise BrokerShuttingDown
+        if peer.node_id not in self._addresses:
+            raise PeerUnreachable(f"no address of node {peer.node_id} is known.")
+        if self._waiting_of[peer] >= PEER_REQUESTS_WAITING_MAX:
+            raise ThrottledBroker(f"{self._waiting_of[peer]} requests wait for {peer.node_id}.")
+        self._last_token += 1
+        token = self._last_token
+        assert token != NO_TOKEN, "somebody waits"
+        assert token not in self._waiting, "no token is used twice"
+        self._waiting[token] = (peer, then)
+        self._waiting_of[peer] += 1
+        if len(self._deadlines) > 2 * len(self._waiting) + _ANSWERED_KEPT:
+            self._deadlines = [entry for entry in self._deadlines if entry[1] in self._waiting]
+            heapq.heapify(self._deadlines)
+        heapq.heappush(self._deadlines, (now.mono_us + timeout_ms * 1000, token))
+        self._outbox.emit(SendToPeer(peer, request, token, body))
+
+    # --- answers -------------------------------------------------------------------------------
+    def received(self, event: ResponseReceived, now: Now) -> None:
+        """An answer has come, perhaps too late."""
+        assert event.token != NO_TOKEN, "nobody waits for that one"
+        self._end(event.token, Answer(event.response, event.body), None, now)
+
+    def closed(self, event: PeerClosed, now: Now) -> None:
+        """A connection is gone."""
+        assert NO_TOKEN not in event.tokens, "nobody waits for that one"
+        for token in event.tokens:
+            self._end(token, None, event.error, now)
+
+    def expire(self, now: Now) -> None:
+        """Give up those whose deadline has passed, and their connections."""
+        late: dict[Peer, None] = {}
+        while self._deadlines and self._deadlines[0][0] <= now.mono_us:
+            _, token = heapq.heappop(self._deadlines)
+            found = self._waiting.get(token)
+            if found is not None:
+                peer, _ = found
+                late[peer] = None
+                error = RequestTimedOut(f"node {peer.node_id} did not answer in time.")
+                self._end(token, None, error, now)
+        for peer in late:
+            self._outbox.emit(ClosePeer(peer, "no answer in time"))
+
+    def next_us(self) -> int | None:
+        """When `expire` is to be called at the latest; None: nobody waits."""
+        deadlines = self._deadlines
+        while deadlines and deadlines[0][1] not in self._waiting:
+            heapq.heappop(deadlines)
+        return deadlines[0][0] if deadlines else None
+
+    def stop(self, now: Now) -> None:
+        """The broker stops: nothing more is asked, and whoever waits is told.
+
+        What nobody waits for is sent on: decisions under way may need the quorum.
+        """
+        self._is_stopped = True
+        for token in list(self._waiting):
+            self._end(token, None, BrokerShuttingDown(), now)
+        assert not self._waiting, "whoever is told asks nothing more"
+        self._deadlines.clear()
+
+    def _end(
+        self, token: int, answer: Answer | None, error: QuiverlogError | None, now: Now
+    ) -> None:
+        found = self._waiting.pop(token, None)
+        if found is None:
+            return  # It was given up.
+        assert (answer is None) != (error is None), "an answer, or why there is none"
+        peer, then = found
+        self._waiting_of[peer] -= 1
+        assert self._waiting_of[peer] >= 0, "each is counted once"
+        if not self._waiting_of[peer]:
+            del self._waiting_of[peer]
+        try:
+            then(answer, error, now)
+        except Exception as failure:
+            self._outbox.internal_error(f"after the answer of node {peer.node_id}", failure)
+            then(None, failure, now)
+
+
+SECOND: Final = "a second process has the node id of a live broker, and is refused"
+_REMEDY: Final = "stop the one that should not run; the other one has the place after a session"
+_HEARD_MAX: Final = RAFT_OBSERVERS_MAX
+_REMEMBERED_US: Final = 10_000_000
+"""A process that is refused tries again within a second or two."""
+
+
+class Said(NamedTuple):
+    """What a replica has sent of itself, and when it last did."""
+
+    key: ReplicaKey
+    address: Address
+    is_controller: bool
+    heard_us: int
+
+
+class _Place(NamedTuple):
+    """Where a node is, and on which disk."""
+
+    address: Address
+    directory_id: str
+
+
+class _Second(NamedTuple):
+    """A process that was refused: where, and until when it is remembered."""
+
+    at: str
+    until_us: int
+    is_here: bool
+
+
+class Whereabouts:
+    """Where the other brokers are, from all who tell of it.
+
+    Args:
+        config: this node, which is never among the others, and what the operator says.
+        changed: is told where all are, when that may have changed.
+        log: takes a line of the log.
+    """
+
+    __slots__ = (
+        "_changed",
+        "_contested",
+        "_controllers",
+        "_heard",
+        "_led_us",
+        "_listener",
+        "_live",
+        "_log",
+        "_moved",
+        "_node_id",
+        "_registered",
+        "_seconds",
+        "_session_us",
+        "_told",
+        "_voters",
+    )
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        changed: Callable[[Mapping[int, Address]], None],
+        log: Callable[..., None],
+    ) -> None:
+        self._node_id = config.node_id
+        self._listener = config.inter_broker_listener
+        self._controllers = config.controllers
+        self._moved = config.moved_controllers
+        self._changed = changed
+        self._log = log
+        self._session_us = config.broker_session_ms * 1000
+        self._voters: Voters = {}
+        self._registered: Mapping[int, Address] = {}
+        self._live: dict[int, _Place] = {}  # Of those registered, the ones that are not fenced.
+        self._heard: dict[int, Said] = {}
+        self._contested: set[int] = set()  # Those that live elsewhere by their registration.
+        self._led_us = -self._session_us  # When there was last a controller, which fences.
+        self._seconds: dict[int, _Second] = {}
+        self._told: dict[int, Address] = {}  # One leader at most.
+
+    def voters_changed(self, voters: Voters) -> None:
+        """The metadata log names other voters, or other endpoints of them."""
+        self._voters = dict(voters)
+        for node_id, said in list(self._heard.items()):
+            if not self._is_believed(said.key):
+                del self._heard[node_id]
+                self._contested.discard(node_id)
+        self._tell()
+
+    def brokers_changed(self, brokers: Iterable[BrokerRecord]) -> None:
+        """The metadata has other registrations, or fences others: all of them."""
+        registered: dict[int, Address] = {}
+        self._live = {}
+        for one in brokers:
+            endpoints = {name: Address(host, port) for name, host, port in one.listeners}
+            if self._listener not in endpoints:
+                continue
+            registered[one.node_id] = address = endpoints[self._listener]
+            if not one.fenced and one.node_id not in self._moved:
+                self._live[one.node_id] = _Place(address, one.directory_id)
+        self._contested = {node_id for node_id in self._heard if self._is_contested(node_id)}
+        if registered != self._registered:
+            self._registered = registered
+            self._tell()
+
+    def heard(
+        self,
+        key: ReplicaKey,
+        endpoint: str,
+        now: Now,
+        *,
+        is_led: bool,
+        yields: bool = False,
+        is_controller: bool = True,
+    ) -> Address | None:
+        """A replica says in a request where it is (empty: it does not), and whether it may vote.
+
+        Args:
+            is_led: there is a controller, which fences those that are silent for a session.
+            yields: the first one is of no use: its disk lacks what the sender's may have.
+
+        Returns:
+            Where another process with the same disk is, which lives: the sender is a second one.
+
+        Raises:
+            InvalidRequest: that is no address.
+        """
+        if is_led:
+            self._led_us = now.mono_us
+            self._forget_contested(now)
+        if not endpoint:
+            return None
+        try:
+            address = parse_address(endpoint)
+        except ValueError as error:
+            raise InvalidRequest(f"the sender's endpoint {error}.") from None
+        if key.node_id == self._node_id:
+            return None
+        first = self._first(key.node_id, now)
+        live = self._live.get(key.node_id)
+        if (
+            first is not None
+            and not yields
+            and address not in (first.address, live and live.address)
+        ):
+            if first.directory_id != key.directory_id:
+                return None
+            self.second_seen(key.node_id, str(address), str(first.address), now, is_here=True)
+            return first.address
+        if not self._is_believed(key):
+            return None
+        held = self._heard.get(key.node_id)
+        said = Said(key, address, is_controller, now.mono_us)
+        if held is not None and held[:3] == said[:3]:
+            self._heard[key.node_id] = said
+            return None
+        self._heard.pop(key.node_id, None)
+        while len(self._heard) >= _HEARD_MAX:
+            oldest = next(iter(self._heard))
+            del self._heard[oldest]
+            self._contested.discard(oldest)
+        self._heard[key.node_id] = said
+        self._contested.discard(key.node_id)
+        if self._is_contested(key.node_id):
+            self._contested.add(key.node_id)
+        assert len(self._heard) <= _HEARD_MAX
+        self._tell()
+        return None
+
+    def _is_contested(self, node_id: int) -> bool:
+        live = self._live.get(node_id)
+        return live is not None and live.address != self._heard[node_id].address
+
+    def _first(self, node_id: int, now: Now) -> _Place | None:
+        """Where a node counts as alive: a process elsewhere is a second one."""
+        held = self._heard.get(node_id)
+        if held is not None and now.mono_us < held.heard_us + self._session_us:
+            return _Place(held.address, held.key.directory_id)
+        is_led = now.mono_us < self._led_us + self._session_us
+        return self._live.get(node_id) if is_led else None
+
+    def _forget_contested(self, now: Now) -> None:
+        """Where no message came for a session, the registration counts again."""
+        gone = [
+            node_id for node_id in self._contested
+            if now.mono_us >= self._heard[node_id].heard_us + self._session_us
+        ]  # fmt: skip
+        for node_id in gone:
+            del self._heard[node_id]
+            self._contested.discard(node_id)
+        if gone:
+            self._tell()
+
+    # --- second processes ----------------------------------------------------------------------
+    def second_seen(
+        self, node_id: int, second_at: str, at: str, now: Now, *, is_here: bool = False
+    ) -> None:
+        """A process was refused that has the node id of another one, which lives (`at`).
+
+        Args:
+            is_here: by this broker, which reports it to the controller; else by another one.
+        """
+        known = self._seconds.get(node_id)
+        if known is None or known.at != second_at or now.mono_us >= known.until_us:
+            self._log("error", SECOND, node=node_id, at=at, second_at=second_at, remedy=_REMEDY)
+        self._seconds[node_id] = _Second(second_at, now.mono_us + _REMEMBERED_US, is_here)
+
+    def second_at(self, node_id: int, now: Now) -> str:
+        """Where a second process under this node id was a moment ago; empty: there was none."""
+        second = self._seconds.get(node_id)
+        return second.at if second is not None and now.mono_us < second.until_us else ""
+
+    def refused_here(self, now: Now) -> tuple[int, str]:
+        """Node id and address of the second process that was refused here last; (-1, ""): none."""
+        here = [
+            (one.until_us, node_id, one.at) for node_id, one in self._seconds.items()
+            if one.is_here and now.mono_us < one.until_us
+        ]  # fmt: skip
+        return max(here)[1:] if here else (-1, "")
+
+    def told(self, node_id: int, address: Address) -> None:
+        """A broker that was asked for the leader says where it is."""
+        if node_id != self._node_id and self._told != {node_id: address}:
+            self._told = {node_id: address}
+            self._tell()
+
+    def _is_believed(self, key: ReplicaKey) -> bool:
+        return key in self._voters or all(key.node_id != one.node_id for one in self._voters)
+
+    def said_by(self, node_id: int) -> Said | None:
+        """What a node has said of itself since this process began."""
+        return self._heard.get(node_id)
+
+    def known(self) -> dict[int, Address]:
+        """Where each other node is, by all that is known."""
+        found = {**self._controllers, **self._told}
+        for voter, endpoint in self._voters.items():
+            # A quorum of one has written down no address, an older one perhaps a strange one.
+            with contextlib.suppress(ValueError):
+                found[voter.node_id] = parse_address(endpoint)
+        found.update(self._registered)
+        found.update(self._moved)
+        found.update((node_id, said.address) for node_id, said in self._heard.items())
+        found.pop(self._node_id, None)
+        assert self._node_id not in found, "nobody connects to itself"
+        return found
+
+    def _tell(self) -> None:
+        self._changed(self.known())

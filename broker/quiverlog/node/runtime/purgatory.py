@@ -1,0 +1,442 @@
+"""Requests that wait for rows, offsets or the disk, and how they are looked at again.
+
+Owns their deadlines (one heap), and how many long polls a connection, a client id and an address
+may have; every connection has room for its first. `Wakeups` marks readers whose partitions
+changed and looks at a bounded number in each call, `busy` asks for the next. `Waits` is all that
+a waiter may do besides looking.
+
+Invariants: a waiter is answered or dropped once; one that waits is looked at after every change,
+if not in this call then in a later one; the heap holds at most about twice as many entries as
+wait.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import ClassVar, Final, NamedTuple, Protocol
+
+from quiverlog.errors import QuiverlogError
+from quiverlog.node.runtime.clients import Account, Clients
+from quiverlog.node.runtime.outbox import Outbox
+from quiverlog.node.runtime.tasks import Call, Wait
+from quiverlog.types import Now
+from quiverlog.wire.messages import Api, Response
+from quiverlog.wire.registry import APIS
+
+__all__ = [
+    "MARKS_PER_CALL",
+    "WAKES_PER_CALL",
+    "Purgatory",
+    "Replier",
+    "Waiter",
+    "Waits",
+    "Wakeups",
+    "Watched",
+]
+
+
+_SWEEP_MIN: Final = 256
+_FIRST_ENTRIES: Final = 8
+"""The first long poll of a connection finds room if it has no more entries."""
+_ADDRESS_SHARE: Final = 2
+"""An address may have two thirds: a client that has taken its half leaves something to others
+of its host or network."""
+
+
+class Replier(Protocol):
+    """All that a waiter needs to answer."""
+
+    def respond(
+        self,
+        connection_id: int,
+        correlation_id: int,
+        response: Response,
+        body: Sequence[memoryview] = (),
+    ) -> None:
+        """Answer a request."""
+
+
+class Waiter:
+    """A request that is not answered yet. `done`: it waits no more. `answered`: it was answered."""
+
+    __slots__ = (
+        "accounts",
+        "answered",
+        "connection_id",
+        "correlation_id",
+        "deadline_us",
+        "done",
+        "entry_count",
+    )
+
+    api: ClassVar[Api]
+
+    def __init__(
+        self, connection_id: int, correlation_id: int, deadline_us: int, entry_count: int = 1
+    ) -> None:
+        self.connection_id = connection_id
+        self.correlation_id = correlation_id
+        self.deadline_us = deadline_us
+        # Of a long poll: what it counts for.
+        self.accounts: tuple[Account, ...] = ()
+        # Partitions that it asks for.
+        self.entry_count = entry_count
+        self.done = False
+        self.answered = False
+
+    def wake(self, indexes: Sequence[int], now: Now) -> None:
+        """Offsets of these entries of the request changed: answer if it is enough."""
+        raise NotImplementedError
+
+    def expire(self, now: Now) -> None:
+        """The deadline has come: answer with what there is."""
+        raise NotImplementedError
+
+    def release(self) -> None:
+        """Take yourself off every list but the purgatory's. May be called twice."""
+
+    def answer(self, replier: Replier, response: Response, body: Sequence[memoryview] = ()) -> None:
+        """Answer the request, once."""
+        assert not self.answered
+        replier.respond(self.connection_id, self.correlation_id, response, body)
+        self.answered = True
+
+
+class Purgatory:
+    """Requests that wait: for rows, for offsets, for the disk.
+
+    Args:
+        clients: the connections that there are.
+        parked_max: long polls that may wait at once.
+        entries_max: entries that all of them may have together.
+    """
+
+    __slots__ = (
+        "_by_connection",
+        "_clients",
+        "_entries",
+        "_entries_max",
+        "_heap",
+        "_outbox",
+        "_parked_max",
+        "_polls",
+        "_sequence",
+        "live",
+        "parked",
+        "parked_entries",
+    )
+
+    def __init__(self, outbox: Outbox, clients: Clients, parked_max: int, entries_max: int) -> None:
+        self._outbox = outbox
+        self._clients = clients
+        self._parked_max = parked_max
+        self._entries_max = entries_max
+        self._polls: dict[Account, int] = {}
+        self._entries: dict[Account, int] = {}
+        self._heap: list[tuple[int, int, Waiter]] = []
+        self._sequence = 0
+        self._by_connection: dict[int, dict[Waiter, None]] = {}
+        self.live = 0
+        self.parked = 0
+        self.parked_entries = 0
+
+    def may_park(self, connection_id: int, entry_count: int) -> bool:
+        """True while this connection may have one more long poll of so many entries."""
+        free = self._parked_max - self.parked
+        free_entries = self._entries_max - self.parked_entries
+        accounts = self._clients.accounts
+        everybody = 2 * len(accounts)
+        if everybody <= self._parked_max and everybody * _FIRST_ENTRIES <= self._entries_max:
+            if connection_id not in self._by_connection and entry_count <= _FIRST_ENTRIES:
+                return free > 0 and entry_count <= free_entries
+            waiting = len(accounts) - len(self._by_connection)
+            assert waiting >= 0, "long polls end with their connections"
+            free -= waiting
+            free_entries -= waiting * _FIRST_ENTRIES
+        for account in accounts[connection_id]:
+            share = _ADDRESS_SHARE if account[0] == "address" else 1
+            if self._polls.get(account, 0) >= share * free:
+                return False
+            if self._entries.get(account, 0) + entry_count > share * free_entries:
+                return False
+        return True
+
+    def park(self, waiter: Waiter) -> None:
+        """A long poll waits; it ends with its connection."""
+        assert not waiter.accounts
+        waiter.accounts = self._clients.accounts[waiter.connection_id]
+        self.parked += 1
+        self.parked_entries += waiter.entry_count
+        for account in waiter.accounts:
+            _count(self._polls, account, 1)
+            _count(self._entries, account, waiter.entry_count)
+        self._by_connection.setdefault(waiter.connection_id, {})[waiter] = None
+        self.add(waiter)
+        assert self.parked <= self.live
+
+    def add(self, waiter: Waiter) -> None:
+        """Wait until `waiter.deadline_us` (monotonic), whatever becomes of the connection."""
+        assert not waiter.done
+        self._sequence += 1
+        self.live += 1
+        heap = self._heap
+        heapq.heappush(heap, (waiter.deadline_us, self._sequence, waiter))
+        if len(heap) > _SWEEP_MIN and len(heap) > 2 * self.live:
+            self._sweep()
+
+    def hasten(self, waiter: Waiter, deadline_us: int) -> None:
+        """One that waits has an earlier deadline from now on; what it had is out of date."""
+        assert not waiter.done
+        assert deadline_us < waiter.deadline_us
+        waiter.deadline_us = deadline_us
+        self._sequence += 1
+        heapq.heappush(self._heap, (deadline_us, self._sequence, waiter))
+
+    def _sweep(self) -> None:
+        self._heap = [entry for entry in self._heap if _holds(entry)]
+        heapq.heapify(self._heap)
+        assert len(self._heap) <= self.live, "all but those that expire just now are in it"
+
+    def finish(self, waiter: Waiter) -> None:
+        """Take a waiter out: it is answered, or its connection is gone."""
+        assert not waiter.done
+        waiter.done = True
+        self.live -= 1
+        assert self.live >= self.parked - bool(waiter.accounts), "long polls wait, and produces"
+        if waiter.accounts:
+            self._unpark(waiter)
+
+    def _unpark(self, waiter: Waiter) -> None:
+        self.parked -= 1
+        self.parked_entries -= waiter.entry_count
+        for account in waiter.accounts:
+            _count(self._polls, account, -1)
+            _count(self._entries, account, -waiter.entry_count)
+        mine = self._by_connection[waiter.connection_id]
+        del mine[waiter]
+        if not mine:
+            del self._by_connection[waiter.connection_id]
+        assert self.parked >= 0
+        assert self.parked or not self.parked_entries
+        assert self.parked or not (self._polls or self._entries or self._by_connection)
+
+    def answer(self, waiter: Waiter, response: Response, body: Sequence[memoryview] = ()) -> None:
+        """Answer a waiter and take it out."""
+        waiter.answer(self._outbox, response, body)
+        self.finish(waiter)
+        waiter.release()
+
+    def forget(self, connection_id: int) -> None:
+        """Drop the long polls of a connection that is gone: nobody is left to hear an answer."""
+        for waiter in self.of_connection(connection_id):
+            waiter.answered = True
+            self.finish(waiter)
+            waiter.release()
+
+    def fail(self, waiter: Waiter, where: str, error: Exception) -> None:
+        """Looking after it raised what nobody expected: it is answered and forgotten."""
+        self._outbox.internal_error(where, error)
+        if not waiter.done:
+            self.finish(waiter)
+            waiter.release()
+        if not waiter.answered:
+            bug = QuiverlogError()
+            response = APIS[waiter.api].response(error_code=bug.code, error_message=bug.message)
+            waiter.answer(self._outbox, response)
+
+    def of_connection(self, connection_id: int) -> list[Waiter]:
+        """The long polls of one connection."""
+        return list(self._by_connection.get(connection_id, ()))
+
+    def of_request(self, connection_id: int, correlation_id: int) -> list[Waiter]:
+        """The waiters of one request; slow, for the way out of a failed handler."""
+        return [
+            waiter
+            for waiter in self.all_live()
+            if (waiter.connection_id, waiter.correlation_id) == (connection_id, correlation_id)
+        ]
+
+    def expired(self, mono_us: int) -> list[Waiter]:
+        """The waiters whose deadline has come, in its order, still to be finished."""
+        found: list[Waiter] = []
+        heap = self._heap
+        while heap and heap[0][0] <= mono_us:
+            entry = heapq.heappop(heap)
+            if _holds(entry):
+                found.append(entry[2])
+        return found
+
+    def next_deadline_us(self) -> int | None:
+        """The earliest deadline of one that waits."""
+        heap = self._heap
+        while heap and not _holds(heap[0]):
+            heapq.heappop(heap)
+        return heap[0][0] if heap else None
+
+    def all_live(self) -> list[Waiter]:
+        """Every one that waits, in no order."""
+        return [entry[2] for entry in self._heap if _holds(entry)]
+
+
+def _holds(entry: tuple[int, int, Waiter]) -> bool:
+    """True for the deadline of one that still waits; an earlier one may have taken its place."""
+    deadline_us, _, waiter = entry
+    return not waiter.done and deadline_us == waiter.deadline_us
+
+
+def _count(counts: dict[Account, int], account: Account, change: int) -> None:
+    left = counts.get(account, 0) + change
+    assert left >= 0
+    if left:
+        counts[account] = left
+    else:
+        counts.pop(account, None)
+
+
+WAKES_PER_CALL: Final = 500
+"""Partitions that waiting readers look at in one call: some 10 us each."""
+MARKS_PER_CALL: Final = 5_000
+"""Readers that are marked in one call: a fraction of a microsecond each."""
+
+
+class Watched:
+    """A partition, or the metadata. `waiters`: who waits for a change, with their entry's index."""
+
+    __slots__ = ("waiters",)
+
+    def __init__(self) -> None:
+        self.waiters: dict[Waiter, int] = {}
+
+    def watch(self, waiter: Waiter, index: int) -> int:
+        """Have a long poll look again after a change; the entry that was told until now."""
+        before = self.waiters.get(waiter, index)
+        self.waiters[waiter] = index
+        return before
+
+    def unwatch(self, waiter: Waiter) -> None:
+        """The long poll looks here no more."""
+        self.waiters.pop(waiter, None)
+
+
+class Wakeups:
+    """Readers to be looked at because their partitions changed: bounded in each call
+    of the node.
+    """
+
+    __slots__ = ("_changed", "_listener", "_marked", "_purgatory", "_round")
+
+    def __init__(self, purgatory: Purgatory) -> None:
+        self._purgatory = purgatory
+        # Who else is to hear of each change.
+        self._listener: Callable[[Watched], None] = lambda watched: None
+        # Each once, however often it changes before its readers are marked.
+        self._changed: dict[Watched, None] = {}
+        # Readers of partitions that changed, to be marked.
+        self._round: deque[tuple[Waiter, int]] = deque()
+        # Readers to be looked at, with the indexes of their entries that changed.
+        self._marked: dict[Waiter, dict[int, None]] = {}
+
+    @property
+    def busy(self) -> bool:
+        """True while readers are left to be looked at."""
+        return bool(self._marked or self._round or self._changed)
+
+    def listen(self, listener: Callable[[Watched], None]) -> None:
+        """Have somebody else hear of each change, too: the sessions that copy partitions."""
+        self._listener = listener
+
+    def grown(self, watched: Watched) -> None:
+        """There are rows that readers may not see yet: copies are made of them."""
+        self._listener(watched)
+
+    def changed(self, watched: Watched) -> None:
+        """The partition's readers may see something new, also when it is about to go."""
+        if watched.waiters:
+            self._changed[watched] = None
+        self._listener(watched)
+
+    def mark(self, waiter: Waiter, indexes: Iterable[int]) -> None:
+        """Have a waiter look at its entries of these indexes."""
+        self._marked.setdefault(waiter, {}).update(dict.fromkeys(indexes))
+        assert self._marked[waiter], "a marked reader has something to look at"
+
+    def run(self, now: Now) -> None:
+        """Mark and look at the next ones."""
+        self._mark()
+        left = WAKES_PER_CALL
+        marked = self._marked
+        while marked and left > 0:
+            waiter = next(iter(marked))
+            indexes = list(marked.pop(waiter))
+            if waiter.done:
+                left -= 1
+                continue
+            if len(indexes) > left:
+                marked[waiter] = dict.fromkeys(indexes[left:])
+                del indexes[left:]
+            left -= len(indexes)
+            assert left >= 0
+            assert indexes, "a marked reader has something to look at"
+            try:
+                waiter.wake(indexes, now)
+            except Exception as error:
+                self._purgatory.fail(waiter, "waking a request", error)
+            if waiter.answered:
+                # It has looked at all of its entries, to answer.
+                left -= waiter.entry_count - len(indexes)
+
+    def _mark(self) -> None:
+        for _ in range(MARKS_PER_CALL):
+            if not self._round:
+                if not self._changed:
+                    return
+                watched = next(iter(self._changed))
+                del self._changed[watched]
+                self._round.extend(watched.waiters.items())
+                continue
+            waiter, index = self._round.popleft()
+            if not waiter.done:
+                found = self._marked.get(waiter)
+                if found is None:
+                    self._marked[waiter] = {index: None}
+                else:
+                    found[index] = None
+
+
+class _Answer(Protocol):
+    def __call__(
+        self, waiter: Waiter, response: Response, body: Sequence[memoryview] = (), /
+    ) -> None: ...
+
+
+class _Fail(Protocol):
+    def __call__(self, waiter: Waiter, where: str, error: Exception, /) -> None: ...
+
+
+class _LookAgain(Protocol):
+    def __call__(self, waiter: Waiter, indexes: Iterable[int], /) -> None: ...
+
+
+class _Start(Protocol):
+    def __call__(self, call: Call, steps: Generator[Wait, object, None], /) -> None: ...
+
+
+class _Hasten(Protocol):
+    def __call__(self, waiter: Waiter, deadline_us: int, /) -> None: ...
+
+
+class Waits(NamedTuple):
+    """What a waiting request may do, besides looking (lookup.py): five things.
+
+    `answer`: the wait is over. `fail`: so it is, by a bug of ours. `look_again`: at these entries
+    of the request, soon. `start`: look in steps, because there is much to look at. `hasten`: the
+    deadline is earlier than it was.
+    """
+
+    answer: _Answer
+    fail: _Fail
+    look_again: _LookAgain
+    start: _Start
+    hasten: _Hasten
