@@ -21,7 +21,7 @@ from benchmarks.rows import SCHEMA, make_batch
 from quiverlog.batch.checksum import crc32c
 from quiverlog.batch.codec import encode_batch
 from quiverlog.batch.header import CRC_OFFSET, CRC_START, BatchHeader
-from quiverlog.client.producer_runner import new_identity
+from quiverlog.client.producer.runner import new_identity
 from quiverlog.types import Durability
 from quiverlog.wire import frames
 from quiverlog.wire import messages as m

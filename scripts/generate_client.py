@@ -24,9 +24,12 @@ CLIENT = Path(__file__).resolve().parents[1] / "broker" / "quiverlog" / "client"
 FILES = {
     "async_client.py": ("client.py", "The blocking client: connecting, producers and consumers."),
     "async_methods.py": ("blocking_methods.py", "The blocking client's methods: a question each."),
-    "async_producer.py": ("producer.py", "The blocking producer and its futures."),
-    "async_consumer.py": ("consumer.py", "The blocking consumer."),
-    "async_reading.py": ("reading.py", "The blocking client's bounded reads."),
+    "producer/async_producer.py": (
+        "producer/producer.py",
+        "The blocking producer and its futures.",
+    ),
+    "consumer/async_consumer.py": ("consumer/consumer.py", "The blocking consumer."),
+    "consumer/async_reading.py": ("consumer/reading.py", "The blocking client's bounded reads."),
 }
 """Source -> target and the first line of the target's docstring."""
 
@@ -35,7 +38,7 @@ RULES = (
     (r"# blocking: ", ""),
     (r"Opening\[(\w+)\]", r"\1"),
     (r"Opening\((\w+)\)", r"\1()"),
-    (r"^from \.opening import Opening\n", ""),
+    (r"^from (?:quiverlog\.client|)\.base\.opening import Opening\n", ""),
     (r"\basync (def|with|for)\b", r"\1"),
     (r"\bawait ", ""),
     (r"\b__a(enter|exit|iter|next)__", r"__\1__"),

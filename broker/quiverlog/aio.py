@@ -7,9 +7,9 @@ and errors. One client belongs to one event loop.
 from __future__ import annotations
 
 from .client.async_client import AsyncClient, connect
-from .client.async_consumer import AsyncConsumer
-from .client.async_producer import AsyncProducer, AsyncSendFuture
-from .client.async_reading import AsyncReading
+from .client.consumer.async_consumer import AsyncConsumer
+from .client.consumer.async_reading import AsyncReading
+from .client.producer.async_producer import AsyncProducer, AsyncSendFuture
 
 __all__ = [
     "AsyncClient",

@@ -14,17 +14,17 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from quiverlog.client.asynchronous import AsyncConnection
-from quiverlog.client.blocking_connection import BlockingConnection
-from quiverlog.client.extras import extra
+from quiverlog.client.base.arguments import extra
+from quiverlog.client.drivers.asynchronous import AsyncConnection
+from quiverlog.client.drivers.blocking import BlockingConnection
 from quiverlog.version import VERSION
 from quiverlog.wire.messages import FetchRequest, ProduceRequest
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer, TracerProvider
 
-    from quiverlog.client.commands import Call, Reply
-    from quiverlog.client.results import Address
+    from quiverlog.client.base.commands import Call, Reply
+    from quiverlog.client.base.results import Address
     from quiverlog.wire.messages import Request
 
 __all__ = ["instrument", "uninstrument"]

@@ -17,7 +17,7 @@ from typing import Any
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from quiverlog.addresses import parse_addresses
-from quiverlog.client.display import counted
+from quiverlog.client.base.arguments import counted
 from quiverlog.errors import QuiverlogError
 from quiverlog.types import TopicPartition
 

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
-from quiverlog.client.display import partitions_of
+from quiverlog.client.base.arguments import partitions_of
 from quiverlog.errors import (
     InvalidOption,
     OffsetOutOfRange,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from quiverlog.batch.schema import SchemaHistory
-    from quiverlog.client.results import ClusterMetadata, OffsetAndEpoch, RangeSize
+    from quiverlog.client.base.results import ClusterMetadata, OffsetAndEpoch, RangeSize
 
 __all__ = ["DriverClient", "LogView", "TopicView", "group_positions"]
 

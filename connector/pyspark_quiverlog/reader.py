@@ -118,7 +118,7 @@ class SplitReader(worker_process.SentToTasks):
 
     def _fetch(self, piece: Range, normalizer: Normalizer) -> Iterator[tuple[int, pa.RecordBatch]]:
         """(offset after the batch, the batch under Spark's schema), in order."""
-        from quiverlog.client.fetcher import PartitionFetcher
+        from quiverlog.client.tables.fetcher import PartitionFetcher
 
         fetcher = PartitionFetcher(
             pool.client(pool.endpoint(self.options)),

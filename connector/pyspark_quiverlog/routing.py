@@ -138,7 +138,7 @@ def check_fits(batch: pa.RecordBatch, options: WriteOptions, topic: str) -> None
     Raises:
         SchemaMismatch: with the column's name.
     """
-    from quiverlog.client.convert import Converter
+    from quiverlog.client.rows.convert import Converter
 
     stored = topic_schema(options, topic)
     Converter(stored, topic).batches(batch)

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from quiverlog import aio
-from quiverlog.client.voters import change_voters
+from quiverlog.client.admin.cluster import change_voters
 from quiverlog.errors import QuiverlogError
 from quiverlog.wire.voters_messages import ChangeVotersRequest, VoterChange
 from tests.support.broker import BrokerFailed, BrokerProcess

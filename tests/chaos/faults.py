@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
 from quiverlog import aio
-from quiverlog.client.results import ClusterMetadata
+from quiverlog.client.base.results import ClusterMetadata
 from quiverlog.errors import QuiverlogError
 
 from .brokers import Brokers

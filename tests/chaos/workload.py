@@ -19,7 +19,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from quiverlog import aio
-from quiverlog.client.consumer_batch import ConsumerBatch
+from quiverlog.client.rows.decoding import ConsumerBatch
 from quiverlog.errors import (
     BufferExhausted,
     ConnectionClosed,

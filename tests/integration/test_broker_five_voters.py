@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 
 import quiverlog
-from quiverlog.client.results import ClusterDetail
+from quiverlog.client.base.results import ClusterDetail
 from quiverlog.errors import QuiverlogError
 from tests.support.broker import BrokerProcess
 from tests.support.until import until

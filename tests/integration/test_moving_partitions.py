@@ -18,7 +18,7 @@ import pytest
 
 import quiverlog
 import quiverlog.testing
-from quiverlog.client.reassignments import list_moves
+from quiverlog.client.admin.cluster import list_moves
 from quiverlog.local.cluster import LocalCluster
 from tests.support.cluster_load import ClusterLoad
 from tests.support.until import until

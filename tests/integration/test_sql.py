@@ -74,7 +74,7 @@ def test_topics_are_tables(broker, capfd):
 
 def test_only_the_offsets_of_the_condition_are_fetched(broker, monkeypatch):
     planned = []
-    from quiverlog.client import reading
+    from quiverlog.client.consumer import reading
 
     class Spied(reading.Reading):
         def __init__(self, plan: Any, *rest: Any) -> None:

@@ -5,7 +5,7 @@ One partition, batches of three rows; `World` is that of test_client_producer_mo
 
 from __future__ import annotations
 
-from quiverlog.client.producer_core import Identity
+from quiverlog.client.producer.core import Identity
 from quiverlog.core.partition.producers import ProducerStates
 from quiverlog.errors import (
     ConnectionClosed,

@@ -18,10 +18,10 @@ from hypothesis import example, given, settings
 from quiverlog.batch.codec import decode_batch
 from quiverlog.batch.header import BatchHeader
 from quiverlog.batch.schema import SchemaHistory
-from quiverlog.client.convert import Converter
-from quiverlog.client.delivery import Delivery
-from quiverlog.client.producer_core import Identity, ProduceCall, ProducerCore, ProducerOptions
-from quiverlog.client.results import PartitionInfo, TopicInfo
+from quiverlog.client.base.results import PartitionInfo, TopicInfo
+from quiverlog.client.producer.core import Identity, ProduceCall, ProducerCore, ProducerOptions
+from quiverlog.client.producer.types import Delivery
+from quiverlog.client.rows.convert import Converter
 from quiverlog.core.partition.producers import ProducerStates
 from quiverlog.errors import (
     BatchTooLarge,

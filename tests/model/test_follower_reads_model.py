@@ -14,10 +14,10 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from quiverlog.client.consumer_batch import ConsumerBatch
-from quiverlog.client.consumer_core import ConsumerCore
-from quiverlog.client.consumer_options import ConsumerOptions
-from quiverlog.client.fetcher import PartitionFetcher
+from quiverlog.client.consumer.core import ConsumerCore
+from quiverlog.client.consumer.options import ConsumerOptions
+from quiverlog.client.rows.decoding import ConsumerBatch
+from quiverlog.client.tables.fetcher import PartitionFetcher
 from quiverlog.errors import LogTruncated, OffsetOutOfRange, QuiverlogError
 from tests.support.follower_world import LIES, PARTITIONS, World
 

@@ -16,12 +16,13 @@ from unittest import mock
 
 import pyarrow as pa
 
-from quiverlog.client import asynchronous, producer_base
 from quiverlog.client.async_client import AsyncClient
-from quiverlog.client.async_consumer import AsyncConsumer
-from quiverlog.client.async_producer import AsyncProducer, AsyncSendFuture
-from quiverlog.client.name_lookup import Found
-from quiverlog.client.results import Address
+from quiverlog.client.base.results import Address
+from quiverlog.client.consumer.async_consumer import AsyncConsumer
+from quiverlog.client.drivers import asynchronous
+from quiverlog.client.drivers.name_lookup import Found
+from quiverlog.client.producer import base as producer_base
+from quiverlog.client.producer.async_producer import AsyncProducer, AsyncSendFuture
 from quiverlog.errors import (
     CorruptBatch,
     CorruptLog,

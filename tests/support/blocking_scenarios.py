@@ -11,7 +11,7 @@ import uuid
 import pytest
 
 import quiverlog
-from quiverlog.client.fetcher import PartitionFetcher
+from quiverlog.client.tables.fetcher import PartitionFetcher
 
 from .client_scenarios import SCHEMA, read, rows
 

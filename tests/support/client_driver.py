@@ -10,7 +10,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
 
-from quiverlog.client.commands import (
+from quiverlog.client.base.commands import (
     Abandon,
     Call,
     CallMany,

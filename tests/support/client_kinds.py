@@ -19,7 +19,11 @@ import quiverlog.aio
 __all__ = ["CLIENT_KINDS", "connect"]
 
 CLIENT_KINDS = ("blocking", "asyncio")
-OURS = {f"quiverlog.client.async_{part}" for part in ("producer", "consumer", "reading")}
+OURS = {
+    "quiverlog.client.producer.async_producer",
+    "quiverlog.client.consumer.async_consumer",
+    "quiverlog.client.consumer.async_reading",
+}
 """Where the classes are defined whose methods may be coroutines."""
 
 

@@ -17,8 +17,8 @@ import pyarrow as pa
 import pytest
 
 import quiverlog
-from quiverlog.client import producer_core
-from quiverlog.client.fetcher import PartitionFetcher
+from quiverlog.client.producer import core as producer_core
+from quiverlog.client.tables.fetcher import PartitionFetcher
 from quiverlog.types import EARLIEST, LATEST, Durability, TopicPartition
 
 from .client_kinds import CLIENT_KINDS, connect

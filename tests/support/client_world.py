@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from quiverlog.client.commands import Call, Operation, Reply, Sleep
-from quiverlog.client.results import Address
+from quiverlog.client.base.commands import Call, Operation, Reply, Sleep
+from quiverlog.client.base.results import Address
 from quiverlog.errors import QuiverlogError
 from quiverlog.wire import messages as m
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 import quiverlog
-from quiverlog.client.results import PartitionMove
+from quiverlog.client.base.results import PartitionMove
 
 __all__ = ["ClusterScenarios"]
 

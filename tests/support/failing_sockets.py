@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
-from quiverlog.client import blocking_connection, name_lookup
+from quiverlog.client.drivers import blocking, name_lookup
 
 __all__ = ["CallLog", "failing_sockets"]
 
@@ -99,9 +99,9 @@ def failing_sockets(name: str, nth: int, error: OSError) -> Iterator[CallLog]:
     sockets = _Module(socket, socket=_socket_class(log))
     of_asyncio = _Module(socket, socket=_socket_class(log, True), getaddrinfo=getaddrinfo)
     with (
-        mock.patch.object(blocking_connection, "socket", sockets),
+        mock.patch.object(blocking, "socket", sockets),
         mock.patch.object(name_lookup, "socket", _Module(socket, getaddrinfo=getaddrinfo)),
-        mock.patch.object(blocking_connection, "select", _Module(select, poll=Poll)),
+        mock.patch.object(blocking, "select", _Module(select, poll=Poll)),
         mock.patch.object(base_events, "socket", of_asyncio),
     ):
         yield log

@@ -12,12 +12,9 @@ from typing import Any
 from quiverlog.addresses import Address
 from quiverlog.batch.header import stamp
 from quiverlog.batch.schema import serialize_schema
-from quiverlog.client.answers import check_answer
-from quiverlog.client.commands import (
-    Call,
-    Reply,
-)
-from quiverlog.client.routing import Cluster, Settings
+from quiverlog.client.base.commands import Call, Reply
+from quiverlog.client.cluster.answers import check_answer
+from quiverlog.client.cluster.routing import Cluster, Settings
 from quiverlog.errors import (
     ConnectionFailed,
     CorruptLog,

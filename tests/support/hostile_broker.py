@@ -17,9 +17,8 @@ import pyarrow as pa
 import quiverlog
 from quiverlog import errors
 from quiverlog.batch.codec import encode_batch
-from quiverlog.client.decommissioning import decommission_broker
-from quiverlog.client.fetcher import PartitionFetcher
-from quiverlog.client.voters import change_voters
+from quiverlog.client.admin.cluster import change_voters, decommission_broker
+from quiverlog.client.tables.fetcher import PartitionFetcher
 from quiverlog.limits import FEATURE_LEVEL_MAX, FRAME_BYTES_MAX, HEADER_BYTES_MAX
 from quiverlog.types import EARLIEST, LATEST, TopicPartition
 from quiverlog.wire import frames

@@ -17,7 +17,7 @@ from pyspark_quiverlog.losses import Losses
 from pyspark_quiverlog.options import Use, parse_read_options
 from pyspark_quiverlog.planning import Range
 from pyspark_quiverlog.stream_planner import StreamPlanner
-from quiverlog.client.results import (
+from quiverlog.client.base.results import (
     ClusterMetadata,
     OffsetAndEpoch,
     PartitionInfo,

@@ -75,7 +75,7 @@ def server(text: str) -> object:
 
 
 def client(text: str) -> object:
-    from quiverlog.client.bootstrap import bootstrap_addresses as parse
+    from quiverlog.client.base.arguments import bootstrap_addresses as parse
 
     return parse(text)[0]
 

@@ -15,7 +15,7 @@ from quiverlog.batch.checksum import crc32c
 from quiverlog.batch.codec import decode_batch, encode_batch, split_batches
 from quiverlog.batch.header import CRC_START, BatchHeader, stamp
 from quiverlog.batch.schema import RAW_SCHEMA, SchemaHistory, normalize_schema
-from quiverlog.client.restamp import restamp
+from quiverlog.client.producer.identity import restamp
 from quiverlog.errors import (
     BatchTooLarge,
     CorruptBatch,

@@ -24,7 +24,7 @@ from quiverlog.cli.cluster_health import (
     with_fewer_replicas,
 )
 from quiverlog.cli.probes import Probe, Seen
-from quiverlog.client.results import (
+from quiverlog.client.base.results import (
     BrokerDetail,
     ClusterDetail,
     PartitionInfo,

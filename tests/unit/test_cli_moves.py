@@ -16,8 +16,7 @@ from quiverlog.cli.move_options import moving_options
 from quiverlog.cli.placement import Placement, check_room
 from quiverlog.cli.plan_file import plan_text, read_plan
 from quiverlog.cli.reassign import How, carry_out
-from quiverlog.client.replica_layout import Move, PlanBroker, PlanPartition
-from quiverlog.client.replica_sizes import ReplicaSizes
+from quiverlog.client.admin.moves import Move, PlanBroker, PlanPartition, ReplicaSizes
 from quiverlog.server.replies import _PARTS
 from quiverlog.wire.registry import APIS
 

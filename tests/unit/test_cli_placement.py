@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from quiverlog.cli import move_run, placement, waiting
-from quiverlog.client.replica_layout import Move
-from quiverlog.client.replica_sizes import ReplicaSizes
-from quiverlog.client.results import PartitionMove
+from quiverlog.client.admin.moves import Move, ReplicaSizes
+from quiverlog.client.base.results import PartitionMove
 
 MOVES = {"t": {0: PartitionMove((1, 2, 3), (1, 2), (3,), (2,))}}
 BEFORE, MEANWHILE, AFTER = (1, 2), (1, 2, 3), (1, 3)

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from quiverlog.cli.topic_detail import detail_json, print_detail
-from quiverlog.client.results import PartitionDetail, SchemaInfo, TopicDetail
+from quiverlog.client.base.results import PartitionDetail, SchemaInfo, TopicDetail
 
 _MADE = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -17,8 +17,9 @@ import pytest
 
 import quiverlog
 from quiverlog.client import client as client_client
-from quiverlog.client import consumer, producer
-from quiverlog.client.arguments import shown
+from quiverlog.client.base.arguments import shown
+from quiverlog.client.consumer import consumer
+from quiverlog.client.producer import producer
 from quiverlog.errors import InvalidArgument, QuiverlogError, SchemaMismatch
 from quiverlog.types import TopicPartition
 from quiverlog.wire import messages as m

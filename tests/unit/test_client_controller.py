@@ -11,13 +11,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from quiverlog.client import admin
-from quiverlog.client.answers import check_answer
-from quiverlog.client.commands import Call, Finish, FinishAny, Operation, Reply, Sleep, Start
-from quiverlog.client.producer_runner import new_identity
-from quiverlog.client.results import Address
-from quiverlog.client.routing import Cluster, Settings
-from quiverlog.client.voters import change_voters
+from quiverlog.client.admin import topics
+from quiverlog.client.admin.cluster import change_voters
+from quiverlog.client.base.commands import Call, Finish, FinishAny, Operation, Reply, Sleep, Start
+from quiverlog.client.base.results import Address
+from quiverlog.client.cluster.answers import check_answer
+from quiverlog.client.cluster.routing import Cluster, Settings
+from quiverlog.client.producer.runner import new_identity
 from quiverlog.errors import (
     BrokerShuttingDown,
     ConnectionClosed,
@@ -154,7 +154,7 @@ def test_the_controller_is_asked_first(world: World) -> None:
     world.controller = world.picture = 3
     world.play(world.cluster.refresh([]))
     assert world.play(new_identity(world.cluster)).producer_id == 7
-    world.play(admin.delete_topic(world.cluster, "t", if_exists=False))
+    world.play(topics.delete_topic(world.cluster, "t", if_exists=False))
     assert world.asked_for("INIT_PRODUCER_ID") == world.asked_for("DELETE_TOPICS") == [THREE]
 
 
@@ -162,7 +162,7 @@ def test_the_controller_is_asked_first(world: World) -> None:
 def test_a_refusal_renews_the_picture_and_is_followed(world: World, *, in_entry: bool) -> None:
     world.controller = world.picture = 2
     if in_entry:
-        world.play(admin.delete_topic(world.cluster, "t", if_exists=False))
+        world.play(topics.delete_topic(world.cluster, "t", if_exists=False))
         assert world.asked_for("DELETE_TOPICS") == [TWO], "the look at the topic renewed it"
     else:
         world.play(new_identity(world.cluster))
@@ -176,7 +176,7 @@ def test_where_a_refusal_sends_it_the_client_goes_without_asking_for_the_picture
     world.controller, world.picture, world.tells = 3, 1, True
     looks = world.looks
     if in_entry:
-        world.play(admin.delete_topic(world.cluster, "t", if_exists=False))
+        world.play(topics.delete_topic(world.cluster, "t", if_exists=False))
         assert world.asked_for("DELETE_TOPICS") == [ONE, THREE]
         looks += 1  # Which topic is meant, before anything else.
     else:
@@ -221,7 +221,7 @@ def test_a_deletion_of_unknown_outcome_is_asked_for_again(world: World, *, is_do
 
     world.answer = answer  # type: ignore[method-assign]
     looks = world.looks
-    world.play(admin.delete_topic(world.cluster, "t", if_exists=False))
+    world.play(topics.delete_topic(world.cluster, "t", if_exists=False))
     assert not codes
     assert world.looks > looks + 1
 
@@ -238,7 +238,7 @@ def test_an_outcome_that_stays_unknown_is_reported_as_that(world: World) -> None
     world.answer = answer  # type: ignore[method-assign]
     world.looks = 1
     with pytest.raises(OutcomeUnknown) as caught:
-        world.play(admin.delete_topic(world.cluster, "t", if_exists=False))
+        world.play(topics.delete_topic(world.cluster, "t", if_exists=False))
     assert len(world.asked_for("DELETE_TOPICS")) > 1
     assert "may hold nevertheless" in caught.value.__notes__[0]
 
@@ -305,7 +305,7 @@ def test_a_topic_is_created_once_also_where_the_broker_asked_hears_of_it_later(
     """Seen with real brokers: UNKNOWN_TOPIC from one that was behind made it ask again."""
     world.looks = -3
     created = world.play(
-        admin.create_topic(
+        topics.create_topic(
             world.cluster, "t", pa.schema([("n", pa.int64())]), partitions=1, key=None, config=None,
             replication_factor=1, if_not_exists=False, validate_only=False,
         )
@@ -331,7 +331,7 @@ def test_a_topic_is_created_once_also_where_nobody_can_be_asked_just_after(
 
     world.before = breaks
     created = world.play(
-        admin.create_topic(
+        topics.create_topic(
             world.cluster, "t", pa.schema([("n", pa.int64())]), partitions=1, key=None, config=None,
             replication_factor=1, if_not_exists=False, validate_only=False,
         )
@@ -355,7 +355,7 @@ def test_a_refusal_after_a_lost_answer_is_told_with_a_note(world: World, *, lost
     world.before = answers
     with pytest.raises(InvalidReplicationFactor) as caught:
         world.play(
-            admin.create_topic(
+            topics.create_topic(
                 world.cluster, "t", pa.schema([("n", pa.int64())]), partitions=1, key=None,
                 config=None, replication_factor=3, if_not_exists=False, validate_only=False,
             )
@@ -379,7 +379,7 @@ def test_a_deletion_whose_answer_was_lost_spares_a_later_topic_of_that_name(
             raise how("cut off")
 
     world.before = lost
-    world.play(admin.delete_topic(world.cluster, "t", if_exists=False))
+    world.play(topics.delete_topic(world.cluster, "t", if_exists=False))
     assert world.deleted == [b"t" * 16]
     assert len(world.asked_for("DELETE_TOPICS")) == 2
 
@@ -392,7 +392,7 @@ def test_a_name_that_became_another_topics_before_the_deletion_is_looked_up_agai
             world.topic_id = b"n" * 16
 
     world.before = changes
-    world.play(admin.delete_topic(world.cluster, "t", if_exists=False))
+    world.play(topics.delete_topic(world.cluster, "t", if_exists=False))
     assert world.deleted == [b"n" * 16], "it is what the name stands for now"
     assert len(world.asked_for("DELETE_TOPICS")) == 2
 
@@ -406,7 +406,7 @@ def test_a_broker_that_knows_of_none_alive_is_passed_by(world: World) -> None:
             check_answer(call.request, m.MetadataResponse(), 0)
 
     world.before = answer
-    picture = world.play(admin.metadata(world.cluster, []))
+    picture = world.play(topics.metadata(world.cluster, []))
     assert set(picture.brokers) == set(BROKERS)
     assert [address for address, _ in world.asked[-2:]] == [ONE, TWO]
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 
-from quiverlog.client.convert import ROWS_AT_ONCE, Converter
+from quiverlog.client.rows.convert import ROWS_AT_ONCE, Converter
 from quiverlog.errors import SchemaMismatch
 
 SCHEMA = pa.schema(

@@ -15,7 +15,7 @@ from pyspark_quiverlog.planning import Range
 from pyspark_quiverlog.reader import SplitReader
 from quiverlog.batch.codec import split_batches, write_crc
 from quiverlog.batch.header import FLAG_CONTROL, FLAG_TRANSACTIONAL, BatchHeader
-from quiverlog.client.fetcher import PartitionFetcher
+from quiverlog.client.tables.fetcher import PartitionFetcher
 from quiverlog.errors import CorruptLog
 from quiverlog.limits import BATCH_HEADER_BYTES
 from quiverlog.wire import messages as m

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 
 import quiverlog
-from quiverlog.client.consumer_batch import ConsumerBatch
-from quiverlog.client.display import NAMES_SHOWN_MAX, ROWS_SHOWN_MAX, names
+from quiverlog.client.base.arguments import NAMES_SHOWN_MAX, ROWS_SHOWN_MAX, names
+from quiverlog.client.rows.decoding import ConsumerBatch
 from tests.support.client_scenarios import SCHEMA, rows
 from tests.support.scripted_broker import ScriptedBroker
 

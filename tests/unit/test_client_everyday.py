@@ -10,7 +10,7 @@ import pytest
 
 import quiverlog
 from quiverlog.addresses import BOOTSTRAP_VARIABLE
-from quiverlog.client.bootstrap import bootstrap_addresses
+from quiverlog.client.base.arguments import bootstrap_addresses
 from tests.support.client_kinds import CLIENT_KINDS, connect
 from tests.support.client_scenarios import SCHEMA, rows
 from tests.support.scripted_broker import ScriptedBroker

@@ -18,8 +18,8 @@ import pytest
 import quiverlog
 from quiverlog.batch.codec import encode_batch, split_batches
 from quiverlog.broker_keys import CONFIG_KEYS
-from quiverlog.client import routing
-from quiverlog.client.bootstrap import bootstrap_addresses
+from quiverlog.client.base.arguments import bootstrap_addresses
+from quiverlog.client.cluster import routing
 from quiverlog.wire import messages as m
 from tests.support.client_kinds import CLIENT_KINDS, connect
 from tests.support.client_scenarios import SCHEMA, read, rows

@@ -14,8 +14,8 @@ import pyarrow as pa
 import pytest
 
 import quiverlog
-from quiverlog.client.consumer_positions import Position
-from quiverlog.client.fetcher import PartitionFetcher
+from quiverlog.client.consumer.positions import Position
+from quiverlog.client.tables.fetcher import PartitionFetcher
 from quiverlog.wire import messages as m
 from tests.support.client_kinds import CLIENT_KINDS, connect
 from tests.support.client_scenarios import SCHEMA, rows

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import quiverlog
-from quiverlog.client.consumer import Consumer
-from quiverlog.client.consumer_batch import ConsumerBatch
+from quiverlog.client.consumer.consumer import Consumer
+from quiverlog.client.rows.decoding import ConsumerBatch
 from tests.support.interrupts import interrupted_at, places_of
 from tests.support.local_reads import EXPECTED, filled_broker
 

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from quiverlog.client.commands import Call, Operation, Reply, Sleep
-from quiverlog.client.known_brokers import KnownBrokers
-from quiverlog.client.results import Address
-from quiverlog.client.routing import Cluster, Settings
+from quiverlog.client.base.commands import Call, Operation, Reply, Sleep
+from quiverlog.client.base.results import Address
+from quiverlog.client.cluster.routing import Cluster, KnownBrokers, Settings
 from quiverlog.errors import (
     BrokerShuttingDown,
     ConnectionFailed,

@@ -14,9 +14,9 @@ import pyarrow as pa
 import pytest
 
 import quiverlog
-from quiverlog.client import file_rows
-from quiverlog.client.local_reads import LEFT_ALONE_S, LocalReads
-from quiverlog.client.results import Address
+from quiverlog.client.base.results import Address
+from quiverlog.client.drivers.local_reads import LEFT_ALONE_S, LocalReads
+from quiverlog.client.rows import file_rows
 from quiverlog.errors import UnknownTopicId
 from quiverlog.wire import messages as m
 from tests.support.client_kinds import connect

@@ -16,7 +16,7 @@ import pytest
 
 import quiverlog
 from quiverlog.batch.header import SIZE_END, SIZE_OFFSET
-from quiverlog.client import file_rows
+from quiverlog.client.rows import file_rows
 from quiverlog.errors import InvalidResponse
 from quiverlog.limits import BATCH_ALIGNMENT_BYTES
 from quiverlog.wire import messages as m

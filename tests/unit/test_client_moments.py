@@ -8,9 +8,9 @@ import hypothesis.strategies as st
 import pandas
 from hypothesis import example, given
 
-from quiverlog.client.answers import MOMENT_US_MAX
-from quiverlog.client.partition_questions import at_us
-from quiverlog.client.results import moment
+from quiverlog.client.base.results import moment
+from quiverlog.client.cluster.answers import MOMENT_US_MAX
+from quiverlog.client.cluster.partition_questions import at_us
 
 
 @given(st.integers(min_value=0, max_value=MOMENT_US_MAX))

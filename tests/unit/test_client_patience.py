@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import quiverlog
-from quiverlog.client.fetcher import PartitionFetcher
+from quiverlog.client.tables.fetcher import PartitionFetcher
 from quiverlog.wire import messages as m
 from tests.support.client_kinds import CLIENT_KINDS, connect
 from tests.support.client_scenarios import SCHEMA, rows

@@ -14,9 +14,8 @@ import pyarrow.compute as pc
 import pytest
 
 import quiverlog
-from quiverlog.client.place import with_place
-from quiverlog.client.place_bounds import PlaceBounds
-from quiverlog.client.row_filter import mentioned
+from quiverlog.client.rows.place import mentioned, with_place
+from quiverlog.client.rows.place_bounds import PlaceBounds
 from quiverlog.wire import messages as m
 from tests.support.client_kinds import CLIENT_KINDS, connect
 from tests.support.client_scenarios import SCHEMA, rows

@@ -18,9 +18,10 @@ import pyarrow as pa
 import pytest
 
 import quiverlog
-from quiverlog.client import blocking_connection, file_rows, local_reads
-from quiverlog.client.fetcher import PartitionFetcher
-from quiverlog.client.receive_memory import ArrowMemory
+from quiverlog.client.drivers import blocking, local_reads
+from quiverlog.client.drivers.local_reads import ArrowMemory
+from quiverlog.client.rows import file_rows
+from quiverlog.client.tables.fetcher import PartitionFetcher
 from quiverlog.wire import messages as m
 from tests.support.local_reads import (  # noqa: F401 (fixtures)
     BATCH_ROWS,
@@ -76,13 +77,13 @@ def threads_alive() -> list[threading.Thread]:
 @pytest.fixture
 def always_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next answer has come, and its files are being read, before rows are decoded."""
-    advanced = blocking_connection.BlockingConnection.advance
+    advanced = blocking.BlockingConnection.advance
     queued = local_reads.LocalReads.read_ahead
 
-    def advance(self: blocking_connection.BlockingConnection) -> Any:
+    def advance(self: blocking.BlockingConnection) -> Any:
         reply = advanced(self)
         while reply is None and not self.has_answer:
-            blocking_connection.readable([self], WAIT_S)
+            blocking.readable([self], WAIT_S)
             reply = advanced(self)
         return reply
 
@@ -91,7 +92,7 @@ def always_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
         if self._queue is not None:
             until(lambda: reading.is_begun)
 
-    monkeypatch.setattr(blocking_connection.BlockingConnection, "advance", advance)
+    monkeypatch.setattr(blocking.BlockingConnection, "advance", advance)
     monkeypatch.setattr(local_reads.LocalReads, "read_ahead", read_ahead)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from quiverlog.addresses import Address
-from quiverlog.client.replica_choice import (
+from quiverlog.client.base.results import ClusterMetadata, PartitionInfo
+from quiverlog.client.cluster.replica_choice import (
     CHECK_S,
     LEADER,
     REST_S_MAX,
@@ -13,7 +14,6 @@ from quiverlog.client.replica_choice import (
     ReplicaChoice,
     check_fetch_from,
 )
-from quiverlog.client.results import ClusterMetadata, PartitionInfo
 from quiverlog.errors import InvalidArgument
 
 RACKS = {1: "a", 2: "b", 3: "c", 4: "b"}

@@ -14,17 +14,13 @@ from unittest import mock
 import pytest
 
 import quiverlog
-from quiverlog.client import (
-    consumer_requests,
-    fetcher,
-    partition_queue,
-    routing,
-    sender,
-    silence,
-)
-from quiverlog.client.commands import FinishAny, Operation
-from quiverlog.client.deadline import within
-from quiverlog.client.fetcher import PartitionFetcher
+from quiverlog.client.base.commands import FinishAny, Operation
+from quiverlog.client.base.deadline import within
+from quiverlog.client.cluster import routing
+from quiverlog.client.consumer import fetches
+from quiverlog.client.producer import sender
+from quiverlog.client.tables import fetcher
+from quiverlog.client.tables.fetcher import PartitionFetcher
 from quiverlog.wire import messages as m
 from tests.support.client_kinds import CLIENT_KINDS, connect
 from tests.support.client_scenarios import SCHEMA, rows
@@ -39,11 +35,11 @@ BOUND_S = 30.0
 def _short_silence() -> Iterator[None]:
     with (
         mock.patch.object(sender, "SILENCE_US", 200_000),
-        mock.patch.object(partition_queue, "SILENCE_US", 200_000),
+        mock.patch.object(sender, "SILENCE_US", 200_000),
         mock.patch.object(routing, "_SILENCE_S_MAX", 0.3),
-        mock.patch.object(consumer_requests, "OVERDUE_S", 0.7),
+        mock.patch.object(fetches, "OVERDUE_S", 0.7),
         mock.patch.object(fetcher, "OVERDUE_S", 0.7),
-        mock.patch.object(silence, "_SILENCE_S", 0.3),
+        mock.patch.object(routing, "_SILENCE_S", 0.3),
     ):
         yield
 

@@ -19,7 +19,9 @@ import pytest
 
 import quiverlog
 from quiverlog import aio
-from quiverlog.client import async_client, client, consumer, producer, reading
+from quiverlog.client import async_client, client
+from quiverlog.client.consumer import consumer, reading
+from quiverlog.client.producer import producer
 from quiverlog.wire import messages as m
 from scripts import generate_client
 from tests.support.client_scenarios import SCHEMA, rows

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from quiverlog.client import admin
-from quiverlog.client.commands import Call, Operation, Reply, Sleep
-from quiverlog.client.meant_topic import meant_topic
-from quiverlog.client.results import Address
-from quiverlog.client.routing import Cluster, Settings
+from quiverlog.client.admin import topics
+from quiverlog.client.base.commands import Call, Operation, Reply, Sleep
+from quiverlog.client.base.results import Address
+from quiverlog.client.cluster.routing import Cluster, Settings
+from quiverlog.client.cluster.topic_identity import meant_topic
 from quiverlog.errors import (
     ConnectionFailed,
     NotController,
@@ -191,7 +191,7 @@ def test_who_decides_is_asked_about_a_topic_that_another_broker_doubts(world: Wo
 
 def test_of_several_names_those_that_are_missing_are_asked_for(world: World) -> None:
     world.knows[ONE] = {"a"}
-    found = world.play(admin.metadata(world.cluster, ["a", "t", "none"]))
+    found = world.play(topics.metadata(world.cluster, ["a", "t", "none"]))
     assert found.topics.keys() == {"a", "t"}
     assert world.asked == [ONE, THREE]
 

@@ -21,8 +21,8 @@ from pyspark_quiverlog.planning import Range
 from pyspark_quiverlog.reader import LogSplit, SplitReader
 from quiverlog.batch.codec import encode_batch, split_batches
 from quiverlog.batch.evolution import SchemaHistory
-from quiverlog.client.consumer_batch import ConsumerBatch
-from quiverlog.client.convert import Converter
+from quiverlog.client.rows.convert import Converter
+from quiverlog.client.rows.decoding import ConsumerBatch
 from quiverlog.errors import CorruptBatch, SchemaMismatch
 from quiverlog.wire import messages as m
 from tests.support.client_kinds import CLIENT_KINDS, connect

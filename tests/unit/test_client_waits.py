@@ -10,11 +10,11 @@ import pytest
 
 from quiverlog.cli import waiting
 from quiverlog.cli.waiting import told_waits
-from quiverlog.client.commands import Call, Sleep
-from quiverlog.client.deadline import within
-from quiverlog.client.results import Address
-from quiverlog.client.routing import Cluster, Settings
-from quiverlog.client.waits import TELL_AFTER_S, Wait, Waits
+from quiverlog.client.base.commands import Call, Sleep
+from quiverlog.client.base.deadline import within
+from quiverlog.client.base.results import Address
+from quiverlog.client.base.waits import TELL_AFTER_S, Wait, Waits
+from quiverlog.client.cluster.routing import Cluster, Settings
 from quiverlog.errors import (
     ConnectionFailed,
     DiskFull,

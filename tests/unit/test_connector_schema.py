@@ -18,7 +18,7 @@ from pyspark_quiverlog.schema import (
     spark_schema,
 )
 from quiverlog.batch.schema import check_schema, normalize_schema
-from quiverlog.client.consumer_batch import ConsumerBatch
+from quiverlog.client.rows.decoding import ConsumerBatch
 from quiverlog.errors import IncompatibleSchema, InvalidOption, InvalidSchema
 
 NESTED = pa.struct([pa.field("x", pa.int32(), nullable=False), pa.field("y", pa.string())])

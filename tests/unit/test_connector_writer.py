@@ -13,7 +13,7 @@ from pyspark_quiverlog._compat import arrow_from_rows
 from pyspark_quiverlog.options import Use, WriteOptions, parse_write_options
 from pyspark_quiverlog.routing import Route, split_by_route
 from pyspark_quiverlog.writer import TaskReport, WriteTask, Written
-from quiverlog.client.results import Produced
+from quiverlog.client.base.results import Produced
 from quiverlog.errors import BufferExhausted, InvalidOption, SchemaMismatch, UnknownTopic
 from quiverlog.types import Durability
 

@@ -10,9 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quiverlog.client.move_plan import evacuate, with_replication_factor
-from quiverlog.client.rebalancing import rebalance
-from quiverlog.client.replica_layout import Layout, Move, PlanBroker, PlanPartition
+from quiverlog.client.admin.moves import (
+    Layout,
+    Move,
+    PlanBroker,
+    PlanPartition,
+    evacuate,
+    rebalance,
+    with_replication_factor,
+)
 from quiverlog.errors import InvalidReplicationFactor
 
 Cluster = tuple[list[PlanBroker], list[PlanPartition]]

@@ -10,10 +10,10 @@ import pytest
 from quiverlog.cli.cluster_detail import cluster_json, print_cluster
 from quiverlog.cli.cluster_health import findings
 from quiverlog.cli.probes import Seen
-from quiverlog.client.answers import check_answer
-from quiverlog.client.cluster_description import describe_cluster
-from quiverlog.client.results import Address, ClusterDetail
-from quiverlog.client.routing import Cluster, Settings
+from quiverlog.client.admin.cluster import describe_cluster
+from quiverlog.client.base.results import Address, ClusterDetail
+from quiverlog.client.cluster.answers import check_answer
+from quiverlog.client.cluster.routing import Cluster, Settings
 from quiverlog.core.controller.records import (
     LEADER_GONE,
     BrokerRecord,

@@ -16,8 +16,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 import quiverlog
 from quiverlog import otel
-from quiverlog.client.asynchronous import AsyncConnection
-from quiverlog.client.blocking_connection import BlockingConnection
+from quiverlog.client.drivers.asynchronous import AsyncConnection
+from quiverlog.client.drivers.blocking import BlockingConnection
 from tests.support.scripted_broker import ScriptedBroker
 
 METHODS = [

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pytest
 
 import quiverlog
-from quiverlog.client.place import PLACE_NAMES
+from quiverlog.client.rows.place import PLACE_NAMES
 from tests.support.client_kinds import CLIENT_KINDS, connect
 from tests.support.scripted_broker import ScriptedBroker
 

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import quiverlog
-from quiverlog.client.place import table_schema
-from quiverlog.client.place_bounds import PlaceBounds
-from quiverlog.client.polars_condition import place_condition
+from quiverlog.client.polars_scan import place_condition
+from quiverlog.client.rows.place import table_schema
+from quiverlog.client.rows.place_bounds import PlaceBounds
 from quiverlog.wire import messages as m
 from tests.support.client_scenarios import SCHEMA, rows
 from tests.support.scripted_broker import ScriptedBroker

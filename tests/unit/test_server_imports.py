@@ -79,9 +79,9 @@ def test_produce_imports_nothing_that_it_does_not_need() -> None:
     """Importing is most of what the command takes for a small file."""
     names = loaded_by(
         "from quiverlog.cli.produce import produce, _import_reader_and_client\n"
-        "_import_reader_and_client(); import quiverlog.client.producer"
+        "_import_reader_and_client(); import quiverlog.client.producer.producer"
     )
-    assert {"pyarrow.csv", "quiverlog.client.producer"} <= names
+    assert {"pyarrow.csv", "quiverlog.client.producer.producer"} <= names
     assert names.isdisjoint({"numpy", "rich", "pyarrow.compute", "importlib.metadata", "pandas"})
 
 

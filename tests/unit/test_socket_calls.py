@@ -63,7 +63,8 @@ UNASKED: Final = "unit/test_cli_profiles.py::test_who_cannot_be_asked_what_it_is
 TABLE: Final[dict[str, dict[str, str]]] = {
     "broker/quiverlog/cli/interrupts.py": {
         "socketpair": (
-            "unit/test_cli_interrupts.py::test_without_descriptors_ctrl_c_is_heard_at_the_end"
+            "unit/test_cli_interrupts.py::"
+            "test_without_descriptors_ctrl_c_is_heard_at_the_end"
         ),
     },
     "broker/quiverlog/cli/quorum_recover.py": {
@@ -73,19 +74,19 @@ TABLE: Final[dict[str, dict[str, str]]] = {
         ),
     },
     "broker/quiverlog/cli/what_answers.py": {"create_connection": UNASKED},
-    "broker/quiverlog/client/asynchronous.py": {
+    "broker/quiverlog/client/drivers/asynchronous.py": {
         "create_connection": CLIENT, "get_extra_info": NO_ERROR, "setsockopt": CLIENT,
-        "is_closing": NO_ERROR, "write": CLIENT, "abort": NO_ERROR,
+        "is_closing": NO_ERROR, "write": CLIENT, "abort": NO_ERROR, "new_event_loop": NO_LOOP,
+        "close": NO_ERROR,
     },
-    "broker/quiverlog/client/blocking_connection.py": {
+    "broker/quiverlog/client/drivers/blocking.py": {
         "socket": CLIENT, "connect": CLIENT, "setsockopt": CLIENT, "sendmsg": CLIENT,
-        "recv_into": CLIENT, "poll": CLIENT, "settimeout": NO_ERROR,
-        "getpeername": CLIENT, "getsockname": CLIENT, "close": NO_ERROR,
+        "recv_into": CLIENT, "poll": CLIENT, "settimeout": NO_ERROR, "getpeername": CLIENT,
+        "getsockname": CLIENT, "close": NO_ERROR,
     },
-    "broker/quiverlog/client/name_lookup.py": {"getaddrinfo": CLIENT},
-    "broker/quiverlog/client/io_thread.py": {"new_event_loop": NO_LOOP, "close": NO_ERROR},
+    "broker/quiverlog/client/drivers/name_lookup.py": {"getaddrinfo": CLIENT},
     "broker/quiverlog/local/ports.py": {
-        "create_server": "unit/test_local_ports.py::test_another_port_is_tried_when_one_is_refused"
+        "create_server": "unit/test_local_ports.py::test_another_port_is_tried_when_one_is_refused",
     },
     "broker/quiverlog/server/acceptor.py": {
         "listen": TAKEN, "getsockname": NO_ERROR, "setblocking": NO_ERROR, "close": NO_ERROR,
@@ -96,11 +97,11 @@ TABLE: Final[dict[str, dict[str, str]]] = {
         ),
         "setsockopt": GONE,
     },
+    "broker/quiverlog/server/broker_server.py": {"close": NO_ERROR},
     "broker/quiverlog/server/ending.py": {
         "abort": NO_ERROR, "close": NO_ERROR, "write_eof": TRANSPORT,
     },
     "broker/quiverlog/server/http_guard.py": {"abort": HTTP, "close": HTTP, "write": HTTP},
-    "broker/quiverlog/server/broker_server.py": {"close": NO_ERROR},
     "broker/quiverlog/server/http_port.py": {"close": NO_ERROR},
     "broker/quiverlog/server/listeners.py": {"getsockname": NO_ERROR},
     "broker/quiverlog/server/peer.py": {

@@ -16,10 +16,10 @@ import pytest
 import quiverlog
 from quiverlog.cli import main
 from quiverlog.cli.failures import ExitCode
-from quiverlog.client.database import database_of
-from quiverlog.client.row_filter import SqlFilter
-from quiverlog.client.sql_database import connect_duckdb
-from quiverlog.client.topic_tables import open_database
+from quiverlog.client.rows.place import SqlFilter
+from quiverlog.client.rows.sql_database import connect_duckdb
+from quiverlog.client.tables.database import database_of
+from quiverlog.client.tables.duckdb import open_database
 from quiverlog.errors import InvalidArgument
 from tests.support.scripted_broker import ScriptedBroker
 from tests.support.sql_attacks import ALLOWED, EXPRESSIONS, STATEMENTS, laid_out
@@ -99,7 +99,7 @@ def test_a_data_frame_is_a_table_when_the_program_says_so() -> None:
 def test_the_proxy_s_password_is_not_shown() -> None:
     """DuckDB takes the proxy from the environment of the process, once, when it is loaded."""
     program = (
-        "from quiverlog.client.topic_tables import open_database\n"
+        "from quiverlog.client.tables.duckdb import open_database\n"
         'shown = open_database(None, ()).sql("select value from duckdb_settings()").fetchall()\n'
         "assert 'secret-word' not in str(shown), shown"
     )

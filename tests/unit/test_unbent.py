@@ -12,7 +12,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from quiverlog.client.convert import Converter
+from quiverlog.client.rows.convert import Converter
 from quiverlog.errors import SchemaMismatch
 
 MOMENT = pa.timestamp("us", tz="UTC")

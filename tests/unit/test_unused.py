@@ -40,13 +40,13 @@ EXCEPTIONS: Final[dict[str, str]] = {
             "connector/pyspark_quiverlog/lag.py:LagListener",
             "broker/quiverlog/otel.py:instrument",
             "broker/quiverlog/otel.py:uninstrument",
-            "broker/quiverlog/client/async_reading.py:to_polars",
-            "broker/quiverlog/client/reading.py:to_polars",
+            "broker/quiverlog/client/consumer/async_reading.py:to_polars",
+            "broker/quiverlog/client/consumer/reading.py:to_polars",
         ],
         "programs call it",
     ),
-    "broker/quiverlog/client/topic_tables.py:scanner": "DuckDB calls it",
-    "broker/quiverlog/client/topic_tables.py:to_reader": "DuckDB calls it",
+    "broker/quiverlog/client/tables/duckdb.py:scanner": "DuckDB calls it",
+    "broker/quiverlog/client/tables/duckdb.py:to_reader": "DuckDB calls it",
     "connector/pyspark_quiverlog/option_table.py:options_page": "scripts/build_docs.py calls it",
 }
 """`file:name`, or a folder -> who needs it although nothing in the product uses it."""

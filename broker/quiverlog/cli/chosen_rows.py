@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from quiverlog.client.place import placed
+from quiverlog.client.rows.place import placed
 
 if TYPE_CHECKING:
     from quiverlog.cli.where import RowFilter
     from quiverlog.cli.write_files import Sink
-    from quiverlog.client.consumer_batch import ConsumerBatch
+    from quiverlog.client.rows.decoding import ConsumerBatch
 
 __all__ = ["ChosenRows"]
 

@@ -21,11 +21,7 @@ from quiverlog.cli.output import print_fields, print_table
 
 if TYPE_CHECKING:
     from quiverlog.cli.probes import Seen
-    from quiverlog.client.results import (
-        BrokerDetail,
-        ClusterDetail,
-        QuorumReplicaDetail,
-    )
+    from quiverlog.client.base.results import BrokerDetail, ClusterDetail, QuorumReplicaDetail
 
 __all__ = [
     "brokers_json",

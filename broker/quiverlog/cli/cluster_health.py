@@ -9,14 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from quiverlog.client.display import counted
+from quiverlog.client.base.arguments import counted
 from quiverlog.limits import REPLICATION_FACTOR_DEFAULT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from quiverlog.cli.probes import Probe, Seen
-    from quiverlog.client.results import (
+    from quiverlog.client.base.results import (
         BrokerDetail,
         ClusterDetail,
         QuorumReplicaDetail,

@@ -10,8 +10,8 @@ import click
 from quiverlog.cli.output import print_table
 
 if TYPE_CHECKING:
-    from quiverlog.client.configs import BrokerSetting, BrokerSettings
-    from quiverlog.client.results import TopicDetail
+    from quiverlog.client.admin.topics import BrokerSetting, BrokerSettings
+    from quiverlog.client.base.results import TopicDetail
 
 __all__ = [
     "Asked",

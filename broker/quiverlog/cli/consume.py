@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from quiverlog.cli.where import RowFilter
     from quiverlog.cli.write_files import Sink
     from quiverlog.client.client import Client
-    from quiverlog.client.consumer_batch import ConsumerBatch
+    from quiverlog.client.rows.decoding import ConsumerBatch
 
 __all__ = ["consume"]
 
@@ -336,7 +336,7 @@ def _shown(wish: _Wish, current: pa.Schema) -> pa.Schema:
     """The columns of the rows to come, known before the first of them is."""
     import pyarrow as pa
 
-    from quiverlog.client.place import PLACE_SCHEMA
+    from quiverlog.client.rows.place import PLACE_SCHEMA
     from quiverlog.errors import InvalidArgument
 
     schema = current
@@ -359,7 +359,7 @@ def _shown(wish: _Wish, current: pa.Schema) -> pa.Schema:
 
 def _places(wish: _Wish, current: pa.Schema) -> list[str]:
     """The places that the sink is given. The topic's own columns go before them, shown or not."""
-    from quiverlog.client.place import places_beside
+    from quiverlog.client.rows.place import places_beside
 
     is_placed = wish.metadata or wish.template is not None
     return places_beside(current).names if is_placed else []
@@ -369,7 +369,7 @@ def _filter(wish: _Wish, current: pa.Schema) -> tuple[bool, RowFilter | None]:
     if wish.where is None:
         return _needs_place(wish), None
     from quiverlog.cli.where import RowFilter
-    from quiverlog.client.place import with_place
+    from quiverlog.client.rows.place import with_place
 
     return True, RowFilter(wish.where, with_place(current))
 

@@ -32,10 +32,8 @@ from quiverlog.cli.options import (
 from quiverlog.cli.output import counted, human_bytes, print_json, print_table
 from quiverlog.cli.placement import look
 from quiverlog.cli.waiting import Patience, polls, shown_waiting
-from quiverlog.client.decommissioning import decommission_broker
-from quiverlog.client.move_plan import evacuate
-from quiverlog.client.replica_layout import Move
-from quiverlog.client.voters import change_voters
+from quiverlog.client.admin.cluster import change_voters, decommission_broker
+from quiverlog.client.admin.moves import Move, evacuate
 from quiverlog.errors import BrokerAlive, InvalidReplicationFactor, QuiverlogError
 from quiverlog.wire.decommission_messages import DecommissionStep
 from quiverlog.wire.voters_messages import ChangeVotersRequest, VoterChange

@@ -26,7 +26,7 @@ from quiverlog.local.ports import is_free
 from quiverlog.local.process import ProcessState
 
 if TYPE_CHECKING:
-    from quiverlog.client.results import ClusterDetail
+    from quiverlog.client.base.results import ClusterDetail
     from quiverlog.local.broker import LocalBroker
 
 __all__ = ["dev"]

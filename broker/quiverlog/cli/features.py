@@ -14,7 +14,7 @@ from quiverlog.cli.output import print_fields, print_json, print_table
 from quiverlog.limits import FEATURE_LEVEL_MIN
 
 if TYPE_CHECKING:
-    from quiverlog.client.features import ClusterFeatures
+    from quiverlog.client.admin.cluster import ClusterFeatures
 
 __all__ = ["features", "upgrade"]
 

@@ -15,13 +15,12 @@ from quiverlog.cli.failures import CommandFailed
 from quiverlog.cli.options import without_end
 from quiverlog.cli.output import human_bytes
 from quiverlog.cli.waiting import Patience, Waiting, polls, shown_waiting
-from quiverlog.client.reassignments import list_moves, reassign_partitions
+from quiverlog.client.admin.cluster import list_moves, reassign_partitions
 from quiverlog.errors import QuiverlogError, UnknownPartition, UnknownTopic
 
 if TYPE_CHECKING:
+    from quiverlog.client.admin.moves import Move, ReplicaSizes
     from quiverlog.client.client import Client
-    from quiverlog.client.replica_layout import Move
-    from quiverlog.client.replica_sizes import ReplicaSizes
 
 __all__ = ["check_plan", "elect_preferred", "start_plan", "wait_for"]
 

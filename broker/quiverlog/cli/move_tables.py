@@ -10,8 +10,8 @@ from quiverlog.cli.topic_detail import join
 
 if TYPE_CHECKING:
     from quiverlog.cli.placement import Placement
-    from quiverlog.client.replica_layout import Move
-    from quiverlog.client.results import PartitionMove
+    from quiverlog.client.admin.moves import Move
+    from quiverlog.client.base.results import PartitionMove
 
 __all__ = ["moves_json", "plan_json", "print_moves", "print_plan"]
 

@@ -18,8 +18,8 @@ from quiverlog.limits import (
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from quiverlog.client.base.results import TopicInfo
     from quiverlog.client.client import Client
-    from quiverlog.client.results import TopicInfo
 
 __all__ = [
     "REPLICATION_FACTOR_SHOWN",

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from quiverlog.cli.terminal import printable, unshielded
-from quiverlog.client.display import counted
+from quiverlog.client.base.arguments import counted
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -133,8 +133,8 @@ def _rows(
     Args:
         answer: the brokers that answer, where no controller can be asked.
     """
-    from quiverlog.client.reassignments import list_moves
-    from quiverlog.client.replica_sizes import replica_sizes
+    from quiverlog.client.admin.cluster import list_moves
+    from quiverlog.client.admin.moves import replica_sizes
 
     found = client.metadata(topics or None)
     moves = client.run(list_moves(client.cluster)) if answer is None else {}

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Final
 from quiverlog.cli.failures import CommandFailed
 from quiverlog.cli.output import human_bytes
 from quiverlog.cli.waiting import polls
-from quiverlog.client.reassignments import list_moves
-from quiverlog.client.replica_layout import Layout, Move, PlanBroker, PlanPartition
+from quiverlog.client.admin.cluster import list_moves
+from quiverlog.client.admin.moves import Layout, Move, PlanBroker, PlanPartition
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
+    from quiverlog.client.admin.moves import ReplicaSizes
+    from quiverlog.client.base.results import ClusterDetail, PartitionMove, TopicInfo
     from quiverlog.client.client import Client
-    from quiverlog.client.replica_sizes import ReplicaSizes
-    from quiverlog.client.results import ClusterDetail, PartitionMove, TopicInfo
 
     Moves = Mapping[str, Mapping[int, PartitionMove]]
 

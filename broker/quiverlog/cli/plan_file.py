@@ -15,7 +15,7 @@ import msgspec
 
 from quiverlog.cli.failures import CommandFailed
 from quiverlog.cli.placement import Placement
-from quiverlog.client.replica_layout import Move
+from quiverlog.client.admin.moves import Move
 from quiverlog.limits import PARTITIONS_PER_TOPIC_MAX, REPLICATION_FACTOR_MAX
 
 __all__ = ["PLAN_BYTES_MAX", "plan_text", "read_plan"]

@@ -19,7 +19,7 @@ from quiverlog.addresses import PORT_DEFAULT, Address, parse_addresses
 from quiverlog.errors import QuiverlogError
 
 if TYPE_CHECKING:
-    from quiverlog.client.results import ClusterDetail, TopicInfo
+    from quiverlog.client.base.results import ClusterDetail, TopicInfo
 
 __all__ = ["Probe", "Seen", "look", "probe", "probe_brokers", "seen_or_failure"]
 
@@ -109,7 +109,7 @@ def look(bootstrap: str, timeout_s: float, *, wait_s: float = _ELECTION_S) -> Se
         wait_s: so long for a controller.
     """
     from quiverlog.cli.waiting import told_waits
-    from quiverlog.client.waits import Waits
+    from quiverlog.client.base.waits import Waits
 
     began_s = time.monotonic()
     end_s, until_s = began_s + timeout_s, began_s + min(wait_s, timeout_s)
@@ -197,8 +197,8 @@ def probe(addresses: Iterable[str], timeout_s: float) -> list[Probe]:
 
 
 def _ask(address: str, timeout_s: float) -> Probe:
+    from quiverlog.client.admin.cluster import told_at
     from quiverlog.client.client import Client
-    from quiverlog.client.cluster_description import told_at
 
     began_s = time.monotonic()
     limits = {"connect_timeout": timeout_s, "request_timeout": timeout_s}

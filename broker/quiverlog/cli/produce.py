@@ -229,7 +229,7 @@ def _send(
     futures = outcome.futures
     rows_before = 0
     with lean_imports():  # not before: the first blocks of a file are parsed meanwhile
-        import quiverlog.client.producer  # noqa: F401
+        import quiverlog.client.producer.producer  # noqa: F401
     with client.producer(
         target.name, batch_bytes=_BATCH_BYTES, batch_rows=_BATCH_ROWS, **options
     ) as producer:

@@ -160,7 +160,7 @@ class TargetTopic:
     def _check_rows(self, batch: pa.RecordBatch, schema: pa.Schema) -> None:
         """As the producer will look at them, who needs the topic to be there."""
         from quiverlog.batch.schema import check_schema, normalize_schema
-        from quiverlog.client.convert import Converter
+        from quiverlog.client.rows.convert import Converter
 
         stored = normalize_schema(schema)
         check_schema(stored)

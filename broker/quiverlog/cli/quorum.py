@@ -101,7 +101,7 @@ voters = click.Group(
 def _ask(
     bootstrap: str, timeout_s: float, change: int, node_id: int, directory: str
 ) -> ChangeVotersResponse:
-    from quiverlog.client.voters import change_voters
+    from quiverlog.client.admin.cluster import change_voters
     from quiverlog.wire.voters_messages import ChangeVotersRequest
 
     request = ChangeVotersRequest(change=change, node_id=node_id, directory_id=directory)

@@ -25,8 +25,8 @@ from quiverlog.cli.probes import Seen, probe_brokers, seen_or_failure
 from quiverlog.cli.waiting import Patience, polls, shown_waiting
 
 if TYPE_CHECKING:
+    from quiverlog.client.base.results import ClusterDetail
     from quiverlog.client.client import Client
-    from quiverlog.client.results import ClusterDetail
 
 __all__ = ["restart_check"]
 

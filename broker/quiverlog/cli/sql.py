@@ -143,7 +143,7 @@ def _piped() -> str:
 
 @contextlib.contextmanager
 def _session(client: Client, files: bool) -> Any:
-    from quiverlog.client.topic_tables import open_database
+    from quiverlog.client.tables.duckdb import open_database
 
     database = open_database(client, (), files=files)
     if files:
@@ -302,7 +302,7 @@ class _Session:
 
     def _make_tables(self, query: str) -> None:
         """Tables of the topics that it may name, as they are now."""
-        from quiverlog.client.topic_tables import register_topics
+        from quiverlog.client.tables.duckdb import register_topics
 
         words = query.casefold()
         shows_all = "show" in words or "information_schema" in words or "duckdb_" in words

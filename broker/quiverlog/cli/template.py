@@ -20,7 +20,7 @@ import click
 import pyarrow as pa
 
 from quiverlog.cli.json_encode import encodable, json_lines, json_text
-from quiverlog.client.place import with_place
+from quiverlog.client.rows.place import with_place
 
 __all__ = ["TemplateSink", "parse_template"]
 

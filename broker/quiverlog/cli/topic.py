@@ -32,7 +32,7 @@ from quiverlog.cli.topic_detail import detail_json, join, print_detail
 from quiverlog.limits import PARTITIONS_PER_TOPIC_MAX, REPLICATION_FACTOR_MAX
 
 if TYPE_CHECKING:
-    from quiverlog.client.results import TopicInfo
+    from quiverlog.client.base.results import TopicInfo
 
 __all__ = ["topic"]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from quiverlog.cli.output import human_bytes, human_count, print_fields, print_table
 
 if TYPE_CHECKING:
-    from quiverlog.client.results import TopicDetail
+    from quiverlog.client.base.results import TopicDetail
 
 __all__ = ["detail_json", "join", "print_detail"]
 

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from quiverlog.cli.output import console
 from quiverlog.cli.terminal import printable
-from quiverlog.client.waits import TELL_AFTER_S
+from quiverlog.client.base.waits import TELL_AFTER_S
 from quiverlog.errors import QuiverlogError
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-    from quiverlog.client.waits import Waits
+    from quiverlog.client.base.waits import Waits
 
 __all__ = ["Patience", "Waiting", "polls", "shown_waiting", "told_waits"]
 

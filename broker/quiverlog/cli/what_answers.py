@@ -2,7 +2,8 @@
 
 Owns the two questions that other servers do answer: a line of HTTP, and the greeting of TLS. A web
 server waits for a line, a server of TLS closes without a word; what speaks first, or answers a
-broker's greeting with bytes of its own, the client has recognised already (client/foreign.py).
+broker's greeting with bytes of its own, the client has recognised already
+(client/drivers/local_reads.py).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import time
 from typing import Final
 
 from quiverlog.addresses import PORT_DEFAULT, Address, parse_addresses
-from quiverlog.client.foreign import HEAD_BYTES, foreign_protocol
+from quiverlog.client.drivers.local_reads import HEAD_BYTES, foreign_protocol
 
 __all__ = ["recognised"]
 

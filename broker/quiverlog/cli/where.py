@@ -9,7 +9,7 @@ import importlib.util
 from typing import TYPE_CHECKING
 
 from quiverlog.cli.failures import CommandFailed, ExitCode
-from quiverlog.client.row_filter import SqlFilter
+from quiverlog.client.rows.place import SqlFilter
 from quiverlog.errors import InvalidArgument
 from quiverlog.installing import install_line
 

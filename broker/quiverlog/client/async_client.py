@@ -24,7 +24,8 @@ from quiverlog.limits import (
     PRODUCER_LINGER_MS_DEFAULT,
 )
 
-from .arguments import (
+from .async_methods import AsyncMethods
+from .base.arguments import (
     ANYTHING,
     BOOLEAN,
     INT64,
@@ -32,6 +33,7 @@ from .arguments import (
     PARTITION,
     SECONDS,
     START,
+    bootstrap_addresses,
     checked,
     mapping,
     number,
@@ -40,26 +42,24 @@ from .arguments import (
     seconds,
     sequence,
 )
-from .async_methods import AsyncMethods
-from .asynchronous import AsyncDriver
-from .bootstrap import bootstrap_addresses
 
-# blocking: from .database import database_of
-from .commands import Operation
-from .opening import Opening
-from .routing import Cluster, Settings
+# blocking: from .tables.database import database_of
+from .base.commands import Operation
+from .base.opening import Opening
+from .cluster.routing import Cluster, Settings
+from .drivers.asynchronous import AsyncDriver
 
 if TYPE_CHECKING:
     from pyarrow import compute as pc
 
-    from .async_consumer import AsyncConsumer
-    from .async_producer import AsyncProducer
-    from .async_producer_host import AsyncProducerHost
-    from .async_reading import AsyncReading
-    from .consumer_options import End, StartAt
-    from .producer_types import CompressionChoice, DurabilityChoice
-    from .reading_plan import ReadProgress
-    from .replica_choice import FetchFrom
+    from .cluster.replica_choice import FetchFrom
+    from .consumer.async_consumer import AsyncConsumer
+    from .consumer.async_reading import AsyncReading
+    from .consumer.options import End, StartAt
+    from .consumer.reading_plan import ReadProgress
+    from .producer.async_producer import AsyncProducer
+    from .producer.hosts import AsyncProducerHost
+    from .producer.types import CompressionChoice, DurabilityChoice
 
 __all__ = ["AsyncClient", "connect"]
 
@@ -204,9 +204,9 @@ class AsyncClient(AsyncMethods):
             UnknownTopic, UnknownPartition, InvalidArgument: at once.
         """
         # Here, not at the top: questions about topics must not pay for pyarrow and threads.
-        from .async_producer import AsyncProducer
-        from .async_producer_host import AsyncProducerHost
-        from .producer_base import open_core, producer_options
+        from .producer.async_producer import AsyncProducer
+        from .producer.base import open_core, producer_options
+        from .producer.hosts import AsyncProducerHost
 
         complete = producer_options(
             self.cluster,
@@ -287,9 +287,9 @@ class AsyncClient(AsyncMethods):
             CorruptBatch: rows cannot be decoded; names them.
             InvalidResponse: a broker broke the protocol.
         """
-        from .async_consumer import AsyncConsumer
-        from .consumer_core import ConsumerCore
-        from .consumer_options import consumer_options
+        from .consumer.async_consumer import AsyncConsumer
+        from .consumer.core import ConsumerCore
+        from .consumer.options import consumer_options
 
         options = consumer_options(
             start=start,
@@ -356,10 +356,10 @@ class AsyncClient(AsyncMethods):
             UnknownTopic, UnknownPartition, OffsetOutOfRange, InvalidArgument: at once. While rows
                 are read, what `consumer` raises.
         """
-        from .async_reading import AsyncReading
-        from .consumer_options import consumer_options
-        from .progress_line import progress_of
-        from .reading_plan import plan_read
+        from .consumer.async_reading import AsyncReading
+        from .consumer.options import consumer_options
+        from .consumer.progress_line import progress_of
+        from .consumer.reading_plan import plan_read
 
         told = progress_of(progress)
         options = consumer_options(

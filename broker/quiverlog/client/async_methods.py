@@ -13,17 +13,10 @@ from quiverlog.limits import FETCH_BYTES_DEFAULT, FETCH_PARTITION_BYTES_DEFAULT
 from quiverlog.types import Durability, TopicPartition
 from quiverlog.wire import messages as m
 
-from . import (
-    admin,
-    cluster_description,
-    configs,
-    descriptions,
-    features,
-    partition_questions,
-    reassignments,
-    stored_batches,
-)
-from .arguments import (
+from .admin import cluster as cluster_questions
+from .admin import topics as topic_questions
+from .admin.moves import ReplicaSizes, replica_sizes
+from .base.arguments import (
     ANYTHING,
     AT,
     BOOLEAN,
@@ -44,9 +37,8 @@ from .arguments import (
     place,
     sequence,
 )
-from .commands import Buffer, Operation, Reply
-from .replica_sizes import ReplicaSizes, replica_sizes
-from .results import (
+from .base.commands import Buffer, Operation, Reply
+from .base.results import (
     ClusterDetail,
     ClusterMetadata,
     FetchedPartition,
@@ -57,7 +49,9 @@ from .results import (
     TopicDetail,
     TopicInfo,
 )
-from .routing import Cluster
+from .cluster import partition_questions
+from .cluster.routing import Cluster
+from .consumer import stored_batches
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -97,7 +91,7 @@ class AsyncMethods:
         partitions: int = 1,
         replication_factor: int | None = None,
         key: str | Sequence[str] | None = None,
-        config: Mapping[str, admin.Scalar] | None = None,
+        config: Mapping[str, topic_questions.Scalar] | None = None,
         if_not_exists: bool = False,
         validate_only: bool = False,
     ) -> TopicInfo | None:
@@ -120,7 +114,7 @@ class AsyncMethods:
             InvalidReplicationFactor: there are not so many brokers.
         """
         return await self.run(
-            admin.create_topic(
+            topic_questions.create_topic(
                 self.cluster,
                 name,
                 schema,
@@ -140,7 +134,7 @@ class AsyncMethods:
         Raises:
             UnknownTopic: there is none, and `if_exists` is False.
         """
-        await self.run(admin.delete_topic(self.cluster, name, if_exists=if_exists))
+        await self.run(topic_questions.delete_topic(self.cluster, name, if_exists=if_exists))
 
     @checked(
         name=NAME,
@@ -154,7 +148,7 @@ class AsyncMethods:
         self,
         name: str,
         *,
-        config: Mapping[str, admin.Scalar] | None = None,
+        config: Mapping[str, topic_questions.Scalar] | None = None,
         reset_config: Sequence[str] = (),
         partitions: int | None = None,
         schema: pa.Schema | str | None = None,
@@ -173,7 +167,7 @@ class AsyncMethods:
             InvalidConfig, InvalidPartitions, IncompatibleSchema, InvalidSchema: nothing is changed.
         """
         return await self.run(
-            admin.alter_topic(
+            topic_questions.alter_topic(
                 self.cluster,
                 name,
                 config=config,
@@ -196,7 +190,9 @@ class AsyncMethods:
         Returns:
             Partition -> node id of its leader now; None where nobody leads.
         """
-        return await self.run(admin.elect_leaders(self.cluster, topic, partitions, unclean=unclean))
+        return await self.run(
+            topic_questions.elect_leaders(self.cluster, topic, partitions, unclean=unclean)
+        )
 
     @checked(
         topic=NAME,
@@ -229,7 +225,7 @@ class AsyncMethods:
                 is not alive.
         """
         return await self.run(
-            reassignments.reassign_partitions(
+            cluster_questions.reassign_partitions(
                 self.cluster, topic, targets, throttle=throttle, change_count=change_count
             )
         )
@@ -260,34 +256,34 @@ class AsyncMethods:
             UnknownConfig, InvalidConfig, UnknownBroker: nothing is changed.
             ConfigNeedsRestart: the key does not change while a broker runs.
         """
-        return await self.run(configs.alter_configs(self.cluster, changes, broker))
+        return await self.run(topic_questions.alter_configs(self.cluster, changes, broker))
 
     @checked(broker=optional(INT32), keys=sequence(NAME))
     async def describe_configs(
         self, broker: int | None = None, keys: Sequence[str] = ()
-    ) -> configs.BrokerSettings:
+    ) -> topic_questions.BrokerSettings:
         """What the configuration of a broker (None: any) is now; without keys: all of it.
 
         Raises:
             UnknownConfig: there is no such key.
         """
-        return await self.run(configs.describe_configs(self.cluster, broker, keys))
+        return await self.run(topic_questions.describe_configs(self.cluster, broker, keys))
 
     @checked()
-    async def describe_features(self) -> features.ClusterFeatures:
+    async def describe_features(self) -> cluster_questions.ClusterFeatures:
         """The finalised feature level of the cluster, and what each broker supports."""
-        return await self.run(features.update_features(self.cluster))
+        return await self.run(cluster_questions.update_features(self.cluster))
 
     @checked(level=INT32, validate_only=BOOLEAN)
     async def finalize_features(
         self, level: int, *, validate_only: bool = False
-    ) -> features.ClusterFeatures:
+    ) -> cluster_questions.ClusterFeatures:
         """Raise the cluster to a feature level, for good.
 
         Raises:
             InvalidFeatureLevel: a step back, or a broker that does not support it.
         """
-        asked = features.update_features(self.cluster, level, validate_only=validate_only)
+        asked = cluster_questions.update_features(self.cluster, level, validate_only=validate_only)
         return await self.run(asked)
 
     @checked(name=NAME)
@@ -297,32 +293,32 @@ class AsyncMethods:
         Raises:
             UnknownTopic: there is none of this name.
         """
-        found = await self.run(descriptions.describe_topics(self.cluster, [name]))
+        found = await self.run(topic_questions.describe_topics(self.cluster, [name]))
         return found[name]
 
     @checked(names=optional(sequence(NAME)))
     async def describe_topics(self, names: Sequence[str] | None = None) -> dict[str, TopicDetail]:
         """`describe_topic` for several, or for all."""
-        return await self.run(descriptions.describe_topics(self.cluster, names))
+        return await self.run(topic_questions.describe_topics(self.cluster, names))
 
     @checked(internal=BOOLEAN)
     async def list_topics(self, *, internal: bool = False) -> list[str]:
         """The names of all topics, sorted."""
-        return await self.run(admin.list_topics(self.cluster, internal=internal))
+        return await self.run(topic_questions.list_topics(self.cluster, internal=internal))
 
     @checked(topics=optional(sequence(NAME)))
     async def metadata(self, topics: Sequence[str] | None = None) -> ClusterMetadata:
         """A fresh picture of brokers and topics; names that do not exist are left out."""
-        return await self.run(admin.metadata(self.cluster, topics))
+        return await self.run(topic_questions.metadata(self.cluster, topics))
 
     async def describe_cluster(self) -> ClusterDetail:
         """Brokers, voters, and how many partitions are not as they should be."""
-        return await self.run(cluster_description.describe_cluster(self.cluster))
+        return await self.run(cluster_questions.describe_cluster(self.cluster))
 
     @checked(topic=NAME)
     async def schemas(self, topic: str) -> SchemaHistory:
         """The topic's schema history."""
-        return await self.run(admin.schemas(self.cluster, topic))
+        return await self.run(topic_questions.schemas(self.cluster, topic))
 
     # --- offsets --------------------------------------------------------------------------------
     @checked(topic=NAME, at=AT)

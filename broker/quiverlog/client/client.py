@@ -23,7 +23,7 @@ from quiverlog.limits import (
     PRODUCER_LINGER_MS_DEFAULT,
 )
 
-from .arguments import (
+from .base.arguments import (
     ANYTHING,
     BOOLEAN,
     INT64,
@@ -31,6 +31,7 @@ from .arguments import (
     PARTITION,
     SECONDS,
     START,
+    bootstrap_addresses,
     checked,
     mapping,
     number,
@@ -39,24 +40,23 @@ from .arguments import (
     seconds,
     sequence,
 )
-from .blocking import BlockingDriver
+from .base.commands import Operation
 from .blocking_methods import BlockingMethods
-from .bootstrap import bootstrap_addresses
-from .commands import Operation
-from .database import database_of
-from .routing import Cluster, Settings
+from .cluster.routing import Cluster, Settings
+from .drivers.blocking import BlockingDriver
+from .tables.database import database_of
 
 if TYPE_CHECKING:
     from pyarrow import compute as pc
 
-    from .consumer import Consumer
-    from .consumer_options import End, StartAt
-    from .producer import Producer
-    from .producer_host import ProducerHost
-    from .producer_types import CompressionChoice, DurabilityChoice
-    from .reading import Reading
-    from .reading_plan import ReadProgress
-    from .replica_choice import FetchFrom
+    from .cluster.replica_choice import FetchFrom
+    from .consumer.consumer import Consumer
+    from .consumer.options import End, StartAt
+    from .consumer.reading import Reading
+    from .consumer.reading_plan import ReadProgress
+    from .producer.hosts import ProducerHost
+    from .producer.producer import Producer
+    from .producer.types import CompressionChoice, DurabilityChoice
 
 __all__ = ["Client", "connect"]
 
@@ -201,9 +201,9 @@ class Client(BlockingMethods):
             UnknownTopic, UnknownPartition, InvalidArgument: at once.
         """
         # Here, not at the top: questions about topics must not pay for pyarrow and threads.
-        from .producer import Producer
-        from .producer_base import open_core, producer_options
-        from .producer_host import ProducerHost
+        from .producer.base import open_core, producer_options
+        from .producer.hosts import ProducerHost
+        from .producer.producer import Producer
 
         complete = producer_options(
             self.cluster,
@@ -284,9 +284,9 @@ class Client(BlockingMethods):
             CorruptBatch: rows cannot be decoded; names them.
             InvalidResponse: a broker broke the protocol.
         """
-        from .consumer import Consumer
-        from .consumer_core import ConsumerCore
-        from .consumer_options import consumer_options
+        from .consumer.consumer import Consumer
+        from .consumer.core import ConsumerCore
+        from .consumer.options import consumer_options
 
         options = consumer_options(
             start=start,
@@ -353,10 +353,10 @@ class Client(BlockingMethods):
             UnknownTopic, UnknownPartition, OffsetOutOfRange, InvalidArgument: at once. While rows
                 are read, what `consumer` raises.
         """
-        from .consumer_options import consumer_options
-        from .progress_line import progress_of
-        from .reading import Reading
-        from .reading_plan import plan_read
+        from .consumer.options import consumer_options
+        from .consumer.progress_line import progress_of
+        from .consumer.reading import Reading
+        from .consumer.reading_plan import plan_read
 
         told = progress_of(progress)
         options = consumer_options(

@@ -1,6 +1,6 @@
 """Memory for large frames, used again as soon as nobody looks at it any more.
 
-This is the broker's; clients receive into Arrow's memory (client/receive_memory.py).
+This is the broker's; clients receive into Arrow's memory (client/drivers/local_reads.py).
 
 A fresh buffer of a mebibyte costs as much in page faults as receiving into it. The pool hands a
 buffer out again once every view of it is gone (decoded Arrow arrays keep views), so a reader that

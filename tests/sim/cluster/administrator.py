@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from quiverlog.client.results import TopicInfo
+from quiverlog.client.base.results import TopicInfo
 from quiverlog.errors import (
     InvalidPartitions,
     InvalidReplicationFactor,

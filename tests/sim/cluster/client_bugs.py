@@ -78,19 +78,19 @@ _STRANGE: Final = {
 CLIENT_BUGS: Final[tuple[Bug, ...]] = (
     make_bug(
         "a client does not look for another leader",
-        "client.routing:Cluster._retrying",
+        "client.cluster.routing:Cluster._retrying",
         "if error.refresh_metadata:",
         "if False:",
         shape=_CLIENT,
         also=(
             (
-                "client.sender:Sender.failed_try",
+                "client.producer.sender:Sender.failed_try",
                 "queue.awaits_metadata = queue.awaits_metadata or error.refresh_metadata",
                 "pass",
             ),
             # Its picture gets old by itself, too, for partitions that were added.
             (
-                "client.producer_core:ProducerCore.poll",
+                "client.producer.core:ProducerCore.poll",
                 "if calls and self._is_picture_old(now):",
                 "if False:",
             ),
@@ -98,7 +98,7 @@ CLIENT_BUGS: Final[tuple[Bug, ...]] = (
     ),
     make_bug(
         "a client believes any broker that there is no topic of a name",
-        "client.routing:Cluster.refresh",
+        "client.cluster.routing:Cluster.refresh",
         "if missing and not found.decides:",
         "if False:",
         seed=4,
@@ -115,20 +115,20 @@ CLIENT_BUGS: Final[tuple[Bug, ...]] = (
     ),
     make_bug(
         "a producer takes a new id after a lost answer",
-        "client.producer_runner:ProducerRunner._renew",
+        "client.producer.runner:ProducerRunner._renew",
         "new_identity(self._cluster, self._core.identity)",
         "new_identity(self._cluster)",
         shape=_KEPT,
     ),
     make_bug(
         "out of order is taken for never stored",
-        "client.sender:Sender._resolve_hole",
+        "client.producer.sender:Sender._resolve_hole",
         "numbering.wants_epoch = numbering.identity == self.identity",
         "batch.maybe_stored = False",
         shape=_KEPT,
         also=(
             (
-                "client.producer_runner:ProducerRunner._renew",
+                "client.producer.runner:ProducerRunner._renew",
                 "new_identity(self._cluster, self._core.identity)",
                 "new_identity(self._cluster)",
             ),
@@ -149,7 +149,7 @@ CLIENT_BUGS: Final[tuple[Bug, ...]] = (
     ),
     make_bug(
         "a reader does not name the epoch of its last row",
-        "client.consumer_fetches:Fetches._request",
+        "client.consumer.fetches:Fetches._request",
         "position.last_epoch,",
         "-1,",
         seed=6,

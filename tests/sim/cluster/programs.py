@@ -15,8 +15,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Literal
 
-from quiverlog.client.async_consumer import AsyncConsumer
-from quiverlog.client.async_producer import AsyncProducer, AsyncSendFuture
+from quiverlog.client.consumer.async_consumer import AsyncConsumer
+from quiverlog.client.producer.async_producer import AsyncProducer, AsyncSendFuture
 from quiverlog.errors import (
     CorruptLog,
     DeliveryTimedOut,

@@ -8,10 +8,10 @@ Must not know: how brokers keep it.
 
 from __future__ import annotations
 
-from quiverlog.client.async_producer import AsyncProducer
-from quiverlog.client.producer_runner import CHANNEL, new_identity
-from quiverlog.client.producer_types import Identity
-from quiverlog.client.results import Address
+from quiverlog.client.base.results import Address
+from quiverlog.client.producer.async_producer import AsyncProducer
+from quiverlog.client.producer.runner import CHANNEL, new_identity
+from quiverlog.client.producer.types import Identity
 from quiverlog.errors import QuiverlogError
 from quiverlog.wire import messages as m
 from tests.sim.checker import Key, Violation

@@ -23,18 +23,12 @@ from functools import partial
 from typing import Any, Final
 from unittest import mock
 
-from quiverlog.client import (
-    consumer_core,
-    consumer_fetches,
-    consumer_requests,
-    fetcher,
-    partition_queue,
-    pauses,
-    replica_choice,
-    routing,
-    sender,
-    silence,
-)
+from quiverlog.client.base import deadline
+from quiverlog.client.cluster import replica_choice, routing
+from quiverlog.client.consumer import core as consumer_core
+from quiverlog.client.consumer import fetches as consumer_fetches
+from quiverlog.client.producer import sender
+from quiverlog.client.tables import fetcher
 from quiverlog.core.controller import sessions
 from quiverlog.core.partition.partition import PartitionState
 from quiverlog.core.raft.messages import RaftConfig
@@ -79,23 +73,23 @@ SCALED: Final[tuple[tuple[Any, str], ...]] = (
     (peer_link, "PEER_WRONG_BACKOFF_MS"),
     (peer_queue, "PEER_BACKOFF_MS_MIN"),
     (peer_queue, "PEER_BACKOFF_MS_MAX"),
-    (pauses, "RETRY_BACKOFF_MS_MIN"),
-    (pauses, "RETRY_BACKOFF_MS_MAX"),
-    (pauses, "ELSEWHERE_BACKOFF_MS_MAX"),
+    (deadline, "RETRY_BACKOFF_MS_MIN"),
+    (deadline, "RETRY_BACKOFF_MS_MAX"),
+    (deadline, "ELSEWHERE_BACKOFF_MS_MAX"),
     (consumer_core, "IN_SYNC_EVERY_S"),
     (consumer_core, "NEW_PARTITIONS_EVERY_S"),
     (consumer_fetches, "FETCH_MAX_WAIT_MS_DEFAULT"),
-    (consumer_requests, "FETCH_MAX_WAIT_MS_DEFAULT"),
-    (consumer_requests, "OVERDUE_S"),
+    (consumer_fetches, "FETCH_MAX_WAIT_MS_DEFAULT"),
+    (consumer_fetches, "OVERDUE_S"),
     (fetcher, "FETCH_MAX_WAIT_MS_DEFAULT"),
     (fetcher, "IN_SYNC_EVERY_S"),
     (fetcher, "OVERDUE_S"),
-    (partition_queue, "SILENCE_US"),
+    (sender, "SILENCE_US"),
     (replica_choice, "CHECK_S"),
     (replica_choice, "IN_SYNC_EVERY_S"),
     (routing, "_SILENCE_S_MAX"),
     (sender, "SILENCE_US"),
-    (silence, "_SILENCE_S"),
+    (routing, "_SILENCE_S"),
 )
 """Where the timers stand that are multiplied. One that is gone or was renamed stops the run."""
 _ACTION_US: Final = 10_000

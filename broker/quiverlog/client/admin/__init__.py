@@ -1,0 +1,4 @@
+"""Administration: topics, brokers, quorum, moves of partitions.
+
+Owns the questions about them, as operations. Stands on `client.cluster` and `client.rows`.
+"""

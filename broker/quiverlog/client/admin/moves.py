@@ -1,0 +1,735 @@
+"""Plans of moves: which replicas and leaders move, so that brokers hold, store and lead as much.
+
+Owns the goals, each of which never spoils an earlier one: replicas of a partition in as many
+racks and hosts as possible; brokers differ by one replica; by a tenth of the mean in bytes; by
+one led partition. Every step lowers the measure of its goal, so the steps end, and a plan for a
+balanced cluster is empty. Evacuation and changes of the replication factor choose targets by the
+same order. Evening out leaders changes only the order of replicas, by the shortest path of
+hand-overs.
+
+Invariant: a broker holds a partition once; its sums are those of the replicas it holds.
+Must not know: clocks, how fast things move.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+from quiverlog.client.base.commands import Operation
+from quiverlog.client.cluster.metadata import check
+from quiverlog.client.cluster.routing import Cluster
+from quiverlog.errors import InvalidReplicationFactor, QuiverlogError
+from quiverlog.limits import REPLICATION_FACTOR_MAX
+from quiverlog.wire.placement_messages import DescribeReplicasRequest, DescribeReplicasResponse
+
+__all__ = [
+    "Crowding",
+    "Layout",
+    "Move",
+    "PlanBroker",
+    "PlanPartition",
+    "ReplicaSizes",
+    "evacuate",
+    "even_leaders",
+    "rebalance",
+    "replica_sizes",
+    "with_replication_factor",
+]
+
+
+class PlanBroker(NamedTuple):
+    """A broker as planners see it.
+
+    `takes`: it is alive, stays, and may be given more. `free_bytes`: what its disk has room for
+    besides what it holds; None: not known, which is taken for enough.
+    """
+
+    node_id: int
+    rack: str = ""
+    host: str = ""
+    takes: bool = True
+    free_bytes: int | None = None
+
+
+class PlanPartition(NamedTuple):
+    """A partition as planners see it.
+
+    `replicas`: who is to hold it, the preferred leader first. `coming`: those of them that copy it
+    still, because it moves already.
+    """
+
+    topic: str
+    partition: int
+    replicas: tuple[int, ...]
+    size_bytes: int = 0
+    coming: tuple[int, ...] = ()
+
+    def move(self, after: tuple[int, ...]) -> Move:
+        """These are to hold it instead."""
+        return Move(self.topic, self.partition, self.replicas, after, self.size_bytes, self.coming)
+
+
+class Move(NamedTuple):
+    """A partition that others are to hold, or that another of its replicas is to lead.
+
+    `coming`: those of `before` that copy it still.
+    """
+
+    topic: str
+    partition: int
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    size_bytes: int = 0
+    coming: tuple[int, ...] = ()
+
+    @property
+    def added(self) -> tuple[int, ...]:
+        """Who copies it."""
+        return tuple(n for n in self.after if n not in self.before or n in self.coming)
+
+    @property
+    def removed(self) -> tuple[int, ...]:
+        """Who gives it up."""
+        return tuple(n for n in self.before if n not in self.after)
+
+    @property
+    def copied_bytes(self) -> int:
+        """What travels."""
+        return self.size_bytes * len(self.added)
+
+    @property
+    def moves_leader(self) -> bool:
+        """Another broker is to lead it, by preference."""
+        return self.before[0] != self.after[0]
+
+
+class Crowding(NamedTuple):
+    """Pairs of replicas of one partition that would be lost together; fewer is better."""
+
+    rack_pairs: int
+    host_pairs: int
+
+
+class Layout:
+    """Who holds which partition, as a plan changes it: the table that planners of
+    moves work on.
+
+    Args:
+        brokers: all that are registered.
+        partitions: all that the cluster has; the sums are about all of them.
+    """
+
+    def __init__(self, brokers: Iterable[PlanBroker], partitions: Sequence[PlanPartition]) -> None:
+        self.brokers = {one.node_id: one for one in brokers}
+        self.partitions = partitions
+        self.replicas = [one.replicas for one in partitions]
+        self.replica_counts: Counter[int] = Counter()
+        self.leader_counts: Counter[int] = Counter()
+        self.byte_counts: Counter[int] = Counter()
+        self.incoming_bytes: Counter[int] = Counter()
+        self.topic_counts: Counter[tuple[int, str]] = Counter()
+        for at, replicas in enumerate(self.replicas):
+            assert len(set(replicas)) == len(replicas) >= 1, "different brokers hold it"
+            self._count(at, replicas, 1)
+
+    @property
+    def takers(self) -> list[int]:
+        """Who may be given more, by id."""
+        return sorted(n for n, one in self.brokers.items() if one.takes)
+
+    def change(self, at: int, replicas: tuple[int, ...]) -> None:
+        """These are to hold the partition at this place of the list."""
+        before = self.replicas[at]
+        assert len(set(replicas)) == len(replicas) >= 1, "different brokers hold it"
+        self._count(at, before, -1)
+        self._count(at, replicas, 1)
+        original, size = self.partitions[at].replicas, self.partitions[at].size_bytes
+        for node_id in set(replicas) - set(before) - set(original):
+            self.incoming_bytes[node_id] += size
+        for node_id in set(before) - set(replicas) - set(original):
+            self.incoming_bytes[node_id] -= size
+        self.replicas[at] = replicas
+
+    def has_room(self, node_id: int, at: int) -> bool:
+        """The broker's disk takes this partition besides all that is to come there.
+
+        What is to leave it is not counted: it leaves when the copies are there.
+        """
+        free = self.brokers[node_id].free_bytes
+        partition = self.partitions[at]
+        if free is None or node_id in partition.replicas:
+            return True
+        return self.incoming_bytes[node_id] + partition.size_bytes <= free
+
+    def copies(self, at: int, replicas: Sequence[int]) -> int:
+        """So many brokers had to copy the partition if these held it."""
+        partition = self.partitions[at]
+        return len(partition.move(tuple(replicas)).added)
+
+    def crowding(self, replicas: Sequence[int]) -> Crowding:
+        """How close together these are. A broker that nobody knows any more is close to none."""
+        places = [self._place(node_id) for node_id in replicas]
+        rack_pairs = _pairs(Counter(rack for rack, _ in places))
+        host_pairs = _pairs(Counter(places))
+        assert host_pairs <= rack_pairs, "who shares a host shares a rack"
+        return Crowding(rack_pairs, host_pairs)
+
+    def nearness(self, node_id: int, others: Collection[int]) -> Crowding:
+        """The pairs that one broker makes with others."""
+        rack, host = self._place(node_id)
+        rack_pairs = host_pairs = 0
+        for other in others:
+            if other != node_id:
+                their_rack, their_host = self._place(other)
+                rack_pairs += rack == their_rack
+                host_pairs += rack == their_rack and host == their_host
+        return Crowding(rack_pairs, host_pairs)
+
+    def moves(self) -> list[Move]:
+        """What is different from the beginning, in the order of the list."""
+        return [
+            one.move(after)
+            for one, after in zip(self.partitions, self.replicas, strict=True)
+            if after != one.replicas
+        ]
+
+    def _place(self, node_id: int) -> tuple[object, object]:
+        broker = self.brokers.get(node_id)
+        return (node_id, node_id) if broker is None else (broker.rack, broker.host)
+
+    def _count(self, at: int, replicas: Sequence[int], step: int) -> None:
+        partition = self.partitions[at]
+        self.leader_counts[replicas[0]] += step
+        for node_id in replicas:
+            self.replica_counts[node_id] += step
+            self.byte_counts[node_id] += step * partition.size_bytes
+            self.topic_counts[node_id, partition.topic] += step
+
+
+def _pairs(counts: Counter[object] | Counter[tuple[object, object]]) -> int:
+    return sum(count * (count - 1) // 2 for count in counts.values())
+
+
+# Evening out who leads: only the order of the replicas changes, so nothing is copied.
+def even_leaders(layout: Layout) -> None:
+    """Change the order of replicas until brokers differ by one in what they lead, or cannot."""
+    takers = frozenset(layout.takers)
+    # Partitions that the first could hand to the second.
+    gifts: dict[int, dict[int, dict[int, None]]] = {n: {} for n in takers}
+    for at, replicas in enumerate(layout.replicas):
+        _note(gifts, at, replicas)
+    counts = layout.leader_counts
+    for _ in range(len(layout.partitions)):
+        path = next(
+            (
+                path
+                for donor in sorted(takers, key=lambda n: (-counts[n], n))
+                if (path := _path(gifts, counts, donor)) is not None
+            ),
+            None,
+        )
+        if path is None:
+            return
+        for giver, heir in pairwise(path):
+            at = next(iter(gifts[giver][heir]))
+            replicas = layout.replicas[at]
+            _forget(gifts, at, replicas)
+            after = (heir, *(n for n in replicas if n != heir))
+            layout.change(at, after)
+            _note(gifts, at, after)
+
+
+_Gifts = dict[int, dict[int, dict[int, None]]]
+
+
+def _path(gifts: _Gifts, counts: dict[int, int], donor: int) -> list[int] | None:
+    """The shortest way from here to one that leads two fewer at least; of these the emptiest."""
+    came_from: dict[int, int] = {donor: donor}
+    level = deque([donor])
+    while level:
+        reached: list[int] = []
+        for _ in range(len(level)):
+            giver = level.popleft()
+            for heir in sorted(gifts[giver]):
+                if heir not in came_from and gifts[giver][heir]:
+                    came_from[heir] = giver
+                    reached.append(heir)
+        emptiest = min(reached, key=lambda n: (counts[n], n), default=donor)
+        if counts[donor] - counts[emptiest] >= 2:
+            path = [emptiest]
+            while path[-1] != donor:
+                path.append(came_from[path[-1]])
+            return path[::-1]
+        level.extend(reached)
+    return None
+
+
+def _note(gifts: _Gifts, at: int, replicas: tuple[int, ...]) -> None:
+    if replicas[0] in gifts:
+        for heir in replicas[1:]:
+            if heir in gifts:
+                gifts[replicas[0]].setdefault(heir, {})[at] = None
+
+
+def _forget(gifts: _Gifts, at: int, replicas: tuple[int, ...]) -> None:
+    if replicas[0] in gifts:
+        for heir in replicas[1:]:
+            if heir in gifts:
+                gifts[replicas[0]][heir].pop(at, None)
+
+
+_ROUNDS_MAX: Final = 8
+_LOOKS_MAX: Final = 2_000_000
+"""Replicas looked at in one plan: some seconds. What is found by then is the plan."""
+_CHOICES: Final = 16
+"""Of so many replicas that may move the one moves whose topic gains most."""
+_BIG_ONES: Final = 32
+_TOLERATED: Final = 10
+"""Bytes are even within the mean over this."""
+
+
+def rebalance(
+    brokers: Iterable[PlanBroker],
+    partitions: Sequence[PlanPartition],
+    *,
+    copies_max: int | None = None,
+) -> list[Move]:
+    """What moves so that all brokers that take partitions have as much; nothing if they have.
+
+    Args:
+        brokers: all that are registered, alive or not.
+        partitions: all of the cluster, with sizes where they are known.
+        copies_max: so many replicas are copied at the most, the most useful ones first.
+    """
+    layout = Layout(brokers, partitions)
+    if len(layout.takers) < 2:
+        return []
+    plan = _Plan(layout, copies_max)
+    for _ in range(_ROUNDS_MAX):
+        before = plan.steps
+        plan.spread()
+        plan.even_replicas()
+        plan.even_bytes()
+        if plan.steps == before:
+            break
+    even_leaders(layout)
+    return layout.moves()
+
+
+class _Plan:
+    """The goals 1 to 3 on one layout."""
+
+    def __init__(self, layout: Layout, copies_max: int | None) -> None:
+        self._layout = layout
+        self._takers = layout.takers
+        self._copies_left = len(layout.partitions) * len(self._takers)
+        if copies_max is not None:
+            self._copies_left = copies_max
+        self._looks_left = _LOOKS_MAX
+        self._ideals: dict[int, Crowding] = {}
+        self.steps = 0
+        # What a broker holds, smallest first: whoever looks for a size finds it.
+        self._held: dict[int, list[tuple[int, int]]] = {n: [] for n in self._takers}
+        for at, replicas in enumerate(layout.replicas):
+            for node_id in replicas:
+                if node_id in self._held:
+                    self._held[node_id].append((layout.partitions[at].size_bytes, at))
+        for held in self._held.values():
+            held.sort()
+
+    # --- 1: racks and hosts ----------------------------------------------------------------------
+    def spread(self) -> None:
+        """Partitions whose replicas lie closer together than they must."""
+        layout = self._layout
+        for at, replicas in enumerate(layout.replicas):
+            crowding = layout.crowding(replicas)
+            while crowding > self._ideal(len(replicas)) and self._looks_left > 0:
+                found = self._further_apart(at)
+                if found is None:
+                    break
+                self._move(at, *found)
+                now = layout.crowding(layout.replicas[at])
+                assert now < crowding
+                crowding = now
+
+    def _ideal(self, count: int) -> Crowding:
+        """The fewest pairs that so many replicas can make."""
+        if count not in self._ideals:
+            chosen: list[int] = []
+            for _ in range(min(count, len(self._takers))):
+                rest = [n for n in self._takers if n not in chosen]
+                chosen.append(min(rest, key=lambda n: self._layout.nearness(n, chosen)))
+            self._ideals[count] = self._layout.crowding(chosen)
+        return self._ideals[count]
+
+    def _further_apart(self, at: int) -> tuple[int, int] | None:
+        """Who gives the partition to whom, so that fewer pairs are left; the best of all."""
+        layout, replicas = self._layout, self._layout.replicas[at]
+        best: tuple[tuple[int, ...], tuple[int, int]] | None = None
+        for donor in replicas:
+            if donor not in self._held:
+                continue
+            before = layout.nearness(donor, replicas)
+            others = [n for n in replicas if n != donor]
+            for taker in self._takers:
+                self._looks_left -= 1
+                if taker in replicas or not self._may_copy(at, donor, taker):
+                    continue
+                after = layout.nearness(taker, others)
+                if after >= before:
+                    continue
+                gain = (after[0] - before[0], after[1] - before[1])
+                counts = layout.replica_counts
+                value = (*gain, counts[taker] - counts[donor], layout.byte_counts[taker])
+                if best is None or value < best[0]:
+                    best = (value, (donor, taker))
+        return None if best is None else best[1]
+
+    # --- 2: numbers of replicas ------------------------------------------------------------------
+    def even_replicas(self) -> None:
+        """One replica after the other, from the fullest broker that can give to the emptiest that
+        can take from it."""
+        stuck: set[tuple[int, int]] = set()
+        while self._looks_left > 0 and self._copies_left > 0:
+            pair = self._next_pair(stuck)
+            if pair is None:
+                return
+            at = self._replica_to_move(*pair)
+            if at is None:
+                stuck.add(pair)
+            else:
+                self._move(at, *pair)
+
+    def _next_pair(self, stuck: set[tuple[int, int]]) -> tuple[int, int] | None:
+        counts = self._layout.replica_counts
+        order = sorted(self._takers, key=lambda n: (counts[n], n))
+        for donor in reversed(order):
+            for taker in order:
+                if counts[donor] - counts[taker] < 2:
+                    break
+                if (donor, taker) not in stuck:
+                    return donor, taker
+        return None
+
+    def _replica_to_move(self, donor: int, taker: int) -> int | None:
+        """One whose size brings the two closer together in bytes as well, and whose topic has most
+        more partitions here than there."""
+        layout = self._layout
+        surplus = layout.byte_counts[donor] - layout.byte_counts[taker]
+        topics = layout.topic_counts
+        best: tuple[tuple[int, int], int] | None = None
+        choices = 0
+        for size, at in self._nearest(donor, max(0, surplus // 2)):
+            self._looks_left -= 1
+            if not self._may_move(at, donor, taker):
+                continue
+            topic = layout.partitions[at].topic
+            value = (abs(surplus - 2 * size), topics[taker, topic] - topics[donor, topic])
+            if best is None or value < best[0]:
+                best = (value, at)
+            choices += 1
+            if choices == _CHOICES:
+                break
+        return None if best is None else best[1]
+
+    def _nearest(self, node_id: int, size: int) -> Iterator[tuple[int, int]]:
+        """What a broker holds, by how close it is to a size."""
+        held = self._held[node_id]
+        above = bisect.bisect_left(held, (size, -1))
+        below = above - 1
+        while below >= 0 or above < len(held):
+            if below < 0 or (above < len(held) and held[above][0] - size <= size - held[below][0]):
+                yield held[above]
+                above += 1
+            else:
+                yield held[below]
+                below -= 1
+
+    # --- 3: bytes --------------------------------------------------------------------------------
+    def even_bytes(self) -> None:
+        """Large partitions against small ones, until all brokers are close to the mean."""
+        layout = self._layout
+        mean = sum(layout.byte_counts[n] for n in self._takers) // len(self._takers)
+        tolerated = mean // _TOLERATED
+        stuck: set[tuple[int, int]] = set()
+        while tolerated and self._looks_left > 0 and self._copies_left > 0:
+            order = sorted(self._takers, key=lambda n: (layout.byte_counts[n], n))
+            pair = next(
+                (
+                    (donor, taker)
+                    for donor in reversed(order)
+                    for taker in order
+                    if layout.byte_counts[donor] - layout.byte_counts[taker] > tolerated
+                    and (donor, taker) not in stuck
+                ),
+                None,
+            )
+            if pair is None:
+                return
+            if not self._shift(*pair, tolerated):
+                stuck.add(pair)
+
+    def _shift(self, donor: int, taker: int, tolerated: int) -> bool:
+        """Bring two brokers closer together in bytes; False where nothing brings them far enough.
+
+        By one replica, where the donor has one more than the taker; else by two that change places.
+        """
+        layout = self._layout
+        surplus = layout.byte_counts[donor] - layout.byte_counts[taker]
+        least = max(1, tolerated // 2)
+        if layout.replica_counts[donor] - layout.replica_counts[taker] == 1:
+            for size, at in self._nearest(donor, surplus // 2):
+                self._looks_left -= 1
+                if not least <= size <= surplus - least:
+                    break
+                if self._may_move(at, donor, taker):
+                    self._move(at, donor, taker)
+                    return True
+        for size, at in list(reversed(self._held[donor]))[:_BIG_ONES]:
+            if not self._may_move(at, donor, taker):
+                continue
+            for small, other in self._nearest(taker, max(0, size - surplus // 2)):
+                self._looks_left -= 1
+                if not least <= size - small <= surplus - least:
+                    break
+                if self._copies_left >= 2 and self._may_move(other, taker, donor):
+                    self._move(at, donor, taker)
+                    self._move(other, taker, donor)
+                    return True
+        return False
+
+    # --- all of them -----------------------------------------------------------------------------
+    def _may_move(self, at: int, donor: int, taker: int) -> bool:
+        """The partition can go there, and its replicas lie no closer together then."""
+        layout, replicas = self._layout, self._layout.replicas[at]
+        if taker in replicas or not self._may_copy(at, donor, taker):
+            return False
+        others = [n for n in replicas if n != donor]
+        return layout.nearness(taker, others) <= layout.nearness(donor, others)
+
+    def _may_copy(self, at: int, donor: int, taker: int) -> bool:
+        copies = self._copies_of(at, donor, taker)
+        return copies <= self._copies_left and self._layout.has_room(taker, at)
+
+    def _copies_of(self, at: int, donor: int, taker: int) -> int:
+        """So many copies more does the plan need; fewer than none where one goes back."""
+        original = self._layout.partitions[at].replicas
+        return (taker not in original) - (donor not in original)
+
+    def _move(self, at: int, donor: int, taker: int) -> None:
+        layout, replicas = self._layout, self._layout.replicas[at]
+        entry = (layout.partitions[at].size_bytes, at)
+        del self._held[donor][bisect.bisect_left(self._held[donor], entry)]
+        bisect.insort(self._held[taker], entry)
+        self._copies_left -= self._copies_of(at, donor, taker)
+        layout.change(at, tuple(taker if n == donor else n for n in replicas))
+        self.steps += 1
+        assert self._copies_left >= 0
+
+
+# Plans that follow from one wish: nothing is to lie on some brokers; a topic is to have so many
+# replicas.
+def evacuate(
+    brokers: Iterable[PlanBroker],
+    partitions: Sequence[PlanPartition],
+    leaving: Collection[int],
+    *,
+    means: Callable[[PlanPartition], bool] = lambda _: True,
+) -> list[Move]:
+    """Everything that these brokers hold is to lie on others; nothing else moves.
+
+    Args:
+        brokers: all that are registered, alive or not, those that leave among them.
+        partitions: all of the cluster, so that the emptiest brokers are known.
+        leaving: node ids. They may be dead.
+        means: says of a partition whether it is to move at all.
+
+    Returns:
+        One move for each partition that one of them holds.
+
+    Raises:
+        InvalidReplicationFactor: no broker is left that could take a replica; it names a partition.
+    """
+    staying = [one._replace(takes=one.takes and one.node_id not in leaving) for one in brokers]
+    layout = Layout(staying, partitions)
+    for at, partition in enumerate(partitions):
+        replicas = list(partition.replicas)
+        for position, node_id in enumerate(partition.replicas if means(partition) else ()):
+            if node_id in leaving:
+                kept = [n for n in replicas if n not in leaving]
+                replicas[position] = _taker(layout, at, kept, replicas)
+        if replicas != list(partition.replicas):
+            layout.change(at, _led(layout, at, tuple(replicas), leaving))
+    return layout.moves()
+
+
+def with_replication_factor(
+    brokers: Iterable[PlanBroker],
+    partitions: Sequence[PlanPartition],
+    topic: str,
+    factor: int,
+) -> list[Move]:
+    """Each partition of the topic is to have so many replicas; those that it has stay if they can.
+
+    A replica that is one too many is given up where it is closest to others, on a broker that is
+    not alive before one that is, one that has no rows yet before one that has, and the preferred
+    leader last.
+
+    Args:
+        partitions: all of the cluster.
+
+    Raises:
+        InvalidReplicationFactor: not that many brokers, or out of range.
+    """
+    if not 1 <= factor <= REPLICATION_FACTOR_MAX:
+        raise InvalidReplicationFactor(
+            f"a replication factor of {factor} was asked for, allowed are 1 to"
+            f" {REPLICATION_FACTOR_MAX}."
+        )
+    layout = Layout(brokers, partitions)
+    for at, partition in enumerate(partitions):
+        if partition.topic != topic:
+            continue
+        replicas = list(partition.replicas)
+        while len(replicas) > factor:
+            replicas.remove(_surplus(layout, at, replicas))
+        while len(replicas) < factor:
+            replicas.append(_taker(layout, at, replicas, replicas))
+        if tuple(replicas) != partition.replicas:
+            layout.change(at, tuple(replicas))
+    return layout.moves()
+
+
+def _taker(layout: Layout, at: int, kept: Sequence[int], held: Collection[int]) -> int:
+    """Who is to hold the partition besides those that keep it."""
+    able = [n for n in layout.takers if n not in held]
+    with_room = [n for n in able if layout.has_room(n, at)]
+    topic, number = layout.partitions[at].topic, layout.partitions[at].partition
+    if not with_room:
+        why = "has room for it" if able else "is alive and does not hold it"
+        raise InvalidReplicationFactor(
+            f"{topic}-{number}: no further broker {why}; {len(kept)} can hold it."
+        )
+    return min(
+        with_room,
+        key=lambda n: (
+            layout.nearness(n, kept),
+            layout.replica_counts[n],
+            layout.byte_counts[n],
+            layout.topic_counts[n, topic],
+            n,
+        ),
+    )
+
+
+def _led(
+    layout: Layout, at: int, replicas: tuple[int, ...], leaving: Collection[int]
+) -> tuple[int, ...]:
+    """These, and in front the one that leads least, if the partition loses its first."""
+    before = layout.partitions[at].replicas
+    if before[0] not in leaving:
+        return replicas
+    first = min(replicas, key=lambda n: (layout.leader_counts[n], replicas.index(n)))
+    return (first, *(n for n in replicas if n != first))
+
+
+def _surplus(layout: Layout, at: int, replicas: Sequence[int]) -> int:
+    takers = set(layout.takers)
+    coming = layout.partitions[at].coming
+    last = len(replicas) - 1
+
+    def value(node_id: int) -> tuple[bool, bool, tuple[int, int], bool, int, int]:
+        """The lowest goes. Of equally close ones the preferred leader is never the lowest."""
+        rack_pairs, host_pairs = layout.nearness(node_id, replicas)
+        position = replicas.index(node_id)
+        return (
+            node_id in takers,
+            node_id not in coming,
+            (-rack_pairs, -host_pairs),
+            position == 0,
+            -layout.replica_counts[node_id],
+            last - position,
+        )
+
+    return min(replicas, key=value)
+
+
+# How large the replicas are, told by the brokers that hold them, and how much room these have.
+_BROKER_S_MAX: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSizes:
+    """What brokers have said of the replicas on their disks.
+
+    Attributes:
+        by_partition: (topic, partition) -> node id -> stored bytes there; -1: not open there.
+        room_bytes: node id -> so much more takes its disk.
+        silent: brokers that did not answer.
+    """
+
+    by_partition: dict[tuple[str, int], dict[int, int]] = field(default_factory=dict)
+    room_bytes: dict[int, int] = field(default_factory=dict)
+    silent: list[int] = field(default_factory=list)
+
+    def largest(self, topic: str, partition: int) -> int:
+        """What whoever has most of it has; 0 where nobody says."""
+        return max(0, *self.by_partition.get((topic, partition), {-1: 0}).values())
+
+    def at(self, topic: str, partition: int, node_id: int) -> int | None:
+        """What this broker has; None where it does not say."""
+        size = self.by_partition.get((topic, partition), {}).get(node_id, -1)
+        return None if size < 0 else size
+
+
+def replica_sizes(
+    cluster: Cluster, names: Sequence[str] | None = None, brokers: Collection[int] | None = None
+) -> Operation[ReplicaSizes]:
+    """Of some topics, or all; told by some brokers, or all that are alive."""
+
+    def attempt() -> Operation[ReplicaSizes]:
+        yield from cluster.refresh([])
+        found = ReplicaSizes()
+        asked = sorted(cluster.metadata.brokers if brokers is None else brokers)
+        failure: QuiverlogError | None = None
+        for node_id in asked:
+            try:
+                yield from _ask(cluster, node_id, names, found)
+            except QuiverlogError as error:
+                failure = error
+                found.silent.append(node_id)
+        if failure is not None and len(found.silent) == len(asked):
+            raise failure
+        return found
+
+    return (yield from cluster.retrying(attempt))
+
+
+def _ask(
+    cluster: Cluster, node_id: int, names: Sequence[str] | None, found: ReplicaSizes
+) -> Operation[None]:
+    first_name = ""
+    timeout_s = min(_BROKER_S_MAX, cluster.settings.request_timeout_s)
+    while True:
+        request = DescribeReplicasRequest(
+            names=None if names is None else list(names), first_name=first_name
+        )
+        address = cluster.address_of(node_id)
+        reply = yield cluster.call(address, request, timeout_s=timeout_s)
+        check(reply.response)
+        response = reply.response
+        assert isinstance(response, DescribeReplicasResponse)
+        if response.room_bytes >= 0:
+            found.room_bytes[node_id] = response.room_bytes
+        for topic in response.topics:
+            for one in topic.replicas:
+                sizes = found.by_partition.setdefault((topic.name, one.partition), {})
+                sizes[node_id] = one.size_bytes
+        first_name = response.next_name
+        if not first_name:
+            return

@@ -1,0 +1,435 @@
+"""Arguments of the client's public methods, optional packages, and how results display themselves.
+
+Owns the kinds of arguments and the wording of what is refused: `@checked(...)` names the kind of
+every argument, so a wrong one is an InvalidArgument before anything is done. Owns the forms of
+`bootstrap` as well, and the escaping of results that become HTML: rows are data of others,
+nothing of them reaches a page as markup. Must not import pyarrow.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from html import escape
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final, NoReturn, ParamSpec, TypeAlias, TypeVar
+
+from quiverlog.addresses import (
+    BOOTSTRAP_DEFAULT,
+    BOOTSTRAP_VARIABLE,
+    PORT_DEFAULT,
+    Address,
+    parse_addresses,
+)
+from quiverlog.errors import InvalidArgument
+from quiverlog.installing import install_line
+from quiverlog.types import TopicPartition
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = [
+    "ANYTHING",
+    "AT",
+    "BOOLEAN",
+    "BUFFERS",
+    "INT32",
+    "INT64",
+    "NAME",
+    "NAMES_SHOWN_MAX",
+    "OPTIONAL_WAIT",
+    "PARTITION",
+    "REQUEST",
+    "ROWS_SHOWN_MAX",
+    "SECONDS",
+    "SETTINGS",
+    "START",
+    "TOPIC_IDS",
+    "WAIT",
+    "Kind",
+    "bootstrap_addresses",
+    "cells",
+    "check",
+    "checked",
+    "counted",
+    "extra",
+    "html_table",
+    "mapping",
+    "names",
+    "number",
+    "one_of",
+    "optional",
+    "pair",
+    "partitions_of",
+    "place",
+    "seconds",
+    "sequence",
+    "shown",
+]
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+Kind: TypeAlias = Callable[[str, Any], None]
+"""Given an argument's name and value, raises InvalidArgument or returns."""
+
+SECONDS_MAX: Final = 1_000_000
+SHOWN_CHARS_MAX: Final = 80
+
+
+def shown(value: object) -> str:
+    """A value as a message shows it: short, whatever it is, and on one line."""
+    try:
+        text = repr(value)
+    except Exception:  # a number of 5,000 digits, or a class with a faulty __repr__
+        text = f"a {type(value).__name__} that cannot be shown"
+    text = text.encode("utf-8", "backslashreplace").decode()
+    return text if len(text) <= SHOWN_CHARS_MAX else f"{text[: SHOWN_CHARS_MAX - 3]}..."
+
+
+def _refuse(name: str, value: object, wanted: str) -> NoReturn:
+    raise InvalidArgument(f"{name}={shown(value)}: give {wanted}.")
+
+
+def check(name: str, value: object, kind: Kind) -> None:
+    """Check one argument, where a decorator costs too much."""
+    kind(name, value)
+
+
+def checked(**kinds: Kind) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Check a function's arguments by their names, before it is called.
+
+    Every argument has a kind: one that is forgotten fails when the module is imported.
+    """
+
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        signature = inspect.signature(function)
+        names = [name for name in signature.parameters if name != "self"]
+        assert names == list(kinds), f"{function.__qualname__}: {names} are not {list(kinds)}"
+
+        def check_all(args: Any, kwargs: Any) -> None:
+            for name, value in signature.bind(*args, **kwargs).arguments.items():
+                if name != "self":
+                    kinds[name](f"{function.__name__}: {name}", value)
+
+        if inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def waiting(*args: P.args, **kwargs: P.kwargs) -> Any:
+                check_all(args, kwargs)
+                return await function(*args, **kwargs)
+
+            return waiting  # type: ignore[return-value]
+
+        @functools.wraps(function)
+        def calling(*args: P.args, **kwargs: P.kwargs) -> T:
+            check_all(args, kwargs)
+            return function(*args, **kwargs)
+
+        return calling
+
+    return decorate
+
+
+# --- kinds ----------------------------------------------------------------------------------------
+def ANYTHING(_name: str, _value: object) -> None:
+    """Checked where it is used, or any object will do."""
+
+
+def NAME(name: str, value: object) -> None:
+    """Text that can be encoded."""
+    if not isinstance(value, str):
+        _refuse(name, value, "text")
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            _refuse(name, value, "text without lone surrogates")
+
+
+def BOOLEAN(name: str, value: object) -> None:
+    """No other value: `"no"` would count as true."""
+    if not isinstance(value, bool):
+        _refuse(name, value, "True or False")
+
+
+def number(least: int, most: int) -> Kind:
+    """A whole number between two others."""
+
+    def kind(name: str, value: object) -> None:
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            _refuse(name, value, f"a whole number from {least} to {most}")
+
+    return kind
+
+
+INT32 = number(-(2**31), 2**31 - 1)
+INT64 = number(-(2**63), 2**63 - 1)
+PARTITION = INT64
+"""Which partitions there are is said where the topic is known."""
+
+
+def seconds(least: float, most: float = SECONDS_MAX) -> Kind:
+    """A time span. `nan` is between no numbers."""
+
+    def kind(name: str, value: object) -> None:
+        is_real = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not is_real or not least <= value <= most:  # type: ignore[operator]
+            _refuse(name, value, f"seconds, from {least:g} to {most:,}")
+
+    return kind
+
+
+SECONDS = seconds(0.001)
+
+
+def WAIT(name: str, value: object) -> None:
+    """How long to wait. What is left of a deadline may be negative: then nobody waits."""
+    is_real = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_real or not -math.inf < value <= SECONDS_MAX:  # type: ignore[operator]
+        _refuse(name, value, f"seconds, at most {SECONDS_MAX:,}")
+
+
+def optional(kind: Kind) -> Kind:
+    """None, or of the kind."""
+
+    def either(name: str, value: object) -> None:
+        if value is not None:
+            kind(name, value)
+
+    return either
+
+
+OPTIONAL_WAIT = optional(WAIT)
+
+
+def sequence(kind: Kind) -> Kind:
+    """A collection of a kind, which can be iterated again; one text stands for itself."""
+
+    def each(name: str, value: object) -> None:
+        if isinstance(value, str):
+            kind(name, value)
+            return
+        if isinstance(value, (bytes, Mapping)) or not isinstance(value, Iterable):
+            _refuse(name, value, "a list")
+        if iter(value) is value:
+            _refuse(name, value, "a list (an iterator can be read only once)")
+        for item in value:
+            kind(name, item)
+
+    return each
+
+
+def mapping(keys: Kind, values: Kind) -> Kind:
+    """A mapping whose keys and values have kinds."""
+
+    def each(name: str, value: object) -> None:
+        if not isinstance(value, Mapping):
+            _refuse(name, value, "a mapping")
+        for key, item in value.items():
+            keys(f"{name}: key", key)
+            values(f"{name}[{shown(key)}]", item)
+
+    return each
+
+
+def pair(kind: Kind) -> Kind:
+    """Two of a kind."""
+
+    def each(name: str, value: object) -> None:
+        if not isinstance(value, (tuple, list)) or len(value) != 2:
+            _refuse(name, value, "a pair")
+        for item in value:
+            kind(name, item)
+
+    return each
+
+
+def one_of(kind: Kind, *words: str) -> Kind:
+    """A rule: the argument is one of these words, or of the kind."""
+
+    def each(name: str, value: object) -> None:
+        if isinstance(value, str):
+            if value not in words:
+                _refuse(name, value, " or ".join(map(repr, words)))
+            return
+        kind(name, value)
+
+    return each
+
+
+def place(name: str, value: object) -> None:
+    """A TopicPartition."""
+    if not isinstance(value, TopicPartition):
+        _refuse(name, value, "a TopicPartition")
+    NAME(name, value.topic)
+    INT32(name, value.partition)
+
+
+def BUFFERS(name: str, value: object) -> None:
+    """A list of bytes-like objects."""
+    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
+        _refuse(name, value, "a list of bytes")
+    for item in value:
+        try:
+            memoryview(item)
+        except TypeError:
+            _refuse(name, item, "bytes")
+
+
+def REQUEST(name: str, value: object) -> None:
+    """A message that has an API."""
+    if isinstance(value, type) or not isinstance(getattr(value, "API", None), int):
+        _refuse(name, value, "a request of quiverlog.wire.messages")
+
+
+def _setting(name: str, value: object) -> None:
+    if isinstance(value, str):
+        NAME(name, value)
+    elif isinstance(value, int):
+        if not isinstance(value, bool):
+            INT64(name, value)
+    elif not isinstance(value, float):
+        _refuse(name, value, "a string, number or bool")
+
+
+SETTINGS = mapping(NAME, _setting)
+
+
+def _moment(name: str, value: object) -> None:
+    """Whether a moment has a zone is said where it is turned into a number."""
+    if not isinstance(value, datetime):
+        _refuse(name, value, "'earliest', 'latest' or a datetime with time zone")
+
+
+def _moment_or_offset(name: str, value: object) -> None:
+    if isinstance(value, int):
+        INT64(name, value)
+    elif not isinstance(value, datetime):
+        _refuse(name, value, "an offset, 'earliest', 'latest' or a datetime with time zone")
+
+
+def _or_mapping(single: Kind, values: Kind) -> Kind:
+    by_partition = mapping(PARTITION, values)
+    return lambda name, value: (by_partition if isinstance(value, Mapping) else single)(name, value)
+
+
+_at = one_of(_moment, "earliest", "latest")
+AT = _or_mapping(_at, _at)
+START = _or_mapping(_at, one_of(_moment_or_offset, "earliest", "latest"))
+
+
+def _topic_id(name: str, value: object) -> None:
+    if not isinstance(value, bytes) or len(value) != 16:
+        _refuse(name, value, "the 16 bytes of a topic id")
+
+
+TOPIC_IDS = mapping(NAME, _topic_id)
+
+
+# Packages that quiverlog can use and does not need: how one that is missing is told.
+_EXTRA_OF_PACKAGE: Final = {"duckdb": "sql", "polars": "polars", "opentelemetry": "otel"}
+
+
+def extra(package: str, user: str) -> Any:
+    """The package or module. Raises InvalidArgument: not installed, and `user` needs it."""
+    try:
+        return import_module(package)
+    except ModuleNotFoundError as error:
+        # Of a module that is missing, the package above it may be what is named.
+        if error.name is None or not f"{package}.".startswith(f"{error.name}."):
+            raise
+        top = package.partition(".")[0]
+        line = install_line(_EXTRA_OF_PACKAGE.get(top, ""), top)
+        raise InvalidArgument(f"{user} needs {top}: {line}.") from error
+
+
+# How results show themselves: one line for `print`, a table for notebooks.
+ROWS_SHOWN_MAX: Final = 20
+CELL_CHARS_MAX: Final = 80
+NAMES_SHOWN_MAX: Final = 8
+
+
+def names(all_names: Sequence[str]) -> str:
+    """Names in a row; of many the first ones and how many more there are."""
+    assert NAMES_SHOWN_MAX > 0, "somebody must be named"
+    more = len(all_names) - NAMES_SHOWN_MAX
+    shown = ", ".join(all_names[:NAMES_SHOWN_MAX])
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+def counted(count: int, one: str, more: str) -> str:
+    """`1 partition`, `1,234 partitions`."""
+    return f"{count:,} {one if count == 1 else more}"
+
+
+def partitions_of(topic: str, count: int) -> str:
+    """Which partitions a topic has, in a sentence: `Topic 't' has 4 partitions, 0 to 3`."""
+    those = "1 partition, 0" if count == 1 else f"{count:,} partitions, 0 to {count - 1}"
+    return f"Topic {topic!r} has {those}"
+
+
+def cells(column: pa.Array) -> list[str]:
+    """The texts of a column's values, short ones."""
+    return [_cut(_text(value)) for value in column]
+
+
+def html_table(
+    caption: str, head: Sequence[str], rows: Iterable[Sequence[object]], *, left_out: int = 0
+) -> str:
+    """A table of HTML without style and without script."""
+    assert left_out >= 0, left_out
+    titles = "".join(f"<th>{escape(title)}</th>" for title in head)
+    lines = []
+    for row in rows:
+        assert len(row) == len(head), "a cell for every title"
+        lines.append(f"<tr>{''.join(f'<td>{escape(_cut(str(cell)))}</td>' for cell in row)}</tr>")
+    more = f"<p>and {left_out:,} more</p>" if left_out else ""
+    return (
+        f"<div><p>{escape(caption)}</p><table><thead><tr>{titles}</tr></thead>"
+        f"<tbody>{''.join(lines)}</tbody></table>{more}</div>"
+    )
+
+
+def _text(value: Any) -> str:
+    try:
+        found = value.as_py()
+    except (ValueError, OverflowError):  # nanoseconds, or a year that Python does not have
+        return f"{getattr(value, 'value', '?')} as {value.type}"
+    return "null" if found is None else str(found)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= CELL_CHARS_MAX else f"{text[: CELL_CHARS_MAX - 1]}…"
+
+
+# Where a client finds its first broker: what was given, or the environment's, or the default.
+def bootstrap_addresses(bootstrap: str | Iterable[str] | None) -> tuple[Address, ...]:
+    """`"host:port"`, `"a:1,b:2"` or a list of them; a missing port means 9292.
+
+    None stands for the environment variable QUIVERLOG_BOOTSTRAP_SERVER, which is as good as unset
+    when it is empty, and else for this machine's port 9292.
+
+    Raises:
+        InvalidArgument: nothing given, or something that is not host:port.
+    """
+    source = "bootstrap address"
+    if bootstrap is None:
+        bootstrap = os.environ.get(BOOTSTRAP_VARIABLE, "")
+        source = f"{BOOTSTRAP_VARIABLE} in the environment"
+        if not bootstrap:
+            bootstrap = BOOTSTRAP_DEFAULT
+    if isinstance(bootstrap, str):
+        bootstrap = bootstrap.split(",")
+    parts = list(bootstrap) if isinstance(bootstrap, Iterable) else [bootstrap]
+    if not all(isinstance(part, str) for part in parts):
+        raise InvalidArgument(f"{shown(bootstrap)}: give 'host:port', or a list of such texts.")
+    try:
+        return parse_addresses(",".join(parts), port_default=PORT_DEFAULT)
+    except ValueError as error:
+        raise InvalidArgument(f"{source}: {error}.") from None

@@ -1,0 +1,131 @@
+"""METADATA, page after page, and who may say that there is no topic of a name.
+
+Owns that rule. A broker hears of a new topic later than the one that decides about topics, so its
+"unknown" means little: a topic exists as soon as its creation was confirmed. Only the broker that
+decides knows; where it cannot be asked, nobody can say.
+
+Must not know: connections, retries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from quiverlog.client.base.arguments import partitions_of
+from quiverlog.client.base.commands import Call, Operation, Reply
+from quiverlog.client.base.results import (
+    Address,
+    ClusterMetadata,
+    PartitionInfo,
+    TopicInfo,
+    topic_info,
+)
+from quiverlog.errors import NotController, QuiverlogError, UnknownPartition, error_from_code
+from quiverlog.wire import messages as m
+
+from .answers import check_topic_count, named
+
+__all__ = ["Ask", "Look", "ask_one", "check", "look", "partition_info"]
+
+Ask = Callable[[m.Request], Operation[tuple[Address, Reply]]]
+"""Asks a broker, and says which one it was."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What one broker says. `response` is its last page."""
+
+    address: Address
+    response: m.MetadataResponse
+    topics: dict[str, TopicInfo]
+
+    @property
+    def controller(self) -> Address | None:
+        """Where the broker is that decides, as this one says; None: it knows of none."""
+        for one in self.response.brokers:
+            if one.node_id == self.response.controller_id:
+                return Address(one.host, one.port)
+        return None
+
+    @property
+    def decides(self) -> bool:
+        """True when this broker decides about topics, so that it knows all there are.
+
+        One that is alone may have been asked at another address than it tells.
+        """
+        controller = self.controller
+        if controller is None or self.response.is_behind:
+            return False
+        return controller == self.address or len(self.response.brokers) == 1
+
+    def picture(self, topics: dict[str, TopicInfo]) -> ClusterMetadata:
+        """What it says of the cluster, with these topics."""
+        response = self.response
+        return ClusterMetadata(
+            cluster_id=response.cluster_id,
+            controller_id=response.controller_id,
+            metadata_version=response.metadata_version,
+            brokers={b.node_id: Address(b.host, b.port) for b in response.brokers},
+            racks={b.node_id: b.rack for b in response.brokers},
+            topics=topics,
+        )
+
+
+def check(response: m.Response) -> None:
+    """Raise the error that a response carries as a whole, if it does."""
+    if response.error_code:
+        raise error_from_code(response.error_code, response.error_message)
+
+
+def ask_one(address: Address | None, timeout_s: float) -> Ask:
+    """Questions to one broker; None: nobody is known."""
+
+    def ask(request: m.Request) -> Operation[tuple[Address, Reply]]:
+        if address is None:
+            raise NotController("no controller is known, which decides about topics.")
+        reply: Reply = yield Call(address, request, timeout_s)
+        check(reply.response)
+        return address, reply
+
+    return ask
+
+
+def look(ask: Ask, names: list[str] | None) -> Operation[Look]:
+    """Ask for all topics (None) or for some; unknown ones are left out. No retry."""
+    found: dict[str, TopicInfo] = {}
+    first_name = ""
+    while True:
+        request = m.MetadataRequest(topics=names, first_name=first_name)
+        try:
+            address, reply = yield from ask(request)
+        except QuiverlogError as error:
+            if names and len(names) == 1:
+                named(error, names[0])
+            raise
+        response = reply.response
+        assert isinstance(response, m.MetadataResponse)
+        found.update((t.name, topic_info(t)) for t in response.topics if not t.error_code)
+        check_topic_count(len(found))
+        first_name = response.next_name
+        if not first_name:
+            return Look(address, response, found)
+
+
+def partition_info(topic: TopicInfo, partition: int) -> PartitionInfo:
+    """A topic's partition by its number.
+
+    Raises:
+        UnknownPartition: the topic has no such partition.
+    """
+    partitions = topic.partitions
+    if 0 <= partition < len(partitions) and partitions[partition].partition == partition:
+        return partitions[partition]
+    for info in partitions:
+        if info.partition == partition:
+            return info
+    raise UnknownPartition(
+        f"{partitions_of(topic.name, len(partitions))}; {partition} is not one of them.",
+        topic=topic.name,
+        partition=partition,
+    )

@@ -1,0 +1,183 @@
+"""Which replica a reader asks for a partition: the leader, or a follower that is nearer.
+
+Owns the choice, and how far a follower is trusted. A follower shows what its leader has told it, so
+it may be behind, and a broker that nobody keeps in order may show anything. Therefore:
+
+- Only a replica that the metadata call in sync is asked; where there is none, the leader is.
+- Whatever goes wrong at a follower sends the partition to the leader, and the follower rests: for
+  two seconds, for twice as long after each further failure, up to a minute. Rows end the count.
+- A follower whose high watermark is below what this reader has read is behind: that is a failure.
+- A reader that has come to the end of what its follower shows asks the leader once in five seconds.
+  If the leader has rows where the follower has brought none since, that is a failure, too.
+
+An error of a follower is never the reader's: the leader is asked, and what it says counts.
+
+Must not know: connections, positions, how rows are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal, NamedTuple, TypeAlias, get_args
+
+from quiverlog.client.base.results import ClusterMetadata, PartitionInfo
+from quiverlog.errors import InvalidArgument
+
+__all__ = ["IN_SYNC_EVERY_S", "LEADER", "FetchFrom", "ReplicaChoice", "check_fetch_from"]
+
+FetchFrom: TypeAlias = Literal["leader", "follower", "nearest"]
+
+LEADER: Final = -1
+"""In place of a follower's node id."""
+CHECK_S: Final = 5.0
+IN_SYNC_EVERY_S: Final = 30.0
+"""How old what is known of replicas may be: one that is back in sync may be nearer."""
+REST_S_MIN: Final = 2.0
+REST_S_MAX: Final = 60.0
+
+
+def check_fetch_from(fetch_from: str, rack: str) -> None:
+    """Refuse what has no meaning.
+
+    Raises:
+        InvalidArgument: no such choice, or the nearest of unknown places is asked for.
+    """
+    if fetch_from not in get_args(FetchFrom):
+        raise InvalidArgument(
+            f"fetch_from={fetch_from!r} is none of 'leader', 'follower', 'nearest'."
+        )
+    if fetch_from == "nearest" and not rack:
+        raise InvalidArgument("fetch_from='nearest' needs client_rack: nearest to which place?")
+
+
+class _Rest(NamedTuple):
+    failures: int
+    until_s: float
+
+
+@dataclass(slots=True)
+class _Reading:
+    """How a partition is read. `follower`: who is asked, or was until the leader was last asked.
+
+    `brought`, `at_end`: since then it has brought rows; its last answer left nothing that it shows.
+    `suspect`: who brought nothing until the leader was asked; the answer tells whether it should.
+    """
+
+    leader_asked_s: float
+    follower: int = LEADER
+    brought: bool = False
+    at_end: bool = False
+    suspect: int = LEADER
+
+
+class ReplicaChoice:
+    """See the module docstring. Of the partitions of one topic.
+
+    Args:
+        rack: where the reader stands; empty: nobody knows.
+        spread: readers with other numbers choose other ones of several that are as good.
+    """
+
+    __slots__ = ("_fetch_from", "_rack", "_readings", "_rests", "_spread")
+
+    def __init__(self, fetch_from: FetchFrom, rack: str, spread: int = 0) -> None:
+        check_fetch_from(fetch_from, rack)
+        self._fetch_from = fetch_from
+        self._rack = rack
+        self._spread = spread
+        self._readings: dict[int, _Reading] = {}
+        self._rests: dict[tuple[int, int], _Rest] = {}
+
+    @property
+    def wants_followers(self) -> bool:
+        """True when it matters who is in sync, and where."""
+        return self._fetch_from != "leader"
+
+    def choose(self, partition: PartitionInfo, metadata: ClusterMetadata, now_s: float) -> int:
+        """The node id of the follower to ask now, or LEADER."""
+        if self._fetch_from == "leader":
+            return LEADER
+        node_id = self._best(partition, metadata)
+        if node_id == LEADER:
+            return LEADER
+        rest = self._rests.get((partition.partition, node_id))
+        if rest is not None and now_s < rest.until_s:
+            return LEADER
+        reading = self._readings.setdefault(partition.partition, _Reading(now_s))
+        if reading.at_end and now_s - reading.leader_asked_s >= CHECK_S:
+            return LEADER
+        return node_id
+
+    def _best(self, partition: PartitionInfo, metadata: ClusterMetadata) -> int:
+        racks: Mapping[int, str] = metadata.racks
+        leader = partition.leader
+        followers = [
+            node_id
+            for node_id in partition.in_sync_replicas
+            if node_id != leader and node_id in metadata.brokers
+        ]
+        near = [node_id for node_id in followers if self._rack and racks.get(node_id) == self._rack]
+        if self._fetch_from == "nearest":
+            followers = [] if racks.get(leader) == self._rack else near
+        elif near:
+            followers = near
+        if leader < 0 or not followers:
+            return LEADER
+        chosen = followers[(partition.partition + self._spread) % len(followers)]
+        assert chosen != leader
+        return chosen
+
+    # --- what came of it -----------------------------------------------------------------------
+    def asked(self, partition: int, node_id: int, now_s: float) -> None:
+        """A fetch of the partition is on its way to this follower, or to the leader."""
+        reading = self._readings.setdefault(partition, _Reading(now_s))
+        if node_id != LEADER:
+            reading.follower = node_id
+            return
+        reading.suspect = LEADER if reading.brought else reading.follower
+        reading.follower = LEADER
+        reading.brought = reading.at_end = False
+        reading.leader_asked_s = now_s
+
+    def leader_answered(self, partition: int, *, brought: bool, now_s: float) -> None:
+        """The leader has answered, perhaps with rows."""
+        reading = self._readings[partition]
+        suspect, reading.suspect = reading.suspect, LEADER
+        if brought and suspect != LEADER:
+            self._rest(partition, suspect, now_s)
+
+    def follower_answered(
+        self,
+        partition: int,
+        node_id: int,
+        *,
+        offset: int,
+        next_offset: int,
+        high_watermark: int,
+        now_s: float,
+    ) -> None:
+        """A follower has answered a fetch from `offset` with the rows up to `next_offset`."""
+        assert next_offset >= offset
+        if high_watermark < offset:
+            self.failed(partition, node_id, now_s)
+            return
+        reading = self._readings[partition]
+        reading.at_end = next_offset in (offset, high_watermark)
+        if next_offset > offset:
+            reading.brought = True
+            self._rests.pop((partition, node_id), None)
+
+    def failed(self, partition: int, node_id: int, now_s: float) -> None:
+        """A follower gave an error, or no answer, or rows that are none: the leader is asked."""
+        self._rest(partition, node_id, now_s)
+        reading = self._readings[partition]
+        reading.follower = LEADER
+        reading.brought = reading.at_end = False
+
+    def _rest(self, partition: int, node_id: int, now_s: float) -> None:
+        assert node_id != LEADER, "a leader has nobody to be replaced by"
+        before = self._rests.get((partition, node_id))
+        failures = 0 if before is None else before.failures + 1
+        rest_s = min(REST_S_MIN * 2 ** min(failures, 16), REST_S_MAX)
+        self._rests[partition, node_id] = _Rest(failures, now_s + rest_s)

@@ -1,0 +1,694 @@
+"""Where a request goes, and when it is tried again.
+
+Owns the picture of the cluster, the order in which brokers are tried and the retry rule: a
+`retriable` error is tried again until the operation's deadline, after a pause drawn evenly from
+[0, min(max, min * 2^attempt)] (full jitter); `refresh_metadata` drops cached topics first. An
+answer of a broker that is behind is taken only if no other broker has a newer one. A leader that
+does not answer is suspected: others are asked whether it still leads, because a machine without
+power breaks no connection; once they name a successor, its answer is not waited for.
+
+Invariant: threads share one instance; cached values are frozen and replaced, never changed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, TypeVar
+
+from quiverlog.client.base.commands import (
+    Abandon,
+    Call,
+    CallMany,
+    Finish,
+    FinishAny,
+    Operation,
+    PendingReply,
+    Reply,
+    Sleep,
+    Start,
+)
+from quiverlog.client.base.deadline import backoff_s, empty_pause_s, pause_s, within
+from quiverlog.client.base.results import Address, ClusterMetadata, TopicInfo
+from quiverlog.client.base.schema_history import check_history_size, history_from_wire
+from quiverlog.client.base.waits import Wait, Waits
+from quiverlog.errors import (
+    BrokerShuttingDown,
+    ConnectionClosed,
+    ConnectionFailed,
+    InvalidArgument,
+    NotController,
+    NotLeader,
+    OutcomeUnknown,
+    QuiverlogError,
+    RequestTimedOut,
+    ThrottledBroker,
+    TooManyConnections,
+    TooManyConnectionsFromAddress,
+    UnknownPartition,
+    UnknownTopic,
+    UnknownTopicId,
+    error_from_code,
+)
+from quiverlog.limits import (
+    CLIENT_ID_CHARS_MAX,
+    CONNECT_TIMEOUT_MS_DEFAULT,
+    LEADER_SILENCE_MS,
+    REQUEST_TIMEOUT_MS_DEFAULT,
+)
+from quiverlog.types import TopicPartition
+from quiverlog.wire import messages as m
+from quiverlog.wire.cluster_messages import DescribeClusterResponse
+from quiverlog.wire.messages import MetadataResponse, Response
+
+from .answers import named
+from .metadata import Look, ask_one, check, look, partition_info
+
+if TYPE_CHECKING:
+    from quiverlog.batch.schema import SchemaHistory
+
+__all__ = [
+    "NOT_READY",
+    "Cluster",
+    "Doubt",
+    "KnownBrokers",
+    "Settings",
+    "answer_of_controller",
+    "answers_of_leaders",
+    "backoff_s",
+    "check_ready",
+    "doubt_of",
+    "empty_pause_s",
+    "is_deposed",
+    "pause_s",
+]
+
+
+NOT_READY: Final = (
+    BrokerShuttingDown,
+    TooManyConnections,
+    TooManyConnectionsFromAddress,
+    ThrottledBroker,
+)
+"""The broker that was asked does not answer now: what any broker knows is asked of another."""
+_NOT_READY_CODES: Final = frozenset(kind.code for kind in NOT_READY)
+
+
+def check_ready(response: Response) -> None:
+    """Raises one of `NOT_READY` where the broker answers so."""
+    if response.error_code in _NOT_READY_CODES:
+        raise error_from_code(response.error_code, response.error_message)
+
+
+class Doubt(NamedTuple):
+    """About an answer; the smallest one is about the best of several."""
+
+    is_behind: bool
+    minus_version: int
+
+
+class KnownBrokers:
+    """In which order a client asks brokers for what any of them can answer, and which answer it
+    takes.
+    """
+
+    __slots__ = ("_failed", "_good", "_silent")
+
+    def __init__(self) -> None:
+        self._good: Address | None = None
+        self._failed: tuple[Address, ...] = ()  # Who failed last is last.
+        self._silent: frozenset[Address] = frozenset()
+
+    def order(self, addresses: Iterable[Address]) -> list[Address]:
+        """Each once: who answered last first; those that failed at the back, silent ones last.
+
+        What fails without a silence costs no time, and may have answered with too little only.
+        """
+        good = self._good
+        known = dict.fromkeys([*([] if good is None else [good]), *addresses])
+        failed = [address for address in self._failed if address in known]
+        failed.sort(key=self.is_silent)
+        return [*(address for address in known if address not in failed), *failed]
+
+    def is_silent(self, address: Address) -> bool:
+        """The broker there left a question without an answer, and answered none since."""
+        return address in self._silent
+
+    def answered(self, address: Address) -> None:
+        """The first choice from now on is this one."""
+        self._good = address
+        self._silent -= {address}
+        if address in self._failed:
+            self._failed = tuple(one for one in self._failed if one != address)
+
+    def failed(
+        self, address: Address, among: Iterable[Address], *, is_silent: bool = False
+    ) -> None:
+        """This one gave no answer, or knew too little. `among`: who may be asked."""
+        kept = {address, *among}
+        self._silent = (self._silent | ({address} if is_silent else set())) & kept
+        self._failed = (*(one for one in self._failed if one != address and one in kept), address)
+        if self._good == address:
+            self._good = None
+
+
+def doubt_of(found: Response, known: ClusterMetadata) -> Doubt | None:
+    """Why another broker may well know more; None: nothing speaks against this answer."""
+    if not isinstance(found, MetadataResponse | DescribeClusterResponse) or found.error_code:
+        return None
+    is_older = found.metadata_version < known.metadata_version
+    if found.is_behind or (is_older and found.cluster_id == known.cluster_id):
+        return Doubt(found.is_behind, -found.metadata_version)
+    return None
+
+
+# What is done about a leader that owes an answer: the others are asked whether it still leads.
+_SILENCE_S: Final = LEADER_SILENCE_MS / 1000
+
+Question: TypeAlias = tuple[Call, Sequence[TopicPartition]]
+"""What a leader is asked, and about which of its partitions."""
+
+
+def is_deposed(
+    cluster: Cluster, address: Address, places: Iterable[TopicPartition]
+) -> Operation[bool]:
+    """Ask the others whether a leader that owes an answer leads all of these partitions still."""
+    cluster.suspect(address)
+    looked_at: set[str] = set()
+    for where in places:
+        try:
+            topic = yield from cluster.topic(where.topic, fresh=where.topic not in looked_at)
+        except QuiverlogError as error:
+            if not error.retriable:
+                raise
+            return False
+        looked_at.add(where.topic)
+        info = partition_info(topic, where.partition)
+        if cluster.metadata.is_led_elsewhere(info, address):
+            return True
+    return False
+
+
+def answer_of_controller(cluster: Cluster, call: Call) -> Operation[Reply]:
+    """What the broker answers that decides, as long as it does.
+
+    Raises:
+        ConnectionFailed: it was not asked.
+        RequestTimedOut: it was asked, and is silent. Another one decides by now, or the time is up.
+    """
+    pending = yield from _started(call)
+    try:
+        while (yield FinishAny((pending,), _SILENCE_S)) is None:
+            if (yield from _is_replaced(cluster, call.address)):
+                raise RequestTimedOut(f"{call.address} is silent, and decides no more.")
+    except QuiverlogError:
+        yield Abandon(pending)
+        raise
+    reply: Reply = yield Finish(pending)
+    return reply
+
+
+def _is_replaced(cluster: Cluster, address: Address) -> Operation[bool]:
+    """Ask the others whether somebody else decides than who has this address."""
+    cluster.suspect(address)
+    try:
+        yield from cluster.refresh([])
+    except QuiverlogError as error:
+        if not error.retriable:
+            raise
+        return False
+    metadata = cluster.metadata
+    return metadata.brokers.get(metadata.controller_id, address) != address
+
+
+def answers_of_leaders(
+    cluster: Cluster, questions: Sequence[Question], wait_s: float
+) -> Operation[list[Reply | QuiverlogError]]:
+    """The answers, or what failed, in the questions' order; all are asked before any is awaited.
+
+    Args:
+        wait_s: so long may a leader keep its answer back.
+    """
+    if not cluster.has_others:
+        found: list[Reply | QuiverlogError] = yield CallMany([call for call, _ in questions])
+        return found
+    answers: dict[int, Reply | QuiverlogError] = {}
+    pending: dict[int, PendingReply] = {}
+    try:
+        for number, (call, _) in enumerate(questions):
+            try:
+                pending[number] = yield from _started(call)
+            except QuiverlogError as error:
+                answers[number] = error
+        while pending:
+            ready = yield FinishAny(tuple(pending.values()), _SILENCE_S + wait_s)
+            for number, one in list(pending.items()):
+                if ready is one:
+                    del pending[number]
+                    answers[number] = yield from _finished(one)
+                elif ready is None:
+                    call, places = questions[number]
+                    if (yield from is_deposed(cluster, call.address, places)):
+                        del pending[number]
+                        yield Abandon(one)
+                        why = f"{call.address} is silent, and leads no more."
+                        answers[number] = NotLeader(why)
+    except QuiverlogError:
+        for one in pending.values():
+            yield Abandon(one)
+        raise
+    return [answers[number] for number in range(len(questions))]
+
+
+def _started(call: Call) -> Operation[PendingReply]:
+    """Raises ConnectionFailed, after which the others are asked, also for who lets nobody in."""
+    try:
+        started: PendingReply = yield Start(call, within_s=_SILENCE_S)
+    except RequestTimedOut as error:
+        raise ConnectionFailed(error.message, **error.details) from error
+    return started
+
+
+def _finished(one: PendingReply) -> Operation[Reply | QuiverlogError]:
+    try:
+        reply: Reply = yield Finish(one)
+    except QuiverlogError as error:
+        return error
+    return reply
+
+
+T = TypeVar("T")
+
+_TRIES_PER_TIMEOUT = 3
+_SILENCES = (ConnectionFailed, RequestTimedOut)
+"""What says least of why something did not work: a failure before it says more."""
+_SILENCE_S_MAX = LEADER_SILENCE_MS / 1000
+"""So long is a silent broker waited for where another one may be asked instead: a third of the
+request timeout, and no longer than what makes a leader suspect."""
+_SILENT_AGAIN_S_MAX = 0.5
+"""And so long one that was silent before, where another one has answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What `connect` was given. Times in seconds."""
+
+    client_id: str = "quiverlog-python"
+    connect_timeout_s: float = CONNECT_TIMEOUT_MS_DEFAULT / 1000
+    request_timeout_s: float = REQUEST_TIMEOUT_MS_DEFAULT / 1000
+
+    def __post_init__(self) -> None:
+        if not 0 < len(self.client_id) <= CLIENT_ID_CHARS_MAX:
+            raise InvalidArgument(f"client_id must have 1 to {CLIENT_ID_CHARS_MAX} characters.")
+        for name in ("connect_timeout_s", "request_timeout_s"):
+            if not getattr(self, name) > 0:
+                raise InvalidArgument(f"{name.removesuffix('_s')} must be above 0 seconds.")
+
+
+class Cluster:
+    """The client's picture of the cluster, and the rules of routing and retrying.
+
+    Args:
+        bootstrap: addresses to ask first; any of them may be down.
+        settings: client id and timeouts.
+        clock: monotonic seconds.
+        jitter: an even draw from [0, 1).
+    """
+
+    def __init__(
+        self,
+        bootstrap: Sequence[Address],
+        settings: Settings,
+        *,
+        clock: Callable[[], float],
+        jitter: Callable[[], float],
+    ) -> None:
+        assert bootstrap
+        self.bootstrap = tuple(bootstrap)
+        self.settings = settings
+        self.clock = clock
+        self.jitter = jitter
+        self.metadata = ClusterMetadata("", -1, -1, {}, {}, {})
+        self._histories: dict[bytes, SchemaHistory] = {}
+        self._known = KnownBrokers()
+        self._is_controller_gone = False
+        self._is_controller_told = False
+        """A refusal has said where it is, and the picture has it from there."""
+        self.waits = Waits(clock)
+        self.deadline_s = self.patience_s = math.inf
+        """No operation goes on after this moment, which is so long after the last progress."""
+        self.skipped: frozenset[Address] = frozenset()
+        """Known not to answer: not asked for what any broker knows."""
+        self._undecided: Address | None = None
+        """The picture is from this broker, which reaches no controller."""
+        self._failed = ""
+        """Why something was tried again last."""
+        self._heard_s: dict[str, float] = {}
+        """When each topic of the picture was asked for last."""
+
+    def progressed(self) -> None:
+        """Something has come of what the caller does: its time begins anew."""
+        self.deadline_s = self.clock() + self.patience_s
+        self._failed = ""
+
+    # --- addresses ------------------------------------------------------------------------------
+    def addresses(self) -> list[Address]:
+        """All brokers that may answer, in the order in which they are asked."""
+        found = self._known.order([*self.metadata.brokers.values(), *self.bootstrap])
+        return [one for one in found if one not in self.skipped] or found
+
+    def address_of(self, node_id: int) -> Address:
+        """The address of a node.
+
+        Raises:
+            ConnectionFailed: no broker with this id is known (retriable, with fresh metadata).
+        """
+        address = self.metadata.brokers.get(node_id)
+        if address is None:
+            raise ConnectionFailed(f"No address is known for broker {node_id}.")
+        return address
+
+    def leader_address(self, topic: TopicInfo, partition: int) -> Address:
+        """The address of a partition's leader; raises retriable errors when there is none."""
+        info = partition_info(topic, partition)
+        if info.leader < 0:
+            raise NotLeader(f"Partition {topic.name}-{partition} has no leader just now.")
+        return self.address_of(info.leader)
+
+    @property
+    def has_others(self) -> bool:
+        """There is more than one broker to ask."""
+        return len(self.metadata.brokers) > 1
+
+    def suspect(self, address: Address) -> None:
+        """This one owes an answer: others are asked first from now on."""
+        self._known.failed(address, self.addresses(), is_silent=True)
+
+    def patience_of(self, address: Address, *, has_others: bool, has_answer: bool = False) -> float:
+        """So long is this broker's answer waited for.
+
+        Args:
+            has_others: another may answer instead.
+            has_answer: another has, if not as well as this one might.
+        """
+        patience_s = self.settings.request_timeout_s
+        if not has_others and not has_answer:
+            return patience_s
+        patience_s = min(patience_s / _TRIES_PER_TIMEOUT, _SILENCE_S_MAX)
+        if has_answer and self._known.is_silent(address):
+            return min(patience_s, _SILENT_AGAIN_S_MAX)
+        return patience_s
+
+    # --- calls ----------------------------------------------------------------------------------
+    def call(self, address: Address, request: m.Request, *, timeout_s: float | None = None) -> Call:
+        """A call with the client's request timeout."""
+        return Call(address, request, timeout_s or self.settings.request_timeout_s)
+
+    def call_any(self, request: m.Request, *, is_read: bool = True) -> Operation[Reply]:
+        """Ask brokers until one has answered, and one whose picture of the cluster is believed.
+
+        Args:
+            is_read: asking another broker as well, where one is silent, changes nothing.
+
+        Raises:
+            ConnectionFailed: none could be reached; names every address and its failure.
+            RequestTimedOut: the same, and one of them was silent.
+            BrokerShuttingDown, TooManyConnections, ThrottledBroker: one of them answered so, and
+                none had anything better to say.
+        """
+        return (yield from self._ask_any(request, is_read=is_read))[1]
+
+    def _ask_any(
+        self, request: m.Request, *, is_read: bool = True
+    ) -> Operation[tuple[Address, Reply]]:
+        """As `call_any`, and who it was."""
+        addresses = self.addresses()
+        failures: list[QuiverlogError] = []
+        best: tuple[Doubt, Address, Reply] | None = None
+        for number, address in enumerate(addresses, start=1):
+            has_others = is_read and number < len(addresses)
+            has_answer = is_read and best is not None
+            patience_s = self.patience_of(address, has_others=has_others, has_answer=has_answer)
+            asked_s = self.clock()
+            try:
+                reply: Reply = yield self.call(address, request, timeout_s=patience_s)
+                check_ready(reply.response)
+            except (ConnectionFailed, RequestTimedOut, *NOT_READY) as error:
+                # One that was asked when the time was up, or nearly, is not silent.
+                is_silent = isinstance(error, RequestTimedOut)
+                is_silent = is_silent and self.clock() - asked_s >= _SILENT_AGAIN_S_MAX
+                self._known.failed(address, addresses, is_silent=is_silent)
+                if not is_read and not isinstance(error, ConnectionFailed):
+                    raise _of_change(error) from error
+                failures.append(error)
+                continue
+            except QuiverlogError:
+                self._known.failed(address, addresses)
+                raise
+            if doubt := doubt_of(reply.response, self.metadata):
+                self._known.failed(address, addresses)
+                if best is None or doubt < best[0]:
+                    best = doubt, address, reply
+                continue
+            self._known.answered(address)
+            check(reply.response)
+            return address, reply
+        if best is not None:
+            self._known.answered(best[1])
+            return best[1], best[2]
+        kinds = [type(error) for error in failures]
+        kind = next((kind for kind in (*NOT_READY, RequestTimedOut) if kind in kinds), None)
+        said = dict.fromkeys(error.message for error in failures)  # each once
+        raise (kind or ConnectionFailed)(" ".join(said))
+
+    def call_controller(self, request: m.Request) -> Operation[Reply]:
+        """Ask the broker that decides about topics and producers.
+
+        It may be another one than the picture says: whoever is asked then says so (NotController),
+        and where it is. The next try goes there; if that is of no use either, or nothing was said,
+        the picture is renewed first. One that is silent is left once the others name another. A
+        single broker is asked like any.
+        """
+        was_told, self._is_controller_told = self._is_controller_told, False
+        if self._is_controller_gone and not was_told:
+            yield from self.refresh([])
+        self._is_controller_gone = False
+        address = self.metadata.brokers.get(self.metadata.controller_id)
+        if address is None or len(self.metadata.brokers) <= 1:
+            reply = yield from self.call_any(request, is_read=False)
+        else:
+            try:
+                reply = yield from answer_of_controller(self, self.call(address, request))
+            except (ConnectionFailed, ConnectionClosed, RequestTimedOut) as error:
+                self._is_controller_gone = True
+                self._known.failed(address, self.addresses())
+                if isinstance(request, m.InitProducerIdRequest):
+                    raise
+                raise _of_change(error) from error
+        told = getattr(reply.response, "controller", None)
+        if told is not None:
+            self._is_controller_gone = True
+            self._is_controller_told = not was_told and self._believe(told)
+        check(reply.response)
+        return reply
+
+    def _believe(self, told: m.BrokerEndpoint) -> bool:
+        """Take over who decides from a refusal. False: that cannot be."""
+        if told.node_id < 0 or not told.host or not 0 < told.port < 65_536:
+            return False
+        brokers = {**self.metadata.brokers, told.node_id: Address(told.host, told.port)}
+        self.metadata = replace(self.metadata, controller_id=told.node_id, brokers=brokers)
+        return True
+
+    def retrying(
+        self, attempt: Callable[[], Operation[T]], *, timeout_s: float | None = None
+    ) -> Operation[T]:
+        """Run `attempt` until it succeeds, fails for good, or the time is up."""
+        wanted_s = self.settings.request_timeout_s if timeout_s is None else timeout_s
+        with self.waits.of(self._cut(wanted_s)) as wait:
+            seconds = wait.until_s - wait.since_s
+            operation = self._retrying(attempt, wait)
+            return (yield from within(self.clock, seconds, operation, wait))
+
+    def _cut(self, seconds: float) -> float:
+        """No more than the caller has left.
+
+        Raises:
+            RequestTimedOut: it has none.
+        """
+        left_s = self.deadline_s - self.clock()
+        if left_s <= 0:
+            raise RequestTimedOut(
+                f"The time is up; the last step was not begun. {self._failed}".rstrip()
+            )
+        return min(seconds, left_s)
+
+    def _retrying(self, attempt: Callable[[], Operation[T]], wait: Wait) -> Operation[T]:
+        deadline = wait.until_s
+        tries = 0
+        refreshed = False
+        cause: QuiverlogError | None = None
+        while True:
+            try:
+                return (yield from attempt())
+            except QuiverlogError as error:
+                wait_s = pause_s(error, tries, self.jitter())
+                # A partition that fresh metadata does not show will not turn up by waiting.
+                retriable = error.retriable and not isinstance(error, UnknownPartition)
+                # A stale picture may be the only fault: forget it and look once more.
+                stale = error.refresh_metadata and not retriable and not refreshed
+                if not (retriable or stale) or self.clock() + wait_s >= deadline:
+                    if isinstance(error, _SILENCES):
+                        said = self._with_what_is_known(error, cause)
+                        if said != error.message:
+                            raise type(error)(said, **error.details) from (cause or error)
+                    raise
+                if cause is None or not isinstance(error, _SILENCES):
+                    cause = error
+                self._failed = error.message
+                wait.failed(error, deadline)
+                self.waits.tell(wait)
+                refreshed = refreshed or stale
+                if isinstance(error, NotController | OutcomeUnknown):
+                    self._is_controller_gone = True
+                if error.refresh_metadata:
+                    self.forget_topics()
+            tries += 1
+            yield Sleep(wait_s)
+
+    def _with_what_is_known(self, error: QuiverlogError, cause: QuiverlogError | None) -> str:
+        """A silence says least: with it the broker that answers without a controller is named, and
+        what failed before.
+        """
+        said = error.message
+        if self._undecided is not None:
+            said += f" {self._undecided} answers, but reaches no controller."
+        if cause is not None and cause.message not in error.message:
+            said += f" Before: {cause.message}"
+        return said
+
+    def first_contact(self) -> Operation[None]:
+        """Learn who the brokers are; one round, no retry, within the request timeout."""
+        with self.waits.of(self._cut(self.settings.request_timeout_s)) as wait:
+            yield from within(self.clock, wait.until_s - wait.since_s, self.refresh([]), wait)
+
+    # --- metadata -------------------------------------------------------------------------------
+    def refresh(
+        self, names: Sequence[str] | None = None, *, decided: bool = False
+    ) -> Operation[ClusterMetadata]:
+        """Ask for all topics (None) or for some, and renew the picture. No retry.
+
+        `decided`: as the broker says that decides about topics, and no other. Raises:
+            NotController, ConnectionFailed, RequestTimedOut: a name is not known to whoever was
+                asked, and the broker that decides cannot be asked whether it names a topic.
+        """
+        wanted = None if names is None else list(dict.fromkeys(names))
+        found = yield from look(self._ask_any, wanted)
+        kept = {} if names is None else dict(self.metadata.topics)
+        for name in names or ():
+            kept.pop(name, None)
+        self._learn(found, {**kept, **found.topics})
+        topics = found.topics
+        missing = [name for name in wanted or () if decided or name not in topics]
+        if missing and not found.decides:
+            told = yield from self._look_at_controller(missing, found)
+            topics = told.topics if decided else {**topics, **told.topics}
+            self._learn(told, {**self.metadata.topics, **topics})
+        return replace(self.metadata, topics=topics)
+
+    def _learn(self, found: Look, topics: dict[str, TopicInfo]) -> None:
+        """The picture is from now on what one broker has said."""
+        self._heard_s.update(dict.fromkeys(found.topics, self.clock()))
+        self.metadata = found.picture(topics)
+        is_undecided = found.response.is_behind or found.controller is None
+        self._undecided = found.address if is_undecided else None
+
+    def _look_at_controller(self, names: list[str], found: Look) -> Operation[Look]:
+        """Ask whoever decides for names that another broker does not know."""
+        controller = found.controller
+        patience_s = math.inf
+        if controller is not None:
+            patience_s = self.patience_of(controller, has_others=True, has_answer=True)
+        try:
+            told = yield from look(ask_one(controller, patience_s), names)
+            if not told.decides or doubt_of(told.response, self.metadata):
+                raise NotController(f"{told.address} does not decide about topics any more.")
+        except QuiverlogError as error:
+            if controller is not None and isinstance(error, RequestTimedOut):
+                self.suspect(controller)
+            # Another one is asked next time: it may know the name, or who decides now.
+            self._known.failed(found.address, self.addresses())
+            raise
+        return told
+
+    def topic(
+        self, name: str, *, fresh: bool = False, age_max_s: float = math.inf
+    ) -> Operation[TopicInfo]:
+        """A topic, from the cache (unless that is older) or asked for. No retry.
+
+        Raises:
+            UnknownTopic: there is none of this name.
+        """
+        known = None if fresh else self.metadata.topics.get(name)
+        if known is not None and self.clock() - self._heard_s.get(name, -math.inf) > age_max_s:
+            known = None
+        if known is None:
+            metadata = yield from self.refresh([name])
+            known = metadata.topics.get(name)
+        if known is None:
+            raise UnknownTopic(f"There is no topic {name!r}.", topic=name)
+        return known
+
+    def heard_late(
+        self, name: str, topic_id: bytes, error: UnknownTopicId
+    ) -> Operation[QuiverlogError]:
+        """What an id means that a broker does not know: brokers hear of topics one after the other.
+
+        The error, or one that is worth a repetition where the topic is there. No retry. Raises as
+        `refresh`: as long as nobody decides, no topic is gone.
+        """
+        told = (yield from self.refresh([name], decided=True)).topics.get(name)
+        if told is None or told.topic_id != topic_id:
+            return error
+        return NotLeader(f"{name}: the broker that was asked has not heard of this topic yet.")
+
+    def forget_topics(self) -> None:
+        """Drop the cached topics: the next operation asks for those that it needs."""
+        self.metadata = replace(self.metadata, topics={})
+        self._heard_s.clear()
+
+    # --- schemas --------------------------------------------------------------------------------
+    def history(
+        self, topic_id: bytes, topic: str, *, needed_id: int = -1, fresh: bool = False
+    ) -> Operation[SchemaHistory]:
+        """A topic's schema history that holds `needed_id`; errors name `topic`. No retry."""
+        known = None if fresh else self._histories.get(topic_id)
+        if known is not None and (needed_id < 0 or needed_id in known):
+            return known
+        versions: list[m.SchemaVersion] = []
+        first_id = 1
+        try:
+            while first_id:
+                request = m.TopicSchemasRequest(topic_id=topic_id, first_schema_id=first_id)
+                reply = yield from self.call_any(request)
+                response = reply.response
+                assert isinstance(response, m.TopicSchemasResponse)
+                versions += response.schemas
+                check_history_size(versions)
+                first_id = response.next_schema_id
+            history = history_from_wire(versions, topic)
+        except UnknownTopicId as error:
+            raise named((yield from self.heard_late(topic, topic_id, error)), topic) from None
+        except QuiverlogError as error:
+            named(error, topic)
+            raise
+        self._histories[topic_id] = history
+        return history
+
+
+def _of_change(error: QuiverlogError) -> QuiverlogError:
+    """A change that nothing was answered to may hold, which a read's error must not speak of."""
+    if not isinstance(error, RequestTimedOut):
+        return error
+    return RequestTimedOut(f"{error.message} The outcome is unknown.", **error.details)

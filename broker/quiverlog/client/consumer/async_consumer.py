@@ -1,0 +1,159 @@
+"""The asyncio consumer: `consumer.py` is generated from here by scripts/generate_client.py.
+
+Owns what a program sees of a consumer: an iterator, `poll`, `seek`, and who may use it when.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import Self, TypeVar
+
+# blocking: from quiverlog.client.rows.arrow_stream import stream_of_consumer
+from quiverlog.client.base.arguments import INT64, PARTITION, WAIT, checked
+from quiverlog.client.base.commands import Operation
+from quiverlog.client.drivers.asynchronous import AsyncDriver
+from quiverlog.client.rows.decoding import ConsumerBatch
+from quiverlog.errors import InvalidArgument, QuiverlogError
+
+from .core import ROUND_S, ConsumerBase, ConsumerCore
+
+__all__ = ["AsyncConsumer"]
+
+T = TypeVar("T")
+
+
+class AsyncConsumer(ConsumerBase):
+    """Iterates over `ConsumerBatch`es; made by `AsyncClient.consumer`.
+
+    For one task at a time; only `close` may be called by another meanwhile: the iteration ends
+    within a second.
+    """
+
+    def __init__(self, core: ConsumerCore, driver: AsyncDriver) -> None:
+        super().__init__(core)
+        self._driver = driver
+        self._opened = False
+        self._turn = [None]
+        """Emptied by the operation under way; tried, never waited for. No lock: `acquire` may have
+        taken it when Ctrl-C comes, and nobody knows. A statement without a call is whole."""
+        # blocking: self.open()
+
+    async def open(self) -> Self:
+        """Find the topic and where to begin, if that has not been done."""
+        if not self._opened:
+            await self._run(self._core.open())
+            self._opened = True
+        return self
+
+    async def __aiter__(self) -> AsyncIterator[ConsumerBatch]:
+        try:
+            while (batch := await self._following()) is not None:
+                yield batch
+                batch = None  # so that its answer is not held when the one after the next comes
+        finally:
+            await self._release()
+
+    async def __anext__(self) -> ConsumerBatch:
+        """The next batch, however long it takes; at the end of the rows the iteration ends."""
+        batch = await self._following()
+        if batch is None:
+            await self._release()
+            raise StopAsyncIteration
+        return batch
+
+    async def _following(self) -> ConsumerBatch | None:
+        """The next batch; None at the end."""
+        await self.open()
+        self._core.handed_out()
+        try:
+            while not self._closed:
+                batch = await self._run(self._next(ROUND_S))
+                if batch is not None or self._core.is_at_end:
+                    return batch
+            return None
+        except QuiverlogError:
+            raise  # instead of a batch
+        except BaseException:
+            self._core.take_back()
+            raise
+
+    async def _following_many(self) -> list[ConsumerBatch]:
+        """The next batches, whose rows take no more memory than the answer; empty at the end."""
+        await self.open()
+        self._core.handed_out()
+        while not self._closed:
+            batches = await self._run(self._next_many(ROUND_S))
+            if batches or self._core.is_at_end:
+                return batches
+        return []
+
+    @checked(timeout=WAIT)
+    async def poll(self, timeout: float = 1.0) -> ConsumerBatch | None:
+        """The next batch, or None when there is none within `timeout` seconds (or ever).
+
+        A poll that must open a connection first may take up to a second, whatever its timeout.
+        """
+        await self.open()
+        self._core.handed_out()
+        try:
+            return await self._run(self._poll(timeout))
+        except QuiverlogError:
+            raise  # instead of a batch
+        except BaseException:
+            self._core.take_back()
+            raise
+
+    @checked(partition=PARTITION, offset=INT64)
+    async def seek(self, partition: int, offset: int) -> None:
+        """Go on from `offset` of a partition: back, or past rows that cannot be decoded.
+
+        Raises:
+            UnknownPartition: the partition is not read by this consumer.
+        """
+        await self.open()
+        self._core.seek(partition, offset)
+
+    async def close(self) -> None:
+        """End the iteration and drop the requests under way."""
+        self._closed = True
+        await self._release()
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    # blocking: __arrow_c_stream__ = stream_of_consumer
+
+    async def _run(self, operation: Operation[T]) -> T:
+        try:
+            del self._turn[0]
+        except IndexError:
+            operation.close()
+            message = f"The consumer of {self.topic!r} is read by another caller now."
+            raise InvalidArgument(message) from None
+        try:
+            return await self._driver.run(operation)
+        finally:
+            self._turn += (None,)
+            if self._closed:  # A `close` that came meanwhile left the requests to this operation.
+                await self._release()
+
+    async def _release(self) -> None:
+        """Drop the requests under way; an operation that waits for them does it at its end."""
+        try:
+            del self._turn[0]
+        except IndexError:
+            return
+        try:
+            if self._core.requests and self._driver.is_usable:
+                await self._driver.run(self._abandon())
+        finally:
+            self._turn += (None,)

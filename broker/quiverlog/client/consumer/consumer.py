@@ -1,0 +1,159 @@
+"""The blocking consumer.
+
+Generated from `consumer/async_consumer.py` by scripts/generate_client.py; do not edit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Self, TypeVar
+
+from quiverlog.client.base.arguments import INT64, PARTITION, WAIT, checked
+from quiverlog.client.base.commands import Operation
+from quiverlog.client.drivers.blocking import BlockingDriver
+from quiverlog.client.rows.arrow_stream import stream_of_consumer
+from quiverlog.client.rows.decoding import ConsumerBatch
+from quiverlog.errors import InvalidArgument, QuiverlogError
+
+from .core import ROUND_S, ConsumerBase, ConsumerCore
+
+__all__ = ["Consumer"]
+
+T = TypeVar("T")
+
+
+class Consumer(ConsumerBase):
+    """Iterates over `ConsumerBatch`es; made by `Client.consumer`.
+
+    For one thread at a time; only `close` may be called by another meanwhile: the iteration ends
+    within a second.
+    """
+
+    def __init__(self, core: ConsumerCore, driver: BlockingDriver) -> None:
+        super().__init__(core)
+        self._driver = driver
+        self._opened = False
+        self._turn = [None]
+        """Emptied by the operation under way; tried, never waited for. No lock: `acquire` may have
+        taken it when Ctrl-C comes, and nobody knows. A statement without a call is whole."""
+        self.open()
+
+    def open(self) -> Self:
+        """Find the topic and where to begin, if that has not been done."""
+        if not self._opened:
+            self._run(self._core.open())
+            self._opened = True
+        return self
+
+    def __iter__(self) -> Iterator[ConsumerBatch]:
+        try:
+            while (batch := self._following()) is not None:
+                yield batch
+                batch = None  # so that its answer is not held when the one after the next comes
+        finally:
+            self._release()
+
+    def __next__(self) -> ConsumerBatch:
+        """The next batch, however long it takes; at the end of the rows the iteration ends."""
+        batch = self._following()
+        if batch is None:
+            self._release()
+            raise StopIteration
+        return batch
+
+    def _following(self) -> ConsumerBatch | None:
+        """The next batch; None at the end."""
+        self.open()
+        self._core.handed_out()
+        try:
+            while not self._closed:
+                batch = self._run(self._next(ROUND_S))
+                if batch is not None or self._core.is_at_end:
+                    return batch
+            return None
+        except QuiverlogError:
+            raise  # instead of a batch
+        except BaseException:
+            self._core.take_back()
+            raise
+
+    def _following_many(self) -> list[ConsumerBatch]:
+        """The next batches, whose rows take no more memory than the answer; empty at the end."""
+        self.open()
+        self._core.handed_out()
+        while not self._closed:
+            batches = self._run(self._next_many(ROUND_S))
+            if batches or self._core.is_at_end:
+                return batches
+        return []
+
+    @checked(timeout=WAIT)
+    def poll(self, timeout: float = 1.0) -> ConsumerBatch | None:
+        """The next batch, or None when there is none within `timeout` seconds (or ever).
+
+        A poll that must open a connection first may take up to a second, whatever its timeout.
+        """
+        self.open()
+        self._core.handed_out()
+        try:
+            return self._run(self._poll(timeout))
+        except QuiverlogError:
+            raise  # instead of a batch
+        except BaseException:
+            self._core.take_back()
+            raise
+
+    @checked(partition=PARTITION, offset=INT64)
+    def seek(self, partition: int, offset: int) -> None:
+        """Go on from `offset` of a partition: back, or past rows that cannot be decoded.
+
+        Raises:
+            UnknownPartition: the partition is not read by this consumer.
+        """
+        self.open()
+        self._core.seek(partition, offset)
+
+    def close(self) -> None:
+        """End the iteration and drop the requests under way."""
+        self._closed = True
+        self._release()
+
+    def __enter__(self) -> Self:
+        return self.open()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    __arrow_c_stream__ = stream_of_consumer
+
+    def _run(self, operation: Operation[T]) -> T:
+        try:
+            del self._turn[0]
+        except IndexError:
+            operation.close()
+            message = f"The consumer of {self.topic!r} is read by another caller now."
+            raise InvalidArgument(message) from None
+        try:
+            return self._driver.run(operation)
+        finally:
+            self._turn += (None,)
+            if self._closed:  # A `close` that came meanwhile left the requests to this operation.
+                self._release()
+
+    def _release(self) -> None:
+        """Drop the requests under way; an operation that waits for them does it at its end."""
+        try:
+            del self._turn[0]
+        except IndexError:
+            return
+        try:
+            if self._core.requests and self._driver.is_usable:
+                self._driver.run(self._abandon())
+        finally:
+            self._turn += (None,)

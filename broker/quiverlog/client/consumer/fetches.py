@@ -1,0 +1,319 @@
+"""The fetches of a consumer: which are under way to which broker, replicas, pauses.
+
+Owns one request per broker and role, the choice of replicas, and the pauses after answers that
+came early and without rows. A follower that fails or does not answer is left for the leader: its
+failures end here. What a follower reports as error or end is asked of the leader again.
+
+Must not know: what rows mean to the consumer, decoding.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from quiverlog.client.base.commands import (
+    Abandon,
+    Advance,
+    Call,
+    Finish,
+    FinishAny,
+    Operation,
+    PendingReply,
+    Reply,
+    Start,
+)
+from quiverlog.client.base.results import Address, FetchedPartition, TopicInfo
+from quiverlog.client.base.waits import Wait
+from quiverlog.client.cluster.answers import named
+from quiverlog.client.cluster.metadata import partition_info
+from quiverlog.client.cluster.replica_choice import LEADER, ReplicaChoice
+from quiverlog.client.cluster.routing import Cluster, empty_pause_s
+from quiverlog.client.cluster.topic_identity import meant_topic
+from quiverlog.errors import QuiverlogError
+from quiverlog.limits import FETCH_MAX_WAIT_MS_DEFAULT, LEADER_SILENCE_MS, MIB
+from quiverlog.wire import messages as m
+
+from .options import ConsumerOptions
+from .positions import Position
+from .stored_batches import split_fetch
+
+__all__ = ["FOLLOWER_TIMEOUT_S", "OVERDUE_S", "ROUND_S", "Fetches", "Pauses", "Request", "Source"]
+
+
+# The fetches that a consumer has under way: to whom, of what, and who is let rest between them.
+OVERDUE_S = (FETCH_MAX_WAIT_MS_DEFAULT + LEADER_SILENCE_MS) / 1000
+"""A leader may keep an answer back for the first part of it, the rest is silence."""
+FOLLOWER_TIMEOUT_S = 10.0
+"""A follower that gives no answer is given up after that: the leader is there."""
+
+
+class Source(NamedTuple):
+    """A broker that is asked, as leader or as a follower (with its node id)."""
+
+    address: Address
+    follower: int = LEADER
+
+    @property
+    def is_follower(self) -> bool:
+        """True: what it says is to be doubted."""
+        return self.follower != LEADER
+
+
+@dataclass(slots=True)
+class Request:
+    """A fetch under way."""
+
+    pending: PendingReply
+    source: Source
+    offsets: dict[int, int]
+    """Partition -> the offset that was asked for; a seek makes the answer stale."""
+    sent_s: float
+    waited_s: float = 0.0
+    """How long the consumer has waited for it: without what the caller did meanwhile."""
+    looked_s: float = 0.0
+    """How much of that had passed when the metadata were looked at for it."""
+
+    @property
+    def is_overdue(self) -> bool:
+        """A leader owes the answer for so long that somebody else may lead by now."""
+        return not self.source.is_follower and self.waited_s - self.looked_s >= OVERDUE_S
+
+
+@dataclass(slots=True)
+class _Pause:
+    """A broker whose last answers came early and without rows."""
+
+    streak: int = 0
+    until_s: float = 0.0
+
+
+class Pauses:
+    """A long poll that comes back early with nothing must not become a loop without rest."""
+
+    __slots__ = ("_clock", "_jitter", "_pauses")
+
+    def __init__(self, clock: Callable[[], float], jitter: Callable[[], float]) -> None:
+        self._clock = clock
+        self._jitter = jitter
+        self._pauses: dict[Source, _Pause] = {}
+
+    def holds(self, source: Source) -> bool:
+        """True while nothing is asked of this one."""
+        pause = self._pauses.get(source)
+        return pause is not None and pause.until_s > self._clock()
+
+    def ends_s(self) -> list[float]:
+        """When those that hold end."""
+        now_s = self._clock()
+        return [pause.until_s for pause in self._pauses.values() if pause.until_s > now_s]
+
+    def answered(self, request: Request, *, brought: bool, failed: bool) -> None:
+        """An answer has come, with rows, with errors, or with neither."""
+        if brought:
+            self._pauses.pop(request.source, None)
+            return
+        now_s = self._clock()
+        if failed or now_s - request.sent_s >= FETCH_MAX_WAIT_MS_DEFAULT / 2000:
+            return
+        pause = self._pauses.setdefault(request.source, _Pause())
+        pause.until_s = now_s + empty_pause_s(pause.streak, self._jitter())
+        pause.streak += 1
+
+
+ROUND_S = 1.0
+"""How long one wait lasts at most: a consumer that was closed meanwhile sees it then."""
+
+logger = logging.getLogger("quiverlog")
+
+
+class Fetches:
+    """The requests of a consumer: what is asked of whom, and what comes back.
+
+    `topic_id`: of the topic that is meant, once it is known.
+    """
+
+    def __init__(self, cluster: Cluster, topic: str, options: ConsumerOptions) -> None:
+        self.topic_id = b""
+        self.requests: list[Request] = []
+        self._may_advance = False
+        """Something may have come of them."""
+        self.pauses = Pauses(cluster.clock, cluster.jitter)
+        spread = int(cluster.jitter() * 1_000)
+        self.choice = ReplicaChoice(options.fetch_from, options.client_rack, spread)
+        self._cluster = cluster
+        self._clock = cluster.clock
+        self._topic = topic
+        self._bytes_max = options.fetch_bytes
+
+    def current_topic(self) -> Operation[TopicInfo]:
+        """The topic, from the cache or asked for.
+
+        Raises:
+            UnknownTopicId: it is gone, or another one has its name.
+        """
+        return (yield from meant_topic(self._cluster, self._topic, self.topic_id))
+
+    # --- asking ---------------------------------------------------------------------------------
+    def start(self, positions: Mapping[int, Position], order: Sequence[int]) -> Operation[None]:
+        """Ask for what is in no request, in this order."""
+        while True:
+            busy = {p for request in self.requests for p in request.offsets}
+            free = [positions[p] for p in order if p not in busy and not positions[p].is_done]
+            if not free or (yield from self._start_free(free)):
+                return
+
+    def _start_free(self, free: Sequence[Position]) -> Operation[bool]:
+        """False: a follower cannot be asked, so its leader is to be."""
+        topic = yield from self.current_topic()
+        sources: dict[Source, list[Position]] = {}
+        for position in free:
+            source = self._source(topic, position.partition)
+            sources.setdefault(source, []).append(position)
+        asked = {request.source for request in self.requests}
+        share = max(MIB, self._bytes_max // max(1, len(sources.keys() | asked)))
+        for source, positions in sources.items():
+            if source in asked or self.pauses.holds(source):
+                continue  # its partitions that are free join the next request
+            if not (yield from self._ask(topic, source, positions, min(share, self._bytes_max))):
+                return False
+        return True
+
+    def _ask(
+        self, topic: TopicInfo, source: Source, positions: Sequence[Position], bytes_max: int
+    ) -> Operation[bool]:
+        request = self._request(topic, source, positions, bytes_max)
+        timeout_s = self._cluster.settings.request_timeout_s
+        if source.is_follower:
+            timeout_s = min(timeout_s, FOLLOWER_TIMEOUT_S)
+        offsets = {position.partition: position.offset for position in positions}
+        for partition in offsets:
+            self.choice.asked(partition, source.follower, self._clock())
+        timeout_s += request.max_wait_ms / 1000
+        try:
+            pending = yield Start(Call(source.address, request, timeout_s, channel="fetch"))
+        except QuiverlogError as error:
+            if source.is_follower:
+                self.leave_follower(source, offsets, error)
+                return False
+            named(error, self._topic, *offsets)
+            raise
+        self.requests.append(Request(pending, source, offsets, self._clock()))
+        self._may_advance = True
+        return True
+
+    def _source(self, topic: TopicInfo, partition: int) -> Source:
+        info = partition_info(topic, partition)
+        node_id = self.choice.choose(info, self._cluster.metadata, self._clock())
+        if node_id == LEADER:
+            return Source(self._cluster.leader_address(topic, partition))
+        return Source(self._cluster.address_of(node_id), node_id)
+
+    def leave_follower(
+        self, source: Source, partitions: Iterable[int], error: QuiverlogError
+    ) -> None:
+        """A follower has failed: these are read from the leader for a while."""
+        assert source.is_follower
+        logger.debug("%s is read from the leader: %s", self._topic, error)
+        for p in partitions:
+            self.choice.failed(p, source.follower, self._clock())
+        if error.refresh_metadata:
+            self._cluster.forget_topics()
+
+    def _request(
+        self, topic: TopicInfo, source: Source, positions: Sequence[Position], bytes_max: int
+    ) -> m.FetchRequest:
+        entries = [
+            m.FetchPartition(
+                self.topic_id,
+                position.partition,
+                partition_info(topic, position.partition).leader_epoch,
+                position.offset,
+                position.last_epoch,
+                bytes_max,
+                -1 if position.end is None else position.end,
+                source.is_follower,
+            )
+            for position in positions
+        ]
+        return m.FetchRequest(
+            max_wait_ms=FETCH_MAX_WAIT_MS_DEFAULT, bytes_max=bytes_max, partitions=entries
+        )
+
+    # --- answers --------------------------------------------------------------------------------
+    def advance(self) -> Operation[None]:
+        """Earlier rows are used now: what comes meanwhile may be taken in."""
+        if self._may_advance:
+            self._may_advance = yield Advance([request.pending for request in self.requests])
+
+    def wait(self, deadline_s: float) -> Operation[PendingReply | None]:
+        """The first request that is answered; None when it is time to look around."""
+        began_s = self._clock()
+        pending: PendingReply | None = yield FinishAny(
+            [r.pending for r in self.requests], self._wait_s(deadline_s)
+        )
+        for request in self.requests:
+            request.waited_s += self._clock() - began_s
+        return pending
+
+    def owed(self, since_s: float) -> Wait | None:
+        """The answer that a broker keeps back for longer than it may. Any thread may ask.
+
+        Args:
+            since_s: since when rows are waited for.
+        """
+        oldest = min(list(self.requests), key=lambda one: one.sent_s, default=None)
+        if oldest is None:
+            return None
+        late_s = max(since_s, oldest.sent_s) + FETCH_MAX_WAIT_MS_DEFAULT / 1000
+        if self._clock() <= late_s:
+            return None
+        address = oldest.source.address
+        return Wait(late_s, math.inf, f"an answer of {address} (FETCH)", f"{address}")
+
+    def _wait_s(self, deadline_s: float) -> float:
+        now_s = self._clock()
+        moments = [now_s + ROUND_S, deadline_s]
+        moments.extend(self.pauses.ends_s())
+        return max(0.0, min(moments) - now_s)
+
+    def leave_deposed(self) -> Operation[None]:
+        """Look who leads what a leader owes for long: its successors are asked for that instead.
+
+        A machine that has lost its power says nothing, and its connection does not break.
+        """
+        overdue = [request for request in self.requests if request.is_overdue]
+        if not overdue or not self._cluster.has_others:
+            return
+        for request in overdue:
+            request.looked_s = request.waited_s
+            self._cluster.suspect(request.source.address)
+        yield from self._cluster.refresh([self._topic])
+        topic = yield from self.current_topic()
+        for request in overdue:
+            metadata, address = self._cluster.metadata, request.source.address
+            infos = (partition_info(topic, p) for p in request.offsets)
+            if any(metadata.is_led_elsewhere(info, address) for info in infos):
+                self.requests.remove(request)
+                yield Abandon(request.pending)
+
+    def take(self, pending: PendingReply) -> Request:
+        """The request that is answered: it is under way no more."""
+        request = next(r for r in self.requests if r.pending is pending)
+        self.requests.remove(request)
+        return request
+
+    def finish(self, request: Request) -> Operation[list[FetchedPartition]]:
+        """What was answered; nothing, where a follower has failed. Raises a leader's error."""
+        try:
+            reply: Reply = yield Finish(request.pending)
+            return split_fetch(reply)
+        except QuiverlogError as error:
+            if request.source.is_follower:
+                self.leave_follower(request.source, request.offsets, error)
+                return []
+            named(error, self._topic, *request.offsets)
+            raise

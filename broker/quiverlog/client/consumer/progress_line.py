@@ -1,0 +1,50 @@
+"""How a read's progress is shown to a person who asked for it: one line that is written over.
+
+Owns the line and how often it changes.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from quiverlog.client.base.arguments import shown
+from quiverlog.errors import InvalidArgument
+
+from .reading_plan import ReadProgress
+
+__all__ = ["progress_of"]
+
+EVERY_S: Final = 0.2
+
+
+def progress_of(wanted: Any) -> Callable[[ReadProgress], object] | None:
+    """What `progress` stands for: True for the line, None or False for none, or a function."""
+    if wanted is None or wanted is False:
+        return None
+    if wanted is True:
+        return _Line()
+    if callable(wanted):
+        called: Callable[[ReadProgress], object] = wanted
+        return called
+    raise InvalidArgument(f"progress={shown(wanted)}: give True, or a function.")
+
+
+class _Line:
+    """On stderr."""
+
+    def __init__(self) -> None:
+        self._again_s = 0.0
+
+    def __call__(self, progress: ReadProgress) -> None:
+        now_s = time.monotonic()
+        is_last = progress.rows >= progress.rows_total
+        if now_s < self._again_s and not is_last:
+            return
+        self._again_s = now_s + EVERY_S
+        end = "\n" if is_last else ""
+        text = f"\r{progress.topic}: {progress.rows:,} of {progress.rows_total:,} rows{end}"
+        sys.stderr.write(text)
+        sys.stderr.flush()

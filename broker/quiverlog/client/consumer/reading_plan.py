@@ -1,0 +1,213 @@
+"""What a bounded read will read: fixed offsets, one schema, the columns to decode.
+
+Owns the questions that settle it and the shape of the rows that come out. The schema is asked for
+after the ends: all rows below them were written with it or an older one, so that every batch has
+the same columns. Knows nothing of waiting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from quiverlog.client.base.commands import Operation
+from quiverlog.client.base.results import TopicInfo
+from quiverlog.client.cluster.answers import about
+from quiverlog.client.cluster.metadata import partition_info
+from quiverlog.client.cluster.partition_questions import at_us
+from quiverlog.client.cluster.routing import Cluster
+from quiverlog.client.rows.decoding import ConsumerBatch
+from quiverlog.client.rows.place import (
+    PLACE_NAMES,
+    RowFilter,
+    check_condition,
+    filter_of,
+    mentioned,
+    placed,
+    with_place,
+)
+from quiverlog.errors import InvalidArgument
+from quiverlog.types import LATEST
+
+from .options import ConsumerOptions
+from .positions import PositionFinder
+
+if TYPE_CHECKING:
+    from quiverlog.client.rows.place_bounds import PlaceBounds
+
+__all__ = ["ReadPlan", "ReadProgress", "plan_read"]
+
+
+class ReadProgress(NamedTuple):
+    """How far a read is. Rows are counted before the condition chooses among them."""
+
+    topic: str
+    rows: int
+    rows_total: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPlan:
+    """See the module's docstring. `ranges`: partition -> first offset and end, not empty ones."""
+
+    topic: str
+    schema: pa.Schema
+    ranges: Mapping[int, tuple[int, int]]
+    options: ConsumerOptions
+    row_filter: RowFilter | None
+    is_placed: bool
+
+    @property
+    def rows_total(self) -> int:
+        """Offsets in the ranges: as many rows, unless compaction has taken some."""
+        return sum(end - start for start, end in self.ranges.values())
+
+    def shaped(self, batch: ConsumerBatch) -> pa.RecordBatch:
+        """The chosen rows of a batch, in the columns that were asked for."""
+        rows = placed(batch) if self.is_placed else batch.data
+        if self.row_filter is not None:
+            rows = self.row_filter.chosen(rows)
+        if rows.schema.names != self.schema.names:
+            rows = rows.select(self.schema.names)
+        assert rows.schema.equals(self.schema), (rows.schema, self.schema)
+        return rows
+
+
+def plan_read(
+    cluster: Cluster, topic: str, options: ConsumerOptions, *, end: Any, where: Any
+) -> Operation[ReadPlan]:
+    """Settle a read.
+
+    Args:
+        options: those of a consumer, without an end.
+        end: "latest", a moment, or partition -> offset or one of these.
+        where: SQL as text, an expression of Arrow, or None.
+    """
+
+    if where is not None:
+        check_condition(where)
+
+    def attempt() -> Operation[ReadPlan]:
+        info = yield from cluster.topic(topic, fresh=True)
+        finder = PositionFinder(cluster, topic, info.topic_id, replace(options, columns=None))
+        starts, latest = yield from _bounds(finder, info, options)
+        ends = yield from _ends(finder, latest, end)
+        ranges = {p: (start, max(start, ends[p])) for p, start in starts.items()}
+        history = yield from cluster.history(info.topic_id, topic, fresh=True)
+        plan = _shape(topic, history.current, options, where)
+        if isinstance(where, pc.Expression):
+            from quiverlog.client.rows.place_bounds import (
+                PlaceBounds,  # it loads pyarrow.dataset, and that pandas
+            )
+
+            current = history.current
+            bounds = PlaceBounds(where, with_place(current), own=current.names)
+            ranges = yield from _narrowed(finder, bounds, ranges)
+        ranges = {p: (start, stop) for p, (start, stop) in ranges.items() if start < stop}
+        return replace(
+            plan,
+            ranges=ranges,
+            options=replace(
+                plan.options,
+                topic_id=info.topic_id,
+                start={p: start for p, (start, _) in ranges.items()},
+                end={p: stop for p, (_, stop) in ranges.items()},
+                partitions=tuple(ranges),
+                is_settled=True,
+            ),
+        )
+
+    return (yield from about(topic, cluster.retrying(attempt)))
+
+
+def _bounds(
+    finder: PositionFinder, info: TopicInfo, options: ConsumerOptions
+) -> Operation[tuple[dict[int, int], dict[int, int]]]:
+    """Where each partition begins and ends now."""
+    wanted = options.partitions
+    chosen = [p.partition for p in info.partitions] if wanted is None else list(wanted)
+    for partition in finder.named_partitions(chosen):
+        partition_info(info, partition)
+    positions = yield from finder.resolve(chosen)
+    latest = {p: position.end or 0 for p, position in positions.items()}
+    return {p: position.offset for p, position in positions.items()}, latest
+
+
+def _ends(finder: PositionFinder, latest: dict[int, int], end: Any) -> Operation[dict[int, int]]:
+    """Where each partition ends; never above what is there now."""
+    wanted = {p: end.get(p, "latest") if isinstance(end, Mapping) else end for p in latest}
+    asked = {p: at_us(at) for p, at in wanted.items() if not isinstance(at, int)}
+    asked = {p: at for p, at in asked.items() if at != LATEST}
+    found = yield from finder.offsets(asked)
+    fixed = {p: at for p, at in wanted.items() if isinstance(at, int)}
+    # Where no row is that young, all of them are older.
+    ends = {**latest, **{p: at for p, at in found.items() if at >= 0}, **fixed}
+    return {p: min(at, latest[p]) for p, at in ends.items()}
+
+
+def _narrowed(
+    finder: PositionFinder, bounds: PlaceBounds, ranges: Mapping[int, tuple[int, int]]
+) -> Operation[dict[int, tuple[int, int]]]:
+    """Without the rows that the condition leaves out by their partition, offset or time."""
+    kept = {p: bounds.offsets(p, start, end) for p, (start, end) in ranges.items()}
+    time_us = bounds.time_us_min()
+    if time_us == 0:
+        return kept
+    asked = [p for p, (start, end) in kept.items() if start < end]
+    since = yield from finder.offsets(dict.fromkeys(asked, time_us))
+    for p, offset in since.items():
+        start, end = kept[p]
+        # Where no row is that young, none is chosen.
+        kept[p] = (end if offset < 0 else min(end, max(start, offset)), end)
+    return kept
+
+
+def _shape(topic: str, current: pa.Schema, options: ConsumerOptions, where: Any) -> ReadPlan:
+    """The plan without its offsets."""
+    full = with_place(current)
+    if options.columns is None:
+        schema = current
+    else:
+        unknown = [name for name in options.columns if name not in full.names]
+        if unknown:
+            raise InvalidArgument(
+                f"Topic {topic!r} has no column {unknown[0]!r}; it has {', '.join(current.names)}."
+            )
+        if len(set(options.columns)) != len(options.columns):
+            raise InvalidArgument("columns: each is named once.")
+        schema = pa.schema([full.field(name) for name in options.columns])
+    used = set(schema.names)
+    row_filter = None
+    if where is not None:
+        used |= mentioned(where, full.names)
+    fetched = pa.schema([f for f in current if f.name in used] or [_cheapest(current)])
+    is_placed = any(name in used and name not in current.names for name in PLACE_NAMES)
+    if where is not None:
+        row_filter = filter_of(where, with_place(fetched) if is_placed else fetched)
+    return ReadPlan(
+        topic,
+        schema,
+        {},
+        replace(options, columns=None, reader_schema=fetched),
+        row_filter,
+        is_placed,
+    )
+
+
+_WIDE: Final = 1 << 20
+
+
+def _cheapest(current: pa.Schema) -> pa.Field:
+    """The column by which rows are counted where none is asked for."""
+
+    def cost(field: pa.Field) -> int:
+        try:
+            return int(field.type.bit_width)
+        except ValueError:
+            return _WIDE
+
+    return min(current, key=cost)

@@ -1,0 +1,589 @@
+"""The blocking driver: plain sockets, one request at a time per connection.
+
+Owns a pool of idle connections per broker, connecting, the deadline of the request under way and
+the mapping of system errors; decides nothing. Threads may share a driver: a connection belongs to
+one request from its start to its reply. One that the broker closed while it was idle is replaced
+silently when it is taken out. After fork() the child may not touch the parent's sockets: every
+entry compares the process id.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Final, TypeVar, assert_never
+
+from quiverlog.client.base.commands import (
+    Abandon,
+    Advance,
+    Buffer,
+    Call,
+    CallMany,
+    Command,
+    Finish,
+    FinishAny,
+    Operation,
+    PendingReply,
+    Reply,
+    Sleep,
+    Start,
+)
+from quiverlog.client.base.results import Address
+from quiverlog.client.cluster.answers import check_answer
+from quiverlog.client.cluster.metadata import check
+from quiverlog.client.cluster.routing import Settings
+from quiverlog.client.rows.file_rows import FileRows
+from quiverlog.errors import (
+    ClientClosed,
+    ConnectionClosed,
+    ConnectionFailed,
+    ForkedClient,
+    QuiverlogError,
+    RequestTimedOut,
+)
+from quiverlog.version import VERSION
+from quiverlog.wire import frames
+from quiverlog.wire.connection import ClientConnection
+from quiverlog.wire.messages import FetchRequest, FetchResponse, HelloRequest, Request, Response
+
+from .local_reads import (
+    HEAD_BYTES,
+    ArrowMemory,
+    FileReading,
+    LocalReads,
+    asks_for_ranges,
+    foreign_protocol,
+    has_ranges,
+)
+from .name_lookup import late_reason, lookup, numeric
+
+__all__ = ["BlockingConnection", "BlockingDriver", "readable", "system_reason"]
+
+
+# One blocking connection to a broker: a socket with the protocol's state.
+IOV_MAX = 512
+"""Buffers of one `sendmsg`."""
+_OPTIONS: Final = (
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY),
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE),
+)
+
+
+class BlockingConnection:
+    """One socket with the protocol's state; HELLO has been answered when it is made."""
+
+    def __init__(
+        self, address: Address, settings: Settings, timeout_s: float, local_reads: LocalReads
+    ) -> None:
+        self.address = address
+        self._local_reads = local_reads
+        self._asks_for_ranges = False
+        """Of the request under way: its rows may be in files of this machine."""
+        self._reading: tuple[FetchResponse, FileReading] | None = None
+        """The answer that has come, some of whose rows are being read from files."""
+        self.is_spent = False
+        """More than the answer has come: no request may use this connection any more."""
+        self._memory = ArrowMemory()
+        self._receiver = frames.FrameReceiver(own_bodies=True, pool=self._memory)
+        self._head = b""
+        """How the server's first answer begins."""
+        self._protocol = ClientConnection()
+        self._request: Request = HelloRequest()
+        self._deadline_s = time.monotonic() + timeout_s
+        self._socket = _connect(address, timeout_s)
+        self._is_on_this_machine = _is_on_this_machine(self._socket)
+        try:
+            self._send_all([self._protocol.hello(settings.client_id, VERSION)])
+            check(self.receive().response)
+        except QuiverlogError as error:
+            self.close()
+            foreign = foreign_protocol(self._head, address)
+            if foreign is not None:
+                raise ConnectionFailed(foreign) from error
+            raise
+        except BaseException:
+            self.close()
+            raise
+
+    def fileno(self) -> int:
+        """The socket's descriptor; -1 after `close`."""
+        return self._socket.fileno()
+
+    def is_stale(self) -> bool:
+        """Bytes or an end wait on an idle connection: either way it is of no more use."""
+        try:
+            return bool(readable([self], 0))
+        except ConnectionClosed:
+            return True
+
+    def send(self, call: Call, send_by_s: float, reply_by_s: float) -> None:
+        """Send a request; both bounds are moments of the monotonic clock."""
+        self._deadline_s = send_by_s
+        request = call.request
+        body_bytes = sum(memoryview(b).nbytes for b in call.body)
+        asked, self._asks_for_ranges = request, False
+        tries_files = self._is_on_this_machine and self._local_reads.are_tried(self.address)
+        if tries_files and isinstance(request, FetchRequest):
+            asked, self._asks_for_ranges = asks_for_ranges(request), True
+        _, head = self._protocol.send(asked, body_bytes)
+        self._send_all([head, *call.body])
+        self._request = request
+        self._deadline_s = reply_by_s
+
+    def receive(self) -> Reply:
+        """The reply to the request, waiting until the request's deadline."""
+        while True:
+            # After the deadline what has arrived is still taken: the caller may have been away.
+            self._socket.settimeout(max(0.0, self.left_s))
+            try:
+                reply = self._receive_some()
+            except BlockingIOError:
+                raise self._late() from None
+            if reply is not None:
+                return reply
+
+    @property
+    def has_answer(self) -> bool:
+        """The answer has come, and needs no more of the socket: its rows are in files."""
+        return self._reading is not None
+
+    def advance(self) -> Reply | None:
+        """What has arrived, without waiting: rows in files are read by a thread from now on."""
+        assert self._reading is None, "there is no more to come"
+        self._socket.settimeout(0.0)
+        try:
+            return self._receive_some(is_ahead=True)
+        except BlockingIOError:
+            return None
+
+    def receive_ready(self) -> Reply | None:
+        """What has arrived, without waiting: the reply once all of it is there.
+
+        Raises:
+            RequestTimedOut: the request's deadline has passed.
+        """
+        self._socket.settimeout(0.0)
+        try:
+            return self._receive_some()
+        except BlockingIOError:
+            if self.left_s <= 0:
+                raise self._late() from None
+            return None
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the request's deadline; negative after it."""
+        return self._deadline_s - time.monotonic()
+
+    def close(self) -> None:
+        """Close the socket. A second call does nothing."""
+        self._socket.close()
+
+    def _receive_some(self, *, is_ahead: bool = False) -> Reply | None:
+        if self._reading is not None:
+            return self._with_file_rows(*self._reading)
+        try:
+            room = self._receiver.get_buffer()
+            count = self._socket.recv_into(room)
+        except BlockingIOError:
+            raise
+        except OSError as error:
+            raise _mapped(error, self.address) from error
+        if not count:
+            raise ConnectionClosed(f"{self.address} closed the connection.")
+        if len(self._head) < HEAD_BYTES:
+            self._head += bytes(room[: min(count, HEAD_BYTES)])
+        found = self._receiver.buffer_updated(count)
+        if not found:
+            return None
+        # One request at a time: whatever follows its answer was not asked for.
+        receiver = self._receiver
+        self.is_spent = len(found) > 1 or receiver.partial or receiver.error is not None
+        _, response, body = self._protocol.receive(found[0])
+        if not (
+            self._asks_for_ranges and isinstance(response, FetchResponse) and has_ranges(response)
+        ):
+            return self._checked(response, body)
+        reading = FileReading(FileRows(response, body, self._memory))
+        if not is_ahead:
+            return self._with_file_rows(response, reading)
+        self._reading = response, reading
+        self._local_reads.read_ahead(reading)
+        return None
+
+    def _with_file_rows(self, response: FetchResponse, reading: FileReading) -> Reply | None:
+        """The reply; None: its rows have to be sent, and are asked for."""
+        self._reading = None
+        try:
+            body = reading.finish()
+        except OSError as error:
+            self._local_reads.failed(self.address, error)
+            self._ask_for_rows()
+            return None
+        return self._checked(response, body)
+
+    def _checked(self, response: Response, body: memoryview) -> Reply:
+        check_answer(self._request, response, len(body))
+        return Reply(response, body)
+
+    def _ask_for_rows(self) -> None:
+        """Ask again, by the same deadline, for rows in the answer."""
+        self._asks_for_ranges = False
+        _, head = self._protocol.send(self._request, 0)
+        self._send_all([head])
+
+    def _send_all(self, buffers: Sequence[Buffer]) -> None:
+        views = [memoryview(b).cast("B") for b in buffers if len(b)]
+        while views:
+            left_s = self.left_s
+            if left_s <= 0:
+                raise self._late()
+            self._socket.settimeout(left_s)
+            try:
+                sent = self._socket.sendmsg(views[:IOV_MAX])
+            except OSError as error:
+                raise _mapped(error, self.address) from error
+            while views and sent >= views[0].nbytes:
+                sent -= views.pop(0).nbytes
+            if sent:
+                views[0] = views[0][sent:]
+
+    def _late(self) -> RequestTimedOut:
+        return RequestTimedOut(f"{self.address} did not answer in time.")
+
+
+def _connect(address: Address, timeout_s: float) -> socket.socket:
+    """Try what the name resolves to, one after the other, within one timeout."""
+    end_s = time.monotonic() + timeout_s
+    try:
+        found = numeric(address) or lookup(address).result(timeout_s)
+    except TimeoutError as error:
+        raise ConnectionFailed(late_reason(address, timeout_s)) from error
+    except (OSError, ValueError) as error:  # ValueError: a name no resolver would take
+        raise ConnectionFailed(f"Cannot connect to {address}: {system_reason(error)}.") from error
+    failure: OSError = TimeoutError()
+    for family, kind, protocol, _, where in found:
+        left_s = end_s - time.monotonic()
+        if left_s <= 0:
+            break
+        try:
+            connected = socket.socket(family, kind, protocol)
+        except OSError as error:  # No descriptor is left, or the system lacks this family.
+            failure = error
+            continue
+        try:
+            connected.settimeout(left_s)
+            connected.connect(where)
+        except OSError as error:
+            connected.close()
+            failure = error
+            continue
+        except BaseException:
+            connected.close()
+            raise
+        for level, option in _OPTIONS:
+            with contextlib.suppress(OSError):  # Doing without is no error.
+                connected.setsockopt(level, option, 1)
+        return connected
+    if isinstance(failure, TimeoutError):
+        message = late_reason(address, timeout_s)
+    else:
+        message = f"Cannot connect to {address}: {system_reason(failure)}."
+    raise ConnectionFailed(message) from failure
+
+
+def _is_on_this_machine(connected: socket.socket) -> bool:
+    """Both ends have one address: a broker here, or the end of a tunnel, whose files are tried."""
+    try:
+        return bool(connected.getpeername()[0] == connected.getsockname()[0])
+    except OSError:
+        return False
+
+
+def readable(connections: Sequence[BlockingConnection], timeout_s: float) -> list[int]:
+    """Descriptors of the connections that have bytes, or an end, after at most `timeout_s`.
+
+    Raises:
+        ConnectionClosed: the system cannot wait for them.
+    """
+    poll = select.poll()
+    for connection in connections:
+        poll.register(connection.fileno(), select.POLLIN)
+    try:
+        return [fd for fd, _ in poll.poll(max(0, int(timeout_s * 1000 + 0.999)))]
+    except OSError as error:
+        raise ConnectionClosed(f"Cannot wait for a reply: {system_reason(error)}.") from error
+
+
+def _mapped(error: OSError, address: Address) -> QuiverlogError:
+    if isinstance(error, TimeoutError):
+        return RequestTimedOut(f"{address} did not answer in time.")
+    return ConnectionClosed(f"The connection to {address} broke: {system_reason(error)}.")
+
+
+def system_reason(error: Exception) -> str:
+    """The system's own words; asyncio puts the address in their place."""
+    if isinstance(error, OSError) and error.errno is not None and error.errno > 0:
+        return os.strerror(error.errno)
+    return (getattr(error, "strerror", None) or str(error) or type(error).__name__).rstrip(".")
+
+
+T = TypeVar("T")
+
+IDLE_PER_BROKER_MAX = 8
+
+
+class BlockingReply:
+    """A started request: the connection is its own until the reply has been taken."""
+
+    __slots__ = ("call", "connection", "failure", "reply")
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+        self.connection: BlockingConnection | None = None
+        self.reply: Reply | None = None
+        self.failure: QuiverlogError | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """Reply or failure is at hand."""
+        return self.reply is not None or self.failure is not None
+
+
+class BlockingDriver:
+    """Performs the commands of operations; safe to share between threads."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._local_reads = LocalReads()
+        self._idle: dict[Address, list[BlockingConnection]] = {}
+        self._closed = False
+
+    def run(self, operation: Operation[T]) -> T:
+        """Run an operation to its end and return its result."""
+        self.check_usable()
+        answer: object = None
+        failure: QuiverlogError | None = None
+        while True:
+            try:
+                if failure is None:
+                    command: Command = operation.send(answer)
+                else:
+                    command = operation.throw(failure)
+            except StopIteration as stop:
+                result: T = stop.value
+                return result
+            answer, failure = None, None
+            try:
+                if self._closed:  # by another thread, since the operation began
+                    self.check_usable()
+                answer = self._perform(command)
+            except QuiverlogError as error:
+                failure = error
+
+    @property
+    def is_own_process(self) -> bool:
+        """False in a child that was forked after the client was opened."""
+        return os.getpid() == self._pid
+
+    @property
+    def is_usable(self) -> bool:
+        """The client is open, and this process may use it."""
+        return self.is_own_process and not self._closed
+
+    def check_usable(self) -> None:
+        """Raise unless this process may use the client."""
+        if not self.is_own_process:
+            raise ForkedClient("This client was opened before the process forked.")
+        if self._closed:
+            raise ClientClosed("The client is closed: open a new one.")
+
+    def close(self) -> None:
+        """Close the idle connections; those in use are closed when their request ends."""
+        with self._lock:
+            self._closed = True
+            self._local_reads.close()
+            idle, self._idle = self._idle, {}
+        for connection in (c for connections in idle.values() for c in connections):
+            connection.close()
+
+    # --- commands -------------------------------------------------------------------------------
+    def _perform(self, command: Command) -> object:
+        match command:
+            case Call():
+                return self.finish(self.start(command))
+            case Start(call, within_s):
+                return self.start(call, within_s)
+            case Finish(pending):
+                return self.finish(pending)
+            case FinishAny(pending_many, timeout_s):
+                return self._finish_any(pending_many, timeout_s)
+            case CallMany(calls):
+                return self._call_many(calls)
+            case Advance(pending_many):
+                return self._advance(pending_many)
+            case Abandon(pending):
+                self.abandon(pending)
+                return None
+            case Sleep(seconds):
+                time.sleep(seconds)
+                return None
+            case _:
+                assert_never(command)
+
+    def start(self, call: Call, within_s: float | None = None) -> BlockingReply:
+        """Send a request on a connection of its own."""
+        now_s = time.monotonic()
+        reply_by_s = now_s + call.timeout_s
+        send_by_s = reply_by_s if within_s is None else min(reply_by_s, now_s + within_s)
+        pending = BlockingReply(call)
+        connection = self._take(call, send_by_s - now_s)
+        try:
+            connection.send(call, send_by_s, reply_by_s)
+        except BaseException:
+            connection.close()
+            raise
+        pending.connection = connection
+        return pending
+
+    def finish(self, pending: PendingReply) -> Reply:
+        """Wait for the reply; the connection goes back to the pool, or is closed on a failure."""
+        assert isinstance(pending, BlockingReply)
+        if pending.failure is not None:
+            raise pending.failure
+        reply = pending.reply
+        if reply is not None:
+            return reply
+        connection = pending.connection
+        assert connection is not None, "a reply is taken once"
+        pending.connection = None
+        try:
+            reply = connection.receive()
+        except BaseException:  # also Ctrl-C: half a reply may be waiting on this connection
+            connection.close()
+            raise
+        self._give_back(connection)
+        return reply
+
+    def abandon(self, pending: PendingReply) -> None:
+        """The reply may come at any time: only closing the connection makes sure of it."""
+        assert isinstance(pending, BlockingReply)
+        if pending.connection is not None:
+            pending.connection.close()
+            pending.connection = None
+
+    def _call_many(self, calls: Sequence[Call]) -> list[Reply | QuiverlogError]:
+        """All are sent before any is awaited; the largest timeout bounds them together."""
+        end_s = time.monotonic() + max((call.timeout_s for call in calls), default=0.0)
+        started = [self._start_or_failure(call, end_s - time.monotonic()) for call in calls]
+        results: list[Reply | QuiverlogError] = []
+        for pending in started:
+            try:
+                results.append(self.finish(pending))
+            except QuiverlogError as error:
+                results.append(error)
+        return results
+
+    def _start_or_failure(self, call: Call, left_s: float) -> BlockingReply:
+        try:
+            timeout_s = min(call.timeout_s, left_s)
+            if timeout_s <= 0:
+                raise RequestTimedOut(f"{call.address} was not asked in time.")
+            return self.start(replace(call, timeout_s=timeout_s))
+        except QuiverlogError as error:
+            failed = BlockingReply(call)
+            failed.failure = error
+            return failed
+
+    def _finish_any(
+        self, pending_many: Sequence[PendingReply], timeout_s: float
+    ) -> BlockingReply | None:
+        """Take in what arrives until one reply is whole; half a reply does not block others."""
+        end_s = time.monotonic() + timeout_s
+        waiting: dict[int, BlockingReply] = {}
+        for pending in pending_many:
+            assert isinstance(pending, BlockingReply)
+            if pending.is_ready or pending.connection is None:
+                return pending
+            waiting[pending.connection.fileno()] = pending
+        while True:
+            for pending in waiting.values():
+                if pending.connection is not None and pending.connection.has_answer:
+                    self._receive(pending, pending.connection.receive_ready)
+                    if pending.is_ready:
+                        return pending
+            connections = [p.connection for p in waiting.values() if p.connection is not None]
+            wait_s = min([end_s - time.monotonic(), *(c.left_s for c in connections)])
+            ready = readable(connections, max(0.0, wait_s))
+            if not ready:  # somebody's time may be up, whether bytes came or not
+                ready = [c.fileno() for c in connections if c.left_s <= 0]
+            for fd in ready:
+                pending = waiting[fd]
+                assert pending.connection is not None
+                self._receive(pending, pending.connection.receive_ready)
+                if pending.is_ready:
+                    return pending
+            if time.monotonic() >= end_s:
+                return None
+
+    def _advance(self, pending_many: Sequence[PendingReply]) -> bool:
+        """Take in what has come; False when all of it has."""
+        is_waiting = False
+        for pending in pending_many:
+            assert isinstance(pending, BlockingReply)
+            connection = pending.connection
+            if connection is not None and not connection.has_answer:
+                self._receive(pending, connection.advance)
+                is_waiting = is_waiting or not (pending.is_ready or connection.has_answer)
+        return is_waiting
+
+    def _receive(self, pending: BlockingReply, receive: Callable[[], Reply | None]) -> None:
+        """Take in what there is. What goes wrong is kept, for who waits for the reply."""
+        connection = pending.connection
+        assert connection is not None
+        try:
+            pending.reply = receive()
+        except QuiverlogError as error:
+            pending.failure = error
+            connection.close()
+        except BaseException:  # Ctrl-C: a program may go on, and ask for the same rows again
+            pending.failure = ConnectionClosed("Waiting for an answer was interrupted.")
+            pending.connection = None
+            connection.close()
+            raise
+        if pending.is_ready:
+            pending.connection = None
+            if pending.reply is not None:
+                self._give_back(connection)
+
+    # --- the pool -------------------------------------------------------------------------------
+    def _take(self, call: Call, within_s: float) -> BlockingConnection:
+        while True:
+            with self._lock:
+                idle = self._idle.get(call.address)
+                connection = idle.pop() if idle else None
+            if connection is None:
+                timeout_s = min(within_s, self._settings.connect_timeout_s)
+                return BlockingConnection(
+                    call.address, self._settings, timeout_s, self._local_reads
+                )
+            if not connection.is_stale():
+                return connection
+            connection.close()
+
+    def _give_back(self, connection: BlockingConnection) -> None:
+        with self._lock:
+            idle = self._idle.setdefault(connection.address, [])
+            is_useful = not (self._closed or connection.is_spent)
+            if is_useful and len(idle) < IDLE_PER_BROKER_MAX:
+                idle.append(connection)
+                return
+        connection.close()

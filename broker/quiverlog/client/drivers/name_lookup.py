@@ -1,0 +1,79 @@
+"""What a name resolves to, by the caller's deadline: the system's resolver has none of its own.
+
+Owns the threads that ask it. A call of `getaddrinfo` cannot be ended, so each is made by a daemon,
+for which neither a caller nor the end of the process waits, and a name that is being looked up is
+not looked up a second time beside it. Numeric addresses need no resolver and no thread.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import threading
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from quiverlog.client.base.results import Address
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+__all__ = ["Found", "late_reason", "lookup", "numeric"]
+
+Found: TypeAlias = list[tuple[Any, Any, int, str, Any]]
+"""As `socket.getaddrinfo` has it."""
+
+_under_way: dict[tuple[int, Address], Future[Found]] = {}
+"""With the process's id: after a fork the child has no threads of its parent."""
+
+
+def numeric(address: Address) -> Found | None:
+    """Where the address is, if it is written in numbers; None: it is a name."""
+    numbers = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
+    try:
+        return socket.getaddrinfo(
+            address.host, address.port, type=socket.SOCK_STREAM, flags=numbers
+        )
+    except (OSError, ValueError):
+        return None
+
+
+def lookup(address: Address) -> Future[Found]:
+    """Have a thread ask the resolver. The result may be OSError or ValueError (no name at all)."""
+    from concurrent.futures import Future  # most programs give numbers
+
+    key = os.getpid(), address
+    mine: Future[Found] = Future()
+    found = _under_way.setdefault(key, mine)
+    if found is not mine:
+        return found
+    mine.set_running_or_notify_cancel()  # no caller cancels it: others may wait for it
+    asking = threading.Thread(target=_ask, args=(key, mine), name="quiverlog-names", daemon=True)
+    try:
+        asking.start()
+    except RuntimeError as error:
+        del _under_way[key]
+        mine.set_exception(OSError(errno.EAGAIN, str(error)))
+    return mine
+
+
+def late_reason(address: Address, timeout_s: float) -> str:
+    """A sentence about a broker that was not reached in time."""
+    if (os.getpid(), address) in _under_way:
+        return (
+            f"The name of {address} was not resolved within {timeout_s:g} s: look at this "
+            "machine's resolver (DNS), or give a numeric address."
+        )
+    return f"{address} did not answer within {timeout_s:g} s."
+
+
+def _ask(key: tuple[int, Address], asked: Future[Found]) -> None:
+    _, address = key
+    try:
+        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    except Exception as error:
+        del _under_way[key]
+        asked.set_exception(error)
+    else:
+        del _under_way[key]
+        asked.set_result(found)

@@ -1,0 +1,246 @@
+"""What both producers share: arguments, first questions, failures, unacknowledged rows.
+
+Owns the checks of arguments, the producers' clocks and which failures a flush reports. A program
+that forgets `flush`, `close` and `with` loses rows without an error: watched producers with
+unacknowledged rows are named on stderr when the program ends.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import time
+import warnings
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+from quiverlog.batch.key_columns import check_key_columns
+from quiverlog.client.base.arguments import counted, names, shown
+from quiverlog.client.base.commands import Operation
+from quiverlog.client.cluster.answers import about
+from quiverlog.client.cluster.routing import Cluster
+from quiverlog.client.rows.convert import Converter
+from quiverlog.errors import BufferExhausted, ClientClosed, ForkedClient, InvalidArgument
+from quiverlog.types import Compression, Durability, Now
+
+from .core import ProducerCore
+from .runner import new_identity
+from .types import CompressionChoice, DurabilityChoice, EncodedBatch, Identity, ProducerOptions
+
+__all__ = [
+    "INTERRUPTED_FLUSH_S",
+    "ProducerBase",
+    "UnsentRows",
+    "all_done",
+    "now",
+    "open_core",
+    "producer_options",
+    "watch",
+]
+
+
+# A word at the end of the program about rows that were never acknowledged.
+LEFT_BEHIND_MAX: Final = 16
+"""So many producers that nobody holds any more are remembered with their rows: the last ones."""
+
+
+class UnsentRows(RuntimeWarning):
+    """The program ends, and rows that it gave to a producer are not acknowledged."""
+
+
+_cores: weakref.WeakSet[ProducerCore] = weakref.WeakSet()
+_left_behind: deque[ProducerCore] = deque(maxlen=LEFT_BEHIND_MAX)
+
+
+def watch(producer: Any, core: ProducerCore) -> None:
+    """Look at the core's rows when the program ends."""
+    _cores.add(core)
+    # With asyncio nobody holds the core of a producer that was dropped with its loop.
+    weakref.finalize(producer, _dropped, core).atexit = False
+
+
+def _dropped(core: ProducerCore) -> None:
+    if _has_lost(core):
+        _left_behind.append(core)
+
+
+def _has_lost(core: ProducerCore) -> bool:
+    """Rows that wait, or that failed without anybody having asked."""
+    return core.buffered_bytes > 0 or not all(one.reported for one in core.failures)
+
+
+def _tell() -> None:
+    """Runs while a background thread may still send: what it sends now may be stored, or not."""
+    topics = sorted({core.topic.name for core in (*_cores, *_left_behind) if _has_lost(core)})
+    if topics:
+        warnings.warn(
+            f"The program ends, and rows sent to {names(topics)} are not acknowledged: they may be "
+            "lost. End with `flush`, `close` or `with`, or ask for the `result` of each send.",
+            UnsentRows,
+            stacklevel=2,
+        )
+
+
+def _forget() -> None:
+    """In a forked child: the rows are the parent's."""
+    _cores.clear()
+    _left_behind.clear()
+
+
+atexit.register(_tell)
+os.register_at_fork(after_in_child=_forget)
+
+
+INTERRUPTED_FLUSH_S = 5.0
+"""How long an interrupted program (Ctrl-C) still waits for its last rows."""
+
+
+def now() -> Now:
+    """The time, on both clocks."""
+    return Now(time.monotonic_ns() // 1000, time.time_ns() // 1000)
+
+
+def producer_options(
+    cluster: Cluster,
+    *,
+    batch_rows: int,
+    batch_bytes: int,
+    linger: float,
+    compression: CompressionChoice | None,
+    durability: DurabilityChoice | None,
+    buffer_bytes: int,
+    delivery_timeout: float,
+    idempotent: bool,
+    partition: int | None,
+) -> Callable[[Compression], ProducerOptions]:
+    """Check the arguments; the topic's advice on compression is added when it is known."""
+    codec = None if compression is None else _member(Compression, compression, "compression")
+    asked = Durability.TOPIC_DEFAULT if durability is None else durability
+    level = _member(Durability, asked, "durability")
+    delivery_us = round(delivery_timeout * 1_000_000)
+    request_us = min(delivery_us, round(cluster.settings.request_timeout_s * 1_000_000))
+
+    def complete(advice: Compression) -> ProducerOptions:
+        return ProducerOptions(
+            batch_rows=batch_rows,
+            batch_bytes=batch_bytes,
+            linger_us=round(linger * 1_000_000),
+            compression=advice if codec is None else codec,
+            durability=level,
+            buffer_bytes=buffer_bytes,
+            delivery_timeout_us=delivery_us,
+            request_timeout_us=request_us,
+            idempotent=idempotent,
+            partition=partition,
+        )
+
+    complete(Compression.NONE)  # refuses bad numbers before anything is asked of the broker
+    return complete
+
+
+def _member(kind: Any, value: Any, name: str) -> Any:
+    try:
+        return kind[value.upper()] if isinstance(value, str) else kind(value)
+    except Exception:  # KeyError, ValueError, or what an object without a text raises
+        choices = ", ".join(m.name.lower() for m in kind if m >= 0)
+        raise InvalidArgument(f"{name}={shown(value)} is none of {choices}.") from None
+
+
+def open_core(
+    cluster: Cluster, topic_name: str, complete: Callable[[Compression], ProducerOptions]
+) -> Operation[ProducerCore]:
+    """Ask for what a producer must know: the topic, its schema, a producer id."""
+
+    def attempt() -> Operation[ProducerCore]:
+        topic = yield from cluster.topic(topic_name, fresh=True)  # others may have altered it
+        history = yield from cluster.history(topic.topic_id, topic_name, needed_id=topic.schema_id)
+        options = complete(topic.compression)
+        identity = (yield from new_identity(cluster)) if options.idempotent else Identity()
+        check_key_columns(history.current, topic.key_columns)
+        converter = Converter(history.current, topic_name)
+        core = ProducerCore(
+            topic, converter, history.current_id, options, identity, jitter=cluster.jitter
+        )
+        if options.partition is not None:
+            core.check_partition(options.partition)
+        return core
+
+    return (yield from about(topic_name, cluster.retrying(attempt)))
+
+
+class ProducerBase:
+    """The calls of the core that the blocking and the asyncio producer share."""
+
+    def __init__(self, core: ProducerCore) -> None:
+        self.topic = core.topic.name
+        self._core = core
+        self._converter = core.converter
+        self._options = core.options
+        self._pid = os.getpid()
+        self._closed = False
+        watch(self, core)
+
+    def __repr__(self) -> str:
+        state = (
+            "closed"
+            if self._closed
+            else f"{counted(self.buffered_bytes, 'byte', 'bytes')} not acknowledged"
+        )
+        return f"<{type(self).__name__} of {self.topic}: {state}>"
+
+    @property
+    def schema(self) -> Any:
+        """The schema that rows are converted to (pa.Schema)."""
+        return self._converter.schema
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes of rows that are not acknowledged."""
+        return self._core.buffered_bytes
+
+    @property
+    def is_closed(self) -> bool:
+        """`close` or `abort` was called."""
+        return self._closed
+
+    @property
+    def _is_own_process(self) -> bool:
+        return os.getpid() == self._pid
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise ClientClosed(f"The producer of {self.topic!r} is closed: open a new one.")
+        if not self._is_own_process:
+            raise ForkedClient("This producer was opened before the process forked.")
+
+    def _is_full(self) -> bool:
+        return self._core.buffered_bytes >= self._options.buffer_bytes
+
+    def _exhausted(self) -> BufferExhausted:
+        seconds = self._options.delivery_timeout_us / 1_000_000
+        return BufferExhausted(
+            f"{self._core.buffered_bytes} bytes wait for {self.topic!r}, and there was no room "
+            f"for more in {seconds:g} s."
+        )
+
+    def _raise_failures(self) -> None:
+        failures = [d for d in self._core.failures if not d.reported]
+        self._core.failures.clear()
+        if not failures:
+            return
+        for delivery in failures:
+            delivery.reported = True
+        error = failures[0].error
+        assert error is not None
+        if len(failures) > 1:
+            error.add_note(f"{len(failures)} sends failed since the last flush; this is the first.")
+        raise error
+
+
+def all_done(waiting: list[EncodedBatch]) -> bool:
+    """Take the batches that are done from the end of the list; true when none is left."""
+    while waiting and waiting[-1].is_done:
+        waiting.pop()
+    return not waiting

@@ -1,0 +1,271 @@
+"""The producer as one machine: accumulator, sender and identities together.
+
+A host hands in rows and answers and asks `poll(now)` what to send; every call takes the time as an
+argument. No I/O, no thread, no clock. What each part does:
+
+- `accumulator`: rows become encoded batches;
+- `sender`: batches become requests, are tried again in order, acknowledged or failed;
+- `producer_identity`: the numbers by which a broker stores a batch once.
+
+Owned here: what the host needs to know of all three together (bytes, failures, when to look again).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from quiverlog.client.base.results import TopicInfo
+from quiverlog.client.base.waits import Wait
+from quiverlog.errors import (
+    InvalidResponse,
+    NotLeader,
+    QuiverlogError,
+    UnknownTopic,
+    UnknownTopicId,
+    error_from_code,
+)
+from quiverlog.types import NO_SEQUENCE, Now
+from quiverlog.wire import messages as m
+
+from .accumulator import Accumulator
+from .sender import Sender
+from .types import Delivery, EncodedBatch, Identity, ProduceCall, ProducerOptions, Receiver, Work
+
+if TYPE_CHECKING:
+    from quiverlog.client.rows.convert import Converter
+
+__all__ = ["Identity", "ProduceCall", "ProducerCore", "ProducerOptions", "Work"]
+
+METADATA_AGE_US = 10_000_000
+"""A producer that sends looks for new partitions as often."""
+
+FAILURES_KEPT_MAX = 1_000
+"""A program that never flushes must not collect failed sends for ever."""
+
+
+class ProducerCore:
+    """See the module's docstring.
+
+    Args:
+        topic: the topic as the metadata shows it; replaced by `topic_changed`.
+        schema_id: of the schema that the converter makes.
+        identity: the first producer id; `Identity()` for a producer that is not idempotent.
+        jitter: an even draw from [0, 1), for the pauses between tries.
+    """
+
+    def __init__(
+        self,
+        topic: TopicInfo,
+        converter: Converter,
+        schema_id: int,
+        options: ProducerOptions,
+        identity: Identity,
+        *,
+        jitter: Callable[[], float],
+    ) -> None:
+        self.options = options
+        self.converter = converter
+        self.failures: list[Delivery] = []
+        """Deliveries that failed since the last flush."""
+        self._failed_pieces = 0
+        self._look_again_us: int | None = None
+        self.is_topic_doubted = False
+        """A leader knows no such topic: whoever decides is to be asked whether it is there."""
+        self._sender = Sender(topic, options, identity, failed=self._failed, jitter=jitter)
+        self._accumulator = Accumulator(
+            topic,
+            converter,
+            schema_id,
+            options,
+            numbering=lambda partition: self._sender.queue_of(partition).numbering,
+            closed=self._sender.append,
+            failed=self._failed,
+            jitter=jitter,
+        )
+
+    @property
+    def topic(self) -> TopicInfo:
+        """The topic as last seen."""
+        return self._sender.topic
+
+    @property
+    def identity(self) -> Identity:
+        """The newest producer id and epoch."""
+        return self._sender.identity
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes of rows that are neither acknowledged nor failed."""
+        return self._accumulator.buffered_bytes + self._sender.buffered_bytes
+
+    @property
+    def finished(self) -> int:
+        """Grows with everything that was acknowledged or failed."""
+        return self._sender.finished + self._failed_pieces
+
+    @property
+    def has_unsent(self) -> bool:
+        """Some closed batch is neither acknowledged nor failed."""
+        return self._sender.has_unsent
+
+    # --- rows in --------------------------------------------------------------------------------
+    def split(
+        self, batch: pa.RecordBatch, partition: int | None
+    ) -> Iterator[tuple[int | None, pa.RecordBatch]]:
+        """Cut rows by key and into what one batch can take; each part goes to `add`."""
+        return self._accumulator.split(batch, partition)
+
+    def add(
+        self, partition: int | None, batch: pa.RecordBatch, delivery: Delivery, now: Now
+    ) -> bool:
+        """Take rows of one partition (None: the one whose turn it is). True: poll now."""
+        return self._accumulator.add(partition, batch, delivery, now)
+
+    def add_row(
+        self, partition: int | None, row: Mapping[str, Any], delivery: Delivery, now: Now
+    ) -> bool:
+        """Take one row, to be converted with its neighbours. True: poll now."""
+        return self._accumulator.add_row(partition, row, delivery, now)
+
+    def check_partition(self, partition: int) -> None:
+        """Raise unless the topic has the partition."""
+        self._accumulator.check_partition(partition)
+
+    def close_batches(self, now: Now) -> None:
+        """Close all open batches, whatever their age."""
+        self._accumulator.close_all(now)
+
+    def outstanding(self) -> list[EncodedBatch]:
+        """All closed batches that are neither acknowledged nor failed."""
+        return self._sender.outstanding()
+
+    def waiting(self, progressed_us: int) -> Wait | None:
+        """What the oldest rows wait for; see `waits`.
+
+        Args:
+            progressed_us: when rows were acknowledged last.
+        """
+        found = self._sender.oldest()
+        if found is None:
+            return None
+        partition, batch = found
+        born_us = batch.deadline_us - self.options.delivery_timeout_us
+        since_s, until_s = max(born_us, progressed_us) / 1_000_000, batch.deadline_us / 1_000_000
+        where = f"{self.topic.name}-{partition}"
+        if batch.last_failure:
+            what = f"{where}: {batch.last_failure}"
+            return Wait(since_s, until_s, what, batch.last_reason, is_failing=True)
+        if batch.leader < 0:
+            return Wait(since_s, until_s, f"a leader of {where}", "leader")
+        what = f"broker {batch.leader} to acknowledge rows of {where}"
+        return Wait(since_s, until_s, what, "rows")
+
+    # --- what to send ---------------------------------------------------------------------------
+    def poll(self, now: Now) -> Work:
+        """Close what has waited long enough, give up what is too old, and say what to send."""
+        self._accumulator.close_lingered(now)
+        self._sender.give_up_expired(now)
+        calls = self._sender.poll(now)
+        needs_metadata = self._sender.needs_metadata
+        if calls and self._is_picture_old(now):
+            needs_metadata = True
+        moments = [self._accumulator.wake_at_us(), self._sender.wake_at_us(now)]
+        wake_at_us = min((at for at in moments if at is not None), default=None)
+        return Work(
+            calls,
+            needs_metadata,
+            self._sender.needs_identity,
+            wake_at_us,
+            frozenset(self._sender.silent),
+            frozenset(self._sender.deposed),
+        )
+
+    def give_up_expired(self, now: Now) -> None:
+        """Fail the batches whose time is up, unless their reply is still awaited."""
+        self._sender.give_up_expired(now)
+
+    def _is_picture_old(self, now: Now) -> bool:
+        """Partitions may have been added: the keys of other producers go there by now."""
+        due_us = self._look_again_us
+        if due_us is not None and now.mono_us < due_us:
+            return False
+        self._look_again_us = now.mono_us + METADATA_AGE_US
+        return due_us is not None
+
+    # --- answers --------------------------------------------------------------------------------
+    def on_response(self, call: ProduceCall, response: m.Response, now: Now) -> None:
+        """The leader answered; `answers.check_answer` has seen the response."""
+        if response.error_code:
+            self.on_failure(call, error_from_code(response.error_code, response.error_message), now)
+            return
+        assert isinstance(response, m.ProduceResponse)
+        answered = {r.partition: r for r in response.partitions}
+        for partition, batch in call.batches.items():
+            result = answered.get(partition)
+            error: QuiverlogError | None = None
+            next_sequence = NO_SEQUENCE
+            if result is None:
+                error = InvalidResponse(f"partition {partition}: was left unanswered.")
+            elif result.error_code:
+                error = error_from_code(result.error_code, result.error_message)
+                next_sequence = result.next_sequence
+            elif result.row_count != batch.row_count:
+                error = InvalidResponse(
+                    f"partition {partition}: {result.row_count} rows were acknowledged, "
+                    f"{batch.row_count} were sent."
+                )
+            if error is not None:
+                self._failed_try(partition, batch, error, now, next_sequence)
+            elif result is not None:
+                self._sender.acknowledge(partition, batch, result)
+
+    def on_failure(self, call: ProduceCall, error: QuiverlogError, now: Now) -> None:
+        """The request as a whole failed: no connection, no reply, refused."""
+        for partition, batch in call.batches.items():
+            self._failed_try(partition, batch, error, now)
+
+    def identity_renewed(self, identity: Identity) -> None:
+        """The next epoch, or a new producer id: see `Sender.identity_renewed`."""
+        self._sender.identity_renewed(identity)
+
+    def topic_changed(self, topic: TopicInfo) -> None:
+        """Fresh metadata arrived."""
+        if topic.topic_id != self.topic.topic_id:
+            self.fail_all(
+                UnknownTopicId(f"Topic {topic.name!r} is not the one this producer was opened for.")
+            )
+            return
+        self.is_topic_doubted = False
+        self._sender.topic_changed(topic)
+        self._accumulator.topic = topic
+
+    def fail_all(self, error: QuiverlogError) -> None:
+        """Give up everything that is not acknowledged."""
+        self._accumulator.fail_all(error)
+        self._sender.fail_all(error)
+
+    def _failed_try(
+        self,
+        partition: int,
+        batch: EncodedBatch,
+        error: QuiverlogError,
+        now: Now,
+        next_sequence: int = NO_SEQUENCE,
+    ) -> None:
+        if isinstance(error, UnknownTopicId):
+            # Nothing was stored. A leader may hear of a topic later than the broker that has named
+            # it as the leader, so who decides is asked, and tells whether it is gone.
+            self.is_topic_doubted = True
+            error = NotLeader(error.message)
+        self._sender.failed_try(partition, batch, error, now, next_sequence)
+        if isinstance(error, UnknownTopic):
+            self.fail_all(error)
+
+    def _failed(self, receiver: Receiver, error: QuiverlogError) -> None:
+        receiver.fail(error)
+        if len(self.failures) < FAILURES_KEPT_MAX:
+            self.failures.extend(receiver.failed())
+        self._failed_pieces += 1

@@ -1,0 +1,285 @@
+"""Performs on an event loop what `ProducerCore` decides.
+
+Both producers use it; the blocking one hosts it on the client's background thread. It owns timers,
+the connections' futures and the two questions that a producer must ask now and then (fresh
+metadata, the next epoch of its producer id). All access to the core happens under the lock that it
+is given.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
+
+from quiverlog.client.base.commands import Operation, Reply
+from quiverlog.client.base.results import Address
+from quiverlog.client.base.waits import TELL_AFTER_S, Wait
+from quiverlog.client.cluster.routing import Cluster, backoff_s, pause_s
+from quiverlog.client.cluster.topic_identity import meant_topic
+from quiverlog.client.drivers.asynchronous import AsyncDriver
+from quiverlog.errors import (
+    ConnectionFailed,
+    InvalidProducerEpoch,
+    NotLeader,
+    QuiverlogError,
+    UnknownProducerId,
+)
+from quiverlog.types import Now
+from quiverlog.wire import messages as m
+
+from .core import ProducerCore
+from .types import Identity, ProduceCall
+
+__all__ = ["ProducerRunner", "new_identity"]
+
+CHANNEL = "produce"
+
+
+def new_identity(cluster: Cluster, last: Identity | None = None) -> Operation[Identity]:
+    """Ask for a producer id, or for the next epoch of one; tried again until the request timeout.
+
+    A new id comes in place of the next epoch where an answer that was lost has given that out: the
+    epoch asked with is over then, too. Or the brokers know the epoch no more: what is under way
+    with it may still be stored, and is taken for unknown until it is given up.
+    """
+
+    def asked(identity: Identity) -> Operation[Identity]:
+        request = m.InitProducerIdRequest(
+            producer_id=identity.producer_id, producer_epoch=identity.producer_epoch
+        )
+        reply = yield from cluster.call_controller(request)
+        assert isinstance(reply.response, m.InitProducerIdResponse)
+        return Identity(reply.response.producer_id, reply.response.producer_epoch)
+
+    def attempt() -> Operation[Identity]:
+        try:
+            return (yield from asked(last or Identity()))
+        except (InvalidProducerEpoch, UnknownProducerId):
+            return (yield from asked(Identity()))
+
+    return (yield from cluster.retrying(attempt))
+
+
+class ProducerRunner:
+    """Runs one core on one loop.
+
+    Args:
+        lock: guards the core.
+        now: both clocks.
+        changed: called, with the lock held, when something was acknowledged or failed.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        driver: AsyncDriver,
+        core: ProducerCore,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        lock: AbstractContextManager[Any],
+        now: Callable[[], Now],
+        changed: Callable[[], None],
+    ) -> None:
+        self._cluster = cluster
+        self._driver = driver
+        self._core = core
+        self._loop = loop
+        self._lock = lock
+        self._now = now
+        self._changed = changed
+        self._woken = False
+        self._stopped = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._finished_seen = 0
+        self._progressed_us = now().mono_us
+        self._told: set[str] = set()
+        cluster.waits.others.add(self)
+        self._looks = 0
+        """So often were the metadata looked at since a leader has answered."""
+        self._questions: dict[str, asyncio.Task[None]] = {}
+        self._connecting: dict[asyncio.Task[None], ProduceCall] = {}
+        self._asked: dict[int, Address] = {}
+        """Leader -> where it was sent something last: the metadata may not name it any more."""
+
+    def wake_from_thread(self) -> None:
+        """Have `step` run soon; from any thread, cheap when it is due already."""
+        if not self._woken:
+            self._woken = True
+            self._loop.call_soon_threadsafe(self.step)
+
+    def wake(self) -> None:
+        """Have `step` run soon; on the loop's thread."""
+        if not self._woken:
+            self._woken = True
+            self._loop.call_soon(self.step)
+
+    def step(self) -> None:
+        """Ask the core what to do, and do it."""
+        self._woken = False
+        if self._stopped:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        with self._lock:
+            now = self._now()
+            work = self._core.poll(now)
+            self._notify()
+        for leader in work.deposed:
+            self._leave(leader)
+        for call in work.calls:
+            self._send(call)
+        for leader in work.silent:
+            self._cluster.suspect(self._asked[leader])
+        if work.needs_metadata:
+            self._ask("metadata", self._refresh)
+        if work.needs_identity:
+            self._ask("identity", self._renew)
+        if work.wake_at_us is not None:
+            delay_s = max(0.0005, (work.wake_at_us - now.mono_us) / 1_000_000)
+            self._timer = self._loop.call_later(delay_s, self.step)
+
+    def waiting(self) -> Wait | None:
+        """What rows wait for; see `waits`. Any thread may ask."""
+        with self._lock:
+            return None if self._stopped else self._core.waiting(self._progressed_us)
+
+    def _tell(self) -> None:
+        """A try has failed: warn the program, if this goes on for long."""
+        wait = self.waiting()
+        if wait is not None and wait.reason not in self._told:
+            self._told.update(self._cluster.waits.tell(wait))
+
+    async def stop(self) -> None:
+        """Stop at once; what is under way is not waited for."""
+        self._stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+        tasks = [*self._questions.values(), *self._connecting]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # --- sending --------------------------------------------------------------------------------
+    def _send(self, call: ProduceCall) -> None:
+        timeout_s = call.timeout_us / 1_000_000
+        try:
+            address = self._asked[call.leader] = self._cluster.address_of(call.leader)
+            connection = self._driver.ready(address, CHANNEL)
+            if connection is not None:
+                waiting = connection.request(call.request, call.body, timeout_s)
+                waiting.add_done_callback(partial(self._replied, call))
+                return
+        except QuiverlogError as error:
+            self._failed(call, error)
+            return
+        task = self._loop.create_task(self._connect_and_send(call))
+        self._connecting[task] = call
+        task.add_done_callback(self._connecting.pop)
+
+    async def _connect_and_send(self, call: ProduceCall) -> None:
+        timeout_s = call.timeout_us / 1_000_000
+        try:
+            address = self._cluster.address_of(call.leader)
+            connection = await self._driver.connection(address, CHANNEL, timeout_s)
+            waiting = connection.request(call.request, call.body, timeout_s)
+        except QuiverlogError as error:
+            self._failed(call, error)
+            return
+        waiting.add_done_callback(partial(self._replied, call))
+
+    def _leave(self, leader: int) -> None:
+        """Wait for nothing of this broker: neither an answer nor a connection."""
+        address = self._asked[leader]
+        why = f"{address} is silent, and leads no more."
+        self._driver.leave(address, CHANNEL, why)
+        for task, call in list(self._connecting.items()):
+            if call.leader == leader and task.cancel():
+                self._failed(call, ConnectionFailed(why))
+
+    def _replied(self, call: ProduceCall, waiting: asyncio.Future[Reply]) -> None:
+        if waiting.cancelled():
+            return
+        error = waiting.exception()
+        if isinstance(error, QuiverlogError):
+            self._failed(call, error)
+            return
+        assert error is None
+        self._looks = 0
+        with self._lock:
+            self._core.on_response(call, waiting.result().response, self._now())
+            self._notify()
+        if self._now().mono_us - self._progressed_us > TELL_AFTER_S * 1_000_000:
+            self._tell()
+        self.step()
+
+    def _failed(self, call: ProduceCall, error: QuiverlogError) -> None:
+        with self._lock:
+            self._core.on_failure(call, error, self._now())
+            self._notify()
+        self._tell()
+        self.wake()
+
+    def _notify(self) -> None:
+        if self._core.finished != self._finished_seen:
+            self._finished_seen = self._core.finished
+            self._progressed_us = self._now().mono_us
+            self._told.clear()
+            self._cluster.progressed()
+            self._changed()
+
+    # --- questions ------------------------------------------------------------------------------
+    def _ask(self, what: str, question: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        if what in self._questions:
+            return
+        task = self._loop.create_task(self._until_answered(question))
+        self._questions[what] = task
+        task.add_done_callback(lambda _: self._answered(what))
+
+    def _answered(self, what: str) -> None:
+        self._questions.pop(what, None)
+        self.wake()
+
+    async def _until_answered(self, question: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        attempt = 0
+        while not self._stopped and self._has_unsent():
+            try:
+                await question()
+                return
+            except QuiverlogError as error:
+                if not error.retriable:
+                    with self._lock:
+                        self._core.fail_all(error)
+                        self._notify()
+                    return
+            # Deliveries time out meanwhile: their deadline is looked at here too.
+            with self._lock:
+                self._core.give_up_expired(self._now())
+                self._notify()
+            await asyncio.sleep(backoff_s(attempt, self._cluster.jitter()))
+            attempt += 1
+
+    def _has_unsent(self) -> bool:
+        with self._lock:
+            return self._core.has_unsent
+
+    async def _refresh(self) -> None:
+        opened, decided = self._core.topic, self._core.is_topic_doubted
+        topic = await self._driver.run(
+            meant_topic(self._cluster, opened.name, opened.topic_id, fresh=True, decided=decided)
+        )
+        with self._lock:
+            self._core.topic_changed(topic)
+            self._notify()
+        self.wake()
+        # A leader that is still missing would otherwise be asked for without a pause.
+        await asyncio.sleep(pause_s(NotLeader(), self._looks, self._cluster.jitter()))
+        self._looks += 1
+
+    async def _renew(self) -> None:
+        identity = await self._driver.run(new_identity(self._cluster, self._core.identity))
+        with self._lock:
+            self._core.identity_renewed(identity)

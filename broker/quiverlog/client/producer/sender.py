@@ -1,0 +1,497 @@
+"""The sender: encoded batches in, requests out; answers in, outcomes out. No I/O, no clock.
+
+    queued -> in flight -> acknowledged | failed for good
+       '- retry <'    same bytes, same numbers, in the order of the first try
+
+Invariants, per partition:
+- At most `PRODUCER_IN_FLIGHT_MAX` batches from the oldest unanswered to the newest sent.
+- Batches go in the order of their sequence numbers; before a retry all answers are awaited.
+- A batch keeps id, epoch and sequence over all tries; only one *known* not to be stored gets
+  others.
+- An answer is awaited while its leader leads: after a while the metadata are asked.
+- Every failure reaches its receivers; nothing is dropped silently.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import takewhile
+
+from quiverlog.client.base.arguments import counted
+from quiverlog.client.base.results import Produced, TopicInfo
+from quiverlog.client.cluster.answers import named
+from quiverlog.client.cluster.routing import pause_s
+from quiverlog.errors import (
+    BatchTooLarge,
+    ConnectionFailed,
+    CorruptBatch,
+    CorruptFrame,
+    DeliveryTimedOut,
+    DiskFull,
+    FencedLeaderEpoch,
+    InvalidProducerEpoch,
+    InvalidResponse,
+    InvalidTimestamp,
+    NotLeader,
+    OutOfOrderSequence,
+    PolicyViolation,
+    QuiverlogError,
+    ThrottledBroker,
+    UnknownLeaderEpoch,
+    UnknownPartition,
+    UnknownProducerId,
+    UnknownSchema,
+)
+from quiverlog.limits import BATCH_BYTES_DEFAULT_MAX, LEADER_SILENCE_MS, PRODUCER_IN_FLIGHT_MAX
+from quiverlog.types import NO_SEQUENCE, Durability, Now
+from quiverlog.wire import messages as m
+
+from .identity import Numbering
+from .types import EncodedBatch, Identity, ProduceCall, ProducerOptions, Receiver
+
+__all__ = ["SILENCE_US", "PartitionQueue", "Sender"]
+
+
+# The batches of one partition on their way to its leader, oldest first. No I/O, no clock.
+SILENCE_US = LEADER_SILENCE_MS * 1_000
+"""An answer that is owed for so long makes its leader suspect."""
+
+
+@dataclass(slots=True, eq=False)
+class PartitionQueue:
+    """One partition's batches, oldest first: `in_flight`, then `retry`, then `queue`."""
+
+    partition: int
+    numbering: Numbering
+    queue: deque[EncodedBatch] = field(default_factory=deque)
+    in_flight: list[EncodedBatch] = field(default_factory=list)
+    retry: list[EncodedBatch] = field(default_factory=list)
+    not_before_us: int = 0
+    next_index: int = 0
+    awaits_metadata: bool = False
+    """The last failure said that the leader may be another one: do not ask the old one again."""
+    looked_us: int = 0
+    """When the metadata were looked at because of an answer that does not come."""
+
+    @property
+    def is_idle(self) -> bool:
+        return not (self.queue or self.in_flight or self.retry)
+
+    def batches(self) -> Iterator[EncodedBatch]:
+        """All that are neither acknowledged nor failed."""
+        yield from self.in_flight
+        yield from self.retry
+        yield from self.queue
+
+    def append(self, batch: EncodedBatch) -> None:
+        """A closed batch joins at the end."""
+        batch.index = self.next_index
+        self.next_index += 1
+        self.queue.append(batch)
+
+    def requeue(self) -> None:
+        """All answers are in: what failed goes first, in the old order."""
+        if self.retry and not self.in_flight:
+            self.queue.extendleft(sorted(self.retry, key=lambda b: -b.index))
+            self.retry.clear()
+
+    def next_batch(self, now: Now) -> EncodedBatch | None:
+        """The batch that may be sent now."""
+        if not self.queue or self.retry or now.mono_us < self.not_before_us:
+            return None
+        batch = self.queue[0]
+        if self.numbering.is_broken and not batch.maybe_stored:
+            return None
+        if not self.in_flight:
+            return batch
+        # After a failed try, one at a time until it has gone through.
+        if (
+            batch.attempts
+            or self.numbering.is_broken
+            or any(b.attempts > 1 for b in self.in_flight)
+        ):
+            return None
+        oldest = min(b.index for b in self.in_flight)
+        return batch if batch.index - oldest < PRODUCER_IN_FLIGHT_MAX else None
+
+    @property
+    def look_at_us(self) -> int | None:
+        """When to look who leads; None while no answer is owed."""
+        if not self.in_flight:
+            return None
+        # In the order of their sending, so the first one has been waited for the longest.
+        return max(self.in_flight[0].sent_us, self.looked_us) + SILENCE_US
+
+    def must_renew_first(self) -> bool:
+        """True when new numbers are due: no batch that waits may be stored under the old ones."""
+        if not self.numbering.is_broken or self.in_flight or not self.queue:
+            return False
+        return not self.queue[0].maybe_stored
+
+
+REQUEST_BODY_BYTES_MAX = BATCH_BYTES_DEFAULT_MAX
+"""Batches of several partitions share a request up to here: it fits the smallest
+`frame.bytes.max` that a broker may have. A larger batch travels alone."""
+
+REFUSED = (
+    ConnectionFailed,
+    NotLeader,
+    FencedLeaderEpoch,
+    UnknownLeaderEpoch,
+    UnknownPartition,
+    UnknownSchema,
+    DiskFull,
+    ThrottledBroker,
+)
+"""Retriable errors after which the batch is known not to be stored; any other leaves it open."""
+
+NOT_STORED = (BatchTooLarge, CorruptBatch, InvalidTimestamp, PolicyViolation)
+"""Errors of the batch itself, found before anything is stored."""
+
+UNTRUSTED = (CorruptFrame, InvalidResponse)
+"""The broker did something and its answer cannot be believed: the batch may be stored."""
+
+
+class Sender:
+    """See the module's docstring.
+
+    Args:
+        failed: takes the receivers of what will never be stored.
+        jitter: an even draw from [0, 1), for the pauses between tries.
+    """
+
+    def __init__(
+        self,
+        topic: TopicInfo,
+        options: ProducerOptions,
+        identity: Identity,
+        *,
+        failed: Callable[[Receiver, QuiverlogError], None],
+        jitter: Callable[[], float],
+    ) -> None:
+        self.topic = topic
+        self.buffered_bytes = 0
+        """Bytes of batches that are neither acknowledged nor failed."""
+        self.finished = 0
+        """Grows with every batch that was acknowledged or failed."""
+        self.needs_metadata = False
+        self.needs_identity = False
+        self.silent: set[int] = set()
+        self.deposed: set[int] = set()
+        self.identity = identity
+        """The newest one: batches of an older one are on their way to it."""
+        self._options = options
+        self._failed = failed
+        self._jitter = jitter
+        self._queues: dict[int, PartitionQueue] = {}
+
+    def queue_of(self, partition: int) -> PartitionQueue:
+        """The queue of a partition, made at its first batch."""
+        found = self._queues.get(partition)
+        if found is None:
+            numbering = Numbering(self.identity, is_idempotent=self._options.idempotent)
+            found = self._queues[partition] = PartitionQueue(partition, numbering)
+        return found
+
+    def append(self, partition: int, batch: EncodedBatch) -> None:
+        """Take a closed batch."""
+        self.queue_of(partition).append(batch)
+        self.buffered_bytes += len(batch.encoded)
+
+    @property
+    def has_unsent(self) -> bool:
+        """Some batch is neither acknowledged nor failed."""
+        return any(not queue.is_idle for queue in self._queues.values())
+
+    def outstanding(self) -> list[EncodedBatch]:
+        """All batches that are neither acknowledged nor failed."""
+        return [batch for queue in self._queues.values() for batch in queue.batches()]
+
+    def oldest(self) -> tuple[int, EncodedBatch] | None:
+        """The partition whose batch waits longest, and the batch."""
+        heads = [
+            (queue.partition, next(queue.batches()))
+            for queue in self._queues.values()
+            if not queue.is_idle
+        ]
+        return min(heads, key=lambda one: one[1].deadline_us, default=None)
+
+    # --- what to send ---------------------------------------------------------------------------
+    def poll(self, now: Now) -> list[ProduceCall]:
+        """What to send now; sets `needs_metadata`, `needs_identity`, `silent` and `deposed`."""
+        self.needs_metadata = self.needs_identity = False
+        self.silent, self.deposed = set(), set()
+        open_calls: dict[int, ProduceCall] = {}
+        calls: list[ProduceCall] = []
+        for queue in self._queues.values():
+            if queue.is_idle:
+                continue
+            queue.requeue()
+            self._mind_silence(queue, now)
+            if queue.awaits_metadata:
+                self.needs_metadata = True
+                continue
+            if queue.must_renew_first() and not self._renew(queue):
+                self.needs_identity = True
+                continue
+            if queue.numbering.wants_epoch:
+                self.needs_identity = True
+            while (batch := queue.next_batch(now)) is not None:
+                leader = self._leader(queue.partition)
+                if leader is None:
+                    break
+                queue.queue.popleft()
+                self._enter(open_calls, calls, leader, queue, batch, now)
+        calls.extend(open_calls.values())
+        return [self._timed(call, now) for call in calls]
+
+    def _renew(self, queue: PartitionQueue) -> bool:
+        """Number anew what waits. False: another identity is needed for that."""
+        numbering = queue.numbering
+        if numbering.identity == self.identity and numbering.needs_epoch:
+            return False
+        numbering.renew(self.identity, queue.queue)
+        return True
+
+    def _mind_silence(self, queue: PartitionQueue, now: Now) -> None:
+        """A machine that lost its power says nothing: the others know who leads instead."""
+        if not queue.in_flight or now.mono_us - queue.in_flight[0].sent_us < SILENCE_US:
+            return
+        owing = queue.in_flight[0].leader
+        if self._leader_of(queue.partition) not in (owing, -1):
+            self.deposed.add(owing)
+            return
+        due_us = queue.look_at_us
+        assert due_us is not None
+        if now.mono_us >= due_us:
+            queue.looked_us = now.mono_us
+            self.silent.add(owing)
+            self.needs_metadata = True
+
+    def _timed(self, call: ProduceCall, now: Now) -> ProduceCall:
+        """No request is waited for longer than its youngest batch may take in all."""
+        left_us = max(batch.deadline_us for batch in call.batches.values()) - now.mono_us
+        assert left_us > 0, "what is too old was given up before"
+        timeout_us = min(self._options.request_timeout_us, left_us)
+        call.request.timeout_ms = max(1, timeout_us // 1000)
+        return call._replace(timeout_us=timeout_us)
+
+    def give_up_expired(self, now: Now) -> None:
+        """Fail the batches whose time is up, unless their reply is still awaited."""
+        for queue in self._queues.values():
+            expired = [b for b in queue.retry if b.deadline_us <= now.mono_us]
+            # The queue is in the order of age, so a look at its head is all that is needed.
+            expired.extend(takewhile(lambda b: b.deadline_us <= now.mono_us, queue.queue))
+            for batch in expired:
+                seconds = self._options.delivery_timeout_us / 1_000_000
+                why = batch.last_failure and f" Last failure: {batch.last_failure}"
+                text = f"{counted(batch.row_count, 'row', 'rows')} waited {seconds:g} s.{why}"
+                self._fail(queue, batch, DeliveryTimedOut(text))
+
+    def wake_at_us(self, now: Now) -> int | None:
+        """When something may be sent or given up that could not be now."""
+        moments = []
+        for queue in self._queues.values():
+            waiting = queue.queue or queue.retry
+            if waiting:
+                moments.append(waiting[0].deadline_us)
+                # A pause that is over waits for metadata or an identity, which call in the end.
+                if not queue.in_flight and queue.not_before_us > now.mono_us:
+                    moments.append(queue.not_before_us)
+            if (look_at_us := queue.look_at_us) is not None:
+                moments.append(look_at_us)
+        return min(moments, default=None)
+
+    def _leader_of(self, partition: int) -> int:
+        """As far as is known; -1: nobody."""
+        partitions = self.topic.partitions
+        return partitions[partition].leader if partition < len(partitions) else -1
+
+    def _leader(self, partition: int) -> int | None:
+        leader = self._leader_of(partition)
+        if leader < 0:
+            self.needs_metadata = True
+            return None
+        return leader
+
+    def _enter(
+        self,
+        open_calls: dict[int, ProduceCall],
+        calls: list[ProduceCall],
+        leader: int,
+        queue: PartitionQueue,
+        batch: EncodedBatch,
+        now: Now,
+    ) -> None:
+        """Put a batch into its leader's request; one request holds one batch per partition."""
+        call = open_calls.get(leader)
+        if call is not None:
+            size = sum(p.batch_bytes for p in call.request.partitions) + len(batch.encoded)
+            if queue.partition in call.batches or size > REQUEST_BODY_BYTES_MAX:
+                calls.append(open_calls.pop(leader))
+                call = None
+        if call is None:
+            timeout_us = self._options.request_timeout_us
+            request = m.ProduceRequest(durability=self._options.durability, partitions=[])
+            call = open_calls[leader] = ProduceCall(leader, request, [], {}, timeout_us)
+        info = self.topic.partitions[queue.partition]
+        call.request.partitions.append(
+            m.ProducePartition(
+                self.topic.topic_id, queue.partition, info.leader_epoch, len(batch.encoded)
+            )
+        )
+        call.body.append(batch.encoded)
+        call.batches[queue.partition] = batch
+        batch.attempts += 1
+        batch.leader, batch.sent_us = leader, now.mono_us
+        queue.in_flight.append(batch)
+
+    # --- what became of it ----------------------------------------------------------------------
+    def acknowledge(self, partition: int, batch: EncodedBatch, r: m.ProducePartitionResult) -> None:
+        """The broker has stored a batch."""
+        queue = self._queues[partition]
+        if batch.is_done:
+            return
+        queue.in_flight.remove(batch)
+        queue.numbering.acknowledged(batch, self.identity)
+        if not queue.in_flight:
+            queue.not_before_us = 0
+        offset = r.base_offset
+        level = Durability(r.durability)
+        for receiver, row_count in batch.pieces:
+            receiver.acknowledge(Produced(partition, offset, row_count, level, r.duplicate))
+            offset += row_count
+        self._finish(batch)
+
+    def failed_try(
+        self,
+        partition: int,
+        batch: EncodedBatch,
+        error: QuiverlogError,
+        now: Now,
+        next_sequence: int = NO_SEQUENCE,
+    ) -> None:
+        """A try has failed: again, under new numbers, or for good."""
+        queue = self._queues[partition]
+        if batch.is_done:
+            return
+        batch.last_failure, batch.last_reason = error.message, type(error).__name__
+        queue.awaits_metadata = queue.awaits_metadata or error.refresh_metadata
+        is_answer = isinstance(error, REFUSED) or not error.retriable
+        if not is_answer or isinstance(error, UNTRUSTED):
+            batch.maybe_stored = True
+            queue.numbering.unsettle()
+        if isinstance(error, (OutOfOrderSequence, UnknownProducerId)) and self._options.idempotent:
+            if self._resolve_hole(queue, batch, error, now):
+                return
+        elif isinstance(error, InvalidProducerEpoch) and self._options.idempotent:
+            if self._epoch_ended(queue, batch, error, now, next_sequence):
+                return
+        elif error.retriable and now.mono_us < batch.deadline_us:
+            self._try_again(queue, batch, error, now)
+            return
+        self._fail(queue, batch, error)
+
+    def identity_renewed(self, identity: Identity) -> None:
+        """The next epoch, or a new producer id: what is stored under the one before is settled.
+
+        What was sent under that goes again as it is, and is numbered anew when it is known not to
+        be stored; what was not, at once.
+        """
+        self.identity = identity
+        for queue in self._queues.values():
+            if queue.numbering.identity == identity:
+                continue
+            queue.numbering.supersede()
+            if queue.is_idle and queue.numbering.is_broken:
+                queue.numbering.renew(identity, ())
+
+    def topic_changed(self, topic: TopicInfo) -> None:
+        """Fresh metadata of the same topic."""
+        self.topic = topic
+        for queue in self._queues.values():
+            queue.awaits_metadata = False
+
+    def fail_all(self, error: QuiverlogError) -> None:
+        """Give up everything that is not acknowledged."""
+        for queue in self._queues.values():
+            for batch in list(queue.batches()):
+                self._fail(queue, batch, error)
+
+    def _resolve_hole(
+        self, queue: PartitionQueue, batch: EncodedBatch, error: QuiverlogError, now: Now
+    ) -> bool:
+        """The broker misses what comes before this batch. True: it will be tried again."""
+        numbering = queue.numbering
+        others = (b for b in (*queue.in_flight, *queue.retry) if b is not batch)
+        is_oldest = all(b.index > batch.index for b in others)
+        if is_oldest and batch.maybe_stored:
+            has_forgotten = isinstance(error, UnknownProducerId) and numbering.is_known
+            if has_forgotten or not numbering.is_broken:
+                return False  # an earlier try may have stored it, and the broker cannot tell
+            # It is not stored now. An earlier try may arrive yet, behind the one that was given up;
+            # under the next epoch it cannot. Where that is there, the leader has yet to learn it.
+            numbering.wants_epoch = numbering.identity == self.identity
+        elif is_oldest and not numbering.is_broken:
+            numbering.break_off(batch)
+        # Otherwise its predecessor was not stored, so it was not either; both go again, in order.
+        self._try_again(queue, batch, error, now)
+        return True
+
+    def _epoch_ended(
+        self,
+        queue: PartitionQueue,
+        batch: EncodedBatch,
+        error: QuiverlogError,
+        now: Now,
+        next_sequence: int,
+    ) -> bool:
+        """The batch's epoch is over. True: it is not stored, and goes under the next one."""
+        if batch.maybe_stored and not queue.numbering.is_never_stored(batch, next_sequence):
+            return False
+        batch.maybe_stored = False
+        queue.numbering.break_off(batch)
+        self._try_again(queue, batch, error, now)
+        return True
+
+    def _try_again(
+        self, queue: PartitionQueue, batch: EncodedBatch, error: QuiverlogError, now: Now
+    ) -> None:
+        queue.in_flight.remove(batch)
+        queue.retry.append(batch)
+        wait_us = round(pause_s(error, batch.attempts - 1, self._jitter()) * 1_000_000)
+        queue.not_before_us = max(queue.not_before_us, now.mono_us + wait_us)
+
+    def _fail(self, queue: PartitionQueue, batch: EncodedBatch, error: QuiverlogError) -> None:
+        for holder in (queue.in_flight, queue.retry, queue.queue):
+            if batch in holder:
+                holder.remove(batch)
+        # Its numbers are used up: those that follow would be out of order for the broker.
+        was_refused = error.retriable or isinstance(error, (DeliveryTimedOut, *NOT_STORED))
+        is_at_large = any(one.maybe_stored for one in (batch, *queue.batches()))
+        is_settled = was_refused and not is_at_large
+        queue.numbering.break_off(batch, is_settled=is_settled)
+        for receiver, _ in batch.pieces:
+            self._failed(receiver, self._final_error(queue, batch, error))
+        self._finish(batch)
+
+    def _final_error(
+        self, queue: PartitionQueue, batch: EncodedBatch, error: QuiverlogError
+    ) -> QuiverlogError:
+        """A copy of the error for one batch: one request may fail batches of several partitions."""
+        if error.retriable:  # it was tried until its time was up
+            text = f"{counted(batch.row_count, 'row', 'rows')}. Last failure: {error.message}"
+            final: QuiverlogError = DeliveryTimedOut(text)
+        else:
+            final = type(error)(error.message, **error.details)
+        if batch.maybe_stored:
+            final.add_note("A try had no good answer: the rows may be stored nevertheless.")
+        return named(final, self.topic.name, queue.partition)
+
+    def _finish(self, batch: EncodedBatch) -> None:
+        batch.is_done = True
+        self.buffered_bytes -= len(batch.encoded)
+        assert self.buffered_bytes >= 0
+        self.finished += 1

@@ -1,0 +1,174 @@
+"""The metadata columns `_topic`, `_partition`, `_offset`, `_timestamp`, and `where`.
+
+Owns names, types and values of these columns (a topic's own column of such a name wins) and row
+filters by SQL or Arrow expressions. DuckDB gives a yes or no per row and never the rows, so
+values stay what they are; it reads no files and sees nothing but the batch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from typing import Any, Final, Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from quiverlog.batch.numbers import integer, text
+from quiverlog.client.base.arguments import extra, shown
+from quiverlog.errors import InvalidArgument
+
+from .decoding import ConsumerBatch
+from .python_values import check_maps
+from .sql_database import connect_duckdb
+
+__all__ = [
+    "OFFSET",
+    "PARTITION",
+    "PLACE_NAMES",
+    "PLACE_SCHEMA",
+    "TIMESTAMP",
+    "RowFilter",
+    "SqlFilter",
+    "check_condition",
+    "filter_of",
+    "mentioned",
+    "placed",
+    "places_beside",
+    "table_schema",
+    "with_place",
+]
+
+
+PARTITION: Final = "_partition"
+OFFSET: Final = "_offset"
+TIMESTAMP: Final = "_timestamp"
+PLACE_SCHEMA: Final = pa.schema(
+    [
+        pa.field("_topic", pa.string()),
+        pa.field(PARTITION, pa.int32()),
+        pa.field(OFFSET, pa.int64()),
+        pa.field(TIMESTAMP, pa.timestamp("us", "UTC")),
+    ]
+)
+PLACE_NAMES: Final = tuple(PLACE_SCHEMA.names)
+
+
+def places_beside(columns: pa.Schema) -> pa.Schema:
+    """The places whose names the columns leave free."""
+    return pa.schema([field for field in PLACE_SCHEMA if field.name not in columns.names])
+
+
+def with_place(schema: pa.Schema) -> pa.Schema:
+    """The schema with the columns that say where a row was."""
+    return pa.schema([*schema, *places_beside(schema)])
+
+
+def table_schema(current: pa.Schema) -> pa.Schema:
+    """A topic as a table: its columns, and the places that are not the same for all rows."""
+    return pa.schema([*current, *(f for f in places_beside(current) if f.name != "_topic")])
+
+
+def placed(batch: ConsumerBatch) -> pa.RecordBatch:
+    """The rows with these columns."""
+    rows = batch.data.num_rows
+    values: dict[str, Callable[[], pa.Array]] = {
+        "_topic": lambda: pa.repeat(text(batch.topic), rows),
+        PARTITION: lambda: pa.repeat(integer(batch.partition, pa.int32()), rows),
+        OFFSET: lambda: batch.offsets,
+        TIMESTAMP: lambda: batch.timestamps,
+    }
+    places = [values[name]() for name in places_beside(batch.data.schema).names]
+    return pa.RecordBatch.from_arrays(
+        [*batch.data.columns, *places], schema=with_place(batch.data.schema)
+    )
+
+
+# `where`: rows chosen by an SQL expression, or by an expression of Arrow.
+_ALL_COLUMNS: Final = re.compile(r"\*|\bcolumns\b|\bU&", re.IGNORECASE)
+"""What may name columns without their names. A product is among it, which costs columns only."""
+
+_KEY_TWICE: Final = "duplicate key"
+"""What DuckDB says of a map that it does not take, without its column."""
+_CONDITIONS = ("boolean", "null", "sqlnull")
+"""DuckDB's names for what a condition is; its releases name the type of `null` differently."""
+
+
+class RowFilter(Protocol):
+    """Chooses rows of batches of one schema."""
+
+    def chosen(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The rows for which the condition is true, neither false nor null."""
+
+
+class SqlFilter:
+    """One SQL expression over columns of one schema."""
+
+    def __init__(self, expression: str, schema: pa.Schema) -> None:
+        """Raises InvalidArgument: no condition on these columns, or DuckDB is not installed."""
+        self._database: Any = connect_duckdb("where: SQL")
+        self._error: type[Exception] = extra("duckdb", "where: SQL").Error
+        # On a line of its own, so that a comment at its end stays one.
+        self._project = f"(\n{expression}\n) as chosen"
+        self.chosen(_empty(schema))
+
+    def chosen(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The rows for which the expression is true, neither false nor null.
+
+        Raises:
+            InvalidArgument: it is no condition, or fails for a row.
+            UnsupportedValue: DuckDB has no such value.
+        """
+        try:
+            relation = self._database.from_arrow(pa.Table.from_batches([batch]))
+            projected = relation.project(self._project)
+            kinds = [kind.id for kind in projected.types]
+            if len(kinds) == 1 and kinds[0] not in _CONDITIONS:
+                raise InvalidArgument(f"where: this is {kinds[0]}, not true or false.")
+            found = pa.table(projected).column(0).combine_chunks()
+        except self._error as error:
+            if _KEY_TWICE in str(error):
+                check_maps(batch)
+            said = str(error).splitlines()[0].removesuffix("!")
+            raise InvalidArgument(f"where: {said}.") from error
+        if len(found) != batch.num_rows or len(kinds) != 1:
+            raise InvalidArgument("where: give one condition on a row.")
+        return batch.filter(found.cast(pa.bool_()))  # leaves out where it is null
+
+
+class _ArrowFilter:
+    def __init__(self, expression: pc.Expression, schema: pa.Schema) -> None:
+        self._expression = expression
+        self.chosen(_empty(schema))
+
+    def chosen(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        try:
+            return batch.filter(self._expression)
+        except (pa.ArrowException, TypeError) as error:
+            raise InvalidArgument(f"where: {str(error).splitlines()[0]}.") from error
+
+
+def check_condition(where: Any) -> None:
+    """Raises InvalidArgument unless it is text or an expression of Arrow."""
+    if not isinstance(where, pc.Expression) and not (isinstance(where, str) and where.strip()):
+        raise InvalidArgument(
+            f"where={shown(where)}: give a condition in SQL, or a pyarrow.compute.Expression."
+        )
+
+
+def filter_of(where: str | pc.Expression, schema: pa.Schema) -> RowFilter:
+    """Text is SQL, an expression Arrow's. Raises InvalidArgument."""
+    return SqlFilter(where, schema) if isinstance(where, str) else _ArrowFilter(where, schema)
+
+
+def mentioned(where: Any, names: Iterable[str]) -> set[str]:
+    """The columns that a condition may use: rather one too many."""
+    text = str(where)
+    if isinstance(where, str) and _ALL_COLUMNS.search(text):
+        return set(names)
+    folded = text.casefold()
+    return {n for n in names if not n.isidentifier() or n.casefold() in folded}
+
+
+def _empty(schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.nulls(0, f.type) for f in schema], schema=schema)

@@ -1,0 +1,53 @@
+"""DuckDB as quiverlog opens it: what the text of a query may reach.
+
+Owns the settings of every connection of DuckDB, for `where`, `client.duckdb()` and `quiverlog sql`.
+A query's text is often written by others than the process it runs in, so it reaches the tables that
+it is given and nothing else of the machine, unless the caller asks for files (docs/adr/0077).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from quiverlog.client.base.arguments import extra
+
+__all__ = ["connect_duckdb"]
+
+_CLOSED: Final = {
+    # Files, the network, extensions, secrets, and the variables of the Python code that asks.
+    "enable_external_access": "false",
+    "python_enable_replacements": "false",
+    "autoinstall_known_extensions": "false",
+    "autoload_known_extensions": "false",
+    "temp_directory": "",  # what memory does not hold would go to .tmp of the working directory
+}
+_MAY_BE_SET: Final = (
+    "calendar",
+    "default_collation",
+    "default_null_order",
+    "default_order",
+    "preserve_insertion_order",
+    "timezone",
+)
+"""Settings that say what a result looks like. Others open files again or raise bounds."""
+
+
+def connect_duckdb(user: str, *, files: bool = False) -> Any:
+    """A connection of DuckDB, in memory, whose times are in UTC.
+
+    Args:
+        user: what needs DuckDB, for the error where it is missing.
+        files: let the text of queries use files, the network, extensions, Python's variables and
+            any setting, as DuckDB by itself does.
+
+    Raises:
+        InvalidArgument: DuckDB is not installed.
+    """
+    database = extra("duckdb", user).connect(config={} if files else _CLOSED)
+    database.execute("set timezone='UTC'").fetchall()
+    if not files:
+        # DuckDB takes it from the environment, password and all, and would show it.
+        database.execute("set http_proxy=''").fetchall()
+        database.execute(f"set allowed_configs={list(_MAY_BE_SET)}").fetchall()
+        database.execute("set lock_configuration=true").fetchall()
+    return database

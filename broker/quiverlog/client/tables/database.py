@@ -1,0 +1,32 @@
+"""`client.duckdb()`: the method of the blocking client, without what it costs to import."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+    from quiverlog.client.client import Client
+
+__all__ = ["database_of"]
+
+
+def database_of(client: Client, *, files: bool = False) -> DuckDBPyConnection:
+    """A connection of DuckDB in which every topic that there is now is a table.
+
+    Tables have the topic's columns, and `_partition`, `_offset` and `_timestamp`. Columns that a
+    query does not use are not decoded; conditions on these three narrow what is fetched. Close it
+    before the client.
+
+    Args:
+        files: let queries use files, the network and DuckDB's extensions, and change any setting.
+            By default their text reaches tables alone; `register` makes one of a data frame.
+
+    Raises:
+        InvalidArgument: duckdb is not installed.
+    """
+    from .duckdb import open_database
+
+    database: DuckDBPyConnection = open_database(client, files=files)
+    return database
