@@ -70,7 +70,7 @@ def _tick(flag: bool) -> str:
 
 
 def config_page() -> str:
-    from quiverlog.server.config_docs import render
+    from quiverlog.server.config.docs import render
 
     return render()
 

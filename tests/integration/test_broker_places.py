@@ -10,7 +10,7 @@ import pytest
 
 import quiverlog
 from quiverlog.errors import TooManyConnectionsFromAddress
-from quiverlog.server.descriptors import OPERATORS_MAX
+from quiverlog.server.process.descriptors import OPERATORS_MAX
 from tests.support.broker import BrokerProcess
 from tests.support.growing import GrowingCluster
 from tests.support.metrics import metrics

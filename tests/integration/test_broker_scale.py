@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from quiverlog.server.descriptors import OPERATORS_MAX
+from quiverlog.server.process.descriptors import OPERATORS_MAX
 from quiverlog.wire import messages as m
 from quiverlog.wire.frames import FrameReceiver, decode_error, encode
 from tests.support.broker import BrokerProcess

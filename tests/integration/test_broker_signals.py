@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from quiverlog.server.descriptors import OPERATORS_MAX
+from quiverlog.server.process.descriptors import OPERATORS_MAX
 from quiverlog.wire import messages as m
 from tests.support.broker import COMMAND, READY, BrokerProcess, ordinary_environment
 from tests.support.rawclient import RawClient, make_batch

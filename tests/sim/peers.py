@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, cast
 from quiverlog.limits import CONNECTION_MEMORY_BYTES, PEER_CONNECTIONS_MAX
 from quiverlog.node.runtime.effects import ClosePeer, PeerAddresses, SendToPeer
 from quiverlog.node.runtime.events import Event
-from quiverlog.server.logs import Logger
-from quiverlog.server.memory import MemoryBudget
-from quiverlog.server.metrics import ServerMetrics
-from quiverlog.server.peers import PeerConnections
+from quiverlog.server.net.memory import MemoryBudget
+from quiverlog.server.observe.logs import Logger
+from quiverlog.server.observe.metrics import ServerMetrics
+from quiverlog.server.peers.peers import PeerConnections
 
 from .loop import SimLoop
 

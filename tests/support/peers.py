@@ -19,12 +19,12 @@ from quiverlog.errors import QuiverlogError
 from quiverlog.node.metadata.quorum_wire import pack
 from quiverlog.node.runtime.effects import Peer, Purpose, SendToPeer
 from quiverlog.node.runtime.events import PeerClosed, ResponseReceived
-from quiverlog.server import peer_link, peer_queue
-from quiverlog.server.logs import make_logger
-from quiverlog.server.memory import MemoryBudget
-from quiverlog.server.metrics import ServerMetrics
-from quiverlog.server.node_runner import monotonic_us
-from quiverlog.server.peers import PeerConnections
+from quiverlog.server.net.clocks import monotonic_us
+from quiverlog.server.net.memory import MemoryBudget
+from quiverlog.server.observe.logs import make_logger
+from quiverlog.server.observe.metrics import ServerMetrics
+from quiverlog.server.peers import link
+from quiverlog.server.peers.peers import PeerConnections
 from quiverlog.wire import messages as m
 
 __all__ = ["CLUSTER", "PEER", "Connections", "heartbeat", "short_times"]
@@ -42,9 +42,9 @@ def short_times(**changed: int) -> Iterator[None]:
     }  # fmt: skip
     with contextlib.ExitStack() as stack:
         for name, value in times.items():
-            stack.enter_context(mock.patch.object(peer_link, name, value))
-        stack.enter_context(mock.patch.object(peer_queue, "PEER_BACKOFF_MS_MIN", 10))
-        stack.enter_context(mock.patch.object(peer_queue, "PEER_BACKOFF_MS_MAX", 40))
+            stack.enter_context(mock.patch.object(link, name, value))
+        stack.enter_context(mock.patch.object(link, "PEER_BACKOFF_MS_MIN", 10))
+        stack.enter_context(mock.patch.object(link, "PEER_BACKOFF_MS_MAX", 40))
         yield
 
 

@@ -11,17 +11,18 @@ from typing import Any
 
 from quiverlog.node.runtime.effects import Effect, Respond
 from quiverlog.node.runtime.events import RequestReceived
-from quiverlog.server.config import load_config
-from quiverlog.server.connections import ConnectionLimits, ConnectionTable
-from quiverlog.server.context import ConnectionContext
-from quiverlog.server.logs import make_logger
-from quiverlog.server.memory import MemoryBudget
-from quiverlog.server.metrics import ServerMetrics
-from quiverlog.server.node_runner import NodeRunner, monotonic_us
-from quiverlog.server.places import PlaceLimits
-from quiverlog.server.protocol import ClientProtocol
-from quiverlog.server.replies import path_hider
-from quiverlog.server.turns import Turns
+from quiverlog.server.config.config import load_config
+from quiverlog.server.net.clocks import monotonic_us
+from quiverlog.server.net.connection import ClientProtocol, ConnectionContext
+from quiverlog.server.net.connections import ConnectionLimits, ConnectionTable
+from quiverlog.server.net.memory import MemoryBudget
+from quiverlog.server.net.places import PlaceLimits
+from quiverlog.server.net.replies import path_hider
+from quiverlog.server.net.turns import Turns
+from quiverlog.server.observe.logs import make_logger
+from quiverlog.server.observe.metrics import ServerMetrics
+from quiverlog.server.process.broker_server import connection_limits
+from quiverlog.server.process.node_runner import NodeRunner
 from quiverlog.types import Now
 from quiverlog.wire import messages as m
 from quiverlog.wire.buffers import BufferPool
@@ -40,7 +41,7 @@ __all__ = [
 ]
 
 PLACES = PlaceLimits(1_000, per_address=1_000, operators=0, brokers=2, door=2)
-LIMITS = ConnectionLimits.from_config(load_config(), places=PLACES, lingering_max=256)
+LIMITS = connection_limits(load_config(), places=PLACES, lingering_max=256)
 
 
 class StubNode:

@@ -69,7 +69,7 @@ def test_whatever_is_taken_can_be_written_and_read_again(text: str) -> None:
 
 
 def server(text: str) -> object:
-    from quiverlog.server.config import load_config
+    from quiverlog.server.config.config import load_config
 
     return load_config(flags={"listen": text}).listen
 

@@ -17,7 +17,7 @@ from quiverlog.cli.placement import Placement, check_room
 from quiverlog.cli.plan_file import plan_text, read_plan
 from quiverlog.cli.reassign import How, carry_out
 from quiverlog.client.admin.moves import Move, PlanBroker, PlanPartition, ReplicaSizes
-from quiverlog.server.replies import _PARTS
+from quiverlog.server.net.replies import _PARTS
 from quiverlog.wire.registry import APIS
 
 BROKERS = [PlanBroker(n, free_bytes=1_000) for n in (1, 2, 3)]

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from quiverlog.node.runtime.clients import Clients
-from quiverlog.server.peer import peer_name
+from quiverlog.server.net.peer import peer_name
 
 
 class Transport:

@@ -13,7 +13,7 @@ from quiverlog.node.assignment.retention import TAKEN_CHARS_MAX, TakenRows
 from quiverlog.node.runtime.effects import LogLine
 from quiverlog.node.runtime.metrics import NodeMetrics
 from quiverlog.node.runtime.outbox import Outbox
-from quiverlog.server.log_rate import LineRate
+from quiverlog.server.observe.logs import LineRate
 from quiverlog.types import Now, TopicPartition
 from quiverlog.wire import messages as m
 from tests.support.node import NodeDriver, batch_of

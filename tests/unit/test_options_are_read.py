@@ -16,17 +16,17 @@ import pytest
 from quiverlog.broker_keys import CONFIG_KEYS
 from quiverlog.core.controller.configs import CONFIG_DEFS, TopicConfig, topic_config
 from quiverlog.node.runtime.config import NodeConfig
-from quiverlog.server.connections import ConnectionLimits
+from quiverlog.server.net.connections import ConnectionLimits
 
 CODE = Path(__file__).resolve().parents[2] / "broker" / "quiverlog"
 TABLES = {
     *(
-        "server/config.py",
+        "server/config/config.py",
         "broker_keys.py",
-        "server/config_docs.py",
-        "server/config_file.py",
+        "server/config/docs.py",
+        "server/config/config.py",
     ),
-    *("server/reload.py", "core/controller/configs.py", "node/runtime/config.py"),
+    *("server/config/reload.py", "core/controller/configs.py", "node/runtime/config.py"),
 }
 
 

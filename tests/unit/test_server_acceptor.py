@@ -12,7 +12,7 @@ from unittest import mock
 import pytest
 import uvloop
 
-from quiverlog.server.acceptor import Acceptor
+from quiverlog.server.net.listener import Acceptor
 from tests.support.ends import reset
 
 FAILURES = [

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from quiverlog.server import collector as module
-from quiverlog.server.collector import Collector
+from quiverlog.server.process import collector as process_collector
+from quiverlog.server.process.collector import Collector
 
 
 class Node:
@@ -87,7 +87,7 @@ def test_cycles_are_collected(collector: Collector) -> None:
 def test_a_cycle_that_was_frozen_is_collected_when_the_frozen_have_doubled(
     collector: Collector, traffic: Traffic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "GROWTH_MIN", 1_000)
+    monkeypatch.setattr(process_collector, "GROWTH_MIN", 1_000)
     one, two = Node(), Node()
     one.other, two.other = two, one
     gc.collect()
@@ -110,14 +110,14 @@ def test_a_cycle_that_was_frozen_is_collected_when_the_frozen_have_doubled(
 def test_a_broker_that_is_never_idle_looks_at_everything_at_last(
     collector: Collector, traffic: Traffic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "GROWTH_MIN", 1_000)
+    monkeypatch.setattr(process_collector, "GROWTH_MIN", 1_000)
     one = Node()
     gc.collect()
     seen = weakref.ref(one)
     del one
     kept = [[number] for number in range(gc.get_freeze_count() + 2_000)]
     gc.collect()
-    for _ in range(module.PATIENCE):
+    for _ in range(process_collector.PATIENCE):
         assert seen() is not None
         traffic.count += 1
         collector.look()
@@ -169,7 +169,7 @@ def test_what_a_start_made_is_counted_when_it_matters(
     real_objects = gc.get_objects
     monkeypatch.setattr(gc, "get_objects", walk)
     monkeypatch.setattr(gc, "get_freeze_count", counting)
-    monkeypatch.setattr(module, "GROWTH_MIN", 1_000)
+    monkeypatch.setattr(process_collector, "GROWTH_MIN", 1_000)
     loop = asyncio.new_event_loop()
     made = Collector(traffic)
     kept: list[list[int]] = []

@@ -12,9 +12,9 @@ from quiverlog.broker_keys import CONFIG_KEYS
 from quiverlog.core.controller.configs import CONFIG_DEFS
 from quiverlog.errors import InvalidConfig
 from quiverlog.limits import CLUSTER_ID_CHARS_MAX, HOST_CHARS_MAX, RACK_CHARS_MAX
-from quiverlog.server.config import BrokerConfig, load_config
-from quiverlog.server.config_docs import render
-from quiverlog.server.node_config import node_config
+from quiverlog.server.config.config import BrokerConfig, load_config
+from quiverlog.server.config.docs import render
+from quiverlog.server.process.broker_server import node_config
 from quiverlog.settings import InvalidValue
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -204,7 +204,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 def test_the_page_is_up_to_date() -> None:
     page = (ROOT / "docs" / "config.md").read_text()
-    assert page == render(), "run: python -m quiverlog.server.config_docs > docs/config.md"
+    assert page == render(), "run: python -m quiverlog.server.config.docs > docs/config.md"
     for key in CONFIG_KEYS.values():
         assert f"| `{key.key}`" in page
 

@@ -8,15 +8,16 @@ from typing import cast
 import pytest
 
 from quiverlog.limits import DOOR_MS
-from quiverlog.server.config import load_config
-from quiverlog.server.connections import (
+from quiverlog.server.config.config import load_config
+from quiverlog.server.net.connections import (
     Connection,
     ConnectionLimits,
     ConnectionState,
     ConnectionTable,
     overdue,
 )
-from quiverlog.server.places import Origin, Place, PlaceLimits
+from quiverlog.server.net.places import Origin, Place, PlaceLimits
+from quiverlog.server.process.broker_server import connection_limits
 
 
 def places(clients: int) -> PlaceLimits:
@@ -36,7 +37,7 @@ LIMITS = ConnectionLimits(
     local_reads=False,
 )
 
-LIMITS_BY_DEFAULT = ConnectionLimits.from_config(load_config(), places=places(9), lingering_max=1)
+LIMITS_BY_DEFAULT = connection_limits(load_config(), places=places(9), lingering_max=1)
 
 
 def talking(now_us: int = 0) -> ConnectionState:
@@ -98,7 +99,7 @@ def test_stalls_do_not_add_up() -> None:
 
 def test_short_limits_are_looked_at_often() -> None:
     config = load_config(flags={"connections.frame.timeout.ms": 200})
-    limits = ConnectionLimits.from_config(config, places=places(9), lingering_max=1)
+    limits = connection_limits(config, places=places(9), lingering_max=1)
     assert limits.check_s == 0.05
     assert LIMITS_BY_DEFAULT.check_s == 1.0
 

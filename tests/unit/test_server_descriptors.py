@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quiverlog.errors import InvalidConfig
-from quiverlog.server.descriptors import CLIENTS_MIN, plan_descriptors
+from quiverlog.server.process.descriptors import CLIENTS_MIN, plan_descriptors
 
 
 @given(

@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 
-from quiverlog.server.disk_watch import DiskLook, DiskWatch
+from quiverlog.server.process.disk_watch import DiskLook, DiskWatch
 
 DEADLINE_S = 20.0
 

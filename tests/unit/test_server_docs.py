@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from prometheus_client.core import Metric
 
-from quiverlog.server.metrics import ServerMetrics
-from quiverlog.server.metrics_text import MetricsExporter
+from quiverlog.server.observe.metrics import ServerMetrics
+from quiverlog.server.observe.metrics_text import MetricsExporter
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "broker.md").read_text()

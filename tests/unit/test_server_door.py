@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quiverlog.errors import TooManyConnectionsFromAddress, error_class
-from quiverlog.server.places import Place
+from quiverlog.server.net.places import Place
 from quiverlog.wire import messages as m
 from quiverlog.wire.connection import BROKER_SOFTWARE
 from quiverlog.wire.frames import encode

@@ -11,8 +11,8 @@ from quiverlog.errors import CorruptFrame, FrameTooLarge, QuiverlogError, error_
 from quiverlog.limits import FRAME_BYTES_MAX, HEADER_BYTES_MAX
 from quiverlog.node.runtime.effects import CloseConnection, Effect, Respond
 from quiverlog.node.runtime.events import ConnectionClosed, RequestReceived, RequestsEnded
-from quiverlog.server import ending
-from quiverlog.server.protocol import REQUESTS_PER_TURN
+from quiverlog.server.net import connection
+from quiverlog.server.net.connection import REQUESTS_PER_TURN
 from quiverlog.wire import messages as m
 from tests.support.server import Server, echo, request, serving, until
 
@@ -127,7 +127,7 @@ async def test_the_first_of_two_errors_is_told() -> None:
 async def test_the_error_does_not_wait_for_an_answer_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ending, "ANSWERS_S_MAX", 0.05)
+    monkeypatch.setattr(connection, "ANSWERS_S_MAX", 0.05)
     async with serving() as server:
         server.node.answer = unanswered
         client = await server.connect()
@@ -170,7 +170,7 @@ async def test_a_correlation_id_in_flight_cannot_be_used_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Else a client could have any number of requests wait under the bound of one."""
-    monkeypatch.setattr(ending, "ANSWERS_S_MAX", 0.05)
+    monkeypatch.setattr(connection, "ANSWERS_S_MAX", 0.05)
     async with serving(in_flight_max=4) as server:
         server.node.answer = lambda event: []
         client, other = await server.connect(), await server.connect()

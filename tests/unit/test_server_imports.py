@@ -12,7 +12,7 @@ FOLDER = Path(__file__).resolve().parents[2] / "broker" / "quiverlog" / "server"
 PREFIX = "quiverlog.server."
 AS_A_BROKER = (
     "from quiverlog.cli.broker import _as_a_broker_imports\n"
-    "with _as_a_broker_imports():\n    from quiverlog.server.run import run_broker"
+    "with _as_a_broker_imports():\n    from quiverlog.server.process.run import run_broker"
 )
 
 
@@ -35,10 +35,15 @@ def imported(path: Path) -> set[str]:
 
 
 def test_no_circle() -> None:
-    modules = {path.stem: imported(path) for path in sorted(FOLDER.glob("*.py"))}
+    modules = {
+        ".".join(path.relative_to(FOLDER).with_suffix("").parts): imported(path)
+        for path in sorted(FOLDER.rglob("*.py"))
+        if path.name != "__init__.py"
+    }
     assert len(modules) > 15
     order = list(TopologicalSorter(modules).static_order())  # raises CycleError with the circle
-    assert order.index("connections") < order.index("protocol") < order.index("broker_server")
+    assert order.index("net.connections") < order.index("net.connection")
+    assert order.index("net.connection") < order.index("process.broker_server")
 
 
 def loaded_by(script: str) -> set[str]:
@@ -88,7 +93,7 @@ def test_produce_imports_nothing_that_it_does_not_need() -> None:
 def test_certificates_are_left_unread_by_that_one_import() -> None:
     script = (
         "import os, ssl\n"
-        "from quiverlog.server.http_import import http_server_class\n"
+        "from quiverlog.server.http_port import http_server_class\n"
         "os.environ['SSL_CERT_FILE'] = '/x'; http_server_class()\n"
         "assert os.environ.pop('SSL_CERT_FILE') == '/x'; http_server_class()\n"
         "assert 'SSL_CERT_FILE' not in os.environ\n"

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from quiverlog.node.closing import CloseLogJob
-from quiverlog.server.jobs import CLOSE, FinishedJob, JobPool
+from quiverlog.server.process.jobs import CLOSE, FinishedJob, JobPool
 
 TIMEOUT_S = 10.0
 

@@ -9,9 +9,9 @@ import pytest
 from quiverlog.addresses import Address
 from quiverlog.errors import InvalidConfig, ListenerWithoutAdministration
 from quiverlog.node.runtime.events import ConnectionOpened
-from quiverlog.server.config import load_config
-from quiverlog.server.listener_config import LISTENERS_MAX, ListenerConfig
-from quiverlog.server.reload import compare_configs
+from quiverlog.server.config.config import load_config
+from quiverlog.server.config.listeners import LISTENERS_MAX, ListenerConfig
+from quiverlog.server.config.reload import compare_configs
 from quiverlog.wire import messages as m
 from quiverlog.wire.apis import ADMINISTRATION
 from quiverlog.wire.decommission_messages import DecommissionBrokerRequest, DecommissionStep

@@ -7,15 +7,16 @@ import io
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quiverlog.server.log_rate import (
+from quiverlog.server.observe.logs import (
     CLIENT_LINES_PER_WINDOW,
     KINDS_MAX,
     LINES_PER_WINDOW,
     WINDOW_S,
     LeftOut,
     LineRate,
+    LogControl,
+    make_logger,
 )
-from quiverlog.server.logs import LogControl, make_logger
 
 
 def test_a_flood_of_one_kind_leaves_others_alone() -> None:

@@ -8,7 +8,7 @@ import logging
 
 import pytest
 
-from quiverlog.server.logs import bridge_logging, make_logger
+from quiverlog.server.observe.logs import bridge_logging, make_logger
 
 
 def test_logfmt() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quiverlog.server.memory import MemoryBudget
+from quiverlog.server.net.memory import MemoryBudget
 
 
 class Client:

@@ -13,8 +13,8 @@ from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 from quiverlog.errors import TooManyConnections, TooManyConnectionsFromAddress
-from quiverlog.server.metrics import Histogram, LogSize, RecentMax, ServerMetrics
-from quiverlog.server.metrics_text import MetricsExporter
+from quiverlog.server.observe.metrics import Histogram, LogSize, RecentMax, ServerMetrics
+from quiverlog.server.observe.metrics_text import MetricsExporter
 from quiverlog.wire.messages import Api
 
 

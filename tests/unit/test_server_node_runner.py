@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from quiverlog.server.jobs import FLUSH, JobPool
-from quiverlog.server.metrics import ServerMetrics
-from quiverlog.server.node_runner import NodeRunner
+from quiverlog.server.observe.metrics import ServerMetrics
+from quiverlog.server.process.jobs import FLUSH, JobPool
+from quiverlog.server.process.node_runner import NodeRunner
 
 TIMEOUT_S = 10.0
 

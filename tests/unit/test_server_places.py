@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from quiverlog.errors import TooManyConnections, TooManyConnectionsFromAddress
-from quiverlog.server.peer import origin_of
-from quiverlog.server.places import UNKNOWN_ORIGIN, Origin, Place, PlaceLimits, Places
+from quiverlog.server.net.peer import origin_of
+from quiverlog.server.net.places import UNKNOWN_ORIGIN, Origin, Place, PlaceLimits, Places
 
 LIMITS = PlaceLimits(clients=4, per_address=2, operators=1, brokers=2, door=2)
 LOCAL = Origin("127.0.0.1", is_loopback=True, may_be_broker=False)

@@ -14,7 +14,7 @@ import pytest
 from quiverlog.errors import CorruptFrame, error_class
 from quiverlog.node.runtime.effects import Effect, Respond, StartJob
 from quiverlog.node.runtime.events import ConnectionOpened, JobDone, RequestReceived, Tick
-from quiverlog.server.protocol import BUSY_READ_BYTES, READ_BYTES, ClientProtocol
+from quiverlog.server.net.connection import BUSY_READ_BYTES, READ_BYTES, ClientProtocol
 from quiverlog.wire import messages as m
 from quiverlog.wire.frames import encode
 from tests.support.server import PLACES, echo, request, serving, until

@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from quiverlog.errors import InvalidConfig
-from quiverlog.server.config import BrokerConfig, load_config
-from quiverlog.server.config_file import CONFIG_FILE_BYTES_MAX
-from quiverlog.server.logs import make_logger
-from quiverlog.server.reloader import ConfigReloader
+from quiverlog.server.config.config import CONFIG_FILE_BYTES_MAX, BrokerConfig, load_config
+from quiverlog.server.config.reload import ConfigReloader
+from quiverlog.server.observe.logs import make_logger
 
 WAIT_S = 10.0
 

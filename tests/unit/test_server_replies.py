@@ -6,8 +6,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from quiverlog.server.metrics import ServerMetrics
-from quiverlog.server.replies import Replies, path_hider
+from quiverlog.server.net.replies import Replies, path_hider
+from quiverlog.server.observe.metrics import ServerMetrics
 from quiverlog.wire.frames import decode_response
 from quiverlog.wire.messages import Response
 from quiverlog.wire.registry import APIS

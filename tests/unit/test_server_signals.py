@@ -12,8 +12,8 @@ from typing import cast
 
 import pytest
 
-from quiverlog.server import signals
-from quiverlog.server.logs import Logger
+from quiverlog.server.observe.logs import Logger
+from quiverlog.server.process import run
 
 FORCED = 1
 BOUND_S = 10.0
@@ -36,7 +36,7 @@ class Lines:
 @contextlib.contextmanager
 def handled(log: Lines, stop: asyncio.Event) -> Iterator[None]:
     loop = asyncio.get_running_loop()
-    signals.handle_signals(
+    run.handle_signals(
         stop=stop, reload=lambda: None, log=cast(Logger, log), exit_code_forced=FORCED
     )
     try:
@@ -64,7 +64,7 @@ async def test_a_signal_that_a_launcher_passes_on_is_no_second_one(
     left: list[int] = []
     log, stop = Lines(), asyncio.Event()
     monkeypatch.setattr(os, "_exit", left.append)
-    monkeypatch.setattr(signals, "_SAME_S", same_s)
+    monkeypatch.setattr(run, "_SAME_S", same_s)
     with handled(log, stop):
         for number in (signal.SIGTERM, second):
             log.came.clear()

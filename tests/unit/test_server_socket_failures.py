@@ -14,8 +14,8 @@ import pytest
 from quiverlog.errors import AddressInUse
 from quiverlog.node.runtime.effects import Respond
 from quiverlog.node.runtime.events import RequestReceived
-from quiverlog.server import peer
-from quiverlog.server.acceptor import begin_to_listen
+from quiverlog.server.net import peer
+from quiverlog.server.net.listener import begin_to_listen
 from quiverlog.wire import messages as m
 from tests.support.server import Server, echo, request, serving, until
 

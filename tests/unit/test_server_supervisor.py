@@ -7,7 +7,7 @@ from unittest import mock
 
 import pytest
 
-from quiverlog.server.supervisor import Supervisor
+from quiverlog.server.process.run import Supervisor
 
 
 @pytest.mark.parametrize("fails", ["socket", "sendto"])

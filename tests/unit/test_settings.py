@@ -15,7 +15,7 @@ from quiverlog.core.controller.configs import CONFIG_DEFS, TopicConfig, check_co
 from quiverlog.core.controller.image import Image
 from quiverlog.core.controller.records import ConfigRecord, TopicRecord
 from quiverlog.errors import InvalidConfig
-from quiverlog.server.config import BrokerConfig, load_config
+from quiverlog.server.config.config import BrokerConfig, load_config
 from quiverlog.settings import InvalidValue, Kind, Setting, SettingsTable, markdown_table
 
 ROOT = Path(__file__).resolve().parents[2]

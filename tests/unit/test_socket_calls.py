@@ -88,7 +88,14 @@ TABLE: Final[dict[str, dict[str, str]]] = {
     "broker/quiverlog/local/ports.py": {
         "create_server": "unit/test_local_ports.py::test_another_port_is_tried_when_one_is_refused",
     },
-    "broker/quiverlog/server/acceptor.py": {
+    "broker/quiverlog/server/http_guard.py": {"abort": HTTP, "close": HTTP, "write": HTTP},
+    "broker/quiverlog/server/http_port.py": {"close": NO_ERROR},
+    "broker/quiverlog/server/net/connection.py": {
+        "abort": NO_ERROR, "close": NO_ERROR, "write_eof": TRANSPORT,
+        "get_write_buffer_size": NO_ERROR, "pause_reading": TRANSPORT, "resume_reading": TRANSPORT,
+        "set_write_buffer_limits": TRANSPORT, "write": WRITE, "writelines": TRANSPORT,
+    },
+    "broker/quiverlog/server/net/listener.py": {
         "listen": TAKEN, "getsockname": NO_ERROR, "setblocking": NO_ERROR, "close": NO_ERROR,
         "sock_accept": "unit/test_server_acceptor.py::test_a_failed_accept_is_followed_by_others",
         "connect_accepted_socket": (
@@ -97,33 +104,18 @@ TABLE: Final[dict[str, dict[str, str]]] = {
         ),
         "setsockopt": GONE,
     },
-    "broker/quiverlog/server/broker_server.py": {"close": NO_ERROR},
-    "broker/quiverlog/server/ending.py": {
-        "abort": NO_ERROR, "close": NO_ERROR, "write_eof": TRANSPORT,
-    },
-    "broker/quiverlog/server/http_guard.py": {"abort": HTTP, "close": HTTP, "write": HTTP},
-    "broker/quiverlog/server/http_port.py": {"close": NO_ERROR},
-    "broker/quiverlog/server/listeners.py": {"getsockname": NO_ERROR},
-    "broker/quiverlog/server/peer.py": {
+    "broker/quiverlog/server/net/peer.py": {
         "get_extra_info": NAMELESS, "setsockopt": OPTIONS, "getsockopt": NO_ERROR,
     },
-    "broker/quiverlog/server/peer_conversation.py": {
+    "broker/quiverlog/server/peers/link.py": {
         "abort": NO_ERROR, "get_write_buffer_size": NO_ERROR, "write": PEER_WRITE,
-        "writelines": PEER_WRITE,
+        "writelines": PEER_WRITE, "create_connection": PEER_CONNECT,
     },
-    "broker/quiverlog/server/peer_link.py": {"create_connection": PEER_CONNECT},
-    "broker/quiverlog/server/protocol.py": {
-        "abort": NO_ERROR, "get_write_buffer_size": NO_ERROR, "pause_reading": TRANSPORT,
-        "resume_reading": TRANSPORT, "set_write_buffer_limits": TRANSPORT, "write": WRITE,
-        "writelines": TRANSPORT,
-    },
-    "broker/quiverlog/server/run.py": {
+    "broker/quiverlog/server/process/broker_server.py": {"close": NO_ERROR},
+    "broker/quiverlog/server/process/run.py": {
         "getaddrinfo": START, "socket": START, "setsockopt": START, "bind": START,
         "setblocking": NO_ERROR, "getsockname": NO_ERROR, "gethostname": NO_ERROR,
-        "close": NO_ERROR,
-    },
-    "broker/quiverlog/server/supervisor.py": {
-        "socket": UNTOLD, "setblocking": NO_ERROR, "sendto": UNTOLD,
+        "close": NO_ERROR, "sendto": UNTOLD,
     },
 }  # fmt: skip
 """File -> call -> the test in which it fails, or why it never does."""

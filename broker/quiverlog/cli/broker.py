@@ -21,7 +21,7 @@ from quiverlog.cli.options import config_pairs, debug_option
 from quiverlog.settings import Setting
 
 if TYPE_CHECKING:
-    from quiverlog.server.config import BrokerConfig
+    from quiverlog.server.config.config import BrokerConfig
 
 __all__ = ["broker"]
 
@@ -75,7 +75,7 @@ def _broker(config_file: Path | None, more: dict[str, str], **flags: str | None)
     from quiverlog.errors import InvalidConfig
 
     with _as_a_broker_imports():
-        from quiverlog.server.config import load_config
+        from quiverlog.server.config.config import load_config
 
     named = {key.key: flags[key.field] for key in CONFIG_KEYS.values()}
     twice = sorted(name for name in more if named.get(name) is not None)
@@ -90,7 +90,7 @@ def _broker(config_file: Path | None, more: dict[str, str], **flags: str | None)
     except InvalidConfig as error:
         raise CommandFailed(str(error), ExitCode.USAGE) from error
     with _as_a_broker_imports():
-        from quiverlog.server.run import run_broker
+        from quiverlog.server.process.run import run_broker
     return run_broker(config, read_config=read_config if config_file is not None else None)
 
 

@@ -17,11 +17,10 @@ from collections.abc import Callable
 
 from aiohttp import web
 
-from quiverlog.server.accept import OPENMETRICS
-from quiverlog.server.acceptor import Acceptor
-from quiverlog.server.http_guard import HttpGuard, HttpLimits
-from quiverlog.server.logs import Logger
-from quiverlog.server.metrics import ServerMetrics
+from quiverlog.server.http_guard import OPENMETRICS, HttpGuard, HttpLimits
+from quiverlog.server.net.listener import Acceptor
+from quiverlog.server.observe.logs import Logger
+from quiverlog.server.observe.metrics import ServerMetrics
 
 __all__ = ["HttpServer"]
 

@@ -10,14 +10,19 @@ Must not know: paths, requests.
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from collections.abc import Awaitable, Callable
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
-from quiverlog.server.acceptor import begin_to_listen
-from quiverlog.server.logs import Logger
+from quiverlog.server.net.listener import begin_to_listen
+from quiverlog.server.observe.logs import Logger
 
-__all__ = ["HttpPort"]
+if TYPE_CHECKING:
+    from quiverlog.server.http import HttpServer
+
+__all__ = ["HttpPort", "http_server_class"]
+
 
 _BACKLOG: Final = 64
 
@@ -30,7 +35,7 @@ class Serving(Protocol):
 
 
 class HttpPort:
-    """See the module docstring.
+    """The HTTP port from the first moment of a start, before anything can answer there.
 
     Args:
         sock: bound.
@@ -86,3 +91,25 @@ class HttpPort:
             # Refused, rather than left to wait; the broker serves its clients all the same.
             self._socket.close()
             self._log.error("HTTP cannot be served", error=repr(error))
+
+
+# Importing the HTTP server with what it needs, and no more.
+_CERTIFICATES: Final = "SSL_CERT_FILE"
+"""Where OpenSSL looks for them."""
+
+
+def http_server_class() -> type[HttpServer]:
+    """Imported when somebody has connected, or the broker is ready. May run in any thread.
+
+    No other thread changes the environment or reads certificates.
+    """
+    before = os.environ.get(_CERTIFICATES)
+    os.environ[_CERTIFICATES] = os.devnull
+    try:
+        from quiverlog.server.http import HttpServer
+    finally:
+        if before is None:
+            del os.environ[_CERTIFICATES]
+        else:
+            os.environ[_CERTIFICATES] = before
+    return HttpServer

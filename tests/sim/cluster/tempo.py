@@ -45,7 +45,7 @@ from quiverlog.node.controller import controller_link, log_ends, registrar, regi
 from quiverlog.node.metadata import producer_ids, quorum, voters
 from quiverlog.node.replication import in_sync, offline_replicas, replica_fetcher
 from quiverlog.node.runtime import peers
-from quiverlog.server import peer_link, peer_queue
+from quiverlog.server.peers import link
 from quiverlog.storage.log import flushing
 from tests.sim.world import World
 
@@ -69,10 +69,10 @@ SCALED: Final[tuple[tuple[Any, str], ...]] = (
     (registration, "BROKER_STOP_MS_MAX"),
     (in_sync, "_RETRY_US"),
     (sessions, "_SUSPECT_US"),
-    (peer_link, "PEER_SILENCE_MS"),
-    (peer_link, "PEER_WRONG_BACKOFF_MS"),
-    (peer_queue, "PEER_BACKOFF_MS_MIN"),
-    (peer_queue, "PEER_BACKOFF_MS_MAX"),
+    (link, "PEER_SILENCE_MS"),
+    (link, "PEER_WRONG_BACKOFF_MS"),
+    (link, "PEER_BACKOFF_MS_MIN"),
+    (link, "PEER_BACKOFF_MS_MAX"),
     (deadline, "RETRY_BACKOFF_MS_MIN"),
     (deadline, "RETRY_BACKOFF_MS_MAX"),
     (deadline, "ELSEWHERE_BACKOFF_MS_MAX"),

@@ -28,7 +28,7 @@ from prometheus_client.process_collector import ProcessCollector
 from quiverlog.errors import error_class
 from quiverlog.node.cluster_gauges import ClusterGauges
 from quiverlog.node.runtime.metrics import NodeMetrics, TopicCounters
-from quiverlog.server.metrics import Gauges, Histogram, LogSize, ServerMetrics
+from quiverlog.server.observe.metrics import Gauges, Histogram, LogSize, ServerMetrics
 from quiverlog.wire.messages import Api
 
 if TYPE_CHECKING:

@@ -1,13 +1,9 @@
-"""A broker as a process: start, ready line, work, drain, exit code.
+"""The process of a broker: configuration, sockets, event loop, signals, supervisor, exit code.
 
-Owns the order of things. Start: bind both addresses (a port in use is found out before the data
-directory is touched), recover in a thread while `/healthz` already answers, then accept. Stop
-(SIGTERM, SIGINT): accept no more, let the node answer and flush what is in flight, within
-`shutdown.timeout.ms`, then leave; a second signal leaves at once, as a crash would.
+Owns the way from arguments to an exit code, what each signal does, and READY=1 and STOPPING=1 to
+a supervisor (sd_notify). An error before the broker serves is one line and an exit code.
 
-Exit codes: 0 stopped cleanly, and the directory is marked so; 1 failed, or not stopped cleanly; 2
-refused to start, and will refuse again until somebody changes something (wrong configuration,
-address or data directory in use, foreign or newer data, a path that cannot be used).
+Must not know: what the broker does while it runs.
 """
 
 from __future__ import annotations
@@ -15,12 +11,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import faulthandler
 import gc
 import os
 import secrets
+import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
+from typing import Final
 
 import uvloop
 
@@ -36,16 +35,134 @@ from quiverlog.errors import (
     UnsupportedFormat,
 )
 from quiverlog.node.runtime.config import LISTENER_DEFAULT
-from quiverlog.server.broker_server import BrokerServer
-from quiverlog.server.config import BrokerConfig
-from quiverlog.server.listener_config import LISTENERS_PREFIX, ListenerConfig
-from quiverlog.server.logs import LogControl, Logger, bridge_logging, make_logger
-from quiverlog.server.reloader import ConfigReloader
-from quiverlog.server.signals import handle_signals, hold_hangups
-from quiverlog.server.streams import STDERR, STDOUT, hold_standard_streams, say
-from quiverlog.server.supervisor import Supervisor
+from quiverlog.server.config.config import BrokerConfig
+from quiverlog.server.config.listeners import LISTENERS_PREFIX, ListenerConfig
+from quiverlog.server.config.reload import ConfigReloader
+from quiverlog.server.observe.logs import (
+    STDERR,
+    STDOUT,
+    LogControl,
+    Logger,
+    bridge_logging,
+    hold_standard_streams,
+    make_logger,
+    say,
+)
+from quiverlog.server.process.broker_server import BrokerServer
 
-__all__ = ["bind", "run_broker"]
+__all__ = ["Supervisor", "bind", "handle_signals", "hold_hangups", "run_broker"]
+
+
+# What each signal does to a running broker.
+_IGNORED: Final = (
+    signal.SIGUSR2, signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF, signal.SIGIO,
+)  # fmt: skip
+
+_SAME_S: Final = 0.1
+"""Who stops a broker through a launcher is heard twice: the launcher passes on what the whole group
+of processes was sent. A person who has lost patience is not as fast."""
+
+
+def hold_hangups() -> None:
+    """Let a SIGHUP that comes before there is anything to reload pass without effect."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+
+def handle_signals(
+    *,
+    stop: asyncio.Event,
+    reload: Callable[[], None],
+    log: Logger,
+    exit_code_forced: int,
+) -> None:
+    """Install the handlers on the running loop.
+
+    Args:
+        stop: set by the first SIGTERM or SIGINT.
+        reload: called for each SIGHUP; must not raise.
+        exit_code_forced: with which the process leaves at a second signal.
+    """
+    loop = asyncio.get_running_loop()
+    heard_s: dict[int, float] = {}
+
+    def stop_or_leave(number: int) -> None:
+        since_s = loop.time() - heard_s.setdefault(number, loop.time())
+        if stop.is_set() and (len(heard_s) > 1 or since_s >= _SAME_S):
+            log.error("second signal: leaving without a clean stop", signal=number)
+            with contextlib.suppress(OSError):
+                sys.stderr.flush()
+            os._exit(exit_code_forced)
+        log.info("signal received", signal=signal.Signals(number).name)
+        stop.set()
+
+    def ignore(number: int) -> None:
+        log.info("signal ignored", signal=signal.Signals(number).name)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop_or_leave, number)
+    loop.add_signal_handler(signal.SIGHUP, reload)
+    for number in _IGNORED:
+        loop.add_signal_handler(number, ignore, number)
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # no standard error
+        faulthandler.register(signal.SIGUSR1, all_threads=True)
+
+
+# What the program that started the broker is told: ready, stopping, and that the loop turns.
+_SOCKET: Final = "NOTIFY_SOCKET"
+_WATCHDOG_US: Final = "WATCHDOG_USEC"
+_WATCHDOG_PID: Final = "WATCHDOG_PID"
+
+
+class Supervisor:
+    """Whoever started this process.
+
+    Args:
+        environ: where its socket is named, and how often it wants to hear that the loop turns.
+    """
+
+    def __init__(self, environ: MutableMapping[str, str]) -> None:
+        name = environ.pop(_SOCKET, "")
+        watchdog_us = environ.pop(_WATCHDOG_US, "")
+        watched_pid = environ.pop(_WATCHDOG_PID, "") or str(os.getpid())
+        # "@" stands for the zero byte with which names begin that are no files.
+        self._address = f"\0{name[1:]}" if name.startswith("@") else name
+        self._period_s = 0.0
+        if watchdog_us.isdecimal() and watched_pid == str(os.getpid()):
+            # Twice in the time that is allowed, as sd_watchdog_enabled(3) recommends.
+            self._period_s = int(watchdog_us) / 2e6
+        self._timer: asyncio.TimerHandle | None = None
+
+    def ready(self) -> None:
+        """Clients may connect."""
+        self._tell("READY=1")
+
+    def stopping(self) -> None:
+        """The end has begun; it may take as long as `shutdown.timeout.ms`."""
+        self._tell("STOPPING=1")
+
+    def watch(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Tell from now on that the loop turns, if anybody wants to know. End it with `close`."""
+        if self._period_s > 0:
+            self._tell("WATCHDOG=1")
+            self._timer = loop.call_later(self._period_s, self.watch, loop)
+
+    def close(self) -> None:
+        """Tell nothing more by itself."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _tell(self, what: str) -> None:
+        if not self._address:
+            return
+        with contextlib.suppress(OSError, ValueError), _datagrams() as sock:
+            sock.sendto(what.encode(), self._address)
+
+
+def _datagrams() -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    sock.setblocking(False)
+    return sock
+
 
 EXIT_OK, EXIT_FAILED, EXIT_REFUSED = 0, 1, 2
 

@@ -12,7 +12,7 @@ from ipaddress import ip_address
 from typing import Final
 
 from quiverlog.addresses import Address, network_of, parse_address
-from quiverlog.server.places import Origin
+from quiverlog.server.net.places import Origin
 
 __all__ = ["has_hung_up", "is_on_this_machine", "keep_alive", "origin_of", "peer_name"]
 

@@ -1,19 +1,21 @@
-"""A broker's configuration: one table of typed keys, read from a file, the environment and flags.
+"""A broker's configuration: one table of typed keys, from a file, the environment and flags.
 
-Owns where values come from, their order of precedence (flag over environment over file over
-default) and what they may not say together. The keys are in `broker_keys`, the reading of the file
-in `config_file`.
+Owns where values come from, their precedence (flag, environment, file, default), the TOML file
+and its bounds, and which values contradict each other. The keys are in `broker_keys`.
 
 Invariant: whatever is refused is refused before anything is opened, with the file and line, the
-variable or the flag that said it.
+variable or the flag that gave it.
 
-Must not know: sockets, files, the node.
+Must not know: sockets, the node.
 """
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Mapping
+import stat
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -25,8 +27,8 @@ from quiverlog.core.controller.broker_configs import why_unknown
 from quiverlog.core.controller.configs import CONFIG_DEFS, TOPIC_DEFAULTS_PREFIX, topic_config
 from quiverlog.errors import InvalidConfig
 from quiverlog.node.runtime.config import LISTENER_DEFAULT, Given
-from quiverlog.server.config_file import read_config_file
-from quiverlog.server.listener_config import (
+from quiverlog.roles import ROLE_CONTROLLER
+from quiverlog.server.config.listeners import (
     LISTENERS_PREFIX,
     ListenerConfig,
     check_advertised,
@@ -34,11 +36,114 @@ from quiverlog.server.listener_config import (
     parse_listeners,
     refuse_shared_ports,
 )
-from quiverlog.server.quorum_config import refuse_lost_brokers
 from quiverlog.settings import InvalidValue, text_of
 from quiverlog.wire.config_messages import ConfigSource
 
-__all__ = ["BrokerConfig", "load_config"]
+__all__ = [
+    "CONFIG_FILE_BYTES_MAX",
+    "BrokerConfig",
+    "FileValue",
+    "load_config",
+    "read_config_file",
+    "refuse_lost_brokers",
+]
+
+
+# The configuration file: what a TOML file says, key by key, and in which line.
+CONFIG_FILE_BYTES_MAX: Final = 65_536
+
+
+class FileValue(NamedTuple):
+    """A dotted key, its value, and the line where its statement begins."""
+
+    name: str
+    value: object
+    line: int
+
+
+def read_config_file(path: Path) -> list[FileValue]:
+    """All values of a file.
+
+    Raises:
+        InvalidConfig: it cannot be read, is no regular file, is too large, or is not TOML.
+    """
+    try:
+        text = _read_bounded(path).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidConfig(f"{path}: cannot be read: {error}.") from error
+    try:
+        values = dict(_flatten(tomllib.loads(text)))
+        lines = _lines_of(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidConfig(f"{path}: not TOML: {error}.") from error
+    except RecursionError:
+        raise InvalidConfig(f"{path}: nested too deep.") from None
+    return [FileValue(name, value, lines[name]) for name, value in values.items()]
+
+
+def _read_bounded(path: Path) -> bytes:
+    # O_NONBLOCK: opening a FIFO would wait for somebody to open its other end.
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(fd, "rb", buffering=0) as file:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise InvalidConfig(f"{path}: not a regular file.")
+        data = bytearray()
+        while piece := file.read(CONFIG_FILE_BYTES_MAX + 1 - len(data)):
+            data += piece
+    if len(data) > CONFIG_FILE_BYTES_MAX:
+        raise InvalidConfig(f"{path}: larger than {CONFIG_FILE_BYTES_MAX} bytes.")
+    return bytes(data)
+
+
+def _flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, object]]:
+    """`[a] b.c = 1` -> `a.b.c`, 1: dotted keys, quoted keys and tables are all the same."""
+    for key, value in table.items():
+        if isinstance(value, dict) and value:
+            yield from _flatten(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def _lines_of(text: str) -> dict[str, int]:
+    """The line where each key's statement begins: after the last prefix of the text that is TOML
+    without it. (`tomllib` keeps no positions; a configuration is short.)"""
+    lines = text.split("\n")
+    found: dict[str, int] = {}
+    before = 0
+    for count, line in enumerate(lines, 1):
+        between_statements = before == count - 1
+        if between_statements and (not line.strip() or line.lstrip().startswith("#")):
+            before = count
+            continue
+        try:
+            table = tomllib.loads("\n".join(lines[:count]))
+        except tomllib.TOMLDecodeError:
+            continue
+        for name, _ in _flatten(table):
+            found.setdefault(name, before + 1)
+        before = count
+    return found
+
+
+# What a broker's configuration may not say of the quorum: its roles and whom it asks, together.
+def refuse_lost_brokers(values: Mapping[str, Any], source: Callable[..., str]) -> None:
+    """Raise InvalidConfig for a broker that could belong to no quorum, or to any.
+
+    Args:
+        source: who said a key.
+    """
+    seeds = values["controller_quorum_bootstrap_servers"]
+    if seeds and not values["cluster_id"]:
+        raise InvalidConfig(
+            f"{source('controller.quorum.bootstrap.servers')}: `cluster.id` must say which cluster"
+            " that is; each of its brokers logs it when it starts."
+        )
+    if not seeds and ROLE_CONTROLLER not in values["process_roles"]:
+        raise InvalidConfig(
+            f"{source('process.roles')}: a broker that is no controller needs"
+            " `controller.quorum.bootstrap.servers`."
+        )
+
 
 _CHARS_MAX: Final = {
     "cluster.id": limits.CLUSTER_ID_CHARS_MAX,

@@ -1,47 +1,146 @@
-"""One client's connection on the loop: bytes in, requests to the node, replies out.
+"""One client connection: frames in, events to the node, replies out, its end.
 
-Owns flow control. A connection works in turns: a turn hands at most `REQUESTS_PER_TURN` requests to
-the node and takes at most `TURN_US_MAX`; what is left waits in a backlog (copied: the receive
-buffer is shared by all connections) for the next turn, and meanwhile nothing is read. Reading also
-stops while too many requests are unanswered or too many bytes wait to be taken.
+Owns the protocol's state: HELLO, requests of one read, turns, back pressure, limits. A client
+that breaks the protocol gets the answers to what it asked before, then one error; after the final
+error the connection lingers for a moment, because closing at once makes the kernel discard the
+answer. `ConnectionContext` is what all connections of one event loop share.
 
-A client that breaks the protocol gets its answers, then an error; no more is read (`Ending`).
-
-Invariants: a request is handed to the node once, in the order of its connection; what the
-connection holds in memory is reported to the budget whenever it has changed.
-
-Must not know: what a request means, which of them are related.
+Must not know: what requests mean.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Sequence
-from typing import Any, Final, cast
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, NamedTuple, Protocol, cast
 
 from quiverlog.errors import QuiverlogError, TooManyConnections
 from quiverlog.limits import HEADER_BYTES_MAX, KIB
-from quiverlog.node.runtime.events import ConnectionClosed, ConnectionOpened, RequestsEnded
-from quiverlog.server.backlog import Backlog
-from quiverlog.server.connections import ConnectionState
-from quiverlog.server.context import ConnectionContext
-from quiverlog.server.ending import Ending
-from quiverlog.server.node_runner import monotonic_us, read_clocks
-from quiverlog.server.peer import (
+from quiverlog.node.runtime.config import LISTENER_DEFAULT
+from quiverlog.node.runtime.events import ConnectionClosed, ConnectionOpened, Event, RequestsEnded
+from quiverlog.server.net.clocks import monotonic_us, read_clocks
+from quiverlog.server.net.connections import ConnectionState, ConnectionTable
+from quiverlog.server.net.memory import MemoryBudget
+from quiverlog.server.net.peer import (
     has_hung_up,
     is_on_this_machine,
     keep_alive,
     origin_of,
     peer_name,
 )
-from quiverlog.server.replies import Replies
-from quiverlog.server.request_feed import RequestFeed, Unreadable, is_brokers_hello
+from quiverlog.server.net.replies import Replies
+from quiverlog.server.net.requests import Backlog, RequestFeed, Unreadable, is_brokers_hello
+from quiverlog.server.net.turns import Turns
+from quiverlog.server.observe.logs import Logger
+from quiverlog.server.observe.metrics import ServerMetrics
 from quiverlog.types import Now
+from quiverlog.wire.buffers import BufferPool
 from quiverlog.wire.frames import Frame, FrameReceiver, encode_error
 from quiverlog.wire.messages import Response
 
-__all__ = ["ClientProtocol"]
+__all__ = ["ClientProtocol", "ConnectionContext", "Ending"]
+
+
+ANSWERS_S_MAX: Final = 5.0
+"""So long does the error wait for the answers to what was asked before."""
+LINGER_S: Final = 2.0
+"""After the last word, so long for the client to read it and close."""
+
+
+class Ending:
+    """The end of a connection: the error that is still to be told, and the moment after the last
+    word.
+
+    `bool(ending)` is true while an error is to be told.
+    """
+
+    __slots__ = ("_lingers", "_table", "_timer", "unreadable")
+
+    def __init__(self, table: ConnectionTable) -> None:
+        self._table = table
+        self._timer: asyncio.TimerHandle | None = None
+        self._lingers = False
+        self.unreadable: Unreadable | None = None
+        """The request that cannot be read, to be told of after the answers."""
+
+    def __bool__(self) -> bool:
+        return self.unreadable is not None
+
+    def begin(self, unreadable: Unreadable, give_up: Callable[[], None]) -> bool:
+        """An error is to be told; True if it is the first.
+
+        One that is found later lies before it: requests of the backlog are read after the bytes
+        behind them were found to be no frame. So the later one counts.
+
+        Args:
+            give_up: called when the answers have not come in time.
+        """
+        assert not self._lingers, "the last word was said"
+        is_first = self.unreadable is None
+        self.unreadable = unreadable
+        if is_first:
+            assert self._timer is None
+            self._timer = asyncio.get_running_loop().call_later(ANSWERS_S_MAX, give_up)
+        return is_first
+
+    def linger(self, transport: asyncio.Transport) -> None:
+        """The last word is said: send the end of the stream, close when the client has, or soon."""
+        self.over()
+        table = self._table
+        if table.lingering >= table.limits.lingering_max:
+            transport.close()
+            return
+        with contextlib.suppress(OSError, NotImplementedError):
+            transport.write_eof()
+        table.lingering += 1
+        self._lingers = True
+        self._timer = asyncio.get_running_loop().call_later(LINGER_S, transport.abort)
+
+    def over(self) -> None:
+        """The connection is gone, or about to be: nothing is told or waited for."""
+        self.unreadable = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._lingers:
+            self._lingers = False
+            self._table.lingering -= 1
+
+
+class Runner(Protocol):
+    """The node as a connection sees it: events in, answers sent."""
+
+    def handle_many(self, events: Iterable[Event], now: Now) -> None:
+        """Handle events that came together; answers wait for `flush`."""
+
+    def tell(self, *events: Event) -> None:
+        """Handle events now and send the answers."""
+
+    def flush(self) -> None:
+        """Send the answers that have gathered."""
+
+
+class ConnectionContext(NamedTuple):
+    """What all client connections of one event loop share."""
+
+    runner: Runner
+    connections: ConnectionTable
+    metrics: ServerMetrics
+    log: Logger
+    turns: Turns
+    memory: MemoryBudget
+    scratch: bytearray
+    """Received small frames lie here until they were handled; see `FrameReceiver`."""
+    pool: BufferPool
+    hide_paths: Callable[[str], str]
+    """Makes an error message fit for clients."""
+    listener: str = LISTENER_DEFAULT
+    """The listener that takes the connections."""
+    serves_brokers: bool = False
+    """Other brokers may come to it."""
+
 
 CHUNK_REQUESTS_MAX: Final = 64
 """Requests of one connection that go to the node together, so that they share a write."""
@@ -59,7 +158,7 @@ assert CHUNK_REQUESTS_MAX <= REQUESTS_PER_TURN
 
 
 class ClientProtocol(asyncio.BufferedProtocol):
-    """See the module docstring."""
+    """One client's connection on the loop: bytes in, requests to the node, replies out."""
 
     __slots__ = (
         "_backlog", "_busy", "_chunk_requests", "_closing", "_context", "_ending", "_feed", "_held",

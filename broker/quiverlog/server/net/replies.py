@@ -17,8 +17,8 @@ from typing import Final, get_args
 import msgspec
 
 from quiverlog.errors import QuiverlogError
-from quiverlog.server.logs import Logger
-from quiverlog.server.metrics import ServerMetrics
+from quiverlog.server.observe.logs import Logger
+from quiverlog.server.observe.metrics import ServerMetrics
 from quiverlog.wire.frames import encode, encode_error
 from quiverlog.wire.messages import Response
 from quiverlog.wire.registry import APIS

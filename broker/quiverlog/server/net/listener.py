@@ -1,8 +1,9 @@
-"""Takes connections from a listening socket, one at a time.
+"""Listening sockets by the listeners' names, and accepting their connections one at a time.
 
-The event loop's own servers accept all that wait in one go: a thousand clients at once would take
-the descriptors that a flush needs before anybody has counted them. Here each connection has found
-its protocol, which counts it or refuses it, before the next is accepted.
+Owns the acceptors. The event loop's servers accept all waiting connections at once: a thousand
+clients would take the descriptors that a flush needs. Here each connection has its protocol,
+which counts or refuses it, before the next is accepted. A connection knows its listener's name:
+addresses in METADATA and the APIs between brokers depend on it.
 
 Must not know: what is spoken, which limits there are.
 """
@@ -18,10 +19,13 @@ from typing import Final
 
 from quiverlog.addresses import Address
 from quiverlog.errors import AddressInUse
-from quiverlog.server.logs import Logger
+from quiverlog.server.net.connection import ClientProtocol, ConnectionContext
+from quiverlog.server.observe.logs import Logger
 
-__all__ = ["Acceptor", "begin_to_listen"]
+__all__ = ["Acceptor", "Listeners", "begin_to_listen", "socket_address"]
 
+
+# Takes connections from a listening socket, one at a time.
 _GONE: Final = frozenset(
     (
         *(errno.ECONNABORTED, errno.ECONNRESET, errno.EPROTO, errno.EINTR, errno.ETIMEDOUT),
@@ -105,3 +109,35 @@ class Acceptor:
                 self._loop.call_exception_handler(context)
             finally:
                 self._is_taking = False
+
+
+_BACKLOG: Final = 4_096
+
+
+def socket_address(sock: socket.socket) -> Address:
+    """Where a bound socket is."""
+    return Address(*sock.getsockname()[:2])
+
+
+class Listeners:
+    """The sockets at which clients and other brokers arrive, by the listeners' names.
+
+    `addresses`: where each listens.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._acceptors: list[Acceptor] = []
+        self.addresses: dict[str, Address] = {}
+
+    def open(self, sock: socket.socket, context: ConnectionContext) -> None:
+        """Take connections from a bound socket, until `close`."""
+        begin_to_listen(sock, _BACKLOG)
+        self.addresses[context.listener] = socket_address(sock)
+        acceptor = Acceptor(self._loop, sock, lambda: ClientProtocol(context), log=context.log)
+        self._acceptors.append(acceptor)
+
+    def close(self) -> None:
+        """Accept no more. Connections that were accepted live on."""
+        for acceptor in self._acceptors:
+            acceptor.close()

@@ -1,7 +1,9 @@
-"""The parts of a running broker, put together: node, connections, listener, HTTP, watches.
+"""The parts of a running broker, put together: node, connections, listeners, HTTP, watches.
 
-Owns their life on the loop: start, reload, stop, and what is looked at now and then. Must not know
-signals, exit codes, files of configuration, or where sockets come from.
+Owns their life on the loop (start, reload, stop, periodic checks), and which part of the
+configuration goes to the node and to connections.
+
+Must not know: signals, exit codes, configuration files, where sockets come from.
 """
 
 from __future__ import annotations
@@ -15,28 +17,27 @@ from typing import TYPE_CHECKING, Any
 
 from quiverlog.addresses import Address
 from quiverlog.node.node import Node
-from quiverlog.node.runtime.config import LISTENER_DEFAULT
+from quiverlog.node.runtime.config import LISTENER_DEFAULT, NodeConfig
 from quiverlog.node.runtime.events import ConfigReloaded, DiskSpace, Shutdown
-from quiverlog.server.collector import Collector
-from quiverlog.server.config import BrokerConfig
-from quiverlog.server.connections import Connection, ConnectionLimits, ConnectionTable
-from quiverlog.server.context import ConnectionContext
-from quiverlog.server.descriptors import DescriptorPlan, plan_descriptors, raise_file_limit
-from quiverlog.server.disk_watch import DiskLook, DiskWatch
+from quiverlog.server.config.config import BrokerConfig
+from quiverlog.server.config.reload import compare_configs, with_values
 from quiverlog.server.http_guard import HttpLimits
-from quiverlog.server.http_import import http_server_class
-from quiverlog.server.http_port import HttpPort
-from quiverlog.server.listeners import Listeners, socket_address
-from quiverlog.server.logs import LogControl, Logger
-from quiverlog.server.memory import Holder, MemoryBudget
-from quiverlog.server.metrics import Gauges, ServerMetrics
-from quiverlog.server.node_config import node_config
-from quiverlog.server.node_runner import NodeRunner, monotonic_us, read_clocks
-from quiverlog.server.peers import PeerConnections
-from quiverlog.server.places import Place, PlaceLimits
-from quiverlog.server.reload import compare_configs, with_values
-from quiverlog.server.replies import path_hider
-from quiverlog.server.turns import Turns
+from quiverlog.server.http_port import HttpPort, http_server_class
+from quiverlog.server.net.clocks import monotonic_us, read_clocks
+from quiverlog.server.net.connection import ConnectionContext
+from quiverlog.server.net.connections import Connection, ConnectionLimits, ConnectionTable
+from quiverlog.server.net.listener import Listeners, socket_address
+from quiverlog.server.net.memory import Holder, MemoryBudget
+from quiverlog.server.net.places import Place, PlaceLimits
+from quiverlog.server.net.replies import path_hider
+from quiverlog.server.net.turns import Turns
+from quiverlog.server.observe.logs import LogControl, Logger
+from quiverlog.server.observe.metrics import Gauges, ServerMetrics
+from quiverlog.server.peers.peers import PeerConnections
+from quiverlog.server.process.collector import Collector
+from quiverlog.server.process.descriptors import DescriptorPlan, plan_descriptors, raise_file_limit
+from quiverlog.server.process.disk_watch import DiskLook, DiskWatch
+from quiverlog.server.process.node_runner import NodeRunner
 from quiverlog.storage.disk.posix import RESERVED_DESCRIPTORS, PosixDisk
 from quiverlog.version import VERSION
 from quiverlog.wire.buffers import BufferPool
@@ -44,16 +45,74 @@ from quiverlog.wire.frames import SCRATCH_BYTES
 
 if TYPE_CHECKING:
     from quiverlog.server.http import HttpServer
-    from quiverlog.server.metrics_text import MetricsExporter
+    from quiverlog.server.observe.metrics_text import MetricsExporter
 
-__all__ = ["BrokerServer"]
+__all__ = ["BrokerServer", "connection_limits", "node_config"]
+
+
+# From a broker's configuration to what its node is told at its making.
+def node_config(config: BrokerConfig, advertised: Mapping[str, Address]) -> NodeConfig:
+    """The node's part of the configuration.
+
+    Args:
+        advertised: what those who ask at each listener are told to connect to.
+    """
+    host, port = advertised[LISTENER_DEFAULT]
+    return NodeConfig(
+        data_dir=config.data_dir,
+        node_id=config.node_id,
+        cluster_id=config.cluster_id,
+        advertised_host=host,
+        advertised_port=port,
+        listeners=dict(advertised),
+        listeners_without_administration=config.listeners_without_administration,
+        inter_broker_listener=config.inter_broker_listener,
+        rack=config.rack,
+        roles=config.process_roles,
+        controllers=dict(config.controller_quorum_bootstrap_servers),
+        moved_controllers=dict(config.controller_quorum_moved_servers),
+        joins_quorum=config.controller_quorum_auto_join == "true",
+        broker_session_ms=config.broker_session_ms,
+        software_version=VERSION,
+        topic_defaults=dict(config.topic_defaults),
+        disk_reserve_bytes=config.disk_reserve_bytes,
+        frame_bytes_max=config.frame_bytes_max,
+        # No more than run at once: what waits, waits where askers take turns.
+        flushes_in_flight_max=config.fsync_threads,
+        damaged_replicas_kept=config.damaged_replicas_kept,
+        leader_balance_period_ms=config.leader_balance_period_ms,
+        leader_balance_moves_max=config.leader_balance_moves_max,
+        move_bytes_per_s=config.partition_move_bytes_per_second,
+        feature_level_max=config.feature_level_max,
+        given=dict(config.given),
+    )
+
+
+def connection_limits(
+    config: BrokerConfig, *, places: PlaceLimits, lingering_max: int
+) -> ConnectionLimits:
+    """The configuration's, with as many connections as there are descriptors for."""
+    assert places.clients <= config.connections_max
+    return ConnectionLimits(
+        places=places,
+        lingering_max=lingering_max,
+        idle_us=config.connections_idle_ms * 1000,
+        frame_us=config.connections_frame_timeout_ms * 1000,
+        write_stall_us=config.connections_write_stall_ms * 1000,
+        write_buffer_bytes=config.connections_write_buffer_bytes,
+        in_flight_max=config.connections_in_flight_max,
+        frame_bytes_max=config.frame_bytes_max,
+        local_reads=config.local_reads == "true",
+    )
+
 
 _LAG_PROBE_S = 0.1
 _FLUSH_REPLIES_S = 2.0
 
 
 class BrokerServer:
-    """See the module docstring.
+    """The parts of a running broker, put together: node, connections, listener,
+    HTTP, watches.
 
     Args:
         advertised: what those who ask at each listener are told to connect to.
@@ -131,9 +190,7 @@ class BrokerServer:
             brokers=plan.brokers,
             door=plan.door,
         )
-        return ConnectionLimits.from_config(
-            config, places=places, lingering_max=plan.refusals - plan.door
-        )
+        return connection_limits(config, places=places, lingering_max=plan.refusals - plan.door)
 
     # --- start ---------------------------------------------------------------------------------
     async def start(
@@ -380,7 +437,7 @@ class BrokerServer:
     def _render_metrics(self, accept: str) -> tuple[bytes, str]:
         if self._exporter is None:
             from quiverlog.node.cluster_gauges import cluster_gauges
-            from quiverlog.server.metrics_text import MetricsExporter, log_sizes
+            from quiverlog.server.observe.metrics_text import MetricsExporter, log_sizes
 
             self._exporter = MetricsExporter(
                 self._metrics,

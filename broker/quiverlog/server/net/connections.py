@@ -28,11 +28,10 @@ from functools import partial
 from typing import Protocol
 
 from quiverlog.limits import DOOR_MS
-from quiverlog.server.config import BrokerConfig
-from quiverlog.server.memory import Holder
-from quiverlog.server.places import UNKNOWN_ORIGIN, Origin, Place, PlaceLimits, Places
-from quiverlog.server.replies import Replies
-from quiverlog.server.turns import TurnTaker
+from quiverlog.server.net.memory import Holder
+from quiverlog.server.net.places import UNKNOWN_ORIGIN, Origin, Place, PlaceLimits, Places
+from quiverlog.server.net.replies import Replies
+from quiverlog.server.net.turns import TurnTaker
 from quiverlog.wire.messages import Response
 
 __all__ = ["Connection", "ConnectionLimits", "ConnectionState", "ConnectionTable", "overdue"]
@@ -51,24 +50,6 @@ class ConnectionLimits:
     in_flight_max: int
     frame_bytes_max: int
     local_reads: bool
-
-    @classmethod
-    def from_config(
-        cls, config: BrokerConfig, *, places: PlaceLimits, lingering_max: int
-    ) -> ConnectionLimits:
-        """The configuration's, with as many connections as there are descriptors for."""
-        assert places.clients <= config.connections_max
-        return cls(
-            places=places,
-            lingering_max=lingering_max,
-            idle_us=config.connections_idle_ms * 1000,
-            frame_us=config.connections_frame_timeout_ms * 1000,
-            write_stall_us=config.connections_write_stall_ms * 1000,
-            write_buffer_bytes=config.connections_write_buffer_bytes,
-            in_flight_max=config.connections_in_flight_max,
-            frame_bytes_max=config.frame_bytes_max,
-            local_reads=config.local_reads == "true",
-        )
 
     @property
     def check_s(self) -> float:

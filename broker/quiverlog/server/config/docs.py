@@ -1,4 +1,4 @@
-"""docs/config.md, made from the tables of keys: `python -m quiverlog.server.config_docs`.
+"""docs/config.md, made from the tables of keys: `python -m quiverlog.server.config.docs`.
 
 Owns the page's words around the tables. A test compares the page with what this prints.
 """
@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from quiverlog.broker_keys import CONFIG_KEYS, ENV_PREFIX, env_of, flag_of
 from quiverlog.core.controller.configs import CONFIG_DEFS, TAKEN_AT_CREATION, TOPIC_DEFAULTS_PREFIX
-from quiverlog.server.listener_config import LISTENER_KEYS, LISTENERS_MAX, LISTENERS_PREFIX
+from quiverlog.server.config.listeners import LISTENER_KEYS, LISTENERS_MAX, LISTENERS_PREFIX
 from quiverlog.settings import Setting, markdown_table
 
 __all__ = ["render"]
 
 _HEAD = f"""# Configuration
 
-This page is made from the tables in the code (`python -m quiverlog.server.config_docs`); change
+This page is made from the tables in the code (`python -m quiverlog.server.config.docs`); change
 those, not this.
 
 ## Broker

@@ -1,27 +1,167 @@
 """The broker's log: structured lines on standard error, as logfmt or JSON.
 
-Owns how a line looks, which level is written, how many lines of one kind, and what happens when
-nobody takes them: a log that cannot be written never stops the broker. Lines are for events that a
-person would want to know of (a start, a fault, a client thrown out), never for a request: a line
-costs 10 microseconds. Foreign libraries' warnings (`logging`) come out in the same shape.
+Owns how a line looks, which level is written, how many lines of one kind (what clients can cause
+must not fill the disk: lines beyond the bound of a window are counted, and the count is written
+with the next one), and closed standard streams. A log that cannot be written never stops the
+broker. Lines are for events that an operator wants to know of, never for a request: a line costs
+10 microseconds.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Final, TextIO
+from typing import Any, Final, NamedTuple, TextIO
 
 import msgspec
 import structlog
 
-from quiverlog.server.log_rate import LineRate
-from quiverlog.server.streams import STDERR, say
+__all__ = [
+    "KINDS_MAX",
+    "STDERR",
+    "STDOUT",
+    "LeftOut",
+    "LineRate",
+    "LogControl",
+    "Logger",
+    "bridge_logging",
+    "hold_standard_streams",
+    "make_logger",
+    "say",
+]
 
-__all__ = ["LogControl", "Logger", "bridge_logging", "make_logger"]
+
+WINDOW_S: Final = 10.0
+LINES_PER_WINDOW: Final = 100
+"""For kinds that operators and the node cause."""
+CLIENT_LINES_PER_WINDOW: Final = 10
+"""For kinds that any client can cause at will."""
+CLIENT_KINDS: Final = frozenset(
+    {
+        "protocol error",
+        "connection closed",
+        "connection refused",
+        "connection overdue",
+        "connections cannot be accepted",
+        "http request refused",
+        "http connection cut off",
+    }
+)
+WHOLE_KINDS: Final = frozenset(
+    {
+        "retention took rows",
+        "torn tail cut",
+        "damaged rows found",
+        "partition file",
+        "partition offline",
+        "partition fault",
+        "corrupt log",
+        "rows of an unknown topic set aside",
+    }
+)
+"""Never left out. The node writes each once for a partition in a start or a life, however often it
+is met again, but for what retention took: that is one line for a topic in a second."""
+KINDS_MAX: Final = 1_000
+"""Kinds that are told apart; beyond, they count as one."""
+_OTHER_KINDS: Final = "other lines"
+
+
+class LeftOut(NamedTuple):
+    """How many lines of one kind were not written."""
+
+    kind: str
+    lines: int
+
+
+class _Window:
+    __slots__ = ("began_s", "left_out", "written")
+
+    def __init__(self, began_s: float) -> None:
+        self.began_s = began_s
+        self.written = 0
+        self.left_out = 0
+
+
+class LineRate:
+    """How many log lines of one kind are written: what clients can cause must not
+    fill the disk.
+    """
+
+    def __init__(self) -> None:
+        self._windows: dict[str, _Window] = {}
+        self.left_out_total = 0
+
+    def admit(self, kind: str, now_s: float) -> LeftOut | None:
+        """None: leave this line out. Else: write it, with the count of those left out before it."""
+        if kind in WHOLE_KINDS:
+            return LeftOut(kind, 0)
+        window = self._windows.get(kind)
+        if window is None:
+            if len(self._windows) >= KINDS_MAX and kind != _OTHER_KINDS:
+                return self.admit(_OTHER_KINDS, now_s)
+            window = self._windows[kind] = _Window(now_s)
+        left_out = 0
+        if now_s - window.began_s >= WINDOW_S:
+            left_out = window.left_out
+            window.began_s, window.written, window.left_out = now_s, 0, 0
+        most = CLIENT_LINES_PER_WINDOW if kind in CLIENT_KINDS else LINES_PER_WINDOW
+        if window.written >= most:
+            window.left_out += 1
+            self.left_out_total += 1
+            return None
+        window.written += 1
+        return LeftOut(kind, left_out)
+
+    def ended(self, now_s: float) -> list[LeftOut]:
+        """The counts of windows that have ended without another line; each is told once."""
+        found = []
+        for kind, window in list(self._windows.items()):
+            if now_s - window.began_s >= WINDOW_S:
+                if window.left_out:
+                    found.append(LeftOut(kind, window.left_out))
+                del self._windows[kind]
+        return found
+
+
+# The process's standard streams: there, whatever the broker was started with.
+STDOUT: Final = 1
+STDERR: Final = 2
+
+
+def hold_standard_streams() -> None:
+    """Put /dev/null in the place of those that are closed. Call it before anything is opened."""
+    for number in range(STDERR + 1):
+        try:
+            os.fstat(number)
+        except OSError:
+            found = os.open(os.devnull, os.O_RDWR)
+            if found != number:
+                os.dup2(found, number)
+                os.close(found)
+            os.set_inheritable(number, True)
+    if sys.stdout is None:
+        sys.stdout = open(STDOUT, "w", closefd=False)  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(STDERR, "w", closefd=False)  # noqa: SIM115
+
+
+def say(line: str, number: int) -> None:
+    """Write a line at once. That nobody takes it, or there is no room, ends no broker.
+
+    Not through Python's stream: that keeps what it could not write, fails with it once more when
+    the process ends, and makes its exit code 120.
+    """
+    assert number in (STDOUT, STDERR)
+    rest = f"{line}\n".encode(errors="backslashreplace")
+    with contextlib.suppress(OSError):
+        while rest:
+            rest = rest[os.write(number, rest) :]
+
 
 LEVELS: Final = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 

@@ -16,10 +16,10 @@ from quiverlog.addresses import Address
 from quiverlog.errors import PeerUnreachable
 from quiverlog.node.runtime.effects import NO_TOKEN, Peer, SendToPeer
 from quiverlog.node.runtime.events import Event, PeerClosed
-from quiverlog.server.logs import Logger
-from quiverlog.server.memory import MemoryBudget
-from quiverlog.server.metrics import ServerMetrics
-from quiverlog.server.peer_link import LinkContext, PeerLink
+from quiverlog.server.net.memory import MemoryBudget
+from quiverlog.server.observe.logs import Logger
+from quiverlog.server.observe.metrics import ServerMetrics
+from quiverlog.server.peers.link import LinkContext, PeerLink
 
 __all__ = ["PeerConnections"]
 

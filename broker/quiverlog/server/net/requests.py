@@ -1,10 +1,7 @@
-"""From the frames of one connection to the requests that the node handles.
+"""Requests of one connection: from frames to decoded requests, and those that wait for a turn.
 
-Owns decoding (one request after the other: between two of them the node handles the first), the
-refusal of a correlation id that is in flight already, the rule that nobody on another machine hears
-of files, and the times in the metrics.
-
-Must not know: the socket, flow control, turns.
+Owns the copies of waiting requests: fresh frames are views of a receive buffer that all
+connections share, and are overwritten by the next read of any of them.
 """
 
 from __future__ import annotations
@@ -14,12 +11,13 @@ from collections.abc import Iterator, Sequence
 
 from quiverlog.errors import CorruptFrame, QuiverlogError
 from quiverlog.node.runtime.events import RequestReceived
-from quiverlog.server.metrics import ServerMetrics
+from quiverlog.server.observe.metrics import ServerMetrics
 from quiverlog.wire.connection import BROKER_SOFTWARE
 from quiverlog.wire.frames import Frame, decode_request, peek_preamble
 from quiverlog.wire.messages import FetchRequest, HelloRequest
 
-__all__ = ["RequestFeed", "Unreadable", "is_brokers_hello"]
+__all__ = ["Backlog", "RequestFeed", "Unreadable", "is_brokers_hello"]
+
 
 Unreadable = tuple[QuiverlogError, int, int]
 """What is wrong with a request, its API and its correlation id (0 where they cannot be read)."""
@@ -35,7 +33,7 @@ def is_brokers_hello(header: memoryview) -> bool:
 
 
 class RequestFeed:
-    """See the module docstring."""
+    """From the frames of one connection to the requests that the node handles."""
 
     __slots__ = ("_metrics", "may_read_files", "taken", "unreadable")
 
@@ -110,3 +108,44 @@ def _preamble(header: memoryview) -> tuple[int, int]:
     except CorruptFrame:
         return 0, 0
     return (api, correlation_id) if correlation_id else (0, 0)
+
+
+class Backlog:
+    """Requests of one connection that wait for its next turn."""
+
+    __slots__ = ("_frames", "_received_ns", "byte_count")
+
+    def __init__(self) -> None:
+        self._frames: list[Frame] = []
+        self._received_ns = 0
+        self.byte_count = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._frames)
+
+    def keep(self, frames: Sequence[Frame], received_ns: int, *, fresh: bool) -> None:
+        """Keep `frames` for the next turn; none may wait already.
+
+        Args:
+            fresh: they are views of the shared receive buffer.
+        """
+        assert frames
+        assert not self._frames, "the connection reads nothing while requests wait"
+        self._frames = [_own(frame) for frame in frames] if fresh else list(frames)
+        self._received_ns = received_ns
+        self.byte_count = sum(len(header) + len(body) for header, body in frames)
+
+    def take(self) -> tuple[list[Frame], int]:
+        """All that waits, and when it was received."""
+        frames = self._frames
+        self.clear()
+        return frames, self._received_ns
+
+    def clear(self) -> None:
+        """Drop what waits."""
+        self._frames = []
+        self.byte_count = 0
+
+
+def _own(frame: Frame) -> Frame:
+    return Frame(memoryview(bytes(frame.header)), memoryview(bytearray(frame.body)))

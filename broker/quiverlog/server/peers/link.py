@@ -1,19 +1,14 @@
-"""The way to another broker for one purpose: at most one connection, made when there is something
-to send.
-
-Owns the life of that way:
+"""One link to another broker: queue, connection, HELLO, backoff. At most one connection per link.
 
     idle ──something to send──▶ connecting ──HELLO fits──▶ open ──▶ idle
      ▲                               │                       │
      └──── resting (backoff) ◀───────┴──── any failure ──────┘
 
-A failure ends all that waits: requests that somebody waits for are told (PeerClosed), the others
-are gone. Another cluster or another node behind the address is a failure with a long rest, because
-only people can mend it. What fails again for the same reason is logged once a minute.
-
-Invariants: a token is told once; nothing is told while the node runs, always in a call of its own.
-
-Must not know: what a request means, other links.
+Owns frames, tokens and what gives way in a full queue: of requests without a waiter the oldest,
+of the others the newest. A failure ends every waiting request with PeerClosed. Another cluster or
+node behind the address rests long, because only an operator can change that; a repeated reason is
+logged once a minute. Invariants: a token ends once; never while the node runs, always in a call
+of its own.
 """
 
 from __future__ import annotations
@@ -21,8 +16,9 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from collections.abc import Callable
-from typing import Final, NamedTuple
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple, Protocol, cast
 
 from quiverlog.addresses import Address
 from quiverlog.errors import (
@@ -34,24 +30,289 @@ from quiverlog.errors import (
     WrongListener,
     WrongNode,
     error_class,
+    error_from_code,
 )
 from quiverlog.limits import (
+    PEER_BACKOFF_MS_MAX,
+    PEER_BACKOFF_MS_MIN,
     PEER_CONNECT_MS,
     PEER_IN_FLIGHT_MAX,
     PEER_LOG_INTERVAL_MS,
+    PEER_QUEUE_BYTES_MAX,
+    PEER_QUEUE_REQUESTS_MAX,
     PEER_SILENCE_MS,
     PEER_WRONG_BACKOFF_MS,
 )
 from quiverlog.node.runtime.effects import NO_TOKEN, Peer, SendToPeer
 from quiverlog.node.runtime.events import Event, PeerClosed, ResponseReceived
-from quiverlog.server.logs import Logger
-from quiverlog.server.memory import MemoryBudget
-from quiverlog.server.metrics import ServerMetrics
-from quiverlog.server.peer_conversation import Conversation
-from quiverlog.server.peer_queue import Backoff, PeerQueue
+from quiverlog.server.net.memory import MemoryBudget
+from quiverlog.server.net.peer import keep_alive
+from quiverlog.server.observe.logs import Logger
+from quiverlog.server.observe.metrics import ServerMetrics
+from quiverlog.version import VERSION
+from quiverlog.wire.connection import BROKER_SOFTWARE, ClientConnection, ConnectionState
+from quiverlog.wire.frames import FrameReceiver
 from quiverlog.wire.messages import HelloResponse, Response
 
-__all__ = ["LinkContext", "PeerLink"]
+__all__ = [
+    "Backoff",
+    "Conversation",
+    "LinkContext",
+    "Listener",
+    "PeerLink",
+    "PeerQueue",
+    "body_bytes",
+]
+
+
+_REQUEST_BYTES: Final = 512
+"""More than a request takes without its body."""
+
+
+def body_bytes(body: Sequence[bytes | memoryview]) -> int:
+    """Length of a body in parts."""
+    return sum(memoryview(part).nbytes for part in body)
+
+
+class PeerQueue:
+    """What waits to be sent to another broker, within bounds, and how long a failed connection
+    rests.
+    """
+
+    __slots__ = ("_dropped", "_waiting", "byte_count")
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[SendToPeer, int]] = deque()
+        self.byte_count = 0
+        self._dropped = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, effect: SendToPeer) -> bool:
+        """False: there is no room, and somebody waits for the answer."""
+        cost = _REQUEST_BYTES + body_bytes(effect.body)
+        while self._waiting and self._is_over(cost):
+            if not self._drop_oldest():
+                break
+        if self._waiting and self._is_over(cost):
+            if effect.token != NO_TOKEN:
+                return False
+            self._dropped += 1
+            return True
+        self._waiting.append((effect, cost))
+        self.byte_count += cost
+        return True
+
+    def take(self) -> SendToPeer:
+        """The next one to be sent."""
+        effect, cost = self._waiting.popleft()
+        self.byte_count -= cost
+        assert self.byte_count >= 0
+        return effect
+
+    def clear(self) -> tuple[int, ...]:
+        """Nothing of it will be sent: the tokens that somebody waits for."""
+        tokens = tuple(e.token for e, _ in self._waiting if e.token != NO_TOKEN)
+        self._dropped += len(self._waiting) - len(tokens)
+        self._waiting.clear()
+        self.byte_count = 0
+        return tokens
+
+    def take_dropped(self) -> int:
+        """How many gave way that nobody waited for, since this was asked last."""
+        dropped, self._dropped = self._dropped, 0
+        return dropped
+
+    def _is_over(self, cost: int) -> bool:
+        return (
+            len(self._waiting) >= PEER_QUEUE_REQUESTS_MAX
+            or self.byte_count + cost > PEER_QUEUE_BYTES_MAX
+        )
+
+    def _drop_oldest(self) -> bool:
+        for at, (effect, cost) in enumerate(self._waiting):
+            if effect.token == NO_TOKEN:
+                del self._waiting[at]
+                self.byte_count -= cost
+                self._dropped += 1
+                return True
+        return False
+
+
+class Backoff:
+    """How long to wait after a failure: twice as long after each, less a part by chance, so that
+    brokers that failed together do not come back together."""
+
+    __slots__ = ("_failures", "_random")
+
+    def __init__(self, rng: random.Random) -> None:
+        self._random = rng
+        self._failures = 0
+
+    def failed(self) -> float:
+        """One more failure: seconds until the next try."""
+        delay_ms = min(PEER_BACKOFF_MS_MAX, PEER_BACKOFF_MS_MIN << min(self._failures, 16))
+        self._failures += 1
+        return delay_ms / 1000 * self._random.uniform(0.5, 1.0)
+
+    def succeeded(self) -> None:
+        """A request was answered: the next failure is the first."""
+        self._failures = 0
+
+
+_JOIN_BYTES_MAX: Final = 64 * 1024
+"""Up to here head and body are joined: one write costs more than the copy."""
+
+
+class Listener(Protocol):
+    """Who is told of what happens on the connection."""
+
+    def greeted(self, hello: HelloResponse) -> None:
+        """The broker has said who it is. Raises QuiverlogError: it is somebody else."""
+
+    def answered(self, answers: list[tuple[int, Response, memoryview]]) -> None:
+        """(token, response, body) of requests, in the order in which they came."""
+
+    def heard(self) -> None:
+        """Bytes have come."""
+
+    def has_room(self) -> None:
+        """More may be sent."""
+
+    def ended(self, conversation: Conversation, error: QuiverlogError) -> None:
+        """The connection is gone, or of no use any more; nothing else is told after this."""
+
+
+class Conversation(asyncio.BufferedProtocol):
+    """One connection to another broker: bytes out, answers in, HELLO first.
+
+    Args:
+        client_id: how we call ourselves.
+    """
+
+    def __init__(self, listener: Listener, client_id: str) -> None:
+        self._listener = listener
+        self._client_id = client_id
+        self._transport: asyncio.Transport = cast("asyncio.Transport", None)
+        self._receiver = FrameReceiver(own_bodies=True)
+        self._protocol = ClientConnection()
+        self._tokens: dict[int, int] = {}
+        self._is_paused = self.is_over = False
+        self.was_quiet = False
+        """The other side ended it while nothing was under way: say, after a long idleness."""
+
+    # --- the transport's calls -----------------------------------------------------------------
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Say HELLO; nothing else is sent before it is answered."""
+        self._transport = cast("asyncio.Transport", transport)
+        keep_alive(transport)
+        self._write([self._protocol.hello(self._client_id, VERSION, BROKER_SOFTWARE)])
+
+    def get_buffer(self, sizehint: int) -> Any:
+        """Where the transport is to receive into."""
+        return self._receiver.get_buffer(sizehint)
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Bytes were received: tell the answers that are now complete."""
+        if self.is_over:
+            return
+        self._listener.heard()
+        error: QuiverlogError | None = None
+        answers: list[tuple[int, Response, memoryview]] = []
+        try:
+            for frame in self._receiver.buffer_updated(nbytes):
+                number, response, body = self._protocol.receive(frame)
+                if isinstance(response, HelloResponse) and number not in self._tokens:
+                    self._greet(response)
+                else:
+                    answers.append((self._tokens.pop(number), response, body))
+            error = self._receiver.error
+        except QuiverlogError as failure:
+            error = failure
+        if answers:
+            self._listener.answered(answers)
+        if error is not None:
+            self.end(error)
+        elif self.is_ready:
+            self._listener.has_room()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The other broker, or the network, has ended it."""
+        self.was_quiet = self.is_ready and not self.in_flight
+        why = f": {exc}" if exc is not None else ""
+        self.end(PeerUnreachable(f"the connection ended{why}."))
+
+    def pause_writing(self) -> None:
+        """Enough waits to be taken."""
+        self._is_paused = True
+
+    def resume_writing(self) -> None:
+        """The other broker has taken enough."""
+        self._is_paused = False
+        if self.is_ready:
+            self._listener.has_room()
+
+    # --- the link's calls ----------------------------------------------------------------------
+    @property
+    def is_ready(self) -> bool:
+        """The other broker has said who it is, and may be asked."""
+        return not self.is_over and self._protocol.state is ConnectionState.READY
+
+    @property
+    def may_send(self) -> bool:
+        """There is room for one more request."""
+        return self.is_ready and not self._is_paused
+
+    @property
+    def in_flight(self) -> int:
+        """Requests without an answer, HELLO among them."""
+        return self._protocol.in_flight
+
+    @property
+    def held_bytes(self) -> int:
+        """What the connection makes us hold."""
+        if self.is_over:
+            return 0
+        return self._receiver.buffered_bytes + self._transport.get_write_buffer_size()
+
+    def send(self, effect: SendToPeer) -> None:
+        """Send a request.
+
+        Raises:
+            QuiverlogError: the other broker does not speak it, or not of this size.
+        """
+        assert self.may_send
+        number, head = self._protocol.send(effect.request, body_bytes(effect.body))
+        self._tokens[number] = effect.token
+        self._write([head, *effect.body])
+
+    def end(self, error: QuiverlogError) -> None:
+        """Close, and tell so. A second call does nothing."""
+        if not self.is_over:
+            self.is_over = True
+            self._protocol.close()
+            self._receiver.release()
+            self._transport.abort()
+            self._listener.ended(self, error)
+
+    def take_tokens(self) -> tuple[int, ...]:
+        """The tokens of requests that will never be answered; asked once, at the end."""
+        tokens = tuple(token for token in self._tokens.values() if token != NO_TOKEN)
+        self._tokens.clear()
+        return tokens
+
+    def _greet(self, hello: HelloResponse) -> None:
+        if hello.error_code:
+            raise error_from_code(hello.error_code, hello.error_message)
+        self._listener.greeted(hello)
+
+    def _write(self, parts: list[bytes | memoryview]) -> None:
+        if body_bytes(parts) <= _JOIN_BYTES_MAX:
+            self._transport.write(b"".join(parts))
+        else:
+            self._transport.writelines(parts)
+
 
 _WRONG: Final = (WrongCluster, WrongNode)
 """Somebody else is behind the address."""
@@ -83,7 +344,9 @@ class LinkContext(NamedTuple):
 
 
 class PeerLink:
-    """See the module docstring."""
+    """The way to another broker for one purpose: at most one connection, made when there is
+    something to send.
+    """
 
     def __init__(
         self, peer: Peer, address: Address, context: LinkContext, rng: random.Random

@@ -32,28 +32,18 @@ from quiverlog.node.runtime.effects import (
     StartJob,
 )
 from quiverlog.node.runtime.events import Event, JobDone, Tick
-from quiverlog.server.connections import Connection, ConnectionTable
-from quiverlog.server.jobs import FLUSH, JobPool
-from quiverlog.server.logs import Logger
-from quiverlog.server.metrics import ServerMetrics
-from quiverlog.server.peers import PeerConnections
+from quiverlog.server.net.clocks import read_clocks
+from quiverlog.server.net.connections import Connection, ConnectionTable
+from quiverlog.server.observe.logs import Logger
+from quiverlog.server.observe.metrics import ServerMetrics
+from quiverlog.server.peers.peers import PeerConnections
+from quiverlog.server.process.jobs import FLUSH, JobPool
 from quiverlog.types import Now
 
-__all__ = ["NodeRunner", "monotonic_us", "read_clocks"]
+__all__ = ["NodeRunner"]
 
 _REST_S: Final = 0.001
 """Between two pieces of work that nobody waits for as for a flush: the loop's smallest unit."""
-
-
-def monotonic_us() -> int:
-    """This moment on the clock that only grows."""
-    return time.monotonic_ns() // 1000
-
-
-def read_clocks() -> Now:
-    """This moment, on both clocks."""
-    # At every read of a socket: without the call that a named tuple's constructor is.
-    return tuple.__new__(Now, (time.monotonic_ns() // 1000, time.time_ns() // 1000))
 
 
 class NodeRunner:
