@@ -10,7 +10,7 @@ import pytest
 
 import quiverlog
 from quiverlog.cli import main
-from quiverlog.cli.failures import ExitCode
+from quiverlog.cli.console.failures import ExitCode
 from tests.support.broker import BrokerProcess
 
 pytestmark = pytest.mark.process

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import quiverlog
-from quiverlog.cli.failures import ExitCode
+from quiverlog.cli.console.failures import ExitCode
 from tests.integration.test_cli_topics_and_rows import Command, next_line
 from tests.support.broker import BrokerProcess
 from tests.support.until import until
@@ -276,7 +276,8 @@ def test_following_outlives_an_outage_and_says_so(tmp_path):
 def test_following_says_what_it_waits_for_before_a_request_is_given_up(outage):
     patient = SCRIPT.replace(
         "from quiverlog.cli import main;",
-        "from quiverlog.cli import consume, main; consume._FOLLOW_REQUEST_TIMEOUT_S = 600.0;",
+        "from quiverlog.cli.rows import consume; from quiverlog.cli import main; "
+        "consume._FOLLOW_REQUEST_TIMEOUT_S = 600.0;",
     )
     with BrokerProcess() as broker, quiverlog.connect(broker.bootstrap) as client:
         client.create_topic("t", "id long")

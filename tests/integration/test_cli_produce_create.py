@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from quiverlog.cli.failures import ExitCode
+from quiverlog.cli.console.failures import ExitCode
 from tests.integration.test_cli_pipes import started
 from tests.integration.test_cli_topics_and_rows import Command
 from tests.support.broker import BrokerProcess

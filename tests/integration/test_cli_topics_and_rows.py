@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from quiverlog.cli import main
-from quiverlog.cli.failures import ExitCode
+from quiverlog.cli.console.failures import ExitCode
 from tests.support.broker import BrokerProcess
 
 pytestmark = pytest.mark.process

@@ -16,7 +16,8 @@ import pytest
 
 import quiverlog
 from quiverlog.batch.codec import encode_batch
-from quiverlog.cli import main, output_file
+from quiverlog.cli import main
+from quiverlog.cli.formats import output_file
 from tests.support.broker import BrokerProcess
 from tests.unit.test_client_values import LATIN1, decimals, texts
 
@@ -236,7 +237,7 @@ def test_a_file_that_comes_meanwhile_is_kept(cli: Cli, rows: str, tmp_path, monk
         real(output, force=force)
         path.write_bytes(KEPT)
 
-    monkeypatch.setattr("quiverlog.cli.consume.check_free", looked)
+    monkeypatch.setattr("quiverlog.cli.rows.consume.check_free", looked)
     code, _, err = cli("consume", rows, "-o", str(path))
     assert (code, path.read_bytes()) == (1, KEPT)
     assert "is there already" in err

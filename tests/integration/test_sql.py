@@ -20,7 +20,7 @@ import pytest
 
 import quiverlog
 from quiverlog.cli import main
-from quiverlog.cli.failures import ExitCode
+from quiverlog.cli.console.failures import ExitCode
 from tests.integration.test_cli_pipes import SCRIPT, until
 from tests.support.broker import BrokerProcess
 from tests.support.sql_attacks import STATEMENTS, laid_out

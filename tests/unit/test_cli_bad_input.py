@@ -14,12 +14,12 @@ import pytest
 
 from quiverlog.batch.schema_text import format_type
 from quiverlog.cli import main
-from quiverlog.cli.failures import CommandFailed, ExitCode, report
-from quiverlog.cli.output import print_fields, print_json, print_table
-from quiverlog.cli.read_files import open_source
-from quiverlog.cli.streams import prepare_streams
-from quiverlog.cli.where_to_read import parse_point
-from quiverlog.cli.write_files import open_sink
+from quiverlog.cli.console.failures import CommandFailed, ExitCode, report
+from quiverlog.cli.console.output import print_fields, print_json, print_table
+from quiverlog.cli.console.streams import prepare_streams
+from quiverlog.cli.formats.read_files import open_source
+from quiverlog.cli.formats.write_files import open_sink
+from quiverlog.cli.rows.where_to_read import parse_point
 from tests.support.scripted_broker import ScriptedBroker
 
 NOISE = random.Random(7).randbytes(3_000)
@@ -183,8 +183,8 @@ def test_a_closed_stdin_is_an_answer_that_nobody_gives():
 
 def test_a_terminal_that_lacks_characters_gets_escapes():
     program = (
-        "from quiverlog.cli.streams import prepare_streams; prepare_streams();"
-        "from quiverlog.cli.output import *;"
+        "from quiverlog.cli.console.streams import prepare_streams; prepare_streams();"
+        "from quiverlog.cli.console.output import *;"
         "print_fields({'a': 'gr\\xfc\\xdfe'}); print_table(['\\xfc'], [['\\u4e00\\ud800']]);"
         "print_json({'\\xfc': 1})"
     )

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from quiverlog.cli import restart_check
-from quiverlog.cli.cluster_detail import brokers_json, print_status, status_json
-from quiverlog.cli.cluster_health import (
+from quiverlog.cli.cluster import restart_check
+from quiverlog.cli.cluster.detail import brokers_json, print_status, status_json
+from quiverlog.cli.console.cluster_health import (
     VOTER_LAG_MAX,
     VOTER_SILENT_S,
     fewer_replicas,
@@ -23,7 +23,7 @@ from quiverlog.cli.cluster_health import (
     spare_voters,
     with_fewer_replicas,
 )
-from quiverlog.cli.probes import Probe, Seen
+from quiverlog.cli.console.probes import Probe, Seen
 from quiverlog.client.base.results import (
     BrokerDetail,
     ClusterDetail,

@@ -12,8 +12,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from quiverlog.cli.failures import CommandFailed
-from quiverlog.cli.read_files import open_source
+from quiverlog.cli.console.failures import CommandFailed
+from quiverlog.cli.formats.read_files import open_source
 
 ROWS = b"city,n\n" + b"".join(b"Oslo %d,%d\n" % (i, i) for i in range(5000))
 

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 
 from quiverlog.batch.schema_text import parse_schema
-from quiverlog.cli.failures import CommandFailed
-from quiverlog.cli.read_files import open_source
+from quiverlog.cli.console.failures import CommandFailed
+from quiverlog.cli.formats.read_files import open_source
 
 
 def read(text: str, tmp_path: Path, **options: Any) -> tuple[pa.Table, list[str]]:

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 from quiverlog.batch.schema_text import parse_schema
-from quiverlog.cli.failures import CommandFailed
-from quiverlog.cli.read_files import open_source
+from quiverlog.cli.console.failures import CommandFailed
+from quiverlog.cli.formats.read_files import open_source
 
 SCHEMA = parse_schema("id long, name string")
 ROWS = [{"id": 1, "name": "x"}, {"id": 2, "name": "y"}]

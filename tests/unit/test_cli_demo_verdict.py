@@ -13,11 +13,11 @@ import pyarrow as pa
 import pytest
 from rich.console import Console
 
+from quiverlog.cli.console.failures import CommandFailed, ExitCode
 from quiverlog.cli.demo import expected, report
 from quiverlog.cli.demo.flights import load_tables
 from quiverlog.cli.demo.report import Leg
 from quiverlog.cli.demo.run import DemoOptions, _check_requirements, _SparkLeg, _verdict
-from quiverlog.cli.failures import CommandFailed, ExitCode
 
 FLIGHTS = 2_000
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from quiverlog.batch.codec import encode_batch
 from quiverlog.batch.header import stamp
 from quiverlog.cli import main
-from quiverlog.cli.dump_log import DumpedBatch, walk
+from quiverlog.cli.tools.dump_log import DumpedBatch, walk
 from quiverlog.storage.disk.posix import PosixDisk
 from quiverlog.storage.segment.segment import Segment
 from quiverlog.types import Compression

@@ -8,11 +8,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from quiverlog.cli import file_blocks
-from quiverlog.cli.ahead import done_ahead
-from quiverlog.cli.file_blocks import FileBlocks
-from quiverlog.cli.read_files import open_source
-from quiverlog.cli.read_text import CountingFile
+from quiverlog.cli.formats import read_csv
+from quiverlog.cli.formats.read_csv import FileBlocks, done_ahead
+from quiverlog.cli.formats.read_files import open_source
+from quiverlog.cli.formats.read_text import CountingFile
 
 
 class Miser(io.RawIOBase):
@@ -46,7 +45,7 @@ TEXTS = (
 def test_whole_lines_and_every_byte_once(
     monkeypatch: pytest.MonkeyPatch, text: bytes, first_bytes: int | None, is_given_back: bool
 ) -> None:
-    monkeypatch.setattr(file_blocks, "_BLOCK_BYTES", 16)
+    monkeypatch.setattr(read_csv, "_BLOCK_BYTES", 16)
     for size in (1, 3, 16, 1000):
         source = CountingFile(io.BufferedReader(Miser(text, size), buffer_size=1))
         blocks = FileBlocks(source, first_bytes=first_bytes)
@@ -63,7 +62,7 @@ def test_whole_lines_and_every_byte_once(
 
 
 def test_memory_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_blocks, "_BLOCK_BYTES", 16)
+    monkeypatch.setattr(read_csv, "_BLOCK_BYTES", 16)
     memories: list[object] = []  # kept, so that each has an identity of its own
     blocks = FileBlocks(CountingFile(io.BufferedReader(io.BytesIO(b"1234567\n" * 50))))
     for block in blocks:
@@ -74,7 +73,7 @@ def test_memory_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_block_that_is_read_lies_still(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several blocks are parsed at a time, with and without quotes, of lines of any length."""
-    monkeypatch.setattr(file_blocks, "_BLOCK_BYTES", 256)
+    monkeypatch.setattr(read_csv, "_BLOCK_BYTES", 256)
     path = tmp_path / "rows.csv"
     names = [f'"q{n},\n"' if n % 40 > 35 else "n" * (n % 300) for n in range(2_000)]
     path.write_text("n,name\n" + "".join(f"{n},{names[n]}\n" for n in range(2_000)))

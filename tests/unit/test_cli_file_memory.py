@@ -15,9 +15,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from quiverlog.cli import memory_bound, read_files
-from quiverlog.cli.memory_bound import bounded_memory
-from quiverlog.cli.read_files import open_source
+from quiverlog.cli.formats import memory_bound, read_files
+from quiverlog.cli.formats.memory_bound import bounded_memory
+from quiverlog.cli.formats.read_files import open_source
 from quiverlog.errors import FileTooLarge
 from quiverlog.limits import FILE_BATCH_BYTES, FILE_MEMORY_BYTES_MAX, GIB, KIB, MIB
 
@@ -46,7 +46,7 @@ def in_one_row(values: pa.Array) -> pa.Array:
 
 READ = """
 import re, sys
-from quiverlog.cli import read_files
+from quiverlog.cli.formats import read_files
 from quiverlog.errors import FileTooLarge
 if len(sys.argv) > 2:
     read_files.FILE_MEMORY_BYTES_MAX = int(sys.argv[2])

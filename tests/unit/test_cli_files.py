@@ -16,11 +16,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from quiverlog.batch.schema_text import parse_schema
-from quiverlog.cli.failures import CommandFailed, report
-from quiverlog.cli.formats import kind_of
-from quiverlog.cli.output import print_fields, print_table
-from quiverlog.cli.read_files import open_source
-from quiverlog.cli.write_files import open_sink
+from quiverlog.cli.console.failures import CommandFailed, report
+from quiverlog.cli.console.output import print_fields, print_table
+from quiverlog.cli.formats.formats import kind_of
+from quiverlog.cli.formats.read_files import open_source
+from quiverlog.cli.formats.write_files import open_sink
 from quiverlog.errors import QuiverlogError
 
 SCHEMA = parse_schema(

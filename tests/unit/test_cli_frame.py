@@ -16,11 +16,11 @@ import click
 import pytest
 
 from quiverlog.cli import main
-from quiverlog.cli.doctor import Finding, _judge_workers, _worker_sockets, java_major
-from quiverlog.cli.failures import CommandFailed, ExitCode, report
-from quiverlog.cli.perf import percentile
+from quiverlog.cli.console.failures import CommandFailed, ExitCode, report
 from quiverlog.cli.reference import render
-from quiverlog.cli.topic import parse_before
+from quiverlog.cli.rows.perf import percentile
+from quiverlog.cli.tools.doctor import Finding, _judge_workers, _worker_sockets, java_major
+from quiverlog.cli.topics.topic import parse_before
 from quiverlog.errors import ConnectionFailed, QuiverlogError, UnknownTopic
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,7 +13,7 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
 
-from quiverlog.cli import output_file, write_files
+from quiverlog.cli.formats import output_file, write_files
 
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
 

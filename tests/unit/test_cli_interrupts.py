@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from quiverlog.cli.interrupts import interrupts_carried_to, interrupts_held
+from quiverlog.cli.console.interrupts import interrupts_carried_to, interrupts_held
 
 
 @pytest.fixture(autouse=True)

@@ -17,10 +17,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from quiverlog.cli.failures import CommandFailed
-from quiverlog.cli.json_encode import encodable
-from quiverlog.cli.read_files import open_source
-from quiverlog.cli.write_files import open_sink
+from quiverlog.cli.console.failures import CommandFailed
+from quiverlog.cli.formats.json_encode import encodable
+from quiverlog.cli.formats.read_files import open_source
+from quiverlog.cli.formats.write_files import open_sink
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=12)
 I64 = 2**63

@@ -11,11 +11,11 @@ import click
 import pytest
 
 from quiverlog.cli.app import run
-from quiverlog.cli.failures import CommandFailed
-from quiverlog.cli.move_options import moving_options
-from quiverlog.cli.placement import Placement, check_room
-from quiverlog.cli.plan_file import plan_text, read_plan
-from quiverlog.cli.reassign import How, carry_out
+from quiverlog.cli.console.failures import CommandFailed
+from quiverlog.cli.moves.options import moving_options
+from quiverlog.cli.moves.placement import Placement, check_room
+from quiverlog.cli.moves.plan_file import plan_text, read_plan
+from quiverlog.cli.moves.reassign import How, carry_out
 from quiverlog.client.admin.moves import Move, PlanBroker, PlanPartition, ReplicaSizes
 from quiverlog.server.net.replies import _PARTS
 from quiverlog.wire.registry import APIS
@@ -128,7 +128,7 @@ def test_who_interrupts_is_told_that_what_has_begun_goes_on(
                 raise KeyboardInterrupt
             left.pop()
 
-    monkeypatch.setattr("quiverlog.cli.placement.look", lambda _: placement())
+    monkeypatch.setattr("quiverlog.cli.moves.placement.look", lambda _: placement())
     moves = [Move(topic, 0, (1,), (2,)) for topic in ("a", "b")]
     how = How(wait_s=60.0, ignore_room=True, output_format="json")
     with pytest.raises(KeyboardInterrupt):
@@ -148,7 +148,8 @@ def test_who_interrupts_a_decommissioning_is_told_that_it_goes_on(
             raise KeyboardInterrupt
 
     monkeypatch.setattr(
-        "quiverlog.cli.decommission.open_client", lambda *_, **__: nullcontext(Interrupted())
+        "quiverlog.cli.cluster.decommission.open_client",
+        lambda *_, **__: nullcontext(Interrupted()),
     )
     assert run(["cluster", "decommission", "4"]) == 130
     said = capsys.readouterr().err

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from quiverlog.cli import move_run, placement, waiting
+from quiverlog.cli.console import waiting
+from quiverlog.cli.moves import placement
+from quiverlog.cli.moves import run as moves_run
 from quiverlog.client.admin.moves import Move, ReplicaSizes
 from quiverlog.client.base.results import PartitionMove
 
@@ -72,10 +74,10 @@ def test_a_plan_that_keeps_the_number_of_replicas_is_not_allowed_to_change_it(
 ) -> None:
     asked: list[bool] = []
     monkeypatch.setattr(
-        move_run,
+        moves_run,
         "reassign_partitions",
         lambda *_words, change_count, **_named: asked.append(change_count),
     )
     moves = [Move("t", 0, (1, 2), (2, 1)), Move("t", 1, (1, 2), after)]
-    move_run.start_plan(Client([None], []), moves, 0)  # type: ignore[arg-type]
+    moves_run.start_plan(Client([None], []), moves, 0)  # type: ignore[arg-type]
     assert asked == [changes]

@@ -16,9 +16,9 @@ import pytest
 
 from quiverlog.cli import main
 from quiverlog.cli.app import cli as root
-from quiverlog.cli.failures import ExitCode
-from quiverlog.cli.profiles import load, path_of_profiles
-from quiverlog.cli.what_answers import recognised
+from quiverlog.cli.console.failures import ExitCode
+from quiverlog.cli.console.profiles import load, path_of_profiles
+from quiverlog.cli.console.what_answers import recognised
 
 NOBODY = "127.0.0.1:1"  # no broker may listen on a port this low
 
@@ -92,7 +92,7 @@ def test_completion_asks_the_brokers_of_the_profile(capsys, monkeypatch, words, 
     run(capsys, "profile", "create", "b", "-b", "b-1:1")
     seen = []
     assert list(commands(root, click.Context(root))), "none is imported with what comes now"
-    monkeypatch.setattr("quiverlog.cli.options.open_client", lambda b, **_: seen.append(b))
+    monkeypatch.setattr("quiverlog.cli.console.options.open_client", lambda b, **_: seen.append(b))
     monkeypatch.setenv("_QUIVERLOG_COMPLETE", "bash_complete")
     monkeypatch.setenv("COMP_WORDS", f"quiverlog {words} ")
     monkeypatch.setenv("COMP_CWORD", str(len(words.split()) + 1))

@@ -9,9 +9,9 @@ import pty
 import pyarrow as pa
 import pytest
 
-from quiverlog.cli import produce_progress
-from quiverlog.cli.produce_progress import shown_progress
-from quiverlog.cli.read_files import Source
+from quiverlog.cli.formats.read_files import Source
+from quiverlog.cli.rows import produce_progress
+from quiverlog.cli.rows.produce_progress import shown_progress
 from tests.support.until import until
 
 

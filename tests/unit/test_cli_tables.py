@@ -9,10 +9,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from quiverlog.cli.failures import CommandFailed
-from quiverlog.cli.output import print_table
-from quiverlog.cli.write_files import open_sink
-from quiverlog.cli.write_table import TableSink
+from quiverlog.cli.console.failures import CommandFailed
+from quiverlog.cli.console.output import print_table
+from quiverlog.cli.formats.write_files import open_sink
+from quiverlog.cli.formats.write_table import TableSink
 
 TWICE = pa.record_batch([pa.array([1]), pa.array([2])], names=["a", "a"])
 

@@ -17,8 +17,8 @@ import pyarrow as pa
 import pytest
 
 import quiverlog.cli
-from quiverlog.cli.terminal import printable, shield
-from quiverlog.cli.write_files import open_sink
+from quiverlog.cli.console.terminal import printable, shield
+from quiverlog.cli.formats.write_files import open_sink
 
 EVIL = "\x1b]0;title\x07\x1b[31mred\x9b31m\u202eright\u2066to\x7fleft\r\u200f"
 SHOWN_AS_IS = "grüße 一"
@@ -26,11 +26,11 @@ STEERING = [c.encode() for c in "\x1b\x07\x9b\u202e\u2066\x7f\u200f"]
 
 PROGRAM = f"""
 import sys, click, pyarrow as pa
-from quiverlog.cli.failures import CommandFailed, report
-from quiverlog.cli.output import print_fields, print_json, print_table
-from quiverlog.cli.streams import flush_output, prepare_streams
-from quiverlog.cli.terminal import clear_screen
-from quiverlog.cli.write_files import open_sink
+from quiverlog.cli.console.failures import CommandFailed, report
+from quiverlog.cli.console.output import print_fields, print_json, print_table
+from quiverlog.cli.console.streams import flush_output, prepare_streams
+from quiverlog.cli.console.terminal import clear_screen
+from quiverlog.cli.formats.write_files import open_sink
 prepare_streams()
 evil, plain = {EVIL!r}, {SHOWN_AS_IS!r}
 batch = pa.record_batch([[evil, plain]], names=[evil])

@@ -13,10 +13,10 @@ import pyarrow.csv as csv
 import pytest
 
 from quiverlog.batch.schema_text import parse_schema
-from quiverlog.cli import read_text
-from quiverlog.cli.ahead import done_ahead
-from quiverlog.cli.failures import CommandFailed
-from quiverlog.cli.read_files import open_source
+from quiverlog.cli.console.failures import CommandFailed
+from quiverlog.cli.formats import read_text
+from quiverlog.cli.formats.read_csv import done_ahead
+from quiverlog.cli.formats.read_files import open_source
 
 
 class Trickle(io.RawIOBase):
@@ -90,7 +90,7 @@ def test_no_text_is_no_rows(monkeypatch, tmp_path: Path):
 
 
 def test_a_row_without_end_does_not_fill_the_memory(monkeypatch):
-    monkeypatch.setattr("quiverlog.cli.read_text.RECORD_BYTES_MAX", 1000)
+    monkeypatch.setattr("quiverlog.cli.formats.read_text.RECORD_BYTES_MAX", 1000)
     for content, file_format in ((b'a\n"' + b"x\n" * 2000, "csv"), (b"x" * 2000, "lines")):
         with pytest.raises(CommandFailed, match="a row takes more than"):
             trickled(monkeypatch, content, 100, file_format)

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pyarrow as pa
 import pytest
 
-from quiverlog.cli.topic_detail import detail_json, print_detail
+from quiverlog.cli.topics.topic_detail import detail_json, print_detail
 from quiverlog.client.base.results import PartitionDetail, SchemaInfo, TopicDetail
 
 _MADE = datetime(2026, 1, 1, tzinfo=UTC)

@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from quiverlog.cli import waiting
-from quiverlog.cli.waiting import Patience, polls
+from quiverlog.cli.console import waiting
+from quiverlog.cli.console.waiting import Patience, polls
 from quiverlog.errors import InvalidRequest, NotController, QuiverlogError
 
 

@@ -8,8 +8,8 @@ from datetime import UTC, datetime, timedelta, timezone
 import click
 import pytest
 
-from quiverlog.cli.output_file import output_kind
-from quiverlog.cli.where_to_read import parse_point
+from quiverlog.cli.formats.output_file import output_kind
+from quiverlog.cli.rows.where_to_read import parse_point
 
 NOON = datetime(2024, 5, 6, 12, tzinfo=UTC)
 

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from quiverlog.cli import waiting
-from quiverlog.cli.waiting import told_waits
+from quiverlog.cli.console import waiting
+from quiverlog.cli.console.waiting import told_waits
 from quiverlog.client.base.commands import Call, Sleep
 from quiverlog.client.base.deadline import within
 from quiverlog.client.base.results import Address

@@ -27,7 +27,7 @@ ALLOWED = {
     "broker/quiverlog/__init__.py __getattr__": "imports lock; set twice is set once",
     "broker/quiverlog/batch/structure.py _passed": "a function of its key, read whole",
     "broker/quiverlog/batch/structure.py _plans": "a function of its key, read whole",
-    "broker/quiverlog/cli/streams.py _kept": "before any thread",
+    "broker/quiverlog/cli/console/streams.py _kept": "before any thread",
     "broker/quiverlog/client/drivers/name_lookup.py _under_way": (
         "setdefault; its own thread removes it"
     ),

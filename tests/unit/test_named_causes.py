@@ -18,8 +18,8 @@ import pytest
 import quiverlog
 from pyspark_quiverlog.options import Use, parse_read_options, parse_write_options
 from quiverlog.batch.schema_text import parse_schema
-from quiverlog.cli.failures import CommandFailed
-from quiverlog.cli.read_files import open_source
+from quiverlog.cli.console.failures import CommandFailed
+from quiverlog.cli.formats.read_files import open_source
 from quiverlog.client.rows.convert import Converter
 from quiverlog.errors import InvalidOption, SchemaMismatch
 from tests.support.client_kinds import CLIENT_KINDS, connect

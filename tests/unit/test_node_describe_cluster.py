@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from quiverlog.cli.cluster_detail import cluster_json, print_cluster
-from quiverlog.cli.cluster_health import findings
-from quiverlog.cli.probes import Seen
+from quiverlog.cli.cluster.detail import cluster_json, print_cluster
+from quiverlog.cli.console.cluster_health import findings
+from quiverlog.cli.console.probes import Seen
 from quiverlog.client.admin.cluster import describe_cluster
 from quiverlog.client.base.results import Address, ClusterDetail
 from quiverlog.client.cluster.answers import check_answer

@@ -21,7 +21,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from quiverlog import installing
-from quiverlog.cli.docs import docs_directory
+from quiverlog.cli.tools.docs import docs_directory
 from quiverlog.installing import install_all, install_line
 from quiverlog.version import VERSION
 from tests.support.archives import unpack

@@ -17,7 +17,7 @@ from quiverlog.batch.schema_text import (
     format_schema,
     parse_schema,
 )
-from quiverlog.cli.schema_file import load_schema
+from quiverlog.cli.formats.schema_file import load_schema
 
 SIMPLE = st.sampled_from(
     [

@@ -11,7 +11,7 @@ from pathlib import Path
 FOLDER = Path(__file__).resolve().parents[2] / "broker" / "quiverlog" / "server"
 PREFIX = "quiverlog.server."
 AS_A_BROKER = (
-    "from quiverlog.cli.broker import _as_a_broker_imports\n"
+    "from quiverlog.cli.tools.broker import _as_a_broker_imports\n"
     "with _as_a_broker_imports():\n    from quiverlog.server.process.run import run_broker"
 )
 
@@ -83,7 +83,7 @@ def test_numpy_is_hidden_from_the_broker_alone() -> None:
 def test_produce_imports_nothing_that_it_does_not_need() -> None:
     """Importing is most of what the command takes for a small file."""
     names = loaded_by(
-        "from quiverlog.cli.produce import produce, _import_reader_and_client\n"
+        "from quiverlog.cli.rows.produce import _import_reader_and_client, produce\n"
         "_import_reader_and_client(); import quiverlog.client.producer.producer"
     )
     assert {"pyarrow.csv", "quiverlog.client.producer.producer"} <= names

@@ -61,19 +61,19 @@ START: Final = "never: before the broker serves anybody, run.py says so in one l
 NO_ERROR: Final = "never: of an open descriptor, or nobody could act upon it"
 UNASKED: Final = "unit/test_cli_profiles.py::test_who_cannot_be_asked_what_it_is_is_not_named"
 TABLE: Final[dict[str, dict[str, str]]] = {
-    "broker/quiverlog/cli/interrupts.py": {
+    "broker/quiverlog/cli/console/interrupts.py": {
         "socketpair": (
             "unit/test_cli_interrupts.py::"
             "test_without_descriptors_ctrl_c_is_heard_at_the_end"
         ),
     },
-    "broker/quiverlog/cli/quorum_recover.py": {
+    "broker/quiverlog/cli/cluster/quorum_recover.py": {
         "create_connection": (
             "integration/test_quorum_recover.py::"
             "test_two_of_three_are_thrown_away_and_the_third_goes_on"
         ),
     },
-    "broker/quiverlog/cli/what_answers.py": {"create_connection": UNASKED},
+    "broker/quiverlog/cli/console/what_answers.py": {"create_connection": UNASKED},
     "broker/quiverlog/client/drivers/asynchronous.py": {
         "create_connection": CLIENT, "get_extra_info": NO_ERROR, "setsockopt": CLIENT,
         "is_closing": NO_ERROR, "write": CLIENT, "abort": NO_ERROR, "new_event_loop": NO_LOOP,

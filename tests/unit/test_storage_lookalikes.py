@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from quiverlog.batch.header import BatchHeader
-from quiverlog.cli.dump_log import DumpedBatch, walk
+from quiverlog.cli.tools.dump_log import DumpedBatch, walk
 from quiverlog.errors import CorruptLog
 from quiverlog.limits import BATCH_BYTES_MAX
 from quiverlog.storage.log.log import Log, LogConfig

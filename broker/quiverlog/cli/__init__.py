@@ -22,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: the words after `quiverlog`; None takes them from `sys.argv`.
 
     Returns:
-        the exit code, one of `quiverlog.cli.failures.ExitCode`.
+        the exit code, one of `quiverlog.cli.console.failures.ExitCode`.
     """
     words = sys.argv[1:] if arguments is None else list(arguments)
     if words == ["--version"]:

@@ -12,29 +12,30 @@ from typing import Any
 
 import click
 
-from quiverlog.cli.failures import ExitCode, report
-from quiverlog.cli.streams import flush_output, prepare_streams
+from quiverlog.cli.console.failures import ExitCode, report
+from quiverlog.cli.console.streams import flush_output, prepare_streams
 
-__all__ = ["cli", "run"]
+__all__ = ["cli", "completion", "run"]
+
 
 _COMMANDS = {
-    "broker": "quiverlog.cli.broker:broker",
-    "topic": "quiverlog.cli.topic:topic",
-    "partition": "quiverlog.cli.partition:partition",
-    "cluster": "quiverlog.cli.cluster:cluster",
-    "quorum": "quiverlog.cli.quorum:quorum",
-    "config": "quiverlog.cli.config:config",
-    "produce": "quiverlog.cli.produce:produce",
-    "consume": "quiverlog.cli.consume:consume",
-    "sql": "quiverlog.cli.sql:sql",
-    "perf": "quiverlog.cli.perf:perf",
-    "dump-log": "quiverlog.cli.dump_log:dump_log",
-    "doctor": "quiverlog.cli.doctor:doctor",
-    "profile": "quiverlog.cli.profile:profile",
-    "docs": "quiverlog.cli.docs:docs",
+    "broker": "quiverlog.cli.tools.broker:broker",
+    "topic": "quiverlog.cli.topics.topic:topic",
+    "partition": "quiverlog.cli.topics.partition:partition",
+    "cluster": "quiverlog.cli.cluster.cluster:cluster",
+    "quorum": "quiverlog.cli.cluster.quorum:quorum",
+    "config": "quiverlog.cli.cluster.config:config",
+    "produce": "quiverlog.cli.rows.produce:produce",
+    "consume": "quiverlog.cli.rows.consume:consume",
+    "sql": "quiverlog.cli.rows.sql:sql",
+    "perf": "quiverlog.cli.rows.perf:perf",
+    "dump-log": "quiverlog.cli.tools.dump_log:dump_log",
+    "doctor": "quiverlog.cli.tools.doctor:doctor",
+    "profile": "quiverlog.cli.tools.profile:profile",
+    "docs": "quiverlog.cli.tools.docs:docs",
     "demo": "quiverlog.cli.demo:demo",
-    "dev": "quiverlog.cli.dev:dev",
-    "completion": "quiverlog.cli.completion:completion",
+    "dev": "quiverlog.cli.tools.dev:dev",
+    "completion": "quiverlog.cli.app:completion",
 }
 
 
@@ -125,3 +126,29 @@ def _run(arguments: Sequence[str], *, debug: bool) -> int:
     except BaseException as error:
         return report(error, debug=debug)
     return int(result) if isinstance(result, int) else ExitCode.OK
+
+
+# `quiverlog completion bash|zsh|fish`: the script that a shell sources.
+_COMPLETE_VARIABLE = "_QUIVERLOG_COMPLETE"
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print a completion script for SHELL.
+
+    \b
+    bash:  echo 'eval "$(quiverlog completion bash)"' >> ~/.bashrc
+    zsh:   echo 'eval "$(quiverlog completion zsh)"' >> ~/.zshrc
+    fish:  quiverlog completion fish > ~/.config/fish/completions/quiverlog.fish
+    """
+    from click.shell_completion import get_completion_class
+
+    completer_class = get_completion_class(shell)
+    assert completer_class is not None
+    completer = completer_class(cli, {}, "quiverlog", _COMPLETE_VARIABLE)
+    # `source()` would also start bash to ask for its version; the template is what is wanted.
+    template = completer.source_template
+    if shell == "fish":  # click's script drops what stands behind the first comma of a help text
+        template = template.replace('split "," ', 'split --max 1 "," ')
+    click.echo(template % completer.source_vars())

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import click
 
 from quiverlog.cli.app import cli
-from quiverlog.cli.failures import ExitCode
+from quiverlog.cli.console.failures import ExitCode
 
 __all__ = ["render"]
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from quiverlog.cli.options import INT32_MAX, Seconds, debug_option
-from quiverlog.cli.output_file import check_free, force_option, free_name
+from quiverlog.cli.console.options import INT32_MAX, Seconds, debug_option
+from quiverlog.cli.formats.output_file import check_free, force_option, free_name
 
 __all__ = ["demo"]
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from quiverlog.cli.failures import CommandFailed
+from quiverlog.cli.console.failures import CommandFailed
 from quiverlog.local.broker import LocalBroker
 from quiverlog.local.cluster import LocalCluster, racks_of
 from quiverlog.local.failures import LocalClusterFailed

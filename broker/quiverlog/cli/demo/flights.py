@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as csv
 
-from quiverlog.cli.failures import CommandFailed
+from quiverlog.cli.console.failures import CommandFailed
 from quiverlog.installing import install_line
 
 __all__ = ["DELAYS", "SOURCES", "TopicSpec", "closing_flight", "load_tables"]

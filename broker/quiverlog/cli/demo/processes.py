@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from quiverlog.cli.failures import CommandFailed
+from quiverlog.cli.console.failures import CommandFailed
 
 __all__ = ["SparkQuery"]
 

@@ -21,14 +21,14 @@ import pyarrow as pa
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from quiverlog.cli.console.failures import CommandFailed, ExitCode
+from quiverlog.cli.console.output import print_json
+from quiverlog.cli.console.terminal import unshielded
 from quiverlog.cli.demo import expected, report
 from quiverlog.cli.demo.cluster import DemoCluster
 from quiverlog.cli.demo.flights import DELAYS, SOURCES, closing_flight, load_tables
 from quiverlog.cli.demo.processes import SparkQuery
 from quiverlog.cli.demo.report import Leg
-from quiverlog.cli.failures import CommandFailed, ExitCode
-from quiverlog.cli.output import print_json
-from quiverlog.cli.terminal import unshielded
 from quiverlog.installing import install_all
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def _check_requirements() -> None:
     """Fail before anything is started, with the line to type."""
     import importlib.util
 
-    from quiverlog.cli.doctor import java_problem
+    from quiverlog.cli.tools.doctor import java_problem
 
     missing = [pair for pair in _NEEDED if importlib.util.find_spec(pair[1]) is None]
     if missing:

@@ -1,0 +1,379 @@
+"""What is not as it should be in a cluster, what to do about it, and who may be restarted now.
+
+Owns the judgement, of what DESCRIBE_CLUSTER says alone: pure functions. How it is asked for, waited
+for and shown is the commands'.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from quiverlog.client.base.arguments import counted
+from quiverlog.limits import REPLICATION_FACTOR_DEFAULT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from quiverlog.cli.console.probes import Probe, Seen
+    from quiverlog.client.base.results import (
+        BrokerDetail,
+        ClusterDetail,
+        QuorumReplicaDetail,
+        TopicInfo,
+    )
+
+__all__ = [
+    "Finding",
+    "RestartVerdict",
+    "as_known",
+    "failed_writes",
+    "fewer_replicas",
+    "findings",
+    "is_healthy",
+    "may_restart",
+    "replicas_possible",
+    "spare_voters",
+    "two_processes",
+    "with_fewer_replicas",
+]
+
+VOTER_SILENT_S: Final = 1.0
+"""A voter answers ten times in a second; who has not for so long is taken for gone."""
+VOTER_LAG_MAX: Final = 1_000
+"""Entries that a voter may lack and still be counted on: it takes over in a moment."""
+_TOPICS_NAMED_MAX: Final = 3
+
+
+class Finding(NamedTuple):
+    """Something that is not as it should be, and what to do. Warnings leave a cluster healthy."""
+
+    text: str
+    is_warning: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RestartVerdict:
+    """Whether a broker may be restarted now without any request's failing.
+
+    `reasons`: why it may not. `notes`: what it costs all the same, however long one waits.
+    """
+
+    node_id: int
+    reasons: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def may_restart(self) -> bool:
+        """Nothing is against it."""
+        return not self.reasons
+
+
+def is_healthy(found: ClusterDetail, probes: Sequence[Probe] = ()) -> bool:
+    """Everything is as it should be, but for warnings."""
+    return all(one.is_warning for one in findings(found, probes))
+
+
+def findings(found: ClusterDetail, probes: Sequence[Probe] = ()) -> list[Finding]:
+    """What is not as it should be, worst first.
+
+    Args:
+        probes: addresses that were asked from here.
+    """
+    said = [
+        *_of_quorum(found),
+        *_of_probes(found, probes),
+        *_of_brokers(found),
+        *_of_partitions(found),
+    ]
+    return sorted(said, key=lambda one: one.is_warning)
+
+
+def as_known(found: ClusterDetail) -> str:
+    """Whose knowledge the figures are, and how old."""
+    age = "of unknown age" if found.age_s is None else f"{found.age_s:.1f} s old"
+    if found.is_current:
+        return f"broker {found.told_by}, which decides: {age}"
+    if found.controller is None:
+        why = "it knows of no controller"
+    elif found.is_behind:
+        why = "it does not reach the controller"
+    else:
+        why = f"broker {found.controller}, which decides, did not answer"
+    return f"broker {found.told_by}: {age}, {why}"
+
+
+def spare_voters(found: ClusterDetail) -> int:
+    """How many of the voters that are heard may be lost, with a majority left.
+
+    None, as far as is known, where it is not the controller that tells.
+    """
+    if not found.is_current:
+        return 0
+    heard = sum(_is_counted_on(found, one) for one in found.voters)
+    return max(0, heard - _majority(found))
+
+
+# --- the cluster --------------------------------------------------------------------------------
+def _of_quorum(found: ClusterDetail) -> list[Finding]:
+    voters, said = found.voters, list[Finding]()
+    if found.controller is None:
+        said.append(
+            Finding(
+                f"There is no controller: {_majority(found)} of the {len(voters)} voters have to "
+                "run and to reach each other. Start those that do not."
+            )
+        )
+    elif found.is_behind:
+        said.append(
+            Finding(
+                f"Broker {found.told_by} has not reached a controller for a session, and none "
+                "of the brokers that answered has: all of this may be old. Look at the brokers "
+                "that do not answer, and at the network between them."
+            )
+        )
+    elif found.told_by != found.controller:
+        said.append(
+            Finding(
+                f"Broker {found.controller} decides and did not answer: how far the voters have "
+                "come is known there. If it stays away, the others elect another within two "
+                "seconds."
+            )
+        )
+    fenced = _fenced(found)  # Told as such.
+    away = [
+        str(one.node_id)
+        for one in voters
+        if not _is_counted_on(found, one) and one.node_id not in fenced
+    ]
+    if away:
+        said.append(
+            Finding(
+                f"Voters that are not heard or lag behind: {', '.join(away)}. If one is gone for "
+                "good, take its vote: quiverlog quorum remove."
+            )
+        )
+    if len(voters) == 2:
+        text = "Two voters: the loss of either stops all decisions. Start a third broker."
+        said.append(Finding(text, is_warning=True))
+    return said
+
+
+def _of_probes(found: ClusterDetail, probes: Sequence[Probe]) -> list[Finding]:
+    silent = [one for one in probes if not one.answers]
+    if not silent:
+        return []
+    by_address = {f"{one.host}:{one.port}": one for one in found.brokers}
+    named = []
+    is_known = found.is_current
+    for one in silent:
+        broker = by_address.get(one.address)
+        who = one.address if broker is None else f"broker {broker.node_id} at {one.address}"
+        named.append(f"{who} ({one.failure})")
+        is_known = is_known and (broker is None or broker.fenced)
+    text = f"No answer here: {'; '.join(named)}. Start what does not run, or correct the address."
+    return [Finding(text, is_warning=is_known and any(one.answers for one in probes))]
+
+
+def _of_brokers(found: ClusterDetail) -> list[Finding]:
+    said = []
+    fenced = [str(one.node_id) for one in found.brokers if one.fenced]
+    if fenced:
+        said.append(
+            Finding(
+                f"Fenced: {', '.join(fenced)}. They do not run or do not reach the controller; "
+                "the log of each says why."
+            )
+        )
+    full = [str(one.node_id) for one in found.brokers if one.disk_full]
+    if full:
+        said.append(
+            Finding(
+                f"Without room for rows: {', '.join(full)}. Make room on their disks; until then "
+                "others lead what they can, and the rest takes no rows."
+            )
+        )
+    said += [Finding(" ".join(failed_writes(one))) for one in found.brokers if one.faulted]
+    said += [Finding(" ".join(two_processes(one))) for one in found.brokers if one.second_at]
+    stopping = [str(one.node_id) for one in found.brokers if one.in_shutdown and not one.fenced]
+    if stopping:
+        text = f"Stopping: {', '.join(stopping)}. They hand over what they lead, and end then."
+        said.append(Finding(text, is_warning=True))
+    return said
+
+
+def failed_writes(broker: BrokerDetail) -> tuple[str, str]:
+    """The finding about a broker whose disk has failed a write or fsync, and the advice."""
+    count = counted(broker.faulted, "partition takes no writes", "partitions take no writes")
+    return (
+        f"Broker {broker.node_id}: {count}, because a write or fsync has failed there.",
+        f"Look at its disk, then restart broker {broker.node_id}: it trusts no file before it has"
+        " read it again.",
+    )
+
+
+def two_processes(broker: BrokerDetail) -> tuple[str, str]:
+    """The finding about a second process under a broker's node id, and the advice."""
+    return (
+        f"Two processes have node id {broker.node_id}: the broker, at {broker.host}:{broker.port},"
+        f" and one at {broker.second_at}, which is refused.",
+        "Stop the one that should not run, and empty its data directory before it is used again.",
+    )
+
+
+def _of_partitions(found: ClusterDetail) -> list[Finding]:
+    said = []
+    if not found.is_current and found.partitions:
+        said.append(
+            Finding(
+                "How partitions are now is not known without the controller: the figures are as of "
+                "then. Leaders that do not answer lead nothing that can be reached."
+            )
+        )
+    if found.offline:
+        said.append(
+            Finding(
+                "Partitions without a leader: start the brokers that hold them "
+                "(quiverlog topic describe), or give up rows with quiverlog topic elect --unclean."
+            )
+        )
+    elif found.under_min_in_sync:
+        said.append(
+            Finding(
+                "Partitions below min.insync.replicas take no replicated rows until more of their "
+                "brokers run."
+            )
+        )
+    behind = [one for one in found.brokers if one.out_of_sync]
+    if behind:
+        fenced = _fenced(found)
+        running = [
+            str(one.node_id) for one in behind if one.node_id not in fenced and not one.faulted
+        ]
+        advice = "They catch up when their brokers run."
+        if running and not found.offline:  # without a leader none is in sync
+            advice += (
+                f" Broker {', '.join(running)} runs: if its copies do not catch up within a minute,"
+                " look at its disk and its log, then restart it."
+            )
+        said.append(Finding(f"Copies out of sync: {_copies(behind)}. {advice}"))
+    return said
+
+
+def _copies(brokers: list[BrokerDetail]) -> str:
+    return ", ".join(f"{one.out_of_sync:,} on broker {one.node_id}" for one in brokers)
+
+
+def _fenced(found: ClusterDetail) -> set[int]:
+    return {one.node_id for one in found.brokers if one.fenced}
+
+
+def _majority(found: ClusterDetail) -> int:
+    return len(found.voters) // 2 + 1
+
+
+def _is_counted_on(found: ClusterDetail, voter: QuorumReplicaDetail) -> bool:
+    """Whether the controller hears it, and it follows. Where nobody knows, nothing counts against
+    it. One that is fenced has just stopped, or starts: it may be heard, and is not relied on.
+    """
+    if voter.node_id in _fenced(found):
+        return False
+    if found.told_by != found.controller or voter.silent_s is None or voter.lag is None:
+        return True
+    return voter.silent_s < VOTER_SILENT_S and voter.lag <= VOTER_LAG_MAX
+
+
+# --- topics -------------------------------------------------------------------------------------
+def _holders(found: ClusterDetail) -> list[BrokerDetail]:
+    return [one for one in found.brokers if one.takes_partitions and not one.decommissioning]
+
+
+def replicas_possible(found: ClusterDetail) -> int:
+    """How many replicas a topic gets without being asked, when all brokers run."""
+    return min(REPLICATION_FACTOR_DEFAULT, len(_holders(found)))
+
+
+def with_fewer_replicas(found: ClusterDetail, topics: Iterable[TopicInfo]) -> list[TopicInfo]:
+    """The topics that have fewer than the cluster has brokers for, by their names."""
+    few = [one for one in topics if 0 < one.replicas < replicas_possible(found)]
+    return sorted((one for one in few if not one.is_internal), key=lambda one: one.name)
+
+
+def fewer_replicas(found: ClusterDetail, few: list[TopicInfo]) -> tuple[str, str]:
+    """What is said of them, and what to do: the command that raises the first (there is one), or
+    to wait until it can be followed."""
+    named = ", ".join(f"{one.name} ({one.replicas})" for one in few[:_TOPICS_NAMED_MAX])
+    more = f" and {len(few) - _TOPICS_NAMED_MAX:,} more" if len(few) > _TOPICS_NAMED_MAX else ""
+    possible = replicas_possible(found)
+    said = (
+        f"Topics with fewer replicas than the {possible} that this cluster has brokers for: "
+        f"{named}{more}."
+    )
+    holders = _holders(found)
+    live = sum(not one.fenced and not one.in_shutdown for one in holders)
+    if live >= possible:
+        command = f"quiverlog topic alter {few[0].name} --replication-factor {possible}"
+        return said, f"To raise the first: {command}"
+    wait = f"{live} of the {len(holders)} brokers that hold partitions are live: nothing is to be"
+    return said, f"{wait} done about it until {possible} of them are live."
+
+
+# --- one broker ---------------------------------------------------------------------------------
+def may_restart(seen: Seen, node_id: int) -> RestartVerdict:
+    """Whether this broker may be stopped and started again now.
+
+    One that is fenced, or does not answer, serves no client, so that the quorum alone counts.
+    """
+    found, silent = seen.as_probed, seen.silent_brokers
+    fenced = _fenced(seen.found)
+    broker = next(one for one in found.brokers if one.node_id == node_id)
+    reasons = _quorum_without(found, node_id)
+    if broker.fenced:
+        return RestartVerdict(node_id, tuple(reasons))
+    others = [one for one in found.brokers if one.node_id != node_id]
+    if not any(not one.fenced and not one.in_shutdown for one in others):
+        reasons.append("no other broker is live: clients wait until it is back")
+    reasons += [f"broker {one.node_id} is fenced" for one in others if one.node_id in fenced]
+    reasons += [
+        f"broker {one.node_id} does not answer here ({silent[one.node_id]})"
+        for one in others
+        if one.node_id in silent and one.node_id not in fenced
+    ]
+    reasons += [
+        f"broker {one.node_id} is stopping" for one in others if one.in_shutdown and not one.fenced
+    ]
+    behind = [one for one in others if one.out_of_sync]
+    if behind:
+        reasons.append(f"copies are out of sync: {_copies(behind)}")
+    if broker.moving:
+        reasons.append(f"{broker.moving:,} of its partitions are moving")
+    if found.offline:
+        reasons.append(
+            counted(found.offline, "partition has no leader", "partitions have no leader")
+        )
+    notes = []
+    if broker.needed and not behind:
+        notes.append(
+            f"{broker.needed:,} of its partitions have no copy to spare: a client that writes "
+            "there with `replicated`, or reads an only copy, waits until it is back"
+        )
+    return RestartVerdict(node_id, tuple(reasons), tuple(notes))
+
+
+def _quorum_without(found: ClusterDetail, node_id: int) -> list[str]:
+    if found.controller is None:
+        return ["there is no controller"]
+    if found.is_behind:
+        return [f"broker {found.told_by}, which tells this, does not reach the controller"]
+    if found.told_by != found.controller:
+        return [f"broker {found.controller}, which decides, does not answer"]
+    voters, needed = found.voters, _majority(found)
+    left = [one for one in voters if one.node_id != node_id and _is_counted_on(found, one)]
+    if len(left) >= needed:
+        return []
+    if len(voters) == 1:
+        return ["it is the only voter: nothing is decided until it is back"]
+    return [
+        f"the quorum has no voter to spare: without it {len(left)} of {len(voters)} are heard, "
+        f"{needed} are needed"
+    ]

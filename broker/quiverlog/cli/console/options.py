@@ -1,0 +1,294 @@
+"""Options and parameter types that several commands share, under the names that Kafka uses.
+
+Owns how a bootstrap address, a `k=v` configuration, a column list and an output format are written
+on the command line, and how a client is opened from them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from quiverlog.addresses import BOOTSTRAP_DEFAULT, BOOTSTRAP_VARIABLE, parse_address
+from quiverlog.errors import ConnectionClosed, ConnectionFailed, RequestTimedOut
+
+if TYPE_CHECKING:
+    from quiverlog.client.client import Client
+
+__all__ = [
+    "INT32_MAX",
+    "INT64_MAX",
+    "SECONDS_MAX",
+    "Seconds",
+    "bootstrap_option",
+    "check_addresses",
+    "columns_callback",
+    "complete_topics",
+    "config_option",
+    "config_pairs",
+    "confirmed",
+    "debug_option",
+    "format_option",
+    "given_timeout_s",
+    "open_client",
+    "topic_option",
+    "was_given",
+    "whole_number",
+    "without_end",
+]
+
+INT32_MAX = 2**31 - 1
+INT64_MAX = 2**63 - 1
+SECONDS_MAX = 1_000_000
+_RECOGNISED_S = 1.0
+"""So much of the time is kept for the question what a silent server is, at most a third of it."""
+_LEFT_S_MIN = 0.5
+"""For what follows a look at all addresses that took all the time: a broker that runs answers."""
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+class Seconds(click.FloatRange):
+    """A time span, from `min` to eleven days; neither `nan` nor `inf` is one."""
+
+    def __init__(self, min: float = 0.1) -> None:
+        super().__init__(min=min, max=SECONDS_MAX)
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        number = click.FLOAT.convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is no number of seconds.", param, ctx)
+        return float(super().convert(number, param, ctx))
+
+
+def whole_number(text: str, number_max: int) -> int | None:
+    """The number that `text` writes in digits, from 0 to `number_max`; None if it does not."""
+    digits = text.strip()
+    if not (digits.isascii() and digits.isdigit()) or len(digits) > len(str(number_max)):
+        return None
+    number = int(digits)
+    return number if number <= number_max else None
+
+
+def check_addresses(_ctx: click.Context, _parameter: click.Parameter, value: str) -> str:
+    """Refuse what is no list of addresses before anything is opened."""
+    from quiverlog.addresses import PORT_DEFAULT, parse_addresses
+
+    try:
+        parse_addresses(value, port_default=PORT_DEFAULT)
+    except ValueError as error:
+        raise click.BadParameter(f"{error}.") from None
+    return value
+
+
+def _bootstrap(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str:
+    """What was typed, or the profile's, or the default."""
+    if value is None:
+        from quiverlog.cli.console.profiles import chosen_bootstrap
+
+        value = chosen_bootstrap(ctx.find_root().params.get("profile"))
+    return check_addresses(ctx, parameter, BOOTSTRAP_DEFAULT if value is None else value)
+
+
+def bootstrap_option(command: _Command) -> _Command:
+    """`--bootstrap-server HOST:PORT[,HOST:PORT...]`, and `--timeout` beside it."""
+    command = click.option(
+        "--timeout",
+        "timeout_s",
+        type=Seconds(),
+        default=10.0,
+        metavar="SECONDS",
+        help="Give up after this long; a transfer, when so long no row has come or gone. Not "
+        "given: 10 s to reach a broker, 30 s for an answer, 120 s until rows are acknowledged.",
+    )(command)
+    return click.option(
+        "--bootstrap-server",
+        "-b",
+        "bootstrap",
+        show_default=f"the profile's, else {BOOTSTRAP_DEFAULT}",
+        callback=_bootstrap,
+        envvar=BOOTSTRAP_VARIABLE,
+        show_envvar=True,
+        metavar="HOST:PORT,...",
+        help="Any broker, or several; the rest is found from there.",
+    )(command)
+
+
+def format_option(*formats: str) -> Callable[[_Command], _Command]:
+    """`--format`, `table` unless told otherwise; `json` is always there for scripts."""
+    choices = formats or ("table", "json")
+
+    def decorate(command: _Command) -> _Command:
+        return click.option(
+            "--format",
+            "output_format",
+            type=click.Choice(choices),
+            default=choices[0],
+            show_default=True,
+            help="How to print the result.",
+        )(command)
+
+    return decorate
+
+
+def debug_option(command: _Command) -> _Command:
+    """`--debug` after the command's name means the same as before it."""
+    return click.option(
+        "--debug", is_flag=True, hidden=True, expose_value=False, help="Show tracebacks."
+    )(command)
+
+
+def topic_option(command: _Command) -> _Command:
+    """`--topic NAME`, completed from the broker."""
+    return click.option(
+        "--topic",
+        "-t",
+        required=True,
+        metavar="NAME",
+        shell_complete=complete_topics,
+        help="The topic's name.",
+    )(command)
+
+
+def was_given(parameter: str) -> bool:
+    """Whether the person gave a value to this parameter of the command that runs."""
+    source = click.get_current_context().get_parameter_source(parameter)
+    return source not in (None, click.core.ParameterSource.DEFAULT)
+
+
+def config_option(command: _Command) -> _Command:
+    """`--config key=value`, as often as needed."""
+    return click.option(
+        "--config",
+        "-c",
+        "config",
+        multiple=True,
+        callback=config_pairs,
+        metavar="KEY=VALUE",
+        help="A configuration of the topic, e.g. retention.ms=3600000; may be repeated.",
+    )(command)
+
+
+def config_pairs(
+    _ctx: click.Context, _parameter: click.Parameter, values: tuple[str, ...]
+) -> dict[str, str]:
+    """Turn repeated `key=value` words into a dict; a word without `=` or a repeated key fails."""
+    pairs: dict[str, str] = {}
+    for word in values:
+        key, equals, value = word.partition("=")
+        key = key.strip()
+        if not equals or not key:
+            raise click.BadParameter(f"{word!r} is not KEY=VALUE.")
+        if key in pairs:
+            raise click.BadParameter(f"{key!r} is given twice.")
+        pairs[key] = value.strip()
+    return pairs
+
+
+def columns_callback(
+    _ctx: click.Context, _parameter: click.Parameter, value: str | None
+) -> list[str] | None:
+    """Turn `a,b , c` into names; an empty name fails."""
+    if value is None:
+        return None
+    names = [name.strip() for name in value.split(",")]
+    if not all(names):
+        raise click.BadParameter(f"{value!r} has an empty column name.")
+    return names
+
+
+@contextlib.contextmanager
+def open_client(
+    bootstrap: str,
+    *,
+    timeout_s: float = 10.0,
+    request_timeout_s: float | None = None,
+    client_id: str = "quiverlog-cli",
+    skipped: Iterable[str] = (),
+    began_s: float | None = None,
+) -> Iterator[Client]:
+    """A client for the time of one command; says on stderr what it waits for.
+
+    A `--timeout` that was given bounds all steps of the command together: nothing goes on for
+    longer without progress, which rows that were stored or read are.
+
+    Args:
+        bootstrap: addresses, separated by commas.
+        timeout_s: seconds to reach a broker.
+        request_timeout_s: seconds for one operation, unless a timeout was given; None leaves it to
+            the client.
+        skipped: addresses that are known not to answer, and are not asked what any broker knows.
+        began_s: since when a timeout that was given runs, of the monotonic clock; None: from now.
+
+    Raises:
+        ConnectionFailed: no address answered in time.
+        InvalidArgument: an address is not HOST:PORT.
+    """
+    from quiverlog.cli.console.waiting import told_waits
+    from quiverlog.client.client import Client
+
+    more = {} if request_timeout_s is None else {"request_timeout": request_timeout_s}
+    given_s = given_timeout_s()
+    if given_s is not None:
+        more["request_timeout"] = given_s
+    client = Client(bootstrap, client_id=client_id, connect_timeout=timeout_s, **more)
+    cluster = client.cluster
+    cluster.skipped = frozenset(parse_address(one) for one in skipped)
+    deadline_s, kept_s = math.inf, _RECOGNISED_S
+    if given_s is not None:
+        now_s = time.monotonic()
+        left_s = given_s if began_s is None else max(_LEFT_S_MIN, began_s + given_s - now_s)
+        deadline_s, kept_s = now_s + left_s, min(_RECOGNISED_S, left_s / 3)
+        cluster.patience_s, cluster.deadline_s = given_s, deadline_s - kept_s
+    with contextlib.closing(client), told_waits(cluster.waits, lambda: cluster.deadline_s):
+        try:
+            client.run(cluster.first_contact())
+            cluster.deadline_s = deadline_s
+        except (ConnectionClosed, RequestTimedOut) as error:
+            from quiverlog.cli.console.what_answers import recognised
+
+            found = recognised(bootstrap, kept_s)
+            if found is None and isinstance(error, ConnectionClosed):
+                raise
+            # Nothing was asked yet, so nothing can have happened: it is a broker that is not
+            # reached.
+            raise ConnectionFailed(found or error.message) from error
+        yield client
+
+
+def given_timeout_s() -> float | None:
+    """The `--timeout` of the command that runs, where one was typed."""
+    context = click.get_current_context(silent=True)
+    if context is None or not was_given("timeout_s"):
+        return None
+    return float(context.params["timeout_s"])
+
+
+def without_end(client: Client) -> None:
+    """What follows waits for as long as it takes, and shows how far it is."""
+    client.cluster.deadline_s = client.cluster.patience_s = math.inf
+
+
+def complete_topics(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
+    """Names of topics for shell completion. A broker that does not answer at once gives none."""
+    with contextlib.suppress(Exception):
+        bootstrap = ctx.params.get("bootstrap") or BOOTSTRAP_DEFAULT
+        with open_client(bootstrap, timeout_s=1.0) as client:
+            return [name for name in client.list_topics() if name.startswith(incomplete)]
+    return []
+
+
+def confirmed(question: str) -> None:
+    """Ask on a terminal; a script has no terminal and must say --yes."""
+    import sys
+
+    if not sys.stdin.isatty():
+        raise click.UsageError("Say --yes: there is no terminal to ask on.")
+    click.confirm(question, abort=True, err=True)

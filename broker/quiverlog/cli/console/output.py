@@ -1,0 +1,127 @@
+"""What commands print: tables for people, JSON for programs.
+
+Owns the look; knows nothing of what the values mean. JSON goes to stdout in one piece and
+contains no colour; tables fall back to plain text when stdout is not a terminal.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from quiverlog.cli.console.terminal import printable, unshielded
+from quiverlog.client.base.arguments import counted
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = [
+    "console",
+    "counted",
+    "human_bytes",
+    "human_count",
+    "join",
+    "print_fields",
+    "print_json",
+    "print_table",
+]
+
+_GAP: Final = 3
+"""Between two columns of a table."""
+_PIPE_WIDTH: Final = 1 << 20
+"""A table is no wider than its cells; a line that is broken is nothing to search in."""
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A rich console. Piped output is as wide as it needs to be, so that nothing is cut."""
+    from rich.console import Console
+
+    stream = sys.stderr if stderr else sys.stdout
+    width = None if stream.isatty() else _PIPE_WIDTH
+    soft_wrap = not stream.isatty()
+    return Console(file=unshielded(stream), width=width, highlight=False, soft_wrap=soft_wrap)
+
+
+def print_json(value: object) -> None:
+    """One JSON document on stdout, indented, with a line break at its end."""
+    import msgspec
+
+    text = msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=2).decode()
+    try:
+        text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
+    except UnicodeEncodeError:  # JSON has escapes of its own
+        import json
+
+        text = json.dumps(json.loads(text), indent=2)
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def print_table(
+    columns: Sequence[str], rows: Iterable[Sequence[object]], *, right: Sequence[str] = ()
+) -> None:
+    """A table without lines between its rows. `right` names the columns of numbers.
+
+    In a narrow terminal cells are broken at blanks, and no word is cut: a number in two pieces is
+    another number, and half a name is nothing to copy. The terminal breaks lines that remain long.
+    """
+    from rich.box import SIMPLE_HEAD
+    from rich.cells import cell_len
+    from rich.table import Table
+    from rich.text import Text  # Of a plain string rich would take [red] and :smile: out.
+
+    cells = [[_cell(value) for value in row] for row in rows]
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    least = _GAP * (len(columns) - 1)
+    for number, name in enumerate(columns):
+        column = [_cell(name), *(row[number] for row in cells)]
+        width = max(cell_len(word) for text in column for word in text.split(" "))
+        table.add_column(
+            Text(column[0]),
+            justify="right" if name in right else "left",
+            min_width=width,
+            no_wrap=not any(" " in text for text in column),
+        )
+        least += width
+    for row in cells:
+        table.add_row(*map(Text, row))
+    target = console()
+    target.width = max(target.width, least)
+    target.print(table, crop=False)
+
+
+def print_fields(fields: Mapping[str, object]) -> None:
+    """One `name  value` line per field."""
+    width = max((len(name) for name in fields), default=0)
+    for name, value in fields.items():
+        print(f"{name:<{width}}  {_cell(value)}")
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return printable(str(value))
+
+
+def human_count(value: float) -> str:
+    """`1234567` -> `1,234,567`."""
+    return f"{value:,.0f}"
+
+
+def human_bytes(value: float) -> str:
+    """`1536` -> `1.5 KiB`."""
+    if value < 1024:
+        return f"{value:.0f} B"
+    for unit in ("KiB", "MiB", "GiB", "TiB"):
+        value /= 1024
+        if value < 1024 or unit == "TiB":
+            return f"{value:.1f} {unit}"
+    raise AssertionError("unreachable")
+
+
+def join(values: Any) -> str:
+    """With commas, as the command line takes them."""
+    return ",".join(str(value) for value in values)

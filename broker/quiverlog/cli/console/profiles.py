@@ -1,0 +1,111 @@
+"""Profiles: names for the brokers that a person works with, in a file of the user's own.
+
+Owns the file (`quiverlog/profiles.toml` in the user's configuration folder) and its form:
+
+    use = "test"
+
+    [profile.test]
+    bootstrap-server = "test-1:9292,test-2:9292"
+
+The file is replaced whole, so that a crash leaves the old one. Its mode keeps others from reading
+it: credentials will be written there one day. A word of the command line and the environment win
+over a profile.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import click
+
+from quiverlog.cli.console.failures import CommandFailed
+
+__all__ = ["Profiles", "chosen_bootstrap", "load", "path_of_profiles", "save"]
+
+_FILE_BYTES_MAX: Final = 1 << 20
+_BOOTSTRAP: Final = "bootstrap-server"
+
+
+@dataclass(slots=True)
+class Profiles:
+    """What the file says: profile -> bootstrap servers, and the one in use."""
+
+    bootstraps: dict[str, str] = field(default_factory=dict)
+    in_use: str | None = None
+
+
+def path_of_profiles() -> Path:
+    """Where the file is; the variable XDG_CONFIG_HOME moves it."""
+    return Path(click.get_app_dir("quiverlog")) / "profiles.toml"
+
+
+def load() -> Profiles:
+    """Read the file; none is no profiles.
+
+    Raises:
+        CommandFailed: it cannot be read as what it should be.
+    """
+    path = path_of_profiles()
+    try:
+        with path.open("rb") as file:
+            text = file.read(_FILE_BYTES_MAX).decode()
+        content = tomllib.loads(text)
+        tables = content.get("profile", {})
+        found = {name: table[_BOOTSTRAP] for name, table in tables.items()}
+        in_use = content.get("use")
+        if not all(isinstance(text, str) for text in (*found.values(), in_use or "")):
+            raise ValueError("addresses and the profile in use are text")
+    except FileNotFoundError:
+        return Profiles()
+    except (ValueError, TypeError, AttributeError, LookupError) as error:
+        raise CommandFailed(f"{path} cannot be read: {error}. Mend it, or remove it.") from error
+    return Profiles(found, in_use)
+
+
+def save(profiles: Profiles) -> None:
+    """Replace the file. Raises OSError."""
+    path = path_of_profiles()
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lines = [] if profiles.in_use is None else [f"use = {_quoted(profiles.in_use)}\n"]
+    for name, bootstrap in sorted(profiles.bootstraps.items()):
+        lines.append(f"\n[profile.{_quoted(name)}]\n{_BOOTSTRAP} = {_quoted(bootstrap)}\n")
+    # A temporary file is its maker's alone from the beginning.
+    number, name = tempfile.mkstemp(dir=path.parent, prefix=".profiles-")
+    try:
+        with os.fdopen(number, "w", encoding="utf-8") as file:
+            file.writelines(lines)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _quoted(text: str) -> str:
+    """A basic string of TOML: JSON's escapes are among its own, but for surrogates."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def chosen_bootstrap(profile: str | None) -> str | None:
+    """The addresses of the profile that was named, or else is in use; None without one.
+
+    Raises:
+        CommandFailed: there is no such profile.
+    """
+    profiles = load()
+    name = profile if profile is not None else profiles.in_use
+    if name is None:
+        return None
+    found = profiles.bootstraps.get(name)
+    if found is None:
+        known = ", ".join(sorted(profiles.bootstraps)) or "none"
+        raise CommandFailed(
+            f"There is no profile {name!r}; there are: {known}. `quiverlog profile create` makes "
+            "one."
+        )
+    return found

@@ -1,0 +1,173 @@
+"""How a command waits for the cluster: how often it asks, what it passes over, how that looks.
+
+Owns the pace and the patience of all commands that wait, and what they show meanwhile: a bar on a
+terminal, lines elsewhere, on stderr, so that stdout has the result alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+
+from quiverlog.cli.console.output import console
+from quiverlog.cli.console.terminal import printable
+from quiverlog.client.base.waits import TELL_AFTER_S
+from quiverlog.errors import QuiverlogError
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+    from quiverlog.client.base.waits import Waits
+
+__all__ = ["Patience", "Waiting", "polls", "shown_waiting", "told_waits"]
+
+_T = TypeVar("_T")
+_LINE_EVERY_S: Final = 5.0
+_POLL_S: Final = 0.25
+_SILENCE_S_MAX: Final = 60.0
+"""So long may nobody answer who waits: another controller is elected in a few seconds."""
+_SILENCE_S_SHOWN: Final = 5.0
+
+
+def polls(wait_s: float = float("inf")) -> Iterator[bool]:
+    """Go round at once, and then again after pauses, as long as there is time: at least once.
+
+    Yields:
+        Whether this is the last time.
+    """
+    until_s = time.monotonic() + wait_s
+    while time.monotonic() < until_s:
+        yield False
+        time.sleep(max(0.0, min(_POLL_S, until_s - time.monotonic())))
+    yield True
+
+
+class Patience:
+    """Who waits for minutes passes over what passes: a controller that dies, one that is elected.
+
+    Not for what is refused, nor for a cluster that says nothing at all any more.
+    """
+
+    def __init__(self, silence_s: float = _SILENCE_S_MAX) -> None:
+        self._silence_s = silence_s
+        self._heard_s = time.monotonic()
+
+    def ask(self, question: Callable[[], _T]) -> _T | None:
+        """The answer; None: none this time. Raises QuiverlogError."""
+        try:
+            answer = question()
+        except QuiverlogError as error:
+            if not error.retriable or time.monotonic() - self._heard_s > self._silence_s:
+                raise
+            return None
+        self._heard_s = time.monotonic()
+        return answer
+
+    @property
+    def note(self) -> str:
+        """To be shown behind what is waited for."""
+        is_long = time.monotonic() - self._heard_s > _SILENCE_S_SHOWN
+        return "; no controller answers" if is_long else ""
+
+
+@contextlib.contextmanager
+def told_waits(waits: Waits, deadline_s: Callable[[], float]) -> Iterator[None]:
+    """For the time of a `with`, a line on stderr says what takes longer than two seconds.
+
+    It is said again when something else is waited for, and not when the same takes longer.
+
+    Args:
+        deadline_s: when the command gives up, in seconds of the monotonic clock.
+    """
+    logging.getLogger("quiverlog.waiting").disabled = True  # that is for programs
+    over = threading.Event()
+    teller = threading.Thread(
+        target=_tell, args=(waits, deadline_s, over), name="quiverlog-waits", daemon=True
+    )
+    teller.start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+def _tell(waits: Waits, deadline_s: Callable[[], float], over: threading.Event) -> None:
+    told: set[str] = set()
+    was_quiet = False
+    while not over.wait(_POLL_S):
+        wait = waits.longest()
+        if wait is None:
+            # Twice: between two steps of one operation nothing is waited for.
+            if was_quiet and told:
+                told.clear()
+                if waits.are_endless:
+                    print("quiverlog: it answers again; reading on.", file=sys.stderr, flush=True)
+            was_quiet = True
+            continue
+        was_quiet = False
+        now_s = time.monotonic()
+        if now_s - wait.since_s < TELL_AFTER_S or wait.reason in told:
+            continue
+        told.add(wait.reason)
+        until_s = min(wait.until_s, deadline_s())
+        moment = ""
+        if until_s < math.inf:
+            moment = time.strftime("%H:%M:%S", time.localtime(time.time() + until_s - now_s))
+        line = printable(f"quiverlog: {wait.told_until(moment)}")
+        print(line, file=sys.stderr, flush=True)
+
+
+class Waiting(Protocol):
+    """Takes how much is done of how much, and what is waited for."""
+
+    def show(self, done: float, total: float, text: str) -> None: ...
+
+
+class _Lines:
+    """A line when another thing is waited for, and now and then when it takes long."""
+
+    def __init__(self, title: str) -> None:
+        self._title = title
+        self._text = ""
+        self._shown_s = 0.0
+
+    def show(self, done: float, total: float, text: str) -> None:
+        now_s = time.monotonic()
+        if text == self._text or now_s - self._shown_s < _LINE_EVERY_S:
+            return
+        self._text, self._shown_s = text, now_s
+        print(f"{self._title}: {printable(text)}", file=sys.stderr, flush=True)
+
+
+class _Bar:
+    def __init__(self, bar: Progress, task: TaskID) -> None:
+        self._bar, self._task = bar, task
+
+    def show(self, done: float, total: float, text: str) -> None:
+        self._bar.update(self._task, completed=done, total=total or None, text=printable(text))
+
+
+@contextlib.contextmanager
+def shown_waiting(title: str) -> Iterator[Waiting]:
+    """Show it for the time of a `with`; the bar is gone afterwards."""
+    shown = console(stderr=True)
+    if not shown.is_terminal:
+        yield _Lines(title)
+        return
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    with Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=24),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[text]}", markup=False),
+        console=shown,
+        transient=True,
+    ) as bar:
+        yield _Bar(bar, bar.add_task(title, total=None, text=""))

@@ -1,0 +1,139 @@
+"""The file that a command writes: which names it may have, and that nothing is lost by it.
+
+Owns two refusals. A name without a known suffix is mostly no name: `-o start` is an offset to kcat
+and rpk. And a file that is there is written over on demand only, however it came there.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import IO, Final
+
+import click
+
+from quiverlog.cli.console.failures import CommandFailed
+from quiverlog.cli.formats.formats import FileKind, compression_of, kind_of
+
+__all__ = ["check_free", "force_option", "free_name", "is_special", "open_new", "output_kind"]
+
+_OFFSET: Final = re.compile(
+    r"beginning|start|earliest|smallest|end|latest|largest|stored|[se]?@.*|[+-]?\d+(:[+-]?\d+)?",
+    re.IGNORECASE | re.ASCII,
+)
+"""What `-o` takes in kcat and rpk."""
+_STARTS: Final = {
+    "beginning": "earliest", "start": "earliest", "smallest": "earliest",
+    "end": "latest", "largest": "latest",
+}  # fmt: skip
+
+_STREAMS: Final = ("stdin", "stdout", "stderr")
+_DESCRIPTOR: Final = re.compile(
+    rf"/dev/(?P<name>{'|'.join(_STREAMS)})|(?:/dev|/proc/self)/fd/(?P<number>\d{{1,9}})",
+    re.ASCII,
+)
+
+force_option = click.option("--force", is_flag=True, help="Write over a file that is there.")
+
+
+def _as_we_say(offset: str) -> str:
+    """The options for what `-o` is in kcat and rpk, where there are any."""
+    word = _STARTS.get(offset.lower(), offset.lower())
+    if word in ("earliest", "latest") or word.isdigit():
+        return f"--from {word}"
+    if word.startswith("-") and word[1:].isdigit():
+        return f"--from earliest, and the last rows are --tail {word[1:]}"
+    return "--from 0 or --from 2024-05-06T07:08:09Z"
+
+
+def output_kind(output: str, told: str | None, *, reads_offsets: bool = False) -> FileKind:
+    """The format and the compression of an output, `-` being stdout.
+
+    Args:
+        told: the format that the person named, or None.
+        reads_offsets: the command has `--from`, which the name may have been meant for.
+
+    Raises:
+        click.UsageError: the name has no suffix that is known, or looks like an offset.
+    """
+    if reads_offsets and _OFFSET.fullmatch(output):
+        raise click.UsageError(
+            f"-o is --output, a file to write, and {output!r} looks like an offset: where to begin "
+            f"is --from, as in {_as_we_say(output)}. A file of that name is ./{output}, with "
+            "--format."
+        )
+    if told is not None:
+        return FileKind(told, compression_of(output))
+    found = kind_of(output, option="--format")
+    if found.format is None and output != "-" and not is_special(output):
+        hint = "; where to begin is --from" if reads_offsets else ""
+        raise click.UsageError(
+            f"--output {output!r} has no suffix that says a format: name it {output}.csv or "
+            f"{output}.parquet, for example, or say --format{hint}."
+        )
+    return FileKind(found.format or "table", found.compression)
+
+
+def is_special(output: str) -> bool:
+    """True for a pipe or a device, whose opening may wait, and which Ctrl-C shall end.
+
+    And for what is open already, where the shell has chosen what is written over.
+    """
+    if _descriptor(output) is not None:
+        return True
+    return os.path.exists(output) and not os.path.isfile(output)
+
+
+def _descriptor(output: str) -> int | None:
+    """The number behind `/dev/stdout`, `/dev/fd/3` and their like; None for all other names."""
+    found = _DESCRIPTOR.fullmatch(output)
+    if found is None:
+        return None
+    return int(found["number"]) if found["number"] else _STREAMS.index(found["name"])
+
+
+def check_free(output: str | Path, *, force: bool) -> None:
+    """Before any work is done for it.
+
+    Raises:
+        CommandFailed: a file with something in it is there.
+    """
+    if force or str(output) == "-" or is_special(str(output)):
+        return
+    if not os.path.isfile(output) or not os.path.getsize(output):
+        return
+    raise CommandFailed(
+        f"{output} is there already: choose another name, or --force to replace it."
+    )
+
+
+def free_name(path: Path) -> Path:
+    """The path, or one with a number behind its stem where a file of that name is there."""
+    found, number = path, 1
+    while found.exists():
+        number += 1
+        found = path.with_name(f"{path.stem}-{number}{path.suffix}")
+    return found
+
+
+def open_new(output: str, *, force: bool) -> IO[bytes]:
+    """Open it for writing; the file may have come since `check_free`.
+
+    Raises:
+        CommandFailed: a file with something in it is there.
+        OSError: the file cannot be written.
+    """
+    descriptor = _descriptor(output)
+    if descriptor is not None:
+        # Opened by its name, a file that the shell appends to would lose what it has.
+        try:
+            return open(os.dup(descriptor), "wb")
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, output) from error
+    if not force and not is_special(output):
+        try:
+            return open(output, "xb")
+        except FileExistsError:
+            check_free(output, force=False)
+    return open(output, "wb")

@@ -1,0 +1,91 @@
+"""Schemas from files: `--schema-file`.
+
+Owns what a file's suffix says of it. The text form of a schema is `quiverlog.batch.schema_text`'s.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from quiverlog.batch.schema_text import SchemaSyntaxError, parse_schema
+from quiverlog.cli.console.failures import CommandFailed, reading
+from quiverlog.cli.formats.memory_bound import bounded_memory
+from quiverlog.limits import SCHEMA_BYTES_MAX
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["load_schema"]
+
+
+def load_schema(path: Path) -> pa.Schema:
+    """A schema from a file: DDL text, or JSON (column name -> type), or the schema of data.
+
+    Args:
+        path: `.json` `{"id": "long", ...}`, `.parquet`, `.arrow`/`.feather`/`.ipc`/`.arrows`, or
+            anything else as the text that `parse_schema` reads.
+
+    Raises:
+        SchemaSyntaxError: the file holds no schema.
+        CommandFailed: its bytes are not what its name says.
+        OSError: the file cannot be read.
+    """
+    suffix = path.suffix.lower()
+    kind = _KINDS.get(suffix, "the text of a schema")
+    try:
+        with bounded_memory(str(path)), reading(str(path), kind, next_step=_NEXT_STEP):
+            return _load(path, suffix)
+    except CommandFailed as error:
+        if isinstance(error.__cause__, SchemaSyntaxError):
+            raise error.__cause__ from None
+        raise
+
+
+_KINDS = {".parquet": "Parquet", ".json": "JSON"} | dict.fromkeys(
+    (".arrow", ".feather", ".ipc", ".arrows"), "Arrow"
+)
+_NEXT_STEP = "Its name's ending says what it holds; --schema takes the columns as text."
+
+
+def _load(path: Path, suffix: str) -> pa.Schema:
+    kind = _KINDS.get(suffix)
+    if kind == "Parquet":
+        import pyarrow.parquet as pq
+
+        return pq.read_schema(path).remove_metadata()
+    if kind == "Arrow":
+        return _arrow_file_schema(path)
+    with path.open("rb") as file:  # a device or a pipe may have no end
+        data = file.read(SCHEMA_BYTES_MAX + 1)
+    if len(data) > SCHEMA_BYTES_MAX:
+        raise SchemaSyntaxError(f"{path}: a schema has at most {SCHEMA_BYTES_MAX} bytes")
+    text = data.decode("utf-8")
+    return _json_schema(text) if kind == "JSON" else parse_schema(text)
+
+
+def _arrow_file_schema(path: Path) -> pa.Schema:
+    import pyarrow as pa
+
+    with pa.OSFile(str(path)) as source:
+        try:
+            schema = pa.ipc.open_file(source).schema
+        except pa.ArrowInvalid:
+            source.seek(0)
+            schema = pa.ipc.open_stream(source).schema
+    return schema.remove_metadata()
+
+
+def _json_schema(text: str) -> pa.Schema:
+    import json
+
+    columns = json.loads(text)
+    if isinstance(columns, dict) and isinstance(columns.get("fields"), list):
+        fields = columns["fields"]
+        if not all(isinstance(f, dict) and isinstance(f.get("name"), str) for f in fields):
+            raise SchemaSyntaxError('each of "fields" is an object with "name" and "type"')
+        columns = {field["name"]: field.get("type") for field in fields}
+    if not isinstance(columns, dict) or not all(isinstance(v, str) for v in columns.values()):
+        raise SchemaSyntaxError('a JSON schema is an object like {"id": "long", "name": "string"}')
+    quoted = (f"`{name.replace('`', '``')}` {kind}" for name, kind in columns.items())
+    return parse_schema(", ".join(quoted))

@@ -1,0 +1,116 @@
+"""Which rows and columns a reader gets, between consumer and sink.
+
+Owns the count of rows and the filter's place; choosing rows is the client's.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from quiverlog.cli.console.failures import CommandFailed, ExitCode
+from quiverlog.client.rows.place import SqlFilter, placed
+from quiverlog.errors import InvalidArgument
+from quiverlog.installing import install_line
+
+if TYPE_CHECKING:
+    from quiverlog.cli.formats.write_files import Sink
+    from quiverlog.client.rows.decoding import ConsumerBatch
+
+__all__ = ["ChosenRows", "RowFilter"]
+
+
+class ChosenRows:
+    """Takes batches as they come and hands on the chosen rows, in the chosen columns."""
+
+    def __init__(
+        self,
+        sink: Sink,
+        *,
+        max_rows: int | None,
+        columns: list[str] | None,
+        places: Sequence[str],
+        row_filter: RowFilter | None,
+        is_placed: bool,
+    ) -> None:
+        """
+        Args:
+            columns: those to write; None writes all, also those that the topic gains meanwhile.
+            places: the columns to write that say where each row was.
+            is_placed: the filter or the sink needs to know where each row was.
+        """
+        self._sink = sink
+        self._filter = row_filter
+        self._is_placed = is_placed
+        self._names = None if columns is None else [*columns, *places]
+        self._drops_place = is_placed and not places
+        self._left = max_rows
+
+    @property
+    def is_full(self) -> bool:
+        """So many rows were written as were asked for."""
+        return self._left == 0
+
+    def take(self, batch: ConsumerBatch) -> None:
+        self._write(self._chosen(batch))
+
+    def take_last(self, batches: Iterator[ConsumerBatch], count: int) -> None:
+        """Of all these rows only the last ones, by their time and then their place."""
+
+        found = [(b.timestamp_us, b.partition, b.base_offset, self._chosen(b)) for b in batches]
+        found.sort(key=lambda entry: entry[:3])
+        kept: list[pa.RecordBatch] = []
+        for *_, rows in reversed(found):
+            if count <= 0:
+                break
+            kept.append(rows.slice(max(0, rows.num_rows - count)))
+            count -= rows.num_rows
+        for rows in reversed(kept):
+            if not self.is_full:
+                self._write(rows)
+        self.flush()
+
+    def flush(self) -> None:
+        self._sink.flush()
+
+    def _chosen(self, batch: ConsumerBatch) -> pa.RecordBatch:
+        data = placed(batch) if self._is_placed else batch.data
+        rows = data if self._filter is None else self._filter.chosen(data)
+        return rows.select(batch.data.schema.names) if self._drops_place else rows
+
+    def _write(self, rows: pa.RecordBatch) -> None:
+        if self._names is not None:
+            rows = rows.select(self._names)
+        if self._left is not None:
+            rows = rows.slice(0, self._left)
+            self._left -= rows.num_rows
+        if rows.num_rows:
+            self._sink.write(rows)
+
+
+# `--where`: rows chosen by an SQL expression.
+class RowFilter:
+    """One expression over columns of one schema."""
+
+    def __init__(self, expression: str, schema: pa.Schema) -> None:
+        """Raises CommandFailed: the expression is no condition on these columns."""
+        if importlib.util.find_spec("duckdb") is None:
+            raise CommandFailed(f"--where needs DuckDB: {install_line('sql', 'duckdb')}")
+        try:
+            self._filter = SqlFilter(expression, schema)
+        except InvalidArgument as error:
+            raise _failed(error) from error
+
+    def chosen(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The rows for which the expression is true, neither false nor null."""
+        try:
+            return self._filter.chosen(batch)
+        except InvalidArgument as error:
+            raise _failed(error) from error
+
+
+def _failed(error: InvalidArgument) -> CommandFailed:
+    return CommandFailed(f"--{error.message}", ExitCode.USAGE)

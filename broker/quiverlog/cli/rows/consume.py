@@ -1,0 +1,394 @@
+"""`quiverlog consume`: print a topic's rows, or save them to a file.
+
+Owns the options and how they fit together; where reading begins, which rows are chosen and how they
+are written are modules of their own. While it follows it outlives every outage of the brokers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from quiverlog.cli.console.options import (
+    INT64_MAX,
+    bootstrap_option,
+    columns_callback,
+    complete_topics,
+    debug_option,
+    open_client,
+    without_end,
+)
+from quiverlog.cli.formats.formats import FileKind, kind_of
+from quiverlog.cli.formats.output_file import check_free, force_option, output_kind
+from quiverlog.cli.rows.where_to_read import Point, ends, parse_point, starts
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from quiverlog.cli.formats.write_files import Sink
+    from quiverlog.cli.rows.chosen_rows import ChosenRows, RowFilter
+    from quiverlog.client.client import Client
+    from quiverlog.client.rows.decoding import ConsumerBatch
+
+__all__ = ["consume"]
+
+_FORMATS = ("table", "json", "csv", "tsv", "lines", "arrow", "parquet")
+_TAIL_ROWS_MAX = 1_000_000
+"""Rows of a tail are held in memory, once per partition, to be put in the order of time."""
+_FOLLOW_REQUEST_TIMEOUT_S = 5.0
+"""A silent broker is asked anew after so long; an outage is waited out whatever its length."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    """What the person asked for, checked as far as it can be without a broker."""
+
+    topic: str
+    start: Point
+    end: Point | None
+    tail: int | None
+    follow: bool
+    max_rows: int | None
+    columns: list[str] | None
+    partitions: list[int]
+    metadata: bool
+    where: str | None
+    template: list[Any] | None
+    wide: bool
+    skip_corrupt: bool
+    output: str
+    force: bool
+    kind: FileKind
+
+
+@click.command()
+@click.argument("name", metavar="[TOPIC]", required=False, shell_complete=complete_topics)
+@click.option(
+    "--topic", "-t", metavar="NAME", shell_complete=complete_topics, help="The same as TOPIC."
+)
+@click.option(
+    "--from",
+    "start",
+    metavar="earliest|latest|TIME|AGO|OFFSET|PARTITION=OFFSET,...",
+    help="Where to begin. TIME is ISO 8601, UTC if it names no zone; AGO is like -1h or '2d ago' "
+    "(ms, s, m, h, d, w); OFFSET is that of each partition; partitions that are not named by "
+    "PARTITION=OFFSET are not read. [default: earliest]",
+)
+@click.option(
+    "--to",
+    "end",
+    metavar="latest|TIME|AGO|OFFSET|PARTITION=OFFSET,...",
+    help="Where to end, in the forms of --from; the row there is not read. [default: latest, as it "
+    "is now]",
+)
+@click.option(
+    "--tail",
+    type=click.IntRange(0, _TAIL_ROWS_MAX),
+    metavar="ROWS",
+    help="Only the last so many rows of the topic, in the order of their time; with --follow, go "
+    "on from there.",
+)
+@click.option(
+    "--follow",
+    "-f",
+    is_flag=True,
+    help="Wait for new rows instead of ending; a broker that goes away is waited for.",
+)
+@click.option(
+    "--max-rows", "-n", type=click.IntRange(0, INT64_MAX), help="Stop after so many rows."
+)
+@click.option("--columns", callback=columns_callback, metavar="COLUMN,...", help="Show only these.")
+@click.option(
+    "--where",
+    metavar="SQL",
+    help='Only rows for which this expression of DuckDB is true, e.g. "price > 10 and city like '
+    "'O%'\"; it may also use _topic, _partition, _offset and _timestamp. Needs the package duckdb.",
+)
+@click.option(
+    "--partition",
+    "partitions",
+    multiple=True,
+    type=click.IntRange(0, INT64_MAX),
+    help="May be repeated.",
+)
+@click.option(
+    "--metadata", is_flag=True, help="Add _topic, _partition, _offset and _timestamp to each row."
+)
+@click.option(
+    "--output",
+    "-o",
+    type=click.Path(dir_okay=False, allow_dash=True),
+    default="-",
+    help="Write to this file instead of stdout. Its suffix says the format (.csv .tsv .json .jsonl "
+    ".ndjson .parquet .arrow .feather .ipc .arrows) and the compression (.gz .bz2 .zst .lz4 behind "
+    "it).",
+)
+@force_option
+@click.option(
+    "--format",
+    "output_format",
+    type=click.Choice(_FORMATS),
+    help="[default: by the output's name, else table] `json` is one object per line, `lines` the "
+    "column `value` alone (or the only column), `arrow` the IPC stream format.",
+)
+@click.option(
+    "--template",
+    metavar="TEXT",
+    help="Write each row like this: %t topic, %p partition, %o offset, %T time in ms, %k key, %s "
+    "the column `value` or the row as JSON, %{name} a column, %% a percent, \\n \\t.",
+)
+@click.option("--wide", is_flag=True, help="Cut nothing in a terminal's table.")
+@click.option(
+    "--skip-corrupt",
+    is_flag=True,
+    help="Step over rows that cannot be decoded, a stored batch at a time, and warn of each.",
+)
+@bootstrap_option
+@debug_option
+def consume(
+    name: str | None,
+    topic: str | None,
+    start: str | None,
+    end: str | None,
+    tail: int | None,
+    follow: bool,
+    max_rows: int | None,
+    columns: list[str] | None,
+    where: str | None,
+    partitions: tuple[int, ...],
+    metadata: bool,
+    output: str,
+    force: bool,
+    output_format: str | None,
+    template: str | None,
+    wide: bool,
+    skip_corrupt: bool,
+    bootstrap: str,
+    timeout_s: float,
+) -> None:
+    """Print the rows of a topic, in the order of each partition.
+
+    A terminal's table cuts long values (--wide does not); a pipe and a file get them whole. What
+    the formats csv, tsv, json and lines write, `produce` reads back exactly; a column that a format
+    cannot hold is refused by its name.
+    """
+    _check_contradictions(start, end, tail, where, follow=follow)
+    wish = _Wish(
+        topic=_one_topic(name, topic),
+        start=parse_point(start or "earliest", "--from"),
+        end=None if end is None else parse_point(end, "--to"),
+        tail=tail,
+        follow=follow,
+        max_rows=max_rows,
+        columns=columns,
+        partitions=sorted(set(partitions)),
+        metadata=metadata,
+        where=where,
+        template=_template(template, output_format),
+        wide=wide,
+        skip_corrupt=skip_corrupt,
+        output=output,
+        force=force,
+        kind=_kind(output, output_format, is_template=template is not None),
+    )
+    _check_kind(wish)
+    check_free(output, force=force)
+    request_timeout_s = _FOLLOW_REQUEST_TIMEOUT_S if follow else None
+    with open_client(bootstrap, timeout_s=timeout_s, request_timeout_s=request_timeout_s) as client:
+        _consume(client, wish)
+
+
+def _one_topic(name: str | None, option: str | None) -> str:
+    if name is not None and option is not None and name != option:
+        raise click.UsageError(f"{name!r} and --topic {option!r} are two topics.")
+    found = name if name is not None else option
+    if found is None:
+        raise click.UsageError("Name the topic: quiverlog consume TOPIC.")
+    return found
+
+
+def _check_contradictions(
+    start: str | None, end: str | None, tail: int | None, where: str | None, *, follow: bool
+) -> None:
+    if tail is not None and (start is not None or end is not None):
+        raise click.UsageError("--tail says where to begin and to end: leave --from and --to out.")
+    if where is not None and not where.strip():
+        raise click.UsageError("--where is empty: give a condition, or leave it out.")
+    if follow and end is not None:
+        raise click.UsageError("--follow has no end: leave --to out.")
+
+
+def _template(template: str | None, output_format: str | None) -> list[Any] | None:
+    if template is None:
+        return None
+    if output_format is not None:
+        raise click.UsageError("--template is a format of its own: leave --format out.")
+    from quiverlog.cli.formats.template import parse_template
+
+    return parse_template(template)
+
+
+def _kind(output: str, output_format: str | None, *, is_template: bool) -> FileKind:
+    if is_template:
+        return output_kind(output, "template", reads_offsets=True)
+    if output_format == "arrow" and output != "-":
+        with contextlib.suppress(click.UsageError):
+            named = kind_of(output, option="--format")
+            if named.format == "arrow-file":
+                return named
+    return output_kind(output, output_format, reads_offsets=True)
+
+
+def _check_kind(wish: _Wish) -> None:
+    name = wish.kind.format
+    if name == "parquet":
+        if wish.follow and wish.max_rows is None:
+            raise click.UsageError(
+                "A Parquet file has an end: give --max-rows, or leave out --follow."
+            )
+        if wish.kind.compression is not None:
+            raise click.UsageError("Parquet is compressed inside: leave the codec's suffix out.")
+    if wish.output == "-" and name in ("arrow", "parquet") and sys.stdout.isatty():
+        raise click.UsageError(f"{name} is not for terminals: give --output, or a pipe.")
+
+
+def _consume(client: Client, wish: _Wish) -> None:
+    from quiverlog.cli.rows.chosen_rows import ChosenRows
+
+    current = client.schemas(wish.topic).current
+    shown = _shown(wish, current)
+    full, row_filter = _filter(wish, current)
+    begin = starts(client, wish.topic, wish.start, wish.partitions, tail=wish.tail)
+    with _open_sink(client, wish, shown, current) as sink:
+        rows = ChosenRows(
+            sink,
+            max_rows=wish.max_rows,
+            columns=wish.columns if wish.template is None else None,
+            places=_places(wish, current),
+            row_filter=row_filter,
+            is_placed=full,
+        )
+        if wish.max_rows == 0:
+            return
+        if wish.tail is not None:
+            end = ends(client, wish.topic, "latest", sorted(begin))
+            rows.take_last(_bounded(client, wish, begin, end), wish.tail)
+            begin = end
+            if not wish.follow or rows.is_full:
+                return
+        if wish.follow:
+            _follow(client, wish, begin, rows)
+            return
+        end = ends(client, wish.topic, wish.end or "latest", sorted(begin))
+        for batch in _bounded(client, wish, begin, end):
+            rows.take(batch)
+            if rows.is_full:
+                return
+
+
+def _bounded(
+    client: Client, wish: _Wish, begin: dict[int, int], end: dict[int, int]
+) -> Iterator[ConsumerBatch]:
+    end = {p: max(begin[p], end[p]) for p in begin}
+    options: dict[str, Any] = {"start": begin, "end": end, "partitions": sorted(begin)}
+    options |= {"columns": _fetched(wish), "skip_corrupt": wish.skip_corrupt}
+    with client.consumer(wish.topic, **options) as consumer:
+        without_end(client)  # each wait for rows has its own
+        yield from consumer
+
+
+def _follow(client: Client, wish: _Wish, begin: dict[int, int], rows: ChosenRows) -> None:
+    is_chosen = bool(wish.partitions) or isinstance(wish.start, dict)
+    options: dict[str, Any] = {
+        "start": begin,
+        "follow": True,
+        "columns": _fetched(wish),
+        "skip_corrupt": wish.skip_corrupt,
+        "partitions": sorted(begin) if is_chosen else None,  # new ones are read as they come
+    }
+    with client.consumer(wish.topic, **options) as consumer:
+        without_end(client)
+        client.cluster.waits.are_endless = True
+        for batch in consumer:
+            rows.take(batch)
+            rows.flush()
+            if rows.is_full:
+                return
+
+
+def _needs_place(wish: _Wish) -> bool:
+    """Whether topic, partition, offset and time of each row are of use."""
+    return wish.metadata or wish.where is not None or wish.template is not None
+
+
+def _fetched(wish: _Wish) -> list[str] | None:
+    """The columns to ask the broker for: a condition or a template may use any."""
+    return None if wish.where is not None or wish.template is not None else wish.columns
+
+
+def _shown(wish: _Wish, current: pa.Schema) -> pa.Schema:
+    """The columns of the rows to come, known before the first of them is."""
+    import pyarrow as pa
+
+    from quiverlog.client.rows.place import PLACE_SCHEMA
+    from quiverlog.errors import InvalidArgument
+
+    schema = current
+    if wish.columns is not None:
+        unknown = [name for name in wish.columns if name not in schema.names]
+        if unknown and unknown[0] in PLACE_SCHEMA.names:
+            hint = "adds it: leave it out of --columns" if wish.metadata else "adds it to each row"
+            raise InvalidArgument(
+                f"{unknown[0]} is no column of topic {wish.topic!r}: --metadata {hint}."
+            )
+        if unknown:
+            raise InvalidArgument(
+                f"Topic {wish.topic!r} has no column {unknown[0]!r}; it has "
+                f"{', '.join(schema.names)}."
+            )
+        schema = pa.schema([schema.field(name) for name in wish.columns])
+    places = _places(wish, current) if wish.metadata else ()
+    return pa.schema([*schema, *(PLACE_SCHEMA.field(name) for name in places)])
+
+
+def _places(wish: _Wish, current: pa.Schema) -> list[str]:
+    """The places that the sink is given. The topic's own columns go before them, shown or not."""
+    from quiverlog.client.rows.place import places_beside
+
+    is_placed = wish.metadata or wish.template is not None
+    return places_beside(current).names if is_placed else []
+
+
+def _filter(wish: _Wish, current: pa.Schema) -> tuple[bool, RowFilter | None]:
+    if wish.where is None:
+        return _needs_place(wish), None
+    from quiverlog.cli.rows.chosen_rows import RowFilter
+    from quiverlog.client.rows.place import with_place
+
+    return True, RowFilter(wish.where, with_place(current))
+
+
+def _open_sink(
+    client: Client, wish: _Wish, shown: pa.Schema, current: pa.Schema
+) -> contextlib.AbstractContextManager[Sink]:
+    from quiverlog.cli.formats.write_files import open_sink, open_template
+
+    compression = wish.kind.compression
+    if wish.template is not None:
+        key = client.metadata([wish.topic]).topics[wish.topic].key_columns
+        own = wish.columns or current.names
+        return open_template(
+            wish.output, current, wish.template, key=key, own=own,
+            compression=compression, force=wish.force,
+        )  # fmt: skip
+    assert wish.kind.format is not None
+    is_cut = wish.output == "-" and sys.stdout.isatty() and not wish.wide
+    return open_sink(
+        wish.output, wish.kind.format, shown, compression=compression, is_cut=is_cut,
+        force=wish.force,
+    )  # fmt: skip

@@ -1,0 +1,133 @@
+"""How far `produce` has come, on stderr: rows stored so far and rows per second.
+
+Owns how that looks: a bar that renews itself on a terminal, a line now and then elsewhere for what
+comes through a pipe and may go on for days, nothing for a file. Rows are counted when it is shown,
+not when the next ones come: a pipe may be silent for long.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from quiverlog.cli.console.output import console, counted, human_count
+from quiverlog.cli.console.terminal import printable
+
+if TYPE_CHECKING:
+    from quiverlog.cli.formats.read_files import Source
+
+__all__ = ["Progress", "shown_progress"]
+
+_LINE_EVERY_S = 10.0
+
+
+class Progress(Protocol):
+    """Takes how much of the input was read."""
+
+    def show(self, done: int) -> None: ...
+
+
+class _Nothing:
+    def show(self, done: int) -> None:
+        pass
+
+
+class _Rate:
+    """Rows so far and rows per second, in words."""
+
+    def __init__(self, rows: Callable[[], int]) -> None:
+        self._count = rows
+        self._since_s = time.monotonic()
+        self._before = 0
+
+    def has_grown(self) -> bool:
+        return self._count() != self._before
+
+    def words(self, *, is_kept: bool = True) -> str:
+        """Since the beginning; or, unless `is_kept`, since the last such words."""
+        rows, now_s = self._count(), time.monotonic()
+        rate = (rows - self._before) / max(1e-3, now_s - self._since_s)
+        if not is_kept:
+            self._before, self._since_s = rows, now_s
+        shown = human_count(rate) if rate >= 10 or not rate else f"{rate:.1f}"
+        return f"{counted(rows, 'row', 'rows')}, {shown} rows/s"
+
+
+@contextlib.contextmanager
+def _lines(rate: _Rate) -> Iterator[Progress]:
+    """A line every so often, if rows have come; also while the input is silent."""
+    ended = threading.Event()
+
+    def tell() -> None:
+        while not ended.wait(_LINE_EVERY_S):
+            if rate.has_grown():
+                print(rate.words(is_kept=False), file=sys.stderr, flush=True)
+
+    thread = threading.Thread(target=tell, name="quiverlog-progress", daemon=True)
+    thread.start()
+    try:
+        yield _Nothing()
+    finally:
+        ended.set()
+        thread.join()
+
+
+class _Bar:
+    def __init__(self, bar: Any, task: Any) -> None:
+        self._bar = bar
+        self._task = task
+
+    def show(self, done: int) -> None:
+        self._bar.update(self._task, completed=done)
+
+
+@contextlib.contextmanager
+def shown_progress(
+    file: str, source: Source, rows: Callable[[], int], *, is_quiet: bool
+) -> Iterator[Progress]:
+    """Show it for the time of a `with`; `rows` says how many are acknowledged."""
+    if is_quiet:
+        yield _Nothing()
+        return
+    shown = console(stderr=True)
+    if not shown.is_terminal:
+        is_endless = source.total is None
+        with _lines(_Rate(rows)) if is_endless else contextlib.nullcontext(_Nothing()) as progress:
+            yield progress
+        return
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        MofNCompleteColumn,
+        ProgressColumn,
+        Task,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+    from rich.progress import Progress as RichProgress
+    from rich.text import Text
+
+    rate = _Rate(rows)
+
+    class RowsColumn(ProgressColumn):
+        def render(self, task: Task) -> Text:
+            return Text(rate.words())
+
+    # What comes by and by has no end to draw a bar to.
+    ends = [BarColumn(), TimeRemainingColumn()] if source.total is not None else []
+    amount = MofNCompleteColumn() if source.total_is_rows else DownloadColumn()
+    with RichProgress(
+        TextColumn("{task.description}", markup=False),
+        *ends,
+        amount,
+        RowsColumn(),
+        console=shown,
+        transient=True,
+    ) as bar:
+        name = "stdin" if file == "-" else printable(Path(file).name)
+        yield _Bar(bar, bar.add_task(name, total=source.total))

@@ -1,0 +1,167 @@
+"""The topic that `produce` writes to: what must be true of one that is there, and a new one.
+
+Owns when a new topic is made. It is made as late as can be, when its first rows were read and found
+to fit: a file that cannot be read, and Ctrl-C before its first row, leave none behind. It is never
+deleted again: others may have found it by then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import sys
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import click
+
+from quiverlog.cli.console.failures import CommandFailed, ExitCode
+from quiverlog.cli.formats.new_topic import check_as_it_is, said_of, schema_from_options
+from quiverlog.errors import TopicExists, UnknownTopic
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from quiverlog.cli.formats.read_files import Source
+    from quiverlog.client.client import Client
+
+__all__ = ["TargetTopic"]
+
+
+class TargetTopic:
+    """The topic, for the time of a `with`, which tells what Ctrl-C left of a new one.
+
+    `schema` has the columns to read the file with: the topic's, or those that a new one shall have;
+    None infers them. `is_made`: this command has created it.
+    """
+
+    def __init__(
+        self, client: Client, name: str, create: dict[str, Any], *, is_quiet: bool = False
+    ) -> None:
+        """
+        Args:
+            create: the options that describe a new topic, by their names.
+            is_quiet: do not say what a new topic is like.
+
+        Raises:
+            UnknownTopic: it is not there, and shall not be created.
+            click.UsageError: the options are not true of the topic that is there.
+        """
+        self._client = client
+        self.name = name
+        self._is_quiet = is_quiet
+        self._create = create
+        self._is_asked_for = False
+        self.is_made = False
+        asked = schema_from_options(create["schema"], create["schema_file"])
+        if asked is not None and not create["create"]:
+            raise click.UsageError(
+                "--schema needs --create; a topic's columns change by `topic alter`."
+            )
+        self._is_new = name not in client.metadata([name]).topics
+        if not self._is_new:
+            current = client.schemas(name).current
+            is_other = asked is not None and not asked.equals(current)
+            check_as_it_is(client, name, create, is_other=is_other)
+            asked = current
+        elif not create["create"]:
+            raise UnknownTopic(f"There is no topic {name!r}; --create makes it.", topic=name)
+        self.schema: pa.Schema | None = asked
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if not (self._is_new and isinstance(error, KeyboardInterrupt)):
+            return
+        if self.is_made:
+            what = self.told_when_empty(is_sure=False)
+        else:
+            may = "may have been" if self._is_asked_for else "was not"
+            what = f"no row was sent, and topic {self.name!r} {may} created."
+        raise CommandFailed(f"interrupted: {what}", ExitCode.INTERRUPTED) from error
+
+    def make_for(self, source: Source, sending: dict[str, Any]) -> bool:
+        """Create the topic, if it is a new one, when the first rows of the source are ready.
+
+        Args:
+            source: its `batches` are begun and put back.
+            sending: how rows will be sent, by the names of `Client.producer`.
+
+        Returns:
+            False when there are no columns to make it of: the input was empty.
+
+        Raises:
+            CommandFailed, SchemaMismatch: the first rows cannot be read, or do not fit.
+            click.UsageError: no row of the new topic could be sent so.
+        """
+        if not self._is_new:
+            return True
+        self._check_sending(sending)
+        schema = self.schema or source.schema
+        if not len(schema):
+            print(
+                f"quiverlog: no rows and no columns: {self.name} was not created.", file=sys.stderr
+            )
+            return False
+        first = next((batch for batch in source.batches if batch.num_rows), None)
+        if first is not None:
+            self._check_rows(first, schema)
+            source.batches = itertools.chain([first], source.batches)
+        self._is_asked_for = True
+        with contextlib.suppress(TopicExists):  # another has made it since: it is not ours
+            made = self._client.create_topic(
+                self.name,
+                schema,
+                partitions=self._create["partitions"],
+                replication_factor=self._create["replication_factor"],
+                key=self._create["key"],
+                config=self._create["config"],
+            )
+            self.is_made = True
+            if made is not None and not self._is_quiet:
+                print(f"quiverlog: created {self.name}: {said_of(made)}.", file=sys.stderr)
+        return True
+
+    def told_when_empty(self, *, is_sure: bool) -> str:
+        """A sentence for the person who gets a new topic and no rows in it."""
+        if not is_sure:
+            return f"Topic {self.name!r} was created, and no row in it was acknowledged."
+        return f"The new topic is empty: `quiverlog topic delete {self.name}` removes it."
+
+    def _check_sending(self, sending: dict[str, Any]) -> None:
+        partitions, partition = self._create["partitions"], sending.get("partition", 0)
+        if partition >= partitions:
+            raise click.UsageError(
+                f"--partition {partition}: the new topic has partitions 0 to {partitions - 1}; "
+                "--partitions says how many."
+            )
+        level, config = sending.get("durability", ""), self._create["config"]
+        needs_copies = level.startswith("replicated") and "durability" not in config
+        if not needs_copies:
+            return
+        factor = self._create["replication_factor"]
+        if factor is None and len(self._client.metadata([self.name]).brokers) == 1:
+            raise click.UsageError(
+                f"--durability {level}: the new topic has one copy of each row, as there is one "
+                "live broker."
+            )
+        if factor == 1:
+            raise click.UsageError(
+                f"--durability {level}: the new topic has one copy of each row; "
+                "--replication-factor says how many."
+            )
+
+    def _check_rows(self, batch: pa.RecordBatch, schema: pa.Schema) -> None:
+        """As the producer will look at them, who needs the topic to be there."""
+        from quiverlog.batch.schema import check_schema, normalize_schema
+        from quiverlog.client.rows.convert import Converter
+
+        stored = normalize_schema(schema)
+        check_schema(stored)
+        Converter(stored, self.name).batches(batch)

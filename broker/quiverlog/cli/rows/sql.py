@@ -1,0 +1,346 @@
+"""`quiverlog sql`: topics as tables of DuckDB, asked once, again and again, or at a prompt.
+
+Owns the options, the prompt and how results are written. How a topic is a table, and which of its
+rows a query fetches, is the client's `topic_tables`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+import threading
+import time
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from quiverlog.cli.console.failures import CommandFailed, ExitCode, explain, one_line
+from quiverlog.cli.console.interrupts import interrupts_carried_to
+from quiverlog.cli.console.options import (
+    bootstrap_option,
+    debug_option,
+    given_timeout_s,
+    open_client,
+)
+from quiverlog.cli.console.terminal import clear_screen
+from quiverlog.cli.formats.formats import FileKind
+from quiverlog.cli.formats.memory_bound import bounded_memory, too_large
+from quiverlog.cli.formats.output_file import check_free, force_option, output_kind
+from quiverlog.cli.rows.where_to_read import Span
+from quiverlog.errors import QuiverlogError, RequestTimedOut
+from quiverlog.limits import FILE_MEMORY_BYTES_MAX, MIB
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import pyarrow as pa
+
+    from quiverlog.client.client import Client
+
+__all__ = ["sql"]
+
+_FORMATS = ("table", "json", "csv", "tsv", "lines", "arrow", "parquet")
+_ARROW = ("arrow", "arrow-file")
+_FOR_PEOPLE = ("table", "json", "csv", "tsv", "lines")
+_QUERY_CHARS_MAX: Final = 1 << 20
+_BATCH_ROWS: Final = 1 << 16
+_FILES_BATCH_ROWS: Final = 1 << 11
+"""As many as DuckDB has in hand at a time: a file may say a long value once for all its rows."""
+_FILES_MEMORY_BYTES_MAX: Final = FILE_MEMORY_BYTES_MAX * 3 // 2
+"""Of the whole process: what DuckDB holds, and the rows that are written."""
+_FILES_HINT: Final = (
+    "A query reaches topics alone: --files lets it use files, the network, extensions and settings."
+)
+_AGAIN_S: Final = 0.05
+_PROMPT: Final = "quiverlog> "
+_MORE: Final = "      ...> "
+
+
+@click.command()
+@click.argument("query", required=False)
+@click.option(
+    "--format",
+    "output_format",
+    type=click.Choice(_FORMATS),
+    help="[default: by the output's name, else table] As those of `consume`.",
+)
+@click.option(
+    "--output",
+    "-o",
+    type=click.Path(dir_okay=False, allow_dash=True),
+    default="-",
+    help="Write to this file instead of stdout; its suffix says format and compression.",
+)
+@force_option
+@click.option(
+    "--watch",
+    type=Span(),
+    metavar="SPAN",
+    help="Ask again after so long (2s, 1m, 500ms), until Ctrl-C.",
+)
+@click.option("--wide", is_flag=True, help="Cut nothing in a terminal's table.")
+@click.option(
+    "--files",
+    is_flag=True,
+    help="Let the query read and write files, use the network and load extensions of DuckDB.",
+)
+@bootstrap_option
+@debug_option
+def sql(
+    query: str | None,
+    output_format: str | None,
+    output: str,
+    force: bool,
+    watch: float | None,
+    wide: bool,
+    files: bool,
+    bootstrap: str,
+    timeout_s: float,
+) -> None:
+    """Ask topics in SQL; without QUERY at a prompt, or what comes from a pipe.
+
+    Each topic is a table of DuckDB, with its columns and _partition, _offset and _timestamp (when
+    the rows were sent). Columns that the query does not use are not decoded, and conditions on
+    these three narrow what is fetched: `where _timestamp > now() - interval 1 hour` reads the last
+    hour. A topic's own column of such a name goes before it. Names with other signs than letters,
+    digits and _ stand in double quotes; of names that differ only in case DuckDB calls the second
+    `name_1`. A name that a result has twice is written as `name` and `name_1`, but for a table, as
+    in DuckDB's data frames. Types that a topic cannot have, spans of time for example, are written
+    as DuckDB's text. The query reaches topics alone, neither files nor the network, unless --files
+    is given: only then do you have to trust its text. Ctrl-C ends the query, at the prompt nothing
+    else; so does a --timeout, when so long no row of a topic or of the result has come. Needs
+    DuckDB (the extra `sql`).
+
+    \b
+    quiverlog sql "select carrier, avg(delay) from flights group by 1" --watch 2s
+    """
+    kind = output_kind(output, output_format)
+    if watch is not None and (query is None or output != "-" or kind.format not in _FOR_PEOPLE):
+        raise click.UsageError("--watch is for a query, and for text on stdout.")
+    check_free(output, force=force)
+    bound = bounded_memory("the query", _FILES_MEMORY_BYTES_MAX) if files else nullcontext()
+    with (
+        open_client(bootstrap, timeout_s=timeout_s) as client,
+        bound,
+        _session(client, files) as session,
+    ):
+        session.output, session.kind, session.is_wide = output, kind, wide
+        session.is_forced = force
+        if query is not None:
+            session.ask_again_and_again(query, watch)
+        elif sys.stdin.isatty():
+            session.prompt()
+        else:
+            piped = _piped()
+            client.cluster.progressed()
+            session.ask(piped)
+
+
+def _piped() -> str:
+    text = sys.stdin.read(_QUERY_CHARS_MAX + 1)
+    if len(text) > _QUERY_CHARS_MAX:
+        raise click.UsageError(f"A query has at most {_QUERY_CHARS_MAX} characters.")
+    return text
+
+
+@contextlib.contextmanager
+def _session(client: Client, files: bool) -> Any:
+    from quiverlog.client.tables.duckdb import open_database
+
+    database = open_database(client, (), files=files)
+    if files:
+        # What is beyond it DuckDB puts into files of its own.
+        database.execute(f"set memory_limit='{FILE_MEMORY_BYTES_MAX // MIB} MiB'")
+    try:
+        yield _Session(client, database, files)
+    finally:
+        database.close()
+
+
+def _is_about_files(said: str) -> bool:
+    """A table that is missing is a file, by its name or in fact; a function is an extension's."""
+    table = re.search(r"Table with name (.+?) does not exist", said)
+    if table is None:
+        return "it exists in the " in said
+    return "/" in table[1] or os.path.exists(table[1])
+
+
+def _files_in(query: str) -> str:
+    """What the query names and is a file, for an error that cannot know which of them it was."""
+    named = [text for text in re.findall(r"'([^'\n]+)'", query) if os.path.isfile(text)]
+    return ", ".join(dict.fromkeys(named)) or "the query"
+
+
+class _Session:
+    """One database, asked by one person."""
+
+    def __init__(self, client: Client, database: Any, files: bool) -> None:
+        self._client = client
+        self._database = database
+        self._failures: list[QuiverlogError] = []
+        self._files = files
+        self._timeout_s = given_timeout_s()
+        self._is_late = False
+        self.output = "-"
+        self.kind = FileKind("table")
+        self.is_wide = False
+        self.is_forced = False
+
+    def ask(self, query: str) -> None:
+        """Run the statements and write what the last of them gives, if anything.
+
+        Raises:
+            CommandFailed: DuckDB refused it, or the time of a `--timeout` is over.
+            FileTooLarge: what its files hold takes more memory than a query may.
+            QuiverlogError: a topic could not be read.
+        """
+        self._failures.clear()
+        self._make_tables(query)
+        with self._told(query), self._running():
+            relation = self._database.sql(query)
+            reader = None if relation is None else self._reader(relation)
+        if reader is not None:
+            self._write(reader, query)
+
+    @contextlib.contextmanager
+    def _running(self) -> Iterator[None]:
+        """DuckDB works meanwhile: Ctrl-C ends the query, and so does the end of a `--timeout`.
+
+        It is ended again and again: between two statements an interrupt counts for neither.
+        """
+        self._is_late = False
+        over = threading.Event()
+
+        def watch() -> None:
+            cluster = self._client.cluster
+            while not over.wait(max(_AGAIN_S, cluster.deadline_s - cluster.clock())):
+                # Rows that were read meanwhile give it more time.
+                if cluster.clock() >= cluster.deadline_s:
+                    self._is_late = True
+                    self._database.interrupt()
+
+        watching = threading.Thread(target=watch, name="quiverlog-sql", daemon=True)
+        if self._timeout_s is not None:
+            watching.start()
+        try:
+            with interrupts_carried_to(self._database.interrupt):
+                yield
+        finally:
+            over.set()
+            if self._timeout_s is not None:
+                watching.join()
+
+    @contextlib.contextmanager
+    def _told(self, query: str) -> Iterator[None]:
+        """What goes wrong in DuckDB, in our words."""
+        import duckdb
+
+        try:
+            yield
+        except (duckdb.Error, MemoryError, OSError) as error:
+            if self._failures:  # a topic could not be read, which is not DuckDB's to tell
+                raise self._failures[0] from error
+            if self._is_late and "interrupt" in str(error).lower():
+                raise CommandFailed(
+                    f"No row of the result within {self._timeout_s:g} s, the query was ended: "
+                    f"raise --timeout. [{RequestTimedOut.code_name()} {RequestTimedOut.code}]"
+                ) from error
+            # While rows are read, DuckDB's errors come as Arrow's.
+            is_out_of_memory = isinstance(error, MemoryError) or "Out of Memory" in str(error)
+            if is_out_of_memory and self._files:
+                raise too_large(_files_in(query), _FILES_MEMORY_BYTES_MAX) from error
+            if not isinstance(error, duckdb.Error):
+                raise
+            said = one_line(str(error).split("\n\n")[0])
+            is_closed = isinstance(error, duckdb.PermissionException) or "been locked" in said
+            if is_closed or (not self._files and _is_about_files(said)):
+                said = f"{said.rstrip('.')}. {_FILES_HINT}"
+            is_wrong = is_closed or isinstance(error, duckdb.ProgrammingError)
+            raise CommandFailed(said, ExitCode.USAGE if is_wrong else ExitCode.FAILED) from error
+
+    def ask_again_and_again(self, query: str, every_s: float | None) -> None:
+        """Once, or until somebody ends it."""
+        while True:
+            if every_s is not None:
+                clear_screen(sys.stdout)
+            self.ask(query)
+            if every_s is None:
+                return
+            sys.stdout.flush()
+            time.sleep(every_s)
+            self._client.cluster.progressed()
+
+    def prompt(self) -> None:
+        """Statements end with a semicolon; `exit`, or the end of the input, ends it."""
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401 - input() so gets a history and editing
+
+        typed = ""
+        while True:
+            try:
+                line = input(_MORE if typed else _PROMPT)
+            except EOFError:
+                print()
+                return
+            except KeyboardInterrupt:
+                print()
+                typed = ""
+                continue
+            if not typed and line.strip().rstrip(";").lower() in ("exit", "quit", "\\q"):
+                return
+            typed = f"{typed}\n{line}" if typed else line
+            if line.rstrip().endswith(";") or len(typed) > _QUERY_CHARS_MAX:
+                self._answer(typed)
+                typed = ""
+
+    def _answer(self, typed: str) -> None:
+        self._client.cluster.progressed()
+        try:
+            self.ask(typed)
+        except Exception as error:  # told, and then the next question
+            print(f"quiverlog: {one_line(explain(error)[0])}", file=sys.stderr)
+        except KeyboardInterrupt:
+            print("quiverlog: interrupted", file=sys.stderr)
+
+    def _make_tables(self, query: str) -> None:
+        """Tables of the topics that it may name, as they are now."""
+        from quiverlog.client.tables.duckdb import register_topics
+
+        words = query.casefold()
+        shows_all = "show" in words or "information_schema" in words or "duckdb_" in words
+        topics = self._client.list_topics()
+        wanted = [topic for topic in topics if shows_all or topic.casefold() in words]
+        register_topics(self._database, self._client, wanted, self._failures)
+
+    def _write(self, reader: pa.RecordBatchReader, query: str) -> None:
+        from quiverlog.cli.formats.write_files import open_sink
+        from quiverlog.cli.rows.sql_results import as_written, written_schema
+
+        assert self.kind.format is not None
+        if self.output == "-" and self.kind.format not in _FOR_PEOPLE and sys.stdout.isatty():
+            raise CommandFailed(f"{self.kind.format} is not for terminals: give --output.")
+        schema = written_schema(reader.schema, has_unique_names=self.kind.format != "table")
+        is_cut = self.output == "-" and sys.stdout.isatty() and not self.is_wide
+        sink_of = open_sink(
+            self.output, self.kind.format, schema, compression=self.kind.compression, is_cut=is_cut,
+            force=self.is_forced,
+        )  # fmt: skip
+        with sink_of as sink, self._told(query):
+            while (batch := self._next(reader)) is not None:
+                if batch.num_rows:
+                    sink.write(as_written(batch, schema))
+                    self._client.cluster.progressed()
+
+    def _reader(self, relation: Any) -> pa.RecordBatchReader:
+        from quiverlog.cli.rows.sql_results import with_text
+
+        relation = with_text(relation, keeps_spans=self.kind.format in _ARROW)
+        return relation.to_arrow_reader(_FILES_BATCH_ROWS if self._files else _BATCH_ROWS)
+
+    def _next(self, reader: pa.RecordBatchReader) -> pa.RecordBatch | None:
+        """DuckDB works at a result while it is read."""
+        with self._running():
+            return next(iter(reader), None)

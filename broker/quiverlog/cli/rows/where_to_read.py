@@ -1,0 +1,190 @@
+"""Where a reader begins and ends: the words of `--from`, `--to` and `--tail`.
+
+Owns their grammar, and what they mean for each partition of a topic: offsets, asked of the broker
+once, before the first row is read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from quiverlog.cli.console.options import INT64_MAX, SECONDS_MAX, whole_number
+
+if TYPE_CHECKING:
+    from quiverlog.client.client import Client
+
+__all__ = ["Point", "Span", "ends", "parse_point", "starts"]
+
+Point = str | int | datetime | dict[int, int]
+"""`earliest` or `latest`, an offset of all partitions, a moment, or an offset per partition."""
+
+_UNITS: Final = {
+    "ms": timedelta(milliseconds=1),
+    "s": timedelta(seconds=1),
+    "sec": timedelta(seconds=1),
+    "m": timedelta(minutes=1),
+    "min": timedelta(minutes=1),
+    "h": timedelta(hours=1),
+    "d": timedelta(days=1),
+    "w": timedelta(weeks=1),
+}
+_DIGITS_MAX: Final = 9
+_SPAN: Final = re.compile(r"(\d{1,9})\s*(ms|sec|min|s|m|h|d|w)", re.ASCII)
+_AGO: Final = re.compile(
+    rf"(?P<minus>-)?\s*(?P<spans>(?:{_SPAN.pattern}\s*)+)(?P<ago>ago)?", re.ASCII | re.IGNORECASE
+)
+
+
+def parse_point(text: str, option: str, *, now: datetime | None = None) -> Point:
+    """Parse the value of `--from` or `--to`.
+
+    Args:
+        option: for the error's text.
+        now: what `-1h` is counted from; the clock's time when not given.
+
+    Raises:
+        click.BadParameter: none of the forms.
+    """
+    word = text.strip()
+    if word in ("earliest", "latest"):
+        return word
+    if (offset := whole_number(word, INT64_MAX)) is not None:
+        return offset
+    if "=" in word:
+        return _pairs(word, option)
+    try:
+        if (span := _span_ago(word)) is not None:
+            return (now or datetime.now(UTC)) - span
+        moment = datetime.fromisoformat(word)
+    except (ValueError, OverflowError):
+        raise click.BadParameter(
+            f"{text!r} is not earliest, latest, an ISO time, a time ago (-1h, 2d ago), an offset "
+            "or PARTITION=OFFSET.",
+            param_hint=option,
+        ) from None
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+class Span(click.ParamType[float]):
+    """A time span in words (`2s`, `1m 30s`, `500ms`), or a number of seconds; gives seconds."""
+
+    name = "span"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        word = str(value).strip().lower()
+        spans = _SPAN.findall(word)
+        seconds = sum((int(count) * _UNITS[unit] for count, unit in spans), timedelta())
+        found = seconds.total_seconds() if not _SPAN.sub("", word).strip() else None
+        if word.isascii() and word.isdigit() and len(word) <= _DIGITS_MAX:
+            found = float(word)
+        if not found or found > SECONDS_MAX:
+            self.fail(f"{value!r} is no time span: write 2s, 1m or 500ms.", param, ctx)
+        return found
+
+
+def _pairs(word: str, option: str) -> dict[int, int]:
+    offsets: dict[int, int] = {}
+    for pair in word.split(","):
+        left, _, right = pair.partition("=")
+        partition, offset = whole_number(left, INT64_MAX), whole_number(right, INT64_MAX)
+        if partition is None or offset is None:
+            raise click.BadParameter(f"{pair!r} is not PARTITION=OFFSET.", param_hint=option)
+        offsets[partition] = offset
+    return offsets
+
+
+def _span_ago(word: str) -> timedelta | None:
+    match = _AGO.fullmatch(word)
+    if match is None or bool(match["minus"]) == bool(match["ago"]):
+        return None
+    spans = _SPAN.findall(match["spans"].lower())
+    return sum((int(count) * _UNITS[unit] for count, unit in spans), timedelta())
+
+
+def _chosen(client: Client, topic: str, point: Point, partitions: list[int]) -> list[int]:
+    """The partitions that are read. Offsets name theirs; --partition may narrow them further."""
+    if not isinstance(point, dict):
+        return partitions or sorted(client.list_offsets(topic))
+    missing = sorted(set(partitions) - set(point))
+    if missing:
+        raise click.BadParameter(
+            f"names no offset for partition {missing[0]}.", param_hint="--from"
+        )
+    return partitions or sorted(point)
+
+
+def starts(
+    client: Client, topic: str, point: Point, partitions: list[int], *, tail: int | None
+) -> dict[int, int]:
+    """Partition -> the first offset to read, for the partitions that are read.
+
+    Args:
+        partitions: those of --partition; none of them: all that `point` speaks of.
+        tail: begin so many rows before each end instead.
+
+    Raises:
+        OffsetOutOfRange: an offset that the partition does not have: a slip of the pen, not a wish
+            to read nothing.
+        UnknownPartition: the topic does not have it.
+    """
+    chosen = _chosen(client, topic, point, partitions)
+    firsts = _found(client.list_offsets(topic, at=dict.fromkeys(chosen, "earliest")))
+    latest = _found(client.list_offsets(topic, at=dict.fromkeys(chosen, "latest")))
+    if tail is not None:
+        return {p: max(firsts[p], latest[p] - tail) for p in chosen}
+    if isinstance(point, datetime):
+        return _moments(client, topic, point, latest)
+    if point == "earliest":
+        return firsts
+    if point == "latest":
+        return latest
+    if isinstance(point, int):
+        if any(firsts[p] <= point <= latest[p] for p in chosen):
+            return {p: min(max(firsts[p], point), latest[p]) for p in chosen}
+        point = dict.fromkeys(chosen, point)
+    assert isinstance(point, dict)
+    return {p: _in_range(topic, p, point[p], firsts[p], latest[p]) for p in chosen}
+
+
+def _in_range(topic: str, partition: int, offset: int, first: int, end: int) -> int:
+    from quiverlog.errors import OffsetOutOfRange
+
+    if not first <= offset <= end:
+        raise OffsetOutOfRange(
+            f"Offset {offset} of {topic}-{partition} is not in its range, {first} to {end}."
+        )
+    return offset
+
+
+def ends(client: Client, topic: str, point: Point, partitions: list[int]) -> dict[int, int]:
+    """Partition -> the offset before which reading ends; never beyond what is there now."""
+    latest = _found(client.list_offsets(topic, at=dict.fromkeys(partitions, "latest")))
+    if point == "latest":
+        return latest
+    if point == "earliest":
+        return _found(client.list_offsets(topic, at=dict.fromkeys(partitions, "earliest")))
+    if isinstance(point, datetime):
+        return _moments(client, topic, point, latest)
+    if isinstance(point, int):
+        return {p: min(point, end) for p, end in latest.items()}
+    assert isinstance(point, dict)
+    return {p: min(point.get(p, end), end) for p, end in latest.items()}
+
+
+def _moments(
+    client: Client, topic: str, moment: datetime, latest: Mapping[int, int]
+) -> dict[int, int]:
+    found = client.list_offsets(topic, at=dict.fromkeys(latest, moment))
+    # Where no row is that young, the next one will be the first.
+    return {p: end if found[p] is None else min(found[p] or 0, end) for p, end in latest.items()}
+
+
+def _found(offsets: Mapping[int, int | None]) -> dict[int, int]:
+    return {partition: offset or 0 for partition, offset in offsets.items()}

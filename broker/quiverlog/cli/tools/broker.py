@@ -1,0 +1,98 @@
+"""`quiverlog broker`: run one broker in the foreground.
+
+Owns how flags become configuration values. Each key of the broker's configuration table is a flag
+of its own, so the table is the only list of them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from quiverlog.broker_keys import CONFIG_KEYS, flag_of
+from quiverlog.cli.console.failures import CommandFailed, ExitCode
+from quiverlog.cli.console.lean_imports import lean_imports
+from quiverlog.cli.console.options import config_pairs, debug_option
+from quiverlog.settings import Setting
+
+if TYPE_CHECKING:
+    from quiverlog.server.config.config import BrokerConfig
+
+__all__ = ["broker"]
+
+
+def _flag(setting: Setting) -> click.Option:
+    text = setting.doc if setting.default == "" else f"{setting.doc} [default: {setting.default}]"
+    flag = flag_of(setting.key)
+    metavar = "|".join(setting.choices) or setting.kind.value.upper()
+    # The values themselves are checked with those of the file and the environment, by one place.
+    return click.Option(
+        [flag, setting.field], metavar=metavar, help=text, shell_complete=_completion(setting)
+    )
+
+
+def _completion(setting: Setting) -> Callable[..., list[str]] | None:
+    if not setting.choices:
+        return None
+    return lambda _ctx, _parameter, begun: [c for c in setting.choices if c.startswith(begun)]
+
+
+def _as_a_broker_imports() -> AbstractContextManager[None]:
+    """Import no more than a broker needs: importing is most of a small broker's start."""
+    return lean_imports("numpy", "rich")
+
+
+@click.option(
+    "--config",
+    "config_file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    envvar="QUIVERLOG_CONFIG",
+    show_envvar=True,
+    help="A TOML file; docs/config.md lists its keys.",
+)
+@click.option(
+    "--set",
+    "more",
+    multiple=True,
+    callback=config_pairs,
+    metavar="KEY=VALUE",
+    help="Any key of docs/config.md, e.g. topic.defaults.retention.ms=3600000; may be repeated.",
+)
+@debug_option
+def _broker(config_file: Path | None, more: dict[str, str], **flags: str | None) -> int:
+    """Run a broker until SIGTERM or Ctrl-C.
+
+    With no options at all it keeps its data in ./quiverlog-data and listens on 127.0.0.1:9292,
+    with /metrics, /healthz and /readyz on 127.0.0.1:9293. A flag wins over the environment
+    (QUIVERLOG_DATA_DIR for --data-dir and so on), which wins over the file. One line on stdout
+    says when the broker is ready; log lines go to stderr.
+    """
+    from quiverlog.errors import InvalidConfig
+
+    with _as_a_broker_imports():
+        from quiverlog.server.config.config import load_config
+
+    named = {key.key: flags[key.field] for key in CONFIG_KEYS.values()}
+    twice = sorted(name for name in more if named.get(name) is not None)
+    if twice:
+        raise click.UsageError(f"{twice[0]} is given by {flag_of(twice[0])} and by --set.")
+
+    def read_config() -> BrokerConfig:
+        return load_config(config_file, environ=os.environ, flags={**named, **more})
+
+    try:
+        config = read_config()
+    except InvalidConfig as error:
+        raise CommandFailed(str(error), ExitCode.USAGE) from error
+    with _as_a_broker_imports():
+        from quiverlog.server.process.run import run_broker
+    return run_broker(config, read_config=read_config if config_file is not None else None)
+
+
+broker = click.command("broker")(_broker)
+broker.params[2:2] = [_flag(key) for key in CONFIG_KEYS.values()]

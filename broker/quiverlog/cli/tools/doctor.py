@@ -1,0 +1,337 @@
+"""`quiverlog doctor` checks that everything is there that a broker and Spark need.
+
+Owns the checks and what to do about each. A check never raises: what goes wrong is its finding.
+Spark is looked at from outside (versions, another interpreter); this module never imports it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from quiverlog.cli.console.failures import ExitCode, one_line
+from quiverlog.cli.console.options import bootstrap_option, debug_option, format_option, open_client
+from quiverlog.cli.console.output import print_json
+from quiverlog.installing import install_line
+
+if TYPE_CHECKING:
+    from quiverlog.cli.console.probes import Probe
+
+__all__ = ["Finding", "doctor", "java_problem"]
+
+PYTHON_MIN = (3, 11)
+JAVA_MIN = 17
+PYSPARK_MIN = (4, 0)
+_PROBE_S = 30.0
+
+OK, WARNING, PROBLEM = "ok", "warning", "problem"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The outcome of one check. `advice` says what to do; empty when all is well."""
+
+    check: str
+    status: str
+    detail: str
+    advice: str = ""
+
+
+@click.command()
+@click.option("--no-broker", is_flag=True, help="Do not look for a broker.")
+@click.option("--no-spark", is_flag=True, help="Do not look at Java and PySpark.")
+@bootstrap_option
+@format_option()
+@debug_option
+def doctor(
+    no_broker: bool, no_spark: bool, bootstrap: str, timeout_s: float, output_format: str
+) -> int:
+    """Check Python, Java, PySpark and every broker's advertised address.
+
+    Exit code 4 if there is a problem.
+    """
+    findings = list(_python())
+    if not no_spark:
+        findings += [_java(), _pyspark(), *_workers(), _worker_sockets()]
+    if not no_broker:
+        findings += _brokers(bootstrap, timeout_s)
+    failed = any(finding.status == PROBLEM for finding in findings)
+    if output_format == "json":
+        print_json({"ok": not failed, "findings": [asdict(finding) for finding in findings]})
+    else:
+        _print(findings)
+    return ExitCode.PROBLEMS_FOUND if failed else ExitCode.OK
+
+
+def _print(findings: list[Finding]) -> None:
+    width = max(len(finding.check) for finding in findings)
+    for finding in findings:
+        print(f"{finding.status:<7}  {finding.check:<{width}}  {one_line(finding.detail)}")
+        if finding.advice:
+            print(f"{'':<7}  {'':<{width}}  -> {one_line(finding.advice)}")
+
+
+# --- Python ---------------------------------------------------------------------------------------
+def _python() -> Iterator[Finding]:
+    running = ".".join(map(str, sys.version_info[:3]))
+    old = sys.version_info[:2] < PYTHON_MIN
+    yield Finding(
+        "Python",
+        PROBLEM if old else OK,
+        f"{running} ({sys.executable})",
+        "quiverlog needs Python 3.11 or newer." if old else "",
+    )
+    for package, extra, status in (
+        ("quiverlog", "", PROBLEM),
+        ("pyarrow", "", PROBLEM),
+        ("msgspec", "", PROBLEM),
+        ("fastcrc", "", PROBLEM),
+        ("uvloop", "broker", WARNING),
+    ):
+        found = _installed(package)
+        if found is None:
+            yield Finding(package, status, "not installed", install_line(extra, package))
+        else:
+            yield Finding(package, OK, found)
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+# --- Java -----------------------------------------------------------------------------------------
+def java_problem() -> str | None:
+    """What keeps Spark from starting a JVM, with the line to type; None if nothing does."""
+    finding = _java()
+    return None if finding.status == OK else f"{finding.detail} {finding.advice}"
+
+
+def _java() -> Finding:
+    home = os.environ.get("JAVA_HOME")
+    path = str(Path(home) / "bin" / "java") if home else shutil.which("java")
+    advice = f"Spark needs Java {JAVA_MIN} or newer: {_java_install_line()}"
+    if path is None:
+        return Finding("Java", PROBLEM, "There is no `java` on PATH.", advice)
+    try:
+        # `java -version` writes to stderr, by old custom.
+        done = subprocess.run(
+            [path, "-version"], capture_output=True, text=True, timeout=_PROBE_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        if home:
+            advice = f"Correct or unset JAVA_HOME. {advice}"
+        return Finding("Java", PROBLEM, f"{path} does not run: {error}.", advice)
+    found = java_major(done.stderr + done.stdout)
+    if found is None:
+        return Finding("Java", PROBLEM, f"{path} does not tell its version.", advice)
+    if found < JAVA_MIN:
+        return Finding("Java", PROBLEM, f"{path} is Java {found}.", advice)
+    return Finding("Java", OK, f"{found} ({path})")
+
+
+def java_major(text: str) -> int | None:
+    """The major version in the output of `java -version`: 8 for `1.8.0_402`, 17 for `17.0.15`."""
+    match = re.search(r'version "(\d+)(?:\.(\d+))?', text)
+    if match is None:
+        return None
+    return int(match[2] or 0) if match[1] == "1" else int(match[1])
+
+
+def _java_install_line() -> str:
+    lines = {
+        "apt-get": f"apt-get install -y openjdk-{JAVA_MIN}-jre-headless",
+        "dnf": f"dnf install -y java-{JAVA_MIN}-openjdk-headless",
+        "brew": f"brew install openjdk@{JAVA_MIN}",
+    }
+    return next((line for tool, line in lines.items() if shutil.which(tool)), "see adoptium.net")
+
+
+# --- Spark ----------------------------------------------------------------------------------------
+def _pyspark() -> Finding:
+    found = _installed("pyspark") or _installed("pyspark-client")
+    if found is None:
+        return Finding(
+            "PySpark",
+            PROBLEM,
+            "not installed",
+            f"{install_line('spark', 'pyspark')} (not for brokers)",
+        )
+    numbers = tuple(int(part) for part in re.findall(r"\d+", found)[:2])
+    if numbers < PYSPARK_MIN:
+        advice = f"quiverlog needs PySpark 4.0 or newer: {install_line('spark', 'pyspark')}"
+        return Finding("PySpark", PROBLEM, found, advice)
+    return Finding("PySpark", OK, found)
+
+
+def _worker_sockets() -> Finding:
+    """How Spark talks to its Python workers. Over TCP is no fault: our own tasks do not wait."""
+    check, setting = "worker sockets", "spark.python.unix.domain.socket.enabled"
+    if os.environ.get("PYSPARK_UDS_MODE", "").lower() == "true":
+        return Finding(check, OK, "Unix domain, from PYSPARK_UDS_MODE")
+    home = os.environ.get("SPARK_HOME")
+    folder = os.environ.get("SPARK_CONF_DIR") or (home and str(Path(home) / "conf"))
+    defaults = Path(folder or "") / "spark-defaults.conf"
+    try:
+        text = defaults.read_text(errors="replace") if folder else ""
+    except OSError:
+        text = ""
+    if re.search(rf"^\s*{re.escape(setting)}[\s=:]+true\s*$", text, re.MULTILINE | re.IGNORECASE):
+        return Finding(check, OK, f"Unix domain, from {defaults}")
+    return Finding(
+        check,
+        OK,
+        f"TCP, unless the application sets {setting}",
+        f"Small micro-batches: {setting}=true (PySpark 4.1 and newer) spares other Python tasks "
+        "than ours a delay of up to 40 ms.",
+    )
+
+
+_PROBE = """
+import importlib, json, pkgutil, sys, traceback
+found = {"version": list(sys.version_info[:3]), "executable": sys.executable, "failing": {}}
+for module in pkgutil.iter_modules():
+    if module.name.startswith("pyspark_"):
+        try:
+            source = getattr(importlib.import_module(module.name), "DefaultSource", None)
+            if module.name == "pyspark_quiverlog":
+                found["name"] = None if source is None else source.name()
+        except BaseException as error:
+            found["failing"][module.name] = type(error).__name__ + ": " + str(error)
+print(json.dumps(found))
+"""
+
+
+def _workers() -> list[Finding]:
+    """Check the interpreter of Spark's workers: they, not this one, look for data sources."""
+    chosen = os.environ.get("PYSPARK_PYTHON")
+    interpreter = chosen or "python3"
+    origin = "PYSPARK_PYTHON" if chosen else "python3 on PATH"
+    check = "Spark's workers"
+    use_this = f"export PYSPARK_PYTHON={sys.executable}"
+    try:
+        done = subprocess.run(
+            [interpreter, "-c", _PROBE],
+            capture_output=True,
+            text=True,
+            timeout=_PROBE_S,
+            check=False,
+        )
+        found = json.loads(done.stdout)
+    except (OSError, subprocess.TimeoutExpired, ValueError) as error:
+        return [Finding(check, PROBLEM, f"{interpreter} ({origin}): {error}", use_this)]
+    return list(_judge_workers(found, check, origin, use_this))
+
+
+def _judge_workers(
+    found: dict[str, Any], check: str, origin: str, use_this: str
+) -> Iterator[Finding]:
+    running = ".".join(map(str, found["version"]))
+    where = f"{running} ({found['executable']}, from {origin})"
+    if tuple(found["version"][:2]) != sys.version_info[:2]:
+        yield Finding(check, PROBLEM, where, f"Driver and workers need the same Python: {use_this}")
+    else:
+        yield Finding(check, OK, where)
+    for module, error in found["failing"].items():
+        yield Finding(
+            "discovery",
+            PROBLEM,
+            f"{module} cannot be imported, which breaks every Python data source: {error}",
+            f"Repair or uninstall {module}.",
+        )
+    if found.get("name") == "quiverlog":
+        yield Finding("discovery", OK, 'format("quiverlog") is found by the workers')
+    elif "pyspark_quiverlog" not in found["failing"]:
+        yield Finding(
+            "discovery",
+            PROBLEM,
+            'format("quiverlog") is not found by the workers',
+            f"{use_this}, or call pyspark_quiverlog.register(spark)",
+        )
+
+
+# --- brokers --------------------------------------------------------------------------------------
+def _brokers(bootstrap: str, timeout_s: float) -> list[Finding]:
+    from quiverlog.cli.console.cluster_health import (
+        as_known,
+        failed_writes,
+        fewer_replicas,
+        two_processes,
+        with_fewer_replicas,
+    )
+    from quiverlog.cli.console.cluster_health import findings as cluster_findings
+    from quiverlog.cli.console.probes import seen_or_failure
+    from quiverlog.errors import QuiverlogError
+
+    began_s = time.monotonic()
+    try:
+        seen = seen_or_failure(bootstrap, timeout_s)
+        found, few = seen.found, []
+        if found.is_current:
+            with open_client(
+                bootstrap, timeout_s=timeout_s, skipped=seen.silent, began_s=began_s
+            ) as client:
+                few = with_fewer_replicas(found, client.metadata().topics.values())
+    except QuiverlogError as error:
+        return [
+            Finding(
+                "bootstrap",
+                PROBLEM,
+                f"{bootstrap}: {error.message}",
+                "Start one with `quiverlog broker`, or name another with --bootstrap-server.",
+            )
+        ]
+    findings = [
+        Finding(
+            "bootstrap",
+            OK,
+            f"{bootstrap}: cluster {found.cluster_id}, {len(found.brokers)} broker(s), "
+            f"{found.topics} topic(s)",
+        )
+    ]
+    by_address = {f"{one.host}:{one.port}": one.node_id for one in found.brokers}
+    findings += [_answers(one, by_address.get(one.address)) for one in seen.probes]
+    if found.is_current:
+        findings.append(Finding("controller", OK, f"as known to {as_known(found)}"))
+    else:
+        text = next(one.text for one in cluster_findings(found) if not one.is_warning)
+        findings.append(Finding("controller", PROBLEM, f"as known to {as_known(found)}", text))
+    findings += [
+        Finding("brokers", PROBLEM, *failed_writes(one)) for one in found.brokers if one.faulted
+    ]
+    findings += [
+        Finding("brokers", PROBLEM, *two_processes(one)) for one in found.brokers if one.second_at
+    ]
+    if few:
+        findings.append(Finding("replicas", WARNING, *fewer_replicas(seen.as_probed, few)))
+    return findings
+
+
+def _answers(one: Probe, node_id: int | None) -> Finding:
+    """Clients go to the advertised addresses: each must answer from here, and so must the given."""
+    if node_id is None:
+        check, what = "address", f"{one.address} was given"
+        advice = "Start the broker there, or take the address out."
+    else:
+        check, what = f"broker {node_id}", f"advertised as {one.address}"
+        advice = (
+            "Start it if it does not run, or set the broker's `advertise` to an address that "
+            "clients can reach."
+        )
+    if not one.answers:
+        return Finding(check, PROBLEM, f"{what}, does not answer from here: {one.failure}.", advice)
+    return Finding(check, OK, f"{what}, answers in {one.seconds * 1000:.1f} ms")

@@ -1,0 +1,241 @@
+"""`quiverlog dump-log`: what lies in a segment file, batch by batch.
+
+Owns how a segment is shown; what is damage and what a torn tail is storage's judgement, the same
+that recovery goes by. It opens files read-only and needs no broker; a broker that writes to the
+file at the same time does no harm.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import click
+
+from quiverlog.batch.header import (
+    FLAG_CODEC_MASK,
+    FLAG_CODEC_SHIFT,
+    FLAG_CONTROL,
+    FLAG_TRANSACTIONAL,
+    BatchHeader,
+)
+from quiverlog.cli.console.failures import ExitCode
+from quiverlog.cli.console.options import debug_option, format_option
+from quiverlog.cli.console.output import counted, human_bytes, print_json, print_table
+from quiverlog.errors import CorruptLog, UnsupportedFormat
+from quiverlog.storage.segment.index import Boundaries, SparseIndex
+from quiverlog.storage.segment.scan import Damage, Found, Torn, batch_at, scan
+from quiverlog.storage.segment.segment_files import (
+    LOG_SUFFIX,
+    SEGMENT_HEADER_BYTES,
+    index_path,
+    peek_base_offset,
+)
+from quiverlog.types import Compression
+
+__all__ = ["DumpedBatch", "dump_log", "walk"]
+
+_CODECS = {codec.value: codec.label for codec in Compression}
+
+
+@dataclass(frozen=True, slots=True)
+class DumpedBatch:
+    """A batch's header, and whether its bytes match its checksum."""
+
+    position: int
+    size_bytes: int
+    base_offset: int
+    last_offset: int
+    leader_epoch: int
+    row_count: int
+    schema_id: int
+    compression: str
+    is_control: bool
+    is_transactional: bool
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    timestamp_min_us: int
+    timestamp_max_us: int
+    crc_ok: bool
+
+
+def walk(buffer: memoryview, index: SparseIndex | None = None) -> Iterator[DumpedBatch | str]:
+    """What a segment holds: its batches, and in words what is wrong with the rest.
+
+    A batch that is whole but whose checksum is wrong is among the batches.
+
+    Args:
+        index: of this segment; it tells where batches begin behind bytes that tell nothing.
+    """
+    base_offset = peek_base_offset(buffer)
+    if base_offset is None:
+        yield "this is not a segment file"
+        return
+    boundaries = Boundaries(base_offset, index)
+    at = SEGMENT_HEADER_BYTES
+    for found in scan(buffer, at, base_offset, verify=True, boundaries=lambda: boundaries):
+        match found:
+            case Found(position, header):
+                yield _dumped(position, header, crc_ok=True)
+            case Torn(position, offset):
+                left = len(buffer) - position
+                yield (
+                    f"position {position}: torn: {left} bytes of a batch at offset {offset}; a "
+                    "broker that starts cuts them"
+                )
+            case Damage(position, end_position, offset, end_offset):
+                damaged = batch_at(buffer, position, offset)
+                if damaged is not None:
+                    yield _dumped(position, damaged, crc_ok=False)
+                yield (
+                    f"position {position}: damaged: {end_position - position} bytes, offsets "
+                    f"{offset} to {end_offset - 1} cannot be read"
+                )
+
+
+def _dumped(position: int, header: BatchHeader, *, crc_ok: bool) -> DumpedBatch:
+    return DumpedBatch(
+        position=position,
+        size_bytes=header.total_bytes,
+        base_offset=header.base_offset,
+        last_offset=header.next_offset - 1,
+        leader_epoch=header.leader_epoch,
+        row_count=header.row_count,
+        schema_id=header.schema_id,
+        compression=_codec(header.flags),
+        is_control=bool(header.flags & FLAG_CONTROL),
+        is_transactional=bool(header.flags & FLAG_TRANSACTIONAL),
+        producer_id=header.producer_id,
+        producer_epoch=header.producer_epoch,
+        base_sequence=header.base_sequence,
+        timestamp_min_us=header.timestamp_min_us,
+        timestamp_max_us=header.timestamp_max_us,
+        crc_ok=crc_ok,
+    )
+
+
+def _codec(flags: int) -> str:
+    number = (flags & FLAG_CODEC_MASK) >> FLAG_CODEC_SHIFT
+    return _CODECS.get(number, f"unknown ({number})")
+
+
+@click.command()
+@click.argument(
+    "files",
+    metavar="FILE...",
+    nargs=-1,
+    required=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+)
+@click.option("--problems", is_flag=True, help="Show only what is wrong.")
+@format_option()
+@debug_option
+def dump_log(files: tuple[Path, ...], problems: bool, output_format: str) -> int:
+    """Show the batches of segment files (data/<topic>-<partition>/<offset>.log).
+
+    Reads, never writes. Exit code 4 if bytes are damaged or the end is torn; a running broker's
+    newest file may look torn for a moment.
+    """
+    dumps = [_dump(path) for path in files]
+    if output_format == "json":
+        print_json([_as_json(dump, only_problems=problems) for dump in dumps])
+    else:
+        for dump in dumps:
+            _print(dump, only_problems=problems)
+    return ExitCode.PROBLEMS_FOUND if any(d.problems for d in dumps) else ExitCode.OK
+
+
+@dataclass(frozen=True, slots=True)
+class _Dump:
+    path: Path
+    batches: list[DumpedBatch]
+    problems: list[str]
+
+    def shown(self, *, only_problems: bool) -> list[DumpedBatch]:
+        return [b for b in self.batches if not (only_problems and b.crc_ok)]
+
+
+def _dump(path: Path) -> _Dump:
+    dump = _Dump(path, [], [])
+    with path.open("rb") as file:
+        if os.fstat(file.fileno()).st_size == 0:
+            dump.problems.append("the file is empty")
+            return dump
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+            view = memoryview(mapped)
+            try:
+                for found in walk(view, _index_of(path, peek_base_offset(view))):
+                    if isinstance(found, str):
+                        dump.problems.append(found)
+                    else:
+                        dump.batches.append(found)
+            finally:
+                view.release()
+    return dump
+
+
+def _index_of(path: Path, base_offset: int | None) -> SparseIndex | None:
+    """The index beside the file; None where there is no good one of this segment."""
+    if path.suffix != LOG_SUFFIX:
+        return None
+    with contextlib.suppress(OSError, CorruptLog, UnsupportedFormat):
+        path = Path(index_path(str(path)))
+        summary, index = SparseIndex.load(str(path), path.read_bytes())
+        return index if summary.base_offset == base_offset else None
+    return None
+
+
+def _as_json(dump: _Dump, *, only_problems: bool) -> dict[str, object]:
+    return {
+        "file": str(dump.path),
+        "batches": [asdict(b) for b in dump.shown(only_problems=only_problems)],
+        "rows": sum(b.row_count for b in dump.batches if b.crc_ok),
+        "problems": dump.problems,
+    }
+
+
+def _print(dump: _Dump, *, only_problems: bool) -> None:
+    print(dump.path)
+    numbers = ["POSITION", "BYTES", "FIRST", "LAST", "EPOCH", "ROWS", "SCHEMA"]
+    shown = dump.shown(only_problems=only_problems)
+    if shown:
+        print_table(
+            [*numbers, "CODEC", "PRODUCER", "TIME", "CRC"],
+            [_row(batch) for batch in shown],
+            right=numbers,
+        )
+    good = [batch for batch in dump.batches if batch.crc_ok]
+    stored = human_bytes(sum(b.size_bytes for b in good))
+    rows = counted(sum(b.row_count for b in good), "row", "rows")
+    print(f"{counted(len(good), 'batch', 'batches')}, {rows}, {stored}")
+    for problem in dump.problems:
+        print(f"PROBLEM  {problem}")
+
+
+def _row(b: DumpedBatch) -> tuple[object, ...]:
+    from datetime import UTC, datetime
+
+    producer = f"{b.producer_id}/{b.producer_epoch}:{b.base_sequence}" if b.producer_id >= 0 else ""
+    try:
+        moment = datetime.fromtimestamp(b.timestamp_max_us / 1e6, UTC).strftime("%F %T.%f")
+    except (OverflowError, ValueError, OSError):  # a damaged header may say anything
+        moment = str(b.timestamp_max_us)
+    flags = ("control " if b.is_control else "") + ("txn " if b.is_transactional else "")
+    return (
+        b.position,
+        b.size_bytes,
+        b.base_offset,
+        b.last_offset,
+        b.leader_epoch,
+        b.row_count,
+        b.schema_id,
+        flags + b.compression,
+        producer,
+        moment,
+        "ok" if b.crc_ok else "WRONG",
+    )
