@@ -17,8 +17,8 @@ from typing import Any
 from quiverlog.batch.schema import serialize_schema
 from quiverlog.core.controller import elections
 from quiverlog.core.controller.alter_partition import alter_partition
-from quiverlog.core.controller.handovers import preferred_leader
 from quiverlog.core.controller.image import Image
+from quiverlog.core.controller.leaders import preferred_leader
 from quiverlog.core.controller.records import (
     LEADER_GONE,
     LEADER_STAYS,

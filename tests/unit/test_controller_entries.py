@@ -8,7 +8,6 @@ from collections.abc import Callable
 import pytest
 
 from quiverlog.core.controller.elections import broker_fenced, broker_unfenced, disk_lost
-from quiverlog.core.controller.entries import in_entries
 from quiverlog.core.controller.image import Image
 from quiverlog.core.controller.records import (
     NO_LEADER,
@@ -17,6 +16,7 @@ from quiverlog.core.controller.records import (
     PartitionChangeRecord,
     Record,
     encode_entry,
+    in_entries,
 )
 from quiverlog.limits import PARTITIONS_PER_BROKER_MAX
 from quiverlog.node.metadata.metadata import ENTRY_BYTES_MAX

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from quiverlog.core.controller.handovers import away_from, preferred_leader
 from quiverlog.core.controller.image import Image
+from quiverlog.core.controller.leaders import away_from, preferred_leader
 from quiverlog.core.controller.records import (
     BrokerRecord,
     PartitionChangeRecord,

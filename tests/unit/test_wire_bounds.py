@@ -16,7 +16,7 @@ from quiverlog.errors import CorruptFrame, FrameTooLarge
 from quiverlog.limits import HEADER_BYTES_MAX, MIB
 from quiverlog.wire import frames
 from quiverlog.wire import messages as m
-from quiverlog.wire.containers import count_containers
+from quiverlog.wire.frames import count_containers
 from quiverlog.wire.registry import APIS
 
 PREAMBLE = 3

@@ -146,7 +146,7 @@ COURSE_BUGS: Final[tuple[Bug, ...]] = (
     ),
     make_bug(
         "who is fenced is so first, and loses its partitions in later entries",
-        "core.controller.entries:in_entries",
+        "core.controller.records:in_entries",
         "return [own, *following] if is_unfencing else [*following, own]",
         "return [own, *following]",
         shape={

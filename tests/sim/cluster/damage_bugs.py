@@ -103,7 +103,7 @@ DAMAGE_BUGS: Final[tuple[Bug, ...]] = (
     ),
     make_bug(
         "whoever lives may lead instead of a full disk",
-        "core.controller.handovers:away_from",
+        "core.controller.leaders:away_from",
         "with_room = alive_brokers(image) - frozenset(without_room)",
         "with_room = alive_brokers(image) - {partition.leader_id}",
         shape=FULL,

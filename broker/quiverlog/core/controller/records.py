@@ -46,6 +46,7 @@ __all__ = [
     "decode_entry",
     "encode_entry",
     "encode_long_entry",
+    "in_entries",
     "topic_of",
 ]
 
@@ -339,3 +340,23 @@ def _has_newer_type(entry: bytes) -> bool:
     except msgspec.MsgspecError:
         return False
     return any(row and isinstance(row[0], int) and row[0] > _TAG_MAX for row in rows)
+
+
+# What follows from a broker's coming or going, as entries of the metadata log.
+def in_entries(records: list[Record], entry_bytes_max: int) -> list[list[Record]]:
+    """The first record is about the broker, the others are about partitions."""
+    assert records
+    assert entry_bytes_max > 0
+    if len(encode_entry(records)) <= entry_bytes_max:
+        return [records]
+    own, following = records[:1], _bounded(records[1:], entry_bytes_max)
+    is_unfencing = isinstance(own[0], BrokerChangeRecord) and own[0].fenced is False
+    return [own, *following] if is_unfencing else [*following, own]
+
+
+def _bounded(records: list[Record], entry_bytes_max: int) -> list[list[Record]]:
+    """In their order. A record that is too large by itself is refused where it is proposed."""
+    if len(records) <= 1 or len(encode_entry(records)) <= entry_bytes_max:
+        return [records] if records else []
+    half = len(records) // 2
+    return [*_bounded(records[:half], entry_bytes_max), *_bounded(records[half:], entry_bytes_max)]

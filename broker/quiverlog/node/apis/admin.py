@@ -18,8 +18,8 @@ from quiverlog.core.controller import decommissioning
 from quiverlog.core.controller.broker_configs import alter_configs, why_unknown
 from quiverlog.core.controller.elections import unclean_leader
 from quiverlog.core.controller.features import finalise
-from quiverlog.core.controller.handovers import preferred_leader
 from quiverlog.core.controller.image import Image
+from quiverlog.core.controller.leaders import preferred_leader
 from quiverlog.core.controller.reassignment import cancel, reassign
 from quiverlog.core.controller.records import (
     BrokerChangeRecord,

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from quiverlog.core.controller.handovers import away_from, preferred_leader
+from quiverlog.core.controller.leaders import away_from, preferred_leader
 from quiverlog.core.controller.records import PartitionChangeRecord, Record
 from quiverlog.errors import QuiverlogError
 from quiverlog.node.metadata.metadata import Metadata

@@ -19,8 +19,7 @@ from collections.abc import Callable
 from typing import Final
 
 from quiverlog.addresses import Address, parse_address
-from quiverlog.core.controller.entries import in_entries
-from quiverlog.core.controller.records import BrokerChangeRecord, BrokerRecord, Record
+from quiverlog.core.controller.records import BrokerChangeRecord, BrokerRecord, Record, in_entries
 from quiverlog.core.controller.registrations import Heartbeat, Registrations
 from quiverlog.core.raft.messages import ReplicaKey
 from quiverlog.errors import (
