@@ -36,6 +36,7 @@ COPY examples /src/examples
 COPY ops /src/ops
 COPY broker /src/broker
 COPY connector /src/connector
+COPY demo /src/demo
 RUN /opt/quiverlog/bin/pip install --no-cache-dir --disable-pip-version-check --no-index --no-deps --no-build-isolation --root /staging /src
 
 # Neither pip nor what only builds and tests need: less to carry, less to attack.

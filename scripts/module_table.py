@@ -13,7 +13,7 @@ from typing import Final
 __all__ = ["modules_table"]
 
 ROOT: Final = Path(__file__).resolve().parent.parent
-_PACKAGES: Final = ("broker/quiverlog", "connector/pyspark_quiverlog")
+_PACKAGES: Final = ("broker/quiverlog", "connector/pyspark_quiverlog", "demo/quiverlog_demo")
 
 
 def modules_table() -> str:

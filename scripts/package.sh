@@ -33,7 +33,7 @@ tests=${*:-tests/unit/test_package.py tests/unit/test_docs.py tests/unit/test_li
 (
     cd "$work/$(basename "$sdist" .tar.gz)"
     # shellcheck disable=SC2086
-    PYTHONPATH=broker:connector python -m pytest -q -p no:cacheprovider $tests
+    PYTHONPATH=broker:connector:demo python -m pytest -q -p no:cacheprovider $tests
 )
 
 say "a broker from the wheel"

@@ -246,7 +246,7 @@ def test_a_file_that_comes_meanwhile_is_kept(cli: Cli, rows: str, tmp_path, monk
 def test_the_demo_keeps_earlier_pictures(tmp_path: Path, monkeypatch, capfd) -> None:
     monkeypatch.chdir(tmp_path)
     drawn: list[str] = []
-    monkeypatch.setattr("quiverlog.cli.demo.run.run_demo", lambda o: drawn.append(str(o.plot)) or 0)
+    monkeypatch.setattr("quiverlog_demo.run.run_demo", lambda o: drawn.append(str(o.plot)) or 0)
     Path("delays.png").write_bytes(KEPT)
     assert main(["demo"]) == 0
     assert main(["demo", "--force"]) == 0

@@ -7,14 +7,14 @@ from datetime import UTC, date, datetime
 import pyarrow as pa
 import pytest
 
-from quiverlog.cli.demo.expected import (
+from quiverlog_demo.expected import (
     Totals,
     aggregate,
     differences,
     totals_of_delays,
     totals_of_flights,
 )
-from quiverlog.cli.demo.flights import (
+from quiverlog_demo.flights import (
     AIRLINES,
     DELAYS,
     FLIGHTS,

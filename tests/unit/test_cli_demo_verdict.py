@@ -14,10 +14,10 @@ import pytest
 from rich.console import Console
 
 from quiverlog.cli.console.failures import CommandFailed, ExitCode
-from quiverlog.cli.demo import expected, report
-from quiverlog.cli.demo.flights import load_tables
-from quiverlog.cli.demo.report import Leg
-from quiverlog.cli.demo.run import DemoOptions, _check_requirements, _SparkLeg, _verdict
+from quiverlog_demo import expected, report
+from quiverlog_demo.flights import load_tables
+from quiverlog_demo.report import Leg
+from quiverlog_demo.run import DemoOptions, _check_requirements, _SparkLeg, _verdict
 
 FLIGHTS = 2_000
 

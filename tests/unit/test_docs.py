@@ -33,7 +33,7 @@ def _code(markdown: str) -> str:
 
 def test_the_architecture_names_every_module_once() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text()
-    for package in ("broker/quiverlog", "connector/pyspark_quiverlog"):
+    for package in ("broker/quiverlog", "connector/pyspark_quiverlog", "demo/quiverlog_demo"):
         for path in (ROOT / package).rglob("*.py"):
             if path.name != "__init__.py":
                 name = path.relative_to((ROOT / package).parent).as_posix()

@@ -72,7 +72,7 @@ def test_the_wheel_has_both_packages_and_the_guides_and_nothing_else(
         f"quiverlog-{VERSION}.dist-info/licenses/LICENSE",
     } <= names
     tops = {name.partition("/")[0].partition("-")[0] for name in names}
-    assert tops == {"quiverlog", "pyspark_quiverlog"}
+    assert tops == {"quiverlog", "pyspark_quiverlog", "quiverlog_demo"}
 
 
 def test_links_between_the_guides_of_the_wheel_resolve(wheel: zipfile.ZipFile) -> None:
@@ -137,7 +137,7 @@ def test_tests_run_from_the_sdist(built: Path, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", program, str(there), "tests/unit/test_limits_docs.py"],
         cwd=there,
-        env={**os.environ, "PYTHONPATH": f"{there}/broker:{there}/connector"},
+        env={**os.environ, "PYTHONPATH": f"{there}/broker:{there}/connector:{there}/demo"},
         capture_output=True,
         text=True,
         timeout=120,
@@ -369,7 +369,7 @@ def test_advice_without_metadata_names_the_module(monkeypatch: pytest.MonkeyPatc
 
 def test_nothing_advises_to_install_quiverlog_from_an_index() -> None:
     advice = re.compile(r"pip install[^\n]*?[\s'\"]quiverlog\b")
-    looked_at = ("broker", "connector", "docs", "examples", "README.md", "CONTRIBUTING.md")
+    looked_at = ("broker", "connector", "demo", "docs", "examples", "README.md", "CONTRIBUTING.md")
     found = [
         path.relative_to(ROOT).as_posix()
         for path in files()

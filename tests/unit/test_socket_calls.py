@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-PRODUCT: Final = ("broker/quiverlog", "connector/pyspark_quiverlog")
+PRODUCT: Final = ("broker/quiverlog", "connector/pyspark_quiverlog", "demo/quiverlog_demo")
 CALLS: Final = frozenset(
     (
         *("socket", "socketpair", "create_connection", "create_server", "open_connection"),

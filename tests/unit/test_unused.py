@@ -17,7 +17,7 @@ from typing import Final
 import pytest
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-PRODUCT: Final = ("broker/quiverlog", "connector/pyspark_quiverlog")
+PRODUCT: Final = ("broker/quiverlog", "connector/pyspark_quiverlog", "demo/quiverlog_demo")
 EXCEPTIONS: Final[dict[str, str]] = {
     **dict.fromkeys(
         [

@@ -33,7 +33,7 @@ _COMMANDS = {
     "doctor": "quiverlog.cli.tools.doctor:doctor",
     "profile": "quiverlog.cli.tools.profile:profile",
     "docs": "quiverlog.cli.tools.docs:docs",
-    "demo": "quiverlog.cli.demo:demo",
+    "demo": "quiverlog_demo.command:demo",
     "dev": "quiverlog.cli.tools.dev:dev",
     "completion": "quiverlog.cli.app:completion",
 }

@@ -1,6 +1,6 @@
 """The Spark part of `quiverlog demo`, a program of its own: delays per carrier and day.
 
-    python -m pyspark_quiverlog.demo --bootstrap HOST:PORT --work-dir DIR --rows N
+    python -m quiverlog_demo.query --bootstrap HOST:PORT --work-dir DIR --rows N
 
 It reads the topic `flights` as a stream, joins the topics `weather` and `airlines`, sums up in
 windows of a day and writes to the topic `delays`. One JSON object per line on stdout tells whoever
@@ -219,7 +219,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m pyspark_quiverlog.demo")
+    parser = argparse.ArgumentParser(prog="python -m quiverlog_demo.query")
     parser.add_argument("--bootstrap", required=True)
     parser.add_argument("--work-dir", required=True)
     parser.add_argument(

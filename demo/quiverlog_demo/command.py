@@ -1,4 +1,4 @@
-"""`quiverlog demo`: real flights through client, broker, disk, Spark, broker and client."""
+"""The command `quiverlog demo`: its options."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def demo(
     sums done by pyarrow alone. Exit code 5 if any differs. Needs quiverlog[broker,spark,demo] and
     Java 17 or newer.
     """
-    from quiverlog.cli.demo.run import DemoOptions, run_demo
+    from quiverlog_demo.run import DemoOptions, run_demo
 
     if plot is None:
         plot = _PLOT if force else free_name(_PLOT)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from quiverlog.cli.demo.flights import DELAYS
+from quiverlog_demo.flights import DELAYS
 
 __all__ = ["Totals", "aggregate", "differences", "totals_of_delays", "totals_of_flights"]
 

@@ -70,7 +70,7 @@ class _Lines:
 
 
 class SparkQuery:
-    """`python -m pyspark_quiverlog.demo` as a child; its events in order."""
+    """`python -m quiverlog_demo.query` as a child; its events in order."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class SparkQuery:
         self.log = directory / "spark.log"
         self._done = False
         self._deadline_s = time.monotonic() + timeout_s
-        command = [sys.executable, "-m", "pyspark_quiverlog.demo", "--bootstrap", bootstrap]
+        command = [sys.executable, "-m", "quiverlog_demo.query", "--bootstrap", bootstrap]
         command += ["--work-dir", str(directory), "--rows", str(rows)]
         command += ["--rows-per-batch", str(rows_per_batch), "--fetch-from", fetch_from]
         with self.log.open("wb") as log:

@@ -24,12 +24,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from quiverlog.cli.console.failures import CommandFailed, ExitCode
 from quiverlog.cli.console.output import print_json
 from quiverlog.cli.console.terminal import unshielded
-from quiverlog.cli.demo import expected, report
-from quiverlog.cli.demo.cluster import DemoCluster
-from quiverlog.cli.demo.flights import DELAYS, SOURCES, closing_flight, load_tables
-from quiverlog.cli.demo.processes import SparkQuery
-from quiverlog.cli.demo.report import Leg
 from quiverlog.installing import install_all
+from quiverlog_demo import expected, report
+from quiverlog_demo.cluster import DemoCluster
+from quiverlog_demo.flights import DELAYS, SOURCES, closing_flight, load_tables
+from quiverlog_demo.processes import SparkQuery
+from quiverlog_demo.report import Leg
 
 if TYPE_CHECKING:
     from quiverlog.client.client import Client
