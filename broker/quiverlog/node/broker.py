@@ -7,8 +7,8 @@ node: fetchers, the in-sync set, log starts, offline replicas and repairs, asked
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
-from typing import Final, Protocol
+from collections.abc import Callable, Mapping, Sequence, Set
+from typing import Final
 
 from quiverlog.core.controller.records import (
     BrokerChangeRecord,
@@ -32,7 +32,7 @@ from quiverlog.node.controller.leader_lease import Standing
 from quiverlog.node.controller.membership import Membership
 from quiverlog.node.controller.not_controller import refusal
 from quiverlog.node.controller.registration import Registered
-from quiverlog.node.live_config import make_live_config
+from quiverlog.node.live_config import LiveConfig
 from quiverlog.node.metadata.creation_note import Unmade
 from quiverlog.node.metadata.metadata import Metadata
 from quiverlog.node.metadata.producer_ids import ProducerIds
@@ -70,47 +70,7 @@ from quiverlog.wire.replica_messages import AlterPartitionRequest
 __all__ = ["Broker", "Copying", "make_copying"]
 
 
-class Making(Protocol):
-    """The parts of a broker that is being made which these need, at once or later."""
-
-    @property
-    def assignment(self) -> Assignment: ...
-
-    @property
-    def config(self) -> NodeConfig: ...
-
-    @property
-    def directory(self) -> DataDirectory: ...
-
-    @property
-    def disk(self) -> Disk: ...
-
-    @property
-    def jobs(self) -> Jobs: ...
-
-    @property
-    def membership(self) -> Membership: ...
-
-    @property
-    def metadata(self) -> Metadata: ...
-
-    @property
-    def metrics(self) -> NodeMetrics: ...
-
-    @property
-    def outbox(self) -> Outbox: ...
-
-    @property
-    def registered(self) -> Registered: ...
-
-    @property
-    def replication(self) -> Replication: ...
-
-    @property
-    def wakeups(self) -> Wakeups: ...
-
-
-def make_copying(broker: Making) -> Copying:
+def make_copying(broker: Broker) -> Copying:
     """The parts, in a broker that is being made: they find the others when they need them."""
     offline_replicas = OfflineReplicas(
         broker.config.node_id,
@@ -144,6 +104,32 @@ def make_copying(broker: Making) -> Copying:
             offline_replicas,
             broker.replication.went_offline,
         ),
+    )
+
+
+# Which parts of a broker follow which key of the configuration while it runs.
+def make_live_config(broker: Broker) -> LiveConfig:
+    """What takes the typed value of a key, and the moment from which on it counts."""
+
+    def give_defaults(given: Mapping[str, str]) -> None:
+        """Some default of topics is another one, as given or decided: logs and rules take it."""
+        broker.metadata.give_defaults(given)
+        broker.assignment.reconfigure()
+
+    setters = {
+        "leader.balance.period.ms": broker.elections.set_period,
+        "leader.balance.moves.max": broker.elections.set_moves_max,
+        "partition.move.bytes.per.second": broker.replication.set_move_rate,
+        "damaged.replicas.kept": broker.repairs.set_kept,
+    }
+    config = broker.config
+    return LiveConfig(
+        config.node_id,
+        config.given,
+        lambda: broker.metadata.image,
+        broker.outbox,
+        setters,
+        give_defaults,
     )
 
 

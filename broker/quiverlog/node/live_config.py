@@ -12,25 +12,20 @@ Must not know: what a key does.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 from quiverlog.broker_keys import CONFIG_KEYS
 from quiverlog.core.controller.configs import CONFIG_DEFS, TOPIC_DEFAULTS_PREFIX, defaults_among
 from quiverlog.core.controller.image import Image
 from quiverlog.core.controller.records import ALL_BROKERS
-from quiverlog.node.assignment.assignment import Assignment
-from quiverlog.node.controller.elections import Elections
-from quiverlog.node.metadata.metadata import Metadata
-from quiverlog.node.replication.repairs import Repairs
-from quiverlog.node.replication.replica_fetcher import Replication
-from quiverlog.node.runtime.config import Given, NodeConfig
+from quiverlog.node.runtime.config import Given
 from quiverlog.node.runtime.effects import ConfigChanged
 from quiverlog.node.runtime.outbox import Outbox
 from quiverlog.settings import InvalidValue, Setting
 from quiverlog.types import Now
 from quiverlog.wire.config_messages import BrokerConfigEntry, ConfigSource
 
-__all__ = ["LiveConfig", "make_live_config"]
+__all__ = ["LiveConfig"]
 
 
 _TOPIC_DEFAULTS: Final = {TOPIC_DEFAULTS_PREFIX + key: one for key, one in CONFIG_DEFS.items()}
@@ -183,54 +178,3 @@ def _is_taken(key: str, text: str) -> bool:
     except InvalidValue:
         return False
     return True
-
-
-# Which parts of a broker follow which key of the configuration while it runs.
-class Making(Protocol):
-    """The parts of a broker that is being made which follow some key."""
-
-    @property
-    def assignment(self) -> Assignment: ...
-
-    @property
-    def config(self) -> NodeConfig: ...
-
-    @property
-    def elections(self) -> Elections: ...
-
-    @property
-    def metadata(self) -> Metadata: ...
-
-    @property
-    def outbox(self) -> Outbox: ...
-
-    @property
-    def repairs(self) -> Repairs: ...
-
-    @property
-    def replication(self) -> Replication: ...
-
-
-def make_live_config(broker: Making) -> LiveConfig:
-    """What takes the typed value of a key, and the moment from which on it counts."""
-
-    def give_defaults(given: Mapping[str, str]) -> None:
-        """Some default of topics is another one, as given or decided: logs and rules take it."""
-        broker.metadata.give_defaults(given)
-        broker.assignment.reconfigure()
-
-    setters = {
-        "leader.balance.period.ms": broker.elections.set_period,
-        "leader.balance.moves.max": broker.elections.set_moves_max,
-        "partition.move.bytes.per.second": broker.replication.set_move_rate,
-        "damaged.replicas.kept": broker.repairs.set_kept,
-    }
-    config = broker.config
-    return LiveConfig(
-        config.node_id,
-        config.given,
-        lambda: broker.metadata.image,
-        broker.outbox,
-        setters,
-        give_defaults,
-    )
