@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
-    from quiverlog.client.client import Client
+    from quiverlog.client.base.readers import TopicReader
 
 __all__ = ["database_of"]
 
 
-def database_of(client: Client, *, files: bool = False) -> DuckDBPyConnection:
+def database_of(client: TopicReader, *, files: bool = False) -> DuckDBPyConnection:
     """A connection of DuckDB in which every topic that there is now is a table.
 
     Tables have the topic's columns, and `_partition`, `_offset` and `_timestamp`. Columns that a

@@ -21,7 +21,7 @@ from quiverlog.client.rows.sql_database import connect_duckdb
 from quiverlog.errors import QuiverlogError, UnknownTopic
 
 if TYPE_CHECKING:
-    from quiverlog.client.client import Client
+    from quiverlog.client.base.readers import TopicReader
     from quiverlog.client.consumer.reading import Reading
 
 __all__ = ["TopicTable", "open_database", "register_topics"]
@@ -31,7 +31,7 @@ class TopicTable(ds.Dataset):  # type: ignore[misc]
     """As much of a dataset as DuckDB uses."""
 
     def __init__(
-        self, client: Client, topic: str, schema: pa.Schema, failures: list[QuiverlogError]
+        self, client: TopicReader, topic: str, schema: pa.Schema, failures: list[QuiverlogError]
     ) -> None:
         self._client = client
         self._topic = topic
@@ -84,7 +84,7 @@ class _Scan:
 
 
 def open_database(
-    client: Client, topics: Iterable[str] | None = None, *, files: bool = False
+    client: TopicReader, topics: Iterable[str] | None = None, *, files: bool = False
 ) -> Any:
     """A connection of DuckDB, in memory, in which these topics are tables; None takes all.
 
@@ -97,7 +97,7 @@ def open_database(
 
 def register_topics(
     database: Any,
-    client: Client,
+    client: TopicReader,
     topics: Iterable[str],
     failures: list[QuiverlogError] | None = None,
 ) -> None:

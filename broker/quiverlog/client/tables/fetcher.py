@@ -53,7 +53,7 @@ from quiverlog.wire import messages as m
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from quiverlog.client.client import Client
+    from quiverlog.client.blocking_methods import BlockingMethods
 
 __all__ = ["PartitionFetcher"]
 
@@ -302,7 +302,7 @@ class PartitionFetcher:
 
     def __init__(
         self,
-        client: Client,
+        client: BlockingMethods,
         topic: str,
         partition: int,
         start_offset: int,

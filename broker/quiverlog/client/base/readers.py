@@ -1,0 +1,27 @@
+"""What tables need of a client: the names of topics, their schemas, and reading one.
+
+Owns the Protocol. Tables stand below the client, so they cannot name its class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from quiverlog.batch.schema import SchemaHistory
+
+__all__ = ["TopicReader"]
+
+
+class TopicReader(Protocol):
+    """A client, as far as tables use it."""
+
+    def list_topics(self) -> list[str]:
+        """The names of all topics, sorted."""
+
+    def schemas(self, topic: str) -> SchemaHistory:
+        """The schemas that a topic has had."""
+
+    def read(self, topic: str, *, columns: Sequence[str] | None = None, where: Any = None) -> Any:
+        """Read a topic to its present end: iterable, with `schema`."""
