@@ -19,7 +19,7 @@ from quiverlog.batch.codec import encode_batch
 from quiverlog.cli import main
 from quiverlog.cli.formats import output_file
 from tests.support.broker import BrokerProcess
-from tests.unit.test_client_values import LATIN1, decimals, texts
+from tests.unit.client.rows.test_values import LATIN1, decimals, texts
 
 pytestmark = pytest.mark.process
 

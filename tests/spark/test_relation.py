@@ -13,7 +13,7 @@ import pytest
 
 from tests.spark.conftest import ids, produce, read
 from tests.support.spark import run_once
-from tests.unit.test_connector_schema import EVERY_TYPE, rows_of_every_type
+from tests.unit.connector.test_schema import EVERY_TYPE, rows_of_every_type
 
 pytestmark = pytest.mark.spark
 

@@ -23,7 +23,7 @@ from quiverlog.batch.ipc_metadata import read_ipc_metadata
 from quiverlog.batch.schema import SchemaHistory
 from quiverlog.errors import QuiverlogError
 from quiverlog.types import Compression
-from tests.unit.test_batch_codec import EVERY_TYPE, ROWS
+from tests.unit.batch.test_codec import EVERY_TYPE, ROWS
 
 HISTORY = SchemaHistory({1: EVERY_TYPE})
 WORDS = (-(2**31), -1, 0, 1, 2, 3, 7, 2**20, 2**31 - 1)

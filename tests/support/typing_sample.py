@@ -1,4 +1,6 @@
-"""A user's program with mistakes, for type checkers: test_client_typing.py. It is never run."""
+"""A user's program with mistakes, for type checkers:
+tests/unit/client/test_typing.py. It is never run.
+"""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from quiverlog.wire import frames
 from tests.golden import regenerate
 from tests.golden.samples import CREATED_US
 from tests.support.batches import validate_batch
-from tests.unit.test_batch_codec import EVERY_TYPE, ROWS
+from tests.unit.batch.test_codec import EVERY_TYPE, ROWS
 
 CORPUS = sorted((Path(__file__).parents[1] / "corpus").glob("*.bin"))
 GOLDEN = regenerate.load("frames.txt")

@@ -29,41 +29,46 @@ CALLS: Final = frozenset(
 RECEIVERS: Final = re.compile(r"sock|transport|loop|asyncio|select|poll|connected|accepted|listen")
 """What a socket, a transport or their maker is called."""
 
-CLIENT: Final = "unit/test_client_socket_failures.py::test_a_call_that_fails_once"
+CLIENT: Final = "unit/client/drivers/test_socket_failures.py::test_a_call_that_fails_once"
 NO_LOOP: Final = (
-    "unit/test_client_socket_failures.py::test_no_event_loop_for_producers_is_a_typed_error"
+    "unit/client/drivers/test_socket_failures.py::test_no_event_loop_for_producers_is_a_typed_error"
 )
 TRANSPORT: Final = (
-    "unit/test_server_socket_failures.py::test_what_a_transport_refuses_costs_no_others"
+    "unit/server/net/test_socket_failures.py::test_what_a_transport_refuses_costs_no_others"
 )
 WRITE: Final = (
-    "unit/test_server_socket_failures.py::test_a_write_that_fails_costs_that_connection_alone"
+    "unit/server/net/test_socket_failures.py::test_a_write_that_fails_costs_that_connection_alone"
 )
 NAMELESS: Final = (
-    "unit/test_server_socket_failures.py::test_a_peer_of_which_the_system_says_nothing_has_no_name"
+    "unit/server/net/test_socket_failures.py::"
+    "test_a_peer_of_which_the_system_says_nothing_has_no_name"
 )
-OPTIONS: Final = "unit/test_server_socket_failures.py::test_a_socket_that_takes_no_option_is_served"
+OPTIONS: Final = (
+    "unit/server/net/test_socket_failures.py::test_a_socket_that_takes_no_option_is_served"
+)
 HTTP: Final = (
     "integration/test_broker_broken_connections.py::test_http_connections_that_end_leave_nothing"
 )
 TAKEN: Final = (
-    "unit/test_server_socket_failures.py::test_an_address_that_another_has_just_taken_is_named"
+    "unit/server/net/test_socket_failures.py::test_an_address_that_another_has_just_taken_is_named"
 )
-GONE: Final = "unit/test_server_acceptor.py::test_peers_that_are_gone_before_they_are_taken"
-PEER_CONNECT: Final = "unit/test_server_peers.py::test_a_connect_that_the_system_refuses"
+GONE: Final = "unit/server/net/test_acceptor.py::test_peers_that_are_gone_before_they_are_taken"
+PEER_CONNECT: Final = "unit/server/peers/test_peers.py::test_a_connect_that_the_system_refuses"
 PEER_WRITE: Final = (
-    "unit/test_server_peers.py::test_a_write_that_fails_ends_the_connection_and_tells"
+    "unit/server/peers/test_peers.py::test_a_write_that_fails_ends_the_connection_and_tells"
 )
 UNTOLD: Final = (
-    "unit/test_server_supervisor.py::test_a_supervisor_that_cannot_be_told_costs_nothing"
+    "unit/server/process/test_supervisor.py::test_a_supervisor_that_cannot_be_told_costs_nothing"
 )
 START: Final = "never: before the broker serves anybody, run.py says so in one line and ends"
 NO_ERROR: Final = "never: of an open descriptor, or nobody could act upon it"
-UNASKED: Final = "unit/test_cli_profiles.py::test_who_cannot_be_asked_what_it_is_is_not_named"
+UNASKED: Final = (
+    "unit/cli/console/test_profiles.py::test_who_cannot_be_asked_what_it_is_is_not_named"
+)
 TABLE: Final[dict[str, dict[str, str]]] = {
     "broker/quiverlog/cli/console/interrupts.py": {
         "socketpair": (
-            "unit/test_cli_interrupts.py::"
+            "unit/cli/console/test_interrupts.py::"
             "test_without_descriptors_ctrl_c_is_heard_at_the_end"
         ),
     },
@@ -86,7 +91,7 @@ TABLE: Final[dict[str, dict[str, str]]] = {
     },
     "broker/quiverlog/client/drivers/name_lookup.py": {"getaddrinfo": CLIENT},
     "broker/quiverlog/local/ports.py": {
-        "create_server": "unit/test_local_ports.py::test_another_port_is_tried_when_one_is_refused",
+        "create_server": "unit/local/test_ports.py::test_another_port_is_tried_when_one_is_refused",
     },
     "broker/quiverlog/server/http_guard.py": {"abort": HTTP, "close": HTTP, "write": HTTP},
     "broker/quiverlog/server/http_port.py": {"close": NO_ERROR},
@@ -97,9 +102,12 @@ TABLE: Final[dict[str, dict[str, str]]] = {
     },
     "broker/quiverlog/server/net/listener.py": {
         "listen": TAKEN, "getsockname": NO_ERROR, "setblocking": NO_ERROR, "close": NO_ERROR,
-        "sock_accept": "unit/test_server_acceptor.py::test_a_failed_accept_is_followed_by_others",
+        "sock_accept": (
+            "unit/server/net/test_acceptor.py::"
+            "test_a_failed_accept_is_followed_by_others"
+        ),
         "connect_accepted_socket": (
-            "unit/test_server_acceptor.py::"
+            "unit/server/net/test_acceptor.py::"
             "test_a_protocol_that_cannot_be_made_costs_one_connection"
         ),
         "setsockopt": GONE,

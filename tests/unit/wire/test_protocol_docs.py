@@ -1,0 +1,107 @@
+"""docs/protocol.md says what the messages are."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from quiverlog import limits
+from quiverlog.wire import messages as m
+from scripts import limits_table, protocol_model, protocol_tables
+
+PAGE = Path(__file__).parents[3] / "docs" / "protocol.md"
+SIDES = ("request", "response")
+TABLES = {
+    "protocol-apis": protocol_tables.apis_table,
+    "protocol-errors": protocol_tables.errors_table,
+    "protocol-key-vectors": protocol_tables.key_vectors_table,
+    "protocol-limits": limits_table.limits_table,
+    "protocol-messages": protocol_tables.messages_tables,
+}
+
+
+def test_generated_tables_are_fresh() -> None:
+    text = PAGE.read_text()
+    found = dict(re.findall(r"<!-- generated: ([\w-]+) -->\n(.*?)<!-- end -->", text, re.DOTALL))
+    assert set(found) == set(TABLES)
+    for name, make in TABLES.items():
+        assert found[name] == make(), f"{name} is stale: run make docs"
+
+
+def test_every_field_has_a_meaning_and_every_meaning_a_field() -> None:
+    used = set()
+    for cls in protocol_model.structs():
+        for field in protocol_model.fields_of(cls):
+            own = f"{cls.__name__}.{field.name}"
+            used.add(own if own in protocol_model.MEANINGS else field.name)
+    assert used == set(protocol_model.MEANINGS)
+
+
+def test_the_json_says_what_the_classes_say() -> None:
+    document = json.loads((PAGE.parent / "protocol.json").read_text())
+    apis = {api["name"]: api for api in document["apis"]}
+    delete = apis["DELETE_TOPICS"]["request"]["fields"]
+    assert [(f["name"], f["type"], f["nullable"]) for f in delete] == [
+        ("names", "array of str", False),
+        ("topic_ids", "array of bin", False),
+    ]
+    describe = {f["name"]: f for f in apis["DESCRIBE_TOPICS"]["request"]["fields"]}
+    assert describe["names"]["nullable"]
+    assert describe["names"]["count_max"] == limits.TOPICS_PER_REQUEST_MAX
+    fetch = {f["name"]: f for f in apis["FETCH"]["request"]["fields"]}
+    assert (fetch["bytes_max"]["type"], fetch["bytes_max"]["default"]) == ("int64", 0)
+    closing = {error["name"] for error in document["errors"] if error["closes_connection"]}
+    assert "NOT_NEGOTIATED" in closing
+    assert "INVALID_REQUEST" not in closing
+    names = {part["name"] for part in (*document["parts"], *document["unions"])}
+    assert {a["name"] for a in document["apis"] if a["between_brokers"]} == {
+        "QUORUM",
+        "REGISTER_BROKER",
+        "BROKER_HEARTBEAT",
+        "REPLICA_FETCH",
+        "ALTER_PARTITION",
+        "REPORT_LOG_ENDS",
+    }
+    for struct in [*document["parts"], *(a[side] for a in apis.values() for side in SIDES)]:
+        for field in struct["fields"]:
+            kind = field["type"].removeprefix("array of ")
+            assert kind in {*names, "int32", "int64", "str", "bin", "bool", "map of str to str"}
+
+
+def test_no_message_says_what_its_base_says() -> None:
+    """A docstring that a class inherits is no text about that class."""
+    document = json.loads((PAGE.parent / "protocol.json").read_text())
+    structs = [*document["parts"], *(a[side] for a in document["apis"] for side in SIDES)]
+    texts = [struct["about"] for struct in structs if struct["about"]]
+    assert len(texts) == len(set(texts))
+    for base in (m.Message, m.Part, m.Request, m.Response):
+        assert " ".join((base.__doc__ or "").split()) not in texts
+
+
+def test_no_meaning_is_for_one_side_only() -> None:
+    """What holds for requests alone is said where a request has the field."""
+    assert not [text for text in protocol_model.MEANINGS.values() if "in requests" in text]
+
+
+def test_errors_that_do_not_always_close_say_so() -> None:
+    document = json.loads((PAGE.parent / "protocol.json").read_text())
+    errors = {error["name"]: error for error in document["errors"]}
+    open_at_times = {name for name, error in errors.items() if error["stays_open"]}
+    assert open_at_times == {"UNSUPPORTED_VERSION", "FRAME_TOO_LARGE"}
+    assert all(errors[name]["closes_connection"] for name in open_at_times)
+
+
+def test_bounds_in_the_text_are_the_real_ones() -> None:
+    text = " ".join(PAGE.read_text().split())
+    for words in (
+        f"at most {limits.FRAME_BYTES_MAX // limits.MIB} MiB ({limits.FRAME_BYTES_MAX:,} bytes",
+        f"a header at most {limits.HEADER_BYTES_MAX // limits.MIB} MiB",
+        f"{limits.REQUESTS_IN_FLIGHT_MAX:,} unanswered requests",
+        f"{limits.WRITE_BUFFER_BYTES_MAX // limits.MIB} MiB of replies",
+        f"silent for {limits.CONNECTION_IDLE_MS // 60_000} minutes",
+        f"more than {limits.FRAME_TIMEOUT_MS // 1000} seconds for one frame",
+        f"waiting reply for {limits.WRITE_STALL_MS // 1000} seconds",
+        f"`max_wait_ms` (at most {limits.FETCH_MAX_WAIT_MS_MAX:,})",
+    ):
+        assert words in text, words
