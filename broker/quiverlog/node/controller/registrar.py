@@ -7,7 +7,7 @@ decided. Before this node leads, and after it has, everything here is refused.
 A single broker has nobody to wait for: it is asked nothing, and has no deadline.
 
 Owns also who waits until all live brokers have applied what holds here (`everywhere`): each says in
-its heartbeats how far it is, and one that stays behind is fenced (core/controller/awaited.py).
+its heartbeats how far it is, and one that stays behind is fenced (core/controller/overdue.py).
 
 Must not know: how requests travel, what a broker does when it is told that it is fenced.
 """
@@ -374,7 +374,7 @@ class Registrar:
             self._outbox.log("info", "broker unfenced", node=change.node_id)
 
     def _propose(self, records: list[Record], now: Now, then: Then | None = None) -> None:
-        """One entry, unless that would be too large (entries.py)."""
+        """One entry, unless that would be too large (core/controller/records.py)."""
         assert records
         parts = in_entries(records, ENTRY_BYTES_MAX)
         for number, part in enumerate(parts, start=1):
