@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from quiverlog import errors, limits
-from quiverlog.wire.apis import ADMINISTRATION
+from quiverlog.wire.apis import Audience
 from quiverlog.wire.messages import CORRELATION_ID_MAX, Message
 from quiverlog.wire.registry import APIS
 from scripts.protocol_model import (
@@ -52,7 +52,7 @@ def render() -> str:
                 "version_min": spec.version_min,
                 "version_max": spec.version_max,
                 "between_brokers": spec.between_brokers,
-                "administration": spec.api in ADMINISTRATION,
+                "administration": spec.audience is Audience.ADMINISTRATION,
                 "entry_errors": sorted({kind.code for kind in ENTRY_ERRORS[spec.api]}),
                 "request": _struct(spec.request),
                 "response": _struct(spec.response),

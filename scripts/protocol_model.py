@@ -14,10 +14,9 @@ from typing import Annotated, Any, Final, NamedTuple, get_args, get_origin, get_
 import msgspec
 
 from quiverlog import errors as e
-from quiverlog.wire.apis import ADMINISTRATION
 from quiverlog.wire.messages import Api, Message, Part
 from quiverlog.wire.quorum_messages import QuorumMessage
-from quiverlog.wire.registry import APIS
+from quiverlog.wire.registry import ADMINISTRATION, APIS
 
 __all__ = [
     "CLOSING",

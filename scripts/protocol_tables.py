@@ -8,7 +8,6 @@ from typing import Final
 
 import msgspec
 
-from quiverlog.wire.apis import ADMINISTRATION
 from quiverlog.wire.registry import APIS
 from scripts.protocol_model import ENTRY_ERRORS, UNIONS, about, fields_of, parts_of, tag_of
 
@@ -73,17 +72,11 @@ def _by_code(kinds):  # type: ignore[no-untyped-def]
     return sorted(set(kinds), key=lambda kind: kind.code)
 
 
-def _audience(spec):  # type: ignore[no-untyped-def]
-    if spec.between_brokers:
-        return "between brokers"
-    return "administration" if spec.api in ADMINISTRATION else "clients"
-
-
 def apis_table() -> str:
     """The APIs, their numbers and versions."""
     lines = ["| number | API | versions | for |", "|---|---|---|---|"]
     lines += [
-        f"| {int(s.api)} | {s.api.name} | {s.version_min} to {s.version_max} | {_audience(s)} |"
+        f"| {int(s.api)} | {s.api.name} | {s.version_min} to {s.version_max} | {s.audience} |"
         for s in APIS.values()
     ]
     return "\n".join(lines) + "\n"

@@ -57,9 +57,9 @@ from quiverlog.node.runtime.tasks import Call, waiting_bytes
 from quiverlog.storage.disk.disk import Disk
 from quiverlog.types import Now
 from quiverlog.wire import messages as m
-from quiverlog.wire.apis import ADMINISTRATION
 from quiverlog.wire.broker_messages import BrokerHeartbeatRequest, RegisterBrokerRequest
 from quiverlog.wire.quorum_messages import QuorumRequest
+from quiverlog.wire.registry import ADMINISTRATION
 
 __all__ = ["Node"]
 

@@ -1,16 +1,13 @@
 """The numbers of the requests, which never change and are never used again.
 
-Owns which of them are administration, too: what a listener for clients may refuse.
-
-Must not know: what a request holds, which part of a broker answers it.
+Must not know: what a request holds, which part of a broker answers it, to whom (`registry`).
 """
 
 from __future__ import annotations
 
 import enum
-from typing import Final
 
-__all__ = ["ADMINISTRATION", "ALSO_ASK", "FOR_CLIENTS", "Api"]
+__all__ = ["Api", "Audience"]
 
 
 class Api(enum.IntEnum):
@@ -49,47 +46,12 @@ class Api(enum.IntEnum):
     DECOMMISSION_BROKER = 64
 
 
-ADMINISTRATION: Final = frozenset(
-    (
-        Api.DELETE_TOPICS,
-        Api.DELETE_RECORDS,
-        Api.CHANGE_VOTERS,
-        Api.ELECT_LEADERS,
-        Api.REASSIGN_PARTITIONS,
-        Api.ALTER_CONFIGS,
-        Api.UPDATE_FEATURES,
-        Api.DECOMMISSION_BROKER,
-    )
-)
-"""Refused at a listener with `listeners.<name>.administration=false`."""
+class Audience(enum.StrEnum):
+    """To which callers an API is served."""
 
-ALSO_ASK: Final = frozenset(
-    (
-        Api.CHANGE_VOTERS,
-        Api.REASSIGN_PARTITIONS,
-        Api.UPDATE_FEATURES,
-        Api.DECOMMISSION_BROKER,
-    )
-)
-"""Those of them that have a form which only asks: that is served at each listener."""
-
-FOR_CLIENTS: Final = frozenset(
-    (
-        Api.HELLO,
-        Api.METADATA,
-        Api.PRODUCE,
-        Api.FETCH,
-        Api.LIST_OFFSETS,
-        Api.INIT_PRODUCER_ID,
-        Api.CREATE_TOPICS,  # Sinks create the topic that they write to, and widen it.
-        Api.ALTER_TOPIC,
-        Api.DESCRIBE_TOPICS,
-        Api.TOPIC_SCHEMAS,
-        Api.EPOCH_END_OFFSETS,
-        Api.DESCRIBE_RANGES,
-        Api.DESCRIBE_CLUSTER,
-        Api.DESCRIBE_CONFIGS,
-        Api.DESCRIBE_REPLICAS,
-    )
-)
-"""Served at every listener. What is in neither set is for brokers alone (`registry`)."""
+    CLIENTS = "clients"
+    """At every listener."""
+    ADMINISTRATION = "administration"
+    """Where `listeners.<name>.administration` is true; a form of it that only asks, everywhere."""
+    BROKERS = "between brokers"
+    """At the listener between brokers alone: no part of a client."""

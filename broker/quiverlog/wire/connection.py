@@ -22,7 +22,6 @@ from quiverlog.errors import (
 from quiverlog.limits import FRAME_BYTES_MAX
 
 from . import frames
-from .apis import ADMINISTRATION
 from .messages import (
     CORRELATION_ID_MAX,
     ApiRange,
@@ -31,6 +30,7 @@ from .messages import (
     Request,
     Response,
 )
+from .registry import ADMINISTRATION
 
 __all__ = ["BROKER_SOFTWARE", "ClientConnection", "ConnectionState"]
 

@@ -1,15 +1,14 @@
-"""Which request and response belong to an API number, and which versions are spoken.
+"""Which request and response belong to an API number, its versions and its audience.
 
 One table; a decoder is made for the first message that needs it, under `first_use.MAKING`. Adding
-an API means adding its two classes to `messages` (those between brokers have files of their own)
-and one line here.
+an API means adding its number to `apis`, its two classes to a file of messages, and one line here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 import msgspec
 
@@ -28,9 +27,9 @@ from . import quorum_messages as q
 from . import reassignment_messages as n
 from . import replica_messages as r
 from . import voters_messages as v
-from .apis import ADMINISTRATION, ALSO_ASK, FOR_CLIENTS
+from .apis import Audience
 
-__all__ = ["APIS", "ApiSpec", "LateDecoder", "api_ranges"]
+__all__ = ["ADMINISTRATION", "ALSO_ASK", "APIS", "ApiSpec", "LateDecoder", "api_ranges"]
 
 _Message = TypeVar("_Message")
 
@@ -69,17 +68,20 @@ class ApiSpec:
     response_decoder: LateDecoder[m.Response]
     version_min: int
     version_max: int
-    between_brokers: bool
-    """Served to brokers alone, at the listener where they meet: no part of a client."""
+    audience: Audience
     request_containers_max: int
     """Arrays and maps in a request's header, where lists within lists need a bound together."""
+
+    @property
+    def between_brokers(self) -> bool:
+        return self.audience is Audience.BROKERS
 
 
 def _spec(
     request: type[m.Request],
     response: type[m.Response],
+    audience: Audience,
     *,
-    between_brokers: bool = False,
     request_containers_max: int = HEADER_BYTES_MAX,
 ) -> ApiSpec:
     assert request.API is response.API
@@ -91,76 +93,83 @@ def _spec(
         response_decoder=LateDecoder(response),
         version_min=1,
         version_max=request.VERSION,
-        between_brokers=between_brokers,
+        audience=audience,
         request_containers_max=request_containers_max,
     )
 
 
+_CLIENTS, _ADMINISTRATION, _BROKERS = Audience
+
 APIS: dict[int, ApiSpec] = {
     int(spec.api): spec
     for spec in (
-        _spec(m.HelloRequest, m.HelloResponse),
-        _spec(m.MetadataRequest, m.MetadataResponse),
-        _spec(m.ProduceRequest, m.ProduceResponse),
-        _spec(m.FetchRequest, m.FetchResponse),
-        _spec(m.ListOffsetsRequest, m.ListOffsetsResponse),
-        _spec(m.InitProducerIdRequest, m.InitProducerIdResponse),
-        _spec(m.CreateTopicsRequest, m.CreateTopicsResponse),
-        _spec(m.DeleteTopicsRequest, m.DeleteTopicsResponse),
-        _spec(m.AlterTopicRequest, m.AlterTopicResponse),
-        _spec(m.DescribeTopicsRequest, m.DescribeTopicsResponse),
-        _spec(m.TopicSchemasRequest, m.TopicSchemasResponse),
-        _spec(m.DeleteRecordsRequest, m.DeleteRecordsResponse),
-        _spec(m.EpochEndOffsetsRequest, m.EpochEndOffsetsResponse),
-        _spec(m.DescribeRangesRequest, m.DescribeRangesResponse),
-        _spec(c.DescribeClusterRequest, c.DescribeClusterResponse),
-        _spec(v.ChangeVotersRequest, v.ChangeVotersResponse),
-        _spec(e.ElectLeadersRequest, e.ElectLeadersResponse),
-        _spec(p.DescribeReplicasRequest, p.DescribeReplicasResponse),
+        _spec(m.HelloRequest, m.HelloResponse, _CLIENTS),
+        _spec(m.MetadataRequest, m.MetadataResponse, _CLIENTS),
+        _spec(m.ProduceRequest, m.ProduceResponse, _CLIENTS),
+        _spec(m.FetchRequest, m.FetchResponse, _CLIENTS),
+        _spec(m.ListOffsetsRequest, m.ListOffsetsResponse, _CLIENTS),
+        _spec(m.InitProducerIdRequest, m.InitProducerIdResponse, _CLIENTS),
+        # Sinks create the topic that they write to, and widen it: no administration.
+        _spec(m.CreateTopicsRequest, m.CreateTopicsResponse, _CLIENTS),
+        _spec(m.DeleteTopicsRequest, m.DeleteTopicsResponse, _ADMINISTRATION),
+        _spec(m.AlterTopicRequest, m.AlterTopicResponse, _CLIENTS),
+        _spec(m.DescribeTopicsRequest, m.DescribeTopicsResponse, _CLIENTS),
+        _spec(m.TopicSchemasRequest, m.TopicSchemasResponse, _CLIENTS),
+        _spec(m.DeleteRecordsRequest, m.DeleteRecordsResponse, _ADMINISTRATION),
+        _spec(m.EpochEndOffsetsRequest, m.EpochEndOffsetsResponse, _CLIENTS),
+        _spec(m.DescribeRangesRequest, m.DescribeRangesResponse, _CLIENTS),
+        _spec(c.DescribeClusterRequest, c.DescribeClusterResponse, _CLIENTS),
+        _spec(v.ChangeVotersRequest, v.ChangeVotersResponse, _ADMINISTRATION),
+        _spec(e.ElectLeadersRequest, e.ElectLeadersResponse, _ADMINISTRATION),
+        _spec(p.DescribeReplicasRequest, p.DescribeReplicasResponse, _CLIENTS),
         _spec(
             n.ReassignPartitionsRequest,
             n.ReassignPartitionsResponse,
+            _ADMINISTRATION,
             request_containers_max=n.REASSIGN_PARTITIONS_CONTAINERS_MAX,
         ),
-        _spec(k.AlterConfigsRequest, k.AlterConfigsResponse),
-        _spec(k.DescribeConfigsRequest, k.DescribeConfigsResponse),
-        _spec(f.UpdateFeaturesRequest, f.UpdateFeaturesResponse),
-        _spec(d.DecommissionBrokerRequest, d.DecommissionBrokerResponse),
+        _spec(k.AlterConfigsRequest, k.AlterConfigsResponse, _ADMINISTRATION),
+        _spec(k.DescribeConfigsRequest, k.DescribeConfigsResponse, _CLIENTS),
+        _spec(f.UpdateFeaturesRequest, f.UpdateFeaturesResponse, _ADMINISTRATION),
+        _spec(d.DecommissionBrokerRequest, d.DecommissionBrokerResponse, _ADMINISTRATION),
         _spec(
             q.QuorumRequest,
             q.QuorumResponse,
-            between_brokers=True,
+            _BROKERS,
             request_containers_max=q.QUORUM_CONTAINERS_MAX,
         ),
         _spec(
             b.RegisterBrokerRequest,
             b.RegisterBrokerResponse,
-            between_brokers=True,
+            _BROKERS,
             request_containers_max=b.REGISTER_CONTAINERS_MAX,
         ),
-        _spec(b.BrokerHeartbeatRequest, b.BrokerHeartbeatResponse, between_brokers=True),
-        _spec(r.ReplicaFetchRequest, r.ReplicaFetchResponse, between_brokers=True),
+        _spec(b.BrokerHeartbeatRequest, b.BrokerHeartbeatResponse, _BROKERS),
+        _spec(r.ReplicaFetchRequest, r.ReplicaFetchResponse, _BROKERS),
         _spec(
             r.AlterPartitionRequest,
             r.AlterPartitionResponse,
-            between_brokers=True,
+            _BROKERS,
             request_containers_max=r.ALTER_PARTITION_CONTAINERS_MAX,
         ),
         _spec(
             r.ReportLogEndsRequest,
             r.ReportLogEndsResponse,
-            between_brokers=True,
+            _BROKERS,
             request_containers_max=r.LOG_ENDS_CONTAINERS_MAX,
         ),
     )
 }
 
 assert set(APIS) == {int(api) for api in m.Api}, "every API has a line in the table"
-assert not FOR_CLIENTS & ADMINISTRATION
-assert {s.api for s in APIS.values() if not s.between_brokers} == FOR_CLIENTS | ADMINISTRATION, (
-    "a new API is for clients, administration, or between brokers"
+
+ADMINISTRATION: Final = frozenset(
+    s.api for s in APIS.values() if s.audience is Audience.ADMINISTRATION
 )
-assert {s.api for s in APIS.values() if s.request().only_asks} == ALSO_ASK
+"""Refused at a listener with `listeners.<name>.administration=false`."""
+
+ALSO_ASK: Final = frozenset(s.api for s in APIS.values() if s.request().only_asks)
+"""Those of them that have a form which only asks: that is served at each listener."""
 assert ALSO_ASK < ADMINISTRATION
 
 

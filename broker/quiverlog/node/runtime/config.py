@@ -52,7 +52,7 @@ class NodeConfig:
     listeners: Mapping[str, Address] = field(default_factory=dict)
     """What those who ask at a listener are told to connect to, if it is not the address above."""
     listeners_without_administration: frozenset[str] = frozenset()
-    """Those that refuse `wire.apis.ADMINISTRATION`."""
+    """Those that refuse `wire.registry.ADMINISTRATION`."""
     inter_broker_listener: str = LISTENER_DEFAULT
     """Where brokers speak among themselves: no other listener serves the APIs between brokers."""
     rack: str = ""

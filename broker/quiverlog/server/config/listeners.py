@@ -18,7 +18,7 @@ from quiverlog.addresses import Address
 from quiverlog.errors import InvalidConfig
 from quiverlog.node.runtime.config import LISTENER_DEFAULT
 from quiverlog.settings import InvalidValue, Kind, Setting, SettingsTable
-from quiverlog.wire.apis import ADMINISTRATION, ALSO_ASK
+from quiverlog.wire.registry import ADMINISTRATION, ALSO_ASK
 
 __all__ = [
     "LISTENERS_MAX",
