@@ -22,7 +22,6 @@ sys.path.insert(0, str(ROOT))  # the checks of the links are the tidy test's
 from quiverlog import errors  # noqa: E402
 from scripts import (  # noqa: E402
     limits_table,
-    module_table,
     protocol_json,
     protocol_tables,
     record_tables,
@@ -115,7 +114,6 @@ PAGES: dict[str, Callable[[], str]] = {
 }
 TABLES: dict[str, Callable[[], str]] = {
     "metadata-records": record_tables.records_table,
-    "modules": module_table.modules_table,
     "protocol-apis": protocol_tables.apis_table,
     "protocol-errors": protocol_tables.errors_table,
     "protocol-limits": limits_table.limits_table,

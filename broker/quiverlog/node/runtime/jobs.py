@@ -2,8 +2,9 @@
 
 Owns the pairing of a job with its continuation, and how many jobs of a kind of urgency run at once:
 flushes, which clients wait for, must not stand in a line behind the removal of ten thousand files.
-So a flush may overtake a trim of the same log that was begun before it: what that asks of jobs is
-in docs/architecture.md.
+So a flush may overtake a trim or removal of the same log that was begun before it. A job that was
+held back finds files that later ones have written and leaves them: a log start never goes back, a
+removal names its files, and no name is used twice.
 
 Invariant: every started job is answered by one JobDone, which runs its continuation. A continuation
 that raises is called once more with what it raised, so that whoever waits for it hears of it: it
