@@ -117,7 +117,7 @@ def write_table(caught: Iterable[Caught], path: Path, *, seeds: int, part: str =
 _PARTS = ("One broker", "A cluster", "Raft")
 _ABOVE = """# Planted bugs
 
-Written by `make sim-bugs ARGS='--table docs/planted-bugs.md'`.
+Written by `make sim-bugs ARGS='--table tests/sim/planted-bugs.md'`.
 The seeds are those of one run: any change of the broker may shift them.
 """
 

@@ -22,7 +22,7 @@ _CHUNK = 3
 _FRESH_SEEDS = 4
 _DURATION_MS = 5_000
 _FRESH_MS = 3_000
-"""Longer ones nobody has run fail now and then: docs/simulation.md lists what is open."""
+"""Longer ones nobody has run fail now and then: tests/sim/README.md lists what is open."""
 _HUNT_SEEDS = 6
 _MUST_HAPPEN = (
     "clock jump",
