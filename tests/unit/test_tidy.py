@@ -44,6 +44,39 @@ PRODUCT = ("broker/", "connector/", "demo/")
 GENERATED = re.compile(r"^Generated (?:from|by) .*do not edit", re.MULTILINE | re.DOTALL)
 QUESTIONS_ALLOWED: dict[str, str] = {}
 """Docstrings and comments that may ask: file -> the question."""
+PRIVATE_WORDS = re.compile(
+    r"\b(?:told|tells?|telling|said|says?|hears?|heard|knows?|(?:no|some|any)body|whoever)\b"
+    r"|\b(?:ow(?:es?|ed|ing)|stands?|standing|stood)\b"
+    r"|\bso many\b|\bso long\b(?! as\b)|\bsee the module docstring\b"
+    # An actor without a noun before it: at the start of a clause, or after such a word.
+    r"|(?:(?:^|[.;:,(])\s*|\b(?:of|by|to|for|from|with|and|or|but|than|as|at|on|is|are|those|asks?"
+    r"|names?|sees?|one)\s+)whom?\b",
+    re.IGNORECASE,
+)
+"""Words for what a broker, a client or a caller does that the field has better words for: sends,
+records, reports, refuses, "at most 5". Docstrings and comments do without them."""
+PRIVATE_WORDS_MAX = {
+    "batch": 85,
+    "benchmarks": 85,
+    "cli": 165,
+    "client": 165,
+    "connector": 90,
+    "core": 280,
+    "demo": 125,
+    "local": 175,
+    "node": 245,
+    "quiverlog": 170,
+    "scripts": 90,
+    "server": 240,
+    "storage": 145,
+    "tests": 225,
+    "wire": 195,
+}
+"""How many of them a package may have in 10,000 words of docstrings and comments. Only falls."""
+PROSE_WORDS_MAX = 131_000
+"""Words in the docstrings and comments of the product. Only falls, to some 70,000."""
+REASONS_MIN: dict[str, float] = {}
+"""Comments per 100 lines of code, for the packages where each was weighed. Only rises."""
 FUNCTION_LINES_MAX = 70
 LINE_CHARS_MAX = 100
 SKIPPED_PARTS = {
@@ -97,6 +130,9 @@ def test_the_house_is_there() -> None:
     assert ROOT / "README.md" in files()
 
 
+COMMENT = re.compile(r"(?:^|\s)#+ (?!type:|noqa|fmt:|pragma|-{5})(.*)")
+
+
 class Looked:
     """One look at a Python file; its tree is made once and not kept."""
 
@@ -110,6 +146,7 @@ class Looked:
         self.is_written = not GENERATED.search(docstring)
         self.needs_docstring = not docstring and bool(path.name != "__init__.py" or source.strip())
         self.docstrings = list(docstrings(tree))
+        self.comments, self.reasons, self.code_lines = comments(source, tree)
         self.long_functions = [
             f"{place(path, node.lineno)} {node.name} has {length} lines"
             for node in ast.walk(tree)
@@ -129,6 +166,35 @@ def docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:
         docstring = node.value if isinstance(node, ast.Expr) else None
         if isinstance(docstring, ast.Constant) and isinstance(docstring.value, str):
             yield docstring.lineno, docstring.value
+
+
+def comments(source: str, tree: ast.AST) -> tuple[list[str], int, int]:
+    """The text of each comment, how many blocks they form, and the lines of code around them.
+
+    Notes to tools (`noqa`, `type:`) are code.
+    """
+    in_text = {
+        line
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant | ast.JoinedStr) and (node.end_lineno or 0) > node.lineno
+        for line in range(node.lineno, (node.end_lineno or 0) + 1)
+    }
+    in_docstring = {
+        line
+        for start, text in docstrings(tree)
+        for line in range(start, start + text.count("\n") + 1)
+    }
+    in_text |= in_docstring
+    found, blocks, code, before = [], 0, 0, False
+    for number, line in enumerate(source.splitlines(), 1):
+        match = COMMENT.search(line) if number not in in_text else None
+        alone = match is not None and not line[: match.start()].strip()
+        if match:
+            found.append(match.group(1))
+            blocks += not (alone and before)
+        before = alone
+        code += bool(line.strip()) and not alone and number not in in_docstring
+    return found, blocks, code
 
 
 def lengths() -> dict[str, int]:
@@ -272,6 +338,86 @@ def prose(file: Looked) -> Iterator[tuple[int, str]]:
     for token in tokenize.generate_tokens(io.StringIO(file.path.read_text()).readline):
         if token.type == tokenize.COMMENT:
             yield token.start[0], token.string
+
+
+def package_of(name: str) -> str:
+    """`broker/quiverlog/core/raft/log.py` -> `core`; `tests/unit/test_tidy.py` -> `tests`."""
+    parts = Path(name).parts
+    return parts[min(2, len(parts) - 2)] if parts[0] == "broker" else parts[0]
+
+
+class Prose:
+    """What the docstrings and comments of one package come to."""
+
+    def __init__(self, files: list[Looked]) -> None:
+        texts = [(file.name, line, text) for file in files for line, text in file.docstrings]
+        texts += [(file.name, 0, " ".join(file.comments)) for file in files]
+        self.words = sum(len(text.split()) for _, _, text in texts)
+        self.private = [
+            f"{name}:{line}: {match.group().strip()}"
+            for name, line, text in texts
+            for match in PRIVATE_WORDS.finditer(" ".join(text.split()))
+        ]
+        self.reasons = 100 * sum(file.reasons for file in files) / sum(f.code_lines for f in files)
+
+    def private_rate(self) -> float:
+        return 10_000 * len(self.private) / max(1, self.words)
+
+
+@cache
+def packages() -> dict[str, Prose]:
+    found: dict[str, list[Looked]] = {}
+    for file in looked():
+        if file.is_written:
+            found.setdefault(package_of(file.name), []).append(file)
+    return {package: Prose(files) for package, files in found.items()}
+
+
+def test_docstrings_and_comments_speak_the_words_of_the_field() -> None:
+    problems = []
+    for package, prose in packages().items():
+        limit, rate = PRIVATE_WORDS_MAX.get(package, 0), prose.private_rate()
+        if rate > limit:
+            problems.append(f"{package}: {rate:.1f} private words in 10,000, more than {limit}:")
+            problems.extend(f"    {found}" for found in prose.private[:50])
+        elif rate < 0.75 * limit - 5:
+            problems.append(f"{package}: {rate:.1f} private words in 10,000: lower its {limit}")
+    report(problems)
+
+
+@pytest.mark.parametrize(
+    ("text", "private"),
+    [
+        ("The leader is told, who asks, and so many rows; so long.", 4),
+        ("The leader that asks is known; as many rows, so long as it leads.", 0),
+        ("Of whom nobody knows: see the module\ndocstring.", 4),
+        ("The client who asked owes one; outstanding bodies.", 1),
+    ],
+)
+def test_what_is_a_private_word(text: str, private: int) -> None:
+    assert len(PRIVATE_WORDS.findall(" ".join(text.split()))) == private
+
+
+def test_docstrings_and_comments_are_worth_reading() -> None:
+    """Fewer words, and more of them reasons."""
+    product = [file for file in looked() if file.is_written and file.name.startswith(PRODUCT)]
+    words = Prose(product).words
+    problems = []
+    if not 0.97 * PROSE_WORDS_MAX < words <= PROSE_WORDS_MAX:
+        problems.append(f"{words} words of docstrings and comments, bound {PROSE_WORDS_MAX}")
+    for package, least in REASONS_MIN.items():
+        share = packages()[package].reasons
+        if not least <= share < least + 0.5:
+            problems.append(f"{package}: {share:.2f} comments in 100 lines of code, bound {least}")
+    report(problems)
+
+
+def test_comments_are_found_where_code_is() -> None:
+    source = (
+        "# one reason,\n# two lines\na = 1  # another\nb = '''\n# text\n'''\n"
+        'c = 2  # type: ignore[x]\n"""Docs  # of c."""\n'
+    )
+    assert comments(source, ast.parse(source)) == (["one reason,", "two lines", "another"], 2, 5)
 
 
 def test_docstrings_and_comments_state_and_do_not_ask() -> None:
