@@ -585,6 +585,9 @@ class Field(NamedTuple):
     nullable: bool
     count_max: int | None
     """Most entries of an array or map; of `bin`, most bytes; of `str`, most characters."""
+    value_min: int | None
+    value_max: int | None
+    """The range of a number, where it is narrower than its type."""
     default: object
     meaning: str
 
@@ -639,21 +642,32 @@ def fields_of(cls: type[msgspec.Struct]) -> list[Field]:
     return found
 
 
-def _type_of(hint: Any) -> tuple[str, bool, int | None]:
-    """(name, nullable, most entries)."""
+class _Type(NamedTuple):
+    """The fields of `Field` that a type gives."""
+
+    type: str
+    nullable: bool = False
+    count_max: int | None = None
+    value_min: int | None = None
+    value_max: int | None = None
+
+
+def _type_of(hint: Any) -> _Type:
     if get_origin(hint) is Annotated:
         base, bounds = get_args(hint)
-        if base is int:
-            return ("int32" if bounds.le < 2**31 else "int64"), False, None
-        return _type_of(base)[0], False, bounds.max_length
+        if base is not int:
+            return _Type(_type_of(base).type, count_max=bounds.max_length)
+        bits = 31 if bounds.ge >= -(2**31) and bounds.le < 2**31 else 63
+        low = None if bounds.ge == -(2**bits) else bounds.ge
+        high = None if bounds.le == 2**bits - 1 else bounds.le
+        return _Type(f"int{bits + 1}", value_min=low, value_max=high)
     for name, kinds in UNIONS.items():
         if get_args(hint) == kinds:
-            return name, False, None
+            return _Type(name)
     if get_origin(hint) is list:
-        return f"array of {_type_of(get_args(hint)[0])[0]}", False, None
+        return _Type(f"array of {_type_of(get_args(hint)[0]).type}")
     if get_origin(hint) is dict:
-        return "map of str to str", False, None
+        return _Type("map of str to str")
     if type(None) in get_args(hint):
-        name, _, count_max = _type_of(get_args(hint)[0])
-        return name, True, count_max
-    return {str: "str", bytes: "bin", bool: "bool"}.get(hint) or hint.__name__, False, None
+        return _type_of(get_args(hint)[0])._replace(nullable=True)
+    return _Type({str: "str", bytes: "bin", bool: "bool"}.get(hint) or hint.__name__)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from decimal import Decimal
 from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import msgspec
 import pyarrow as pa
@@ -38,13 +38,16 @@ CREATED_US = int(dt.datetime(2026, 1, 2, 3, 4, 5, tzinfo=dt.UTC).timestamp()) * 
 
 def sample(cls: type[msgspec.Struct]) -> msgspec.Struct:
     """A message or part with every field set to something that is not its default."""
-    hints = get_type_hints(cls)
+    hints = get_type_hints(cls, include_extras=True)
     preamble = set(Message.__struct_fields__) if issubclass(cls, Message) else set()
     names = [name for name in cls.__struct_fields__ if name not in preamble]
     return cls(**{name: _value(hints[name], name, at) for at, name in enumerate(names, start=1)})
 
 
 def _value(hint: Any, name: str, number: int) -> Any:
+    if get_origin(hint) is Annotated:
+        base, bounds = get_args(hint)
+        return min(number * 100, bounds.le) if base is int else _value(base, name, number)
     if get_origin(hint) is list and get_origin(inner := get_args(hint)[0]) is UnionType:
         return [sample(kind) for kind in get_args(inner)]
     if get_origin(hint) is list:
@@ -57,7 +60,7 @@ def _value(hint: Any, name: str, number: int) -> Any:
         return sample(hint)
     if hint is bytes:
         return bytes(range(16)) if name == "topic_id" else b"\x01\x02"
-    return {int: number * 100, str: name, bool: True}[hint]
+    return {str: name, bool: True}[hint]
 
 
 def frame_samples() -> dict[str, bytes]:

@@ -18,7 +18,7 @@ from quiverlog.limits import (
     RACK_CHARS_MAX,
 )
 
-from .messages import Api, Int32, Int64, Part, Request, Response, UInt31
+from .messages import Api, Int32, Int64, Part, Port, Request, Response, UInt31
 from .quorum_messages import Endpoint
 
 __all__ = [
@@ -32,7 +32,6 @@ __all__ = [
 
 _T = TypeVar("_T")
 
-Port = Annotated[int, Meta(ge=0, le=65_535)]
 Incarnation = Annotated[bytes, Meta(max_length=16)]
 ClusterId = Annotated[str, Meta(max_length=CLUSTER_ID_CHARS_MAX)]
 DirectoryId = Annotated[str, Meta(max_length=DIRECTORY_ID_CHARS_MAX)]

@@ -11,8 +11,8 @@ from msgspec import Meta
 
 from quiverlog.limits import BROKERS_MAX, QUORUM_REPLICAS_SHOWN_MAX
 
-from .messages import Api, Int32, Int64, Part, Request, Response
-from .quorum_messages import Endpoint, UInt63
+from .messages import Api, Int64, Known, NodeId, Part, Port, Request, Response, UInt63
+from .quorum_messages import Endpoint
 from .voters_messages import QuorumReplica
 
 __all__ = ["ClusterBroker", "DescribeClusterRequest", "DescribeClusterResponse"]
@@ -31,24 +31,24 @@ class ClusterBroker(Part, array_like=True, gc=False):
     node id was refused a moment ago, as far as the answering broker has it; empty: nowhere.
     `faulted_count`: partitions there that take no writes, as the controller has it; 0 elsewhere."""
 
-    node_id: Int32 = -1
+    node_id: NodeId = -1
     broker_epoch: Int64 = -1
     host: str = ""
-    port: Int32 = 0
+    port: Port = 0
     rack: str = ""
     is_fenced: bool = False
     in_shutdown: bool = False
-    leader_count: Int64 = 0
-    replica_count: Int64 = 0
-    out_of_sync_count: Int64 = 0
-    needed_count: Int64 = 0
-    moving_count: Int64 = 0
+    leader_count: UInt63 = 0
+    replica_count: UInt63 = 0
+    out_of_sync_count: UInt63 = 0
+    needed_count: UInt63 = 0
+    moving_count: UInt63 = 0
     takes_partitions: bool = True
-    metadata_lag: Int64 = -1
+    metadata_lag: Known = -1
     is_disk_full: bool = False
     is_decommissioning: bool = False
     second_at: Endpoint = ""
-    faulted_count: Int64 = 0
+    faulted_count: UInt63 = 0
 
 
 class DescribeClusterResponse(Response, array_like=True, gc=False):
@@ -61,17 +61,17 @@ class DescribeClusterResponse(Response, array_like=True, gc=False):
 
     API: ClassVar[Api] = Api.DESCRIBE_CLUSTER
     cluster_id: str = ""
-    node_id: Int32 = -1
+    node_id: NodeId = -1
     metadata_version: Int64 = 0
-    controller_id: Int32 = -1
+    controller_id: NodeId = -1
     controller_epoch: UInt63 = 0
     brokers: Annotated[list[ClusterBroker], Meta(max_length=BROKERS_MAX)] = []
     quorum: Annotated[list[QuorumReplica], Meta(max_length=QUORUM_REPLICAS_SHOWN_MAX)] = []
-    topic_count: Int64 = 0
-    partition_count: Int64 = 0
-    under_replicated_count: Int64 = 0
-    under_min_in_sync_count: Int64 = 0
-    offline_count: Int64 = 0
-    moving_count: Int64 = 0
+    topic_count: UInt63 = 0
+    partition_count: UInt63 = 0
+    under_replicated_count: UInt63 = 0
+    under_min_in_sync_count: UInt63 = 0
+    offline_count: UInt63 = 0
+    moving_count: UInt63 = 0
     is_behind: bool = False
-    heard_ms: Int64 = -1
+    heard_ms: Known = -1

@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from quiverlog.limits import BROKER_CONFIGS_SHOWN_MAX
 
-from .messages import Api, BrokerEndpoint, Few, Int32, Int64, Part, Request, Response, UInt31
+from .messages import Api, BrokerEndpoint, Few, Int32, NodeId, Part, Request, Response, UInt63
 
 __all__ = [
     "WHOLE_CLUSTER",
@@ -69,7 +69,7 @@ class AlterConfigsResponse(Response, array_like=True, gc=False):
     """Whoever knows this metadata version does as it says."""
 
     API: ClassVar[Api] = Api.ALTER_CONFIGS
-    metadata_version: Int64 = 0
+    metadata_version: UInt63 = 0
     controller: BrokerEndpoint | None = None
 
 
@@ -85,7 +85,7 @@ class BrokerConfigEntry(Part, array_like=True, gc=False):
 
     key: str = ""
     value: str = ""
-    source: UInt31 = 0
+    source: Annotated[int, Meta(ge=0, le=int(max(ConfigSource)))] = 0
     changes_live: bool = False
     default: str = ""
     given: str | None = None
@@ -97,6 +97,6 @@ class DescribeConfigsResponse(Response, array_like=True, gc=False):
     """The configuration of the broker `node_id`, which knows this metadata version."""
 
     API: ClassVar[Api] = Api.DESCRIBE_CONFIGS
-    node_id: Int32 = -1
-    metadata_version: Int64 = 0
+    node_id: NodeId = -1
+    metadata_version: UInt63 = 0
     configs: Annotated[list[BrokerConfigEntry], Meta(max_length=BROKER_CONFIGS_SHOWN_MAX)] = []

@@ -4,7 +4,8 @@ Does no I/O: requests in, bytes out; frames in, responses out. The broker's side
 of its own: it answers each request with the correlation id that came with it.
 
 Legal order: `hello()` once, then `send()` at will (also before HELLO is answered); `receive()`
-for every frame. Any exception from `receive()` means that the connection must be closed.
+for every frame. Any exception from `receive()` but InvalidResponse means that the connection must
+be closed.
 """
 
 from __future__ import annotations
@@ -94,6 +95,8 @@ class ClientConnection:
 
         Raises:
             CorruptFrame: the header cannot be read or answers nothing that was asked.
+            InvalidResponse: a field of the answer is outside its bounds. The connection is as good
+                as before, and no other request is concerned.
             QuiverlogError: the broker refused the connection itself (correlation id 0).
         """
         _, _, correlation_id = frames.peek_preamble(frame.header)

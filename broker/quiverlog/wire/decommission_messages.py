@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 from typing import ClassVar
 
-from .messages import Api, BrokerEndpoint, Int64, Request, Response, UInt31
+from .messages import Api, BrokerEndpoint, Request, Response, UInt31, UInt63
 
 __all__ = ["DecommissionBrokerRequest", "DecommissionBrokerResponse", "DecommissionStep"]
 
@@ -45,5 +45,5 @@ class DecommissionBrokerResponse(Response, array_like=True, gc=False):
     is_decommissioning: bool = False
     is_fenced: bool = False
     is_voter: bool = False
-    replica_count: Int64 = 0
+    replica_count: UInt63 = 0
     controller: BrokerEndpoint | None = None

@@ -12,7 +12,7 @@ from msgspec import Meta
 from quiverlog.limits import PARTITIONS_PER_TOPIC_MAX
 from quiverlog.types import NO_EPOCH
 
-from .messages import Api, BrokerEndpoint, Int32, Part, Request, Response
+from .messages import Api, BrokerEndpoint, Epoch, Int32, NodeId, Part, Request, Response
 
 __all__ = ["ElectLeadersRequest", "ElectLeadersResponse", "PartitionLeader"]
 
@@ -32,8 +32,8 @@ class PartitionLeader(Part, array_like=True, gc=False):
     """Who leads a partition now, whether this request has changed it or not."""
 
     partition: Int32 = -1
-    leader_id: Int32 = -1
-    leader_epoch: Int32 = NO_EPOCH
+    leader_id: NodeId = -1
+    leader_epoch: Epoch = NO_EPOCH
     elected: bool = False
 
 

@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from quiverlog.limits import BROKERS_MAX
 
-from .messages import Api, BrokerEndpoint, Int32, Part, Request, Response, UInt31
+from .messages import Api, BrokerEndpoint, NodeId, Part, Request, Response, UInt31
 
 __all__ = ["BrokerFeatures", "UpdateFeaturesRequest", "UpdateFeaturesResponse"]
 
@@ -34,7 +34,7 @@ class UpdateFeaturesRequest(Request, array_like=True, gc=False):
 class BrokerFeatures(Part, array_like=True, gc=False):
     """The feature levels that a registered broker supports."""
 
-    node_id: Int32 = -1
+    node_id: NodeId = -1
     level_min: UInt31 = 1
     level_max: UInt31 = 1
 

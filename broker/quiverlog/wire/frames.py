@@ -14,14 +14,16 @@ Must not know: sockets, event loops, what a message means, Arrow.
 
 from __future__ import annotations
 
+import re
 import struct
-from typing import Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple, cast, get_args, get_origin
 
 import msgspec
 
 from quiverlog.errors import (
     CorruptFrame,
     FrameTooLarge,
+    InvalidResponse,
     QuiverlogError,
     UnknownApi,
     UnsupportedVersion,
@@ -36,7 +38,7 @@ from quiverlog.limits import (
 
 from .buffers import BufferPool, Memory
 from .messages import CORRELATION_ID_MAX, Api, HelloRequest, Message, Request, Response
-from .registry import APIS
+from .registry import APIS, ApiSpec
 
 __all__ = [
     "SCRATCH_BYTES",
@@ -125,6 +127,7 @@ BODY_ALIGNMENT_BYTES: Final = 64
 _PREFIX: Final = struct.Struct("<II")
 _FIRST_BYTES: Final = struct.Struct("5B")
 _SIZE_FIELD_BYTES: Final = 4
+VALUE_CHARS_SHOWN_MAX: Final = 100
 _DECODE_ERRORS: Final = (msgspec.MsgspecError, RecursionError, UnicodeError)
 
 _encode_header: Final = msgspec.msgpack.Encoder().encode
@@ -259,17 +262,48 @@ def decode_response(header: memoryview | bytes, api: int) -> Response:
     """Decode the response to a request of `api`.
 
     Raises:
-        CorruptFrame: not a message, fields of the wrong type, or another API's response.
+        CorruptFrame: not a message, or another API's response.
+        InvalidResponse: a field is of the wrong type or outside its bounds; the frame is whole.
     """
     spec = APIS[api]
     check_containers(header, CorruptFrame)
     try:
         response = spec.response_decoder.decode(header)
     except _DECODE_ERRORS as error:
-        raise CorruptFrame(f"cannot read a {spec.api.name} response: {error}.") from None
+        raise _unreadable(header, spec, error) from None
     if response.api != api:
         raise CorruptFrame(f"API {response.api} answered a {spec.api.name} request.")
     return response
+
+
+def _unreadable(header: memoryview | bytes, spec: ApiSpec, error: Exception) -> QuiverlogError:
+    why = str(error)
+    if isinstance(error, msgspec.ValidationError) and peek_preamble(header)[0] == spec.api:
+        try:
+            why = _with_value(why, msgspec.msgpack.decode(header), spec.response)
+        except _DECODE_ERRORS:
+            pass  # What follows the wrong field is damaged.
+        else:
+            return InvalidResponse(f"cannot read a {spec.api.name} response: {why}.")
+    return CorruptFrame(f"cannot read a {spec.api.name} response: {why}.")
+
+
+def _with_value(error: str, value: Any, message: type[Message]) -> str:
+    """msgspec's words, with the field's name and value where it has a path such as `$[5][0][3]`."""
+    words, has_path, path = error.partition(" - at `$")
+    if not has_path:
+        return error
+    hint, name = cast(Any, message), ""
+    for number in map(int, re.findall(r"\[(\d+)\]", path)):
+        if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+            field = msgspec.structs.fields(hint)[number]
+            name, hint = f"{name}.{field.name}", field.type
+        else:
+            name, hint = f"{name}[{number}]", get_args(hint)[0]
+        while get_origin(hint) is Annotated or type(None) in get_args(hint):
+            hint = get_args(hint)[0]
+        value = value[number]
+    return f"{words} at `{name[1:]}`, which is {repr(value)[:VALUE_CHARS_SHOWN_MAX]}"
 
 
 def decode_error(header: memoryview | bytes) -> Response:

@@ -8,9 +8,11 @@ so that an older decoder ignores what it does not know and a newer one fills in 
 A partition inside a request is named by topic id, not by name: a topic that was deleted and
 created again must not be taken for the old one (KIP-516).
 
-The types carry their bounds: integers have a width, lists a largest length. msgspec checks a
-list's length before it makes room for the list, so that a header of four million empty arrays
-costs what it weighs and no more.
+The types carry their bounds: integers a range, lists a largest length. An answer's fields are
+bound by what they mean (the client checks beside only how an answer fits its request), a request's
+by their width: the broker refuses the rest with a better message. A default lies in its bounds.
+msgspec checks a list's length before it makes room for the list, so that a header of four million
+empty arrays costs what it weighs and no more.
 """
 
 from __future__ import annotations
@@ -34,20 +36,38 @@ from quiverlog.types import (
     NO_EPOCH,
     NO_PRODUCER_ID,
     NO_SEQUENCE,
+    Compression,
     Durability,
     IsolationLevel,
 )
 
 from .apis import Api as Api
 
+MOMENT_US_MAX: Final = 253_402_300_799_999_999
+"""The last microsecond of the year 9999, where Python's datetime ends."""
 CORRELATION_ID_MAX: Final = 2**31 - 1
 """Requests have ids from 1 on; id 0 is in an answer that belongs to no readable request."""
 
 _T = TypeVar("_T")
 
 UInt31 = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+UInt63 = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+NodeId = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
+"""-1: none, or not known."""
+Epoch = Annotated[int, Meta(ge=NO_EPOCH, le=2**31 - 1)]
+ProducerEpoch = Annotated[int, Meta(ge=NO_EPOCH, le=2**15 - 1)]
+Known = Annotated[int, Meta(ge=-1, le=2**63 - 1)]
+"""An offset, size or age; -1: none, or not known."""
+Moment = Annotated[int, Meta(ge=0, le=MOMENT_US_MAX)]
+"""Microseconds since 1970."""
+Port = Annotated[int, Meta(ge=0, le=65_535)]
+ErrorCode = Annotated[int, Meta(ge=0, le=999)]
+"""Codes from 1,000 on are a client's own."""
+DurabilityLevel = Annotated[int, Meta(ge=0, le=int(max(Durability)))]
+"""Of a topic or an acknowledgement: TOPIC_DEFAULT is for requests."""
+CompressionCodec = Annotated[int, Meta(ge=0, le=int(max(Compression)))]
 BatchHead = Annotated[bytes, Meta(max_length=BATCH_HEADER_BYTES)]
 TopicId = Annotated[bytes, Meta(max_length=16)]
 PerTopic = Annotated[list[_T], Meta(max_length=TOPICS_PER_REQUEST_MAX)]
@@ -90,7 +110,7 @@ class Response(Message, array_like=True, gc=False):
 
     API: ClassVar[Api]
     VERSION: ClassVar[int] = 1
-    error_code: Int32 = 0
+    error_code: ErrorCode = 0
     error_message: str = ""
 
 
@@ -134,17 +154,17 @@ class MetadataRequest(Request, array_like=True, gc=False):
 
 
 class BrokerEndpoint(Part, array_like=True, gc=False):
-    node_id: Int32 = -1
+    node_id: NodeId = -1
     host: str = ""
-    port: Int32 = 0
+    port: Port = 0
     rack: str = ""
 
 
 class PartitionMetadata(Part, array_like=True, gc=False):
     partition: Int32 = -1
     error_code: Int32 = 0
-    leader_id: Int32 = -1
-    leader_epoch: Int32 = NO_EPOCH
+    leader_id: NodeId = -1
+    leader_epoch: Epoch = NO_EPOCH
     replicas: Few[Int32] = []
     in_sync_replicas: Few[Int32] = []
 
@@ -154,14 +174,14 @@ class TopicMetadata(Part, array_like=True, gc=False):
 
     name: str = ""
     topic_id: TopicId = b""
-    error_code: Int32 = 0
+    error_code: ErrorCode = 0
     is_internal: bool = False
-    schema_id: Int32 = 0
+    schema_id: UInt31 = 0
     key_columns: Few[str] = []
-    durability: Int32 = Durability.FLUSHED
-    batch_bytes_max: Int64 = 0
+    durability: DurabilityLevel = Durability.FLUSHED
+    batch_bytes_max: UInt63 = 0
     partitions: PerPartition[PartitionMetadata] = []
-    compression: Int32 = 0
+    compression: CompressionCodec = 0
 
 
 class MetadataResponse(Response, array_like=True, gc=False):
@@ -206,11 +226,11 @@ class ProducePartitionResult(Part, array_like=True, gc=False):
 
     topic_id: TopicId = b""
     partition: Int32 = -1
-    error_code: Int32 = 0
+    error_code: ErrorCode = 0
     error_message: str = ""
-    base_offset: Int64 = -1
-    row_count: Int64 = 0
-    durability: Int32 = Durability.MEMORY
+    base_offset: Known = -1
+    row_count: UInt63 = 0
+    durability: DurabilityLevel = Durability.MEMORY
     leader_epoch: Int32 = NO_EPOCH
     log_start_offset: Int64 = -1
     duplicate: bool = False
@@ -288,18 +308,18 @@ class FetchPartitionResult(Part, array_like=True, gc=False):
 
     topic_id: TopicId = b""
     partition: Int32 = -1
-    error_code: Int32 = 0
+    error_code: ErrorCode = 0
     error_message: str = ""
-    leader_epoch: Int32 = NO_EPOCH
-    log_start_offset: Int64 = -1
-    high_watermark: Int64 = -1
+    leader_epoch: Epoch = NO_EPOCH
+    log_start_offset: Known = -1
+    high_watermark: Known = -1
     last_stable_offset: Int64 = -1
     diverging_epoch: Int32 = NO_EPOCH
-    diverging_end_offset: Int64 = -1
+    diverging_end_offset: Known = -1
     preferred_replica: Int32 = -1
-    batch_bytes: Int64 = 0
+    batch_bytes: UInt63 = 0
     damage_start_offset: Int64 = -1
-    damage_end_offset: Int64 = -1
+    damage_end_offset: Known = -1
     file_ranges: Few[FileRange] = []
 
 
@@ -341,11 +361,11 @@ class ListOffsetsPartitionResult(Part, array_like=True, gc=False):
 
     topic_id: TopicId = b""
     partition: Int32 = -1
-    error_code: Int32 = 0
+    error_code: ErrorCode = 0
     error_message: str = ""
-    offset: Int64 = -1
+    offset: Known = -1
     timestamp_us: Int64 = -1
-    leader_epoch: Int32 = NO_EPOCH
+    leader_epoch: Epoch = NO_EPOCH
 
 
 class ListOffsetsResponse(Response, array_like=True, gc=False):
@@ -366,8 +386,8 @@ class InitProducerIdRequest(Request, array_like=True, gc=False):
 
 class InitProducerIdResponse(Response, array_like=True, gc=False):
     API: ClassVar[Api] = Api.INIT_PRODUCER_ID
-    producer_id: Int64 = NO_PRODUCER_ID
-    producer_epoch: Int32 = NO_EPOCH
+    producer_id: Known = NO_PRODUCER_ID
+    producer_epoch: ProducerEpoch = NO_EPOCH
     controller: BrokerEndpoint | None = None
 
 
@@ -392,7 +412,7 @@ class CreateTopicsRequest(Request, array_like=True, gc=False):
 class TopicResult(Part, array_like=True, gc=False):
     name: str = ""
     topic_id: TopicId = b""
-    error_code: Int32 = 0
+    error_code: ErrorCode = 0
     error_message: str = ""
 
 
@@ -432,7 +452,7 @@ class AlterTopicRequest(Request, array_like=True, gc=False):
 
 class AlterTopicResponse(Response, array_like=True, gc=False):
     API: ClassVar[Api] = Api.ALTER_TOPIC
-    schema_id: Int32 = 0
+    schema_id: UInt31 = 0
     controller: BrokerEndpoint | None = None
 
 
@@ -453,22 +473,22 @@ class ConfigEntry(Part, array_like=True, gc=False):
 
 
 class SchemaVersion(Part, array_like=True, gc=False):
-    schema_id: Int32 = 0
-    created_us: Int64 = 0
+    schema_id: UInt31 = 0
+    created_us: Moment = 0
     schema: bytes = b""
 
 
 class PartitionDescription(Part, array_like=True, gc=False):
     partition: Int32 = -1
-    leader_id: Int32 = -1
-    leader_epoch: Int32 = NO_EPOCH
+    leader_id: NodeId = -1
+    leader_epoch: Epoch = NO_EPOCH
     replicas: Few[Int32] = []
     in_sync_replicas: Few[Int32] = []
-    log_start_offset: Int64 = 0
-    high_watermark: Int64 = 0
-    log_end_offset: Int64 = 0
+    log_start_offset: Known = 0
+    high_watermark: Known = 0
+    log_end_offset: Known = 0
     flushed_offset: Int64 = 0
-    size_bytes: Int64 = 0
+    size_bytes: Known = 0
     segments: Int32 = 0
 
 
@@ -477,10 +497,10 @@ class TopicDescription(Part, array_like=True, gc=False):
 
     name: str = ""
     topic_id: TopicId = b""
-    error_code: Int32 = 0
+    error_code: ErrorCode = 0
     error_message: str = ""
     is_internal: bool = False
-    created_us: Int64 = 0
+    created_us: Moment = 0
     key_columns: Few[str] = []
     replication_factor: Int32 = 1
     configs: Few[ConfigEntry] = []
@@ -512,7 +532,7 @@ class TopicSchemasResponse(Response, array_like=True, gc=False):
 
     API: ClassVar[Api] = Api.TOPIC_SCHEMAS
     schemas: Annotated[list[SchemaVersion], Meta(max_length=SCHEMAS_PER_TOPIC_MAX)] = []
-    next_schema_id: Int32 = 0
+    next_schema_id: UInt31 = 0
 
 
 class DeleteRecordsPartition(Part, array_like=True, gc=False):
@@ -537,9 +557,9 @@ class DeleteRecordsRequest(Request, array_like=True, gc=False):
 class DeleteRecordsPartitionResult(Part, array_like=True, gc=False):
     topic_id: TopicId = b""
     partition: Int32 = -1
-    error_code: Int32 = 0
+    error_code: ErrorCode = 0
     error_message: str = ""
-    log_start_offset: Int64 = -1
+    log_start_offset: Known = -1
 
 
 class DeleteRecordsResponse(Response, array_like=True, gc=False):
@@ -565,10 +585,10 @@ class EpochEndOffsetsRequest(Request, array_like=True, gc=False):
 class EpochEndOffsetsPartitionResult(Part, array_like=True, gc=False):
     topic_id: TopicId = b""
     partition: Int32 = -1
-    error_code: Int32 = 0
+    error_code: ErrorCode = 0
     error_message: str = ""
-    epoch: Int32 = NO_EPOCH
-    end_offset: Int64 = -1
+    epoch: Epoch = NO_EPOCH
+    end_offset: Known = -1
 
 
 class EpochEndOffsetsResponse(Response, array_like=True, gc=False):
@@ -599,10 +619,10 @@ class RangePartitionResult(Part, array_like=True, gc=False):
 
     topic_id: TopicId = b""
     partition: Int32 = -1
-    error_code: Int32 = 0
+    error_code: ErrorCode = 0
     error_message: str = ""
-    end_offset: Int64 = -1
-    byte_count: Int64 = 0
+    end_offset: Known = -1
+    byte_count: UInt63 = 0
 
 
 class DescribeRangesResponse(Response, array_like=True, gc=False):

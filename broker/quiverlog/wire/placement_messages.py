@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from quiverlog.limits import PARTITIONS_PER_TOPIC_MAX
 
-from .messages import Api, Int32, Int64, Part, PerTopic, Request, Response, TopicId
+from .messages import Api, Int32, Int64, Known, Part, PerTopic, Request, Response, TopicId
 
 __all__ = [
     "DescribeReplicasRequest",
@@ -33,7 +33,7 @@ class ReplicaSize(Part, array_like=True, gc=False):
     """One replica that this broker holds."""
 
     partition: Int32 = -1
-    size_bytes: Int64 = -1
+    size_bytes: Known = -1
     log_end_offset: Int64 = -1
 
 

@@ -26,7 +26,7 @@ from quiverlog.limits import (
     QUORUM_VOTERS_MAX,
 )
 
-from .messages import Api, Int32, Part, Request, Response, UInt31
+from .messages import Api, Int32, Part, Request, Response, UInt31, UInt63
 
 __all__ = [
     "QUORUM_CONTAINERS_MAX",
@@ -51,7 +51,6 @@ __all__ = [
 
 _T = TypeVar("_T")
 
-UInt63 = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 BodyBytes = Annotated[int, Meta(ge=0, le=QUORUM_BODY_BYTES_MAX)]
 ClusterId = Annotated[str, Meta(max_length=CLUSTER_ID_CHARS_MAX)]
 DirectoryId = Annotated[str, Meta(max_length=DIRECTORY_ID_CHARS_MAX)]

@@ -11,7 +11,17 @@ from msgspec import Meta
 
 from quiverlog.limits import PARTITIONS_PER_TOPIC_MAX, REPLICATION_FACTOR_MAX
 
-from .messages import Api, BrokerEndpoint, Int32, Int64, Part, PerTopic, Request, Response
+from .messages import (
+    Api,
+    BrokerEndpoint,
+    Int32,
+    Int64,
+    Part,
+    PerTopic,
+    Request,
+    Response,
+    UInt63,
+)
 
 __all__ = [
     "REASSIGN_PARTITIONS_CONTAINERS_MAX",
@@ -64,7 +74,7 @@ class PartitionReplicas(Part, array_like=True, gc=False):
     in_sync_replicas: Both = []
     adding_replicas: Replicas = []
     removing_replicas: Both = []
-    move_bytes_per_s: Int64 = 0
+    move_bytes_per_s: UInt63 = 0
 
 
 class TopicMoves(Part, array_like=True, gc=False):

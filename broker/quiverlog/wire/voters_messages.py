@@ -12,14 +12,20 @@ from msgspec import Meta
 
 from quiverlog.limits import QUORUM_REPLICAS_SHOWN_MAX
 
-from .messages import Api, BrokerEndpoint, Int32, Part, Request, Response, UInt31
-from .quorum_messages import DirectoryId, Endpoint, UInt63
+from .messages import (
+    Api,
+    BrokerEndpoint,
+    Int32,
+    Known,
+    Part,
+    Request,
+    Response,
+    UInt31,
+    UInt63,
+)
+from .quorum_messages import DirectoryId, Endpoint
 
 __all__ = ["ChangeVotersRequest", "ChangeVotersResponse", "QuorumReplica", "VoterChange"]
-
-
-Known = Annotated[int, Meta(ge=-1, le=2**63 - 1)]
-"""-1: not known here."""
 
 
 class VoterChange(enum.IntEnum):

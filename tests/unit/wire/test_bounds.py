@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import hypothesis.strategies as st
@@ -12,12 +13,14 @@ import pytest
 from hypothesis import given
 
 from quiverlog import limits
-from quiverlog.errors import CorruptFrame, FrameTooLarge
+from quiverlog.errors import CorruptFrame, FrameTooLarge, InvalidResponse
 from quiverlog.limits import HEADER_BYTES_MAX, MIB
+from quiverlog.wire import config_messages as k
 from quiverlog.wire import frames
 from quiverlog.wire import messages as m
 from quiverlog.wire.frames import count_containers
 from quiverlog.wire.registry import APIS
+from scripts.protocol_model import parts_of
 
 PREAMBLE = 3
 EMPTY_ARRAY = b"\x90"
@@ -61,7 +64,7 @@ def test_lists_of_millions_are_refused_before_they_are_made(
 ) -> None:
     header = header_of_empty_arrays(cls, field)
     api = int(cls.API)  # type: ignore[attr-defined]
-    with pytest.raises(CorruptFrame, match=r"length <=|arrays and maps"):
+    with pytest.raises((CorruptFrame, InvalidResponse), match=r"length <=|arrays and maps"):
         frames.decode_request(header) if issubclass(cls, m.Request) else frames.decode_response(
             header, api
         )
@@ -82,6 +85,100 @@ def test_what_a_header_of_empty_arrays_costs() -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
     )
     assert int(out.stdout) * 1024 < 8 * MIB
+
+
+def decoded(response: m.Response) -> m.Response:
+    """The response as a client gets it."""
+    return frames.decode_response(frames.encode(response, 1)[8:], int(response.API))
+
+
+@pytest.mark.parametrize("api", APIS, ids=lambda api: m.Api(api).name)
+def test_each_default_lies_in_its_bounds(api: int) -> None:
+    """An answer with an error has them all, and so has an entry with one."""
+    spec = APIS[api]
+    for cls in (spec.request, spec.response):
+        for part in parts_of(cls):
+            msgspec.convert(msgspec.to_builtins(part()), part)
+
+
+Made = Callable[[int], m.Response]
+BOUNDS: dict[str, tuple[Made, int, int]] = {
+    "error code": (lambda n: m.AlterTopicResponse(error_code=n), 0, 999),
+    "error code of an entry": (
+        lambda n: m.ProduceResponse(partitions=[m.ProducePartitionResult(error_code=n)]),
+        0,
+        999,
+    ),
+    "count": (
+        lambda n: m.ProduceResponse(partitions=[m.ProducePartitionResult(row_count=n)]),
+        0,
+        2**63 - 1,
+    ),
+    "offset": (
+        lambda n: m.ProduceResponse(partitions=[m.ProducePartitionResult(base_offset=n)]),
+        -1,
+        2**63 - 1,
+    ),
+    "durability": (
+        lambda n: m.ProduceResponse(partitions=[m.ProducePartitionResult(durability=n)]),
+        0,
+        3,
+    ),
+    "compression": (lambda n: m.MetadataResponse(topics=[m.TopicMetadata(compression=n)]), 0, 2),
+    "node": (lambda n: m.MetadataResponse(brokers=[m.BrokerEndpoint(n)]), -1, 2**31 - 1),
+    "port": (lambda n: m.MetadataResponse(brokers=[m.BrokerEndpoint(port=n)]), 0, 65_535),
+    "epoch": (
+        lambda n: m.FetchResponse(partitions=[m.FetchPartitionResult(leader_epoch=n)]),
+        -1,
+        2**31 - 1,
+    ),
+    "producer epoch": (lambda n: m.InitProducerIdResponse(producer_epoch=n), -1, 2**15 - 1),
+    "schema": (lambda n: m.AlterTopicResponse(schema_id=n), 0, 2**31 - 1),
+    "moment": (
+        lambda n: m.TopicSchemasResponse(schemas=[m.SchemaVersion(created_us=n)]),
+        0,
+        253_402_300_799_999_999,
+    ),
+    "source of a configuration": (
+        lambda n: k.DescribeConfigsResponse(configs=[k.BrokerConfigEntry(source=n)]),
+        0,
+        5,
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", BOUNDS)
+def test_a_number_outside_its_bounds_is_an_invalid_response(kind: str) -> None:
+    make, low, high = BOUNDS[kind]
+    for value in (low, low + 1, high - 1, high):
+        assert decoded(make(value)) == make_sent(make, value)
+    for value in (low - 1, high + 1):
+        with pytest.raises(InvalidResponse, match=f"which is {value}"):
+            decoded(make(value))
+
+
+def make_sent(make: Made, value: int) -> m.Response:
+    """The response with the fields that `encode` fills in."""
+    response = make(value)
+    frames.encode(response, 1)
+    return response
+
+
+def test_the_error_names_the_field_and_the_entry() -> None:
+    entries = [m.PartitionMetadata(0), m.PartitionMetadata(1, leader_id=-2)]
+    answer = m.MetadataResponse(topics=[m.TopicMetadata("t"), m.TopicMetadata(partitions=entries)])
+    with pytest.raises(InvalidResponse, match=r"METADATA.*topics\[1\]\.partitions\[1\]\.leader_id"):
+        decoded(answer)
+    header = msgspec.msgpack.encode([int(m.Api.METADATA), 1, 1, 0, "", "c", None])
+    with pytest.raises(InvalidResponse, match=r"Expected `int`, got `None` at `controller_id`"):
+        frames.decode_response(header, int(m.Api.METADATA))
+
+
+def test_an_answer_cut_short_is_no_message() -> None:
+    header = frames.encode(m.MetadataResponse(cluster_id="c"), 1)[8:]
+    for cut in range(len(header)):
+        with pytest.raises(CorruptFrame):
+            frames.decode_response(header[:cut], int(m.Api.METADATA))
 
 
 def header_of_nested_lists() -> bytes:

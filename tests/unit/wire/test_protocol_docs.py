@@ -41,6 +41,7 @@ def test_every_field_has_a_meaning_and_every_meaning_a_field() -> None:
 def test_the_json_says_what_the_classes_say() -> None:
     document = json.loads((PAGE.parent / "protocol.json").read_text())
     apis = {api["name"]: api for api in document["apis"]}
+    parts = {part["name"]: part for part in document["parts"]}
     delete = apis["DELETE_TOPICS"]["request"]["fields"]
     assert [(f["name"], f["type"], f["nullable"]) for f in delete] == [
         ("names", "array of str", False),
@@ -51,6 +52,13 @@ def test_the_json_says_what_the_classes_say() -> None:
     assert describe["names"]["count_max"] == limits.TOPICS_PER_REQUEST_MAX
     fetch = {f["name"]: f for f in apis["FETCH"]["request"]["fields"]}
     assert (fetch["bytes_max"]["type"], fetch["bytes_max"]["default"]) == ("int64", 0)
+    result = {f["name"]: f for f in parts["ProducePartitionResult"]["fields"]}
+    assert (result["base_offset"]["value_min"], result["base_offset"]["value_max"]) == (-1, None)
+    assert (result["durability"]["value_min"], result["durability"]["value_max"]) == (0, 3)
+    assert (result["next_sequence"]["value_min"], result["next_sequence"]["value_max"]) == (
+        None,
+        None,
+    )
     closing = {error["name"] for error in document["errors"] if error["closes_connection"]}
     assert "NOT_NEGOTIATED" in closing
     assert "INVALID_REQUEST" not in closing

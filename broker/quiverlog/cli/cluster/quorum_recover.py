@@ -18,7 +18,7 @@ from quiverlog.addresses import parse_address
 from quiverlog.cli.console.failures import CommandFailed
 from quiverlog.cli.console.options import confirmed, debug_option, format_option
 from quiverlog.cli.console.output import print_fields, print_json
-from quiverlog.errors import CorruptFrame, QuiverlogError
+from quiverlog.errors import CorruptFrame, InvalidResponse, QuiverlogError
 
 if TYPE_CHECKING:
     from quiverlog.storage.directory.quorum_recovery import StoppedQuorum
@@ -181,7 +181,7 @@ def _answer(cluster_id: str, node_id: int, endpoint: str) -> _Found | None:
                     return _Found(endpoint, is_voter=True)
         except TimeoutError:
             pass  # A voter whose loop stands still is there, too.
-        except (OSError, CorruptFrame):
+        except (OSError, CorruptFrame, InvalidResponse):
             return None
         except QuiverlogError:
             pass  # A broker that refuses this connection, for one.

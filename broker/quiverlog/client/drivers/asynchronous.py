@@ -42,6 +42,7 @@ from quiverlog.errors import (
     ConnectionClosed,
     ConnectionFailed,
     ForkedClient,
+    InvalidResponse,
     QuiverlogError,
     RequestTimedOut,
 )
@@ -93,14 +94,23 @@ class AsyncConnection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         try:
             for frame in self._receiver.buffer_updated(nbytes):
-                correlation_id, response, body = self._protocol.receive(frame)
-                asked = self._pending.pop(correlation_id, None)
-                if asked is not None and not asked[1].done():
-                    self._answer(*asked, response, body)
+                self._take(frame)
             if self._receiver.error is not None:
                 self._end(self._receiver.error)
         except QuiverlogError as error:
             self._end(error)
+
+    def _take(self, frame: frames.Frame) -> None:
+        try:
+            correlation_id, response, body = self._protocol.receive(frame)
+        except InvalidResponse as error:
+            asked = self._pending.pop(frames.peek_preamble(frame.header)[2], None)
+            if asked is not None and not asked[1].done():
+                asked[1].set_exception(error)
+            return
+        asked = self._pending.pop(correlation_id, None)
+        if asked is not None and not asked[1].done():
+            self._answer(*asked, response, body)
 
     def _answer(
         self,

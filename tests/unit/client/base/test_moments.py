@@ -9,8 +9,8 @@ import pandas
 from hypothesis import example, given
 
 from quiverlog.client.base.results import moment
-from quiverlog.client.cluster.answers import MOMENT_US_MAX
 from quiverlog.client.cluster.partition_questions import at_us
+from quiverlog.wire.messages import MOMENT_US_MAX
 
 
 @given(st.integers(min_value=0, max_value=MOMENT_US_MAX))

@@ -22,12 +22,14 @@ from quiverlog.core.controller.records import (
     TopicRecord,
 )
 from quiverlog.errors import InvalidResponse, RequestTimedOut
+from quiverlog.limits import FRAME_PREFIX_BYTES
 from quiverlog.wire import messages as m
 from quiverlog.wire.cluster_messages import (
     ClusterBroker,
     DescribeClusterRequest,
     DescribeClusterResponse,
 )
+from quiverlog.wire.frames import decode_response, encode
 from quiverlog.wire.voters_messages import QuorumReplica
 from tests.support.client_world import World
 from tests.support.members import Member, Members
@@ -245,11 +247,17 @@ def test_where_nobody_decides_one_answer_is_all_there_is() -> None:
 )
 def test_impossible_answers_are_refused(change: dict[str, Any]) -> None:
     answer = answer_of(1, 10)
-    check_answer(DescribeClusterRequest(), answer, 0)
+    receive(answer)
     for name, value in change.items():
         setattr(answer, name, value)
     with pytest.raises(InvalidResponse, match="DESCRIBE_CLUSTER"):
-        check_answer(DescribeClusterRequest(), answer, 0)
+        receive(answer)
+
+
+def receive(answer: DescribeClusterResponse) -> None:
+    """What a client's connection does with the answer."""
+    header = encode(answer, 1)[FRAME_PREFIX_BYTES:]
+    check_answer(DescribeClusterRequest(), decode_response(header, answer.API), 0)
 
 
 # --- what people see ----------------------------------------------------------------------------
