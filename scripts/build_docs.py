@@ -14,6 +14,7 @@ import json
 import re
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -115,10 +116,12 @@ PAGES: dict[str, Callable[[], str]] = {
 TABLES: dict[str, Callable[[], str]] = {
     "metadata-records": record_tables.records_table,
     "protocol-apis": protocol_tables.apis_table,
-    "protocol-errors": protocol_tables.errors_table,
+    "protocol-errors": partial(protocol_tables.errors_table, between_brokers=False),
+    "protocol-internal-errors": partial(protocol_tables.errors_table, between_brokers=True),
+    "protocol-internal-messages": partial(protocol_tables.messages_tables, between_brokers=True),
     "protocol-limits": limits_table.limits_table,
     "protocol-key-vectors": protocol_tables.key_vectors_table,
-    "protocol-messages": protocol_tables.messages_tables,
+    "protocol-messages": partial(protocol_tables.messages_tables, between_brokers=False),
     "spark-read-options": lambda: spark_table("read"),
     "benchmark-results": results_table,
     "spark-write-options": lambda: spark_table("write"),

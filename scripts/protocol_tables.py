@@ -1,4 +1,4 @@
-"""The tables of docs/protocol.md, made from the messages themselves."""
+"""The tables of the two pages on the protocol, made from the messages themselves."""
 
 from __future__ import annotations
 
@@ -39,13 +39,14 @@ def _fields(cls: type[msgspec.Struct]) -> str:
     return "\n".join(lines) if len(lines) > 2 else "No fields of its own."
 
 
-def messages_tables() -> str:
-    """Every message and part with its fields."""
+def messages_tables(*, between_brokers: bool) -> str:
+    """The messages and parts with their fields, of clients or between brokers."""
     out = []
     parts_done: set[type] = set()
     for spec in APIS.values():
-        mark = " (between brokers)" if spec.between_brokers else ""
-        out.append(f"### {int(spec.api)} {spec.api.name}{mark}\n")
+        if spec.between_brokers is not between_brokers:
+            continue
+        out.append(f"### {int(spec.api)} {spec.api.name}\n")
         for cls in (spec.request, spec.response):
             for one in (cls, *parts_of(cls)):
                 if one in parts_done:
@@ -54,17 +55,19 @@ def messages_tables() -> str:
                 words = f"{about(one)}\n\n" if about(one) else ""
                 out.append(f"**{one.__name__}**\n\n{words}{_fields(one)}\n")
     for name, kinds in UNIONS.items():
-        listed = ", ".join(f"{tag_of(kind)} {kind.__name__}" for kind in kinds)
-        out.append(f"**{name}**\n\nOne of these, by the number at place 0: {listed}.\n")
+        if parts_done >= set(kinds):
+            listed = ", ".join(f"{tag_of(kind)} {kind.__name__}" for kind in kinds)
+            out.append(f"**{name}**\n\nOne of these, by the number at place 0: {listed}.\n")
     return "\n".join(out)
 
 
-def errors_table() -> str:
-    """The error codes of every API."""
+def errors_table(*, between_brokers: bool) -> str:
+    """The error codes of every API, of clients or between brokers."""
     lines = ["| API | codes of its entries |", "|---|---|"]
     for api, kinds in ENTRY_ERRORS.items():
-        codes = ", ".join(f"{kind.code} {kind.code_name()}" for kind in _by_code(kinds))
-        lines.append(f"| {api.name} | {codes or 'none'} |")
+        if APIS[int(api)].between_brokers is between_brokers:
+            codes = ", ".join(f"{kind.code} {kind.code_name()}" for kind in _by_code(kinds))
+            lines.append(f"| {api.name} | {codes or 'none'} |")
     return "\n".join(lines) + "\n"
 
 
