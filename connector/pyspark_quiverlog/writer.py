@@ -5,7 +5,7 @@ its rows through an idempotent producer and returns what was acknowledged. Deliv
 once: a retry inside a producer stores a batch once, but a task or a micro-batch that Spark runs
 again is written again, and `abort()` takes nothing back.
 
-The seam for exactly-once (docs/adr/0009-spark-sink-at-least-once-first.md): `WriteTask` is the only
+The seam for exactly-once (docs/adr/0009-spark-sink-at-least-once.md): `WriteTask` is the only
 place that puts rows into the log, `TaskReport` already carries what a fenced commit needs (query
 id, batch id, partition, attempt, ranges), and `_finish` and `_give_up` are where a transaction
 would be decided.

@@ -533,3 +533,33 @@ def broken_links(page: Path) -> list[str]:
 
 def test_links_in_the_docs_resolve() -> None:
     report([p for page in files() if page.suffix == ".md" for p in broken_links(page)])
+
+
+DECISION = re.compile(
+    r"# (?P<number>\d{4}): \S.*\n\n"
+    r"Status: (?:accepted|withdrawn|superseded by \[(?P<next>\d{4})\]\(\S+\))  \n"
+    r"Date: \d{4}-\d\d-\d\d\n\n"
+)
+DECISION_WORDS_MAX = 400
+
+
+def test_every_decision_says_whether_it_holds_and_since_when() -> None:
+    """On one page, under its number, and with a line in the index."""
+    folder = ROOT / "docs" / "adr"
+    index = (folder / "README.md").read_text()
+    pages = sorted(folder.glob("[0-9]*.md"))
+    numbers = {page.name[:4] for page in pages}
+    assert len(numbers) == len(pages) > 60
+    problems = []
+    for page in pages:
+        text = page.read_text()
+        head = DECISION.match(text)
+        if head is None or head["number"] != page.name[:4]:
+            problems.append(f"{place(page, 1)} does not begin with its number, status and date")
+        elif head["next"] and head["next"] not in numbers:
+            problems.append(f"{place(page, 3)} names a decision that is not there")
+        if len(text.split()) > DECISION_WORDS_MAX:
+            problems.append(f"{place(page, 1)} has {len(text.split())} words: {DECISION_WORDS_MAX}")
+        if index.count(f"({page.name})") != 1:
+            problems.append(f"{place(page, 1)} is not in the index")
+    report(problems)

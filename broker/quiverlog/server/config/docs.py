@@ -50,7 +50,7 @@ Keys marked ↻ change while the broker runs, in two ways:
   is kept with the cluster's metadata, holds at once and after every start, and wins over
   everything that a broker was given; what is set for a broker wins over what is set for the
   cluster. `quiverlog config unset` takes it back, `quiverlog config get` shows what counts and why
-  ([0057](adr/0057-configuration-at-run-time.md)).
+  ([0057](adr/0057-cluster-configuration-overrides-files.md)).
 - SIGHUP makes a broker read its configuration file again (not the environment or the flags, which
   win over it as before). A log line says which keys changed, which wait for the next start, and
   which are set in the cluster. A file that is refused changes nothing. The file must be a regular
