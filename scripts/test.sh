@@ -2,9 +2,9 @@
 # The whole test suite: everything without Spark on three processes (on two processors, as much of it is
 # waiting), then the Spark tests on as many sessions as the machine bears, then what needs a Docker engine.
 # All parts run even if one fails; a part in which no test ran is a failure (pytest's status 5, and
-# tests/conftest.py sees to runs in which every test was skipped). Where no engine can run, the last part is
-# left out, which the last line says. In CI, a few tests that failed are tried once more alone
-# (test_again.sh).
+# tests/conftest.py sees to runs in which every test was skipped). With arguments, which choose tests, one
+# part with a test is enough. Where no engine can run, the last part is left out, which the last line says.
+# In CI, a few tests that failed are tried once more alone (test_again.sh).
 #
 #   scripts/test.sh [pytest arguments]
 set -u
@@ -16,6 +16,8 @@ cd "$(dirname "$0")/.."
 failed=
 broken=
 left_out=
+chosen=$#    # how many arguments: with none of them, every part must have tests
+some_ran=
 
 # Tests create and fsync small files by the ten thousand: milliseconds each on a disk, microseconds
 # in memory. What an fsync is worth is the matter of the simulated disks; tests that need a real one
@@ -41,11 +43,15 @@ if [ -z "${TMPDIR:-}" ] && [ -w "$MEMORY" ] && in_memory; then
     fi
 fi
 
-# pytest ends with 1 when tests failed, and with another status when it could not do its work.
+# pytest ends with 1 when tests failed, with 5 when there were none, and with another status when it could
+# not do its work.
+NO_TESTS=5
 judge() {
+    [ "$1" -eq $NO_TESTS ] || some_ran=1
     case $1 in
     0) ;;
     1) failed=1 ;;
+    $NO_TESTS) [ "$chosen" -gt 0 ] || broken=1 ;;
     *) broken=1 ;;
     esac
 }
@@ -57,6 +63,15 @@ part() {
 
 # 69: there is no engine, and none can be started (containers.sh).
 containers_part() {
+    # Without an image and an engine, unless they are needed.
+    if [ "$chosen" -gt 0 ]; then
+        python -m pytest -q -m containers --collect-only "$@" >/dev/null
+        status=$?
+        if [ "$status" -eq $NO_TESTS ]; then
+            judge $NO_TESTS
+            return
+        fi
+    fi
     # An engine has its own ways with disks: nothing of it belongs into memory.
     [ -z "$files" ] || unset TMPDIR
     scripts/containers.sh python -m pytest -q -m containers "${@:-tests/containers}"
@@ -80,7 +95,8 @@ say "tests on containers"
 containers_part "$@"
 
 [ -z "$left_out" ] || say "LEFT OUT: all tests on containers, because no Docker engine can run here"
-[ -z "$broken" ] || exit 2
+[ -n "$some_ran" ] || say "no test ran"
+[ -n "$some_ran" ] && [ -z "$broken" ] || exit 2
 [ -z "$failed" ] && exit 0
 [ "${CI:-}" = true ] || exit 1
 scripts/test_again.sh
