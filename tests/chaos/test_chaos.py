@@ -1,4 +1,4 @@
-"""A minute of real brokers under faults, from a fixed seed. `make chaos` runs longer ones."""
+"""Half a minute of real brokers under faults, from a fixed seed. `make chaos` runs longer ones."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SEED = 2
-MINUTES = 1.0
+MINUTES = 0.5
 BOUND_S = 400
-"""Start, healing, reading and checking come on top of the minute, each with a bound of its own."""
+"""Start, healing, reading and checking come on top of it, each with a bound of its own."""
 
 
 @pytest.mark.long

@@ -24,7 +24,7 @@ from tests.support.until import until
 pytestmark = pytest.mark.process
 
 CLUSTER = "three-brokers"
-KILLS = 10
+KILLS = 5
 DECIDES_WITHIN_S = 2.0
 DATA = Path(__file__).resolve().parents[1] / "data"
 

@@ -17,6 +17,7 @@ from quiverlog.wire import messages as m
 from quiverlog.wire.frames import FrameReceiver, decode_error, encode
 from tests.support.broker import BrokerProcess
 from tests.support.rawclient import RawClient, make_batch
+from tests.support.until import slack
 
 pytestmark = pytest.mark.process
 
@@ -149,11 +150,6 @@ def test_five_thousand_partitions() -> None:
         assert max(starts) < 5 * slack()
         assert memory < 250e6
         assert idle < 0.02 * slack()
-
-
-def slack() -> float:
-    """Budgets in seconds are for a machine of one's own: others' load counts against them."""
-    return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 def metrics(broker: BrokerProcess) -> str:

@@ -20,7 +20,7 @@ import pytest
 import quiverlog
 from quiverlog.local.cluster import LocalCluster
 from tests.support.broker import BrokerProcess
-from tests.support.growing import GrowingCluster, Typed, typed
+from tests.support.growing import GrowingCluster, Typed, at_once, typed
 from tests.support.until import until
 
 pytestmark = pytest.mark.process
@@ -81,18 +81,37 @@ def document(cluster: GrowingCluster, *words: str, at: str = "") -> tuple[int, A
 
 
 def test_each_command_says_whose_knowledge_it_is_and_how_old(left: GrowingCluster) -> None:
+    """Side by side, as they wait most of the time for brokers that do not answer."""
     lost = [left.by_id[2].bootstrap, left.by_id[3].bootstrap]
-    # All addresses are given, and the one that answers alone: those of the others are known.
-    for at in (left.bootstrap, left.by_id[1].bootstrap):
-        status = asked(left, "cluster", "status", at=at)
-        assert status.code == 1, status
-        assert "broker 1: " in status.out
-        assert " s old" in status.out
-        assert "1 of 3 answer here" in status.out
-        assert "1 answer here, 2 are needed" in status.out
-        assert all(address in status.out for address in lost)
-        waited = "waiting for a broker that decides until", "waiting for answers of"
-        assert any(text in status.err for text in waited), "no silence of more than two seconds"
+    all_at, one_at = left.bootstrap, left.by_id[1].bootstrap
+    at_once([
+        # All addresses are given, and the one that answers alone: those of the others are known.
+        lambda: the_status_is_of_one(left, lost, all_at),
+        lambda: the_status_is_of_one(left, lost, one_at),
+        lambda: the_status_is_of_one_for_programs(left, lost),
+        lambda: the_brokers_are_of_one(left),
+        lambda: the_topics_are_of_one(left),
+        lambda: the_doctor_names_the_lost(left, lost),
+        lambda: the_doctor_names_the_lost_for_programs(left),
+        lambda: no_restart_is_advised(left),
+        lambda: what_is_offline_is_of_one(left),
+        lambda: what_is_offline_is_what_the_lost_led(left),
+    ])  # fmt: skip
+
+
+def the_status_is_of_one(left: GrowingCluster, lost: list[str], at: str) -> None:
+    status = asked(left, "cluster", "status", at=at)
+    assert status.code == 1, status
+    assert "broker 1: " in status.out
+    assert " s old" in status.out
+    assert "1 of 3 answer here" in status.out
+    assert "1 answer here, 2 are needed" in status.out
+    assert all(address in status.out for address in lost)
+    waited = "waiting for a broker that decides until", "waiting for answers of"
+    assert any(text in status.err for text in waited), "no silence of more than two seconds"
+
+
+def the_status_is_of_one_for_programs(left: GrowingCluster, lost: list[str]) -> None:
     code, said = document(left, "cluster", "status")
     assert code == 1
     assert not said["is_healthy"]
@@ -102,33 +121,49 @@ def test_each_command_says_whose_knowledge_it_is_and_how_old(left: GrowingCluste
     assert said["answering"] == [1]
     assert {one["address"] for one in said["addresses"] if not one["answers"]} == set(lost)
 
+
+def the_brokers_are_of_one(left: GrowingCluster) -> None:
     brokers = asked(left, "cluster", "brokers")
     assert "As known to broker 1" in brokers.out
     assert "unknown, was live" in brokers.out
-    code, said = document(left, "cluster", "brokers")
+    said = document(left, "cluster", "brokers")[1]
     assert said["is_behind"]
     assert {one["node_id"]: one["answers"] for one in said["brokers"]} == {
         1: True, 2: False, 3: False
     }  # fmt: skip
 
+
+def the_topics_are_of_one(left: GrowingCluster) -> None:
     assert " s old" in asked(left, "cluster", "describe").out
     assert document(left, "cluster", "describe")[1]["is_behind"]
 
+
+def the_doctor_names_the_lost(left: GrowingCluster, lost: list[str]) -> None:
     doctor = asked(left, "doctor", "--no-spark")
     assert doctor.code == 4, doctor
     assert all(f"{address}, does not answer from here" in doctor.out for address in lost)
     assert "controller" in doctor.out
+
+
+def the_doctor_names_the_lost_for_programs(left: GrowingCluster) -> None:
     code, said = document(left, "doctor", "--no-spark")
     assert code == 4
     problems = {one["check"] for one in said["findings"] if one["status"] == "problem"}
     assert {"broker 2", "broker 3", "controller"} <= problems
 
+
+def no_restart_is_advised(left: GrowingCluster) -> None:
     check = asked(left, "cluster", "restart-check", "--broker", "1")
     assert check.code == 1, check
 
+
+def what_is_offline_is_of_one(left: GrowingCluster) -> None:
     listed = asked(left, "partition", "list", "--offline")
     assert listed.code == 0, listed
     assert "as known to broker 1" in listed.err
+
+
+def what_is_offline_is_what_the_lost_led(left: GrowingCluster) -> None:
     code, rows = document(left, "partition", "list", "--offline")
     assert code == 0
     everything = document(left, "partition", "list")[1]

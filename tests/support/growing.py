@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
@@ -16,9 +18,11 @@ from quiverlog.errors import QuiverlogError
 from tests.support.broker import BrokerProcess
 from tests.support.until import until
 
-__all__ = ["GrowingCluster", "Typed", "typed"]
+__all__ = ["GrowingCluster", "Typed", "at_once", "typed"]
 
 COMMAND_S = 120.0
+COMMANDS_MAX = 4
+"""That run at the same time: most of what they do is to wait, and each takes a start of Python."""
 
 
 class Typed:
@@ -44,6 +48,13 @@ def typed(*words: str, timeout_s: float = COMMAND_S) -> Typed:
     command = [sys.executable, "-m", "quiverlog", *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
     return Typed(words, done)
+
+
+def at_once(jobs: Sequence[Callable[[], object]]) -> None:
+    """Run commands that wait, and what is said of each, side by side; raise what one raises."""
+    with ThreadPoolExecutor(COMMANDS_MAX) as pool:
+        for done in [pool.submit(job) for job in jobs]:
+            done.result()
 
 
 class GrowingCluster:

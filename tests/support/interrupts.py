@@ -73,9 +73,13 @@ def places_of(call: Callable[[], object]) -> list[Place]:
 def interrupted_at(nth: int, call: Callable[[], T]) -> tuple[T | None, int]:
     """What the call returns, if Ctrl-C at its n-th place lets it, and how many are still to come.
 
+    With 0 the call is neither interrupted nor traced, which costs ten times the call.
+
     Raises:
         KeyboardInterrupt
     """
+    if nth == 0:
+        return call(), 0
     trace = _Trace(nth)
     found = _traced(trace, call)
     return found, nth - len(trace.places)

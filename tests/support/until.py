@@ -1,18 +1,24 @@
 """Waiting for a condition, never for a time: every test's own way to poll.
 
-Owns the pace and the bound. Must not know what is waited for.
+Owns the pace and the bounds. Must not know what is waited for.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from typing import TypeVar
 
-__all__ = ["until"]
+__all__ = ["slack", "until"]
 
 T = TypeVar("T")
 _EVERY_S = 0.02
+
+
+def slack() -> float:
+    """Multiplies a budget in seconds, which is for a machine of one's own, by others' load."""
+    return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 def until(found: Callable[[], T], what: str = "", *, timeout_s: float = 60.0) -> T:
