@@ -58,6 +58,12 @@ MEANINGS: Final[dict[str, str]] = {
     "ElectLeadersRequest.unclean": "any replica that lives shall lead, where nobody does",
     "ElectLeadersResponse.leaders": "one entry per partition asked for, by number",
     "PartitionTarget.replicas": "node ids of who is to hold it, the preferred leader first",
+    "DescribeProducerRequest.names": "names of topics; nil: all",
+    "DescribeProducerResponse.newest_epoch": "newest epoch of the id that was given out; -1: the id"
+    " was not, as far as this broker knows",
+    "DescribeProducerResponse.node_id": "number of the broker that answers",
+    "DescribeProducerResponse.topics": "those with partitions that the broker leads and to which"
+    " the producer wrote, by name",
     "DescribeReplicasRequest.names": "names of topics; nil: all",
     "DescribeReplicasResponse.node_id": "number of the broker that answers",
     "DescribeReplicasResponse.room_bytes": "so much more may be written there; -1: not known",
@@ -92,6 +98,10 @@ MEANINGS: Final[dict[str, str]] = {
     "UpdateFeaturesResponse.level": "the one that is finalised",
     "UpdateFeaturesResponse.level_max": "the highest that every registered broker supports",
     "ReassignPartitionsResponse.topics": "those of which a partition moves, by name",
+    "ProducerPartition.idle_ms": "since its newest batch came, or the leader opened the partition",
+    "ProducerPartition.last_offset": "offset of the producer's newest row",
+    "ProducerPartition.next_sequence": "sequence of the producer's next row",
+    "ProducerPartition.producer_epoch": "epoch under which the producer wrote last",
     "ReplicaSize.log_end_offset": "offset of its next row; -1: not open",
     "ReplicaSize.size_bytes": "stored bytes; -1: not open",
     "TopicMoves.moves": "one entry per partition that moves, by number",
@@ -492,6 +502,7 @@ ENTRY_ERRORS: Final[dict[Api, tuple[type[e.QuiverlogError], ...]]] = {
     ),
     Api.DESCRIBE_CLUSTER: (),
     Api.DESCRIBE_REPLICAS: (),
+    Api.DESCRIBE_PRODUCER: (),
     Api.DECOMMISSION_BROKER: (
         e.NotController,
         e.FeatureNotFinalised,

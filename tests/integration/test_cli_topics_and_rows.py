@@ -394,3 +394,27 @@ def test_doctor_names_an_address_that_does_not_answer(capfd):
     assert problem["check"] == "broker 0"
     assert "127.0.0.1:1" in problem["detail"]
     assert "advertise" in problem["advice"]
+
+
+def test_a_producer_is_shown_by_its_id(cli: Command, topic: str, rows_csv: Path) -> None:
+    cli("topic", "create", topic, "--schema", SCHEMA)
+    cli("produce", "-t", topic, str(rows_csv))
+    shown = [cli.json("cluster", "producer", str(n), "--topic", topic) for n in range(64)]
+    (found,) = [one for one in shown if one["partitions"]]
+    (partition,) = found["partitions"]
+    assert partition.pop("idle_s") >= 0
+    assert partition == {
+        "topic": topic,
+        "partition": 0,
+        "leader": 0,
+        "epoch": 0,
+        "next_sequence": 1_000,
+        "last_offset": 999,
+    }
+    text = cli("cluster", "producer", str(found["producer_id"]))
+    assert text.startswith(f"Producer {found['producer_id']}, newest epoch 0.\n")
+    assert " 999 " in text
+    assert cli("cluster", "producer", str(2**40)) == (
+        f"The cluster never gave out producer id {2**40}.\n"
+        "No leader remembers a row of this producer.\n"
+    )

@@ -137,7 +137,7 @@ DOOR = (
     ),
     make_bug(
         "a producer's epoch goes backwards",
-        "node.apis.init_producer_id:_end_epoch",
+        "node.apis.producers:_end_epoch",
         "newest = ids.newest_epoch(producer_id)",
         "newest = min(epoch, ids.newest_epoch(producer_id))",
         issue="1.11",

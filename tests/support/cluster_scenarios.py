@@ -77,6 +77,22 @@ class ClusterScenarios:
             with pytest.raises(quiverlog.InvalidFeatureLevel):
                 client.finalize_features(level)
 
+    def test_a_producer_is_described(self, client: Any, topic: str) -> None:
+        client.create_topic(topic, SCHEMA, partitions=2)
+        row = {"id": 1, "name": "a", "score": 0.5}
+        with client.producer(topic, idempotent=True) as producer:
+            for _ in range(3):
+                producer.send([row], partition=1).result()
+        described = [client.describe_producer(n, [topic, "nope"]) for n in range(64)]
+        (found,) = [one for one in described if one.partitions]
+        (writes,) = found.partitions
+        assert (found.epoch, found.silent) == (0, ())
+        assert (writes.topic, writes.partition, writes.leader) == (topic, 1, 0)
+        assert (writes.epoch, writes.next_sequence, writes.last_offset) == (0, 3, 2)
+        assert 0 <= writes.idle_s < 60
+        unknown = client.describe_producer(2**40)
+        assert (unknown.epoch, unknown.partitions) == (None, ())
+
     def test_partitions_are_reassigned(self, client: Any, topic: str) -> None:
         client.create_topic(topic, SCHEMA, partitions=2)
         held = PartitionMove((0,), (0,))

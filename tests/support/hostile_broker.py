@@ -143,6 +143,7 @@ ACTIONS: tuple[Action, ...] = (
     Action("finalize_features", lambda c: c.finalize_features(FEATURE_LEVEL_MAX)),
     Action("describe_topics", lambda c: c.describe_topics()),
     Action("describe_replicas", lambda c: c.describe_replicas()),
+    Action("describe_producer", lambda c: c.describe_producer(0)),
     Action("run", lambda c: c.run(change_voters(c.cluster, ChangeVotersRequest()))),
     Action("run", lambda c: c.run(decommission_broker(c.cluster, 0, DecommissionStep.NOTHING))),
     Action("create_topic", _create_and_delete, "new"),

@@ -26,6 +26,7 @@ from quiverlog.wire.decommission_messages import DecommissionBrokerRequest
 from quiverlog.wire.election_messages import ElectLeadersRequest
 from quiverlog.wire.feature_messages import UpdateFeaturesRequest
 from quiverlog.wire.placement_messages import DescribeReplicasRequest
+from quiverlog.wire.producer_messages import DescribeProducerRequest
 from quiverlog.wire.reassignment_messages import PartitionTarget, ReassignPartitionsRequest
 from quiverlog.wire.registry import APIS
 from scripts.protocol_model import MEANINGS, fields_of, parts_of
@@ -71,9 +72,10 @@ def ask(cls: type[m.Request], *fields: object) -> m.Request:
     return cls(int(cls.API), 1, 0, *fields)  # type: ignore[arg-type]
 
 
-ABOUT_BROKERS = [
+WITHOUT_TOPIC_ID = [
     (ask(DescribeClusterRequest), b""),
     (ask(DecommissionBrokerRequest, 0, 0), b""),
+    (ask(DescribeProducerRequest, 0, ["t"], ""), b""),
 ]
 
 
@@ -142,7 +144,7 @@ def requests_of(topic: bytes, batch: bytes) -> list[tuple[m.Request, bytes]]:
         (ask(k.AlterConfigsRequest, -1, [k.ConfigChange("log.level", "info")]), b""),
         (ask(k.DescribeConfigsRequest, ["log.level"]), b""),
         (ask(UpdateFeaturesRequest, 3, True), b""),
-        *ABOUT_BROKERS,
+        *WITHOUT_TOPIC_ID,
         (ask(v.ChangeVotersRequest, 0, 0, ""), b""),
         (ask(q.QuorumRequest, CLUSTER, 1, "d", 0, QUORUM_MESSAGES), b"dataxyz"),
         (ask(b.BrokerHeartbeatRequest, CLUSTER, 0, 2, 9, True, False, 0, "a:1", 1), b""),

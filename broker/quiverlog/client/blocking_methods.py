@@ -15,6 +15,7 @@ from quiverlog.wire import messages as m
 from .admin import cluster as cluster_questions
 from .admin import topics as topic_questions
 from .admin.moves import ReplicaSizes, replica_sizes
+from .admin.producers import ProducerDescription, describe_producer
 from .base.arguments import (
     ANYTHING,
     AT,
@@ -237,6 +238,18 @@ class BlockingMethods:
             topics: names; None stands for all.
         """
         return self.run(replica_sizes(self.cluster, topics))
+
+    @checked(producer_id=INT64, topics=optional(sequence(NAME)))
+    def describe_producer(
+        self, producer_id: int, topics: Sequence[str] | None = None
+    ) -> ProducerDescription:
+        """How far an idempotent producer has come in each partition that it wrote to.
+
+        Args:
+            producer_id: the id that errors and `quiverlog dump-log` name.
+            topics: names; None stands for all.
+        """
+        return self.run(describe_producer(self.cluster, producer_id, topics))
 
     @checked(changes=mapping(NAME, optional(NAME)), broker=optional(INT32))
     def alter_configs(self, changes: Mapping[str, str | None], *, broker: int | None = None) -> int:

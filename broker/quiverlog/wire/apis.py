@@ -12,7 +12,8 @@ __all__ = ["Api", "Audience"]
 
 class Api(enum.IntEnum):
     """Numbers of the requests. 20-39 are for transactions and groups, 40-59 for the cluster,
-    60-79 for its administration.
+    60-79 for its
+    administration.
     """
 
     HELLO = 0
@@ -44,6 +45,7 @@ class Api(enum.IntEnum):
     UPDATE_FEATURES = 62
     DESCRIBE_REPLICAS = 63
     DECOMMISSION_BROKER = 64
+    DESCRIBE_PRODUCER = 77
 
 
 class Audience(enum.StrEnum):

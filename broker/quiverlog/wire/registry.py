@@ -23,6 +23,7 @@ from . import election_messages as e
 from . import feature_messages as f
 from . import messages as m
 from . import placement_messages as p
+from . import producer_messages as w
 from . import quorum_messages as q
 from . import reassignment_messages as n
 from . import replica_messages as r
@@ -122,6 +123,7 @@ APIS: dict[int, ApiSpec] = {
         _spec(v.ChangeVotersRequest, v.ChangeVotersResponse, _ADMINISTRATION),
         _spec(e.ElectLeadersRequest, e.ElectLeadersResponse, _ADMINISTRATION),
         _spec(p.DescribeReplicasRequest, p.DescribeReplicasResponse, _CLIENTS),
+        _spec(w.DescribeProducerRequest, w.DescribeProducerResponse, _CLIENTS),
         _spec(
             n.ReassignPartitionsRequest,
             n.ReassignPartitionsResponse,

@@ -11,6 +11,7 @@ import click
 
 from quiverlog.cli.cluster.decommission import decommission, unregister
 from quiverlog.cli.cluster.features import features, upgrade
+from quiverlog.cli.cluster.producer import producer
 from quiverlog.cli.cluster.quorum import voters
 from quiverlog.cli.cluster.restart_check import restart_check
 from quiverlog.cli.console.failures import ExitCode
@@ -147,6 +148,7 @@ cluster.add_command(restart_check)
 cluster.add_command(features)
 cluster.add_command(upgrade)
 cluster.add_command(voters)
+cluster.add_command(producer)
 
 
 cluster.add_command(rebalance_cluster)

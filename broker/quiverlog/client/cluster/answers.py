@@ -373,11 +373,15 @@ def _check_reassign_partitions(request: Any, response: Any, _: int) -> None:
             raise InvalidResponse(f"Partition {one.partition} is held by {one.replicas}.")
 
 
-def _check_describe_replicas(request: Any, response: Any, _: int) -> None:
+def _check_page_of_topics(request: Any, response: Any, _: int) -> None:
     names = [topic.name for topic in response.topics]
     if names != sorted(set(names)):
         raise InvalidResponse(f"Topics come as {names[:10]}.")
     _check_next_page(request, response)
+
+
+def _check_describe_replicas(request: Any, response: Any, body_bytes: int) -> None:
+    _check_page_of_topics(request, response, body_bytes)
     for topic in response.topics:
         if min((one.partition for one in topic.replicas), default=0) < 0:
             raise _wrong(topic, "a replica of it has no number")
@@ -418,5 +422,6 @@ _CHECKS: Final[dict[m.Api, Callable[[Any, Any, int], None]]] = {
     m.Api.UPDATE_FEATURES: _check_update_features,
     m.Api.DESCRIBE_CONFIGS: _check_describe_configs,
     m.Api.DESCRIBE_REPLICAS: _check_describe_replicas,
+    m.Api.DESCRIBE_PRODUCER: _check_page_of_topics,
 }
 assert _CHECKS.keys() == {spec.api for spec in APIS.values() if not spec.between_brokers}

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -39,7 +39,7 @@ from quiverlog.limits import (
 )
 from quiverlog.types import NO_SEQUENCE
 
-__all__ = ["SEQUENCE_MODULUS", "ProducerStates"]
+__all__ = ["SEQUENCE_MODULUS", "ProducerProgress", "ProducerStates"]
 
 SEQUENCE_MODULUS: Final = 2**31
 """Sequences wrap here: `base_sequence` is a signed 32-bit field that is never negative."""
@@ -76,6 +76,21 @@ class _Producer:
         if len(batches) > PRODUCER_BATCHES_REMEMBERED:
             del batches[0]
         assert len(batches) <= PRODUCER_BATCHES_REMEMBERED
+
+
+class ProducerProgress(NamedTuple):
+    """How far one producer has come in one partition.
+
+    Attributes:
+        next_sequence: the sequence of its next row.
+        last_offset: the offset of its newest row.
+        idle_us: since its newest batch was appended, or since the partition was opened here.
+    """
+
+    epoch: int
+    next_sequence: int
+    last_offset: int
+    idle_us: int
 
 
 _Entry = tuple[int, int, int, list[tuple[int, int, int]]]
@@ -190,6 +205,15 @@ class ProducerStates:
         """The newest epoch under which this producer wrote here; -1 when it is not known."""
         producer = self._staged.get(producer_id) or self._producers.get(producer_id)
         return -1 if producer is None else producer.epoch
+
+    def progress(self, producer_id: int, now_us: int) -> ProducerProgress | None:
+        """Of the batches that the log holds; None where the producer is not remembered."""
+        producer = self._producers.get(producer_id)
+        if producer is None or not producer.batches:
+            return None
+        last_offset = _end(producer.batches[-1]) - 1
+        idle_us = max(0, now_us - producer.seen_us)
+        return ProducerProgress(producer.epoch, producer.next_sequence, last_offset, idle_us)
 
     @property
     def newest_offset(self) -> int:

@@ -28,9 +28,9 @@ from quiverlog.node.apis.brokers import (
 )
 from quiverlog.node.apis.describe import handle_describe_cluster, handle_describe_replicas
 from quiverlog.node.apis.fetch import handle_fetch
-from quiverlog.node.apis.init_producer_id import handle_init_producer_id
 from quiverlog.node.apis.offsets import handle_list_offsets
 from quiverlog.node.apis.produce import handle_produce
+from quiverlog.node.apis.producers import handle_describe_producer, handle_init_producer_id
 from quiverlog.node.apis.replica_fetch import handle_replica_fetch
 from quiverlog.node.broker import Broker
 from quiverlog.node.runtime.events import RequestReceived
@@ -44,6 +44,7 @@ from quiverlog.wire.decommission_messages import DecommissionBrokerRequest
 from quiverlog.wire.election_messages import ElectLeadersRequest
 from quiverlog.wire.feature_messages import UpdateFeaturesRequest
 from quiverlog.wire.placement_messages import DescribeReplicasRequest
+from quiverlog.wire.producer_messages import DescribeProducerRequest
 from quiverlog.wire.quorum_messages import QuorumRequest
 from quiverlog.wire.reassignment_messages import ReassignPartitionsRequest
 from quiverlog.wire.registry import APIS
@@ -82,6 +83,7 @@ STEPS_HANDLERS: Final[dict[type[m.Request], Callable[[Broker, Call], Steps]]] = 
     m.DescribeRangesRequest: offsets.handle_describe_ranges,
     DescribeClusterRequest: handle_describe_cluster,
     DescribeReplicasRequest: handle_describe_replicas,
+    DescribeProducerRequest: handle_describe_producer,
     ChangeVotersRequest: handle_change_voters,
     AlterPartitionRequest: handle_alter_partition,
     ElectLeadersRequest: handle_elect_leaders,

@@ -93,6 +93,7 @@ CLIENT: dict[str, dict[str, Any]] = {
     "describe_topic": {"name": "t"},
     "describe_topics": {},
     "describe_replicas": {},
+    "describe_producer": {"producer_id": 0},
     "list_topics": {},
     "metadata": {},
     "schemas": {"topic": "t"},

@@ -225,3 +225,18 @@ def test_what_is_read_again_was_seen_when_the_newest_was() -> None:
     states.adopt(again)
     assert states.expire(5_500) == 0, "a process may be older than what it remembers"
     assert states.expire(6_001) == 1
+
+
+def test_the_progress_of_a_producer_is_that_of_its_newest_stored_batch() -> None:
+    states = ProducerStates(100)
+    assert states.progress(7, 200) is None
+    states.record(batch(0, rows=10, epoch=2), 40, 1_000)
+    states.stage(batch(10, rows=3, epoch=2), 50, 2_000)
+    assert states.progress(7, 5_000) == (2, 10, 49, 4_000), "a staged batch is not stored yet"
+    states.commit_staged()
+    assert states.progress(7, 5_000) == (2, 13, 52, 3_000)
+    assert states.progress(7, 1_999) == (2, 13, 52, 0), "never negative"
+    again = ProducerStates(9_000)
+    again.restore(states.snapshot())
+    assert again.progress(7, 9_500) == (2, 13, 52, 500), "silent since it was opened here"
+    assert again.progress(8, 9_500) is None

@@ -372,7 +372,7 @@ def test_the_epoch_that_is_being_given_out_counts(node: NodeDriver) -> None:
 
 def test_after_the_last_epoch_comes_a_new_id(node: NodeDriver) -> None:
     node.give_out(5, 0)
-    with mock.patch("quiverlog.node.apis.init_producer_id._PRODUCER_EPOCH_MAX", 1):
+    with mock.patch("quiverlog.node.apis.producers._PRODUCER_EPOCH_MAX", 1):
         node.give_out(5, 1)
         response, _ = node.call(m.InitProducerIdRequest(producer_id=5, producer_epoch=1))
     assert response.error_code == 0

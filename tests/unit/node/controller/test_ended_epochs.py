@@ -174,7 +174,7 @@ def test_a_new_id_waits_for_nothing(world: World) -> None:
 def test_the_last_epoch_is_over_too_when_a_new_id_follows_it(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("quiverlog.node.apis.init_producer_id._PRODUCER_EPOCH_MAX", 1)
+    monkeypatch.setattr("quiverlog.node.apis.producers._PRODUCER_EPOCH_MAX", 1)
     old = world.producer_id
     assert world.introduced(old, 0).producer_epoch == 1
     assert world.write(world.topics[0], 1, 0).error_code == 0

@@ -1,4 +1,4 @@
-"""INIT_PRODUCER_ID: a producer id that no producer had before, or the next epoch of one.
+"""INIT_PRODUCER_ID: a new producer id, or the next epoch of one; DESCRIBE_PRODUCER.
 
 Owns when an older epoch is over: before the answer with the newer one goes out, in all partitions.
 A leader refuses it from the moment that it applies the record; so the controller answers when all
@@ -12,15 +12,24 @@ from collections.abc import Generator
 from typing import Final
 
 from quiverlog.core.controller.records import ProducerEpochRecord
+from quiverlog.core.controller.topic_image import TopicImage
 from quiverlog.core.controller.topics import next_producer_id_block
 from quiverlog.errors import InvalidProducerEpoch, InvalidRequest, UnknownProducerId
+from quiverlog.node.apis.topics import check_count
 from quiverlog.node.broker import Broker
 from quiverlog.node.controller.not_controller import check_decides
+from quiverlog.node.runtime import tasks
 from quiverlog.node.runtime.tasks import Call, Steps, Wait
 from quiverlog.types import NO_EPOCH, NO_PRODUCER_ID, PRODUCER_IDS_END
 from quiverlog.wire import messages as m
+from quiverlog.wire.producer_messages import (
+    DescribeProducerRequest,
+    DescribeProducerResponse,
+    ProducerPartition,
+    TopicProducer,
+)
 
-__all__ = ["handle_init_producer_id"]
+__all__ = ["handle_describe_producer", "handle_init_producer_id"]
 
 _PRODUCER_EPOCH_MAX: Final = 2**15 - 1
 
@@ -86,3 +95,61 @@ def _end_epoch(
 def _another_block(broker: Broker, call: Call) -> Wait:
     broker.admission.check_writable()
     return broker.metadata.proposal([next_producer_id_block(broker.metadata.pending)], call.now)
+
+
+# --- DESCRIBE_PRODUCER ----------------------------------------------------------------------------
+_PARTITIONS_PER_STEP: Final = 64
+"""A partition costs a look into two dicts."""
+
+
+def handle_describe_producer(broker: Broker, call: Call) -> Steps:
+    """Only leaders report: a follower may not have the newest batches yet."""
+    request = call.request
+    assert isinstance(request, DescribeProducerRequest)
+    producer_id = request.producer_id
+    if not 0 <= producer_id < PRODUCER_IDS_END:
+        raise InvalidRequest(f"producer id {producer_id} is not from 0 to {PRODUCER_IDS_END - 1}.")
+    topics = broker.metadata.image.topics
+    names = list(topics) if request.names is None else request.names
+    check_count(len(names))
+    found, next_name = yield from tasks.by_name(
+        names,
+        request.first_name,
+        lambda name: _written(broker, topics.get(name), name, call),
+        lambda _name: 0,
+    )
+    ids = broker.producer_ids
+    return DescribeProducerResponse(
+        node_id=broker.config.node_id,
+        newest_epoch=ids.given_epoch(producer_id) if ids.may_be_given(producer_id) else NO_EPOCH,
+        topics=[one for one in found if one.partitions],
+        next_name=next_name,
+    )
+
+
+def _written(
+    broker: Broker, topic: TopicImage | None, name: str, call: Call
+) -> tasks.Making[TopicProducer]:
+    request = call.request
+    assert isinstance(request, DescribeProducerRequest)
+    if topic is None:
+        return TopicProducer(name=name)
+    partitions: list[ProducerPartition] = []
+    for number in range(len(topic.partitions)):
+        if number % _PARTITIONS_PER_STEP == _PARTITIONS_PER_STEP - 1:
+            yield
+        replica = broker.replicas.get((topic.topic_id, number))
+        if replica is None:
+            continue
+        progress = replica.producers.progress(request.producer_id, call.now.mono_us)
+        if progress is not None:
+            partitions.append(
+                ProducerPartition(
+                    number,
+                    progress.epoch,
+                    progress.next_sequence,
+                    progress.last_offset,
+                    progress.idle_us // 1_000,
+                )
+            )
+    return TopicProducer(name, topic.topic_id, partitions)
