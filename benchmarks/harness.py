@@ -17,6 +17,7 @@ import json
 import os
 import platform
 import statistics
+import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -130,6 +131,7 @@ def write_results(comparisons: Sequence[Comparison], *, path: Path, settings: Se
     path.write_text(json.dumps(with_budget, indent=2) + "\n")
     details = {
         "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": commit(),
         "quick": settings.quick,
         "machine": machine(),
         "comparisons": [
@@ -138,6 +140,13 @@ def write_results(comparisons: Sequence[Comparison], *, path: Path, settings: Se
     }
     name = "details.json" if path.stem == "latest" else f"{path.stem}-details.json"
     path.with_name(name).write_text(json.dumps(details, indent=2) + "\n")
+
+
+def commit() -> str:
+    """The commit that was measured; "?" outside of a clone."""
+    git = ["git", "rev-parse", "--short", "HEAD"]
+    done = subprocess.run(git, cwd=Path(__file__).parent, capture_output=True, text=True)
+    return done.stdout.strip() or "?"
 
 
 def machine() -> dict[str, object]:

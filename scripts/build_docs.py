@@ -92,18 +92,44 @@ def _figure(value: float) -> str:
     return f"{value:,.0f}" if value >= 1_000 else f"{value:.4g}"
 
 
-def results_table() -> str:
-    """The budgets of the last whole benchmark run; empty where there was none."""
+def results_table(names: tuple[str, ...] = ()) -> str:
+    """The budgets of the last whole benchmark run, or some of them; empty where there was none."""
     if not RESULTS.exists():
         return ""
     rows = ["| what | quiverlog | baseline | unit | ratio | budget |", "|---|---|---|---|---|---|"]
     for found in json.loads(RESULTS.read_text()):
+        if names and found["name"] not in names:
+            continue
         verdict = "" if found["ratio"] >= found["budget"] else " (missed)"
         rows.append(
             f"| {found['name']} | {_figure(found['value'])} | {_figure(found['baseline'])} |"
             f" {found['unit']} | {found['ratio']:.2f} | {found['budget']:.2f}{verdict} |"
         )
-    return "\n".join(rows) + "\n"
+    return "\n".join(rows) + f"\n\n{_measured()}\n"
+
+
+def _measured() -> str:
+    """When, of which commit and on which machine the last whole run was."""
+    details = json.loads(RESULTS.with_name("details.json").read_text())
+    machine = details["machine"]
+    return (
+        f"Measured on {details['measured_at'][:10]}, commit {details['commit']}:"
+        f" {machine['cpus']} cores of {machine['cpu']}, {machine['system']}"
+        f" {machine['kernel'].partition('-')[0]}, Python {machine['python']},"
+        f" load {machine['load_average'][0]:.1f} at the start."
+    )
+
+
+SHORT_RESULTS = (
+    "5,000 partitions: start",
+    "produce to consume, one row, idle broker: p50 in bare round trips",
+    "produce, 1 MiB batches, one connection, no flush",
+    "fetch, 1 MiB, warm page cache",
+    "Python client, consume dicts of 4 fields",
+    "Spark streaming read to noop",
+    "Spark streaming write",
+)
+"""The rows that the README shows."""
 
 
 PAGES: dict[str, Callable[[], str]] = {
@@ -124,6 +150,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "protocol-messages": partial(protocol_tables.messages_tables, between_brokers=False),
     "spark-read-options": lambda: spark_table("read"),
     "benchmark-results": results_table,
+    "readme-results": partial(results_table, SHORT_RESULTS),
     "spark-write-options": lambda: spark_table("write"),
 }
 
@@ -131,7 +158,7 @@ TABLES: dict[str, Callable[[], str]] = {
 def wanted_texts() -> dict[Path, str]:
     """What every generated page, and every page with generated tables, should say."""
     texts = {DOCS / name: make() for name, make in PAGES.items()}
-    for page in sorted(DOCS.rglob("*.md")):
+    for page in (ROOT / "README.md", *sorted(DOCS.rglob("*.md"))):
         text = page.read_text()
         if page not in texts and MARKED.search(text):
             texts[page] = MARKED.sub(lambda m: m[1] + TABLES[m[2]]() + m[3], text)

@@ -42,10 +42,6 @@ def typed(script: str, broker: BrokerProcess, directory: Path) -> str:
 def test_the_snippets_run_in_their_order_on_a_fresh_broker(tmp_path: Path) -> None:
     """Spark's is run by tests/spark/test_readme.py; here it must find what it names."""
     python, spark = blocks("python")
-    shell = next(block for block in blocks("sh") if "quiverlog produce" in block)
-    assert README.index(python) < README.index(spark) < README.index(shell)
-    *commands, last = shell.splitlines()
-    assert last == "quiverlog doctor"  # it looks at the machine, which is not the README's
     with BrokerProcess() as broker:
         assert "127.0.0.1:9292" in python
         (tmp_path / "program.py").write_text(python.replace("127.0.0.1:9292", broker.bootstrap))
@@ -56,6 +52,3 @@ def test_the_snippets_run_in_their_order_on_a_fresh_broker(tmp_path: Path) -> No
         assert topics == {"flights", "late"}
         with quiverlog.connect(broker.bootstrap) as client:
             assert topics <= set(client.list_topics())
-        out = typed("\n".join(commands), broker, tmp_path)
-    assert "61.5" in out
-    assert "75" in out
