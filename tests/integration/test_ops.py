@@ -98,8 +98,8 @@ def test_names_are_given_once_and_what_the_docs_call_alarming_has_a_rule() -> No
         panel["id"] for panel in json.loads((OPS / "grafana-dashboard.json").read_text())["panels"]
     ]
     assert len(ids) == len(set(ids))
-    docs = (ROOT / "docs" / "broker.md").read_text()
-    table = docs[docs.index("| alert | means |") : docs.index("The gauges of partitions are")]
+    docs = (ROOT / "docs" / "monitoring.md").read_text()
+    table = docs[docs.index("| alert | means |") : docs.index("## Metrics")]
     alarming = set(NAME.findall(table))
     assert len(alarming) > 8
     assert alarming <= {name for _, rule in alerts() for name in NAME.findall(rule)}
