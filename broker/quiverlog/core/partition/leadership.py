@@ -1,7 +1,7 @@
 """One leadership of a partition: who is in sync, and how far rows are safe on how many brokers.
 
 Owns the in-sync replicas (in_sync.py) and the followers' progress (progress.py) for as long as one
-leader epoch lasts, and five rules (numbers as in docs/replication.md):
+leader epoch lasts, and five rules (numbers as in docs/replication-rules.md):
 
 - Rows are replicated when all of `maximal` have them, and those, too, that are about to join: fit,
   and caught up within the lag time. Else a broker that joins would always be a step behind (5).
