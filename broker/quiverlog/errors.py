@@ -571,7 +571,10 @@ class AddressInUse(QuiverlogError):
 
 class UnsupportedFormat(QuiverlogError):
     code = 83
-    hint = "The file was written by a newer quiverlog: upgrade this one."
+    hint = (
+        "A newer quiverlog wrote the file, or one from before the first release: start the one that"
+        " wrote it, or this one with an empty data directory."
+    )
 
 
 class OutcomeUnknown(QuiverlogError):

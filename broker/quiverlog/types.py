@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 __all__ = [
     "EARLIEST",
-    "EPOCHS_UNTOLD",
     "LATEST",
     "NO_EPOCH",
     "NO_PRODUCER_ID",
@@ -32,9 +31,6 @@ EARLIEST = -2
 
 NO_EPOCH = -1
 """A leader epoch or a producer epoch that is not known or not used."""
-
-EPOCHS_UNTOLD = -2
-"""In place of a leader epoch: nothing is said of it."""
 
 NO_PRODUCER_ID = -1
 """The producer id of a batch whose producer is not idempotent."""

@@ -202,7 +202,7 @@ def test_voters_on_the_command_line(stack: ExitStack) -> None:
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
         where = ("--bootstrap-server", f"{second.bootstrap},{first.bootstrap}")
-        command = (sys.executable, "-m", "quiverlog", "cluster", "voters", *words, *where)
+        command = (sys.executable, "-m", "quiverlog", "quorum", *words, *where)
         return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
     added = run("add", "2", "--format", "json")
@@ -210,7 +210,7 @@ def test_voters_on_the_command_line(stack: ExitStack) -> None:
     roles = {one["node_id"]: one["role"] for one in json.loads(added.stdout)["replicas"]}
     assert roles == {1: "leader", 2: "voter"}
     assert run("remove", "2").returncode == 0
-    shown = run("list")
+    shown = run("status")
     assert "leader" in shown.stdout
     assert "observer" in shown.stdout
     refused = run("remove", "9")

@@ -12,8 +12,6 @@ import pytest
 from pyspark_quiverlog.option_table import OPTIONS, Use
 from quiverlog.broker_keys import CONFIG_KEYS
 from quiverlog.core.controller.configs import CONFIG_DEFS, TopicConfig, check_configs
-from quiverlog.core.controller.image import Image
-from quiverlog.core.controller.records import ConfigRecord, TopicRecord
 from quiverlog.errors import InvalidConfig
 from quiverlog.server.config.config import BrokerConfig, load_config
 from quiverlog.settings import InvalidValue, Kind, Setting, SettingsTable, markdown_table
@@ -129,15 +127,6 @@ def test_what_does_not_exist_yet_is_refused_with_the_reason(table: str, key: str
             check_configs({key: "delete"})
         with pytest.raises(InvalidConfig, match="not there yet"):
             load_config(flags={f"topic.defaults.{key}": "delete"})
-
-
-def test_a_topic_that_was_stored_with_a_retired_key_can_be_replayed() -> None:
-    image = Image({})
-    topic_id = bytes(range(16))
-    image.replay(TopicRecord(topic_id, "t", 0, 1))
-    image.replay(ConfigRecord(topic_id, "cleanup.policy", "delete"))
-    image.replay(ConfigRecord(topic_id, "retention.ms", "5000"))
-    assert image.topics_by_id[topic_id].configs == {"retention.ms": "5000"}
 
 
 def test_the_typed_values_have_the_tables_fields() -> None:

@@ -71,7 +71,7 @@ class MarkCleanJob:
         clean: bool,
         clock_note: ClockNote | None,
         metadata_bytes: int,
-        written: dict[str, Bounds | None],
+        written: dict[str, Bounds],
     ) -> None:
         self.key = directory.data_path
         self.kind = "clean mark"
@@ -217,7 +217,7 @@ class Closing:
         broker.metadata.log.close()
         assert broker.metadata.idle, "a decision would be logged behind the mark"
         every = broker.assignment.all_open()
-        written: dict[str, Bounds | None] = dict(broker.directory.written)
+        written: dict[str, Bounds] = dict(broker.directory.written)
         if not self._is_untouched:
             written = {
                 str(one.name): Bounds(one.log.log_start_offset, one.log.log_end_offset)

@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Final, TypeVar
 from msgspec import Meta
 
 from quiverlog.limits import ALTER_PARTITION_ENTRIES_MAX, REPLICATION_FACTOR_MAX
-from quiverlog.types import EPOCHS_UNTOLD, NO_EPOCH
+from quiverlog.types import NO_EPOCH
 
 from .messages import Api, Int32, Int64, Part, PerPartition, Request, Response, TopicId, UInt31
 
@@ -59,7 +59,7 @@ class ReplicaFetchPartition(Part, array_like=True, gc=False):
     the logs part, if they do. `recheck`: bytes that came were damaged, so they are to be verified.
     `readers_wait`: a new high watermark is told at once; else it may come with the next news, or a
     few milliseconds later. `saved_epoch`: the newest epoch of the list that is on its disk, or
-    NO_EPOCH; and EPOCHS_UNTOLD of a broker that does not say.
+    NO_EPOCH.
     """
 
     topic_id: TopicId = b""
@@ -71,7 +71,7 @@ class ReplicaFetchPartition(Part, array_like=True, gc=False):
     log_start_offset: Int64 = 0
     recheck: bool = False
     readers_wait: bool = True
-    saved_epoch: Int32 = EPOCHS_UNTOLD
+    saved_epoch: Int32 = NO_EPOCH
 
 
 class ReplicaFetchRequest(Request, array_like=True, gc=False):

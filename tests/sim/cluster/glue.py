@@ -22,7 +22,7 @@ from quiverlog.core.raft.messages import HardState, ReplicaKey, SnapshotMeta
 from quiverlog.errors import QuiverlogError
 from quiverlog.limits import BROKER_SESSION_MS_DEFAULT
 from quiverlog.storage.directory.data_directory import DataDirectory
-from quiverlog.storage.metadata.metadata_log import VERSION_QUORUM, file_header, pack_frame
+from quiverlog.storage.metadata.metadata_log import file_header, pack_frame
 from quiverlog.storage.metadata.quorum_jobs import STATE_FILE, Snapshot, pack_snapshot, pack_state
 from tests.sim.host import DATA_DIR
 from tests.sim.rows import schema_of
@@ -60,7 +60,7 @@ def make_directories(hosts: Sequence[ClusterHost]) -> None:
         for host, directory in zip(hosts, directories, strict=True)
     }
     item = pack_snapshot(Snapshot(SnapshotMeta(0, 0, voters), b""))
-    log = file_header(VERSION_QUORUM) + pack_frame([item])
+    log = file_header() + pack_frame([item])
     for host, directory in zip(hosts, directories, strict=True):
         path = directory.metadata_path
         host.disk.make_dir(path)

@@ -12,7 +12,6 @@ import click
 from quiverlog.cli.cluster.decommission import decommission, unregister
 from quiverlog.cli.cluster.features import features, upgrade
 from quiverlog.cli.cluster.producer import producer
-from quiverlog.cli.cluster.quorum import voters
 from quiverlog.cli.cluster.restart_check import restart_check
 from quiverlog.cli.console.failures import ExitCode
 from quiverlog.cli.console.options import (
@@ -147,7 +146,6 @@ def brokers(bootstrap: str, timeout_s: float, output_format: str) -> None:
 cluster.add_command(restart_check)
 cluster.add_command(features)
 cluster.add_command(upgrade)
-cluster.add_command(voters)
 cluster.add_command(producer)
 
 

@@ -1,7 +1,7 @@
 """`quiverlog quorum ...`: who decides in the cluster, who may come to, and how far each has come.
 
 Owns how the voters of the metadata quorum are asked for, changed and shown; every rule about them
-is the brokers'. `quiverlog cluster voters`, its older name, is the same commands.
+is the brokers'.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from quiverlog.cli.console.waiting import Patience, polls
 if TYPE_CHECKING:
     from quiverlog.wire.voters_messages import ChangeVotersResponse
 
-__all__ = ["quorum", "voters"]
+__all__ = ["quorum"]
 
 _NODE_ID = click.IntRange(0, INT32_MAX)
 _NOTHING, _ADD, _REMOVE = range(3)
@@ -89,13 +89,6 @@ def remove(
 
 
 quorum.add_command(recover)
-
-voters = click.Group(
-    "voters",
-    hidden=True,
-    help="The older name of `quiverlog quorum`.",
-    commands={"list": status, "add": add, "remove": remove},
-)
 
 
 def _ask(

@@ -36,7 +36,6 @@ from quiverlog.types import Compression, Durability
 __all__ = [
     "CONFIG_DEFS",
     "NEEDS_LEVEL_3",
-    "RETIRED",
     "TAKEN_AT_CREATION",
     "TOPIC_DEFAULTS_PREFIX",
     "TopicConfig",
@@ -196,9 +195,6 @@ ABSENT: Final = {
     "max.compaction.lag.ms": "is not there: logs are not compacted",
 }
 """Keys of Kafka's that would change nothing here."""
-
-RETIRED: Final = frozenset(("cleanup.policy",))
-"""Keys that earlier versions stored. They never had an effect; replay skips them."""
 
 CONFIG_DEFS: Final = SettingsTable(_DEFS, absent=ABSENT)
 

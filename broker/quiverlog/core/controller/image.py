@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from quiverlog.batch.schema import deserialize_schema
-from quiverlog.core.controller.configs import RETIRED, defaults_among, topic_config
+from quiverlog.core.controller.configs import defaults_among, topic_config
 from quiverlog.core.controller.records import (
     ALL_BROKERS,
     LEADER_GONE,
@@ -328,8 +328,6 @@ class Image:
             self.unpreferred[key] = None
 
     def _replay_config(self, record: ConfigRecord) -> None:
-        if record.key in RETIRED:
-            return
         topic = self.topics_by_id[record.topic_id]
         if record.value is None:
             topic.configs.pop(record.key, None)

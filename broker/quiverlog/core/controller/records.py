@@ -76,8 +76,7 @@ class BrokerRecord(msgspec.Struct, frozen=True, array_like=True, tag=2):
 
     `incarnation` is new at every start of its process, `directory_id` belongs to its disk.
     `broker_epoch` numbers the registration (UNKNOWN_BROKER_EPOCH); snapshots write the number.
-    `fenced`: it leads nothing, and counts as a copy of nothing. A record from before there were
-    registrations is that of a quorum of one, which nobody fences. `wants_vote`: it may be made a
+    `fenced`: it leads nothing, and counts as a copy of nothing. `wants_vote`: it may be made a
     voter of the metadata quorum without anybody's asking. `takes_partitions`: it may be given
     replicas; what it holds it keeps. `feature_level_min`, `feature_level_max`: what it supports;
     software from before there were levels supports the first. `decommissioning`: it is to leave,

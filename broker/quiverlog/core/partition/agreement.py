@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from quiverlog.core.partition.progress import FollowerProgress
-from quiverlog.types import EPOCHS_UNTOLD
+from quiverlog.types import NO_EPOCH
 
 __all__ = ["Agreement"]
 
@@ -55,13 +55,10 @@ class Agreement:
         return all(self.is_shown_by(follower) for follower in holding)
 
     def is_shown_by(self, follower: FollowerProgress) -> bool:
-        """True where it need not be shown, too.
-
-        A broker that does not tell of its list is believed: it is of an earlier version.
-        """
+        """True where it need not be shown, too."""
         saved_epoch = follower.saved_epoch
-        assert saved_epoch >= EPOCHS_UNTOLD
+        assert saved_epoch >= NO_EPOCH
         assert follower.log_end_offset >= 0
         if not self.is_needed or follower.log_end_offset > self.start_offset:
             return True
-        return saved_epoch >= self._leader_epoch or saved_epoch == EPOCHS_UNTOLD
+        return saved_epoch >= self._leader_epoch

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from quiverlog.types import EPOCHS_UNTOLD, NO_EPOCH
+from quiverlog.types import NO_EPOCH
 
 __all__ = ["NEVER_US", "UNHEARD_EPOCH", "FollowerProgress", "Heard", "Said"]
 
@@ -36,7 +36,7 @@ class Said(NamedTuple):
     log_end_offset: int
     flushed_offset: int
     log_start_offset: int
-    saved_epoch: int = EPOCHS_UNTOLD
+    saved_epoch: int = NO_EPOCH
 
 
 class Heard:
@@ -99,7 +99,7 @@ class FollowerProgress:
         """Asked for what comes after its end, and its log agrees with the leader's."""
         log_end_offset, broker_epoch = said.log_end_offset, said.broker_epoch
         assert said.broker_id == self.broker_id
-        assert said.saved_epoch >= EPOCHS_UNTOLD
+        assert said.saved_epoch >= NO_EPOCH
         assert 0 <= log_end_offset <= leader_end_offset
         assert self._fetched_us <= now_us
         assert broker_epoch >= self.broker_epoch

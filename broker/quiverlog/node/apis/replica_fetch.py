@@ -39,7 +39,7 @@ from quiverlog.node.runtime.events import RequestReceived
 from quiverlog.node.runtime.purgatory import Waiter, Waits
 from quiverlog.storage.segment.reading import views_of
 from quiverlog.storage.segment.reading_jobs import NotResident
-from quiverlog.types import EPOCHS_UNTOLD, Now
+from quiverlog.types import NO_EPOCH, Now
 from quiverlog.wire.messages import Api
 from quiverlog.wire.replica_messages import (
     ReplicaFetchPartition,
@@ -257,7 +257,7 @@ def handle_replica_fetch(broker: Broker, event: RequestReceived, now: Now) -> No
     for entry in request.partitions:
         if entry.offset < 0 or entry.flushed_offset < 0 or entry.log_start_offset < 0:
             raise InvalidRequest(f"partition {entry.partition}: offsets are not negative.")
-        if entry.saved_epoch < EPOCHS_UNTOLD:
+        if entry.saved_epoch < NO_EPOCH:
             raise InvalidRequest(f"partition {entry.partition}: {entry.saved_epoch} is no epoch.")
     if request.broker_epoch < 0:
         raise InvalidRequest(f"{request.broker_epoch} is no broker epoch.")

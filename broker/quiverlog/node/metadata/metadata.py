@@ -506,8 +506,7 @@ class Metadata(Decisions):
         image, pending = Image(before.given), Image(before.given)
         for one in (image, pending):
             if records:
-                # Snapshots from before there were broker epochs have none: theirs is the newest.
-                one.replay_entry(records, version=snapshot.meta.index)
+                one.replay_entry(records)
             one.version = snapshot.meta.index
         self.image, self.pending = image, pending
         self.cache.clear()

@@ -97,8 +97,8 @@ class Reach:
             self._check_address(key, endpoint)  # A connection ends when its address changes.
             if response.directory_id != key.directory_id:
                 raise VoterNotReady(
-                    f"the broker there has the directory {response.directory_id!r} (empty: its"
-                    f" software is too old to say), not {key.directory_id!r}."
+                    f"the broker there has the directory {response.directory_id!r},"
+                    f" not {key.directory_id!r}."
                 )
         except QuiverlogError as failure:
             then(None, _not_reached(key, endpoint, failure), now)

@@ -153,7 +153,7 @@ class Clock:
         """
         note = self._found
         if note is None and newest_row_us is not None:
-            note = ClockNote(0)  # Written by an older broker. Before 1970 no row is too old.
+            note = ClockNote(0)  # The note was lost. Before 1970 no row is too old.
         if note is not None and now.wall_us > note.believed_us + _START_AHEAD_US:
             # A long stop looks the same; then rows are deleted an hour later, which harms nobody.
             wait_us = self._believed.begin(now, note)

@@ -436,7 +436,7 @@ class Whereabouts:
         """Where each other node is, by all that is known."""
         found = {**self._controllers, **self._told}
         for voter, endpoint in self._voters.items():
-            # A quorum of one has written down no address, an older one perhaps a strange one.
+            # A quorum of one has written down no address.
             with contextlib.suppress(ValueError):
                 found[voter.node_id] = parse_address(endpoint)
         found.update(self._registered)

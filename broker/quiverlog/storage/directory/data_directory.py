@@ -23,7 +23,7 @@ from operator import itemgetter
 from typing import Final, NamedTuple
 
 from quiverlog.errors import CorruptLog, DiskFull, QuiverlogError
-from quiverlog.storage.directory.node_file import NodeFile, identify, load_node
+from quiverlog.storage.directory.node_file import NodeFile, load_node
 from quiverlog.storage.disk.disk import Disk, DiskLock, out_of_descriptors, write_error
 from quiverlog.storage.disk.frames import pack_file, unpack_file
 from quiverlog.storage.log.checkpoint import Bounds
@@ -385,7 +385,7 @@ class DataDirectory(PartitionDirectories):
     `clean_incarnation`: of the life before this one, if it ended cleanly.
     `metadata_bytes`: length of the metadata log at the last clean stop; 0 when that is not known.
     `written`: the partitions that had rows at that stop, by name, so that they have files; and
-    which rows, if the mark tells. Whoever opens a log takes it out: from then on the log knows.
+    which rows. The opening of a log takes its entry out: from then on the log has the bounds.
     `notes`: what the operator should hear of this start.
     """
 
@@ -422,7 +422,7 @@ class DataDirectory(PartitionDirectories):
         self.clean = False
         self.clean_incarnation = b""
         self.metadata_bytes = 0
-        self.written: dict[str, Bounds | None] = {}
+        self.written: dict[str, Bounds] = {}
 
     @classmethod
     def open(
@@ -462,7 +462,6 @@ class DataDirectory(PartitionDirectories):
                 directory.notes += notes
                 directory._restrict()
                 directory._use_or_make_reserve()
-                directory.directory_id = identify(disk, path, node, entropy)
                 # Last: of a start that fails before this the next one is to know as much.
                 if foreign := _move_foreign_mark_aside(disk, path):
                     directory.notes.append(foreign)
@@ -477,7 +476,7 @@ class DataDirectory(PartitionDirectories):
         return directory
 
     def _restrict(self) -> None:
-        """Older brokers made directories that everybody could read."""
+        """A backup that was put back may have left them open to other users."""
         for path in (self.data_path, self.metadata_path):
             with contextlib.suppress(OSError):
                 if self._disk.restrict(path):
@@ -575,7 +574,7 @@ class DataDirectory(PartitionDirectories):
         none, by topic id and number; None when nothing good is there.
 
         A note that names another directory is moved aside, which `notes` tell: by it a lost
-        partition may pass for one that was never made. An older version's names none.
+        partition may pass for one that was never made.
 
         Raises StorageFault: it cannot be moved.
         """
@@ -587,9 +586,9 @@ class DataDirectory(PartitionDirectories):
         except (CorruptLog, struct.error, OSError):
             return None
         whose = {one for one in unmade if one[1] == _WHOSE}
-        if whose - {self._whose}:
+        if whose != {self._whose}:
             new = rename_aside(self._disk, self.path, _MADE_FILE, self._disk.list(self.path))
-            named = ", ".join(sorted(one[0].hex() for one in whose))
+            named = ", ".join(sorted(one[0].hex() for one in whose)) or "unnamed"
             self.notes.append(
                 f"{_MADE_FILE} is of the directory {named}, and this one is {self.directory_id}: it"
                 f" was not believed, and moved to {new}"
@@ -623,7 +622,7 @@ class DataDirectory(PartitionDirectories):
         *,
         clean: bool,
         metadata_bytes: int = 0,
-        written: Mapping[str, Bounds | None] | None = None,
+        written: Mapping[str, Bounds] | None = None,
     ) -> None:
         """Let go. `clean`: all logs were closed cleanly, the next start may trust them.
 
@@ -640,7 +639,7 @@ class DataDirectory(PartitionDirectories):
             if clean and self.is_owned():
                 payload = _CLEAN.pack(self.incarnation, metadata_bytes)
                 lines = (
-                    name if bounds is None else f"{name} {bounds.start_offset} {bounds.end_offset}"
+                    f"{name} {bounds.start_offset} {bounds.end_offset}"
                     for name, bounds in sorted((written or {}).items(), key=itemgetter(0))
                 )
                 payload += "\n".join(lines).encode()
@@ -684,7 +683,7 @@ def _move_foreign_mark_aside(disk: Disk, path: str) -> str:
     )
 
 
-def _consume_clean_mark(disk: Disk, path: str) -> tuple[int, dict[str, Bounds | None], bytes]:
+def _consume_clean_mark(disk: Disk, path: str) -> tuple[int, dict[str, Bounds], bytes]:
     """(length of the metadata log, partitions with rows, incarnation) at the last stop.
 
     The length is 0 if it was not clean.
@@ -695,13 +694,13 @@ def _consume_clean_mark(disk: Disk, path: str) -> tuple[int, dict[str, Bounds | 
     if not disk.exists(mark):
         return 0, {}, b""
     incarnation = b""
-    written: dict[str, Bounds | None] = {}
+    written: dict[str, Bounds] = {}
     try:
         payload = unpack_file(mark, disk.read_file(mark), _CLEAN_MAGIC, _CLEAN_VERSION)
         incarnation, metadata_bytes = _CLEAN.unpack_from(payload)
         for line in payload[_CLEAN.size :].decode().splitlines():
             name, *offsets = line.split(" ")
-            written[name] = Bounds(*map(int, offsets)) if offsets else None
+            written[name] = Bounds(*map(int, offsets))
     except (CorruptLog, struct.error, ValueError, TypeError):
         metadata_bytes = 0  # A damaged mark proves nothing: scan.
     except OSError as error:

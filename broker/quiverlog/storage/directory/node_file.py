@@ -1,8 +1,7 @@
 """`node.json`: which cluster and which node a data directory belongs to, and which one it is.
 
-Written once. One that was made before directories had ids is written once more, with an id.
-
-What it says has a checksum: a person may lay the file out anew, but a changed value is damage.
+Written once. Its values have a checksum: a person may lay the file out anew, but a changed value is
+damage.
 """
 
 from __future__ import annotations
@@ -13,12 +12,11 @@ from typing import Final
 import msgspec
 
 from quiverlog.batch.checksum import crc32c
-from quiverlog.errors import CorruptLog, ForeignDataDirectory
+from quiverlog.errors import CorruptLog, ForeignDataDirectory, UnsupportedFormat
 from quiverlog.storage.disk.disk import Disk, is_special_file
 from quiverlog.storage.disk.frames import check_version
-from quiverlog.storage.metadata.quorum_jobs import STATE_FILE
 
-__all__ = ["NodeFile", "identify", "load_node", "read_node"]
+__all__ = ["NodeFile", "load_node", "read_node"]
 
 _NODE_MAGIC: Final = "quiverlog-node"
 _JSON_VERSION: Final = 1
@@ -29,8 +27,8 @@ _DIRECTORY_ID_BYTES: Final = 16
 class NodeFile(msgspec.Struct, kw_only=True):
     """`node.json`.
 
-    `directory_id`: drawn by lot; another disk in the place of this one has another. Empty in files
-    of brokers that had no quorum. `crc32c`: of what `_checksum` says; not in older files.
+    `directory_id`: drawn by lot; another disk in the place of this one has another. `crc32c`: of
+    what `_checksum` says. Files from before the first release lack one or both, and are refused.
     """
 
     magic: str = _NODE_MAGIC
@@ -50,25 +48,9 @@ def _checksum(node: NodeFile) -> int:
 
 
 def _write(disk: Disk, path: str, node: NodeFile) -> None:
-    assert node.directory_id, "whatever is written from now on belongs to a directory with an id"
+    assert node.directory_id
     node.crc32c = _checksum(node)
     disk.write_file_atomic(f"{path}/node.json", msgspec.json.encode(node) + b"\n")
-
-
-def identify(disk: Disk, path: str, node: NodeFile, entropy: Callable[[int], bytes]) -> str:
-    """The directory's id; made, and durable, if it has none.
-
-    Raises:
-        CorruptLog: it had one, which votes were given under; nothing is changed.
-        DiskFull, StorageFault: it could not be written.
-    """
-    if not node.directory_id:
-        if disk.exists(f"{path}/metadata/{STATE_FILE}"):
-            raise _restore(f"{path}/node.json", f"has no directory id, yet there is a {STATE_FILE}")
-        node.directory_id = entropy(_DIRECTORY_ID_BYTES).hex()
-        _write(disk, path, node)
-    assert node.crc32c in (None, _checksum(node)), "what was read was checked, the rest is new"
-    return node.directory_id
 
 
 def _restore(file: str, what: str) -> CorruptLog:
@@ -105,10 +87,10 @@ def load_node(
 
 
 def read_node(disk: Disk, path: str) -> NodeFile:
-    """What the file of a data directory says.
+    """Read the file of a data directory.
 
     Raises:
-        CorruptLog, ForeignDataDirectory, UnsupportedFormat: it cannot be believed.
+        CorruptLog, ForeignDataDirectory, UnsupportedFormat: it is damaged, or not of this format.
     """
     file = f"{path}/node.json"
     try:
@@ -122,6 +104,8 @@ def read_node(disk: Disk, path: str) -> NodeFile:
     if node.magic != _NODE_MAGIC:
         raise ForeignDataDirectory(f"{file} is not quiverlog's.")
     check_version(file, node.version, _JSON_VERSION)
-    if node.crc32c not in (None, _checksum(node)):
+    if node.crc32c is None:
+        raise UnsupportedFormat(f"{file} is of a quiverlog before its first release.")
+    if node.crc32c != _checksum(node):
         raise _restore(file, "is damaged (its checksum does not match)")
     return node

@@ -11,9 +11,9 @@
 
 The frame itself is the same in every version, so that the checksum can be looked at first.
 
-Owns the refusal of what is damaged (CorruptLog) and of what is newer (UnsupportedFormat). Whoever
-reads a file that can be rebuilt catches the first; nobody catches the second: a newer version is a
-mistake of the operator, and guessing would destroy.
+Owns the refusal of what is damaged (CorruptLog) and of another version (UnsupportedFormat). The
+reader of a file that can be rebuilt catches the first. The second stops the start: such a directory
+is a mistake of the operator, and guessing would destroy it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def unpack_file(path: str, data: bytes, magic: bytes, version: int) -> bytes:
     """The payload of `data`, read from `path` (for messages).
 
     Raises:
-        UnsupportedFormat: a newer version wrote it.
+        UnsupportedFormat: another version wrote it.
         CorruptLog: not such a file, cut short, or damaged.
     """
     if len(data) < _PAYLOAD_AT or data[:8] != magic:
@@ -60,9 +60,9 @@ def unpack_file(path: str, data: bytes, magic: bytes, version: int) -> bytes:
     return payload
 
 
-def check_version(path: str, found: int, newest: int) -> None:
+def check_version(path: str, found: int, readable: int) -> None:
     """Raises UnsupportedFormat for a version that this code does not read."""
-    if not 1 <= found <= newest:
+    if found != readable:
         raise UnsupportedFormat(
-            f"{path} has format version {found}; this quiverlog reads 1 to {newest}."
+            f"{path} has format version {found}; this quiverlog reads version {readable}."
         )

@@ -53,7 +53,7 @@ class PosixLock:
     """flock on the directory itself, and on the file `lock` in it. See `disk.DiskLock`.
 
     The kernel drops both with the process, however that ends. A broker whose lock file is deleted
-    still has the directory. Older brokers lock the file alone. It holds the owner's claim.
+    still has the directory. The file holds the owner's claim.
 
     Args:
         guarded: names of directories in it that must stay the ones they are.

@@ -74,11 +74,9 @@ _SNAPSHOT_MAGIC: Final = b"QVPRODUC"
 _VERSION: Final = 1
 _OFFSET: Final = struct.Struct("<q")
 _CHECK: Final = struct.Struct("<I")
+_TRUNCATION_BYTES: Final = _OFFSET.size + _CHECK.size
 _POINT: Final = struct.Struct("<qqQ")
 _BOUNDS: Final = struct.Struct("<qq")
-_WHOLE_POINT_BYTES: Final = len(
-    pack_file(_RECOVERY_MAGIC, _VERSION, bytes(_POINT.size + _BOUNDS.size))
-)
 _PREFIX: Final = "producers-"
 _SUFFIX: Final = ".snapshot"
 SNAPSHOTS_KEPT: Final = 2
@@ -235,19 +233,16 @@ def _name_check(directory: str) -> bytes:
 
 
 def is_truncation_of_another(disk: Disk, directory: str) -> bool:
-    """True where `truncate-to` names another partition. An older file names none."""
+    """True where `truncate-to` names another partition."""
     path = f"{directory}/{TRUNCATION_FILE}"
-    for payload in _load(disk, _TRUNCATION_MAGIC, _OFFSET.size, path):
-        named = payload[_OFFSET.size :]
-        assert len(payload) >= _OFFSET.size
-        return len(named) == _CHECK.size and named != _name_check(directory)
-    return False
+    found = _load(disk, _TRUNCATION_MAGIC, _TRUNCATION_BYTES, path)
+    return any(payload[_OFFSET.size :] != _name_check(directory) for payload in found)
 
 
 def load_truncation(disk: Disk, directory: str) -> int | None:
     """The offset of a truncation that did not end; None when there is none (or it is damaged)."""
     path = f"{directory}/{TRUNCATION_FILE}"
-    found = _load(disk, _TRUNCATION_MAGIC, _OFFSET.size, path)
+    found = _load(disk, _TRUNCATION_MAGIC, _TRUNCATION_BYTES, path)
     return int(_OFFSET.unpack_from(found[0])[0]) if found else None
 
 
@@ -274,14 +269,14 @@ def load_recovery_point(disk: Disk, directory: str, names: Sequence[str]) -> Sto
     bad: list[str] = []
     good: bytes | None = None
     agree = False
-    copies = _Copies(disk, _RECOVERY_MAGIC, _POINT.size)
+    copies = _Copies(disk, _RECOVERY_MAGIC, _POINT.size + _BOUNDS.size)
     for name in (RECOVERY_FILE, RECOVERY_COPY_FILE):
         if name not in names:
             continue
         data = copies.read(f"{directory}/{name}")
         if data is not None and data == good:  # Nearly always.
             contents[name] = data
-            agree = len(data) == _WHOLE_POINT_BYTES
+            agree = True
             continue
         payload = copies.payload(data, f"{directory}/{name}")
         if data is None or payload is None:
@@ -289,9 +284,8 @@ def load_recovery_point(disk: Disk, directory: str, names: Sequence[str]) -> Sto
             continue
         contents[name] = good = data
         point = max(point, RecoveryPoint._make(_POINT.unpack_from(payload)))
-        if len(payload) >= _POINT.size + _BOUNDS.size:
-            start, end = _BOUNDS.unpack_from(payload, _POINT.size)
-            known = Bounds(max(known.start_offset, start), max(known.end_offset, end))
+        start, end = _BOUNDS.unpack_from(payload, _POINT.size)
+        known = Bounds(max(known.start_offset, start), max(known.end_offset, end))
     copies.check()
     return StoredPoint(point, known, contents, tuple(bad), agree)
 

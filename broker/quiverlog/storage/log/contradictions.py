@@ -184,7 +184,7 @@ class _Look:
                 stored = checkpoint.load_recovery_point(
                     self._disk, self._directory, [name] if name in self._names else []
                 )
-                if stored.bounds.end_offset > 0:  # Those of older software have no bounds.
+                if stored.bounds.end_offset > 0:
                     assert stored.bounds.start_offset >= 0
                     found.append(stored.bounds.start_offset)
         return found

@@ -57,9 +57,7 @@ __all__ = [
 
 
 DELETED: Final = ".deleted"
-_DOOMED: Final = re.compile(
-    r"(?:(?:[0-9a-f]{32}|unknown)-|.+-[0-9]+\.)(?:[0-9a-f]{8}|unknown)\.deleted", re.DOTALL
-)
+_DOOMED: Final = re.compile(r"(?:[0-9a-f]{32}|unknown)-[0-9a-f]{8}\.deleted")
 ORPHAN: Final = ".orphan"
 DAMAGED: Final = ".damaged"
 DAMAGED_FILE: Final = "damaged"
@@ -78,12 +76,12 @@ _PARTITION_NAME: Final = re.compile(r".+-[0-9]+", re.DOTALL)
 
 
 class PartitionFile(msgspec.Struct, kw_only=True):
-    """`partition.json`. `topic_id` in hex; `name` is the partition's, empty in older files."""
+    """`partition.json`. `topic_id` in hex; `name` is the partition's."""
 
     magic: str = _MAGIC
     version: int = _VERSION
     topic_id: str
-    name: str = ""
+    name: str
 
 
 _DECODER: Final = msgspec.json.Decoder(PartitionFile)
@@ -106,7 +104,7 @@ def doomed_name(name: str, topic_id: bytes) -> str:
 
 
 def is_doomed_name(name: str) -> bool:
-    """True for a name of `doomed_name`, or one that older brokers gave for the same purpose."""
+    """True for a name of `doomed_name`."""
     return _DOOMED.fullmatch(name) is not None
 
 
@@ -158,10 +156,10 @@ def read_topic_id(disk: Disk, directory: str) -> bytes | None:
 
 
 def names_itself(disk: Disk, directory: str, name: str) -> bool:
-    """True when the file in a partition's directory has the directory's name, or none."""
+    """True when the file in a partition's directory has the directory's name."""
     try:
         data = disk.read_file(f"{directory}/{PARTITION_FILE}")
-        return _DECODER.decode(data).name in (printable(name), "")
+        return _DECODER.decode(data).name == printable(name)
     except (OSError, msgspec.MsgspecError):
         return False
 

@@ -28,8 +28,6 @@ __all__ = [
     "FILE_HEADER_BYTES",
     "FRAME_OVERHEAD_BYTES",
     "ITEM_OVERHEAD_BYTES",
-    "VERSION_QUORUM",
-    "VERSION_SINGLE",
     "AppendJob",
     "CompactJob",
     "Frames",
@@ -44,10 +42,7 @@ __all__ = [
 
 # The bytes of the metadata log: packing, parsing, and telling torn from damaged.
 _MAGIC: Final = b"QVMETLOG"
-VERSION_SINGLE: Final = 1
-"""Entries are the controller's own: of a broker that had no quorum yet."""
-VERSION_QUORUM: Final = 2
-"""Entries are those of quorum_jobs.py."""
+_VERSION: Final = 1
 _HEAD: Final = struct.Struct("<8sH6x")
 _FRAME: Final = struct.Struct("<II")
 _U32: Final = struct.Struct("<I")
@@ -62,15 +57,14 @@ _SEARCH_STEPS_MIN: Final = 1_000_000
 class Frames(NamedTuple):
     """What a file holds: `end` is the position after the last whole frame, `last` its position."""
 
-    version: int
     entries: list[bytes]
     end: int
     last: int
 
 
-def file_header(version: int) -> bytes:
+def file_header() -> bytes:
     """What a file begins with."""
-    return _HEAD.pack(_MAGIC, version)
+    return _HEAD.pack(_MAGIC, _VERSION)
 
 
 def pack_frame(entries: Sequence[bytes]) -> bytes:
@@ -82,17 +76,16 @@ def pack_frame(entries: Sequence[bytes]) -> bytes:
     return size + _U32.pack(crc32c(payload, crc32c(size))) + payload
 
 
-def parse(path: str, data: bytes, newest: int = VERSION_SINGLE) -> Frames:
-    """Read a whole file of a version up to `newest`.
+def parse(path: str, data: bytes) -> Frames:
+    """Read a whole file.
 
     Raises:
         CorruptLog: not a metadata log, or damaged.
-        UnsupportedFormat: a newer version wrote it.
+        UnsupportedFormat: another version wrote it.
     """
     if len(data) < FILE_HEADER_BYTES or data[:8] != _MAGIC:
         raise restore_error(path, "is not a metadata log")
-    version = _HEAD.unpack_from(data)[1]
-    check_version(path, version, newest)
+    check_version(path, _HEAD.unpack_from(data)[1], _VERSION)
     entries: list[bytes] = []
     view = memoryview(data)
     at = last = FILE_HEADER_BYTES
@@ -101,14 +94,14 @@ def parse(path: str, data: bytes, newest: int = VERSION_SINGLE) -> Frames:
         if end is None:
             if not _is_torn(view, at):
                 raise _damaged(path, at)
-            return Frames(version, entries, at, last)
+            return Frames(entries, at, last)
         try:
             entries.extend(_split(view[at + _FRAME.size : end]))
         except struct.error as error:
             raise _damaged(path, at) from error
         last, at = at, end
     assert last <= at == len(data)
-    return Frames(version, entries, at, last)
+    return Frames(entries, at, last)
 
 
 def restore_error(path: str, what: str, **details: int) -> CorruptLog:
@@ -243,10 +236,9 @@ class Tail:
     then. `name_unflushed`: the file is new and its name not yet durable.
     """
 
-    __slots__ = ("disk", "fault", "file", "header", "name_unflushed", "path", "unflushed")
+    __slots__ = ("disk", "fault", "file", "name_unflushed", "path", "unflushed")
 
-    def __init__(self, disk: Disk, path: str, file: File, version: int) -> None:
-        self.header = file_header(version)
+    def __init__(self, disk: Disk, path: str, file: File) -> None:
         self.disk = disk
         self.path = path
         self.file = file
@@ -424,7 +416,7 @@ class CompactJob:
         self.kind = "metadata compaction"
 
     def run(self) -> int:
-        snapshot = self._tail.header + pack_frame(self._make_snapshot())
+        snapshot = file_header() + pack_frame(self._make_snapshot())
         if self._kept:
             snapshot += pack_frame(self._kept)
         self.snapshot_bytes = len(snapshot)
@@ -446,12 +438,10 @@ class MetadataLog:
         "_size",
         "_snapshot_bytes",
         "tail",
-        "version",
     )
 
-    def __init__(self, tail: Tail, entries: list[bytes], version: int) -> None:
+    def __init__(self, tail: Tail, entries: list[bytes]) -> None:
         self.tail = tail
-        self.version = version
         self._records = entries
         self._entry_count = len(entries)
         self._size = tail.file.size
@@ -468,9 +458,8 @@ class MetadataLog:
         create: bool = True,
         bytes_min: int = 0,
         before_cut: Callable[[Sequence[bytes]], str] = lambda _entries: "",
-        version: int = VERSION_SINGLE,
         first: bytes = b"",
-        judge: Callable[[int, Sequence[bytes]], None] = lambda _version, _entries: None,
+        judge: Callable[[Sequence[bytes]], None] = lambda _entries: None,
     ) -> MetadataLog:
         """Open or create the log in `directory`.
 
@@ -481,21 +470,18 @@ class MetadataLog:
             bytes_min: what the file is known to have held when it was last closed in order.
             before_cut: asked, with the entries before it, when the last frame seems to be an append
                 that never finished; says why it cannot be, or nothing.
-            version: of a new file; older ones are opened too, none is changed into another.
             first: frames that a new file begins with.
-            judge: given the version and the entries before anything is changed; may raise.
+            judge: called with the entries before anything is changed; may raise.
 
         Raises:
             CorruptLog: an entry is damaged, or the file is missing or cut; nothing is changed.
-            UnsupportedFormat: a newer version wrote it.
+            UnsupportedFormat: another version wrote it.
             DiskFull: there is no room for a new file. A file that is there opens without room.
             StorageFault: the disk failed.
         """
         path = f"{directory}/metadata.log"
         try:
-            return cls._open(
-                disk, directory, path, create, bytes_min, before_cut, version, first, judge
-            )
+            return cls._open(disk, directory, path, create, bytes_min, before_cut, first, judge)
         except OSError as error:
             if is_special_file(error):
                 raise restore_error(path, "is not a regular file") from error
@@ -510,33 +496,32 @@ class MetadataLog:
         create: bool,
         bytes_min: int,
         before_cut: Callable[[Sequence[bytes]], str],
-        version: int,
         first: bytes,
-        judge: Callable[[int, Sequence[bytes]], None],
+        judge: Callable[[Sequence[bytes]], None],
     ) -> MetadataLog:
         disk.make_dir(directory)
         new = False
         if not disk.exists(path):
             if not create or bytes_min:
                 raise restore_error(path, "is missing, yet there are partitions")
-            disk.write_file_atomic(path, file_header(version) + first)
+            disk.write_file_atomic(path, file_header() + first)
             new = True
         data = disk.read_file(path)
         if len(data) < bytes_min:
             raise restore_error(path, f"has {len(data)} bytes and had {bytes_min} at the last stop")
-        frames = parse(path, data, version)
+        frames = parse(path, data)
         if not frames.entries and not create:
             raise restore_error(path, "holds no entry, yet there are partitions")
         if frames.end < len(data) and (why := before_cut(frames.entries)):
             raise restore_error(path, f"ends inside of its last frame, {why}")
-        judge(frames.version, frames.entries)
+        judge(frames.entries)
         file = disk.open(path, create=False)
-        tail = Tail(disk, path, file, frames.version)
+        tail = Tail(disk, path, file)
         if not new:
             # A compaction of the last process may have failed to flush the name of this very file.
             tail.name_unflushed = True
             _flush_last(tail, data, frames)
-        return cls(tail, frames.entries, frames.version)
+        return cls(tail, frames.entries)
 
     # --- looking -------------------------------------------------------------------------------
     @property

@@ -43,10 +43,10 @@ from quiverlog.storage.metadata.metadata_log import (
     FILE_HEADER_BYTES,
     FRAME_OVERHEAD_BYTES,
     ITEM_OVERHEAD_BYTES,
-    VERSION_QUORUM,
     AppendJob,
     CompactJob,
     Tail,
+    file_header,
     parse,
     restore_error,
 )
@@ -62,7 +62,6 @@ __all__ = [
     "SnapshotJob",
     "WriteJob",
     "Written",
-    "is_item",
     "is_passing",
     "load_state",
     "pack_entry",
@@ -111,11 +110,6 @@ class History(NamedTuple):
     entries: list[Entry]
 
 
-def is_item(item: bytes) -> bool:
-    """True for what this module packs; a log of a broker without a quorum begins with others."""
-    return item[:1] in (_SNAPSHOT, _ENTRY)
-
-
 def pack_snapshot(snapshot: Snapshot) -> bytes:
     """One item."""
     meta, records = snapshot
@@ -134,6 +128,8 @@ def snapshot_frame_bytes(item_bytes: int) -> int:
 
 def unpack_snapshot(path: str, item: bytes) -> Snapshot:
     """What `pack_snapshot` packed. Raises CorruptLog or UnsupportedFormat."""
+    if item[:1] not in (_SNAPSHOT, _ENTRY):  # Its frame's checksum matched: no damage.
+        raise UnsupportedFormat(f"{path} has the entries of a quiverlog before its first release.")
     if item[:1] != _SNAPSHOT or len(item) < 1 + _U32.size:
         raise restore_error(path, "does not begin with a snapshot")
     end = 1 + _U32.size + int(_U32.unpack_from(item, 1)[0])
@@ -346,14 +342,14 @@ class WriteJob:
     def _temporary(self) -> File:
         tail = self._plate.tail
         file = tail.disk.open(tail.path + INSTALL_SUFFIX, create=True)
-        file.append([tail.header])
+        file.append([file_header()])
         return file
 
     def _read_back(self, file: File, meta: SnapshotMeta) -> tuple[Snapshot, int]:
         """What was put together is what somebody has sent, or it is not taken."""
         path = file.path
         try:
-            frames = parse(path, file.read_copy(0, file.size), VERSION_QUORUM)
+            frames = parse(path, file.read_copy(0, file.size))
             if frames.end != file.size or len(frames.entries) != 1:
                 raise CorruptLog(f"{path} is not one snapshot.", file=path)
             snapshot = unpack_snapshot(path, frames.entries[0])

@@ -2,8 +2,7 @@
 
 Owns `metadata.log` (a snapshot and the entries behind it, replaced as a whole by a newer
 snapshot) and `quorum-state` (term and vote). Both exist or neither, but for a start that was
-interrupted before any promise. A log of a broker without a quorum is rewritten once as one of a
-quorum of one.
+interrupted before any promise.
 
 Invariants:
 - The hard state is never older than the newest entry: it is written first.
@@ -16,23 +15,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Sequence
-from typing import Final
 
-from quiverlog.core.controller.records import SnapshotRecord, decode_entry
 from quiverlog.core.raft.membership import unpack_voters
 from quiverlog.core.raft.messages import Entry, EntryKind, HardState, ReplicaKey, SnapshotMeta
 from quiverlog.core.raft.outbox import Write
 from quiverlog.core.raft.snapshots import SnapshotRead
 from quiverlog.errors import StorageFault
 from quiverlog.storage.disk.disk import Disk
-from quiverlog.storage.metadata.metadata_log import (
-    VERSION_QUORUM,
-    VERSION_SINGLE,
-    MetadataLog,
-    file_header,
-    pack_frame,
-    restore_error,
-)
+from quiverlog.storage.metadata.metadata_log import MetadataLog, pack_frame, restore_error
 from quiverlog.storage.metadata.quorum_jobs import (
     INSTALL_SUFFIX,
     STATE_FILE,
@@ -43,7 +33,6 @@ from quiverlog.storage.metadata.quorum_jobs import (
     SnapshotJob,
     WriteJob,
     Written,
-    is_item,
     is_passing,
     load_state,
     pack_entry,
@@ -53,49 +42,7 @@ from quiverlog.storage.metadata.quorum_jobs import (
     unpack_history,
 )
 
-__all__ = ["UPGRADED_TERM", "QuorumLog", "upgrade"]
-
-
-# A broker that had no quorum becomes a quorum of one: its metadata log is written anew, once.
-UPGRADED_TERM: Final = 1
-"""Of all entries that were decided without a quorum. Nobody votes in it."""
-
-
-def upgrade(
-    disk: Disk,
-    path: str,
-    state_path: str,
-    key: ReplicaKey,
-    state: HardState | None,
-    old: Sequence[bytes],
-) -> HardState:
-    """Replace the log at `path`, whose entries are `old`. Returns the hard state from now on.
-
-    Raises:
-        DiskFull: there is no room for both logs; the old one is as it was.
-        StorageFault: the disk failed; either log is there, whole.
-    """
-    if state is None or state.term < UPGRADED_TERM:
-        state = HardState(UPGRADED_TERM, None)
-        disk.write_file_atomic(state_path, pack_state(state))
-    assert state.term >= UPGRADED_TERM
-    base = 0
-    records = b""
-    if old:
-        first = decode_entry(old[0])[0]
-        if isinstance(first, SnapshotRecord):
-            base, records, old = first.version, old[0], old[1:]
-    meta = SnapshotMeta(base, UPGRADED_TERM if base else 0, {key: ""})
-    log = file_header(VERSION_QUORUM) + pack_frame([pack_snapshot(Snapshot(meta, records))])
-    if old:
-        log += pack_frame(
-            [
-                pack_entry(Entry(base + n, UPGRADED_TERM, EntryKind.DATA, data))
-                for n, data in enumerate(old, 1)
-            ]
-        )
-    disk.write_file_atomic(path, log)
-    return state
+__all__ = ["QuorumLog"]
 
 
 _NEW = HardState(0, None)
@@ -183,15 +130,11 @@ class QuorumLog:
             disk.write_file_atomic(state_path, pack_state(_NEW))
             state = _NEW
 
-        def judge(version: int, items: Sequence[bytes]) -> None:
-            if version == VERSION_QUORUM:
-                history = unpack_history(path, items)
-                voters = _check(path, state_path, key, state, history, create=create)
-                if key not in voters and (why := if_no_voter(_records_of(path, items))):
-                    raise restore_error(path, f"is not of this data directory: {why}")
-            elif state is not None and (state.term > UPGRADED_TERM or state.vote is not None):
-                known = f"{STATE_FILE} knows of term {state.term}"
-                raise restore_error(path, f"is of a broker without a quorum, yet {known}")
+        def judge(items: Sequence[bytes]) -> None:
+            history = unpack_history(path, items)
+            voters = _check(path, state_path, key, state, history, create=create)
+            if key not in voters and (why := if_no_voter(_records_of(path, items))):
+                raise restore_error(path, f"is not of this data directory: {why}")
 
         file = MetadataLog.open(
             disk,
@@ -199,14 +142,9 @@ class QuorumLog:
             create=create,
             bytes_min=bytes_min,
             before_cut=lambda items: before_cut(_records_of(path, items)),
-            version=VERSION_QUORUM,
             first=pack_frame([pack_snapshot(first)]),
             judge=judge,
         )
-        if file.version == VERSION_SINGLE:
-            file.close()
-            state = upgrade(disk, path, state_path, key, state, list(file.records()))
-            file = MetadataLog.open(disk, directory, create=False, version=VERSION_QUORUM)
         # A vote that was given must not be forgotten because its file's name was never flushed.
         file.flush_name()
         for suffix in (INSTALL_SUFFIX, ".new"):
@@ -391,9 +329,9 @@ def _check(
 
 
 def _records_of(path: str, items: Sequence[bytes]) -> list[bytes]:
-    """What the state machine was told, by the entries of a log of either version."""
-    if not items or not is_item(items[0]):
-        return list(items)
+    """What the log holds for the state machine: of the snapshot, then of each entry behind it."""
+    if not items:
+        return []
     snapshot, entries = unpack_history(path, items)
     # Entries that the snapshot stands for may be kept in front of others.
     behind = [entry for entry in entries if entry.index > snapshot.meta.index]

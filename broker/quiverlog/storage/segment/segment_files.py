@@ -63,7 +63,7 @@ def index_path(log_path: str) -> str:
 class FlushedMark(NamedTuple):
     """All rows of the log below `offset` are on the disk.
 
-    `position`: where in this file they end; 0 when they end in an older file.
+    `position`: where in this file they end; 0 when they end in an earlier segment's file.
     """
 
     offset: int = 0
@@ -76,9 +76,8 @@ NO_MARK: Final = FlushedMark()
 class SegmentHeader(NamedTuple):
     """The header of a segment, without the base offset.
 
-    `start_offset`: where the log began when it was written; 0 in older files.
-    `arrived_us`: when the newest of its late batches arrived (see `Segment`); 0: none, or an older
-    file.
+    `start_offset`: where the log began when it was written.
+    `arrived_us`: when the newest of its late batches arrived (see `Segment`); 0: none did.
     """
 
     created_us: int

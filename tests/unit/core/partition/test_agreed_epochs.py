@@ -218,8 +218,8 @@ def test_who_joins_has_the_epoch_too() -> None:
     assert proposed(leader, 100, 0, high_watermark=100) == {0, 1, 2}
 
 
-def test_a_follower_of_an_earlier_version_is_believed() -> None:
+def test_a_follower_that_has_saved_no_epoch_does_not_count() -> None:
     leader = new_leader()
     for broker in (1, 2):
         fetched(leader, broker, 100, 100, 0)
-    assert leader.replicated_offset(100) == 100
+    assert leader.replicated_offset(100) == 0

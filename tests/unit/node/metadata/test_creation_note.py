@@ -244,9 +244,9 @@ def test_a_note_of_another_directory_is_not_believed_after_a_kill_either(world: 
     assert world.third.node.broker.directory.noted_made() is not None, "a note of its own"
 
 
-def test_a_note_of_an_older_version_names_no_directory(tmp_path: Path) -> None:
+def test_a_note_that_names_no_directory_is_not_believed(tmp_path: Path) -> None:
     directory = Members(tmp_path).add(1).node.broker.directory
     payload = struct.pack("<Q", 7) + struct.pack("<16sI", bytes(16), 3)
     Path(directory.made_path).write_bytes(pack_file(b"QVMADE\0\0", 1, payload))
-    assert directory.noted_made() == (7, {(bytes(16), 3)})
-    assert directory.notes == []
+    assert directory.noted_made() is None
+    assert directory.notes[0].startswith("made-directories is of the directory unnamed, and this ")

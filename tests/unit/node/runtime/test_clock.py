@@ -173,7 +173,7 @@ def test_an_idle_broker_that_runs_deletes_in_time(node: NodeDriver) -> None:
 def test_without_a_note_retention_by_time_waits_an_hour(
     node: NodeDriver, note: bytes | None
 ) -> None:
-    """As in a directory that an older broker wrote."""
+    """As where the note was lost or damaged."""
     topic = node.create(retention_ms="60000")
     put(node, topic)
     node.stop()

@@ -10,13 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from quiverlog.errors import CorruptLog, QuiverlogError
-from quiverlog.storage.directory.data_directory import DataDirectory
+from quiverlog.errors import QuiverlogError, UnsupportedFormat
+from quiverlog.storage.log.checkpoint import Bounds
 from tests.support.failing_os import failing_calls
 from tests.unit.storage.directory.test_data_directory import NUMBERS, take
 
+ROWS = Bounds(0, 3)
 
-def test_a_directory_has_an_id_for_life_and_an_older_one_gets_one(tmp_path: Path) -> None:
+
+def test_a_directory_has_an_id_for_life(tmp_path: Path) -> None:
     path = tmp_path / "d"
     first = take(path)
     assert len(first.directory_id) == 32
@@ -24,20 +26,21 @@ def test_a_directory_has_an_id_for_life_and_an_older_one_gets_one(tmp_path: Path
     again = take(path)
     assert again.directory_id == first.directory_id
     again.close(clean=False)
-    make_older(path).close(clean=False)
-    older = take(path)
-    assert older.directory_id != first.directory_id
-    older.close(clean=False)
-    assert take(path).directory_id == older.directory_id
 
 
-def make_older(path: Path) -> DataDirectory:
-    """A directory as it was before directories had ids; taken, and its file put back."""
-    directory = take(path)
-    file = path / "node.json"
+@pytest.mark.parametrize("left_out", [{"crc32c"}, {"crc32c", "directory_id"}])
+def test_a_directory_from_before_the_first_release_is_refused(
+    tmp_path: Path, left_out: set[str]
+) -> None:
+    take(tmp_path).close(clean=True)
+    file = tmp_path / "node.json"
     node = json.loads(file.read_bytes())
-    file.write_text(json.dumps({k: node[k] for k in ("magic", "version", "cluster_id", "node_id")}))
-    return directory
+    file.write_text(json.dumps({key: node[key] for key in node if key not in left_out}))
+    before = file.read_bytes()
+    with pytest.raises(UnsupportedFormat, match="before its first release"):
+        take(tmp_path)
+    assert file.read_bytes() == before
+    assert (tmp_path / "clean-shutdown").exists()
 
 
 def test_no_flipped_bit_of_node_json_is_believed(tmp_path: Path) -> None:
@@ -64,29 +67,16 @@ def test_no_flipped_bit_of_node_json_is_believed(tmp_path: Path) -> None:
     assert refused > 6 * len(good)
 
 
-def test_an_id_that_is_gone_is_not_made_anew_where_votes_were_given_under_it(
-    tmp_path: Path,
-) -> None:
-    """A new one was drawn, and written over the file that was said to be unchanged."""
-    path = tmp_path / "d"
-    make_older(path).close(clean=False)
-    (path / "metadata" / "quorum-state").write_bytes(b"a vote")
-    before = (path / "node.json").read_bytes()
-    with pytest.raises(CorruptLog, match=r"node\.json has no directory id, yet there is a quorum"):
-        take(path)
-    assert (path / "node.json").read_bytes() == before
-
-
 @pytest.mark.parametrize("number", NUMBERS, ids=errno.errorcode.get)
 def test_a_start_that_fails_takes_nothing_of_what_the_last_stop_has_told(
     tmp_path: Path, number: int
 ) -> None:
-    """The first start after an upgrade found no room for an id, and the clean mark was gone."""
+    """A start that found no room had consumed the clean mark."""
     told: set[str] = set()
     lost: set[str] = set()
     for nth in itertools.count():
         place = tmp_path / f"{nth}"
-        make_older(place).close(clean=True, metadata_bytes=7, written={"t-0": None})
+        take(place).close(clean=True, metadata_bytes=7, written={"t-0": ROWS})
         directory = None
         with failing_calls(nth, number) as calls, contextlib.suppress(QuiverlogError):
             directory = take(place)
@@ -96,6 +86,6 @@ def test_a_start_that_fails_takes_nothing_of_what_the_last_stop_has_told(
             directory = take(place)
             (told if directory.clean else lost).add(calls.failed)
             assert directory.metadata_bytes == (7 if directory.clean else 0)
-            assert directory.written == ({"t-0": None} if directory.clean else {})
-    assert told >= {"open", "pwrite", "fsync", "rename", "unlink"}
+            assert directory.written == ({"t-0": ROWS} if directory.clean else {})
+    assert told >= {"open", "pread", "unlink"}
     assert lost <= {"fsync", "stat"}, "after the mark is removed, its removal is flushed"

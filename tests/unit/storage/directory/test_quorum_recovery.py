@@ -15,7 +15,7 @@ from quiverlog.errors import CorruptLog, DataDirectoryInUse, ForeignDataDirector
 from quiverlog.storage.directory.data_directory import DataDirectory
 from quiverlog.storage.directory.quorum_recovery import StoppedQuorum
 from quiverlog.storage.disk.disk import Disk
-from quiverlog.storage.metadata.metadata_log import VERSION_QUORUM, file_header, pack_frame
+from quiverlog.storage.metadata.metadata_log import file_header, pack_frame
 from quiverlog.storage.metadata.quorum_jobs import (
     STATE_FILE,
     Snapshot,
@@ -50,7 +50,7 @@ def make(disk: Disk, *, voters: bool = True) -> ReplicaKey:
             Entry(3, TERM, EntryKind.NO_OP, b""),
         ]
         items += [pack_entry(entry) for entry in entries]
-    log = file_header(VERSION_QUORUM) + b"".join(pack_frame([item]) for item in items)
+    log = file_header() + b"".join(pack_frame([item]) for item in items)
     state = HardState(TERM if voters else 0, None)
     disk.write_file_atomic(f"{PATH}/metadata/{STATE_FILE}", pack_state(state))
     disk.write_file_atomic(f"{PATH}/metadata/metadata.log", log)

@@ -257,7 +257,7 @@ def test_a_flush_writes_no_more_than_a_header_beside_the_rows() -> None:
 
 
 def test_a_segment_without_a_mark_is_read() -> None:
-    """As older brokers have written them."""
+    """As before its first flush."""
     disk = SimDisk()
     log = open_log(disk)
     for _ in range(3):

@@ -9,7 +9,7 @@ import pytest
 
 from quiverlog.core.partition.producers import ProducerStates
 from quiverlog.errors import CorruptLog
-from quiverlog.storage.disk.frames import pack_file, unpack_file
+from quiverlog.storage.disk.frames import pack_file
 from quiverlog.storage.log.checkpoint import Bounds, pack_truncation
 from quiverlog.storage.log.log import Log, LogConfig
 from quiverlog.types import Now
@@ -150,19 +150,9 @@ def test_no_row_goes_for_one_file_that_is_anothers(name: str, kind: str, how: st
     assert (log.recovery.notes, log.recovery.damages) == ([], []), "once is enough"
 
 
-def as_older_software_left_it(disk: SimDisk) -> None:
-    """Without copies of the small files, and without bounds in the recovery point."""
-    for name in ("log-start-copy", "recovery-point-copy"):
-        disk.remove(f"{DIRECTORY}/{name}")
-    point = disk.read_file(f"{DIRECTORY}/recovery-point")
-    payload = unpack_file("recovery-point", point, b"QVRECOVR", 1)
-    old = pack_file(b"QVRECOVR", 1, payload[:24])
-    disk.write_file_atomic(f"{DIRECTORY}/recovery-point", old)
-
-
 @pytest.mark.parametrize("how", ["clean", "kill"])
 @pytest.mark.parametrize("start", [START, END])
-@pytest.mark.parametrize("lost", ["log-start", "log-start-copy", "what older software has not"])
+@pytest.mark.parametrize("lost", ["log-start", "log-start-copy"])
 def test_a_log_start_that_has_no_copy_counts(lost: str, start: int, how: str) -> None:
     """Nothing else that is there contradicts what stands alone."""
     disk = SimDisk()
@@ -170,24 +160,20 @@ def test_a_log_start_that_has_no_copy_counts(lost: str, start: int, how: str) ->
     if how == "clean":
         log.close(clean=True)
     disk.kill()
-    if lost.startswith("log-start"):
-        disk.remove(f"{DIRECTORY}/{lost}")
-    else:
-        as_older_software_left_it(disk)
+    disk.remove(f"{DIRECTORY}/{lost}")
     log = Log.open(disk, DIRECTORY, config=CONFIG, clean=how == "clean", now=at(10_000))
     assert (log.recovery.notes, log.recovery.damages) == ([], [])
     assert (log.log_start_offset, log.log_end_offset) == (start, END)
 
 
-def test_a_mark_of_a_cut_without_a_name_is_carried_out() -> None:
-    """As an older broker leaves it when it dies."""
+def test_a_mark_of_a_cut_without_a_name_is_damaged_and_not_carried_out() -> None:
     disk = SimDisk()
     fill(disk, END // ROWS, 0)
     disk.kill()
     mark = pack_file(b"QVTRUNCA", 1, struct.pack("<q", 300))
     disk.write_file_atomic(f"{DIRECTORY}/truncate-to", mark)
     log = Log.open(disk, DIRECTORY, config=CONFIG, clean=False, now=at(10_000))
-    assert log.log_end_offset == 300
+    assert log.log_end_offset == END
 
 
 SNAPSHOTS_OF = {

@@ -23,7 +23,6 @@ from quiverlog.errors import (
 )
 from quiverlog.storage.disk.posix import PosixDisk
 from quiverlog.storage.metadata.metadata_log import (
-    VERSION_SINGLE,
     MetadataLog,
     file_header,
     pack_frame,
@@ -345,7 +344,7 @@ def test_a_whole_frame_behind_damage_is_found_wherever_it_lies(tmp_path: Path) -
     rng = random.Random(6)
     for _ in range(200):
         noise = rng.randbytes(rng.randrange(1, 400))
-        data = file_header(VERSION_SINGLE) + pack_frame([b"one"])
+        data = file_header() + pack_frame([b"one"])
         # A frame that claims more than there is, noise, and a good frame behind it.
         torn = struct.pack("<II", 1 << 30, 0) + noise
         good = pack_frame([rng.randbytes(rng.randrange(1, 300)) for _ in range(3)])
@@ -367,12 +366,7 @@ def test_a_whole_frame_behind_damage_is_found_wherever_it_lies(tmp_path: Path) -
 )
 def test_the_search_behind_damage_takes_time_in_proportion(fill: Callable[[int], bytes]) -> None:
     """8 MiB took 31 s: a checksum was begun at every byte."""
-    data = (
-        file_header(VERSION_SINGLE)
-        + pack_frame([b"one"])
-        + struct.pack("<II", 1 << 30, 0)
-        + fill(2 << 20)
-    )
+    data = file_header() + pack_frame([b"one"]) + struct.pack("<II", 1 << 30, 0) + fill(2 << 20)
     began = time.process_time()
     with contextlib.suppress(CorruptLog):
         parse("m", data)

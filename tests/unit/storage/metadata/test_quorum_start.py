@@ -1,19 +1,13 @@
-"""A start on a quorum's log: what it refuses, and what it makes of one without a quorum."""
+"""A start on a quorum's log: what it refuses."""
 
 from __future__ import annotations
 
-import errno
-import itertools
+import struct
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from quiverlog.core.controller.records import (
-    ProducerIdBlockRecord,
-    SnapshotRecord,
-    encode_entry,
-)
 from quiverlog.core.raft.messages import (
     Entry,
     EntryKind,
@@ -22,25 +16,20 @@ from quiverlog.core.raft.messages import (
     SnapshotMeta,
 )
 from quiverlog.core.raft.snapshots import SnapshotRead
-from quiverlog.errors import CorruptLog, DiskFull
+from quiverlog.errors import CorruptLog, UnsupportedFormat
 from quiverlog.storage.disk.posix import PosixDisk
-from quiverlog.storage.metadata.metadata_log import MetadataLog
+from quiverlog.storage.metadata.metadata_log import pack_frame
 from quiverlog.storage.metadata.quorum_jobs import pack_state
 from quiverlog.storage.metadata.quorum_log import QuorumLog
-from tests.support.failing_os import failing_calls
 from tests.support.quorum_logs import (
     KEY,
     OTHER,
     VOTERS,
-    Cut,
-    State,
-    SteppingDisk,
     Story,
     entry,
     incoming,
     open_log,
     read,
-    state_of,
 )
 
 
@@ -170,77 +159,29 @@ def test_voters_that_mean_nothing_are_damage(tmp_path: Path) -> None:
         open_log(PosixDisk(), str(tmp_path))
 
 
-# --- a broker that had no quorum ------------------------------------------------------------------
-SINGLE = [encode_entry([ProducerIdBlockRecord(n)]) for n in range(1, 4)]
-COMPACTED = [encode_entry([SnapshotRecord(40)]), *SINGLE]
+# --- a directory from before the first release ----------------------------------------------------
+SINGLE = b"QVMETLOG" + struct.pack("<H6x", 1) + pack_frame([b"\x91\x92\x09\x01"])
+"""The controller's records with no snapshot in front of them: of a broker without a quorum."""
 
 
-def upgraded(old: list[bytes]) -> State:
-    if old is COMPACTED:
-        snapshot, records, first = SnapshotMeta(40, 1, {KEY: ""}), old[0], 41
-        old = old[1:]
-    else:
-        snapshot, records, first = SnapshotMeta(0, 0, {KEY: ""}), b"", 1
-    found = tuple(Entry(first + n, 1, EntryKind.DATA, data) for n, data in enumerate(old))
-    return State(HardState(1, None), snapshot, records, found)
-
-
-@pytest.mark.parametrize("old", [SINGLE, COMPACTED, []], ids=["entries", "compacted", "empty"])
-def test_a_log_without_a_quorum_becomes_one_of_a_quorum_of_one(
-    tmp_path: Path, old: list[bytes]
+@pytest.mark.parametrize(
+    ("data", "found"),
+    [
+        (
+            b"QVMETLOG" + struct.pack("<H6x", 2),
+            "has format version 2; this quiverlog reads version 1",
+        ),
+        (SINGLE, "has the entries of a quiverlog before its first release"),
+    ],
+    ids=["quorum", "without a quorum"],
+)
+def test_a_directory_from_before_the_first_release_is_refused_and_left_as_it_is(
+    tmp_path: Path, data: bytes, found: str
 ) -> None:
-    log = MetadataLog.open(PosixDisk(), str(tmp_path))
-    for each in old:
-        log.append([each])
-    log.close()
-    assert read(PosixDisk(), str(tmp_path)) == upgraded(old)
-    again = open_log(PosixDisk(), str(tmp_path))
-    assert state_of(again) == upgraded(old), "a second start changes nothing"
-
-
-def test_the_power_may_fail_at_any_moment_of_the_upgrade() -> None:
-    for nth in itertools.count():
-        cut = False
-        for seed in range(6):
-            disk = SteppingDisk(seed)
-            log = MetadataLog.open(disk, "m")
-            log.append(COMPACTED)
-            log.close()
-            disk.sync_dir("m")
-            disk.fuse = nth
-            try:
-                open_log(disk, "m")
-            except Cut:
-                cut = True
-            disk.fuse = -1
-            disk.crash()
-            assert read(disk, "m") == upgraded(COMPACTED)
-        if not cut:
-            break
-    assert nth > 8
-
-
-def test_a_log_without_a_quorum_beside_a_later_vote_is_refused(tmp_path: Path) -> None:
-    """A backup of before the upgrade made a quorum of one of a replica that was one of several."""
-    log = MetadataLog.open(PosixDisk(), str(tmp_path))
-    log.append(SINGLE)
-    log.close()
-    old = (tmp_path / "metadata.log").read_bytes()
-    for state in (HardState(2, None), HardState(1, OTHER)):
-        (tmp_path / "quorum-state").write_bytes(pack_state(state))
-        with pytest.raises(CorruptLog, match="without a quorum, yet quorum-state knows of term"):
-            open_log(PosixDisk(), str(tmp_path))
-        assert (tmp_path / "metadata.log").read_bytes() == old
+    (tmp_path / "metadata.log").write_bytes(data)
     (tmp_path / "quorum-state").write_bytes(pack_state(HardState(1, None)))
-    assert read(PosixDisk(), str(tmp_path)) == upgraded(SINGLE), "an upgrade that was interrupted"
-
-
-def test_an_upgrade_without_room_leaves_the_old_log(tmp_path: Path) -> None:
-    log = MetadataLog.open(PosixDisk(), str(tmp_path))
-    log.append(SINGLE)
-    log.close()
-    before = (tmp_path / "metadata.log").read_bytes()
-    with failing_calls(1, errno.ENOSPC, only="pwrite", for_ever=True), pytest.raises(DiskFull):
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(UnsupportedFormat, match=found) as caught:
         open_log(PosixDisk(), str(tmp_path))
-    assert (tmp_path / "metadata.log").read_bytes() == before
-    assert read(PosixDisk(), str(tmp_path)) == upgraded(SINGLE)
+    assert "this one with an empty data directory" in caught.value.hint
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
