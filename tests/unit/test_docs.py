@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from scripts.build_docs import ROOT, wanted_texts
+from scripts.build_docs import MARKED, PAGES, ROOT, wanted_texts
 
 
 def test_generated_pages_are_fresh() -> None:
@@ -46,3 +46,14 @@ def test_every_package_says_what_it_owns() -> None:
         for path in (ROOT / package).rglob("__init__.py"):
             text = ast.get_docstring(ast.parse(path.read_text())) or ""
             assert 3 <= len(text.splitlines()) <= 12, path
+
+
+WORDS_MAX = 60_000
+
+
+def test_what_is_written_by_hand_is_bounded() -> None:
+    """Generated pages and tables are counted apart: they grow with the code."""
+    pages = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+    pages += [p for p in (ROOT / "docs").rglob("*.md") if p.name not in PAGES]
+    words = {page.name: len(MARKED.sub("", page.read_text()).split()) for page in pages}
+    assert 30_000 < sum(words.values()) <= WORDS_MAX, sorted(words.items(), key=lambda w: w[1])
