@@ -26,21 +26,12 @@ from quiverlog.limits import (
 
 from .async_methods import AsyncMethods
 from .base.arguments import (
-    ANYTHING,
-    BOOLEAN,
     INT64,
-    NAME,
-    PARTITION,
     SECONDS,
-    START,
     bootstrap_addresses,
     checked,
-    mapping,
     number,
-    one_of,
-    optional,
     seconds,
-    sequence,
 )
 
 # blocking: from .tables.database import database_of
@@ -68,7 +59,7 @@ T = TypeVar("T")
 _SIZE = number(1, 2**63 - 1)
 
 
-@checked(bootstrap=ANYTHING, client_id=NAME, connect_timeout=SECONDS, request_timeout=SECONDS)
+@checked(connect_timeout=SECONDS, request_timeout=SECONDS)
 def connect(
     bootstrap: str | Iterable[str] | None = None,
     *,
@@ -162,16 +153,11 @@ class AsyncClient(AsyncMethods):
 
     # --- rows -----------------------------------------------------------------------------------
     @checked(
-        topic=NAME,
         batch_rows=_SIZE,
         batch_bytes=_SIZE,
         linger=seconds(0),
-        compression=ANYTHING,
-        durability=ANYTHING,
         buffer_bytes=_SIZE,
         delivery_timeout=SECONDS,
-        idempotent=BOOLEAN,
-        partition=optional(PARTITION),
     )
     def producer(
         self,
@@ -234,18 +220,7 @@ class AsyncClient(AsyncMethods):
 
         return Opening(open_)
 
-    @checked(
-        topic=NAME,
-        start=START,
-        end=optional(one_of(mapping(PARTITION, INT64), "latest")),
-        follow=BOOLEAN,
-        columns=optional(sequence(NAME)),
-        partitions=optional(sequence(PARTITION)),
-        fetch_bytes=INT64,
-        skip_corrupt=BOOLEAN,
-        fetch_from=one_of(NAME, "leader", "follower", "nearest"),
-        client_rack=NAME,
-    )
+    @checked(fetch_bytes=INT64)
     def consumer(
         self,
         topic: str,
@@ -304,19 +279,7 @@ class AsyncClient(AsyncMethods):
         )
         return AsyncConsumer(ConsumerCore(self.cluster, topic, options), self.driver)
 
-    @checked(
-        topic=NAME,
-        columns=optional(sequence(NAME)),
-        start=START,
-        end=START,
-        where=ANYTHING,
-        partitions=optional(sequence(PARTITION)),
-        progress=ANYTHING,
-        fetch_bytes=INT64,
-        skip_corrupt=BOOLEAN,
-        fetch_from=one_of(NAME, "leader", "follower", "nearest"),
-        client_rack=NAME,
-    )
+    @checked(fetch_bytes=INT64)
     async def read(
         self,
         topic: str,

@@ -18,25 +18,13 @@ from .admin import topics as topic_questions
 from .admin.moves import ReplicaSizes, replica_sizes
 from .admin.producers import ProducerDescription, describe_producer
 from .base.arguments import (
-    ANYTHING,
-    AT,
-    BOOLEAN,
-    BUFFERS,
     INT32,
     INT64,
-    NAME,
-    REQUEST,
     SECONDS,
-    SETTINGS,
-    TOPIC_IDS,
-    WAIT,
     checked,
     mapping,
-    one_of,
     optional,
-    pair,
     place,
-    sequence,
 )
 from .base.commands import Buffer, Operation, Reply
 from .base.results import (
@@ -74,16 +62,7 @@ class AsyncMethods:
         raise NotImplementedError
 
     # --- topics ---------------------------------------------------------------------------------
-    @checked(
-        name=NAME,
-        schema=ANYTHING,
-        partitions=INT32,
-        replication_factor=optional(INT32),
-        key=optional(sequence(NAME)),
-        config=optional(SETTINGS),
-        if_not_exists=BOOLEAN,
-        validate_only=BOOLEAN,
-    )
+    @checked()
     async def create_topic(
         self,
         name: str,
@@ -128,7 +107,7 @@ class AsyncMethods:
             )
         )
 
-    @checked(name=NAME, if_exists=BOOLEAN)
+    @checked()
     async def delete_topic(self, name: str, *, if_exists: bool = False) -> None:
         """Delete a topic with all its rows.
 
@@ -137,14 +116,7 @@ class AsyncMethods:
         """
         await self.run(topic_questions.delete_topic(self.cluster, name, if_exists=if_exists))
 
-    @checked(
-        name=NAME,
-        config=optional(SETTINGS),
-        reset_config=optional(sequence(NAME)),
-        partitions=optional(INT32),
-        schema=ANYTHING,
-        validate_only=BOOLEAN,
-    )
+    @checked()
     async def alter_topic(
         self,
         name: str,
@@ -179,7 +151,7 @@ class AsyncMethods:
             )
         )
 
-    @checked(topic=NAME, partitions=optional(sequence(INT32)), unclean=BOOLEAN)
+    @checked()
     async def elect_leaders(
         self, topic: str, partitions: Sequence[int] | None = None, *, unclean: bool = False
     ) -> dict[int, int | None]:
@@ -195,12 +167,7 @@ class AsyncMethods:
             topic_questions.elect_leaders(self.cluster, topic, partitions, unclean=unclean)
         )
 
-    @checked(
-        topic=NAME,
-        targets=mapping(INT32, optional(sequence(INT32))),
-        throttle=INT64,
-        change_count=BOOLEAN,
-    )
+    @checked(throttle=INT64)
     async def reassign_partitions(
         self,
         topic: str,
@@ -231,7 +198,7 @@ class AsyncMethods:
             )
         )
 
-    @checked(topics=optional(sequence(NAME)))
+    @checked()
     async def describe_replicas(self, topics: Sequence[str] | None = None) -> ReplicaSizes:
         """How large each replica is on its broker's disk, and how much room the brokers have.
 
@@ -240,7 +207,7 @@ class AsyncMethods:
         """
         return await self.run(replica_sizes(self.cluster, topics))
 
-    @checked(producer_id=INT64, topics=optional(sequence(NAME)))
+    @checked(producer_id=INT64)
     async def describe_producer(
         self, producer_id: int, topics: Sequence[str] | None = None
     ) -> ProducerDescription:
@@ -252,7 +219,7 @@ class AsyncMethods:
         """
         return await self.run(describe_producer(self.cluster, producer_id, topics))
 
-    @checked(changes=mapping(NAME, optional(NAME)), broker=optional(INT32))
+    @checked()
     async def alter_configs(
         self, changes: Mapping[str, str | None], *, broker: int | None = None
     ) -> int:
@@ -271,7 +238,7 @@ class AsyncMethods:
         """
         return await self.run(topic_questions.alter_configs(self.cluster, changes, broker))
 
-    @checked(broker=optional(INT32), keys=sequence(NAME))
+    @checked()
     async def describe_configs(
         self, broker: int | None = None, keys: Sequence[str] = ()
     ) -> topic_questions.BrokerSettings:
@@ -287,7 +254,7 @@ class AsyncMethods:
         """The finalised feature level of the cluster, and what each broker supports."""
         return await self.run(cluster_questions.update_features(self.cluster))
 
-    @checked(level=INT32, validate_only=BOOLEAN)
+    @checked()
     async def finalize_features(
         self, level: int, *, validate_only: bool = False
     ) -> cluster_questions.ClusterFeatures:
@@ -299,7 +266,7 @@ class AsyncMethods:
         asked = cluster_questions.update_features(self.cluster, level, validate_only=validate_only)
         return await self.run(asked)
 
-    @checked(name=NAME)
+    @checked()
     async def describe_topic(self, name: str) -> TopicDetail:
         """Schema history, settings, and each partition's offsets and size.
 
@@ -309,17 +276,17 @@ class AsyncMethods:
         found = await self.run(topic_questions.describe_topics(self.cluster, [name]))
         return found[name]
 
-    @checked(names=optional(sequence(NAME)))
+    @checked()
     async def describe_topics(self, names: Sequence[str] | None = None) -> dict[str, TopicDetail]:
         """`describe_topic` for several, or for all."""
         return await self.run(topic_questions.describe_topics(self.cluster, names))
 
-    @checked(internal=BOOLEAN)
+    @checked()
     async def list_topics(self, *, internal: bool = False) -> list[str]:
         """The names of all topics, sorted."""
         return await self.run(topic_questions.list_topics(self.cluster, internal=internal))
 
-    @checked(topics=optional(sequence(NAME)))
+    @checked()
     async def metadata(self, topics: Sequence[str] | None = None) -> ClusterMetadata:
         """A fresh picture of brokers and topics; names that do not exist are left out."""
         return await self.run(topic_questions.metadata(self.cluster, topics))
@@ -328,13 +295,13 @@ class AsyncMethods:
         """Brokers, voters, and how many partitions are not as they should be."""
         return await self.run(cluster_questions.describe_cluster(self.cluster))
 
-    @checked(topic=NAME)
+    @checked()
     async def schemas(self, topic: str) -> SchemaHistory:
         """The topic's schema history."""
         return await self.run(topic_questions.schemas(self.cluster, topic))
 
     # --- offsets --------------------------------------------------------------------------------
-    @checked(topic=NAME, at=AT)
+    @checked()
     async def list_offsets(
         self, topic: str, at: partition_questions.AtSpec = "latest"
     ) -> dict[int, int | None]:
@@ -350,7 +317,7 @@ class AsyncMethods:
         """
         return await self.run(partition_questions.list_offsets(self.cluster, topic, at))
 
-    @checked(topic=NAME, before=mapping(INT32, one_of(INT64, "latest")))
+    @checked()
     async def delete_records(
         self,
         topic: str,
@@ -366,13 +333,7 @@ class AsyncMethods:
         """
         return await self.run(partition_questions.delete_records(self.cluster, topic, before))
 
-    @checked(
-        at=mapping(place, INT64),
-        known=optional(mapping(place, INT64)),
-        topic_ids=optional(TOPIC_IDS),
-        max_wait=WAIT,
-        metadata_version=INT64,
-    )
+    @checked(metadata_version=INT64)
     async def offsets_with_epochs(
         self,
         at: Mapping[TopicPartition, int],
@@ -406,7 +367,7 @@ class AsyncMethods:
             )
         )
 
-    @checked(epochs=mapping(place, INT32), topic_ids=optional(TOPIC_IDS))
+    @checked(epochs=mapping(place, INT32))
     async def epoch_end_offsets(
         self,
         epochs: Mapping[TopicPartition, int],
@@ -422,7 +383,7 @@ class AsyncMethods:
         asked = partition_questions.epoch_end_offsets(self.cluster, epochs, topic_ids=ids)
         return await self.run(asked)
 
-    @checked(ranges=mapping(place, pair(INT64)), bytes_max=INT64, topic_ids=optional(TOPIC_IDS))
+    @checked(bytes_max=INT64)
     async def describe_ranges(
         self,
         ranges: Mapping[TopicPartition, tuple[int, int]],
@@ -439,12 +400,7 @@ class AsyncMethods:
         )
 
     # --- stored batches -------------------------------------------------------------------------
-    @checked(
-        topic=NAME,
-        batches=mapping(INT32, BUFFERS),
-        durability=INT32,
-        timeout=optional(SECONDS),
-    )
+    @checked(timeout=optional(SECONDS))
     async def raw_produce(
         self,
         topic: str,
@@ -463,15 +419,7 @@ class AsyncMethods:
             )
         )
 
-    @checked(
-        topic=NAME,
-        offsets=mapping(INT32, INT64),
-        max_wait=WAIT,
-        min_bytes=INT32,
-        bytes_max=INT32,
-        partition_bytes_max=INT32,
-        end_offsets=optional(mapping(INT32, INT64)),
-    )
+    @checked()
     async def raw_fetch(
         self,
         topic: str,
@@ -497,12 +445,7 @@ class AsyncMethods:
             )
         )
 
-    @checked(
-        request=REQUEST,
-        node_id=optional(INT32),
-        body=BUFFERS,
-        timeout=optional(SECONDS),
-    )
+    @checked(timeout=optional(SECONDS))
     async def raw_call(
         self,
         request: m.Request,

@@ -17,25 +17,13 @@ from .admin import topics as topic_questions
 from .admin.moves import ReplicaSizes, replica_sizes
 from .admin.producers import ProducerDescription, describe_producer
 from .base.arguments import (
-    ANYTHING,
-    AT,
-    BOOLEAN,
-    BUFFERS,
     INT32,
     INT64,
-    NAME,
-    REQUEST,
     SECONDS,
-    SETTINGS,
-    TOPIC_IDS,
-    WAIT,
     checked,
     mapping,
-    one_of,
     optional,
-    pair,
     place,
-    sequence,
 )
 from .base.commands import Buffer, Operation, Reply
 from .base.results import (
@@ -73,16 +61,7 @@ class BlockingMethods:
         raise NotImplementedError
 
     # --- topics ---------------------------------------------------------------------------------
-    @checked(
-        name=NAME,
-        schema=ANYTHING,
-        partitions=INT32,
-        replication_factor=optional(INT32),
-        key=optional(sequence(NAME)),
-        config=optional(SETTINGS),
-        if_not_exists=BOOLEAN,
-        validate_only=BOOLEAN,
-    )
+    @checked()
     def create_topic(
         self,
         name: str,
@@ -127,7 +106,7 @@ class BlockingMethods:
             )
         )
 
-    @checked(name=NAME, if_exists=BOOLEAN)
+    @checked()
     def delete_topic(self, name: str, *, if_exists: bool = False) -> None:
         """Delete a topic with all its rows.
 
@@ -136,14 +115,7 @@ class BlockingMethods:
         """
         self.run(topic_questions.delete_topic(self.cluster, name, if_exists=if_exists))
 
-    @checked(
-        name=NAME,
-        config=optional(SETTINGS),
-        reset_config=optional(sequence(NAME)),
-        partitions=optional(INT32),
-        schema=ANYTHING,
-        validate_only=BOOLEAN,
-    )
+    @checked()
     def alter_topic(
         self,
         name: str,
@@ -178,7 +150,7 @@ class BlockingMethods:
             )
         )
 
-    @checked(topic=NAME, partitions=optional(sequence(INT32)), unclean=BOOLEAN)
+    @checked()
     def elect_leaders(
         self, topic: str, partitions: Sequence[int] | None = None, *, unclean: bool = False
     ) -> dict[int, int | None]:
@@ -194,12 +166,7 @@ class BlockingMethods:
             topic_questions.elect_leaders(self.cluster, topic, partitions, unclean=unclean)
         )
 
-    @checked(
-        topic=NAME,
-        targets=mapping(INT32, optional(sequence(INT32))),
-        throttle=INT64,
-        change_count=BOOLEAN,
-    )
+    @checked(throttle=INT64)
     def reassign_partitions(
         self,
         topic: str,
@@ -230,7 +197,7 @@ class BlockingMethods:
             )
         )
 
-    @checked(topics=optional(sequence(NAME)))
+    @checked()
     def describe_replicas(self, topics: Sequence[str] | None = None) -> ReplicaSizes:
         """How large each replica is on its broker's disk, and how much room the brokers have.
 
@@ -239,7 +206,7 @@ class BlockingMethods:
         """
         return self.run(replica_sizes(self.cluster, topics))
 
-    @checked(producer_id=INT64, topics=optional(sequence(NAME)))
+    @checked(producer_id=INT64)
     def describe_producer(
         self, producer_id: int, topics: Sequence[str] | None = None
     ) -> ProducerDescription:
@@ -251,7 +218,7 @@ class BlockingMethods:
         """
         return self.run(describe_producer(self.cluster, producer_id, topics))
 
-    @checked(changes=mapping(NAME, optional(NAME)), broker=optional(INT32))
+    @checked()
     def alter_configs(self, changes: Mapping[str, str | None], *, broker: int | None = None) -> int:
         """Set keys of the brokers' configuration while they run: all of the changes or none.
 
@@ -268,7 +235,7 @@ class BlockingMethods:
         """
         return self.run(topic_questions.alter_configs(self.cluster, changes, broker))
 
-    @checked(broker=optional(INT32), keys=sequence(NAME))
+    @checked()
     def describe_configs(
         self, broker: int | None = None, keys: Sequence[str] = ()
     ) -> topic_questions.BrokerSettings:
@@ -284,7 +251,7 @@ class BlockingMethods:
         """The finalised feature level of the cluster, and what each broker supports."""
         return self.run(cluster_questions.update_features(self.cluster))
 
-    @checked(level=INT32, validate_only=BOOLEAN)
+    @checked()
     def finalize_features(
         self, level: int, *, validate_only: bool = False
     ) -> cluster_questions.ClusterFeatures:
@@ -296,7 +263,7 @@ class BlockingMethods:
         asked = cluster_questions.update_features(self.cluster, level, validate_only=validate_only)
         return self.run(asked)
 
-    @checked(name=NAME)
+    @checked()
     def describe_topic(self, name: str) -> TopicDetail:
         """Schema history, settings, and each partition's offsets and size.
 
@@ -306,17 +273,17 @@ class BlockingMethods:
         found = self.run(topic_questions.describe_topics(self.cluster, [name]))
         return found[name]
 
-    @checked(names=optional(sequence(NAME)))
+    @checked()
     def describe_topics(self, names: Sequence[str] | None = None) -> dict[str, TopicDetail]:
         """`describe_topic` for several, or for all."""
         return self.run(topic_questions.describe_topics(self.cluster, names))
 
-    @checked(internal=BOOLEAN)
+    @checked()
     def list_topics(self, *, internal: bool = False) -> list[str]:
         """The names of all topics, sorted."""
         return self.run(topic_questions.list_topics(self.cluster, internal=internal))
 
-    @checked(topics=optional(sequence(NAME)))
+    @checked()
     def metadata(self, topics: Sequence[str] | None = None) -> ClusterMetadata:
         """A fresh picture of brokers and topics; names that do not exist are left out."""
         return self.run(topic_questions.metadata(self.cluster, topics))
@@ -325,13 +292,13 @@ class BlockingMethods:
         """Brokers, voters, and how many partitions are not as they should be."""
         return self.run(cluster_questions.describe_cluster(self.cluster))
 
-    @checked(topic=NAME)
+    @checked()
     def schemas(self, topic: str) -> SchemaHistory:
         """The topic's schema history."""
         return self.run(topic_questions.schemas(self.cluster, topic))
 
     # --- offsets --------------------------------------------------------------------------------
-    @checked(topic=NAME, at=AT)
+    @checked()
     def list_offsets(
         self, topic: str, at: partition_questions.AtSpec = "latest"
     ) -> dict[int, int | None]:
@@ -347,7 +314,7 @@ class BlockingMethods:
         """
         return self.run(partition_questions.list_offsets(self.cluster, topic, at))
 
-    @checked(topic=NAME, before=mapping(INT32, one_of(INT64, "latest")))
+    @checked()
     def delete_records(
         self,
         topic: str,
@@ -363,13 +330,7 @@ class BlockingMethods:
         """
         return self.run(partition_questions.delete_records(self.cluster, topic, before))
 
-    @checked(
-        at=mapping(place, INT64),
-        known=optional(mapping(place, INT64)),
-        topic_ids=optional(TOPIC_IDS),
-        max_wait=WAIT,
-        metadata_version=INT64,
-    )
+    @checked(metadata_version=INT64)
     def offsets_with_epochs(
         self,
         at: Mapping[TopicPartition, int],
@@ -403,7 +364,7 @@ class BlockingMethods:
             )
         )
 
-    @checked(epochs=mapping(place, INT32), topic_ids=optional(TOPIC_IDS))
+    @checked(epochs=mapping(place, INT32))
     def epoch_end_offsets(
         self,
         epochs: Mapping[TopicPartition, int],
@@ -419,7 +380,7 @@ class BlockingMethods:
         asked = partition_questions.epoch_end_offsets(self.cluster, epochs, topic_ids=ids)
         return self.run(asked)
 
-    @checked(ranges=mapping(place, pair(INT64)), bytes_max=INT64, topic_ids=optional(TOPIC_IDS))
+    @checked(bytes_max=INT64)
     def describe_ranges(
         self,
         ranges: Mapping[TopicPartition, tuple[int, int]],
@@ -436,12 +397,7 @@ class BlockingMethods:
         )
 
     # --- stored batches -------------------------------------------------------------------------
-    @checked(
-        topic=NAME,
-        batches=mapping(INT32, BUFFERS),
-        durability=INT32,
-        timeout=optional(SECONDS),
-    )
+    @checked(timeout=optional(SECONDS))
     def raw_produce(
         self,
         topic: str,
@@ -460,15 +416,7 @@ class BlockingMethods:
             )
         )
 
-    @checked(
-        topic=NAME,
-        offsets=mapping(INT32, INT64),
-        max_wait=WAIT,
-        min_bytes=INT32,
-        bytes_max=INT32,
-        partition_bytes_max=INT32,
-        end_offsets=optional(mapping(INT32, INT64)),
-    )
+    @checked()
     def raw_fetch(
         self,
         topic: str,
@@ -494,12 +442,7 @@ class BlockingMethods:
             )
         )
 
-    @checked(
-        request=REQUEST,
-        node_id=optional(INT32),
-        body=BUFFERS,
-        timeout=optional(SECONDS),
-    )
+    @checked(timeout=optional(SECONDS))
     def raw_call(
         self,
         request: m.Request,

@@ -24,21 +24,12 @@ from quiverlog.limits import (
 )
 
 from .base.arguments import (
-    ANYTHING,
-    BOOLEAN,
     INT64,
-    NAME,
-    PARTITION,
     SECONDS,
-    START,
     bootstrap_addresses,
     checked,
-    mapping,
     number,
-    one_of,
-    optional,
     seconds,
-    sequence,
 )
 from .base.commands import Operation
 from .blocking_methods import BlockingMethods
@@ -65,7 +56,7 @@ T = TypeVar("T")
 _SIZE = number(1, 2**63 - 1)
 
 
-@checked(bootstrap=ANYTHING, client_id=NAME, connect_timeout=SECONDS, request_timeout=SECONDS)
+@checked(connect_timeout=SECONDS, request_timeout=SECONDS)
 def connect(
     bootstrap: str | Iterable[str] | None = None,
     *,
@@ -159,16 +150,11 @@ class Client(BlockingMethods):
 
     # --- rows -----------------------------------------------------------------------------------
     @checked(
-        topic=NAME,
         batch_rows=_SIZE,
         batch_bytes=_SIZE,
         linger=seconds(0),
-        compression=ANYTHING,
-        durability=ANYTHING,
         buffer_bytes=_SIZE,
         delivery_timeout=SECONDS,
-        idempotent=BOOLEAN,
-        partition=optional(PARTITION),
     )
     def producer(
         self,
@@ -231,18 +217,7 @@ class Client(BlockingMethods):
 
         return open_()
 
-    @checked(
-        topic=NAME,
-        start=START,
-        end=optional(one_of(mapping(PARTITION, INT64), "latest")),
-        follow=BOOLEAN,
-        columns=optional(sequence(NAME)),
-        partitions=optional(sequence(PARTITION)),
-        fetch_bytes=INT64,
-        skip_corrupt=BOOLEAN,
-        fetch_from=one_of(NAME, "leader", "follower", "nearest"),
-        client_rack=NAME,
-    )
+    @checked(fetch_bytes=INT64)
     def consumer(
         self,
         topic: str,
@@ -301,19 +276,7 @@ class Client(BlockingMethods):
         )
         return Consumer(ConsumerCore(self.cluster, topic, options), self.driver)
 
-    @checked(
-        topic=NAME,
-        columns=optional(sequence(NAME)),
-        start=START,
-        end=START,
-        where=ANYTHING,
-        partitions=optional(sequence(PARTITION)),
-        progress=ANYTHING,
-        fetch_bytes=INT64,
-        skip_corrupt=BOOLEAN,
-        fetch_from=one_of(NAME, "leader", "follower", "nearest"),
-        client_rack=NAME,
-    )
+    @checked(fetch_bytes=INT64)
     def read(
         self,
         topic: str,

@@ -17,7 +17,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from .base.arguments import ANYTHING, NAME, START, checked, extra
+from .base.arguments import checked, extra
 from .client import Client, connect
 from .rows.place import OFFSET, PARTITION, PLACE_NAMES, TIMESTAMP, table_schema
 
@@ -122,7 +122,7 @@ def _value(name: str, literal: Any) -> pa.Scalar | None:
         return None
 
 
-@checked(topic=NAME, bootstrap=ANYTHING, client=ANYTHING, start=START, end=START)
+@checked()
 def scan_polars(
     topic: str,
     *,

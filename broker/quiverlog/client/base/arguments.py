@@ -1,9 +1,10 @@
 """Arguments of the client's public methods, optional packages, and how results display themselves.
 
-Owns the kinds of arguments and the wording of what is refused: `@checked(...)` names the kind of
-every argument, so a wrong one is an InvalidArgument before anything is done. Owns the forms of
-`bootstrap` as well, and the escaping of results that become HTML: rows are data of others,
-nothing of them reaches a page as markup. Must not import pyarrow.
+Owns the kinds of arguments and the wording of what is refused: `@checked()` derives the kind of an
+argument from its annotation, so a wrong one is an InvalidArgument before anything is sent, and a
+`"no"` is not taken for true. Owns the forms of `bootstrap` as well, and the escaping of results
+that become HTML: rows are data of others, nothing of them reaches a page as markup. Must not
+import pyarrow.
 """
 
 from __future__ import annotations
@@ -33,27 +34,15 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = [
-    "ANYTHING",
-    "AT",
-    "BOOLEAN",
-    "BUFFERS",
     "INT32",
     "INT64",
-    "NAME",
     "NAMES_SHOWN_MAX",
     "OPTIONAL_WAIT",
-    "PARTITION",
-    "REQUEST",
     "ROWS_SHOWN_MAX",
     "SECONDS",
-    "SETTINGS",
-    "START",
-    "TOPIC_IDS",
-    "WAIT",
     "Kind",
     "bootstrap_addresses",
     "cells",
-    "check",
     "checked",
     "counted",
     "extra",
@@ -61,13 +50,10 @@ __all__ = [
     "mapping",
     "names",
     "number",
-    "one_of",
     "optional",
-    "pair",
     "partitions_of",
     "place",
     "seconds",
-    "sequence",
     "shown",
 ]
 
@@ -96,21 +82,22 @@ def _refuse(name: str, value: object, wanted: str) -> NoReturn:
     raise InvalidArgument(f"{name}={shown(value)}: give {wanted}.")
 
 
-def check(name: str, value: object, kind: Kind) -> None:
-    """Check one argument, where a decorator costs too much."""
-    kind(name, value)
+def checked(**narrower: Kind) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Check a function's arguments by their annotations, before it is called.
 
+    An annotation that `_KIND_OF` lacks fails when the module is imported.
 
-def checked(**kinds: Kind) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Check a function's arguments by their names, before it is called.
-
-    Every argument has a kind: one that is forgotten fails when the module is imported.
+    Args:
+        narrower: kinds of arguments whose annotation says too little.
     """
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
         signature = inspect.signature(function)
-        names = [name for name in signature.parameters if name != "self"]
-        assert names == list(kinds), f"{function.__qualname__}: {names} are not {list(kinds)}"
+        kinds = dict(narrower)
+        for name, parameter in signature.parameters.items():
+            if name != "self" and name not in kinds:
+                kinds[name] = _KIND_OF[parameter.annotation]
+        assert kinds.keys() == signature.parameters.keys() - {"self"}, function.__qualname__
 
         def check_all(args: Any, kwargs: Any) -> None:
             for name, value in signature.bind(*args, **kwargs).arguments.items():
@@ -170,8 +157,6 @@ def number(least: int, most: int) -> Kind:
 
 INT32 = number(-(2**31), 2**31 - 1)
 INT64 = number(-(2**63), 2**63 - 1)
-PARTITION = INT64
-"""Which partitions there are is said where the topic is known."""
 
 
 def seconds(least: float, most: float = SECONDS_MAX) -> Kind:
@@ -298,9 +283,6 @@ def _setting(name: str, value: object) -> None:
         _refuse(name, value, "a string, number or bool")
 
 
-SETTINGS = mapping(NAME, _setting)
-
-
 def _moment(name: str, value: object) -> None:
     """Whether a moment has a zone is said where it is turned into a number."""
     if not isinstance(value, datetime):
@@ -315,13 +297,11 @@ def _moment_or_offset(name: str, value: object) -> None:
 
 
 def _or_mapping(single: Kind, values: Kind) -> Kind:
-    by_partition = mapping(PARTITION, values)
+    by_partition = mapping(INT32, values)
     return lambda name, value: (by_partition if isinstance(value, Mapping) else single)(name, value)
 
 
 _at = one_of(_moment, "earliest", "latest")
-AT = _or_mapping(_at, _at)
-START = _or_mapping(_at, one_of(_moment_or_offset, "earliest", "latest"))
 
 
 def _topic_id(name: str, value: object) -> None:
@@ -329,7 +309,50 @@ def _topic_id(name: str, value: object) -> None:
         _refuse(name, value, "the 16 bytes of a topic id")
 
 
-TOPIC_IDS = mapping(NAME, _topic_id)
+_NAMES = sequence(NAME)
+_OFFSETS = mapping(INT32, INT64)
+_PLACES = mapping(place, INT64)
+
+_KIND_OF: Final[Mapping[str, Kind]] = {
+    "str": NAME,
+    "bool": BOOLEAN,
+    "int": INT32,
+    "int | None": optional(INT32),
+    "float": WAIT,
+    "float | None": OPTIONAL_WAIT,
+    "Sequence[str]": _NAMES,
+    "Sequence[str] | None": optional(_NAMES),
+    "str | Sequence[str] | None": optional(_NAMES),
+    "Sequence[int] | None": optional(sequence(INT32)),
+    "Mapping[int, int]": _OFFSETS,
+    "Mapping[int, int] | None": optional(_OFFSETS),
+    "Mapping[int, Sequence[int] | None]": mapping(INT32, optional(sequence(INT32))),
+    "Mapping[int, int | Literal['latest']]": mapping(INT32, one_of(INT64, "latest")),
+    "Mapping[int, Sequence[Buffer]]": mapping(INT32, BUFFERS),
+    "Mapping[str, str | None]": mapping(NAME, optional(NAME)),
+    "Mapping[str, bytes] | None": optional(mapping(NAME, _topic_id)),
+    "Mapping[str, topic_questions.Scalar] | None": optional(mapping(NAME, _setting)),
+    "Mapping[TopicPartition, int]": _PLACES,
+    "Mapping[TopicPartition, int] | None": optional(_PLACES),
+    "Mapping[TopicPartition, tuple[int, int]]": mapping(place, pair(INT64)),
+    "Sequence[Buffer]": BUFFERS,
+    "Durability": INT32,
+    "m.Request": REQUEST,
+    "partition_questions.AtSpec": _or_mapping(_at, _at),
+    "StartAt": _or_mapping(_at, one_of(_moment_or_offset, "earliest", "latest")),
+    "End": optional(one_of(mapping(INT32, INT64), "latest")),
+    "FetchFrom": one_of(NAME, "leader", "follower", "nearest"),
+    "Client | None": ANYTHING,
+    "CompressionChoice | None": ANYTHING,
+    "DurabilityChoice | None": ANYTHING,
+    "bool | Callable[[ReadProgress], object] | None": ANYTHING,
+    "pa.Schema | str": ANYTHING,
+    "pa.Schema | str | None": ANYTHING,
+    "str | Iterable[str] | None": ANYTHING,
+    "str | pc.Expression | None": ANYTHING,
+}
+"""Annotations as they are written, so that none has to be imported. ANYTHING: the method that
+uses the value checks it."""
 
 
 # Packages that quiverlog can use and does not need: how one that is missing is told.

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 # blocking: from quiverlog.client.rows.arrow_stream import stream_of_consumer
-from quiverlog.client.base.arguments import INT64, PARTITION, WAIT, checked
+from quiverlog.client.base.arguments import INT64, checked
 from quiverlog.client.base.commands import Operation
 from quiverlog.client.drivers.asynchronous import AsyncDriver
 from quiverlog.client.rows.decoding import ConsumerBatch
@@ -88,7 +88,7 @@ class AsyncConsumer(ConsumerBase):
                 return batches
         return []
 
-    @checked(timeout=WAIT)
+    @checked()
     async def poll(self, timeout: float = 1.0) -> ConsumerBatch | None:
         """The next batch, or None when there is none within `timeout` seconds (or ever).
 
@@ -104,7 +104,7 @@ class AsyncConsumer(ConsumerBase):
             self._core.take_back()
             raise
 
-    @checked(partition=PARTITION, offset=INT64)
+    @checked(offset=INT64)
     async def seek(self, partition: int, offset: int) -> None:
         """Go on from `offset` of a partition: back, or past rows that cannot be decoded.
 

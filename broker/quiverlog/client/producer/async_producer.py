@@ -11,7 +11,7 @@ from collections.abc import Generator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from quiverlog.client.base.arguments import OPTIONAL_WAIT, PARTITION, check, checked
+from quiverlog.client.base.arguments import INT32, checked
 from quiverlog.client.base.results import Produced
 from quiverlog.errors import ClientClosed, QuiverlogError, RequestTimedOut
 
@@ -43,7 +43,7 @@ class AsyncSendFuture(Delivery):
     def __await__(self) -> Generator[Any, None, list[Produced]]:  # asyncio only
         return self.result().__await__()
 
-    @checked(timeout=OPTIONAL_WAIT)
+    @checked()
     async def result(self, timeout: float | None = None) -> list[Produced]:
         """Wait for the acknowledgement: one entry per partition and run of offsets.
 
@@ -59,7 +59,7 @@ class AsyncSendFuture(Delivery):
             raise error
         return self.produced
 
-    @checked(timeout=OPTIONAL_WAIT)
+    @checked()
     async def exception(self, timeout: float | None = None) -> QuiverlogError | None:
         """Wait, and return the error instead of raising it."""
         if not await self._hosted.wait_for(lambda: self.is_done, timeout):
@@ -93,7 +93,7 @@ class AsyncProducer(ProducerBase):
         """
         self._check_usable()
         if partition is not None:
-            check("partition", partition, PARTITION)
+            INT32("partition", partition)
         target = self._options.partition if partition is None else partition
         future = AsyncSendFuture(self, self._hosted)
         if isinstance(data, dict):
@@ -117,7 +117,7 @@ class AsyncProducer(ProducerBase):
             self._hosted.notify()
         return future
 
-    @checked(timeout=OPTIONAL_WAIT)
+    @checked()
     async def flush(self, timeout: float | None = None) -> None:
         """Send what is buffered and wait until everything sent so far is acknowledged.
 
@@ -138,7 +138,7 @@ class AsyncProducer(ProducerBase):
         with self._hosted.lock:
             self._raise_failures()
 
-    @checked(timeout=OPTIONAL_WAIT)
+    @checked()
     async def close(self, timeout: float | None = None) -> None:
         """Flush and end. A second call does nothing. Raises what `flush` raises."""
         if self._closed:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from quiverlog.client.base.arguments import OPTIONAL_WAIT, PARTITION, check, checked
+from quiverlog.client.base.arguments import INT32, checked
 from quiverlog.client.base.results import Produced
 from quiverlog.errors import ClientClosed, QuiverlogError, RequestTimedOut
 
@@ -37,7 +37,7 @@ class SendFuture(Delivery):
         """True when everything is acknowledged, or something has failed."""
         return self.is_done
 
-    @checked(timeout=OPTIONAL_WAIT)
+    @checked()
     def result(self, timeout: float | None = None) -> list[Produced]:
         """Wait for the acknowledgement: one entry per partition and run of offsets.
 
@@ -53,7 +53,7 @@ class SendFuture(Delivery):
             raise error
         return self.produced
 
-    @checked(timeout=OPTIONAL_WAIT)
+    @checked()
     def exception(self, timeout: float | None = None) -> QuiverlogError | None:
         """Wait, and return the error instead of raising it."""
         if not self._hosted.wait_for(lambda: self.is_done, timeout):
@@ -87,7 +87,7 @@ class Producer(ProducerBase):
         """
         self._check_usable()
         if partition is not None:
-            check("partition", partition, PARTITION)
+            INT32("partition", partition)
         target = self._options.partition if partition is None else partition
         future = SendFuture(self, self._hosted)
         if isinstance(data, dict):
@@ -111,7 +111,7 @@ class Producer(ProducerBase):
             self._hosted.notify()
         return future
 
-    @checked(timeout=OPTIONAL_WAIT)
+    @checked()
     def flush(self, timeout: float | None = None) -> None:
         """Send what is buffered and wait until everything sent so far is acknowledged.
 
@@ -132,7 +132,7 @@ class Producer(ProducerBase):
         with self._hosted.lock:
             self._raise_failures()
 
-    @checked(timeout=OPTIONAL_WAIT)
+    @checked()
     def close(self, timeout: float | None = None) -> None:
         """Flush and end. A second call does nothing. Raises what `flush` raises."""
         if self._closed:

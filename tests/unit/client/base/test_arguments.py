@@ -17,7 +17,7 @@ import pytest
 
 import quiverlog
 from quiverlog.client import client as client_client
-from quiverlog.client.base.arguments import shown
+from quiverlog.client.base.arguments import checked, shown
 from quiverlog.client.consumer import consumer
 from quiverlog.client.producer import producer
 from quiverlog.errors import InvalidArgument, QuiverlogError, SchemaMismatch
@@ -248,6 +248,13 @@ def test_a_message_says_what_to_give(client: Any) -> None:
         client.delete_records("t", {"0": 0})
     with pytest.raises(InvalidArgument, match="poll: timeout=nan: give seconds"):
         client.consumer("t").poll(math.nan)
+
+
+def test_an_annotation_without_a_kind_fails_when_the_method_is_made() -> None:
+    def method(names: set[str]) -> None: ...
+
+    with pytest.raises(KeyError, match=r"set\[str\]"):
+        checked()(method)
 
 
 def test_values_are_shown_short_and_in_any_encoding() -> None:
