@@ -234,7 +234,7 @@ MEANINGS: Final[dict[str, str]] = {
     "ReplicaFetchResult.epoch_start_offset": "where this leadership began; -1: no list is awaited",
     "ReplicaFetchResult.arrived_us": "when late rows among these arrived; 0: none is late",
     "ReplicaFetchPartition.saved_epoch": "newest epoch of the list on the follower's disk; -1:"
-    " there is none; -2: not said",
+    " there is none",
     "ReplicaFetchResult.log_start_saved": "rows below it never come back; -1: not known",
     "ReplicaFetchPartition.offset": "end of the follower's log: the first row wanted",
     "ReplicaFetchPartition.readers_wait": "readers wait at the follower for what is readable",
@@ -442,10 +442,7 @@ _TOPIC_CHANGE: Final = (
     e.ThrottledBroker,
     e.QuiverlogError,
 )
-_TOPIC_SHAPE: Final = (
-    *(e.InvalidConfig, e.InvalidPartitions, e.InvalidSchema, e.PolicyViolation),
-    e.FeatureNotFinalised,
-)
+_TOPIC_SHAPE: Final = (*(e.InvalidConfig, e.InvalidPartitions, e.InvalidSchema, e.PolicyViolation),)
 ENTRY_ERRORS: Final[dict[Api, tuple[type[e.QuiverlogError], ...]]] = {
     Api.HELLO: (),
     Api.METADATA: (e.UnknownTopic, e.UnknownTopicId, e.NotLeader),
@@ -505,7 +502,6 @@ ENTRY_ERRORS: Final[dict[Api, tuple[type[e.QuiverlogError], ...]]] = {
     Api.DESCRIBE_PRODUCER: (),
     Api.DECOMMISSION_BROKER: (
         e.NotController,
-        e.FeatureNotFinalised,
         e.UnknownBroker,
         e.BrokerAlive,
         e.BrokerInUse,
@@ -519,7 +515,6 @@ ENTRY_ERRORS: Final[dict[Api, tuple[type[e.QuiverlogError], ...]]] = {
         e.UnknownPartition,
         e.InvalidReplicaAssignment,
         e.InvalidConfig,
-        e.FeatureNotFinalised,
         e.PolicyViolation,
     ),
     Api.UPDATE_FEATURES: (
@@ -530,7 +525,6 @@ ENTRY_ERRORS: Final[dict[Api, tuple[type[e.QuiverlogError], ...]]] = {
     ),
     Api.ALTER_CONFIGS: (
         e.NotController,
-        e.FeatureNotFinalised,
         e.UnknownBroker,
         e.UnknownConfig,
         e.ConfigNeedsRestart,

@@ -211,7 +211,7 @@ ENDPOINT_CHARS_MAX: Final = 512
 """Where a voter is reached, as text: a host name and a port fit well."""
 
 FEATURE_LEVEL_MIN: Final = 1
-FEATURE_LEVEL_MAX: Final = 3
+FEATURE_LEVEL_MAX: Final = 1
 """The newest feature level that this software supports (core/controller/features.py)."""
 BROKER_CONFIGS_SHOWN_MAX: Final = 1_000
 """Keys in an answer to DESCRIBE_CONFIGS: several times as many as there are."""

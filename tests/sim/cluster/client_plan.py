@@ -66,7 +66,6 @@ class ClientPlan:
             hasty=random.Random(f"hasty-{seed}").random() < 0.25,
             movers=random.Random(f"movers-{seed}").choice((0, 0, 0, 1)),
             resizers=resizers,
-            # Another number of replicas needs a feature level that a keeper finalises.
             keepers=resizers or random.Random(f"keepers-{seed}").choice((0, 0, 0, 1)),
         )
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from quiverlog.errors import (
-    FeatureNotFinalised,
     InvalidReplicaAssignment,
     PolicyViolation,
     QuiverlogError,
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Mover", "Resizer"]
 
-_REFUSED = (FeatureNotFinalised, InvalidReplicaAssignment, PolicyViolation, UnknownPartition)
+_REFUSED = (InvalidReplicaAssignment, PolicyViolation, UnknownPartition)
 """A broker is down just now, or nobody leads, or the keeper of settings has not finalised yet that
 the number of replicas may change."""
 

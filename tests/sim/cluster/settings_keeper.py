@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from quiverlog.core.controller.broker_configs import ALL_BROKERS
-from quiverlog.errors import FeatureNotFinalised, InvalidFeatureLevel, QuiverlogError, UnknownBroker
+from quiverlog.errors import InvalidFeatureLevel, QuiverlogError, UnknownBroker
 from tests.sim.checker import Violation
 
 from .programs import Program
@@ -36,7 +36,7 @@ _VALUES: Final = {
     "partition.move.bytes.per.second": ("0", "20000", "1000000"),
 }
 """Such as let a cluster work on, each within the bounds of its key."""
-_REFUSED: Final = (FeatureNotFinalised, InvalidFeatureLevel, UnknownBroker)
+_REFUSED: Final = (InvalidFeatureLevel, UnknownBroker)
 """The level is not finalised yet; a broker has not registered yet, or has not been heard of."""
 
 _Place = tuple[int, str]

@@ -14,11 +14,9 @@ from typing import Final
 from quiverlog.broker_keys import CONFIG_KEYS
 from quiverlog.core.controller.configs import (
     CONFIG_DEFS,
-    NEEDS_LEVEL_3,
     TOPIC_DEFAULTS_PREFIX,
     check_default,
 )
-from quiverlog.core.controller.features import BROKER_CONFIGS, MESSAGE_TIMES, check_finalised
 from quiverlog.core.controller.image import Image
 from quiverlog.core.controller.records import ALL_BROKERS, BrokerConfigRecord, Record
 from quiverlog.errors import ConfigNeedsRestart, InvalidConfig, UnknownBroker, UnknownConfig
@@ -41,11 +39,9 @@ def alter_configs(
     """The records that say it; none where nothing is new.
 
     Raises:
-        FeatureNotFinalised: not every broker would understand it.
         UnknownBroker: no such broker is registered.
         UnknownConfig, ConfigNeedsRestart, InvalidConfig: nothing changes.
     """
-    check_finalised(image, BROKER_CONFIGS, "configuration at run time")
     if node_id != ALL_BROKERS and node_id not in image.brokers:
         raise UnknownBroker(f"broker {node_id} is not registered.")
     wanted: dict[str, str | None] = {}
@@ -53,8 +49,6 @@ def alter_configs(
         if key in wanted:
             raise InvalidConfig(f"{key} is named twice.")
         _check_key(key)
-        if _topic_key(key) in NEEDS_LEVEL_3:
-            check_finalised(image, MESSAGE_TIMES, key)
         if node_id != ALL_BROKERS and key.startswith(TOPIC_DEFAULTS_PREFIX):
             raise InvalidConfig(
                 f"{key} is for the whole cluster: what is set for a topic holds on every"

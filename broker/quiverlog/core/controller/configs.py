@@ -35,7 +35,6 @@ from quiverlog.types import Compression, Durability
 
 __all__ = [
     "CONFIG_DEFS",
-    "NEEDS_LEVEL_3",
     "TAKEN_AT_CREATION",
     "TOPIC_DEFAULTS_PREFIX",
     "TopicConfig",
@@ -197,9 +196,6 @@ ABSENT: Final = {
 """Keys of Kafka's that would change nothing here."""
 
 CONFIG_DEFS: Final = SettingsTable(_DEFS, absent=ABSENT)
-
-NEEDS_LEVEL_3: Final = frozenset(key for key in CONFIG_DEFS if key.startswith("message.timestamp."))
-"""Keys that software of feature level 2 stops at: it replays none that it does not know."""
 
 TAKEN_AT_CREATION: Final = ("min.insync.replicas", "unclean.leader.election.enable")
 """A broker's defaults for these are written into a topic of several replicas when it is created.

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from quiverlog.core.controller.features import DECOMMISSIONING, check_finalised
 from quiverlog.core.controller.image import Image
 from quiverlog.core.controller.records import (
     UNKNOWN_BROKER_EPOCH,
@@ -47,12 +46,10 @@ def begin(image: Image, node_id: int, voters: Collection[int]) -> list[Record]:
         voters: node ids.
 
     Raises:
-        FeatureNotFinalised: not all brokers may understand it.
-        UnknownBroker: nobody is registered under this node id.
-        InvalidVoterChange: nobody else has a vote.
+        UnknownBroker: no broker is registered under this node id.
+        InvalidVoterChange: no other broker has a vote.
         TooFewBrokers: those that stay cannot hold as many replicas as a partition of it has.
     """
-    check_finalised(image, DECOMMISSIONING, "decommissioning a broker")
     broker = _found(image, node_id)
     if broker.decommissioning:
         return []
@@ -83,12 +80,10 @@ def unregister(image: Image, node_id: int, voters: Collection[int]) -> list[Reco
     """The cluster forgets the broker. Should it run again, it registers as one that is new.
 
     Raises:
-        FeatureNotFinalised: not all brokers may understand it.
-        UnknownBroker: nobody is registered under this node id.
+        UnknownBroker: no broker is registered under this node id.
         BrokerAlive: it is not fenced.
         BrokerInUse: it holds replicas, or has a vote.
     """
-    check_finalised(image, DECOMMISSIONING, "unregistering a broker")
     broker = _found(image, node_id)
     if not broker.fenced:
         raise BrokerAlive(f"broker {node_id}, at {broker.host}:{broker.port}, is alive.")

@@ -5,7 +5,8 @@ it never goes back, and whose registration it refuses. A level is a promise abou
 the metadata log may hold from then on: software that does not know a record cannot skip it, for
 its image would differ from that of the others.
 
-A metadata log without a word about it has level 1: it is from before there were levels.
+A metadata log without a record of it has level 1. A change that older brokers would not understand
+takes the next level: it is written only where `check_finalised` lets it.
 
 Must not know: versions of the software, what a record is for.
 """
@@ -20,26 +21,16 @@ from quiverlog.errors import FeatureNotFinalised, InvalidFeatureLevel, Unsupport
 from quiverlog.limits import FEATURE_LEVEL_MAX, FEATURE_LEVEL_MIN
 
 __all__ = [
-    "BROKER_CONFIGS",
-    "DECOMMISSIONING",
     "LEVELS",
-    "MESSAGE_TIMES",
-    "REPLICATION_FACTORS",
     "check_finalised",
     "check_supports",
     "finalise",
 ]
 
 LEVELS: Final = {
-    1: "everything before there were levels",
-    2: "configuration at run time, brokers that are unregistered, other numbers of replicas",
-    3: "the times of rows: `message.timestamp.*` of topics",
+    1: "what release 0.1.0 has",
 }
 """What each level adds."""
-BROKER_CONFIGS: Final = 2
-DECOMMISSIONING: Final = 2
-MESSAGE_TIMES: Final = 3
-REPLICATION_FACTORS: Final = 2
 
 assert list(LEVELS) == [*range(FEATURE_LEVEL_MIN, FEATURE_LEVEL_MAX + 1)], "each has its line"
 
@@ -58,7 +49,7 @@ def check_finalised(image: Image, level: int, what: str) -> None:
 
 
 def check_supports(image: Image, newcomer: BrokerRecord) -> None:
-    """Who registers has to understand what is finalised, and nothing is finalised that it must not.
+    """Check that a broker that registers supports the finalised level.
 
     Raises:
         UnsupportedFeatureLevel: it does not.

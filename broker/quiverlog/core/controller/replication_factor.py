@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 
 from quiverlog.core.controller import elections
 from quiverlog.core.controller.configs import TAKEN_AT_CREATION, topic_config
-from quiverlog.core.controller.features import REPLICATION_FACTORS, check_finalised
 from quiverlog.core.controller.image import Image
 from quiverlog.core.controller.records import (
     ConfigRecord,
@@ -32,13 +31,11 @@ def check_factor(image: Image, topic: TopicImage, factor: int) -> None:
     """Whether the topic may have so many replicas.
 
     Raises:
-        FeatureNotFinalised: a broker may not know the record that will say so.
         InvalidConfig: the topic's configuration needs more.
     """
     assert factor >= 1
     if factor == topic.replication_factor:
         return
-    check_finalised(image, REPLICATION_FACTORS, "another number of replicas")
     topic_config(_configs(image, topic, factor), image.defaults, factor)
 
 
@@ -68,7 +65,7 @@ def factors_follow(image: Image, changes: Sequence[Record]) -> list[Record]:
 def _follows(image: Image, topic: TopicImage, ended: Mapping[int, int]) -> list[Record]:
     """`ended`: how many replicas each has whose move ends now."""
     count = next(iter(ended.values()))
-    if count == topic.replication_factor or image.feature_level < REPLICATION_FACTORS:
+    if count == topic.replication_factor:
         return []
     for partition in topic.partitions:
         now = 0 if partition.moves else len(partition.replicas)

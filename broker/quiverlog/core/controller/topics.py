@@ -19,14 +19,12 @@ from quiverlog.batch.schema import serialize_schema as serialize
 from quiverlog.core.controller import elections
 from quiverlog.core.controller.configs import (
     CONFIG_DEFS,
-    NEEDS_LEVEL_3,
     TAKEN_AT_CREATION,
     TopicConfig,
     check_configs,
     topic_config,
     why_no_topic_key,
 )
-from quiverlog.core.controller.features import MESSAGE_TIMES, check_finalised
 from quiverlog.core.controller.image import Image
 from quiverlog.core.controller.placement import Place, place
 from quiverlog.core.controller.records import (
@@ -150,7 +148,6 @@ def create_topic(
         }
         configs = {**kept, **configs}
     topic_config(configs, image.defaults, replication_factor)
-    _check_level(image, configs)
     arrow_schema, schema_bytes = _checked_schema(schema)
     _check_key_columns(arrow_schema, key_columns)
     topic_id = entropy(TOPIC_ID_BYTES)
@@ -321,7 +318,6 @@ def _alter_configs(
         if key not in CONFIG_DEFS:
             raise InvalidConfig(f"{key!r} {why_no_topic_key(key)}.")
     assert topic.replication_factor >= 1
-    _check_level(image, set_configs)
     _configured(image, topic, set_configs, delete_configs)
     records: list[Record] = [
         ConfigRecord(topic.topic_id, key, value)
@@ -333,14 +329,6 @@ def _alter_configs(
     )
     assert len(records) <= len(set_configs) + len(delete_configs)
     return records
-
-
-def _check_level(image: Image, configs: Mapping[str, str]) -> None:
-    """Raises FeatureNotFinalised: an older broker would not understand a key."""
-    assert image.feature_level >= 1
-    for key in configs:
-        if key in NEEDS_LEVEL_3:
-            check_finalised(image, MESSAGE_TIMES, key)
 
 
 def _configured(

@@ -5,14 +5,12 @@ from __future__ import annotations
 import pytest
 
 from quiverlog.core.controller import decommissioning
-from quiverlog.core.controller.features import DECOMMISSIONING
 from quiverlog.core.controller.image import Image
 from quiverlog.core.controller.reassignment import reassign
 from quiverlog.core.controller.records import (
     UNKNOWN_BROKER_EPOCH,
     BrokerChangeRecord,
     BrokerRecord,
-    FeatureLevelRecord,
     PartitionChangeRecord,
     PartitionRecord,
     Record,
@@ -24,7 +22,6 @@ from quiverlog.core.controller.registrations import Registrations
 from quiverlog.errors import (
     BrokerAlive,
     BrokerInUse,
-    FeatureNotFinalised,
     InvalidReplicaAssignment,
     InvalidReplicationFactor,
     InvalidVoterChange,
@@ -46,8 +43,7 @@ def image_of(*records: Record, brokers: int = 4) -> Image:
         BrokerRecord(n, b"life", f"h{n}", 9292, broker_epoch=n, directory_id=f"d{n}")
         for n in range(1, brokers + 1)
     ]
-    level = FeatureLevelRecord(DECOMMISSIONING)
-    image.replay_entry([level, *own, TopicRecord(TOPIC, "t", 1, 2), *records], version=50)
+    image.replay_entry([*own, TopicRecord(TOPIC, "t", 1, 2), *records], version=50)
     return image
 
 
@@ -158,14 +154,6 @@ def test_who_registers_just_now_is_asked_again() -> None:
     assert image.brokers[5].broker_epoch == UNKNOWN_BROKER_EPOCH
     with pytest.raises(ThrottledBroker):
         decommissioning.begin(image, 5, VOTERS)
-
-
-@pytest.mark.parametrize("step", ["begin", "unregister"])
-def test_brokers_of_an_older_level_would_not_understand_it(step: str) -> None:
-    image = Image({})
-    image.replay(BrokerRecord(1, b"", broker_epoch=1, fenced=True))
-    with pytest.raises(FeatureNotFinalised):
-        getattr(decommissioning, step)(image, 1, {2})
 
 
 def test_what_keeps_a_broker_registered() -> None:
