@@ -139,7 +139,12 @@ class ElectionsWorld(ReplicaLogs):
             if self.rng.random() < 0.02:
                 self._snapshot()
         changes = [one for one in records if isinstance(one, PartitionChangeRecord)]
-        self._follow(changes, before, is_asked=step == self.elect_unclean)
+        self._follow(
+            changes,
+            before,
+            is_asked=step == self.elect_unclean,
+            has_left=step == self.tell_damaged,
+        )
         self._become_readable()
         check_all(self)
 
@@ -320,6 +325,7 @@ class ElectionsWorld(ReplicaLogs):
         before: dict[Key, tuple[int, int, set[int], tuple[int, ...]]],
         *,
         is_asked: bool,
+        has_left: bool,
     ) -> None:
         self.hold(changes)
         told = {(one.topic_id, one.partition): one for one in changes}
@@ -328,7 +334,8 @@ class ElectionsWorld(ReplicaLogs):
             topic, partition = self.partition(key)
             change, now = told.get(key), partition.leader_id
             if now == leader:
-                is_over = change and (change.replaced_disks is not None or change.adding_replicas)
+                is_anew = change and (change.replaced_disks is not None or change.adding_replicas)
+                is_over = change and (has_left or is_anew)
                 is_same = partition.leader_epoch == epoch
                 check(is_same or is_over, "an epoch without an election", key)
                 continue

@@ -5,12 +5,15 @@ disk has lost nobody knows before it is read again. Where it leads, the next lea
 is (leaders.py). Without one it stays the leader: others would have fewer
 rows, and readers are served what can still be read. So does the last one that is eligible.
 
+What leaves the in-sync replicas leaves in a later leader epoch. The leader has heard of it a moment
+ago that it has all rows, in a fetch that may still wait there, and would take it back for that; in
+the new epoch it counts what replicas ask for anew alone.
+
 A broker that is about to let go of what the replica holds names the leader epoch under which it may
-have been counted, and gets a later one, also where nothing else changes. A proposal of the leader
-that still has it among those in sync is of the older epoch then, and refused: nobody counts on rows
-that are gone. Its log is noted as replaced, as that of a lost disk is: it counts for nothing before
-it is in sync again, also where it was in sync with nobody before. Only while a partition awaits
-logs nothing is noted: what each of them has is told then.
+have been counted, and gets a later one, also where nothing else changes: nobody counts on rows that
+are gone. Its log is noted as replaced, as that of a lost disk is: it counts for nothing before it
+is in sync again, also where it was in sync with nobody before. Only while a partition awaits logs
+nothing is noted: what each of them has is told then.
 
 Must not know: what is wrong with the replica, how the broker asks.
 """
@@ -70,6 +73,7 @@ def replica_offline(
     if is_over and (is_noted or not is_anew):
         return []
     is_later = leader_id != LEADER_STAYS or (is_anew and not is_over)
+    is_later = is_later or (partition.leader_id >= 0 and in_sync != partition.in_sync_replicas)
     if len(in_sync) >= min_in_sync(topic.config, partition):
         eligible = ()
     assert broker_id not in (*in_sync, *eligible)

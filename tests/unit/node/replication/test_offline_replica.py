@@ -13,6 +13,7 @@ from quiverlog.core.controller.replica_offline import replica_offline
 from quiverlog.core.controller.topic_image import PartitionImage
 from quiverlog.core.replication.follower import Phase
 from quiverlog.errors import (
+    FencedLeaderEpoch,
     InvalidRequest,
     NotLeader,
     OutcomeUnknown,
@@ -24,12 +25,17 @@ from quiverlog.node.runtime.events import Tick
 from quiverlog.storage.segment.segment_files import SEGMENT_HEADER_BYTES
 from quiverlog.types import LATEST, Durability
 from quiverlog.wire import messages as m
-from quiverlog.wire.replica_messages import AlterPartitionRequest, OfflineReplica
+from quiverlog.wire.replica_messages import (
+    AlterPartitionRequest,
+    OfflineReplica,
+    ReplicaFetchPartition,
+    ReplicaFetchRequest,
+)
 from tests.support.node import NodeDriver, batch_of
 from tests.unit.core.controller.test_alter_partition import EPOCHS, TOPIC, cluster, partition
 from tests.unit.node.apis.test_replica_fetch import change
 
-from .test_in_sync import COPY, LEADER, OTHER, Cluster
+from .test_in_sync import ALL, COPY, LEADER, OTHER, Cluster
 
 
 # --- the decision --------------------------------------------------------------------------------
@@ -51,10 +57,10 @@ def shape(one: PartitionImage) -> tuple[int, int, tuple[int, ...], tuple[int, ..
 def test_a_copy_leaves_and_the_leader_stays() -> None:
     image = cluster()
     assert leave(image, 1) == 1
-    assert shape(partition(image)) == (0, 3, (0, 2), ())
+    assert shape(partition(image)) == (0, 4, (0, 2), ()), "what it has said before is over"
     assert leave(image, 1) == 0, "it has left"
     assert leave(image, 2) == 1
-    assert shape(partition(image)) == (0, 3, (0,), ()), "who has lost rows is not eligible"
+    assert shape(partition(image)) == (0, 5, (0,), ()), "who has lost rows is not eligible"
 
 
 def test_a_leader_hands_over_to_who_is_in_sync_and_lives() -> None:
@@ -69,14 +75,14 @@ def test_one_that_is_to_be_made_anew_counts_for_nothing_from_then_on() -> None:
     image = cluster()
     assert leave(image, 1) == 1
     assert partition(image).replaced_disks == (), "its log stays"
-    assert leave(image, 1, leader_epoch=2) == 1
-    assert shape(partition(image)) == (0, 3, (0, 2), ()), "nobody has counted on it in this epoch"
-    assert partition(image).replaced_disks == (1,)
-    assert leave(image, 1, leader_epoch=2) == 0
     assert leave(image, 1, leader_epoch=3) == 1
-    assert (partition(image).leader_epoch, partition(image).replaced_disks) == (4, (1,))
-    assert leave(image, 0, leader_epoch=4) == 1
-    assert shape(partition(image)) == (2, 5, (2,), ())
+    assert shape(partition(image)) == (0, 4, (0, 2), ()), "nobody has counted on it in this epoch"
+    assert partition(image).replaced_disks == (1,)
+    assert leave(image, 1, leader_epoch=3) == 0
+    assert leave(image, 1, leader_epoch=4) == 1
+    assert (partition(image).leader_epoch, partition(image).replaced_disks) == (5, (1,))
+    assert leave(image, 0, leader_epoch=5) == 1
+    assert shape(partition(image)) == (2, 6, (2,), ())
     assert partition(image).replaced_disks == (1, 0)
 
 
@@ -233,6 +239,31 @@ def test_a_copy_whose_flush_fails_leaves_at_once(tmp_path: Path) -> None:
     assert node.node.broker.replication._copies[topic, 0].follower.phase is Phase.OFFLINE
     node.advance(10_000)
     assert not node.node.broker.offline_replicas.is_needed
+
+
+def test_a_copy_that_has_left_is_not_taken_back_for_what_it_has_said_before(
+    tmp_path: Path,
+) -> None:
+    """The last fetch of a copy waits at the leader, or is still to come, when its fsync fails."""
+    leading = Cluster(tmp_path)
+    leading.write(1, 2)
+    for one in (COPY, OTHER):
+        leading.fetch(one, 2)
+    before = leading.state.leader_epoch
+    request = AlterPartitionRequest(broker_id=COPY, broker_epoch=leading.epoch(COPY))
+    request.offline = [OfflineReplica(leading.topic, 0)]
+    leading.node.call(request)
+    leading.node.send(Tick())
+    assert leading.in_sync == (LEADER, OTHER)
+    entry = ReplicaFetchPartition(leading.topic, 0, before, 2, before, 0, 0)
+    late = ReplicaFetchRequest(
+        replica_id=COPY, broker_epoch=leading.epoch(COPY), partitions=[entry]
+    )
+    assert leading.node.call(late)[0].partitions[0].error_code == FencedLeaderEpoch.code
+    leading.fetch(OTHER, 2)
+    assert leading.in_sync == (LEADER, OTHER)
+    leading.fetch(COPY, 2)
+    assert leading.in_sync == ALL, "opened again it asks in the new epoch"
 
 
 def test_a_replica_that_cannot_be_opened_leaves_and_begins_anew(tmp_path: Path) -> None:
