@@ -8,7 +8,8 @@ node: fetchers, the in-sync set, log starts, offline replicas and repairs, asked
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
-from typing import Final
+from functools import partial
+from typing import Final, NamedTuple
 
 from quiverlog.core.controller.records import (
     BrokerChangeRecord,
@@ -26,6 +27,7 @@ from quiverlog.errors import QuiverlogError
 from quiverlog.node.assignment.assignment import Assignment
 from quiverlog.node.assignment.lookup import Lookup
 from quiverlog.node.assignment.retention import Retention
+from quiverlog.node.controller.controller_link import ControllerLink
 from quiverlog.node.controller.elections import Elections, FullDisks
 from quiverlog.node.controller.in_sync_decisions import InSyncDecisions
 from quiverlog.node.controller.leader_lease import Standing
@@ -51,11 +53,12 @@ from quiverlog.node.replication.move_quota import MoveQuota
 from quiverlog.node.replication.offline_replicas import OfflineReplicas
 from quiverlog.node.replication.repairs import Repairs
 from quiverlog.node.replication.replica_fetcher import Replication
-from quiverlog.node.runtime.admission import Admission
+from quiverlog.node.runtime.admission import Admission, Phase
 from quiverlog.node.runtime.clients import Clients
 from quiverlog.node.runtime.clock import Clock
 from quiverlog.node.runtime.config import NodeConfig
 from quiverlog.node.runtime.jobs import Jobs, Then
+from quiverlog.node.runtime.metadata_view import MetadataView
 from quiverlog.node.runtime.metrics import NodeMetrics
 from quiverlog.node.runtime.outbox import Outbox
 from quiverlog.node.runtime.peers import Peers, Whereabouts
@@ -65,9 +68,8 @@ from quiverlog.storage.directory.data_directory import DataDirectory
 from quiverlog.storage.disk.disk import Disk
 from quiverlog.types import Now, TopicPartition
 from quiverlog.wire import messages as m
-from quiverlog.wire.replica_messages import AlterPartitionRequest
 
-__all__ = ["Broker", "Copying", "make_copying"]
+__all__ = ["Broker", "Copying", "Timed", "make_copying"]
 
 
 def make_copying(broker: Broker) -> Copying:
@@ -75,8 +77,8 @@ def make_copying(broker: Broker) -> Copying:
     offline_replicas = OfflineReplicas(
         broker.config.node_id,
         lambda: broker.registered.own_epoch,
-        lambda: broker.metadata.image,
-        lambda request, then, now: broker.membership.controller.ask(request, then, now),
+        broker.view,
+        broker.controller.ask,
         broker.outbox,
     )
     return Copying(
@@ -85,7 +87,7 @@ def make_copying(broker: Broker) -> Copying:
             broker.config.node_id,
             lambda: broker.registered.own_epoch,
             broker.registered,
-            lambda request, then, now: broker.membership.controller.ask(request, then, now),
+            broker.controller.ask,
             broker.wakeups,
             broker.outbox,
             broker.metrics,
@@ -98,7 +100,7 @@ def make_copying(broker: Broker) -> Copying:
             broker.jobs,
             broker.outbox,
             broker.metrics,
-            lambda: broker.metadata.image,
+            broker.view,
             lambda: broker.directory,
             lambda: broker.assignment,
             offline_replicas,
@@ -126,7 +128,7 @@ def make_live_config(broker: Broker) -> LiveConfig:
     return LiveConfig(
         config.node_id,
         config.given,
-        lambda: broker.metadata.image,
+        broker.view,
         broker.outbox,
         setters,
         give_defaults,
@@ -190,6 +192,19 @@ class Copying:
                 self.repairs.run(now)
 
 
+class Timed(NamedTuple):
+    """A part that wants to be woken.
+
+    next_us: when (monotonic) at the latest; None: when something happens.
+    run: what a tick does then; None: another call of the part does it.
+    phases: in which of the broker's phases; empty: in all.
+    """
+
+    next_us: Callable[[], int | None]
+    run: Callable[[Now], None] | None
+    phases: tuple[Phase, ...] = ()
+
+
 _OF_BROKERS: Final = BrokerRecord | BrokerChangeRecord | UnregisterBrokerRecord
 
 
@@ -202,6 +217,7 @@ class Broker:
         "clients",
         "clock",
         "config",
+        "controller",
         "copied_starts",
         "copy_sessions",
         "copying",
@@ -239,6 +255,7 @@ class Broker:
         "topic_order",
         "trims",
         "unmade",
+        "view",
         "waits",
         "wakeups",
         "whereabouts",
@@ -263,6 +280,9 @@ class Broker:
         self.whereabouts = Whereabouts(config, self.peers.addresses_changed, outbox.log)
         self.quorum_inbox = QuorumInbox()
         self.jobs = jobs = Jobs(outbox)
+        self.view = MetadataView(config.topic_defaults)
+        self.quorum = self._make_quorum()
+        self.controller = ControllerLink(self.quorum, self.peers)
         self.tasks = Tasks(outbox, self.fail)
         self.topic_order = TopicOrder()
         self.purgatory = purgatory = Purgatory(
@@ -279,9 +299,7 @@ class Broker:
         self.staging = Staging(flushes, wakeups, purgatory, admission, outbox, metrics)
         self.held_produces = HeldProduces()
         self.removal = Removal(jobs, outbox)
-        self.registered = Registered(
-            config.node_id, lambda: self.metadata.image, lambda: self.directory.incarnation
-        )
+        self.registered = Registered(config.node_id, self.view, lambda: self.directory.incarnation)
         self.trims = Trims(jobs, wakeups, flushes, admission, outbox)
         self.replication = self._make_replication()
         self.copying = copying = make_copying(self)
@@ -292,7 +310,6 @@ class Broker:
         flushes.listen(self._took_fault)
         wakeups.listen(self._moved)
         self.assignment = self._make_assignment()
-        self.quorum = self._make_quorum()
         self.unmade = self._make_unmade()
         self.metadata: Metadata = self._make_metadata()
         self.in_sync_decisions = InSyncDecisions(self.quorum, self.metadata)
@@ -342,12 +359,8 @@ class Broker:
                 moved=lambda replica: self.replication.moved(replica),
                 failed=lambda replica, now: self.replication.start_failed(replica, now),
             ),
-            lambda key, now: self.assignment.reconcile(
-                self.metadata.image, {key[0]: (key[1],)}, now
-            ),
-            MoveQuota(
-                self.config.node_id, self.config.move_bytes_per_s, lambda: self.metadata.image
-            ),
+            lambda key, now: self.assignment.reconcile(self.view.image, {key[0]: (key[1],)}, now),
+            MoveQuota(self.config.node_id, self.config.move_bytes_per_s, self.view),
         )
 
     def _make_assignment(self) -> Assignment:
@@ -372,7 +385,7 @@ class Broker:
             self.admission,
             self.outbox,
             self.quorum,
-            topic_defaults=self.config.topic_defaults,
+            self.view,
             make_directories=lambda owners: CreateDirectoriesJob(self.directory, owners),
             on_applied=self._applied,
             on_heard=self.unmade.heard,
@@ -393,7 +406,7 @@ class Broker:
     def _make_unmade(self) -> Unmade:
         return Unmade(
             self.config.node_id,
-            lambda: self.metadata.image,
+            self.view,
             lambda: self.assignment.waiting,
             lambda: self.quorum.is_alone,
             self.jobs,
@@ -437,21 +450,19 @@ class Broker:
             self.config,
             self.quorum,
             self.metadata,
+            self.view,
             self.peers,
             self.outbox,
             lambda: self.directory,
             self.assignment,
-            {AlterPartitionRequest: self._decide_in_sync},
+            self.controller,
+            self.in_sync_decisions,
             lambda: self.offline_replicas.is_untold,
             lambda: self.admission.disk_full,
             lambda: self.metrics.partitions_with_faults,
             lambda key, offset, now: self.replication.deleted_below(key, offset, now),
             self.whereabouts,
         )
-
-    def _decide_in_sync(self, request: m.Request, then: Then, now: Now) -> None:
-        assert isinstance(request, AlterPartitionRequest)
-        self.in_sync_decisions.decide(request, then, now)
 
     def _moved(self, watched: Watched) -> None:
         """A partition has moved: who copies it, or from whom it is copied, is to know."""
@@ -462,6 +473,28 @@ class Broker:
             elif leadership.followers:
                 self.copy_sessions.moved(watched)
                 self.in_sync_changes.grown(watched)
+
+    def timed(self) -> list[Timed]:
+        """All parts that a tick wakes, in the order of their turns."""
+        running = (Phase.RUNNING,)
+        assignment = self.assignment
+        return [
+            Timed(self.purgatory.next_deadline_us, None),
+            Timed(self.peers.next_us, self.peers.expire),
+            Timed(self.flushes.next_us, self.flushes.run),
+            Timed(self.quorum.next_us, self.quorum.tick),
+            Timed(self.standing.next_us, self.membership.tick),
+            Timed(self.retention.next_us, self.retention.run, running),
+            Timed(self.elections.next_us, self.elections.run, running),
+            Timed(self.unmade.next_us, self.unmade.run, running),
+            Timed(assignment.next_us, assignment.tick, running),
+            Timed(
+                partial(assignment.next_us, starting=True),
+                partial(assignment.tick, starting=True),
+                (Phase.STARTING,),
+            ),
+            Timed(self.copying.next_us, None, running),
+        ]
 
     def take(self, directory: DataDirectory) -> None:
         """The data directory is ours: all parts that work in it learn of it."""

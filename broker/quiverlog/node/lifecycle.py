@@ -348,13 +348,17 @@ class Joining:
     whole.
     """
 
-    __slots__ = ("_broker", "_has_failed", "_is_looking", "next_us")
+    __slots__ = ("_broker", "_due_us", "_has_failed", "_is_looking")
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._is_looking = False
         self._has_failed = False
-        self.next_us: int | None = None  # When the directory is looked at again.
+        self._due_us: int | None = None  # When the directory is looked at again.
+
+    def next_us(self) -> int | None:
+        """When the directory is looked at again; None: when something happens."""
+        return self._due_us
 
     def begin(self, now: Now) -> None:
         """The directory is taken and the metadata log is open.
@@ -391,9 +395,9 @@ class Joining:
             return  # What an earlier life led may be led by others when it is.
         if broker.metadata.image.version != broker.quorum.applied_index:
             return  # A snapshot is being made of it, and what came since waits.
-        if self.next_us is not None and now.mono_us < self.next_us:
+        if self._due_us is not None and now.mono_us < self._due_us:
             return
-        self._is_looking, self.next_us = True, None
+        self._is_looking, self._due_us = True, None
         job = LeftoversJob(broker)
         broker.jobs.start(job, partial(self._looked, [job]))
 
@@ -411,7 +415,7 @@ class Joining:
             return  # It stops.
         if error is not None:
             # The voters need this replica all the same, so the process stays.
-            self.next_us = now.mono_us + _RETRY_US
+            self._due_us = now.mono_us + _RETRY_US
             if not self._has_failed:
                 self._has_failed = True
                 broker.outbox.log("error", "the data directory cannot be used", why=why(error))

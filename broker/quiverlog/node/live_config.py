@@ -16,10 +16,10 @@ from typing import Any, Final, NamedTuple
 
 from quiverlog.broker_keys import CONFIG_KEYS
 from quiverlog.core.controller.configs import CONFIG_DEFS, TOPIC_DEFAULTS_PREFIX, defaults_among
-from quiverlog.core.controller.image import Image
 from quiverlog.core.controller.records import ALL_BROKERS
 from quiverlog.node.runtime.config import Given
 from quiverlog.node.runtime.effects import ConfigChanged
+from quiverlog.node.runtime.metadata_view import MetadataView
 from quiverlog.node.runtime.outbox import Outbox
 from quiverlog.settings import InvalidValue, Setting
 from quiverlog.types import Now
@@ -44,7 +44,7 @@ class LiveConfig:
 
     Args:
         given: what the process was started with, by key; other keys have their defaults.
-        image: the metadata as they are.
+        metadata: what this broker has applied.
         setters: what of the node follows a key while it runs; they take the typed value and the
             moment.
         give_defaults: takes the defaults of topics that the process was given, whenever some are
@@ -54,7 +54,7 @@ class LiveConfig:
     __slots__ = (
         "_give_defaults",
         "_given",
-        "_image",
+        "_metadata",
         "_node_id",
         "_outbox",
         "_said",
@@ -66,7 +66,7 @@ class LiveConfig:
         self,
         node_id: int,
         given: Mapping[str, Given],
-        image: Callable[[], Image],
+        metadata: MetadataView,
         outbox: Outbox,
         setters: Mapping[str, Callable[[Any, Now], None]],
         give_defaults: Callable[[Mapping[str, str]], None],
@@ -75,7 +75,7 @@ class LiveConfig:
         self._node_id = node_id
         assert node_id >= 0
         self._given = dict(given)
-        self._image = image
+        self._metadata = metadata
         self._outbox = outbox
         self._setters = setters
         self._give_defaults = give_defaults
@@ -84,7 +84,7 @@ class LiveConfig:
 
     def look(self, now: Now) -> None:
         """Decisions may have changed something. Nothing, nearly always: asked at each of them."""
-        said = self._image().broker_configs
+        said = self._metadata.image.broker_configs
         if said is not self._said:
             self._said = said
             self._refresh(now)

@@ -14,7 +14,6 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Final
 
 from quiverlog.addresses import Address
@@ -31,7 +30,7 @@ from quiverlog.errors import (
 from quiverlog.limits import PARKED_ENTRY_BYTES
 from quiverlog.node import lifecycle
 from quiverlog.node.apis.handlers import HANDLERS, STEPS_HANDLERS
-from quiverlog.node.broker import Broker
+from quiverlog.node.broker import Broker, Timed
 from quiverlog.node.closing import Closing
 from quiverlog.node.lifecycle import Joining
 from quiverlog.node.runtime.admission import Phase
@@ -70,7 +69,6 @@ _PROTOCOL_ERRORS: Final = (
 
 # Looking a member up in its enum costs more than the comparison.
 _RUNNING: Final = Phase.RUNNING
-_STARTING: Final = Phase.STARTING
 _SERVED_ALWAYS: Final = frozenset(
     (m.HelloRequest, QuorumRequest, RegisterBrokerRequest, BrokerHeartbeatRequest)
 )
@@ -89,7 +87,10 @@ class Node:
         metrics: counters that the caller exports.
     """
 
-    __slots__ = ("_closing", "_handlers", "_joining", "_steps_handlers", "broker")
+    __slots__ = (
+        "_asked", "_asked_running", "_closing", "_handlers", "_joining", "_steps_handlers",
+        "_turns", "_turns_always", "broker",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -104,6 +105,20 @@ class Node:
         self._joining = Joining(self.broker)
         self._handlers = dict(HANDLERS)
         self._steps_handlers = dict(STEPS_HANDLERS)
+        self._list_turns()
+
+    def _list_turns(self) -> None:
+        """Which parts are asked for their deadlines, and which a tick runs, in which phase."""
+        timed = [*self.broker.timed(), Timed(self._joining.next_us, None)]
+        self._turns_always = [one.run for one in timed if one.run and not one.phases]
+        self._turns = {
+            phase: [one.run for one in timed if one.run and phase in one.phases] for phase in Phase
+        }
+        self._asked = {
+            phase: [one.next_us for one in timed if not one.phases or phase in one.phases]
+            for phase in Phase
+        }
+        self._asked_running = self._asked[Phase.RUNNING]
 
     # --- from outside --------------------------------------------------------------------------
     def start(self, now: Now) -> list[Effect]:
@@ -157,44 +172,17 @@ class Node:
 
     def next_deadline_us(self) -> int | None:
         """When (monotonic) the node wants a Tick at the latest; None: never."""
-        # Asked after every call: no list, no generator.
         broker = self.broker
+        phase = broker.admission.phase
+        earliest: int | None = None
         try:
             if broker.tasks.busy or broker.wakeups.busy:
                 return _AT_ONCE_US
-            earliest = broker.purgatory.next_deadline_us()
-            due_us = broker.flushes.next_us()
-            if due_us is not None and (earliest is None or due_us < earliest):
-                earliest = due_us
-            due_us = broker.peers.next_us()
-            if due_us is not None and (earliest is None or due_us < earliest):
-                earliest = due_us
-            due_us = broker.quorum.next_us
-            if earliest is None or due_us < earliest:
-                earliest = due_us
-            due_us = self._joining.next_us
-            if due_us is not None and due_us < earliest:
-                earliest = due_us
-            due_us = broker.standing.next_us()
-            if due_us is not None and due_us < earliest:
-                earliest = due_us
-            phase = broker.admission.phase
-            if phase is _RUNNING or phase is _STARTING:
-                due_us = broker.assignment.next_us(starting=phase is _STARTING)
-                if due_us is not None and due_us < earliest:
-                    earliest = due_us
-            if phase is _RUNNING:
-                due_us = broker.retention.next_us
-                if due_us < earliest:
-                    earliest = due_us
-                due_us = broker.copying.next_us()
-                if due_us is not None and due_us < earliest:
-                    earliest = due_us
-                due_us = broker.elections.next_us()
-                if due_us is not None and due_us < earliest:
-                    earliest = due_us
-                due_us = broker.unmade.next_us()
-                if due_us is not None and due_us < earliest:
+            # Asked after every call: the lists are made once.
+            asked = self._asked_running if phase is _RUNNING else self._asked[phase]
+            for next_us in asked:
+                due_us = next_us()
+                if due_us is not None and (earliest is None or due_us < earliest):
                     earliest = due_us
         except Exception as error:
             broker.outbox.internal_error("looking for the next deadline", error)
@@ -286,19 +274,12 @@ class Node:
     def _tick(self, now: Now) -> None:
         broker = self.broker
         self._expire(broker.purgatory.expired(now.mono_us), now)
-        self._guarded(broker.peers.expire, now)
-        self._guarded(broker.flushes.run, now)
-        self._guarded(broker.quorum.tick, now)
-        self._guarded(broker.membership.tick, now)
+        for run in self._turns_always:
+            self._guarded(run, now)
         if broker.membership.registration.has_left(now):
             self._closing.begin(now)
-        if broker.admission.phase is Phase.RUNNING:
-            self._guarded(broker.retention.run, now)
-            self._guarded(broker.elections.run, now)
-            self._guarded(broker.unmade.run, now)
-            self._guarded(broker.assignment.tick, now)
-        elif broker.admission.phase is Phase.STARTING:
-            self._guarded(partial(broker.assignment.tick, starting=True), now)
+        for run in self._turns[broker.admission.phase]:
+            self._guarded(run, now)
 
     def _expire(self, waiters: list[Waiter], now: Now) -> None:
         for waiter in waiters:

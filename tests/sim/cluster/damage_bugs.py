@@ -118,8 +118,8 @@ DAMAGE_BUGS: Final[tuple[Bug, ...]] = (
     make_bug(
         "what waits for its directory is noted as made",
         "node.metadata.creation_note:Unmade.run",
-        "NoteMadeJob(self._directory, self._image().version, waiting)",
-        "NoteMadeJob(self._directory, self._image().version, [])",
+        "NoteMadeJob(self._directory, self._metadata.image.version, waiting)",
+        "NoteMadeJob(self._directory, self._metadata.image.version, [])",
         seed=1,
         shape=course("never made"),
     ),

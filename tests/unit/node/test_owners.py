@@ -159,3 +159,11 @@ def test_what_a_wait_is_made_of_does_not_know_the_broker(module: str) -> None:
     tree = ast.parse((NODE / f"{module}.py").read_text())
     imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert "quiverlog.node.broker" not in imported
+
+
+def test_what_answers_a_fetch_does_not_know_the_broker() -> None:
+    """A fetch that waited is answered by the same code as one that did not."""
+    body = ast.parse((NODE / "apis/fetch.py").read_text()).body
+    found = [one for one in body if isinstance(one, ast.ClassDef | ast.FunctionDef)]
+    assert {one.name for one in found} >= {"FetchAnswer", "read_entry", "handle_fetch"}
+    assert [one.name for one in found if "broker" in names(one)] == ["handle_fetch"]

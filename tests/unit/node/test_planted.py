@@ -26,7 +26,8 @@ from tests.support.node import SCHEMA, NodeDriver, batch_of, serialize_schema
 GUARDS = {
     # The way out itself: what it is made of cannot also be what fails.
     "Node.handle_many", "Node.handle", "Node._effects", "Node._guarded", "Node._fail",
-    "Node._broken", "Node._event_broken", "Node.next_deadline_us", "Node.start", "Broker.fail",
+    "Node._broken", "Node._event_broken", "Node._list_turns",
+    "Broker.timed", "Node.next_deadline_us", "Node.start", "Broker.fail",
     "Purgatory.fail", "ProduceWaiter.broken", "Staging._fail", "Tasks._end", "Tasks._as_error",
     "Tasks._advance", "Jobs.done", "Jobs._start_next", "Waiter.answer", "Outbox.take",
     "Outbox.internal_error", "Outbox.respond", "Outbox.emit", "offsets.fail_entry",
@@ -164,7 +165,9 @@ def test_a_bug_is_answered_and_everybody_else_is_served(
         return original(*arguments, **options)
 
     with mock.patch.object(owner, attribute, broken):
+        node.node._list_turns()  # They are bound when a node is made.
         run.run()
+    node.node._list_turns()
     node.advance(60_000)
     run.pump()
     for correlation, request in run.asked.items():

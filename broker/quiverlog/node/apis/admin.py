@@ -306,7 +306,7 @@ def handle_change_voters(broker: Broker, call: Call) -> Steps:
         broker.outbox.log("info", done, node=key.node_id, directory=key.directory_id)
         broker.membership.changed()  # Somebody may be waiting for a free place.
     return ChangeVotersResponse(
-        leader_id=broker.membership.controller.controller_id,
+        leader_id=broker.controller.controller_id,
         term=broker.quorum.raft.term,
         committed_index=broker.quorum.raft.log.commit,
         replicas=describe_quorum(broker, call.now),

@@ -336,7 +336,7 @@ def handle_describe_cluster(broker: Broker, call: Call) -> Steps:
         cluster_id=broker.directory.cluster_id,
         node_id=broker.config.node_id,
         metadata_version=image.version,
-        controller_id=broker.membership.controller.controller_id,
+        controller_id=broker.controller.controller_id,
         controller_epoch=broker.quorum.raft.term,
         brokers=[
             _described(broker, image.brokers[node_id], call, counts)

@@ -173,7 +173,6 @@ class Retention:
         self._clock_us = 0
         """The wall clock at the last look, believed or not."""
 
-    @property
     def next_us(self) -> int:
         """When `run` has something to do."""
         due_us = min(self._round_us, self._clock.due_us)

@@ -30,20 +30,19 @@ _NOBODY = -1
 
 
 class ControllerLink:
-    """See the module docstring.
-
-    Args:
-        local: who takes which request where this node decides.
-    """
+    """See the module docstring."""
 
     __slots__ = ("_local", "_peers", "_quorum")
 
-    def __init__(
-        self, quorum: Quorum, peers: Peers, local: Mapping[type[Request], Callable[..., None]]
-    ) -> None:
+    def __init__(self, quorum: Quorum, peers: Peers) -> None:
         self._quorum = quorum
         self._peers = peers
-        self._local: Mapping[type[Request], Local] = local
+        self._local: Mapping[type[Request], Local] = {}
+
+    def decide_by(self, local: Mapping[type[Request], Callable[..., None]]) -> None:
+        """What decides which request where this node is the controller: given once."""
+        assert not self._local
+        self._local = local
 
     @property
     def controller_id(self) -> int:

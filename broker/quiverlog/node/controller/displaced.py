@@ -12,14 +12,13 @@ Must not know: requests, when it is asked.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 from quiverlog.addresses import Address
-from quiverlog.core.controller.image import Image
 from quiverlog.limits import BROKER_DISPLACED_MS_MAX
 from quiverlog.node.metadata.voters import endpoint_of
 from quiverlog.node.runtime.config import NodeConfig
+from quiverlog.node.runtime.metadata_view import MetadataView
 from quiverlog.node.runtime.outbox import Outbox
 
 __all__ = ["DISK_REPLACED", "HELD", "REPLACED", "Displaced"]
@@ -36,12 +35,12 @@ _CALM_US: Final = 2 * _WAIT_US_MAX
 class Displaced:
     """`due_us`: when to register again; None: this broker has its place."""
 
-    __slots__ = ("_config", "_image", "_last_us", "_outbox", "_wait_us", "due_us")
+    __slots__ = ("_config", "_last_us", "_metadata", "_outbox", "_wait_us", "due_us")
 
-    def __init__(self, config: NodeConfig, outbox: Outbox, image: Callable[[], Image]) -> None:
+    def __init__(self, config: NodeConfig, outbox: Outbox, metadata: MetadataView) -> None:
         self._config = config
         self._outbox = outbox
-        self._image = image
+        self._metadata = metadata
         self._last_us = -_CALM_US
         self._wait_us = 0
         self.due_us: int | None = None
@@ -77,7 +76,7 @@ class Displaced:
     @property
     def other_address(self) -> str:
         """Where the process is that is registered in this broker's place."""
-        other = self._image().brokers[self._config.node_id]
+        other = self._metadata.image.brokers[self._config.node_id]
         listener = self._config.inter_broker_listener
         return endpoint_of(other, listener) or str(Address(other.host, other.port))
 

@@ -35,6 +35,7 @@ from quiverlog.node.metadata.quorum import Quorum
 from quiverlog.node.partitions.offline import Offline, may_be_made
 from quiverlog.node.partitions.replica import Replica
 from quiverlog.node.runtime.jobs import Then
+from quiverlog.node.runtime.metadata_view import MetadataView
 from quiverlog.node.runtime.outbox import Outbox
 from quiverlog.types import NO_EPOCH, Now
 from quiverlog.wire.replica_messages import (
@@ -216,21 +217,31 @@ class LogEndReports:
 
     Args:
         node_id: this broker.
-        image: what holds now.
+        metadata: what this broker has applied.
         broker_epoch: under which this life of the broker is registered; negative: it is not.
         ask: tells the controller.
         deleted: rows of a log here were deleted, as the log of another broker says.
     """
 
     __slots__ = (
-        "_ask", "_broker_epoch", "_copies", "_deleted", "_image", "_in_flight", "_lost_us",
-        "_node_id", "_outbox", "_said_us", "_said_version", "_skip",
+        "_ask",
+        "_broker_epoch",
+        "_copies",
+        "_deleted",
+        "_in_flight",
+        "_lost_us",
+        "_metadata",
+        "_node_id",
+        "_outbox",
+        "_said_us",
+        "_said_version",
+        "_skip",
     )  # fmt: skip
 
     def __init__(
         self,
         node_id: int,
-        image: Callable[[], Image],
+        metadata: MetadataView,
         copies: Copies,
         broker_epoch: Callable[[], int],
         ask: Callable[[ReportLogEndsRequest, Then, Now], None],
@@ -238,7 +249,7 @@ class LogEndReports:
         outbox: Outbox,
     ) -> None:
         self._node_id = node_id
-        self._image = image
+        self._metadata = metadata
         self._copies = copies
         self._broker_epoch = broker_epoch
         self._ask = ask
@@ -252,7 +263,7 @@ class LogEndReports:
 
     def next_us(self) -> int | None:
         """When `run` is to be called at the latest; None: when something happens."""
-        image = self._image()
+        image = self._metadata.image
         if not image.leaderless or self._in_flight is not None or not self._is_heard(image):
             return None
         is_news = image.version != self._said_version or self._skip
@@ -269,7 +280,7 @@ class LogEndReports:
         if due_us is None or now.mono_us < due_us:
             self._tell_lost(now)
             return
-        image = self._image()
+        image = self._metadata.image
         self._said_us, self._said_version = now.mono_us, image.version
         entries = self._entries(image)
         assert len(entries) <= ALTER_PARTITION_ENTRIES_MAX
@@ -299,7 +310,7 @@ class LogEndReports:
 
     def _give_up(self, answer: ReportLogEndsResponse, now: Now) -> None:
         """Rows that were deleted while this broker was away: without them, a log may lead."""
-        image = self._image()
+        image = self._metadata.image
         for one in answer.starts:
             key = (one.topic_id, one.partition)
             if key in image.leaderless and self._is_of(image, key, one.leader_epoch):
@@ -328,7 +339,7 @@ class LogEndReports:
 
     def _tell_lost(self, now: Now) -> None:
         """Tell of only copies that are lost, if it is time. Who opens them again comes by often."""
-        image, offline = self._image(), self._copies.offline
+        image, offline = self._metadata.image, self._copies.offline
         if not offline or now.mono_us < self._lost_us:
             return
         if self._in_flight is not None or not self._is_heard(image):

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from quiverlog.node.controller.controller_link import ControllerLink, Local
+from quiverlog.node.controller.controller_link import ControllerLink
+from quiverlog.node.controller.in_sync_decisions import InSyncDecisions
 from quiverlog.node.controller.log_ends import Copies, LogEndDecisions, LogEndReports
 from quiverlog.node.controller.registrar import Registrar
 from quiverlog.node.controller.registration import Registration
@@ -17,13 +18,13 @@ from quiverlog.node.metadata.quorum import Quorum
 from quiverlog.node.metadata.reach import Reach
 from quiverlog.node.metadata.voters import VoterChanges
 from quiverlog.node.runtime.config import NodeConfig
+from quiverlog.node.runtime.metadata_view import MetadataView
 from quiverlog.node.runtime.outbox import Outbox
 from quiverlog.node.runtime.peers import Peers, Whereabouts
 from quiverlog.storage.directory.data_directory import DataDirectory
 from quiverlog.types import Now
 from quiverlog.wire.broker_messages import BrokerHeartbeatRequest, RegisterBrokerRequest
-from quiverlog.wire.messages import Request
-from quiverlog.wire.replica_messages import ReportLogEndsRequest
+from quiverlog.wire.replica_messages import AlterPartitionRequest, ReportLogEndsRequest
 
 __all__ = ["Membership"]
 
@@ -34,7 +35,7 @@ class Membership:
     Args:
         directory: the data directory, once it is taken.
         copies: the replicas here, of whose logs the controller is told.
-        local: who takes what else is asked of the controller, where this node decides.
+        controller: gets what decides here.
         holds_back, is_disk_full, faulted: see `Registration`.
         deleted: see `LogEndReports`.
         whereabouts: of the other brokers.
@@ -50,11 +51,13 @@ class Membership:
         config: NodeConfig,
         quorum: Quorum,
         metadata: Metadata,
+        view: MetadataView,
         peers: Peers,
         outbox: Outbox,
         directory: Callable[[], DataDirectory],
         copies: Copies,
-        local: dict[type[Request], Local],
+        controller: ControllerLink,
+        in_sync_decisions: InSyncDecisions,
         holds_back: Callable[[], bool],
         is_disk_full: Callable[[], bool],
         faulted: Callable[[], int],
@@ -74,19 +77,20 @@ class Membership:
             whereabouts,
         )
         self.log_end_decisions = LogEndDecisions(quorum, metadata, outbox, self.registrar.is_heard)
-        assert not local.keys() & {RegisterBrokerRequest, BrokerHeartbeatRequest}
-        taken: dict[type[Request], Callable[..., None]] = {
-            **local,
-            RegisterBrokerRequest: self.registrar.register,
-            BrokerHeartbeatRequest: self.registrar.heartbeat,
-            ReportLogEndsRequest: self.log_end_decisions.decide,
-        }
-        self.controller = ControllerLink(quorum, peers, taken)
+        self.controller = controller
+        controller.decide_by(
+            {
+                AlterPartitionRequest: in_sync_decisions.decide,
+                RegisterBrokerRequest: self.registrar.register,
+                BrokerHeartbeatRequest: self.registrar.heartbeat,
+                ReportLogEndsRequest: self.log_end_decisions.decide,
+            }
+        )
         self.registration = Registration(
             config,
             self.controller,
             outbox,
-            lambda: metadata.image,
+            view,
             directory,
             lambda: quorum.is_alone,
             holds_back,
@@ -96,7 +100,7 @@ class Membership:
         )
         self.log_end_reports = LogEndReports(
             config.node_id,
-            lambda: metadata.image,
+            view,
             copies,
             lambda: self.registration.epoch,
             self.controller.ask,

@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar
 from quiverlog.addresses import Address
 from quiverlog.core.controller.records import BrokerRecord
 from quiverlog.errors import NotController, QuiverlogError
-from quiverlog.node.controller.membership import Membership
+from quiverlog.node.controller.controller_link import ControllerLink
 from quiverlog.node.metadata.metadata import Metadata
 from quiverlog.node.metadata.quorum import Quorum
 from quiverlog.node.runtime.clients import Clients
@@ -47,7 +47,7 @@ class Knowing(Protocol):
     def config(self) -> NodeConfig: ...
 
     @property
-    def membership(self) -> Membership: ...
+    def controller(self) -> ControllerLink: ...
 
     @property
     def metadata(self) -> Metadata: ...
@@ -128,7 +128,7 @@ def told_controller(broker: Knowing) -> int:
     What it does not know does not exist, so a node that was elected names itself only when it
     knows all that was decided before.
     """
-    found = broker.membership.controller.controller_id
+    found = broker.controller.controller_id
     quorum = broker.quorum
     if found == broker.config.node_id and not (quorum.is_leading or quorum.decides_alone):
         return -1
@@ -137,7 +137,7 @@ def told_controller(broker: Knowing) -> int:
 
 def _controller(broker: Knowing, connection_id: int) -> m.BrokerEndpoint | None:
     """Another broker that decides, at the listener that was asked; None: nobody is known to."""
-    controller_id = broker.membership.controller.controller_id
+    controller_id = broker.controller.controller_id
     record = broker.metadata.image.brokers.get(controller_id)
     if record is None or controller_id == broker.config.node_id:
         return None

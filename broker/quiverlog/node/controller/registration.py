@@ -18,7 +18,6 @@ from functools import partial
 from typing import Final
 
 from quiverlog.core.controller.alter_partition import fit_epoch
-from quiverlog.core.controller.image import Image
 from quiverlog.core.controller.records import UNKNOWN_BROKER_EPOCH
 from quiverlog.errors import (
     DuplicateNodeId,
@@ -37,6 +36,7 @@ from quiverlog.limits import (
 from quiverlog.node.controller.controller_link import ControllerLink
 from quiverlog.node.controller.displaced import DISK_REPLACED, HELD, REPLACED, Displaced
 from quiverlog.node.runtime.config import NodeConfig
+from quiverlog.node.runtime.metadata_view import MetadataView
 from quiverlog.node.runtime.outbox import Outbox
 from quiverlog.node.runtime.peers import Whereabouts
 from quiverlog.roles import ROLE_BROKER, ROLE_CONTROLLER
@@ -85,7 +85,6 @@ class Registration:
         "_faulted",
         "_give_up_us",
         "_holds_back",
-        "_image",
         "_in_flight",
         "_is_alone",
         "_is_disk_full",
@@ -98,6 +97,7 @@ class Registration:
         "_lease_us",
         "_led",
         "_link",
+        "_metadata",
         "_next_us",
         "_outbox",
         "_owed_version",
@@ -120,7 +120,7 @@ class Registration:
         config: NodeConfig,
         link: ControllerLink,
         outbox: Outbox,
-        image: Callable[[], Image],
+        metadata: MetadataView,
         directory: Callable[[], DataDirectory],
         is_alone: Callable[[], bool],
         holds_back: Callable[[], bool],
@@ -131,14 +131,14 @@ class Registration:
         self._config = config
         self._link = link
         self._outbox = outbox
-        self._image = image
+        self._metadata = metadata
         self._directory = directory
         self._is_alone = is_alone
         self._holds_back = holds_back
         self._is_disk_full = is_disk_full
         self._faulted = faulted
         self._whereabouts = whereabouts
-        self._place = Displaced(config, outbox, image)
+        self._place = Displaced(config, outbox, metadata)
         self._told_full = False
         self._told_version = self._owed_version = 0
         self._known_us = 0
@@ -187,7 +187,7 @@ class Registration:
 
     def changed(self) -> None:
         """The metadata say something new of brokers."""
-        broker = self._image().brokers.get(self._config.node_id)
+        broker = self._metadata.image.brokers.get(self._config.node_id)
         own = broker is not None and broker.incarnation == self._directory().incarnation
         self._epoch = broker.broker_epoch if broker is not None and own else UNKNOWN_BROKER_EPOCH
         self._is_fenced = broker is None or not own or broker.fenced
@@ -234,11 +234,11 @@ class Registration:
 
     def owe_version(self) -> None:
         """The controller waits until all brokers have applied what is applied here now."""
-        self._owed_version = self._image().version
+        self._owed_version = self._metadata.image.version
 
     def known_us(self, now: Now) -> int:
         """What was decided up to this moment is applied here."""
-        if self._versions is not None and self._versions[0] <= self._image().version:
+        if self._versions is not None and self._versions[0] <= self._metadata.image.version:
             self._known_us = max(self._known_us, self._versions[1])
             self._versions = None
         if self._link.leads and (confirmed_us := self._link.majority_confirmed_us) is not None:
@@ -350,7 +350,7 @@ class Registration:
             self._link.ask(self._registering(), then, now, timeout_ms=timeout_ms)
             return
         self._told_full = self._is_disk_full()
-        self._told_version = self._image().version
+        self._told_version = self._metadata.image.version
         second_node_id, second_at = self._whereabouts.refused_here(now)
         beat = BrokerHeartbeatRequest(
             cluster_id=self._directory().cluster_id,
@@ -427,7 +427,9 @@ class Registration:
     def leave(self, now: Now) -> bool:
         """Ask to stop. False: nobody needs to hear of it, or somebody wants to stop at once."""
         others = [
-            one for one in self._image().live_brokers() if one.node_id != self._config.node_id
+            one
+            for one in self._metadata.image.live_brokers()
+            if one.node_id != self._config.node_id
         ]
         if not others or not self._serves or self._epoch < 0 or self._stop_us is not None:
             return False
@@ -463,22 +465,22 @@ class Registered:
     The `Brokers` of leaderships.
 
     Args:
-        image: what holds now.
+        metadata: what this broker has applied.
         incarnation: of this life of the broker.
     """
 
-    __slots__ = ("_image", "_incarnation", "_node_id")
+    __slots__ = ("_incarnation", "_metadata", "_node_id")
 
     def __init__(
-        self, node_id: int, image: Callable[[], Image], incarnation: Callable[[], bytes]
+        self, node_id: int, metadata: MetadataView, incarnation: Callable[[], bytes]
     ) -> None:
         self._node_id = node_id
-        self._image = image
+        self._metadata = metadata
         self._incarnation = incarnation
 
     def fit_epoch(self, broker_id: int) -> int | None:
         """See `Brokers`."""
-        return fit_epoch(self._image(), broker_id)
+        return fit_epoch(self._metadata.image, broker_id)
 
     def check_life(self, broker_id: int, broker_epoch: int) -> None:
         """A broker asks under this epoch: it was given to it, as far as is known here.
@@ -489,7 +491,7 @@ class Registered:
         Raises:
             StaleBrokerEpoch: no such registration is known here, or not yet.
         """
-        broker = self._image().brokers.get(broker_id)
+        broker = self._metadata.image.brokers.get(broker_id)
         if broker is not None and broker.broker_epoch < broker_epoch:
             raise StaleBrokerEpoch(
                 f"a registration of broker {broker_id} under {broker_epoch} is not known here yet."
@@ -498,7 +500,7 @@ class Registered:
     @property
     def own_epoch(self) -> int:
         """The broker epoch of this life; negative while it is not registered."""
-        broker = self._image().brokers.get(self._node_id)
+        broker = self._metadata.image.brokers.get(self._node_id)
         if broker is None or broker.incarnation != self._incarnation():
             return -1
         return broker.broker_epoch

@@ -26,6 +26,7 @@ from quiverlog.core.controller.image import Image
 from quiverlog.core.controller.records import PartitionChangeRecord, PartitionRecord, Record
 from quiverlog.node.partitions.offline import Key
 from quiverlog.node.runtime.jobs import Jobs, Urgency
+from quiverlog.node.runtime.metadata_view import MetadataView
 from quiverlog.node.runtime.outbox import Outbox
 from quiverlog.storage.directory.data_directory import DataDirectory
 from quiverlog.types import Now, TopicPartition
@@ -57,14 +58,25 @@ class Unmade:
     """See the module docstring.
 
     Args:
-        image: what holds now.
+        metadata: what this broker has applied.
         waiting: the partitions here that wait for their directories, whyever.
         is_alone: true while nobody else places partitions here.
     """
 
     __slots__ = (
-        "_directory", "_due_us", "_image", "_is_alone", "_is_told", "_is_writing", "_jobs",
-        "_node_id", "_noted_unmade", "_noted_version", "_outbox", "_placed", "_waiting",
+        "_directory",
+        "_due_us",
+        "_is_alone",
+        "_is_told",
+        "_is_writing",
+        "_jobs",
+        "_metadata",
+        "_node_id",
+        "_noted_unmade",
+        "_noted_version",
+        "_outbox",
+        "_placed",
+        "_waiting",
     )  # fmt: skip
 
     _directory: DataDirectory
@@ -72,14 +84,14 @@ class Unmade:
     def __init__(
         self,
         node_id: int,
-        image: Callable[[], Image],
+        metadata: MetadataView,
         waiting: Callable[[], Collection[Key]],
         is_alone: Callable[[], bool],
         jobs: Jobs,
         outbox: Outbox,
     ) -> None:
         self._node_id = node_id
-        self._image = image
+        self._metadata = metadata
         self._waiting = waiting
         self._is_alone = is_alone
         self._jobs = jobs
@@ -107,7 +119,7 @@ class Unmade:
 
     def at_start(self) -> frozenset[Key]:
         """The only copies here whose directories were never made; asked once."""
-        image = self._image()
+        image = self._metadata.image
         if self._is_alone():
             return frozenset()
         found = frozenset(
@@ -155,7 +167,7 @@ class Unmade:
         self._is_writing = True
         # For as long as some wait there is something to note.
         self._due_us = now.mono_us + _PAUSE_US if waiting else None
-        job = NoteMadeJob(self._directory, self._image().version, waiting)
+        job = NoteMadeJob(self._directory, self._metadata.image.version, waiting)
         self._jobs.start(job, self._written, Urgency.BACKGROUND)
 
     def _written(self, _result: object, error: BaseException | None, now: Now) -> None:

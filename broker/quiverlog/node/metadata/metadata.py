@@ -52,6 +52,7 @@ from quiverlog.node.partitions.directories import MadeDirectories
 from quiverlog.node.runtime.admission import Admission
 from quiverlog.node.runtime.effects import Job
 from quiverlog.node.runtime.jobs import Jobs, Starter, Then
+from quiverlog.node.runtime.metadata_view import MetadataView
 from quiverlog.node.runtime.outbox import Outbox
 from quiverlog.node.runtime.purgatory import Wakeups, Watched
 from quiverlog.storage.metadata.quorum_jobs import Snapshot
@@ -91,6 +92,7 @@ class Decisions(Watched):
         "_place",
         "_queue",
         "_quorum",
+        "_view",
         "failures",
         "image",
         "pending",
@@ -102,8 +104,8 @@ class Decisions(Watched):
         admission: Admission,
         outbox: Outbox,
         quorum: Quorum,
+        view: MetadataView,
         *,
-        topic_defaults: Mapping[str, str],
         make_directories: Callable[[Directories], Job],
     ) -> None:
         super().__init__()
@@ -125,8 +127,9 @@ class Decisions(Watched):
         self._owed: deque[list[Record]] = deque()
         # How many decisions have failed: `pending` said then what was never decided.
         self.failures = 0
-        self.image = Image(topic_defaults)
-        self.pending = Image(topic_defaults)
+        self._view = view
+        self.image = view.image
+        self.pending = Image(view.image.given)
 
     @property
     def idle(self) -> bool:
@@ -333,6 +336,7 @@ class Metadata(Decisions):
     """What the broker knows of topics, and how a decision becomes true.
 
     Args:
+        view: gets each image that takes the place of another one.
         on_heard: called with the records of entries, and their versions, before `begin_to_serve`.
         on_applied: called with the records that have just become true and with the partitions
             whose directories were made for them (None: others have decided), before `then` is.
@@ -349,8 +353,8 @@ class Metadata(Decisions):
         admission: Admission,
         outbox: Outbox,
         quorum: Quorum,
+        view: MetadataView,
         *,
-        topic_defaults: Mapping[str, str],
         make_directories: Callable[[Directories], Job],
         on_applied: Callable[[Sequence[Record], Set[str] | None, Now], None],
         on_heard: Callable[[Sequence[Record], int], None],
@@ -360,7 +364,7 @@ class Metadata(Decisions):
             admission,
             outbox,
             quorum,
-            topic_defaults=topic_defaults,
+            view,
             make_directories=make_directories,
         )
         self._wakeups = wakeups
@@ -508,7 +512,9 @@ class Metadata(Decisions):
             if records:
                 one.replay_entry(records)
             one.version = snapshot.meta.index
-        self.image, self.pending = image, pending
+        self.image = image
+        self._view.publish(image)
+        self.pending = pending
         self.cache.clear()
         if self._serving:
             now_there = self.image.topics_by_id

@@ -189,11 +189,12 @@ class Duties:
         seeds: node ids to ask for the log while it names no voters.
     """
 
-    __slots__ = ("_alone_from", "_change", "_config", "_error", "_is_stopped", "_machine",
-                 "_pumping", "_random", "_report", "_restored", "_retry_us", "_runner", "_seeds",
-                 "_send", "_snapshotting", "_starting", "_told_forgotten", "_told_term",
-                 "_told_voters", "_voters_changed",
-                 "_writing", "applied_index", "log", "next_us", "raft")  # fmt: skip
+    __slots__ = (
+        "_alone_from", "_change", "_config", "_due_us", "_error", "_is_stopped", "_machine",
+        "_pumping", "_random", "_report", "_restored", "_retry_us", "_runner", "_seeds",
+        "_send", "_snapshotting", "_starting", "_told_forgotten", "_told_term", "_told_voters",
+        "_voters_changed", "_writing", "applied_index", "log", "raft",
+    )  # fmt: skip
 
     _machine: StateMachine
     raft: Raft
@@ -221,7 +222,7 @@ class Duties:
         self._seeds = seeds
         self.log: QuorumLog | None = None
         self.applied_index = 0
-        self.next_us = NEVER
+        self._due_us = NEVER
         self._told_term = 0  # The term in which the machine was told that it leads.
         self._starting = True
         self._is_stopped = False
@@ -268,7 +269,7 @@ class Duties:
     def _retry(self, now: Now) -> None:
         if self._is_stopped or self._snapshotting or self._writing is not None:
             # The Raft would begin with what is about to be replaced.
-            self._retry_us = self.next_us = now.mono_us + _RETRY_US
+            self._retry_us = self._due_us = now.mono_us + _RETRY_US
             return
         self._begin(now)
         # The last one may have ended before the machine was told of a snapshot.
@@ -309,7 +310,7 @@ class Duties:
             self._met_bug(error, now)
         finally:
             self._pumping = False
-        self.next_us = self._retry_us if self._error is not None else self.raft.next_deadline_us
+        self._due_us = self._retry_us if self._error is not None else self.raft.next_deadline_us
 
     @property
     def knows_all(self) -> bool:
@@ -433,7 +434,7 @@ class Duties:
         self._error = error
         self._retry_us = NEVER if out_of_service else now.mono_us + _RETRY_US
         self._told_term = 0
-        self.next_us = self._retry_us
+        self._due_us = self._retry_us
         self.go_on(now)
         self._machine.interrupted(error, now)
         self._end_change(outcome_unknown(error), now)
@@ -626,9 +627,13 @@ class Quorum(Duties):
         if self.log is not None and not self._is_stopped:
             self._drive(partial(self.raft.told_leader, leader), now)
 
+    def next_us(self) -> int:
+        """When `tick` is to be called at the latest."""
+        return self._due_us
+
     def tick(self, now: Now) -> None:
         """`next_us` has come; calling it early does nothing."""
-        if now.mono_us < self.next_us:
+        if now.mono_us < self._due_us:
             return
         if self._error is not None:
             self._retry(now)
@@ -647,7 +652,7 @@ class Quorum(Duties):
         assert self._writing is None, "every job is back"
         self._is_stopped = True
         self._stop(BrokerShuttingDown(), now, out_of_service=True)
-        self.next_us = self._retry_us = NEVER
+        self._due_us = self._retry_us = NEVER
 
     def try_again(self, now: Now) -> None:
         """What kept this replica from writing may be over."""

@@ -11,12 +11,12 @@ Must not know: how rows come, who asks for a move.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
-from quiverlog.core.controller.image import Image
 from quiverlog.core.replication.follower import Follower
 from quiverlog.core.replication.peer_fetcher import Key
 from quiverlog.node.replication.follower import Copy
+from quiverlog.node.runtime.metadata_view import MetadataView
 
 __all__ = ["MoveQuota"]
 
@@ -29,13 +29,13 @@ class MoveQuota:
         bytes_per_s: the rate; 0: as fast as it goes.
     """
 
-    __slots__ = ("_bytes_per_s", "_image", "_node_id", "_until_us")
+    __slots__ = ("_bytes_per_s", "_metadata", "_node_id", "_until_us")
 
-    def __init__(self, node_id: int, bytes_per_s: int, image: Callable[[], Image]) -> None:
+    def __init__(self, node_id: int, bytes_per_s: int, metadata: MetadataView) -> None:
         assert bytes_per_s >= 0
         self._node_id = node_id
         self._bytes_per_s = bytes_per_s
-        self._image = image
+        self._metadata = metadata
         self._until_us = 0
 
     def set_rate(self, bytes_per_s: int, copies: Iterable[Copy], now_us: int) -> list[Copy]:
@@ -64,7 +64,7 @@ class MoveQuota:
 
     def _rate(self, key: Key) -> int:
         """How fast this partition may come; 0: it does not move here, or nothing bounds it."""
-        topic = self._image().topics_by_id.get(key[0])
+        topic = self._metadata.image.topics_by_id.get(key[0])
         if topic is None:
             return 0
         assert key[1] < len(topic.partitions), "what is copied is in the metadata"

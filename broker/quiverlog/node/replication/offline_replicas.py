@@ -16,10 +16,10 @@ from collections.abc import Callable
 from typing import Final
 
 from quiverlog.core.controller.alter_partition import find_partition
-from quiverlog.core.controller.image import Image
 from quiverlog.errors import QuiverlogError
 from quiverlog.limits import ALTER_PARTITION_ENTRIES_MAX, BROKER_RETRY_MS
 from quiverlog.node.runtime.jobs import Then
+from quiverlog.node.runtime.metadata_view import MetadataView
 from quiverlog.node.runtime.outbox import Outbox
 from quiverlog.types import NO_EPOCH, Now
 from quiverlog.wire.replica_messages import (
@@ -41,12 +41,19 @@ class OfflineReplicas:
     Args:
         node_id: this broker.
         broker_epoch: under which it is registered now; negative: it is not.
-        image: what holds now.
+        metadata: what this broker has applied.
         ask: has the controller decide.
     """
 
     __slots__ = (
-        "_ask", "_broker_epoch", "_image", "_in_flight", "_keys", "_node_id", "_outbox", "_try_us",
+        "_ask",
+        "_broker_epoch",
+        "_in_flight",
+        "_keys",
+        "_metadata",
+        "_node_id",
+        "_outbox",
+        "_try_us",
         "_untold"
     )  # fmt: skip
 
@@ -54,13 +61,13 @@ class OfflineReplicas:
         self,
         node_id: int,
         broker_epoch: Callable[[], int],
-        image: Callable[[], Image],
+        metadata: MetadataView,
         ask: Callable[[AlterPartitionRequest, Then, Now], None],
         outbox: Outbox,
     ) -> None:
         self._node_id = node_id
         self._broker_epoch = broker_epoch
-        self._image = image
+        self._metadata = metadata
         self._ask = ask
         self._outbox = outbox
         # With the leader epoch that is to be over; NO_EPOCH: none is.
@@ -103,7 +110,7 @@ class OfflineReplicas:
     def _is_counted_on(self, key: Key, leader_epoch: int) -> bool:
         """True when others could hold the partition, and the metadata still count on this one."""
         try:
-            _, partition = find_partition(self._image(), *key)
+            _, partition = find_partition(self._metadata.image, *key)
         except QuiverlogError:
             return False
         assert partition.partition == key[1]
@@ -118,7 +125,7 @@ class OfflineReplicas:
         """False for a damaged leader whose rows nobody else has for certain: it goes on; and
         while logs are asked for: then it is told with the others what this one has.
         """
-        _, partition = find_partition(self._image(), *key)
+        _, partition = find_partition(self._metadata.image, *key)
         assert len(partition.replicas) > 1
         is_alone = partition.in_sync_replicas == (self._node_id,)
         if leader_epoch == NO_EPOCH:

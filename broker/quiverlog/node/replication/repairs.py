@@ -16,13 +16,13 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final, NamedTuple, Protocol
 
-from quiverlog.core.controller.image import Image
 from quiverlog.core.controller.topic_image import PartitionImage
 from quiverlog.errors import QuiverlogError, ThrottledBroker
 from quiverlog.node.partitions.offline import Key, is_damage, may_begin_empty
 from quiverlog.node.partitions.replica import Replica
 from quiverlog.node.runtime.config import NodeConfig
 from quiverlog.node.runtime.jobs import Jobs, Urgency
+from quiverlog.node.runtime.metadata_view import MetadataView
 from quiverlog.node.runtime.metrics import NodeMetrics
 from quiverlog.node.runtime.outbox import Outbox
 from quiverlog.storage.directory.damaged_replicas import (
@@ -159,12 +159,12 @@ class Repairs:
         "_directory",
         "_disk",
         "_holder",
-        "_image",
         "_is_making",
         "_jobs",
         "_kept_max",
         "_leaving",
         "_looked_at",
+        "_metadata",
         "_metrics",
         "_not_before_us",
         "_outbox",
@@ -179,7 +179,7 @@ class Repairs:
         jobs: Jobs,
         outbox: Outbox,
         metrics: NodeMetrics,
-        image: Callable[[], Image],
+        metadata: MetadataView,
         directory: Callable[[], DataDirectory],
         holder: Callable[[], Holder],
         tell: TellOffline,
@@ -191,7 +191,7 @@ class Repairs:
         self._jobs = jobs
         self._outbox = outbox
         self._metrics = metrics
-        self._image = image
+        self._metadata = metadata
         self._directory = directory
         self._holder = holder
         self._tell = tell
@@ -261,7 +261,7 @@ class Repairs:
                 )
 
     def _partition(self, key: Key) -> PartitionImage | None:
-        topic = self._image().topics_by_id.get(key[0])
+        topic = self._metadata.image.topics_by_id.get(key[0])
         return None if topic is None else topic.partitions[key[1]]
 
     def _count(self) -> None:
@@ -291,7 +291,7 @@ class Repairs:
         if self._is_making:
             return None
         is_due = any(_is_free(one) for one in self._leaving.values())
-        if is_due or (self._damaged and self._looked_at != self._image().version):
+        if is_due or (self._damaged and self._looked_at != self._metadata.image.version):
             return self._not_before_us
         return None
 
@@ -300,8 +300,8 @@ class Repairs:
         """Let go of what nobody relies on any more, and make the next one anew."""
         if self._is_making or now.mono_us < self._not_before_us:
             return
-        if self._looked_at != self._image().version:
-            self._looked_at = self._image().version
+        if self._looked_at != self._metadata.image.version:
+            self._looked_at = self._metadata.image.version
             for key, leader_epoch in list(self._damaged.items()):
                 self._look(key, leader_epoch)
             self._count()
@@ -321,7 +321,7 @@ class Repairs:
             return
         if partition.leader_id < 0 or partition.leader_epoch <= leader_epoch:
             return
-        if may_begin_empty(self._image(), key, self._config.node_id):
+        if may_begin_empty(self._metadata.image, key, self._config.node_id):
             assert replica is None or not replica.state.leads, "another broker leads"
             del self._damaged[key]
             self._tell.changed(key, is_offline=False)

@@ -200,7 +200,7 @@ def test_a_failed_write_is_final_also_when_its_raft_is_gone(world: World) -> Non
     assert world.quorum.log is not None
     assert world.quorum.log.fault
     assert world.lines == []
-    assert world.quorum.next_us > world.now.mono_us + 10**12
+    assert world.quorum.next_us() > world.now.mono_us + 10**12
 
 
 def test_nobody_is_woken_again_and_again_while_a_write_hangs(world: World) -> None:
@@ -208,7 +208,7 @@ def test_nobody_is_woken_again_and_again_while_a_write_hangs(world: World) -> No
     world.quorum._stop(ValueError("a bug"), world.now, out_of_service=False)
     for _ in itertools.repeat(None, 3):
         world.wait(SECOND_US)
-        assert world.quorum.next_us > world.now.mono_us
+        assert world.quorum.next_us() > world.now.mono_us
     world.work()
     world.wait(SECOND_US)
     assert world.quorum.raft.term == 7
