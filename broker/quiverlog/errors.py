@@ -608,7 +608,8 @@ class ConnectionFailed(QuiverlogError):
     retriable = True
     refresh_metadata = True
     hint = (
-        "Is the broker running, and is the address reachable from here? `quiverlog doctor` checks."
+        "Is the broker running, is the address reachable from here, and is it that of the listener "
+        "for clients (port 9292 by default; 9293 is for metrics)? `quiverlog doctor` checks."
     )
 
 

@@ -62,9 +62,6 @@ UNTOLD: Final = (
 )
 START: Final = "never: before the broker serves anybody, run.py says so in one line and ends"
 NO_ERROR: Final = "never: of an open descriptor, or nobody could act upon it"
-UNASKED: Final = (
-    "unit/cli/console/test_profiles.py::test_who_cannot_be_asked_what_it_is_is_not_named"
-)
 TABLE: Final[dict[str, dict[str, str]]] = {
     "broker/quiverlog/cli/console/interrupts.py": {
         "socketpair": (
@@ -78,7 +75,6 @@ TABLE: Final[dict[str, dict[str, str]]] = {
             "test_two_of_three_are_thrown_away_and_the_third_goes_on"
         ),
     },
-    "broker/quiverlog/cli/console/what_answers.py": {"create_connection": UNASKED},
     "broker/quiverlog/client/drivers/asynchronous.py": {
         "create_connection": CLIENT, "get_extra_info": NO_ERROR, "setsockopt": CLIENT,
         "is_closing": NO_ERROR, "write": CLIENT, "abort": NO_ERROR, "new_event_loop": NO_LOOP,

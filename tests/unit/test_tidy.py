@@ -26,7 +26,6 @@ LONGER_FILES: dict[str, str] = {
 SHORT_LINES_MAX = 80
 SHORT_FILES: dict[str, str] = {
     "broker/quiverlog/aio.py": "programs import it.",
-    "broker/quiverlog/cli/console/what_answers.py": "imports ssl, when no broker answers.",
     "broker/quiverlog/client/base/opening.py": "asyncio only: generated clients leave it out.",
     "broker/quiverlog/client/tables/database.py": "light: every program imports it.",
     "broker/quiverlog/first_use.py": "at the lowest floor: any module may need its lock.",

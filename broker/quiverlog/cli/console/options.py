@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from quiverlog.addresses import BOOTSTRAP_DEFAULT, BOOTSTRAP_VARIABLE, parse_address
-from quiverlog.errors import ConnectionClosed, ConnectionFailed, RequestTimedOut
+from quiverlog.errors import ConnectionFailed, RequestTimedOut
 
 if TYPE_CHECKING:
     from quiverlog.client.client import Client
@@ -45,8 +45,6 @@ __all__ = [
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
 SECONDS_MAX = 1_000_000
-_RECOGNISED_S = 1.0
-"""So much of the time is kept for the question what a silent server is, at most a third of it."""
 _LEFT_S_MIN = 0.5
 """For what follows a look at all addresses that took all the time: a broker that runs answers."""
 
@@ -241,25 +239,20 @@ def open_client(
     client = Client(bootstrap, client_id=client_id, connect_timeout=timeout_s, **more)
     cluster = client.cluster
     cluster.skipped = frozenset(parse_address(one) for one in skipped)
-    deadline_s, kept_s = math.inf, _RECOGNISED_S
+    deadline_s = math.inf
     if given_s is not None:
         now_s = time.monotonic()
         left_s = given_s if began_s is None else max(_LEFT_S_MIN, began_s + given_s - now_s)
-        deadline_s, kept_s = now_s + left_s, min(_RECOGNISED_S, left_s / 3)
-        cluster.patience_s, cluster.deadline_s = given_s, deadline_s - kept_s
+        deadline_s = now_s + left_s
+        cluster.patience_s, cluster.deadline_s = given_s, deadline_s
     with contextlib.closing(client), told_waits(cluster.waits, lambda: cluster.deadline_s):
         try:
             client.run(cluster.first_contact())
             cluster.deadline_s = deadline_s
-        except (ConnectionClosed, RequestTimedOut) as error:
-            from quiverlog.cli.console.what_answers import recognised
-
-            found = recognised(bootstrap, kept_s)
-            if found is None and isinstance(error, ConnectionClosed):
-                raise
+        except RequestTimedOut as error:
             # Nothing was asked yet, so nothing can have happened: it is a broker that is not
             # reached.
-            raise ConnectionFailed(found or error.message) from error
+            raise ConnectionFailed(error.message) from error
         yield client
 
 

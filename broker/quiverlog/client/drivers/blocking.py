@@ -43,7 +43,9 @@ from quiverlog.errors import (
     ClientClosed,
     ConnectionClosed,
     ConnectionFailed,
+    CorruptFrame,
     ForkedClient,
+    FrameTooLarge,
     QuiverlogError,
     RequestTimedOut,
 )
@@ -53,12 +55,10 @@ from quiverlog.wire.connection import ClientConnection
 from quiverlog.wire.messages import FetchRequest, FetchResponse, HelloRequest, Request, Response
 
 from .local_reads import (
-    HEAD_BYTES,
     ArrowMemory,
     FileReading,
     LocalReads,
     asks_for_ranges,
-    foreign_protocol,
     has_ranges,
 )
 from .name_lookup import late_reason, lookup, numeric
@@ -67,6 +67,8 @@ __all__ = ["BlockingConnection", "BlockingDriver", "readable", "system_reason"]
 
 
 # One blocking connection to a broker: a socket with the protocol's state.
+HEAD_BYTES: Final = 8
+"""Of the first answer, for the error about a server that is no broker."""
 IOV_MAX = 512
 """Buffers of one `sendmsg`."""
 _OPTIONS: Final = (
@@ -103,9 +105,10 @@ class BlockingConnection:
             check(self.receive().response)
         except QuiverlogError as error:
             self.close()
-            foreign = foreign_protocol(self._head, address)
-            if foreign is not None:
-                raise ConnectionFailed(foreign) from error
+            if isinstance(error, (CorruptFrame, FrameTooLarge)):
+                raise ConnectionFailed(
+                    f"{address} is no broker's port for clients: it answers with {self._head!r}."
+                ) from error
             raise
         except BaseException:
             self.close()

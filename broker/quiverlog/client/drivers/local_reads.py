@@ -1,4 +1,4 @@
-"""Reading the files of a broker on this machine, memory for received rows, and foreign protocols.
+"""Reading the files of a broker on this machine, and memory for received rows.
 
 Owns whether a broker is asked for ranges of its files instead of rows, and the thread that reads
 them ahead. Whatever goes wrong with a file (another user's, another container's, deleted) is no
@@ -26,12 +26,10 @@ from quiverlog.client.rows.file_rows import FileRows
 from quiverlog.wire.messages import FetchRequest, FetchResponse
 
 __all__ = [
-    "HEAD_BYTES",
     "ArrowMemory",
     "FileReading",
     "LocalReads",
     "asks_for_ranges",
-    "foreign_protocol",
     "has_ranges",
 ]
 
@@ -192,25 +190,3 @@ class ArrowMemory:
         import pyarrow as pa  # with the first large frame: commands without rows do without
 
         return memoryview(pa.allocate_buffer(size)).cast("B")
-
-
-# Which other protocol a server speaks that was taken for a broker, by its first bytes.
-HEAD_BYTES: Final = 8
-"""So many bytes tell."""
-_TLS_RECORDS: Final = (0x15, 0x16)
-"""Alert and handshake; the version's first byte follows."""
-_TLS_MAJOR: Final = 3
-
-
-def foreign_protocol(head: bytes, address: Address) -> str | None:
-    """A sentence about the server at `address`; None if its answer begins as a broker's may."""
-    if head.startswith(b"HTTP/"):
-        return (
-            f"{address} speaks HTTP: a broker's port for metrics, perhaps (9293 by default); its "
-            "clients have another (9292 by default), which its ready line names."
-        )
-    if len(head) >= 2 and head[0] in _TLS_RECORDS and head[1] == _TLS_MAJOR:
-        return f"{address} speaks TLS, which brokers do not yet: give the address of a broker."
-    if head.startswith(b"SSH-"):
-        return f"{address} speaks SSH: give the address of a broker."
-    return None
