@@ -60,7 +60,8 @@ class BrokerProcess:
         data_dir: kept at the end when given; a temporary directory otherwise.
         config: keys of docs/config.md, written to a TOML file.
         listen, http_listen: for port 0 a free one is picked, which later starts keep.
-        env: added to this process's environment, from which `QUIVERLOG_*` is taken out.
+        env: added to this process's environment, from which `QUIVERLOG_*` is taken out; of the next
+            start, where it is changed.
         arguments: more flags, after `--config` and the addresses.
         start_timeout: seconds for a start, recovery included.
     """
@@ -82,7 +83,7 @@ class BrokerProcess:
         self.config = dict(config or {})
         self._listen = free_address(listen)
         self._http_listen = free_address(http_listen)
-        self._env = dict(env or {})
+        self.env = dict(env or {})
         self._arguments = tuple(arguments)
         self._command = tuple(command)
         self._start_timeout = start_timeout
@@ -140,7 +141,7 @@ class BrokerProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=stderr,
-                env=environ | self._env,
+                env=environ | self.env,
                 start_new_session=True,  # Ctrl-C in the test run is not meant for the broker
             )
 

@@ -101,6 +101,11 @@ class ClusterLoad:
         """Acknowledged so far."""
         return self._outcome.sent.total()
 
+    @property
+    def rows_read(self) -> int:
+        """That the consumer has so far."""
+        return len(self._outcome.read)
+
     def done(self) -> Outcome:
         """What came of it all; after the `with`."""
         assert self._wanted >= 0

@@ -1,0 +1,130 @@
+"""A live cluster of an earlier commit is upgraded, one broker after the other, under load.
+
+The brokers begin with the code of `OLD_COMMIT`, the last commit of the feature level below the
+newest one, and end with that of the working tree. Rows are written and read all the time.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+import tarfile
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+import quiverlog
+from quiverlog.errors import QuiverlogError
+from quiverlog.limits import FEATURE_LEVEL_MAX
+from tests.support.broker import BrokerProcess
+from tests.support.cluster_load import ClusterLoad
+from tests.support.until import until
+
+pytestmark = pytest.mark.process
+
+OLD_COMMIT = "e5d6ac336677401ecfdcde06321a074c75b71303"
+"""A change that adds a feature level puts the commit before it here. (Level 1 is the first: until
+then, the commit that began with it.)"""
+ROOT = Path(__file__).resolve().parents[2]
+BROKERS = (1, 2, 3)
+
+
+def archive(commit: str) -> subprocess.CompletedProcess[bytes]:
+    command = ["git", "-C", str(ROOT), "archive", commit, "broker"]
+    return subprocess.run(command, capture_output=True, timeout=60, check=False)
+
+
+@pytest.fixture
+def old_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    """The old commit's package, in a directory for PYTHONPATH."""
+    try:
+        packed = archive(OLD_COMMIT)
+        if packed.returncode:
+            why = packed.stderr.decode().strip()
+            with capsys.disabled():
+                print(f"\nNOT TESTED: an upgrade from {OLD_COMMIT}, but from HEAD ({why})")
+            packed = archive("HEAD")
+    except FileNotFoundError:
+        pytest.skip("NOT TESTED: an upgrade of a live cluster, because git is not installed")
+    if packed.returncode:
+        why = packed.stderr.decode().strip()
+        pytest.skip(f"NOT TESTED: an upgrade of a live cluster, because there is no history: {why}")
+    with tarfile.open(fileobj=io.BytesIO(packed.stdout)) as tar:
+        tar.extractall(tmp_path, filter="data")
+    place = tmp_path / "broker"
+    command = [sys.executable, "-c", "import quiverlog; print(quiverlog.__file__)"]
+    found = subprocess.run(
+        command, capture_output=True, text=True, check=True, timeout=60, env={"PYTHONPATH": place}
+    )
+    assert Path(found.stdout.strip()).is_relative_to(place), "brokers run the old code"
+    return place
+
+
+class Cluster:
+    """Three brokers of the old code."""
+
+    def __init__(self, stack: ExitStack, old_code: Path) -> None:
+        self.brokers: dict[int, BrokerProcess] = {}
+        for node_id in BROKERS:
+            config: dict[str, object] = {"node.id": node_id, "cluster.id": "upgraded"}
+            if self.brokers:
+                seeds = [f"{n}@{one.bootstrap}" for n, one in self.brokers.items()]
+                config["controller.quorum.bootstrap.servers"] = ",".join(seeds)
+            broker = BrokerProcess(config=config, env={"PYTHONPATH": str(old_code)})
+            self.brokers[node_id] = stack.enter_context(broker)
+        until(self.is_whole, "three brokers that vote")
+
+    @property
+    def bootstrap(self) -> str:
+        return ",".join(one.bootstrap for one in self.brokers.values())
+
+    def is_whole(self) -> bool:
+        try:
+            with quiverlog.connect(self.bootstrap, request_timeout=5.0) as client:
+                found = client.describe_cluster()
+        except QuiverlogError:
+            return False
+        live = [one.node_id for one in found.brokers if not one.fenced]
+        return len(live) == len(found.voters) == len(BROKERS)
+
+    def wait_for_restart(self, node_id: int) -> None:
+        """Wait until the command that operators type says that the broker may be restarted."""
+        command = [sys.executable, "-m", "quiverlog", "cluster", "restart-check"]
+        command += ["--broker", str(node_id), "--wait", "60", "-b", self.bootstrap]
+        done = subprocess.run(
+            [*command, "--format", "json"], capture_output=True, text=True, timeout=90, check=False
+        )
+        assert done.returncode == 0, (done.stdout, done.stderr)
+        assert json.loads(done.stdout)
+
+    def upgrade(self, node_id: int) -> None:
+        """Stop the broker and start it with the code of the working tree."""
+        broker = self.brokers[node_id]
+        self.wait_for_restart(node_id)
+        assert broker.stop() == 0, broker.log_text
+        del broker.env["PYTHONPATH"]
+        broker.start()
+
+
+def test_a_live_cluster_of_an_earlier_commit_is_upgraded(old_code: Path) -> None:
+    with ExitStack() as stack:
+        cluster = Cluster(stack, old_code)
+        with ClusterLoad(cluster.bootstrap, "t", partitions=6, replication_factor=3) as load:
+            for node_id in BROKERS:
+                written, read = load.rows, load.rows_read
+                cluster.upgrade(node_id)
+                until(lambda: load.rows > written and load.rows_read > read, "rows go on")  # noqa: B023
+            cluster.wait_for_restart(BROKERS[0])
+            with quiverlog.connect(cluster.bootstrap) as client:
+                level = client.describe_features().level_max
+                assert level == FEATURE_LEVEL_MAX
+                assert client.finalize_features(level).level == level
+            written, read = load.rows, load.rows_read
+            until(lambda: load.rows > written and load.rows_read > read, "rows go on")
+        assert load.done().wrong() == []
+        for node_id, broker in cluster.brokers.items():
+            assert "internal error" not in broker.log_text, node_id
+            assert "UNSUPPORTED" not in broker.log_text, node_id
