@@ -106,11 +106,9 @@ class Padded:
         self._quoted = re.compile(rb'"[+-]?0?[0-9]')
         self._plus = re.compile(rb"\+[0-9]")
 
-    def may_be_in(self, text: bytes | memoryview, *, has_quotes: bool) -> bool:
+    def may_be_in(self, text: bytes) -> bool:
         """False: there are none. True says nothing."""
-        if text[:1] in (b"0", b"+", b"-") or self._plus.search(text):
-            return True
-        if has_quotes and self._quoted.search(text):
+        if text[:1] in (b"0", b"+", b"-") or self._plus.search(text) or self._quoted.search(text):
             return True
         return any(zeros.search(text) for zeros in self._zeros)
 

@@ -1,12 +1,9 @@
 """CSV as record batches: RFC 4180 with a header line.
 
-Owns where CSV may be cut (at the end of a record; a line end within quotes is none), blocks of
-text in memory that is reused, and parsing ahead. pyarrow parses the blocks: of a file several at
-a time, of a pipe each as it comes; its own streaming reader waits for some MiB before the first
-row.
-
-Invariants: results come in the order of the blocks, an error in the place of its block; a block
-belongs to its reader until it is given back.
+Owns where CSV may be cut: at the end of a record; a line end within quotes is none. pyarrow parses
+one block after the other. Its own streaming reader gives a row of a pipe only when the next one has
+come, and batches without the text, which the checks of infinities and of zeros in front of numbers
+look at.
 """
 
 from __future__ import annotations
@@ -15,11 +12,9 @@ import contextlib
 import io
 import math
 import re
-from collections import deque
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Container, Iterator, Mapping
 from types import MappingProxyType
-from typing import Final, TypeVar
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.csv as csv
@@ -37,121 +32,13 @@ from quiverlog.cli.formats.read_text import (
     check_record,
 )
 
-__all__ = ["FileBlocks", "done_ahead", "read_csv"]
+__all__ = ["read_csv"]
 
-
-# The text of a file in blocks that end with a line, in memory that is used again.
-_BLOCK_BYTES: Final = 4 << 20
-
-
-class FileBlocks:
-    """The blocks of one file, in order; only the last may end within a line.
-
-    Args:
-        first_bytes: the most for the first block, if that shall be a smaller one.
-    """
-
-    def __init__(self, source: CountingFile, *, first_bytes: int | None = None) -> None:
-        self._source = source
-        self._first_bytes = first_bytes
-        self._free: deque[bytearray] = deque()
-
-    def __iter__(self) -> Iterator[memoryview]:
-        memory, kept = self._memory(), 0
-        until = self._first_bytes
-        while read := self._source.readinto(memoryview(memory)[kept:until]):
-            filled = kept + read
-            end = memory.rfind(b"\n", kept, filled) + 1
-            rest = filled - end
-            check_record(rest)
-            # Of a line that does not end here its end must still find room.
-            following = self._memory() if rest < _BLOCK_BYTES else bytearray(2 * rest)
-            following[:rest] = memoryview(memory)[end:filled]
-            if end:
-                yield memoryview(memory)[:end]
-            memory, kept, until = following, rest, None
-        if kept:
-            yield memoryview(memory)[:kept]
-
-    def give_back(self, block: memoryview) -> None:
-        """Nobody looks at the block any more: another one may take its place."""
-        memory = block.obj
-        assert isinstance(memory, bytearray)
-        if len(memory) == _BLOCK_BYTES:
-            self._free.append(memory)
-
-    def _memory(self) -> bytearray:
-        try:
-            return self._free.pop()
-        except IndexError:
-            return bytearray(_BLOCK_BYTES)
-
-
-# Work on the items of a stream, some of it ahead of who takes the results.
-_Item = TypeVar("_Item")
-_Result = TypeVar("_Result")
-
-
-def done_ahead(
-    work: Callable[[_Item], _Result], items: Iterable[_Item], threads: int
-) -> Iterator[_Result]:
-    """`work` of each item, in their order.
-
-    With threads the first items are worked on from now on: whoever has something else to do before
-    the results are taken does it meanwhile. Without threads nothing is done before it is asked.
-    """
-    if not threads:
-        return map(work, items)
-    pool = ThreadPoolExecutor(threads, thread_name_prefix="quiverlog-read")
-    left = iter(items)
-    begun: deque[Future[_Result]] = deque()
-    _begin(pool, work, left, begun, 2 * threads)
-    return _results(pool, work, left, begun, 2 * threads)
-
-
-def _begin(
-    pool: ThreadPoolExecutor,
-    work: Callable[[_Item], _Result],
-    left: Iterator[_Item],
-    begun: deque[Future[_Result]],
-    count: int,
-) -> None:
-    """Have `count` results under way, or all that are left."""
-    while len(begun) < count:
-        try:
-            begun.append(pool.submit(work, next(left)))
-        except StopIteration:
-            return
-        except Exception as error:  # the items' own; there are no more of them
-            failed: Future[_Result] = Future()
-            failed.set_exception(error)
-            begun.append(failed)
-            return
-
-
-def _results(
-    pool: ThreadPoolExecutor,
-    work: Callable[[_Item], _Result],
-    left: Iterator[_Item],
-    begun: deque[Future[_Result]],
-    count: int,
-) -> Iterator[_Result]:
-    try:
-        while begun:
-            yield begun.popleft().result()
-            _begin(pool, work, left, begun, count)
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-
-
-_THREADS_MAX: Final = 4
-"""So many blocks of a file are parsed at a time: beyond that the sending is what takes long."""
+_PIECE_BYTES: Final = 1 << 20
+"""What one processor parses of a block."""
+_LINE_ENDS: Final = b"\r\n"
 _COLUMN: Final = re.compile(r"In CSV column #(\d+): (Row #\d+: )?(?:CSV conversion error to )?")
 """pyarrow names the row as well where it happens to know it."""
-_HEADER_BYTES: Final = 64 << 10
-"""The first block of a file whose types are known: it is parsed while nothing else happens."""
-_Text = bytes | memoryview
-"""Whole lines: a view where they lie in memory of `FileBlocks`, which is given back."""
 _LINE_END: Final = re.compile(rb"\r\n?|\n")
 _ROW: Final = re.compile(r"[Rr]ow #(\d+)")
 _NO_TYPES: Final[Mapping[str, pa.DataType]] = MappingProxyType({})
@@ -201,6 +88,8 @@ class _Reader:
         self._options = options
         self._names: list[str] = []
         self._rows_before = 0
+        self._has_types = False
+        """Of all columns: the first rows have told those that are not given."""
         self._types = {
             name: pa.string() if name in text_types else kind
             for name, kind in options.types().items()
@@ -209,32 +98,21 @@ class _Reader:
         self._padded = Padded(options.delimiter)
         self._watched: dict[str, pa.DataType] = {}
         """Columns of numbers of which no zero in front was seen yet."""
-        self._give_back: Callable[[memoryview], None] = _forget
 
     def read(self, source: CountingFile) -> tuple[pa.Schema, Batches]:
-        blocks = self._whole_records(self._blocks(source))
+        blocks = self._whole_records(blocks_of(source, self._options))
         first = self._first_rows(blocks)
         if first is None:
             return pa.schema({}), iter(())
         self._types |= {f.name: f.type for f in first.schema}
-        # Of a pipe each block is parsed when it has come: the next one may take its time.
-        threads = 0 if self._options.streamed else min(_THREADS_MAX, pa.cpu_count())
-        tables = done_ahead(self._block_table, self._filled(blocks), threads)
-        return first.schema, self._batches(first, tables)
+        self._has_types = True
+        return first.schema, self._batches(first, blocks)
 
-    def _blocks(self, source: CountingFile) -> Iterator[_Text]:
-        if self._options.streamed:
-            return blocks_of(source, self._options)
-        # Types are told by all of a block; where the topic tells them, the others need not wait.
-        file = FileBlocks(source, first_bytes=_HEADER_BYTES if self._options.schema else None)
-        self._give_back = file.give_back
-        return iter(file)
-
-    def _first_rows(self, blocks: Iterator[_Text]) -> pa.Table | None:
+    def _first_rows(self, blocks: Iterator[bytes]) -> pa.Table | None:
         """The first block that tells the columns; without a topic types need a row, too."""
         text = b""
         for block in blocks:
-            text = (text + self._own(block)).removeprefix(BOM)  # pyarrow knows it in a first line
+            text = (text + block).removeprefix(BOM)  # pyarrow knows it in a first line
             check_record(len(text))
             end = self._records.first_end(text)
             if not text[:end].strip(b"\r\n"):
@@ -277,52 +155,40 @@ class _Reader:
                 _check_whole(name, written.column(name))
         return first
 
-    def _batches(self, first: pa.Table, tables: Iterator[pa.Table]) -> Batches:
+    def _batches(self, first: pa.Table, blocks: Iterator[bytes]) -> Batches:
         self._rows_before = first.num_rows
         yield from first.to_batches()
         with self._errors():
-            for table in tables:
+            for block in blocks:
+                # pyarrow takes nothing but empty lines for an error; of one column they are rows.
+                if len(self._names) > 1 and block[0] in _LINE_ENDS and not block.strip(_LINE_ENDS):
+                    continue
+                table = self._table(block)
+                self._tell_lost_zeros(block)
                 self._rows_before += table.num_rows
                 yield from table.to_batches()
 
-    def _filled(self, blocks: Iterator[_Text]) -> Iterator[_Text]:
-        """pyarrow takes nothing but empty lines for an error; of one column they are rows."""
-        return (b for b in blocks if len(self._names) == 1 or not _is_empty(b))
-
-    def _whole_records(self, blocks: Iterator[_Text]) -> Iterator[_Text]:
+    def _whole_records(self, blocks: Iterator[bytes]) -> Iterator[bytes]:
         parts: list[bytes] = []
         waiting = 0
         inside = False
         for block in blocks:
-            if not inside and not _has_quotes(block):  # nothing waits but within quotes
-                yield block
-                continue
-            text = self._own(block)
-            end, inside = self._records.last_end(text, inside)
+            end, inside = self._records.last_end(block, inside)
             if end:
-                yield b"".join([*parts, text[:end]])
+                yield b"".join([*parts, block[:end]]) if parts or end < len(block) else block
                 parts, waiting = [], 0
-            if end < len(text):
-                parts.append(text[end:])
-                waiting += len(text) - end
+            if end < len(block):
+                parts.append(block[end:])
+                waiting += len(block) - end
                 check_record(waiting)
         if inside:  # pyarrow would make one value of all that follows the quote
             raise pa.ArrowInvalid("the text ends within quotes: a closing quote is missing")
         if parts:
             yield b"".join(parts)
 
-    def _own(self, block: _Text) -> bytes:
-        """The block as bytes that stay; its memory may be used again."""
-        if isinstance(block, bytes):
-            return block
-        text = bytes(block)
-        self._give_back(block)
-        return text
-
-    def _padded_columns(self, text: _Text, columns: Mapping[str, pa.DataType]) -> dict[str, str]:
+    def _padded_columns(self, text: bytes, columns: Mapping[str, pa.DataType]) -> dict[str, str]:
         """Those of the columns with numbers that begin with a zero or a plus sign, with one."""
-        has_quotes = isinstance(text, bytes) and b'"' in text
-        if not columns or not self._padded.may_be_in(text, has_quotes=has_quotes):
+        if not columns or not self._padded.may_be_in(text):
             return {}
         conversion = self._conversion(dict.fromkeys(columns, pa.string()))
         conversion.include_columns = list(columns)
@@ -330,22 +196,14 @@ class _Reader:
         found = {name: self._padded.first(written.column(name)) for name in columns}
         return {name: one for name, one in found.items() if one is not None}
 
-    def _tell_lost_zeros(self, text: _Text) -> None:
-        """Once a column, from whichever thread finds it."""
+    def _tell_lost_zeros(self, text: bytes) -> None:
+        """Once a column."""
         for name, found in self._padded_columns(text, dict(self._watched)).items():
-            kind = self._watched.pop(name, None)
-            if kind is not None:
-                self._options.tell(
-                    f"column {name!r} is {kind}, which does not keep what is in front of {found}: "
-                    "text (string) does"
-                )
-
-    def _block_table(self, block: _Text) -> pa.Table:
-        table = self._table(block)
-        self._tell_lost_zeros(block)
-        if isinstance(block, memoryview):
-            self._give_back(block)  # pyarrow has copied what it keeps
-        return table
+            kind = self._watched.pop(name)
+            self._options.tell(
+                f"column {name!r} is {kind}, which does not keep what is in front of {found}: "
+                "text (string) does"
+            )
 
     def _header(self, line: bytes) -> list[str]:
         if (wrong := no_utf8(line)) is not None:
@@ -359,7 +217,7 @@ class _Reader:
             self._options.tell(note)
         return names
 
-    def _table(self, text: _Text) -> pa.Table:
+    def _table(self, text: bytes) -> pa.Table:
         if not text:
             empty = pa.schema({n: self._types.get(n, pa.null()) for n in self._wanted()})
             return empty.empty_table()
@@ -372,7 +230,7 @@ class _Reader:
                 _check_infinities(table.schema.names[i], table.column(i), written.column(i))
         return table
 
-    def _parsed(self, text: _Text, conversion: csv.ConvertOptions) -> pa.Table:
+    def _parsed(self, text: bytes, conversion: csv.ConvertOptions) -> pa.Table:
         try:
             return self._by_arrow(text, conversion)
         except pa.ArrowInvalid as error:
@@ -382,14 +240,24 @@ class _Reader:
                 _check_utf8(self._by_arrow(text, as_bytes))
             raise
 
-    def _by_arrow(self, text: _Text, conversion: csv.ConvertOptions) -> pa.Table:
+    def _by_arrow(self, text: bytes, conversion: csv.ConvertOptions) -> pa.Table:
+        if len(text) > _PIECE_BYTES and self._has_types:
+            # On all processors. pyarrow then names no row, and takes no record longer than a piece.
+            with contextlib.suppress(pa.ArrowInvalid):
+                return self._pieces_by_arrow(text, conversion, _PIECE_BYTES)
+        return self._pieces_by_arrow(text, conversion, len(text))
+
+    def _pieces_by_arrow(
+        self, text: bytes, conversion: csv.ConvertOptions, piece_bytes: int
+    ) -> pa.Table:
         return csv.read_csv(
             pa.BufferReader(text),
             read_options=csv.ReadOptions(
-                column_names=self._names, use_threads=False, block_size=max(len(text), 1 << 20)
+                column_names=self._names,
+                use_threads=piece_bytes < len(text),
+                block_size=max(piece_bytes, _PIECE_BYTES),
             ),
-            # What `_whole_records` leaves a view has none.
-            parse_options=self._parsing(has_quotes=isinstance(text, bytes) and b'"' in text),
+            parse_options=self._parsing(has_quotes=b'"' in text),
             convert_options=conversion,
         )
 
@@ -480,22 +348,6 @@ def _check_whole(name: str, written: pa.ChunkedArray) -> None:
             f"column {name!r} has whole numbers of more than 64 bits: say its type by --schema, "
             f"decimal(38,0) keeps them and double rounds them"
         )
-
-
-def _forget(_: memoryview) -> None:
-    """Of a pipe no memory is used again."""
-
-
-def _has_quotes(text: _Text) -> bool:
-    if isinstance(text, memoryview):
-        memory = text.obj
-        assert isinstance(memory, bytearray)  # a view is searched byte by byte, this by the line
-        return memory.find(b'"', 0, len(text)) >= 0
-    return b'"' in text
-
-
-def _is_empty(text: _Text) -> bool:
-    return not bytes(text[:1]).strip(b"\r\n") and not bytes(text).strip(b"\r\n")
 
 
 class _Records:

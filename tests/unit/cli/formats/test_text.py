@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ import pytest
 from quiverlog.batch.schema_text import parse_schema
 from quiverlog.cli.console.failures import CommandFailed
 from quiverlog.cli.formats import read_text
-from quiverlog.cli.formats.read_csv import done_ahead
 from quiverlog.cli.formats.read_files import open_source
 
 
@@ -231,26 +229,3 @@ def test_a_file_of_many_blocks_keeps_its_order_and_counts_its_rows(
     ):
         for _ in source.batches:
             pass
-
-
-def test_work_ahead_is_bounded_and_its_errors_come_in_their_place() -> None:
-    begun: list[int] = []
-
-    def items() -> Iterator[int]:
-        for n in range(100):
-            begun.append(n)
-            yield n
-
-    results = done_ahead(lambda n: 12 // (3 - n), items(), threads=2)
-    assert next(results) == 4
-    assert len(begun) == 4, "no more than twice as many as there are threads"
-    assert [next(results), next(results)] == [6, 12]
-    with pytest.raises(ZeroDivisionError):
-        next(results)
-
-
-def test_without_threads_nothing_is_done_ahead() -> None:
-    begun: list[int] = []
-    results = done_ahead(begun.append, iter(range(3)), threads=0)
-    next(results)
-    assert begun == [0]
