@@ -173,7 +173,7 @@ def client(request: pytest.FixtureRequest) -> Any:
         yield client
 
 
-@pytest.mark.parametrize("partition", [2147483648, -1, 4])
+@pytest.mark.parametrize("partition", [2147483647, -1, 4])
 def test_a_partition_that_is_not_there(client: Any, partition: int) -> None:
     for topic, has in (("four", "4 partitions, 0 to 3"), ("one", "1 partition, 0")):
         said = re.escape(f"Topic '{topic}' has {has}; {partition} is not one of them")

@@ -14,6 +14,7 @@ import pytest
 from quiverlog import errors
 from quiverlog.batch.schema import serialize_schema
 from quiverlog.core.partition.partition import Assigned
+from quiverlog.limits import FEATURE_LEVEL_MAX
 from quiverlog.node.runtime.events import RequestReceived
 from quiverlog.wire import broker_messages as b
 from quiverlog.wire import config_messages as k
@@ -143,7 +144,7 @@ def requests_of(topic: bytes, batch: bytes) -> list[tuple[m.Request, bytes]]:
         (ask(m.DeleteTopicsRequest, ["t"]), b""),
         (ask(k.AlterConfigsRequest, -1, [k.ConfigChange("log.level", "info")]), b""),
         (ask(k.DescribeConfigsRequest, ["log.level"]), b""),
-        (ask(UpdateFeaturesRequest, 3, True), b""),
+        (ask(UpdateFeaturesRequest, FEATURE_LEVEL_MAX, True), b""),
         *WITHOUT_TOPIC_ID,
         (ask(v.ChangeVotersRequest, 0, 0, ""), b""),
         (ask(q.QuorumRequest, CLUSTER, 1, "d", 0, QUORUM_MESSAGES), b"dataxyz"),
