@@ -1,4 +1,4 @@
-"""Who leads: roles, terms, votes and the time that followers wait for a leader.
+"""Leader election: roles, terms, votes and election timeouts.
 
 Owns the role, the hard state (term and vote), the known leader and the election deadline.
 
@@ -6,27 +6,13 @@ Owns the role, the hard state (term and vote), the known leader and the election
                   deadline                  majority would vote            majority voted
    FOLLOWER ──────────────────▶ PRE_CANDIDATE ───────────────▶ CANDIDATE ───────────────▶ LEADER
       ▲  ▲  └──────── asked by the leader to take over ─────────▶ │                          │
-      │  └─ a leader of this term is heard, or a newer term ──────┘                          │
-      └──────── a newer term, no majority heard for an election timeout, no voter any more ──┘
+      │  └─ a leader of this term has contact, or a newer term ───┘                          │
+      └──────── a newer term, no majority for an election timeout, no voter any more ────────┘
 ```
 
-A replica that is no voter is a FOLLOWER that does not ask for votes. It answers such requests all
-the same: a candidate may know of voters that are not known here (thesis, 4.2.2; KIP-853).
-
-Pre-vote (thesis 9.6, KIP-996): before it begins a term, a candidate asks whether it would win.
-Nobody who has heard the leader within an election timeout says yes, so a replica that comes back
-from behind a partition, or that was removed without knowing it, disturbs nobody.
-
-A vote says for how long its giver has heard no leader, and was none. Whoever led before, and was
-confirmed by a majority, shares a voter with those that elect the next one: none of them was
-confirmed after `led_before_us`. So who leads knows when that ends which an earlier leader has
-promised for a while after it was confirmed (docs/adr/0031).
-
 Invariants: the term never falls; one vote in a term; a candidate's requests and its own vote wait
-until term, vote and the log that it boasts of are durable: after a crash it might come back
-with a shorter log and still collect votes that were given to the longer one.
-
-Must not know: what a leader does.
+until term, vote and log are durable, or after a crash it might come back with a shorter log and
+collect votes given to the longer one.
 """
 
 from __future__ import annotations
@@ -53,8 +39,6 @@ __all__ = ["Election", "Role"]
 
 
 class Role(enum.Enum):
-    """See the drawing above."""
-
     FOLLOWER = "follower"
     PRE_CANDIDATE = "pre-candidate"
     CANDIDATE = "candidate"
@@ -70,7 +54,13 @@ _LEGAL: Final = {
 
 
 class Election:
-    """See the module docstring."""
+    """Pre-vote (thesis 9.6, KIP-996): a candidate asks whether it would win before it begins a
+    term, so a replica that comes back cannot depose a leader that works.
+
+    A vote carries the time since its sender had contact with a leader. Any earlier leader that was
+    confirmed by a majority shares a voter with the new leader's majority, so none was confirmed
+    after `led_before_us`: what it promised for a while after that has an end (docs/adr/0031).
+    """
 
     __slots__ = (
         "_config",
@@ -110,9 +100,9 @@ class Election:
         self.role = Role.FOLLOWER
         self.leader: ReplicaKey | None = None
         self.heard_us = now_us
-        """When a leader was heard last, this replica itself among them, or it began."""
+        """When this replica last had contact with a leader, led itself, or started."""
         self.led_before_us = now_us
-        """No earlier leader was confirmed by a majority after that; of a leader."""
+        """Of a leader: no earlier leader was confirmed by a majority after that."""
         self._granted: dict[ReplicaKey, int] = {}
         self.deadline_us = 0
         self._wait(now_us)
@@ -128,18 +118,19 @@ class Election:
         return self._membership.may_campaign(self._key, self._log.commit)
 
     def has_live_leader(self, now_us: int) -> bool:
-        """True when a leader was heard within the shortest time that anybody waits for one."""
+        """Return whether a leader had contact within the shortest election timeout of any
+        replica."""
         if self.role is Role.LEADER:
-            return True  # Check-quorum ends a leadership that has lost its majority.
+            return True  # Check-quorum ends a leadership without its majority.
         if self.leader is None:
             return False
         return now_us - self.heard_us < self._config.election_timeout_us
 
     def ignores(self, source: ReplicaKey, now_us: int) -> bool:
-        """True for somebody who is no voter here, while a leader is heard: its term means nothing.
+        """Return whether to disregard a replica that is no voter, while a leader has contact.
 
-        It may be a voter that is not known here yet. Then the leader that is heard falls silent, or
-        steps down, and the stranger is believed an election timeout later.
+        It may be a voter that this log does not hold yet. Then the leader falls silent or steps
+        down, and the replica's term counts an election timeout later.
         """
         if self._membership.is_voter(source) or source == self.leader:
             return False
@@ -147,9 +138,9 @@ class Election:
 
     # --- following -----------------------------------------------------------------------------
     def follow(self, term: int, leader: ReplicaKey | None, now_us: int) -> None:
-        """Be a follower, in this term or a newer one."""
+        """Become a follower, in this term or a newer one."""
         assert term >= self.term
-        assert leader != self._key, "nobody follows itself"
+        assert leader != self._key, "no replica follows itself"
         if term > self.term:
             self._change(HardState(term, None))
         has_led = self.role is Role.LEADER
@@ -161,23 +152,24 @@ class Election:
         assert self.term >= self._log.last.term, "no entry is of a term that has not begun"
 
     def hear_leader(self, leader: ReplicaKey, now_us: int) -> None:
-        """A message that only the leader of this term sends."""
+        """Record a message that only the leader of this term sends."""
         assert self.role is not Role.LEADER, "two leaders in one term"
         assert self.leader in (None, leader), "two leaders in one term"
         self.follow(self.term, leader, now_us)
 
     def _wait(self, now_us: int) -> None:
-        # Drawn anew each time, or replicas that once collided would collide again (paper, 5.2).
+        # Drawn anew each time, or replicas that collided once would collide again (paper, 5.2).
         timeout_us = self._config.election_timeout_us
         self.deadline_us = now_us + timeout_us + self._random.randrange(timeout_us)
 
     # --- asking for votes ------------------------------------------------------------------------
     def timed_out(self, now_us: int) -> bool:
-        """No leader for too long: ask who would vote. True when that is a majority already."""
+        """Send pre-votes, as no leader had contact. Returns whether this replica's own vote
+        suffices."""
         assert self.role is not Role.LEADER
         self._wait(now_us)
         if self.role is Role.CANDIDATE and not self._outbox.is_state_durable:
-            return False  # The disk is slow: nobody has been asked yet.
+            return False  # The disk is slow: the votes of this term were not asked for yet.
         if not self.may_campaign:
             self.leader = None
             return False
@@ -206,9 +198,11 @@ class Election:
         self._wait(now_us)
         self._change(HardState(self.term + 1, self._key))
         last = self._log.last
-        assert last.term < self.term, "nobody has appended in a term that begins"
+        assert last.term < self.term, "no entry is of a term that only begins"
         for voter in self._membership.voters:
             if voter == self._key:
+                # The own vote counts only once term, vote and log are durable (thesis, section
+                # 3.8).
                 self._outbox.send_durable(self._vote(voter, now_us, granted=True), last.index)
                 continue
             vote = Vote(
@@ -221,27 +215,28 @@ class Election:
             self._outbox.send_durable(vote, last.index)
 
     def on_pre_vote_response(self, message: PreVoteResponse) -> bool:
-        """True when a majority would vote for this replica."""
+        """Return whether a majority would vote for this replica."""
         if self.role is not Role.PRE_CANDIDATE or message.asked_term != self.term:
             return False
         return message.granted and self._count(message.source)
 
     def on_vote_response(self, message: VoteResponse, now_us: int) -> bool:
-        """True when the election is won."""
+        """Return whether the election is won."""
         if self.role is not Role.CANDIDATE or message.term != self.term:
             return False
-        # It was sent earlier than now, so what it speaks of was earlier, too.
+        # The sender measured it earlier than now, so this moment is no earlier than the true one.
         heard_us = max(0, now_us - message.silent_us)
         return message.granted and self._count(message.source, heard_us)
 
     def _count(self, voter: ReplicaKey, heard_us: int = 0) -> bool:
-        """`heard_us`: of a vote, when its giver may have heard another leader last."""
+        """`heard_us`: of a vote, the latest moment at which its sender had contact with another
+        leader."""
         if self._membership.is_voter(voter):
             self._granted[voter] = max(heard_us, self._granted.get(voter, 0))
         return votes_suffice(self._granted, len(self._membership.voters))
 
     def lead(self) -> None:
-        """The election is won."""
+        """Become the leader, as the election is won."""
         assert self.hard_state.vote == self._key, "a leader has voted for itself in its term"
         assert votes_suffice(self._granted, len(self._membership.voters))
         self.led_before_us = max(self._granted.values())
@@ -250,7 +245,7 @@ class Election:
 
     # --- being asked ---------------------------------------------------------------------------
     def on_pre_vote(self, message: PreVote, now_us: int) -> None:
-        """Say whether a vote would be granted. Nothing changes, nothing needs to be durable."""
+        """Answer whether a vote would be granted. Nothing changes, so nothing must be durable."""
         granted = (
             message.term >= self.term
             and not self.has_live_leader(now_us)
@@ -268,7 +263,7 @@ class Election:
         )
 
     def on_vote(self, message: Vote, now_us: int) -> None:
-        """Grant or refuse a vote. The answer waits until the term, and the vote, is durable."""
+        """Grant or refuse a vote. The answer waits until term and vote are durable."""
         assert message.term <= self.term, "a newer term was taken over before"
         granted = (
             message.term == self.term

@@ -1,17 +1,15 @@
-"""What a replica does with the messages of its leader, and how an observer finds one.
+"""What a replica does with its leader's messages, and how an observer finds the leader.
 
-Owns the answers to appends, heartbeats and chunks, and the moment at which a replica without a vote
-asks for the log again. (A voter asks when it finds no majority: it may be none any more.)
+Owns the answers to appends, heartbeats and chunks, and when a replica without a vote asks for the
+log again.
 
 Invariants:
-- An append is acknowledged only up to what is durable here (paper, section 5.3); the answer
-  waits in the outbox. A heartbeat is answered at once: a slow disk is no dead replica.
-- Nothing is appended or committed while a snapshot is about to take the place of the log.
-- Without a vote, a replica commits at a heartbeat's word only what it has found equal to the log of
-  this term's leader since it started: it may have come back with an earlier state of its disk,
-  while the leader still counts what its earlier life had acknowledged.
-
-Must not know: roles and terms (whoever calls has settled that the sender leads this term).
+- An append is acknowledged only up to what is durable here (paper, section 5.3). A heartbeat is
+  answered at once: a slow disk is no dead replica.
+- Nothing is appended or committed while a snapshot is about to replace the log.
+- Without a vote, a heartbeat commits only entries found equal to the log of this term's leader
+  since the start: this replica may have restarted with an earlier state of its disk, while the
+  leader still counts what it acknowledged before.
 """
 
 from __future__ import annotations
@@ -35,11 +33,11 @@ from quiverlog.core.raft.snapshots import SnapshotReceiver
 __all__ = ["Follower"]
 
 _SILENT_HEARTBEATS = 3
-"""After so many heartbeats without a leader an observer asks for the log again."""
+"""After this many heartbeats without a leader, an observer asks for the log again."""
 
 
 class Follower:
-    """See the module docstring."""
+    """The caller has checked that the sender leads this term."""
 
     __slots__ = (
         "_equal_index",
@@ -78,17 +76,18 @@ class Follower:
         """Up to here this log was found equal to that of the leader of `_equal_term`."""
         self.observe_due_us = now_us
         self.told_leader: ReplicaKey | None = None
-        """Named by a replica that was asked. It need not be among those that are known here."""
+        """Named by a replica that was asked; not necessarily a voter as of this log."""
         self.forgotten: dict[ReplicaKey, int] = {}
-        """This replica, and the index up to which it acknowledged more than it has."""
+        """This replica and the index up to which it acknowledged entries, where its log is
+        shorter."""
 
     # --- entries -------------------------------------------------------------------------------
     def on_append(self, message: Append) -> bool:
-        """Take entries over, and answer. True when the voters changed."""
+        """Append the leader's entries, and answer. Returns whether the voters changed."""
         if self._receiver.is_installing:
             return False  # The leader sends it again.
         if message.prev_index < self._log.commit:
-            # An old message: what is committed here is in the leader's log (leader completeness).
+            # A late message. What is committed here is in every later leader's log (paper, 5.4.3).
             self._accept(message, self._log.commit)
             return False
         if not self._log.matches(message.prev_index, message.prev_term):
@@ -96,7 +95,7 @@ class Follower:
             return False
         new = self._log.append_from_leader(message.prev_index, message.entries)
         changed = self._membership.appended(new)
-        # Only up to the end of this message is the log known to be the leader's.
+        # Entries after this message may be an older leader's: nothing beyond it is committed.
         last_equal = message.prev_index + len(message.entries)
         assert last_equal >= self._log.commit
         assert last_equal <= self._log.last_index, "all that the message brought is here"
@@ -107,7 +106,7 @@ class Follower:
 
     def _accept(self, message: Append, index: int) -> None:
         assert index >= self._log.commit, "what is committed here equals the leader's log"
-        assert index <= self._log.last_index, "nobody acknowledges what is not here"
+        assert index <= self._log.last_index, "only what is here is acknowledged"
         response = AppendResponse(
             source=self._key,
             target=message.source,
@@ -133,8 +132,10 @@ class Follower:
         self._outbox.send_durable(response)
 
     def on_heartbeat(self, message: Heartbeat) -> None:
-        """The leader lives, and has committed up to an index that this replica acknowledged."""
+        """Commit up to an index that this replica acknowledged, and answer."""
         if not self._receiver.is_installing:
+            # The leader never sends more than this voter acknowledged: its disk shows an earlier
+            # state.
             if message.commit > self._log.last_index and self._membership.is_voter(self._key):
                 self.forgotten = {self._key: message.commit}
             self._log.commit_to(min(message.commit, self._acknowledged(message.term)))
@@ -144,33 +145,34 @@ class Follower:
         self._outbox.send_durable(response)
 
     def _acknowledged(self, term: int) -> int:
-        """Up to where this replica keeps its word to that term's leader. A voter has promised to
-        forget nothing. Nothing rests on an observer, which may begin anew with an earlier disk."""
+        """Return up to where this replica keeps its acknowledgements to that term's leader.
+
+        A voter keeps all. Nothing rests on an observer, which may restart with an earlier disk.
+        """
         if self._membership.is_voter(self._key):
             return self._log.last_index
         equal = self._equal_index if term == self._equal_term else 0
         return max(self._log.commit, min(equal, self._log.last_index))
 
     def _found_equal(self, term: int, index: int) -> None:
-        """A leader's log only grows, so what was equal in a term stays so."""
+        """Record an equal prefix. A leader's log only grows, so it stays equal in that term."""
         known = self._equal_index if term == self._equal_term else 0
         assert term >= self._equal_term
         self._equal_term, self._equal_index = term, max(known, index)
 
     def answer_stale(self, message: Append | Heartbeat | SnapshotChunk, term: int) -> None:
-        """Somebody leads an older term and does not know it. The answer's term tells, also where
-        pre-vote keeps this replica from asking for votes (etcd's raft does so for that reason)."""
+        """Answer a leader of an older term, so that it steps down even where pre-vote keeps this
+        replica from asking for votes (as in etcd's raft)."""
         assert message.term < term
         response = HeartbeatResponse(source=self._key, target=message.source, term=term)
         self._outbox.send_durable(response)
 
     # --- snapshots -----------------------------------------------------------------------------
     def on_chunk(self, message: SnapshotChunk) -> None:
-        """Take bytes of a snapshot."""
         self._receiver.on_chunk(message)
 
     def chunk_written(self, write: Write, term: int) -> SnapshotMeta | None:
-        """A write with a chunk is durable. Returns the snapshot that is the log from now on."""
+        """Record a durable chunk. Returns the snapshot that is the log from now on."""
         chunk = write.chunk
         assert chunk is not None
         restored = None
@@ -184,20 +186,25 @@ class Follower:
         return restored
 
     def term_changed(self) -> None:
-        """Chunks of an older leader that are in no write yet are not wanted."""
         self._receiver.forget_unwritten()
 
     # --- observing -----------------------------------------------------------------------------
     def heard_leader(self, message: Append | Heartbeat | SnapshotChunk, now_us: int) -> None:
-        """No need to ask, unless the leader counts on an earlier life and sends nothing more."""
+        """Postpone the next `observe`.
+
+        Not at a heartbeat that counts acknowledgements of an earlier disk: that leader sends no
+        entries.
+        """
         self.told_leader = None
         if not isinstance(message, Heartbeat) or message.commit <= self._acknowledged(message.term):
             self.observe_due_us = now_us + self._silence_us
 
     def observe(self, term: int, now_us: int) -> None:
-        """Ask every voter that is known, by the log or by the host, for the log, and the leader
-        that one of them has named. The leader answers with appends; the others send no message,
-        but their hosts may say which leader they follow."""
+        """Ask for the log: every voter in the log, the host's seeds, and the leader that one of
+        them named.
+
+        The leader answers with appends. The others do not answer; their hosts may name the leader.
+        """
         self.observe_due_us = now_us + self._silence_us
         assert self.observe_due_us > now_us, "a replica does not ask without a pause"
         voters = self._membership.voters

@@ -1,10 +1,7 @@
-"""One leadership: what a replica does from the election that it wins until it steps down.
+"""One leadership, from the election won until the replica steps down.
 
-Owns what is proposed and which answer goes to which part: `replication` (entries, commit,
-heartbeats, check-quorum) and `snapshots` (followers that the log does not reach). It is made when
-an election is won and thrown away with the role, so nothing of an older term can be counted.
-
-Must not know: elections.
+Owns proposals, and passes answers to `replication` (entries, commit, heartbeats, check-quorum) and
+`snapshots`. It is created per leadership, so nothing of an older term can be counted.
 """
 
 from __future__ import annotations
@@ -32,8 +29,6 @@ __all__ = ["Leader"]
 
 
 class Leader:
-    """See the module docstring."""
-
     __slots__ = ("_key", "_log", "_membership", "_replication", "_sender", "_term")
 
     def __init__(
@@ -52,7 +47,8 @@ class Leader:
         self._membership = membership
         self._replication = Replication(key, term, config, log, membership, outbox, now_us)
         self._sender = SnapshotSender(key, term, config, log, outbox)
-        # An entry of the own term, without which nothing older can be committed (paper, section 8).
+        # Nothing older can be committed before an entry of this leader's own term (paper, section
+        # 8).
         self._replication.append(EntryKind.NO_OP, b"", now_us)
         self._replication.tick(now_us)
         assert log.last.term == term
@@ -60,7 +56,6 @@ class Leader:
 
     # --- proposals -----------------------------------------------------------------------------
     def propose(self, data: Sequence[bytes], now_us: int) -> Place:
-        """See `Raft.propose`."""
         assert data
         self._replication.check_proposal(data)
         index = 0
@@ -71,21 +66,19 @@ class Leader:
 
     @property
     def match_indexes(self) -> dict[ReplicaKey, int]:
-        """See `Raft.match_indexes`."""
+        # A copy: metrics read it from another thread.
         return {key: one.match for key, one in list(self._replication.progress.items())}
 
     @property
     def forgotten(self) -> dict[ReplicaKey, int]:
-        """See `Raft.forgotten`."""
         return self._replication.forgotten
 
     @property
     def heard_us(self) -> dict[ReplicaKey, int]:
-        """See `Raft.heard_us`."""
+        # A copy: metrics read it from another thread.
         return {key: one.heard_us for key, one in list(self._replication.progress.items())}
 
     def is_caught_up(self, key: ReplicaKey, now_us: int) -> bool:
-        """See `Raft.is_caught_up`."""
         try:
             self._replication.check_caught_up(key, now_us)
         except ProposalRefused:
@@ -93,11 +86,9 @@ class Leader:
         return True
 
     def is_silent(self, voter: ReplicaKey, now_us: int) -> bool:
-        """See `Raft.is_silent`."""
         return self._replication.is_silent(voter, now_us)
 
     def add_voter(self, key: ReplicaKey, endpoint: str, own_endpoint: str, now_us: int) -> Place:
-        """See `Raft.add_voter`."""
         voters = self._membership.with_voter(key, endpoint)
         if own_endpoint and self._key in voters:
             voters[self._key] = own_endpoint
@@ -105,11 +96,10 @@ class Leader:
         return self.propose_voters(voters, now_us)
 
     def check_heard(self, stay: Voters, now_us: int) -> None:
-        """See `Raft.check_removal`."""
         self._replication.check_heard(stay, now_us)
 
     def propose_voters(self, voters: Voters, now_us: int) -> Place:
-        """Propose another set of voters, one change away from the one that counts."""
+        """Propose a set of voters that differs by at most one replica."""
         changed = voters.keys() ^ self._membership.voters.keys()
         assert len(changed) <= 1, "the majorities before and after share a replica"
         data = pack_voters(voters)
@@ -120,14 +110,15 @@ class Leader:
         return Place(index, self._term)
 
     def transfer(self, target: ReplicaKey | None, now_us: int) -> None:
-        """See `Raft.transfer_leadership`."""
         target = target or self._replication.closest_voter()
         if target is None:
             raise ProposalRefused(Refusal.LAST_VOTER)
         self._replication.transfer(target, now_us)
 
     def hand_over_now(self) -> None:
-        """This leader must go: tell all what is committed, and the best successor to begin."""
+        """Send the commit index to all followers, and let the most up-to-date voter start an
+        election."""
+        # First, so that the successor and the others get every commit of this leader.
         self._replication.send()
         successor = self._replication.closest_voter()
         if successor is not None:
@@ -135,7 +126,6 @@ class Leader:
 
     # --- answers -------------------------------------------------------------------------------
     def on_observe(self, key: ReplicaKey, now_us: int) -> None:
-        """A replica that is no voter here wants the log."""
         self._replication.on_observe(key, now_us)
 
     def on_message(
@@ -143,7 +133,7 @@ class Leader:
         message: AppendResponse | HeartbeatResponse | SnapshotChunkResponse,
         now_us: int,
     ) -> bool:
-        """An answer in this term. True when more is committed now."""
+        """Process an answer in this term. Returns whether more is committed."""
         assert message.term == self._term
         progress = self._replication.heard(message.source, now_us)
         if progress is None:
@@ -156,11 +146,10 @@ class Leader:
             return False
         if not self._sender.on_response(progress, message, now_us):
             return False
-        self._replication.wants_to_send = True  # What comes behind the snapshot.
+        self._replication.wants_to_send = True  # The entries after the snapshot.
         return self._replication.advance_commit()
 
     def chunk_read(self, read: SnapshotRead, data: bytes | None, done: bool, now_us: int) -> None:
-        """See `Raft.chunk_read`."""
         progress = self._replication.progress.get(read.target)
         if progress is not None:
             assert progress.key == read.target
@@ -168,38 +157,36 @@ class Leader:
             self._replication.wants_to_send = True
 
     def advance_commit(self) -> bool:
-        """More of the own log is durable. True when more is committed."""
+        """Commit what became durable. Returns whether more is committed."""
         return self._replication.advance_commit()
 
     # --- time and sending ------------------------------------------------------------------------
     @property
     def majority_confirmed_us(self) -> int:
-        """See `Raft.majority_confirmed_us`."""
         confirmed_us = self._replication.majority_confirmed_us
         assert confirmed_us >= 0
         return confirmed_us
 
     @property
     def quorum_deadline_us(self) -> int:
-        """When to step down unless more is heard."""
+        """The time to step down, unless more followers answer before."""
         return self._replication.quorum_deadline_us
 
     @property
     def deadline_us(self) -> int:
-        """When there is something to do."""
+        """The time of the next `tick`."""
         return self._replication.deadline_us
 
     def tick(self, now_us: int) -> None:
-        """Time has passed."""
         self._replication.tick(now_us)
 
     @property
     def wants_to_send(self) -> bool:
-        """True when `send` may have something to do."""
+        """True when `send` may have something to send."""
         return self._replication.wants_to_send or self._sender.has_reads
 
     def send(self, now_us: int) -> tuple[SnapshotRead, ...]:
-        """Send what may be sent. Returns what has to be read first."""
+        """Send what may be sent. Returns the chunks that must be read first."""
         self._replication.send()
         for progress in self._replication.progress.values():
             self._sender.continue_transfer(progress, now_us)

@@ -1,22 +1,20 @@
-"""The log as its Raft sees it: what the host has stored, and the tail that is not durable yet.
+"""The log in Raft's view: what the host has stored, and the tail that is not durable yet.
 
-Owns the tail in memory, how far the log is durable, committed and applied, and the questions about
-places in the log that replication and elections ask. `LogStore` is what a host must offer.
+Owns the tail in memory and how far the log is durable, committed and applied. `LogStore` is what a
+host must offer.
 
 ```
-              snapshot.index     durable_index    in the write under way      last_index
+              snapshot.index     durable_index    in the current write        last_index
    ────────────────┼──────────────────┼───────────────────┼──────────────────────┤
    snapshot        │ store            │ tail                                     │
 ```
 
 Invariants:
-- applied <= commit <= last_index, and applied <= durable_index: what the state machine has seen is
-  in this replica's own log, so that a snapshot of it never runs ahead of the disk.
-- The tail begins right behind `durable_index` and shadows whatever the store has there: after a
-  conflict the store shows entries that a later write replaces.
+- applied <= commit <= last_index, and applied <= durable_index: a snapshot of the state machine
+  never holds more than this replica's disk.
+- The tail begins right after `durable_index` and hides what the store has there: after a conflict
+  the store still shows entries that a later write replaces.
 - Entries up to `commit` never change.
-
-Must not know: who leads, what a majority has, how the store writes.
 """
 
 from __future__ import annotations
@@ -32,46 +30,44 @@ __all__ = ["LogStore", "LogView", "Place"]
 
 
 class LogStore(Protocol):
-    """The durable log, as it was when the last write was reported. Entries are in memory.
+    """The durable log as of the last reported write. Entries are in memory.
 
-    The host changes it in the same call of its loop in which it reports a write (`persisted`) or a
-    snapshot (`snapshot_taken`), and never in between.
+    The host changes it only in the same call of its loop that reports a write (`persisted`) or a
+    snapshot (`snapshot_taken`).
     """
 
     @property
     def snapshot(self) -> SnapshotMeta:
-        """The newest snapshot. A new log has index 0, with the voters of its beginning, if any."""
+        """The newest snapshot. A new log has index 0 and its first voters, if any."""
 
     @property
     def first_index(self) -> int:
-        """The oldest entry that is kept: at most `snapshot.index + 1`. Entries below the snapshot
-        may be kept, so that slow followers do not need the whole of it."""
+        """The oldest entry kept: at most `snapshot.index + 1`. Entries below the snapshot may be
+        kept, so that slow followers need no snapshot."""
 
     @property
     def last_index(self) -> int:
         """The newest durable entry, or `snapshot.index`."""
 
     def term(self, index: int) -> int:
-        """For `first_index <= index <= last_index`."""
+        """Return the term, for `first_index <= index <= last_index`."""
 
     def entries(self, first: int, bytes_max: int) -> Sequence[Entry]:
-        """From `first` on, at least one, and no more than fit into `bytes_max`."""
+        """Return at least one entry from `first` on, and no more than fit into `bytes_max`."""
 
 
 class Place(msgspec.Struct, frozen=True):
-    """An index and the term of the entry there (0: below what is known)."""
+    """An index and the term of the entry there (0: the term is not known)."""
 
     index: int
     term: int
 
     def is_at_least(self, other: Place) -> bool:
-        """A log that ends here is newer than one that ends there, or as new (paper, 5.4.1)."""
+        """Return whether a log ending here is at least as up to date (paper, section 5.4.1)."""
         return (self.term, self.index) >= (other.term, other.index)
 
 
 class LogView:
-    """See the module docstring."""
-
     __slots__ = ("_flight_last", "_store", "_tail", "_unwritten_first", "applied", "commit")
 
     def __init__(self, store: LogStore) -> None:
@@ -80,10 +76,10 @@ class LogView:
         self._store = store
         self._tail: list[Entry] = []
         self._flight_last = 0
-        """The last entry of the write under way; 0 without one."""
+        """The last entry of the current write; 0 without one."""
         self._unwritten_first = store.last_index + 1
         """Entries from here on are in no write yet."""
-        # The commit index is not stored: a leader tells it again, and a snapshot is committed.
+        # The commit index is not stored: the leader sends it again, and a snapshot is committed.
         self.commit = store.snapshot.index
         self.applied = store.snapshot.index
 
@@ -98,7 +94,7 @@ class LogView:
 
     @property
     def durable_index(self) -> int:
-        """Entries up to here are durable, as they are now."""
+        """Entries up to here are durable in their present form."""
         return self._tail[0].index - 1 if self._tail else self._store.last_index
 
     @property
@@ -107,14 +103,13 @@ class LogView:
 
     @property
     def last(self) -> Place:
-        """Where the log ends."""
         index = self.last_index
         term = self.term(index)
         assert term is not None
         return Place(index, term)
 
     def term(self, index: int) -> int | None:
-        """The term of an entry; None when it is not known (any more, or yet)."""
+        """Return the term of an entry; None where it is compacted, or not here yet."""
         if self._tail and index >= self._tail[0].index:
             place = index - self._tail[0].index
             return self._tail[place].term if place < len(self._tail) else None
@@ -125,11 +120,11 @@ class LogView:
         return None
 
     def matches(self, index: int, term: int) -> bool:
-        """True when the entry at `index` is of `term` (paper, section 5.3)."""
+        """Return whether the entry at `index` is of `term` (paper, section 5.3)."""
         return self.term(index) == term
 
     def entries(self, first: int, bytes_max: int) -> list[Entry]:
-        """Entries from `first` on, at least one, and no more than fit into `bytes_max`."""
+        """Return at least one entry from `first` on, and no more than fit into `bytes_max`."""
         assert self.first_index <= first <= self.last_index, (self.first_index, first)
         found: list[Entry] = []
         size = 0
@@ -149,10 +144,10 @@ class LogView:
         return found
 
     def newest_possible_match(self, index: int, term: int) -> Place:
-        """The newest place up to `index` whose term is at most `term`.
+        """Return the newest place up to `index` whose term is at most `term`.
 
-        Both sides use it to skip a whole term of disagreement in one exchange, instead of one entry
-        (paper, end of section 5.3; etcd's raft does the same with its reject hint).
+        Both sides skip a whole term of disagreement in one exchange, instead of one entry (paper,
+        end of section 5.3; etcd's raft does the same with its reject hint).
         """
         index = min(index, self.last_index)
         term_above: int | None = None
@@ -170,7 +165,7 @@ class LogView:
 
     # --- growing -------------------------------------------------------------------------------
     def append(self, term: int, kind: EntryKind, data: bytes) -> Entry:
-        """A leader's new entry."""
+        """Append a leader's new entry."""
         assert term >= self.last.term
         entry = Entry(self.last_index + 1, term, kind, data)
         self._tail.append(entry)
@@ -178,14 +173,12 @@ class LogView:
         return entry
 
     def append_from_leader(self, prev_index: int, entries: Sequence[Entry]) -> Sequence[Entry]:
-        """Take over what follows `prev_index`, which matches. Returns the entries that are new.
-
-        An entry is replaced only when it conflicts, because the message may be an old one and the
-        log may be ahead of it (paper, figure 2, receiver's rule 3).
-        """
+        """Append what follows `prev_index`, which matches. Returns the entries that are new."""
         assert prev_index <= self.last_index, "entries without a gap"
         for position, entry in enumerate(entries):
             assert entry.index == prev_index + 1 + position
+            # Only a conflict replaces entries: the message may be old, and the log ahead of it
+            # (paper, figure 2, AppendEntries rule 3).
             if not self.matches(entry.index, entry.term):
                 if entry.index <= self.last_index:
                     self._truncate(entry.index)
@@ -195,11 +188,8 @@ class LogView:
         return ()
 
     def _truncate(self, index: int) -> None:
-        """Drop entries from `index` on; new ones follow at once, so the next write replaces them.
-
-        What is in the write under way may be dropped as well: then that write makes nothing durable
-        from here on, although its entries have the same numbers.
-        """
+        """Drop entries from `index` on. New ones follow at once, so the next write replaces
+        them."""
         assert index > self.commit, "a committed entry is never replaced"
         assert index <= self.last_index, "only what is here can be dropped"
         durable = self.durable_index
@@ -207,6 +197,8 @@ class LogView:
             self._tail.clear()
         else:
             del self._tail[index - durable - 1 :]
+        # Entries of the current write may be dropped, too: that write makes nothing durable from
+        # here on, although its entries have the same indexes.
         self._unwritten_first = min(self._unwritten_first, index)
 
     # --- becoming durable ------------------------------------------------------------------------
@@ -215,7 +207,7 @@ class LogView:
         return self.last_index >= self._unwritten_first
 
     def begin_write(self) -> tuple[Entry, ...]:
-        """The entries for the next write. The first one's index is where the file is to be cut."""
+        """Return the entries of the next write. The file is cut at the first one's index."""
         assert self._flight_last == 0, "one write at a time"
         if not self.has_unwritten:
             return ()
@@ -227,9 +219,10 @@ class LogView:
         return entries
 
     def complete_write(self) -> None:
-        """The write is durable, and the store shows it."""
+        """Record that the write is durable, and that the store shows it."""
         if self._flight_last:
-            # After a conflict during the write `_unwritten_first` lies within it.
+            # After a conflict during the write, `_unwritten_first` lies within it: what it wrote
+            # from there on is already replaced in the tail.
             durable = min(self._flight_last, self._unwritten_first - 1)
             if self._tail and self._tail[0].index <= durable:
                 del self._tail[: durable - self._tail[0].index + 1]
@@ -239,7 +232,7 @@ class LogView:
 
     # --- committing and applying ---------------------------------------------------------------
     def commit_to(self, index: int) -> bool:
-        """Entries up to `index` are committed. True when that is news."""
+        """Record that entries up to `index` are committed. Returns whether the index grew."""
         assert index <= self.last_index, "only what is here can be committed here"
         if index <= self.commit:
             return False
@@ -251,9 +244,10 @@ class LogView:
         return self.applied < min(self.commit, self.durable_index)
 
     def to_apply(self, bytes_max: int) -> tuple[Entry, ...]:
-        """Committed entries that the state machine has not seen."""
+        """Return committed entries that were not applied yet."""
         if not self.has_to_apply:
             return ()
+        # Not beyond the disk: a leader may commit with a majority that does not include itself.
         end = min(self.commit, self.durable_index)
         return tuple(e for e in self.entries(self.applied + 1, bytes_max) if e.index <= end)
 
@@ -262,7 +256,7 @@ class LogView:
         self.applied = index
 
     def restored(self) -> SnapshotMeta:
-        """The store shows a snapshot that took the place of the whole log."""
+        """Take over a snapshot in the store that replaced the whole log."""
         snapshot = self._store.snapshot
         assert snapshot.index > self.commit, "a snapshot never takes back what is committed"
         assert self._store.last_index == snapshot.index

@@ -1,18 +1,15 @@
-"""Who the voters are, at every place of the log that may still matter.
+"""The voters, at every place of the log that may still matter.
 
-Owns the history of voter sets and the rules for changing them. A voter set is an entry of the log
-and counts from the moment it is appended, committed or not (thesis, section 4.1); when the entry is
-truncated, the set before it counts again. One replica is added or removed at a time, so that
-any majority before a change shares a replica with any majority after it, and no joint phase is
-needed.
+Owns the history of voter sets and the rules for changing them. A voter set is an entry and counts
+from the moment it is appended, committed or not (thesis, section 4.1); when the entry is truncated,
+the previous set counts again. One replica is added or removed at a time, so that any majority
+before a change shares a replica with any majority after it, without a joint phase.
 
 Invariants:
 - `history` ascends by index; its first entry is the set at or before the snapshot.
-- At most one set is above the commit index in the log of a leader: `check_change` sees to it.
+- At most one set is above the commit index of a leader's log (`check_change`).
 - No set is empty, or larger than a snapshot's message can name.
 - Two disks of one node are never voters at the same time.
-
-Must not know: who is reachable, how far a replica has come (the leader asks before it proposes).
 """
 
 from __future__ import annotations
@@ -60,13 +57,13 @@ _decoder: Final = msgspec.msgpack.Decoder(_VotersRecord)
 
 
 def pack_voters(voters: Voters) -> bytes:
-    """The data of a VOTERS entry. Equal sets give equal bytes."""
+    """Return the data of a VOTERS entry. Equal sets give equal bytes."""
     flat = [(*key, endpoint) for key, endpoint in sorted(voters.items())]
     return _encoder.encode(_VotersRecord(_VERSION, flat))
 
 
 def unpack_voters(data: bytes) -> dict[ReplicaKey, str]:
-    """What `pack_voters` packed. Raises msgspec.MsgspecError for anything else."""
+    """Return the voters of such data. Raises msgspec.MsgspecError for anything else."""
     record = _decoder.decode(data)
     return {ReplicaKey(node, directory): endpoint for node, directory, endpoint in record.voters}
 
@@ -77,8 +74,6 @@ class _Version(msgspec.Struct, frozen=True):
 
 
 class Membership:
-    """See the module docstring."""
-
     __slots__ = ("_history",)
 
     def __init__(self, log: LogView) -> None:
@@ -99,7 +94,7 @@ class Membership:
 
     @property
     def index(self) -> int:
-        """Where in the log the set that counts now comes from."""
+        """The index of the set that counts now."""
         return self._history[-1].index
 
     def is_voter(self, key: ReplicaKey) -> bool:
@@ -110,21 +105,25 @@ class Membership:
         return len(self.voters) == 1 and key in self.voters
 
     def may_campaign(self, key: ReplicaKey, commit: int) -> bool:
-        """True for voters, and for a voter until the entry that removes it is committed: it may be
-        the only one whose log is new enough to win (thesis, section 4.2.2 and figure 4.6)."""
+        """Return whether this replica may ask for votes.
+
+        A removed voter may until its removal is committed: its log may be the only one that can win
+        (thesis, section 4.2.2 and figure 4.6).
+        """
         if key in self.voters:
             return True
         assert self._history[0].index <= commit, "the set before the last one is known"
         return self.index > commit and key in self._history[-2].voters
 
     def at(self, index: int) -> Voters:
-        """The set as of an index that is not below the last snapshot."""
+        """Return the set as of an index that is not below the last snapshot."""
         assert index >= self._history[0].index
         return next(v.voters for v in reversed(self._history) if v.index <= index)
 
     # --- following the log ---------------------------------------------------------------------
     def appended(self, entries: Iterable[Entry]) -> bool:
-        """Entries came into the log, in place of what was there. True when the voters changed."""
+        """Follow entries that were appended or replaced others. Returns whether the voters
+        changed."""
         before = self.voters
         first = True
         for entry in entries:
@@ -142,36 +141,31 @@ class Membership:
             del self._history[-1]
 
     def snapshot_taken(self, index: int) -> None:
-        """Sets that were replaced at or before `index` are not asked for any more."""
+        """Drop the sets that were replaced at or before `index`."""
         while len(self._history) > 1 and self._history[1].index <= index:
             del self._history[0]
         assert self._history[0].index <= index, "the set as of the snapshot is known"
 
     def restored(self, index: int, voters: Voters) -> None:
-        """A snapshot took the place of the log."""
+        """Take over the voters of a snapshot that replaced the log."""
         assert index > self._history[0].index, "a snapshot is newer than the one before"
         self._history = [_Version(index, dict(voters))]
 
     # --- changing --------------------------------------------------------------------------------
     def check_change(self, log: LogView, term: int) -> None:
-        """Raises ProposalRefused when a leader of `term` may not change the voters now.
-
-        The leader's own first entry must be committed before: without it, a set that an earlier
-        leader left behind may still win elections, and the two sets need not overlap (Ongaro's
-        correction of 2015 to the single-server change of the thesis).
-        """
+        """Raises ProposalRefused when a leader of `term` may not change the voters now."""
+        # Without a committed entry of this term, a set of an earlier leader may still win
+        # elections, and the two sets need not overlap (Ongaro's correction of 2015 to the thesis).
         if log.term(log.commit) != term:
             raise ProposalRefused(Refusal.NOTHING_COMMITTED_YET)
+        # Two pending changes would break the overlap of majorities (thesis, section 4.1).
         if self.index > log.commit:
             raise ProposalRefused(Refusal.CHANGE_PENDING)
 
     def with_voter(self, key: ReplicaKey, endpoint: str) -> dict[ReplicaKey, str]:
-        """The set with one voter more. Raises ProposalRefused.
-
-        Another disk of the same node must be removed first (KIP-853): it would be two voters that
-        fail together.
-        """
+        """Return the set with one voter more. Raises ProposalRefused."""
         assert key.directory_id
+        # Another disk of the node must be removed first (KIP-853): the two would fail together.
         if any(voter.node_id == key.node_id for voter in self.voters):
             raise ProposalRefused(Refusal.ALREADY_VOTER)
         if len(self.voters) >= QUORUM_VOTERS_MAX:
@@ -179,7 +173,7 @@ class Membership:
         return {**self.voters, key: endpoint}
 
     def without_voter(self, key: ReplicaKey) -> dict[ReplicaKey, str]:
-        """The set with one voter less. Raises ProposalRefused."""
+        """Return the set with one voter less. Raises ProposalRefused."""
         if key not in self.voters:
             raise ProposalRefused(Refusal.NOT_VOTER)
         if len(self.voters) == 1:
@@ -187,7 +181,7 @@ class Membership:
         return {k: endpoint for k, endpoint in self.voters.items() if k != key}
 
     def with_endpoint(self, key: ReplicaKey, endpoint: str) -> dict[ReplicaKey, str]:
-        """The same set, one voter being reached elsewhere. Raises ProposalRefused."""
+        """Return the set with another endpoint for one voter. Raises ProposalRefused."""
         if key not in self.voters:
             raise ProposalRefused(Refusal.NOT_VOTER)
         return {**self.voters, key: endpoint}

@@ -1,12 +1,10 @@
-"""The values that a quorum exchanges and stores, and the bounds on them.
+"""The values that a quorum exchanges and stores, and their bounds.
 
-Owns the vocabulary of the Raft: who a replica is, what the log holds, every message, and
-`RaftConfig`. A message is a value; how it travels (frames, connections, retries) is the host's.
+Owns the Raft vocabulary: replica keys, log entries, every message, and `RaftConfig`. Encoding,
+connections and retries are the host's.
 
-Invariants: every message names its sender and the replica it is meant for, by node id AND
-directory id, and the sender's term. All times are microseconds of a clock that only grows.
-
-Must not know: who leads, what is durable, how a message is encoded.
+Invariants: every message names its sender and its target, each by node id AND directory id, and the
+sender's term. All times are microseconds of a clock that never goes back.
 """
 
 from __future__ import annotations
@@ -57,11 +55,11 @@ __all__ = [
 
 
 class ReplicaKey(NamedTuple):
-    """One replica of the log: a node together with the disk that holds its promises.
+    """One replica of the log: a node together with the disk that holds its votes and entries.
 
-    A node whose disk was wiped has forgotten its votes and the entries it acknowledged, so it comes
-    back with another directory id and is another replica (KIP-853). An empty directory id in a
-    target stands for whatever disk the node has: only `Observe` is sent so.
+    A node whose disk was wiped has lost its votes and the entries it acknowledged. It comes back
+    with another directory id and is another replica (KIP-853). In a target, an empty directory id
+    means any disk of the node; only `Observe` is sent so.
     """
 
     node_id: int
@@ -72,23 +70,21 @@ class ReplicaKey(NamedTuple):
 
 
 Voters: TypeAlias = Mapping[ReplicaKey, str]
-"""The replicas that elect and count, each with its endpoint: text that only the host reads. The
-endpoints are part of the log because a voter must find the others before anything is applied."""
+"""The replicas that elect and count, each with its endpoint: text that only the host reads. The log
+holds endpoints because a voter must find the others before it has applied anything."""
 
 
 class EntryKind(enum.IntEnum):
-    """What an entry of the log is for. Only `DATA` means something to the state machine."""
+    """What an entry is for. Only `DATA` reaches the state machine."""
 
     DATA = 0
     NO_OP = 1
-    """The first entry of a leader's term: with it, everything before is committed."""
+    """The first entry of a leader's term: committing it commits everything before it."""
     VOTERS = 2
-    """The voters from here on; `data` is what `membership.pack_voters` made."""
+    """The voters from here on; `data` comes from `membership.pack_voters`."""
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """One place of the log."""
-
     index: int
     term: int
     kind: EntryKind
@@ -99,19 +95,20 @@ class Entry(msgspec.Struct, frozen=True):
         return len(self.data) + ENTRY_OVERHEAD_BYTES
 
 
+# A bound, so that a size needs no encoding: index, term and kind as msgpack integers.
 ENTRY_OVERHEAD_BYTES: Final = 32
-"""More than the numbers of an entry take in a message or a file."""
+"""More than an entry's numbers take in a message or a file."""
 
 
 class HardState(NamedTuple):
-    """What a replica must never forget: its term, and whom it voted for in that term."""
+    """What a replica must keep over a crash: its term, and its vote in that term."""
 
     term: int
     vote: ReplicaKey | None
 
 
 class SnapshotMeta(msgspec.Struct, frozen=True):
-    """A snapshot stands for all entries up to `index`, which is committed. `voters`: as of it."""
+    """Replaces all entries up to `index`, which is committed. `voters` are those as of `index`."""
 
     index: int
     term: int
@@ -123,7 +120,7 @@ NO_SNAPSHOT: Final = SnapshotMeta(0, 0, {})
 
 # --- messages ---------------------------------------------------------------------------------
 class _Message(msgspec.Struct, frozen=True, kw_only=True):
-    """`term` is always the sender's own; a pre-vote asks about the term after it."""
+    """`term` is the sender's own. A pre-vote asks about the term after it."""
 
     source: ReplicaKey
     target: ReplicaKey
@@ -131,7 +128,7 @@ class _Message(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PreVote(_Message, frozen=True, kw_only=True):
-    """Asks whether an election would be won, without beginning one (thesis 9.6, KIP-996)."""
+    """Asks whether an election would be won, without starting one (thesis 9.6, KIP-996)."""
 
     last_index: int
     last_term: int
@@ -140,7 +137,7 @@ class PreVote(_Message, frozen=True, kw_only=True):
 class PreVoteResponse(_Message, frozen=True, kw_only=True):
     granted: bool
     asked_term: int
-    """The term of the question, so that an answer to an older one does not count."""
+    """The term of the request: an answer to an older request does not count."""
 
 
 class Vote(_Message, frozen=True, kw_only=True):
@@ -153,12 +150,12 @@ class Vote(_Message, frozen=True, kw_only=True):
 class VoteResponse(_Message, frozen=True, kw_only=True):
     granted: bool
     silent_us: int = 0
-    """For so long the sender had heard no leader, and was none; 0 also where it does not say."""
+    """Time since the sender last had contact with a leader, or led itself. 0: not reported."""
 
 
 class Append(_Message, frozen=True, kw_only=True):
     """The paper's AppendEntries (section 5.3). Without entries it carries the commit index, or
-    asks whether what was sent before it has arrived."""
+    checks that earlier entries arrived."""
 
     prev_index: int
     prev_term: int
@@ -168,7 +165,7 @@ class Append(_Message, frozen=True, kw_only=True):
 
 class AppendResponse(_Message, frozen=True, kw_only=True):
     """`accepted`: the log equals the leader's up to `index`, durably. Otherwise `index` is the
-    previous index that did not fit, and the hint is the newest place where it may fit."""
+    previous index that did not match, and the hint is the newest place that may match."""
 
     accepted: bool
     index: int
@@ -177,16 +174,15 @@ class AppendResponse(_Message, frozen=True, kw_only=True):
 
 
 class Heartbeat(_Message, frozen=True, kw_only=True):
-    """`commit` is at most what the target has acknowledged. `sent_us`: by the leader's clock, which
-    nobody else reads; 0: it does not say."""
+    """`commit` is at most what the target has acknowledged. `sent_us` is by the leader's clock and
+    comes back in the answer; 0: not reported."""
 
     commit: int
     sent_us: int = 0
 
 
 class HeartbeatResponse(_Message, frozen=True, kw_only=True):
-    """Says that the sender is alive in this term, and nothing about its log. `sent_us`: that of the
-    heartbeat which it answers."""
+    """The sender is alive in this term; nothing about its log. `sent_us` is the heartbeat's."""
 
     sent_us: int = 0
 
@@ -201,7 +197,7 @@ class SnapshotChunk(_Message, frozen=True, kw_only=True):
 
 
 class SnapshotChunkResponse(_Message, frozen=True, kw_only=True):
-    """`offset`: the next byte that is wanted. `installed`: the log stands at the snapshot."""
+    """`offset`: the next byte wanted. `installed`: the log holds the snapshot, durably."""
 
     snapshot_index: int
     offset: int
@@ -213,7 +209,7 @@ class TimeoutNow(_Message, frozen=True, kw_only=True):
 
 
 class Observe(_Message, frozen=True, kw_only=True):
-    """A replica that is no voter asks the leader, whoever it is, to send it the log."""
+    """A replica without a vote asks the leader for the log."""
 
 
 Message: TypeAlias = (
@@ -234,7 +230,7 @@ Message: TypeAlias = (
 
 # --- refusals ---------------------------------------------------------------------------------
 class Refusal(enum.Enum):
-    """Why a proposal was not taken. Nothing of it is in the log."""
+    """Why a proposal was refused. Nothing of it is in the log."""
 
     NOT_LEADER = "this replica does not lead the quorum"
     TRANSFERRING = "leadership is being handed over"
@@ -251,7 +247,7 @@ class Refusal(enum.Enum):
 
 
 class ProposalRefused(Exception):
-    """`leader`: whom to ask instead, if that is known."""
+    """`leader`: the replica to ask instead, where it is known."""
 
     def __init__(self, refusal: Refusal, leader: ReplicaKey | None = None) -> None:
         self.refusal = refusal
@@ -261,34 +257,36 @@ class ProposalRefused(Exception):
 
 # --- what is handed in --------------------------------------------------------------------------
 class RandomSource(Protocol):
-    """`random.Random` is one. Tests and the simulator hand in a seeded one."""
+    """`random.Random`, or a seeded one in tests and the simulator."""
 
     def randrange(self, stop: int, /) -> int: ...
 
 
 class RaftConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Times and bounds of one replica. All replicas of a quorum should have the same times."""
+    """Times and bounds of one replica. All replicas of a quorum should use the same times."""
 
     election_timeout_us: int = RAFT_ELECTION_TIMEOUT_MS * 1_000
-    """A follower waits this long, and up to twice as long by chance, before it asks for votes. A
-    leader that has not heard a quorum for this long steps down."""
+    """A follower waits this long, and at random up to twice as long, before it asks for votes. A
+    leader without contact to a majority for this long steps down."""
     heartbeat_us: int = RAFT_HEARTBEAT_MS * 1_000
     append_bytes_max: int = RAFT_APPEND_BYTES_MAX
-    """Entries of one message; one entry always goes, and a proposal is never larger."""
+    """Bytes of entries in one message. A single entry is always sent; no proposal is larger."""
     inflight_messages_max: int = 64
-    """Appends that were sent to one follower and not yet acknowledged."""
+    """Unacknowledged appends to one follower."""
     inflight_bytes_max: int = 4 * MIB
     uncommitted_bytes_max: int = 16 * MIB
-    """Proposals above it are refused: a leader without a quorum must not fill its memory."""
+    """Proposals above it are refused, so that a leader without a majority does not fill its memory.
+    """
     chunk_bytes_max: int = RAFT_CHUNK_BYTES_MAX
     apply_bytes_max: int = MIB
-    """Committed entries in one `Ready`, so that a call of the host stays short."""
+    """Committed entries in one `Ready`, so that one call of the host stays short."""
     catch_up_entries_max: int = 64
-    """A replica that is further behind may not become a voter: commits would wait for it."""
+    """A replica that lags by more may not become a voter: commits would wait for it."""
     observers_max: int = RAFT_OBSERVERS_MAX
 
     def __post_init__(self) -> None:
-        """A configuration that cannot work is refused at once, with the reason."""
+        """Raises ValueError where the values contradict each other."""
+        # Two heartbeats may get lost before a follower doubts its leader.
         if not 0 < 3 * self.heartbeat_us <= self.election_timeout_us:
             raise ValueError("three heartbeats must fit into the election timeout")
         if self.inflight_bytes_max < self.append_bytes_max:

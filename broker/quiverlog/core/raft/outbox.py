@@ -1,18 +1,15 @@
-"""What the host is to send and to write, and which message waits for which write.
+"""What the host must send and write, and which message waits for which write.
 
-Owns the writes (at most one under way), what of the hard state is durable, and the messages that
-promise something: a granted vote, an acknowledged append. Such a message leaves only when what it
-promises is durable, because a replica that promises, crashes and forgets lets two leaders win one
-term or lets a committed entry vanish (thesis, section 3.8; KRaft writes its quorum-state file first
-in the same way).
+Owns the writes (one at a time), which hard state is durable, and the messages that promise
+something: a granted vote, an acknowledged append. Such a message leaves only when its promise is
+durable: a replica that promises, crashes and loses the promise lets two leaders win one term, or a
+committed entry vanish (thesis, section 3.8; KRaft's quorum-state file has the same order).
 
-A message to this replica itself waits in the same row and comes back as a message: that is how a
-candidate counts its own vote only when it is durable.
+A message to this replica itself waits in the same way and comes back as a message, so a candidate
+counts its own vote only when it is durable.
 
-Invariants: a waiting message is of the current term: when the term changes, older promises are
-dropped, since nobody needs them and the log that they speak of may be truncated.
-
-Must not know: what a message means.
+Invariant: waiting messages are of the current term; a new term drops older promises, because the
+log that they rest on may be truncated.
 """
 
 from __future__ import annotations
@@ -35,12 +32,12 @@ __all__ = ["Outbox", "Write"]
 
 
 class Write(NamedTuple):
-    """One job of the host. Its parts become durable in this order, or not at all from some part on.
+    """One job of the host. Its parts become durable in this order, or none from some part on.
 
-    `hard_state`: replaces the one before. `entries`: the log is cut at the first one's index, then
-    they are appended. `chunk`: bytes of a snapshot for a temporary file, at their offset (offset 0
-    begins a new file); a chunk that is `done` is followed by fsync and a rename, and then the
-    snapshot stands for the whole log: entries are dropped, whatever their index.
+    `hard_state` replaces the previous one. `entries`: the log is cut at the first one's index, then
+    they are appended. `chunk`: bytes of a snapshot for a temporary file at their offset; offset 0
+    begins a new file. After a chunk that is `done` come fsync and rename; then the snapshot
+    replaces the whole log, whatever the entries' indexes.
     """
 
     number: int
@@ -56,8 +53,6 @@ class _Waiting(msgspec.Struct, frozen=True):
 
 
 class Outbox:
-    """See the module docstring."""
-
     __slots__ = (
         "_chunk",
         "_durable_state",
@@ -87,29 +82,31 @@ class Outbox:
 
     # --- sending -------------------------------------------------------------------------------
     def send(self, message: Message) -> None:
-        """A message that promises nothing."""
+        """Send a message that promises nothing."""
         assert message.target != self._key
         self._messages.append(message)
 
     def send_durable(self, message: Message, index: int = 0) -> None:
-        """A message that rests on the hard state as it is now, and on the log up to `index`."""
+        """Send a message when the present hard state, and the log up to `index`, are durable."""
         assert message.term == self._hard_state.term
         assert index <= self._log.last_index
         row = self._own if message.target == self._key else self._waiting
         row.append(_Waiting(message, self._hard_state, index))
         if len(row) > RAFT_WAITING_MESSAGES_MAX:
-            del row[0]  # The disk hangs, and others ask on and on: they will ask again.
+            del row[
+                0
+            ]  # The disk hangs and senders repeat: drop the oldest, which will be asked again.
         assert len(row) <= RAFT_WAITING_MESSAGES_MAX
 
     def take_messages(self) -> tuple[Message, ...]:
-        """Messages whose promises are durable, to be sent now."""
+        """Return the messages that may be sent now."""
         taken = [*self._messages, *(w.message for w in self._waiting if self._is_durable(w))]
         self._messages.clear()
         self._waiting = [w for w in self._waiting if not self._is_durable(w)]
         return tuple(taken)
 
     def take_own(self) -> list[Message]:
-        """Messages of this replica to itself whose promise has become durable."""
+        """Return the messages of this replica to itself whose promise is durable."""
         durable = [w.message for w in self._own if self._is_durable(w)]
         self._own = [w for w in self._own if not self._is_durable(w)]
         return durable
@@ -119,7 +116,7 @@ class Outbox:
         return bool(self._messages) or any(map(self._is_durable, self._waiting))
 
     def _is_durable(self, waiting: _Waiting) -> bool:
-        # A vote is given once in a term, so within a term the newer hard state contains the older.
+        # One vote per term: within a term the newer hard state contains the older.
         state = self._durable_state
         return (
             state.term == waiting.hard_state.term
@@ -129,7 +126,7 @@ class Outbox:
 
     # --- writing -------------------------------------------------------------------------------
     def change_hard_state(self, hard_state: HardState) -> None:
-        """The term grew, or a vote was given in it; the next write contains it."""
+        """Put a new term, or a vote in this term, into the next write."""
         assert hard_state.term >= self._hard_state.term
         if hard_state.term > self._hard_state.term:
             self._waiting.clear()
@@ -139,12 +136,12 @@ class Outbox:
         self._hard_state = hard_state
 
     def write_chunk(self, chunk: SnapshotChunk) -> None:
-        """The next write contains these bytes of a snapshot."""
+        """Put these bytes of a snapshot into the next write."""
         assert self._chunk is None, "one chunk at a time"
         self._chunk = chunk
 
     def drop_chunk(self) -> None:
-        """A chunk that is in no write yet is not wanted any more."""
+        """Drop a chunk that is in no write yet."""
         self._chunk = None
 
     @property
@@ -158,11 +155,11 @@ class Outbox:
         return not self.is_state_durable or self._chunk is not None or self._log.has_unwritten
 
     def begin_write(self) -> Write | None:
-        """The next write, if there is something to write and none is under way."""
+        """Return the next write, unless one is under way or nothing changed."""
         if not self.has_write:
             return None
         chunk, self._chunk = self._chunk, None
-        # A snapshot may drop the entries, so these come before or after it, never with it.
+        # An installed snapshot drops entries: a write with both would lose what it acknowledges.
         entries = () if chunk else self._log.begin_write()
         changed = not self.is_state_durable
         assert changed or entries or chunk, "a write without a part"
@@ -172,7 +169,7 @@ class Outbox:
         return self.under_way
 
     def complete_write(self, write: Write) -> None:
-        """The write is durable, and the store shows it."""
+        """Record that the write is durable, and that the store shows it."""
         assert write is self.under_way, "a write is reported once, in its order"
         self.under_way = None
         if write.hard_state is not None:
@@ -182,7 +179,7 @@ class Outbox:
         self._log.complete_write()
 
     def fail(self) -> None:
-        """Nothing becomes durable any more; what waits for it is never sent."""
+        """Stop for good: nothing becomes durable any more, so what waits for it is never sent."""
         self._waiting.clear()
         self._own.clear()
         self.is_failed = True

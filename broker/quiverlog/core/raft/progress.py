@@ -1,4 +1,4 @@
-"""How far one follower has come, as its leader knows it.
+"""How far one follower has come, in its leader's view.
 
 Owns the state machine of one follower (etcd's raft has the same three states):
 
@@ -10,16 +10,13 @@ Owns the state machine of one follower (etcd's raft has the same three states):
      └────────────────────── the snapshot is gone ─────────────────────────┘
 ```
 
-- PROBE: where the logs agree is not known. One message at a time, sent again after a heartbeat.
+- PROBE: the place where the logs agree is unknown. One message at a time, repeated per heartbeat.
 - REPLICATE: entries are sent ahead, up to a bound on messages and bytes in flight.
-- SNAPSHOT: what the follower needs is not in the log any more; no entries are sent.
+- SNAPSHOT: the log no longer holds what the follower needs; no entries are sent.
 
-Invariants: match < next; `match` never falls, because an acknowledgement was durable when it was
-sent and a replica that loses its disk comes back under another key; an observer that asks anew gets
-a new progress. `match` is only what the follower acknowledged in this term, so up to there it has
-this leader's log.
-
-Must not know: other followers, what is committed.
+Invariants: match < next. `match` counts only what the follower acknowledged in this term, and never
+falls: acknowledgements are durable, and a replica that lost its disk has another key. An observer
+that asks again gets a new progress.
 """
 
 from __future__ import annotations
@@ -35,8 +32,6 @@ __all__ = ["Progress", "ProgressState", "SnapshotSend"]
 
 
 class ProgressState(enum.Enum):
-    """See the drawing above."""
-
     PROBE = "probe"
     REPLICATE = "replicate"
     SNAPSHOT = "snapshot"
@@ -50,13 +45,13 @@ _LEGAL: Final = {
 
 
 _REFUSALS: Final = 3
-"""So many answers to probes are not all late ones."""
+"""That many answers in a row to probes at `match` cannot all be delayed ones."""
 
 
 class SnapshotSend:
-    """Which bytes of which snapshot a follower gets next. One chunk is under way at a time.
+    """Which bytes of which snapshot a follower gets next. One chunk is in flight at a time.
 
-    `read_under_way`: the host reads it from its disk. `sent_us`: it was sent and not answered.
+    `read_under_way`: the host is reading the chunk. `sent_us`: it was sent and not answered yet.
     """
 
     __slots__ = ("offset", "read_under_way", "sent_us", "snapshot")
@@ -74,8 +69,6 @@ class _Sent(NamedTuple):
 
 
 class Progress:
-    """See the module docstring."""
-
     __slots__ = (
         "_bytes_in_flight",
         "_config",
@@ -98,12 +91,12 @@ class Progress:
         self.match = 0
         self.next = next_index
         self.state = ProgressState.PROBE
-        # A new leader gives everybody a full timeout before it doubts its majority.
+        # A new leader waits a full timeout before it counts a follower as silent.
         self.heard_us = now_us
         self.confirmed_us = 0
-        """When the newest heartbeat was sent that it has answered."""
+        """When the newest heartbeat that it answered was sent."""
         self.commit_sent = 0
-        """The newest commit index that an append has carried there."""
+        """The newest commit index that an append carried to it."""
         self.transfer: SnapshotSend | None = None
         self._config = config
         self._probe_sent = False
@@ -125,7 +118,7 @@ class Progress:
 
     @property
     def has_forgotten(self) -> bool:
-        """True when the follower refuses, again and again, what comes behind its own word."""
+        """True when the follower keeps refusing entries right after its own acknowledgement."""
         return self._refused_at_match >= _REFUSALS
 
     @property
@@ -135,7 +128,7 @@ class Progress:
 
     # --- sending -------------------------------------------------------------------------------
     def sent(self, entries: Sequence[Entry], commit: int) -> None:
-        """An append with these entries, from `next` on, was sent."""
+        """Record an append with these entries, from `next` on."""
         assert not self.is_paused
         assert self.transfer is None, "entries and a snapshot are not sent at once"
         self.commit_sent = max(self.commit_sent, commit)
@@ -150,34 +143,35 @@ class Progress:
 
     # --- answers -------------------------------------------------------------------------------
     def confirmed(self, sent_us: int, now_us: int) -> None:
-        """The follower has answered a heartbeat of that moment. One that does not say which (an
-        earlier release) is taken to have answered the last one, and at once."""
+        """Record the answer to the heartbeat sent at `sent_us`; 0: the answer does not name it."""
         assert sent_us >= 0
         self.confirmed_us = max(self.confirmed_us, min(sent_us or now_us, now_us))
 
     def accepted(self, index: int) -> None:
-        """The follower's log is equal up to `index`, durably. Answers may come twice, or late."""
+        """Record that the follower's log is equal up to `index`, durably. Answers may come twice or
+        late."""
         self.match = max(self.match, index)
         self._refused_at_match = 0
         self.next = max(self.next, self.match + 1)
+        # Answers may be lost, and each covers all entries before it.
         while self._in_flight and self._in_flight[0].last_index <= index:
             self._bytes_in_flight -= self._in_flight.popleft().size_bytes
         if self.state is ProgressState.PROBE:
             self._become(ProgressState.REPLICATE)
         elif self.transfer is not None and self.match >= self.transfer.snapshot.index:
-            # Behind a snapshot the next place is known as exactly as behind an append.
+            # After a snapshot the next index is known as exactly as after an append.
             self._become(ProgressState.REPLICATE)
         assert self.match < self.next
         assert bool(self._in_flight) == (self._bytes_in_flight > 0)
 
     def refused(self, index: int, next_index: int) -> bool:
-        """What was sent behind `index` did not fit; try from `next_index`. False for an old answer.
-
-        An answer about a place that is acknowledged, or that is not being probed, was overtaken.
-        One that comes again with each probe was not: the follower lacks what it acknowledged.
-        """
+        """Probe from `next_index`, as what followed `index` did not match. Returns False for an old
+        answer."""
+        # A delayed refusal comes once. One that comes with each probe at `match` means that the
+        # follower lacks entries it has acknowledged.
         if self.state is ProgressState.PROBE and 0 < self.match == index == self.next - 1:
             self._refused_at_match += next_index <= index
+        # A delayed answer: the place is acknowledged meanwhile, or is not being probed.
         if self.state is ProgressState.SNAPSHOT or index <= self.match:
             return False
         if self.state is ProgressState.PROBE and index != self.next - 1:
@@ -188,19 +182,19 @@ class Progress:
         return True
 
     def probe_again(self) -> None:
-        """The follower is alive, so a message without an answer was lost."""
+        """Send the next probe again: the follower is alive, so the last one was lost."""
         self._probe_sent = False
 
     # --- snapshots -----------------------------------------------------------------------------
     def needs_snapshot(self, snapshot: SnapshotMeta) -> None:
-        """What comes behind `next - 1` cannot be sent from the log."""
+        """Begin a snapshot: the log cannot supply what follows `next - 1`."""
         assert self.state is not ProgressState.SNAPSHOT
         assert self.match < snapshot.index
         self._become(ProgressState.SNAPSHOT)
         self.transfer = SnapshotSend(snapshot)
 
     def abandon_snapshot(self) -> None:
-        """The snapshot is gone; probing finds out what the follower needs now."""
+        """Probe instead, as the snapshot file was deleted."""
         assert self.state is ProgressState.SNAPSHOT
         self._become(ProgressState.PROBE)
 

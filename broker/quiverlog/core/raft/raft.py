@@ -1,30 +1,15 @@
 """One replica of the quorum's log: messages, ticks and finished jobs in, one `Ready` out.
 
-Owns the glue between the state machines of this package, and nothing else: `election` (role, term,
-votes), `leader` (`replication`, `progress`), `follower`, `membership` (voters), `snapshots` (both
-ends of a transfer), `outbox` (what waits for the disk), `log`.
+Owns the glue between `election`, `leader`, `follower`, `membership`, `snapshots`, `outbox`, `log`.
 
-The host's duties. After every call, while `has_ready` is true, it takes one `ready()` and does, in
-this order and in one go:
-
-1. Send `messages`. They may get lost, late, doubled or out of order.
-2. Start `write` as a job: hard state first, then entries, then the chunk (see `Write`), fsync. Only
-   when all of it is durable, and `store` shows it, call `persisted`. There is one write at a
-   time. When it fails, nobody knows what the disk holds: call `fail`, never `persisted`.
-3. Start each of `reads` as a job, and report it with `chunk_read`.
-4. If there is `restore`, the state machine becomes what that snapshot holds.
-5. Apply `committed` in order. An entry is decided; a proposal that was taken over by another
-   leader's entry at the same index is not.
-6. Call `advance`.
-
-It calls `tick` when `next_deadline_us` has come, on a clock that only grows. When its log has
-become long it asks for `snapshot_point`, has a job write the state machine as of then, and when
-that is durable and the store shows it, calls `snapshot_taken`.
-
-Invariants: no call does I/O, waits, or looks at a clock. Nothing that a message promises is
-undurable when `ready` hands it out. A proposal is only a proposal until it is in `committed`.
-
-Must not know: what entries mean, where anybody is, how anything is encoded.
+The host, after every call and while `has_ready` is true, takes one `ready()` and at once:
+1. sends `messages` (they may get lost, late, doubled or out of order);
+2. starts `write` as a job (see `Write`), one at a time; calls `persisted` when all of it is durable
+   and `store` shows it, or `fail` when it failed, as the disk's state is then unknown;
+3. starts each of `reads` as a job, reported with `chunk_read`;
+4. sets the state machine to the snapshot `restore`, if any; then applies `committed` in order;
+5. calls `advance`.
+It calls `tick` at `next_deadline_us`. No call does I/O, waits, or reads a clock.
 """
 
 from __future__ import annotations
@@ -68,11 +53,11 @@ __all__ = ["Raft", "Ready"]
 
 _NEVER_US: Final = 1 << 62
 _OF_LEADERS: Final = (Vote, Append, Heartbeat, SnapshotChunk)
-"""What is sent by replicas that lead, or want to."""
+"""Sent by replicas that lead, or want to."""
 
 
 class Ready(NamedTuple):
-    """What the host has to do now; see the module docstring."""
+    """What the host must do now; see the module docstring above."""
 
     messages: tuple[Message, ...]
     write: Write | None
@@ -82,13 +67,13 @@ class Ready(NamedTuple):
 
 
 class Raft:
-    """See the module docstring.
+    """One replica.
 
     Args:
         key: this node, and the directory that holds the log and the hard state.
         store: the durable log.
-        hard_state: as it was stored last; term 0 and no vote in a new directory.
-        seeds: node ids to ask for the log while this replica knows of no voters.
+        hard_state: as stored last; term 0 and no vote in a new directory.
+        seeds: node ids to ask for the log while this replica has no voters.
     """
 
     def __init__(
@@ -120,7 +105,7 @@ class Raft:
         self._handed_out: Ready | None = None
         self.is_failed = False
         if self._membership.is_only_voter(key):
-            self._ask_for_votes(now_us)  # There is nobody to wait for.
+            self._ask_for_votes(now_us)  # The only voter need not wait for a leader.
 
     # --- looking -------------------------------------------------------------------------------
     @property
@@ -133,7 +118,7 @@ class Raft:
 
     @property
     def leader(self) -> ReplicaKey | None:
-        """Who leads, as far as this replica knows."""
+        """The leader of this term, where it is known."""
         return self._election.leader
 
     @property
@@ -143,26 +128,28 @@ class Raft:
 
     @property
     def match_indexes(self) -> dict[ReplicaKey, int]:
-        """Where this leader knows others' logs to equal its own, durably. For any thread."""
+        """Up to where each follower's log equals this leader's, durably. For any thread."""
         leader = self._leader
         return {} if leader is None else leader.match_indexes
 
     @property
     def forgotten(self) -> dict[ReplicaKey, int]:
-        """Replicas that lack entries which they have acknowledged, and up to where they did: this
-        one, as its leader's heartbeats prove, or, where this one leads, others. Their disks are in
-        an earlier state. Nothing is sent again, for it may be acknowledged once only."""
+        """Replicas that lack entries which they acknowledged, and the index they acknowledged: this
+        one, by its leader's heartbeats, or followers of this leader. Their disks show an earlier
+        state. The leader does not send those entries again: a second acknowledgement would count
+        twice.
+        """
         return self._follower.forgotten if self._leader is None else self._leader.forgotten
 
     @property
     def heard_us(self) -> dict[ReplicaKey, int]:
-        """When this leader last heard of each replica that it follows up."""
+        """The last contact with each replica that this leader follows."""
         return {} if self._leader is None else self._leader.heard_us
 
     @property
     def majority_confirmed_us(self) -> int | None:
-        """A majority has heard this leader then, or later: whoever is elected next finds a moment
-        that is no earlier in `led_before_us`. None: it does not lead."""
+        """A majority had contact with this leader then or later: the next leader's `led_before_us`
+        is no earlier. None: this replica does not lead."""
         return None if self._leader is None else self._leader.majority_confirmed_us
 
     @property
@@ -172,12 +159,12 @@ class Raft:
 
     @property
     def log(self) -> LogView:
-        """To look at only."""
+        """For reading only."""
         return self._log
 
     @property
     def next_deadline_us(self) -> int:
-        """When `tick` is to be called at the latest."""
+        """The latest time of the next `tick`."""
         if self.is_failed:
             return _NEVER_US
         if self._leader is not None:
@@ -188,19 +175,19 @@ class Raft:
 
     # --- messages ------------------------------------------------------------------------------
     def step(self, message: Message, now_us: int) -> None:
-        """A message arrived."""
+        """Process a message."""
         self._at(now_us)
         if self.is_failed or not self._is_meant(message.target):
             return
         if isinstance(message, PreVote):
             self._election.on_pre_vote(message, now_us)
             if self._leader is not None and not self._membership.is_voter(message.source):
-                # It was removed while it was away, and learns so from the log.
+                # It was removed while it was away; the log it gets says so.
                 self._leader.on_observe(message.source, now_us)
             return
         if message.term > self.term:
             if isinstance(message, _OF_LEADERS) and self._election.ignores(message.source, now_us):
-                return  # Who has lost its vote may speak all the same: it only wants to follow.
+                return  # Others that lost their vote only raise the term.
             self._step_down(message.term, now_us)
         if isinstance(message, Append | Heartbeat | SnapshotChunk):
             self._on_leader_message(message, now_us)
@@ -222,15 +209,15 @@ class Raft:
             self._on_answer(message, now_us)
 
     def told_leader(self, leader: ReplicaKey) -> None:
-        """A replica that was asked for the log, and does not lead, names the leader it follows."""
+        """Record the leader that a replica asked for the log has named."""
         if not self.is_failed and self.leader is None and leader.node_id != self.key.node_id:
             self._follower.told_leader = leader
 
     def _at(self, now_us: int) -> None:
-        """The host calls: the moment is not before the last one, and roles are as they must be.
+        """Check the host's call.
 
-        A leader judges the time that has passed before it believes what has waited for it: after a
-        pause, answers in its buffers were given long ago.
+        A leader judges the time that has passed before it counts answers: after a pause, those in
+        its buffers are old.
         """
         assert now_us >= self._now_us, "the clock only grows"
         assert (self._leader is None) == (self.role is not Role.LEADER)
@@ -241,8 +228,8 @@ class Raft:
             assert self._leader is None
 
     def _is_meant(self, target: ReplicaKey) -> bool:
-        """A message for another disk of this node is not for us: it may ask to keep a promise that
-        only that disk remembers."""
+        """Return whether the message is for this disk of the node: only that disk keeps the
+        promises that a message for another may rest on."""
         if target.node_id != self.key.node_id:
             return False
         return target.directory_id in ("", self.key.directory_id)
@@ -269,7 +256,7 @@ class Raft:
 
     # --- time ----------------------------------------------------------------------------------
     def tick(self, now_us: int) -> None:
-        """Time has passed. Calling it early does nothing."""
+        """Act on the time that has passed. An early call does nothing."""
         self._at(now_us)
         if self.is_failed:
             return
@@ -286,11 +273,11 @@ class Raft:
         if self._election.timed_out(now_us):
             self._election.campaign(now_us)
         else:
-            # Perhaps there is a leader, and this replica was removed while it was away.
+            # There may be a leader, and this replica was removed while it was away.
             self._follower.observe(self.term, now_us)
 
     def _take_over(self, now_us: int) -> None:
-        # The leader has chosen this replica, so nobody needs to be asked whether it is dead.
+        # The leader chose this replica, so no pre-vote has to find out whether the leader is alive.
         if self._election.may_campaign:
             self._election.campaign(now_us)
 
@@ -309,7 +296,7 @@ class Raft:
         self._election.follow(term, None, now_us)
 
     def _commit_moved(self, now_us: int) -> None:
-        """A leader that was removed leads until that is committed (thesis, section 4.2.2)."""
+        """Step down once the removal of this leader is committed (thesis, section 4.2.2)."""
         assert self._leader is not None
         if not self._membership.is_voter(self.key) and self._membership.index <= self._log.commit:
             self._leader.hand_over_now()
@@ -317,7 +304,7 @@ class Raft:
 
     # --- proposals -----------------------------------------------------------------------------
     def propose(self, data: Sequence[bytes], now_us: int) -> Place:
-        """Append entries, one behind the other. Returns the place of the last one.
+        """Append entries. Returns the place of the last one.
 
         They are decided when an entry of that term is in `committed` at that index, and lost when
         one of another term is.
@@ -328,12 +315,11 @@ class Raft:
         return self._must_lead(now_us).propose(data, now_us)
 
     def is_caught_up(self, key: ReplicaKey, now_us: int) -> bool:
-        """True when this leader would make that replica a voter now."""
+        """Return whether this leader would make that replica a voter now."""
         return self._leader is not None and self._leader.is_caught_up(key, now_us)
 
     def is_silent(self, voter: ReplicaKey, now_us: int) -> bool:
-        """True when this leader has not heard that voter for an election timeout: it decides with
-        others, of whom a majority is heard, or it would not lead."""
+        """Return whether that voter has not answered this leader for an election timeout."""
         return self._leader is not None and self._leader.is_silent(voter, now_us)
 
     def add_voter(
@@ -343,24 +329,25 @@ class Raft:
         return self._must_lead(now_us).add_voter(key, endpoint, own_endpoint, now_us)
 
     def remove_voter(self, key: ReplicaKey, now_us: int) -> Place:
-        """Propose one voter less; it may be the leader itself."""
+        """Propose one voter less, possibly the leader itself."""
         stay = self.check_removal(key, now_us)
         return self._must_lead(now_us).propose_voters(stay, now_us)
 
     def check_removal(self, key: ReplicaKey, now_us: int) -> Voters:
-        """The voters without that one. Raises ProposalRefused where they could decide nothing."""
+        """Return the voters without that one. Raises ProposalRefused where they could decide
+        nothing."""
         leader = self._must_lead(now_us)
         stay = self._membership.without_voter(key)
         leader.check_heard(stay, now_us)
         return stay
 
     def move_voter(self, key: ReplicaKey, endpoint: str, now_us: int) -> Place:
-        """Propose another endpoint for a voter."""
         leader = self._must_lead(now_us)
         return leader.propose_voters(self._membership.with_endpoint(key, endpoint), now_us)
 
     def transfer_leadership(self, target: ReplicaKey | None, now_us: int) -> None:
-        """Hand leadership to another voter (None: the one that lags least), or go on leading."""
+        """Hand leadership to another voter (None: the one that lags least); without success, go on
+        leading."""
         self._must_lead(now_us).transfer(target, now_us)
 
     def _must_lead(self, now_us: int) -> Leader:
@@ -371,29 +358,30 @@ class Raft:
 
     # --- finished jobs -------------------------------------------------------------------------
     def persisted(self, write: Write, now_us: int) -> None:
-        """A write is durable, and the store shows it."""
+        """Record that a write is durable and that the store shows it."""
         assert self._handed_out is None, "the duties of a Ready are done in one go"
         assert not self.is_failed
         self._at(now_us)
         self._outbox.complete_write(write)
         if write.chunk is not None:
             self._restore = self._follower.chunk_written(write, self.term) or self._restore
+        # Own votes and acknowledgements count only now that they are durable (paper, section 5.1).
         for message in self._outbox.take_own():
             self.step(message, now_us)
         if self._leader is not None and self._leader.advance_commit():
             self._commit_moved(now_us)
 
     def chunk_read(self, read: SnapshotRead, data: bytes | None, done: bool, now_us: int) -> None:
-        """A chunk was read, the last one if `done`; None when that snapshot is not there."""
+        """Report a chunk that was read, the last one if `done`; None: that snapshot is gone."""
         self._at(now_us)
         if self._leader is not None:
             self._leader.chunk_read(read, data, done, now_us)
 
     def snapshot_point(self) -> SnapshotMeta:
-        """What a snapshot of the state machine, as it is now, stands for.
+        """Return what a snapshot of the state machine, as it is now, covers.
 
-        That is what was applied, which is committed and durable here. What is only in the log may
-        still be replaced (paper, section 7; KIP-630).
+        That is what was applied, which is committed and durable here. Entries that are only in the
+        log may still be replaced (paper, section 7; KIP-630).
         """
         index = self._log.applied
         term = self._log.term(index)
@@ -402,14 +390,14 @@ class Raft:
         return SnapshotMeta(index, term, self._membership.at(index))
 
     def snapshot_taken(self) -> None:
-        """The store shows a newer snapshot, and may have dropped entries that it stands for."""
+        """Take over a newer snapshot in the store, which may have dropped the entries it covers."""
         assert self._log.snapshot.index <= self._log.applied
         assert self._log.first_index <= self._log.snapshot.index + 1, "entries without a gap"
         self._membership.snapshot_taken(self._log.snapshot.index)
 
     def fail(self, now_us: int) -> None:
-        """The disk is out of service: hand over if this replica leads, and promise nothing more."""
-        # First, so that one that a bug has broken writes nothing either.
+        """Stop for a failed disk: hand leadership over, and promise nothing more."""
+        # First, so that a replica that a bug has broken writes nothing either.
         self._outbox.fail()
         self.is_failed = True
         if self._leader is not None:
@@ -430,7 +418,6 @@ class Raft:
         )
 
     def ready(self) -> Ready:
-        """What the host has to do now."""
         assert self._handed_out is None, "advance comes first"
         reads: tuple[SnapshotRead, ...] = ()
         if self._leader is not None:
@@ -447,7 +434,7 @@ class Raft:
         return self._handed_out
 
     def advance(self, ready: Ready) -> None:
-        """The duties of this `Ready` are done, jobs started."""
+        """Record that the duties of this `Ready` are done and its jobs started."""
         assert ready is self._handed_out
         self._handed_out = None
         self._restore = None

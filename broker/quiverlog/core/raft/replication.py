@@ -1,17 +1,15 @@
-"""What a leader does: bring everybody's log up to its own, and know what a majority has.
+"""A leader's replication: followers' progress, the commit index, heartbeats and check-quorum.
 
-Owns the followers' progress (voters and observers), the commit rule, heartbeats, check-quorum and
-the handing over of leadership. It exists for one leadership and is thrown away with it.
+Owns the progress of voters and observers, the commit rule, and the transfer of leadership, for one
+leadership.
 
 Invariants:
 - An entry is committed by count only when it is of the leader's own term; older ones are committed
   with it (paper, section 5.4.2 and figure 8). So a leader begins with an entry of its own.
 - This replica counts itself only up to what is durable here, and may commit without itself
   (thesis, section 10.2.1): the others need not wait for the leader's disk.
-- A leader that has not heard a majority for an election timeout steps down (thesis, section 6.2;
-  check-quorum in etcd and KRaft), so that nobody waits for decisions that cannot come.
-
-Must not know: elections, files, what entries mean.
+- A leader without contact to a majority for an election timeout steps down (thesis, section 6.2;
+  check-quorum in etcd and KRaft), so that callers do not wait for decisions that cannot come.
 """
 
 from __future__ import annotations
@@ -44,13 +42,13 @@ from quiverlog.core.raft.quorum import majority, reached_by_majority
 __all__ = ["Replication"]
 
 _OBSERVER_TIMEOUTS = 8
-"""An observer that was silent for so many election timeouts is forgotten; it may ask again."""
+"""An observer that is silent for this many election timeouts is dropped; it may ask again."""
 _NEVER_US = 1 << 62
 
 
 @dataclass(slots=True)
 class _Transfer:
-    """Leadership goes to `target` as soon as it has the whole log, or not at all."""
+    """Leadership goes to `target` once it has the whole log, or stays here at the deadline."""
 
     target: ReplicaKey
     deadline_us: int
@@ -58,8 +56,6 @@ class _Transfer:
 
 
 class Replication:
-    """See the module docstring."""
-
     def __init__(
         self,
         key: ReplicaKey,
@@ -77,37 +73,39 @@ class Replication:
         self._membership = membership
         self._outbox = outbox
         self._uncommitted: deque[tuple[int, int]] = deque()
-        """(index, bytes) of what was proposed here."""
+        """(index, bytes) of each uncommitted proposal."""
         self._uncommitted_bytes = 0
         self._transfer: _Transfer | None = None
         self.progress: dict[ReplicaKey, Progress] = {}
         self.forgotten: dict[ReplicaKey, int] = {}
-        """Voters that lack entries which they have acknowledged in this term, and up to where."""
+        """Voters that lack entries which they acknowledged in this term, and the index they
+        acknowledged."""
         self.heartbeat_due_us = now_us
         self.wants_to_send = True
-        """Something happened that may let entries go out."""
+        """Set when something happened that may let entries go out."""
         self.voters_changed(now_us)
         assert len(self.progress) >= len(membership.voters) - 1, "every other voter is followed"
 
     # --- members -------------------------------------------------------------------------------
     def voters_changed(self, now_us: int) -> None:
-        """Follow the set of voters. One that was removed stays as an observer until it is silent,
-        because it needs the entry that removes it."""
+        """Add new voters. A removed voter stays as an observer until it is silent, because it needs
+        the entry that removes it."""
         for voter in self._membership.voters:
             if voter != self._key and voter not in self.progress:
                 self._add(voter, now_us)
         self.wants_to_send = True
 
     def on_observe(self, key: ReplicaKey, now_us: int) -> None:
-        """A replica without a vote wants the log. Over the bound it is not answered."""
+        """Begin to send the log to a replica without a vote; above the bound its request is
+        ignored."""
         known = self.progress.get(key)
         if known is not None and self._membership.is_voter(key):
             known.probe_again()
         elif known is not None and known.transfer is not None:
             known.heard_us = now_us
         elif known is not None:
-            # It begins anew, perhaps with an earlier state of its disk: what it acknowledged before
-            # is no more known to be there, and without a vote nothing has rested on it.
+            # It may have restarted with an earlier state of its disk, so its acknowledgements no
+            # longer count. Nothing rested on them, as it has no vote.
             self._add(key, now_us)
             assert self.progress[key].match == 0
         elif self._observer_count < self._config.observers_max:
@@ -130,8 +128,11 @@ class Replication:
                 del self.progress[key]
 
     def check_caught_up(self, key: ReplicaKey, now_us: int) -> None:
-        """Raises ProposalRefused unless this replica may become a voter: it holds (nearly) the
-        whole log and is alive. Otherwise the next commits might wait for it (thesis, 4.2.1)."""
+        """Raises ProposalRefused unless this replica may become a voter.
+
+        It holds nearly the whole log and is alive; otherwise the next commits might wait for it
+        (thesis, section 4.2.1).
+        """
         progress = self.progress.get(key)
         assert progress is None or progress.match <= self._log.last_index
         if (
@@ -144,16 +145,20 @@ class Replication:
             raise ProposalRefused(Refusal.NOT_CAUGHT_UP)
 
     def is_silent(self, voter: ReplicaKey, now_us: int) -> bool:
-        """True when that voter is none of those who were heard since this leader must have heard a
-        majority. The timeout is that of this quorum: with slower heartbeats a shorter one would
-        find everybody silent between two of them."""
+        """Return whether that voter has not answered for an election timeout.
+
+        A shorter timeout could call every voter silent between two heartbeats.
+        """
         assert voter != self._key, "a leader hears itself"
         assert self._membership.is_voter(voter)
         return now_us - self.progress[voter].heard_us >= self._config.election_timeout_us
 
     def check_heard(self, stay: Voters, now_us: int) -> None:
-        """Raises ProposalRefused unless a majority of those voters is heard. They alone commit
-        their own set: with too few of them it stays open, and nothing else is decided either."""
+        """Raises ProposalRefused unless a majority of those voters answers.
+
+        They alone commit their own set: with too few of them the change stays open, and so does
+        every later decision.
+        """
         assert stay.keys() <= self._membership.voters.keys()
         heard = sum(key == self._key or not self.is_silent(key, now_us) for key in stay)
         if heard < majority(len(stay)):
@@ -172,7 +177,7 @@ class Replication:
             raise ProposalRefused(Refusal.TOO_MUCH_UNCOMMITTED)
 
     def append(self, kind: EntryKind, data: bytes, now_us: int) -> int:
-        """Put an entry at the end of the leader's log. Returns its index."""
+        """Append an entry to the leader's log. Returns its index."""
         entry = self._log.append(self._term, kind, data)
         assert not self._uncommitted or entry.index == self._uncommitted[-1][0] + 1
         self._uncommitted.append((entry.index, entry.size_bytes))
@@ -184,8 +189,7 @@ class Replication:
 
     # --- sending -------------------------------------------------------------------------------
     def send(self) -> None:
-        """Whatever may be sent now: entries as far as each follower's window reaches, and the
-        commit index where it is news."""
+        """Send what each follower's window admits, and the commit index where it is new."""
         self.wants_to_send = False
         for progress in self.progress.values():
             while not progress.is_paused and self._has_news(progress):
@@ -200,9 +204,9 @@ class Replication:
         )
 
     def _send_append(self, progress: Progress, *, empty: bool = False) -> bool:
-        """One append. False when the log does not reach back so far: a snapshot must go."""
+        """Send one append. Returns False when the log was compacted there: a snapshot must go."""
         assert progress.match < progress.next
-        assert progress.next <= self._log.last_index + 1, "nobody gets what is not here"
+        assert progress.next <= self._log.last_index + 1, "only what is here is sent"
         prev_index = progress.next - 1
         prev_term = self._log.term(prev_index)
         if prev_term is None or progress.next < self._log.first_index:
@@ -228,47 +232,52 @@ class Replication:
 
     # --- answers -------------------------------------------------------------------------------
     def heard(self, key: ReplicaKey, now_us: int) -> Progress | None:
-        """A message of this term came from a follower. None when it is nobody's we know."""
+        """Record contact with a follower, in this term. Returns None for a replica that is not
+        followed."""
         progress = self.progress.get(key)
         if progress is not None:
             progress.heard_us = now_us
         return progress
 
     def on_append_response(self, progress: Progress, message: AppendResponse) -> bool:
-        """True when more is committed now."""
+        """Return whether more is committed now."""
         self.wants_to_send = True
         if not message.accepted:
             fits = self._log.newest_possible_match(message.hint_index, message.hint_term)
             progress.refused(message.index, fits.index + 1)
+            # Only a voter's acknowledgements have committed anything.
             if progress.has_forgotten and self._membership.is_voter(progress.key):
                 self.forgotten[progress.key] = progress.match
             return False
         # Durable on the follower, in this term: it counts (paper, section 5.3).
         assert message.index <= self._log.last_index, "a follower acknowledges what it was sent"
         progress.accepted(message.index)
-        self.forgotten.pop(progress.key, None)  # The disk is there that has what it acknowledged.
+        self.forgotten.pop(
+            progress.key, None
+        )  # It is back on the disk that holds what it acknowledged.
         self._hand_over_when_ready()
         return self.advance_commit()
 
     def on_heartbeat_response(
         self, progress: Progress, message: HeartbeatResponse, now_us: int
     ) -> None:
-        """The follower lives; find out whether what was sent to it has arrived."""
+        """Record contact, and check whether the entries sent to the follower arrived."""
         progress.confirmed(message.sent_us, now_us)
         progress.probe_again()
         self.wants_to_send = True
         if progress.is_unacknowledged:
-            # No entries: a follower with a slow disk has them in memory and must not get them
-            # twice, one that has lost them refuses, and probing begins.
+            # Without entries: a follower with a slow disk has them in memory and must not get them
+            # twice. One that lost them refuses, and probing begins.
             self._send_append(progress, empty=True)
 
     def advance_commit(self) -> bool:
-        """Commit what a majority of the voters holds durably. True when that is news."""
+        """Commit what a majority of the voters holds durably. Returns whether the index grew."""
         voters = self._membership.voters
         reached = reached_by_majority(self._match(voter) for voter in voters)
         if reached <= self._log.commit:
             return False
         assert reached <= self._log.last_index, "a majority has what the leader has sent"
+        # Not by count: an entry of an older term may still be replaced (paper, figure 8).
         if self._log.term(reached) != self._term:
             return False
         self._log.commit_to(reached)
@@ -285,12 +294,13 @@ class Replication:
 
     # --- time ----------------------------------------------------------------------------------
     def tick(self, now_us: int) -> None:
-        """Send heartbeats that are due."""
         if now_us >= self.heartbeat_due_us:
             self.heartbeat_due_us = now_us + self._config.heartbeat_us
             self._forget_silent_observers(now_us)
             for progress in self.progress.values():
                 assert progress.match <= self._log.last_index
+                # Not beyond the follower's own log: what follows `match` there may be another
+                # leader's.
                 commit = min(progress.match, self._log.commit)
                 heartbeat = Heartbeat(
                     source=self._key,
@@ -301,29 +311,30 @@ class Replication:
                 )
                 self._outbox.send(heartbeat)
         if self._transfer is not None and now_us >= self._transfer.deadline_us:
-            self._transfer = None  # The target did not make it: go on leading (thesis, 3.10).
+            self._transfer = None  # The target was too slow: go on leading (thesis, section 3.10).
 
     @property
     def quorum_deadline_us(self) -> int:
-        """When this leader must step down unless it hears more."""
+        """When this leader must step down, unless more voters answer before."""
         assert self._config.election_timeout_us > 0
         return self.majority_heard_us + self._config.election_timeout_us
 
     @property
     def majority_heard_us(self) -> int:
-        """When a majority of the voters, with this one, was heard last."""
+        """When a majority of the voters, this one included, was last in contact."""
         return self._reached({key: one.heard_us for key, one in self.progress.items()})
 
     @property
     def majority_confirmed_us(self) -> int:
-        """A majority of the voters, with this one, has heard this leader then, or later."""
+        """A moment at or after which a majority of the voters, this one included, had contact with
+        this leader."""
         return self._reached({key: one.confirmed_us for key, one in self.progress.items()})
 
     def _reached(self, moments: dict[ReplicaKey, int]) -> int:
         if self._membership.is_only_voter(self._key):
             return _NEVER_US
         voters = self._membership.voters
-        assert voters, "who leads was elected"
+        assert voters, "a leader was elected by voters"
         reached = [us for key, us in moments.items() if key in voters]
         if self._key in voters:
             reached.append(_NEVER_US)
@@ -331,18 +342,18 @@ class Replication:
 
     @property
     def deadline_us(self) -> int:
-        """When `tick` has something to do."""
         if not self.progress:
-            return _NEVER_US  # Nobody follows: a quorum of one sleeps.
+            return _NEVER_US  # No followers: a quorum of one sleeps.
         due_us = min(self.heartbeat_due_us, self.quorum_deadline_us)
         return due_us if self._transfer is None else min(due_us, self._transfer.deadline_us)
 
     # --- handing over ----------------------------------------------------------------------------
     def transfer(self, target: ReplicaKey, now_us: int) -> None:
-        """Hand leadership to a voter: proposals stop, it gets the rest of the log, then the word.
+        """Hand leadership to a voter: proposals stop, it gets the rest of the log, then
+        `TimeoutNow`.
 
         Raises:
-            ProposalRefused: the target is no other voter, or another transfer is under way.
+            ProposalRefused: the target is no other voter, or another transfer is in progress.
         """
         if target not in self.progress or not self._membership.is_voter(target):
             raise ProposalRefused(Refusal.NOT_VOTER)
@@ -358,18 +369,20 @@ class Replication:
         if transfer is None or transfer.asked:
             return
         progress = self.progress.get(transfer.target)
+        # Only a voter that has every entry is sure to win, and no proposal is lost (thesis, section
+        # 3.10).
         if progress is not None and progress.match == self._log.last_index:
             assert self._membership.is_voter(transfer.target), "only voters may lead"
             transfer.asked = True
             self.ask_to_take_over(transfer.target)
 
     def ask_to_take_over(self, target: ReplicaKey) -> None:
-        """Tell one voter to begin an election without waiting for its timeout."""
+        """Ask a voter to begin an election without waiting for its timeout."""
         assert target != self._key
         self._outbox.send(TimeoutNow(source=self._key, target=target, term=self._term))
 
     def closest_voter(self) -> ReplicaKey | None:
-        """The other voter whose log is the newest, for a leader that must go."""
+        """Return the other voter whose log is the newest; None without one."""
         others = (p for key, p in self.progress.items() if self._membership.is_voter(key))
         best = max(others, key=lambda p: (p.match, p.heard_us), default=None)
         return None if best is None else best.key

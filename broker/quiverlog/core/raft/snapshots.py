@@ -1,8 +1,7 @@
-"""Bringing a snapshot to a follower, chunk by chunk.
+"""Sending a snapshot to a follower, chunk by chunk (paper, section 7; KIP-630).
 
-Owns both ends of the transfer: what a leader sends next (`SnapshotSender`) and what a follower has
-taken so far (`SnapshotReceiver`). The bytes are read and written by jobs of the host; here are the
-offsets (paper, section 7; KIP-630).
+Owns the offsets of both ends (`SnapshotSender`, `SnapshotReceiver`); jobs of the host read and
+write the bytes.
 
 ```
  leader    read (job) ─▶ SnapshotChunk(offset, data, done) ─▶ the answer's offset ─▶ read ...
@@ -11,13 +10,11 @@ offsets (paper, section 7; KIP-630).
 ```
 
 Invariants:
-- One chunk of a transfer is under way, so a follower holds one chunk in memory.
-- A follower continues only the snapshot it began, from the leader and term it began with: two
-  replicas may have written different bytes for the same index.
+- One chunk of a transfer is in flight, so a follower holds one chunk in memory.
+- A follower continues only a snapshot of the same leader and term: two replicas may have written
+  different bytes for the same index.
 - A chunk is answered when it is in the file; the last one when the snapshot is durable.
 - A snapshot that the log has reached meanwhile is not installed: acknowledged entries would go.
-
-Must not know: what is in a snapshot, where the files are.
 """
 
 from __future__ import annotations
@@ -48,7 +45,7 @@ class SnapshotRead(NamedTuple):
 
 
 class SnapshotSender:
-    """The leader's end. Where each transfer stands is in the follower's progress."""
+    """The leader's end. The state of each transfer is in the follower's progress."""
 
     __slots__ = ("_config", "_key", "_log", "_outbox", "_reads", "_term")
 
@@ -63,7 +60,7 @@ class SnapshotSender:
         self._reads: list[SnapshotRead] = []
 
     def continue_transfer(self, progress: Progress, now_us: int) -> None:
-        """Have the next chunk read, unless one is under way and may still be answered."""
+        """Have the next chunk read, unless one is in flight and may still be answered."""
         transfer = progress.transfer
         if transfer is None or transfer.read_under_way:
             return
@@ -72,7 +69,7 @@ class SnapshotSender:
         if transfer.sent_us is not None:
             if now_us - transfer.sent_us < self._config.election_timeout_us:
                 return
-            transfer.sent_us = None  # Lost, or its answer was.
+            transfer.sent_us = None  # The chunk or its answer was lost.
         transfer.read_under_way = True
         self._reads.append(
             SnapshotRead(
@@ -91,15 +88,16 @@ class SnapshotSender:
     def on_read(
         self, progress: Progress, read: SnapshotRead, data: bytes | None, done: bool, now_us: int
     ) -> None:
-        """The host has read a chunk; None: the file is gone, because there is a newer snapshot."""
+        """Send a chunk that the host has read; None: a newer snapshot replaced the file."""
         transfer = progress.transfer
         if transfer is None or transfer.snapshot != read.snapshot:
-            return  # The follower got on without it.
+            return  # The follower reached the snapshot without it.
         assert progress.state is ProgressState.SNAPSHOT
         transfer.read_under_way = False
         if data is None:
             progress.abandon_snapshot()
             return
+        # The follower asked for another offset while this one was read.
         if transfer.offset != read.offset:
             return
         assert len(data) <= read.bytes_max
@@ -117,7 +115,7 @@ class SnapshotSender:
         )
 
     def on_response(self, progress: Progress, message: SnapshotChunkResponse, now_us: int) -> bool:
-        """True when the follower has the snapshot: it stands at least at its index, durably."""
+        """Return whether the follower holds the snapshot, durably."""
         transfer = progress.transfer
         if transfer is None or message.snapshot_index != transfer.snapshot.index:
             return False
@@ -126,8 +124,8 @@ class SnapshotSender:
             progress.accepted(transfer.snapshot.index)
             assert progress.transfer is None, "the follower gets entries again"
             return True
-        # The follower says where it goes on. It may have begun again after a crash; an answer that
-        # was overtaken costs a chunk that the follower does not take, and another answer.
+        # The follower names the next offset: it may have started again after a crash. A delayed
+        # answer costs one chunk, which the follower does not take, and one more answer.
         if message.offset != transfer.offset:
             transfer.offset = message.offset
             transfer.sent_us = None
@@ -142,8 +140,6 @@ class _Incoming(NamedTuple):
 
 
 class SnapshotReceiver:
-    """The follower's end."""
-
     __slots__ = ("_incoming", "_key", "_log", "_offset", "_outbox", "_writing")
 
     def __init__(self, key: ReplicaKey, log: LogView, outbox: Outbox) -> None:
@@ -157,15 +153,15 @@ class SnapshotReceiver:
 
     @property
     def is_installing(self) -> bool:
-        """True while a write is going to put a snapshot in the place of the log: nothing may be
-        appended meanwhile, because it would be dropped after it was acknowledged."""
+        """True while a write is about to replace the log by a snapshot. Nothing may be appended
+        meanwhile: it would be dropped after it was acknowledged."""
         return self._writing is not None and self._writing.done
 
     def on_chunk(self, message: SnapshotChunk) -> None:
-        """Take a chunk if it is the next one, and say which is."""
+        """Take a chunk if it is the next one; answer with the next offset."""
         snapshot = message.snapshot
         if self._writing is not None:
-            return  # Its answer tells the offset.
+            return  # The answer to that chunk names the offset.
         if self._is_reached(snapshot):
             self._incoming = None
             self._answer(message, installed=True)
@@ -182,7 +178,7 @@ class SnapshotReceiver:
         self._outbox.write_chunk(message)
 
     def _is_reached(self, snapshot: SnapshotMeta) -> bool:
-        """True when the log holds all that the snapshot stands for (paper, figure 13, rule 6)."""
+        """Return whether the log holds all that the snapshot does (paper, figure 13, rule 6)."""
         if self._log.commit >= snapshot.index:
             return True
         if self._log.matches(snapshot.index, snapshot.term):
@@ -191,7 +187,8 @@ class SnapshotReceiver:
         return False
 
     def written(self, chunk: SnapshotChunk) -> bool:
-        """A chunk is durable. True when it was the last one: the store shows the snapshot."""
+        """Record that a chunk is durable. Returns whether it was the last: the store shows the
+        snapshot."""
         assert chunk is self._writing
         assert chunk.offset == self._offset, "chunks are written one behind the other"
         self._writing = None
@@ -201,7 +198,6 @@ class SnapshotReceiver:
         return chunk.done
 
     def answer_written(self, chunk: SnapshotChunk) -> None:
-        """Tell the leader, if it still leads."""
         self._answer(chunk, installed=chunk.done)
 
     def _answer(self, chunk: SnapshotChunk, *, installed: bool) -> None:
@@ -217,7 +213,7 @@ class SnapshotReceiver:
         self._outbox.send_durable(response, chunk.snapshot.index if installed else 0)
 
     def forget_unwritten(self) -> None:
-        """The term changed: a chunk that is in no write yet comes from a leader that is gone."""
+        """Drop a chunk of an older term's leader that is in no write yet."""
         under_way = self._outbox.under_way
         assert under_way is None or under_way.chunk in (None, self._writing)
         if self._writing is not None and (under_way is None or under_way.chunk is None):
