@@ -1,5 +1,4 @@
 """One partition at its leader: leader epochs, in-sync set, high watermark, durability, producers.
 
 Owns what is committed, which producer sequences are new, and when the in-sync set should change.
-Must not know: files, requests, the other partitions.
 """

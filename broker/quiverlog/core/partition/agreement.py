@@ -1,11 +1,9 @@
-"""Whether the logs that hold rows of earlier leaders say so themselves (docs/adr/0067).
+"""When rows of earlier leaders count as replicated (docs/adr/0067).
 
-Owns one rule, for one leader epoch: rows of earlier leaders become replicated when all whose rows
-count have it in their own logs that they have all of them, by a row of this epoch or by the epoch
-in the list on their disk. Rows alone do not show it: another log may have rows of a later epoch
-that never counted, and would seem longer where the longest log is to lead.
-
-Must not know: logs, who counts.
+Owns one rule, for one leader epoch: rows of earlier leaders become replicated once every counted
+replica shows that it has all of them, by a row of this epoch or by the epoch in the list on its
+disk. Positions alone do not show it: another log may hold rows of a later epoch that never counted,
+and would win an election for the longest log.
 """
 
 from __future__ import annotations
@@ -19,13 +17,12 @@ __all__ = ["Agreement"]
 
 
 class Agreement:
-    """See the module docstring.
+    """The rule, for one leadership.
 
     Attributes:
-        start_offset: where the leader's log ended when its epoch began.
-        is_needed: rows before that may not be replicated yet, or are so only because of an epoch
-            in the lists of those that have them.
-        is_epoch_saved: the leader's own list is on its disk, with its epoch.
+        start_offset: the end of the leader's log when its epoch began.
+        is_needed: rows before that may not be replicated yet, or only by an epoch in the lists.
+        is_epoch_saved: the leader's own list, with its epoch, is on its disk.
     """
 
     __slots__ = ("_leader_epoch", "is_epoch_saved", "is_needed", "start_offset")
@@ -46,7 +43,7 @@ class Agreement:
         self.is_epoch_saved = is_epoch_saved
 
     def is_reached(self, log_end_offset: int, holding: Iterable[FollowerProgress]) -> bool:
-        """True when the leader's log, which ends there, and all those that count say it."""
+        """Return whether the leader's log, which ends there, and all counted replicas show it."""
         assert log_end_offset >= self.start_offset, "a leader's log is never cut"
         if not self.is_needed:
             return True
@@ -55,7 +52,7 @@ class Agreement:
         return all(self.is_shown_by(follower) for follower in holding)
 
     def is_shown_by(self, follower: FollowerProgress) -> bool:
-        """True where it need not be shown, too."""
+        """Return whether the follower shows it, or need not."""
         saved_epoch = follower.saved_epoch
         assert saved_epoch >= NO_EPOCH
         assert follower.log_end_offset >= 0

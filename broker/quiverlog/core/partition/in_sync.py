@@ -1,23 +1,16 @@
-"""The in-sync replicas of one partition, as its leader has to count on them.
+"""The in-sync replicas of one partition, in the leader's view.
 
-Owns what is committed, and what was proposed to the controller and may hold by now. The leader
-never changes the set by itself (KIP-497): it proposes, one request in flight, under the partition
-epoch that it knows, and the controller takes it or refuses it. Until that is known, both may hold:
+The leader does not change the set by itself (KIP-497): it proposes, one request in flight, under
+its partition epoch, and the controller accepts or refuses. Until then both sets may hold:
 
-- `maximal`: whoever may be in sync. Rows are replicated when all of these have them.
-- `certain`: whoever is in sync in any case. What has to lie in so many places counts these alone.
+- `maximal`: replicas that may be in sync. Rows are replicated when all of these have them.
+- `certain`: replicas in sync in any case. A required number of copies counts only these.
 
-        settled ──propose──▶ asking ──applied, or the metadata say what holds──▶ settled
+        settled ──propose──▶ asking ──applied, or newer metadata──▶ settled
                                │ ├─ refused, and never applied (`PROVES_NOTHING_CHANGED`) ─▶ settled
-                               │ ├─ another epoch ─▶ outdated: the metadata will say what holds
-                               │ └─ no answer, or any other ─▶ to be asked again, the same
+                               │ ├─ another epoch ─▶ outdated: newer metadata will come
+                               │ └─ no answer, or any other ─▶ to be proposed again, unchanged
                                └────────────────────────────────────────────────────◀┘
-
-A request that was never answered may still be on its way when its repetition is refused. So such a
-refusal proves nothing of the first one: its members stay in `maximal` until another proposal is
-applied, which takes the partition epoch that the first one needs.
-
-Must not know: logs, offsets, who is fit to be in sync.
 """
 
 from __future__ import annotations
@@ -37,10 +30,9 @@ from quiverlog.errors import (
 __all__ = ["PROVES_NOTHING_CHANGED", "SETTLED_BY_METADATA", "InSync", "Proposal"]
 
 PROVES_NOTHING_CHANGED: Final = frozenset((IneligibleReplica.code, InvalidRequest.code))
-"""The controller compares epochs before it looks at the members: had this request been applied, its
-partition epoch would be outdated. The metadata may have nothing later to say then: a member holds
-the partition no more when a move has ended, which the leader hears with its answer, perhaps before
-the metadata say who holds it."""
+"""The controller compares epochs before members, so a request that had been applied would fail with
+an outdated partition epoch. The metadata need not change then: after a move has ended, a member may
+no longer hold the partition, and the answer may come before the metadata."""
 
 SETTLED_BY_METADATA: Final = frozenset(
     (
@@ -50,15 +42,15 @@ SETTLED_BY_METADATA: Final = frozenset(
         UnknownPartition.code,
     )
 )
-"""Another change came first, perhaps ours of an earlier try: asking again cannot succeed."""
+"""Another change was applied first, perhaps an earlier try of this one: a retry cannot succeed."""
 
 
 class Proposal(NamedTuple):
-    """What the controller is asked to make the in-sync replicas.
+    """The in-sync replicas that the leader asks the controller for.
 
-    `members`: sorted. It holds only if the partition is still at both epochs. `broker_epochs`: of
-    the members, as they have said to the leader; UNHEARD_EPOCH where they have said nothing.
-    `ends_move`: those that the partition moves to may hold it alone from now on.
+    `members`: sorted. Valid only at both epochs. `broker_epochs`: those that the members reported
+    to the leader; UNHEARD_EPOCH for no report. `ends_move`: the replicas that the partition moves
+    to may hold it alone from now on.
     """
 
     leader_epoch: int
@@ -69,8 +61,6 @@ class Proposal(NamedTuple):
 
 
 class InSync:
-    """See the module docstring."""
-
     __slots__ = (
         "_asked",
         "_leader_epoch",
@@ -91,10 +81,10 @@ class InSync:
         self.committed = self.maximal = self.certain = frozenset(members)
         self.in_flight = False
         self.outdated = False
-        """The metadata are ahead of what is known here: nothing can be proposed."""
-        # The proposal that waits for its answer, or to be sent again.
+        """The metadata are ahead of this state: nothing can be proposed."""
+        # The proposal that waits for its answer, or for a retry.
         self._asked: frozenset[int] | None = None
-        # What may have been applied, with the number of its requests that were never answered.
+        # Sets that may have been applied, and how many of their requests were never answered.
         self._possible: dict[frozenset[int], int] = {}
 
     @property
@@ -104,21 +94,22 @@ class InSync:
 
     @property
     def unsettled(self) -> bool:
-        """True when nothing is asked and yet something unknown may hold: propose what shall."""
+        """True when no proposal is open and an unanswered one may still be applied: propose
+        again."""
         return self._asked is None and bool(self._possible) and not self.outdated
 
     def propose(self, members: Iterable[int]) -> Proposal:
-        """Ask for these members. Returns what is to be sent."""
+        """Propose these members. Returns the request."""
         assert self._asked is None, "one proposal at a time"
         assert not self.outdated, "the metadata have to come first"
         self._asked = frozenset(members)
-        assert self._asked, "somebody is in sync"
+        assert self._asked, "the leader is in sync"
         self._possible.setdefault(self._asked, 0)
         self._count()
         return self.again()
 
     def again(self) -> Proposal:
-        """What is to be sent for the proposal that is not settled."""
+        """Return the request for the proposal that is not settled."""
         assert self._asked is not None
         assert not self.in_flight, "one request in flight"
         self.in_flight = True
@@ -126,18 +117,21 @@ class InSync:
 
     # --- what came of it -----------------------------------------------------------------------
     def unanswered(self) -> None:
-        """No answer will come: nobody knows whether the request was applied, or will be."""
+        """Record that no answer will come: the request may have been applied, or still be."""
         assert self.in_flight
         assert self._asked is not None
         self.in_flight = False
         self._possible[self._asked] += 1
 
     def refused(self, error_code: int) -> None:
-        """The controller has answered with this error."""
+        """Record an error from the controller."""
         assert self.in_flight
         assert self._asked is not None
         self.in_flight = False
         if error_code in PROVES_NOTHING_CHANGED:
+            # An earlier request for the same set may still be applied, though this one was refused:
+            # the set counts until another proposal takes the partition epoch that the earlier one
+            # needs.
             if not self._possible[self._asked]:
                 del self._possible[self._asked]
             self._asked = None
@@ -147,22 +141,23 @@ class InSync:
         self._count()
 
     def nothing_changed(self) -> None:
-        """The controller has taken the proposal, under a partition epoch that was known: it asked
-        for what held already.
-        """
+        """Record that the controller applied the proposal under the known epoch: the set was the
+        same."""
         assert self.in_flight
         assert self._asked is not None
         self.in_flight = False
+        # As after a refusal: an unanswered request for the same set may still be applied.
         if not self._possible[self._asked]:
             del self._possible[self._asked]
         self._asked = None
         self._count()
 
     def holds(self, partition_epoch: int, members: Iterable[int]) -> bool:
-        """The controller, or the metadata, say what holds. False for what is older or known."""
+        """Take over the set of the controller or the metadata. Returns False for an older or known
+        epoch."""
         if partition_epoch <= self.partition_epoch:
             return False
-        # Whatever was proposed under an older epoch was applied by now, or never will be.
+        # Every proposal under an older epoch was applied by now, or never will be.
         self.partition_epoch = partition_epoch
         self.committed = frozenset(members)
         self._possible.clear()

@@ -1,29 +1,17 @@
-"""One leadership of a partition: who is in sync, and how far rows are safe on how many brokers.
+"""One leadership of a partition: in-sync replicas and replicated offsets, for one leader epoch.
 
-Owns the in-sync replicas (in_sync.py) and the followers' progress (progress.py) for as long as one
-leader epoch lasts, and five rules (numbers as in docs/replication-rules.md):
+Owns the in-sync set (in_sync.py), the followers' progress (progress.py), and these rules (numbers
+as in docs/replication-rules.md):
 
-- Rows are replicated when all of `maximal` have them, and those, too, that are about to join: fit,
-  and caught up within the lag time. Else a broker that joins would always be a step behind (5).
-- While fewer than `min_in_sync` are in sync nothing more becomes replicated (6).
-- In sync may be who is alive and not on its way out, asks with the broker epoch that is registered,
-  has done so within the lag time, and has all that is known to be replicated and all of earlier
-  leaders (8).
-- One whose log was replaced (another disk, or copied again) counts from then on, where logs are
-  asked for after a power failure: so it has on its disk what was promised to be on disks. That is
-  what had been promised when the metadata changed last. Of later rows each lies on enough disks of
-  those that the metadata know, and no disk is lost without a change of theirs (docs/adr/0044).
-- Rows of earlier leaders wait until the logs that have them say so (agreement.py).
-- Out of sync is who has not had all rows for the lag time (9). An election gives those in sync a
-  fresh start: what they said was said to another.
+- Rows are replicated when all of `maximal` have them, and all followers about to join: otherwise a
+  follower that joins would always be a step behind (5).
+- With fewer than `min_in_sync` in sync, nothing more becomes replicated (6).
+- A follower may join when it is alive and stays, asks under its registered broker epoch and within
+  the lag time, and has all rows that are replicated or of earlier leaders (8).
+- A follower that lacked rows for the lag time leaves; an election restarts its clock (9).
 
-While the partition moves to other replicas, those that leave it count until those that stay have on
-their disks what producers were promised to find on `min_in_sync` of them. Then this is proposed,
-once more with the members that hold, and the controller ends the move (reassignment.py). Before
-that those that leave have asked under this epoch: who led, and did not know it yet, would tell an
-end that is no longer the end, and nobody would wait for it any more.
-
-Must not know: logs, requests, how proposals travel.
+A partition that moves: replicas that leave count until the others hold on disk what producers were
+promised on `min_in_sync` disks; then the leader proposes to end the move (reassignment.py).
 """
 
 from __future__ import annotations
@@ -45,18 +33,19 @@ __all__ = ["Brokers", "Leadership", "Said"]
 
 
 class Brokers(Protocol):
-    """What the metadata say of brokers."""
+    """What the metadata hold about brokers."""
 
     def fit_epoch(self, broker_id: int) -> int | None:
-        """The registered broker epoch; None while it is fenced, on its way out, or not known."""
+        """Return the registered broker epoch; None for a broker that is fenced, stopping or
+        unknown."""
 
 
 class Leadership:
-    """See the module docstring.
+    """The leadership of this broker.
 
     Args:
-        node_id: the leader, which is here.
-        replicas: all of them, in sync or not.
+        node_id: this broker.
+        replicas: all replicas, in sync or not.
         agreement: whether rows of earlier leaders may be replicated.
     """
 
@@ -103,15 +92,15 @@ class Leadership:
         self.in_sync = in_sync
         self.min_in_sync = min_in_sync
         self.followers: dict[int, FollowerProgress] = {}
-        # The lives of the members that were proposed last.
+        # The broker epochs of the members that were proposed last.
         self._asked_epochs: tuple[int, ...] = ()
-        # Followers that are about to join: fit and caught up, when looked at last.
+        # Followers about to join as of the last look: fit and caught up.
         self._joining: set[int] = set()
-        # Whose rows count: `maximal` and those about to join, without the leader.
+        # Followers whose rows count: those in `maximal` and those about to join.
         self._holding: tuple[FollowerProgress, ...] = ()
         self.adding: frozenset[int] = frozenset()
         self.leaving: frozenset[int] = frozenset()
-        # Rows below it may have been promised on disks, by this leader or one before.
+        # Rows below it may have been promised on disks, by this leader or an earlier one.
         self._promised_offset = self._promised_until_change = agreement.start_offset
         self.replaced: frozenset[int] = frozenset()
         self.is_single = False
@@ -120,17 +109,18 @@ class Leadership:
     # --- how safe rows are ---------------------------------------------------------------------
     @property
     def is_replicated(self) -> bool:
-        """True when there is another replica than the leader."""
         return bool(self.followers)
 
     @property
     def is_under_min(self) -> bool:
-        """True while fewer are in sync than rows have to lie on to be replicated."""
+        """True while too few replicas are in sync for rows to become replicated."""
         return len(self.in_sync.committed) < self.min_in_sync
 
     def replicated_offset(self, log_end_offset: int) -> int:
-        """Rows below it are on all that count; 0 while too few are in sync, or do not show that
-        they have all rows of earlier leaders."""
+        """Return the end of the rows that all counted replicas have.
+
+        0 while too few are in sync, or some do not show that they have all rows of earlier leaders.
+        """
         if self.is_under_min:
             return 0
         if not self.agreement.is_reached(log_end_offset, self._holding):
@@ -143,9 +133,10 @@ class Leadership:
         return end
 
     def flushed_offset(self, leader_flushed_offset: int) -> int:
-        """Rows below it are on the disks of `min_in_sync` that are in sync in any case.
+        """Return the end of the rows on the disks of `min_in_sync` certain members.
 
-        While a partition moves, those that leave count no more when those that are added do.
+        While a partition moves, replicas that leave stop counting once those that are added are in
+        sync.
         """
         certain, needed = self.in_sync.certain, self.min_in_sync
         if self._stay_alone:
@@ -163,7 +154,7 @@ class Leadership:
 
     @property
     def _stay_alone(self) -> bool:
-        """True when those that stay are enough without those that leave."""
+        """True when the replicas that stay are enough without those that leave."""
         if not self.leaving and not self.adding:
             return False
         committed = self.in_sync.committed
@@ -171,20 +162,22 @@ class Leadership:
 
     @property
     def _min_to_stay(self) -> int:
-        """So many of those that stay are enough, where fewer than the minimum are to stay."""
+        """The number of staying replicas that is enough, where fewer than the minimum stay."""
         stay_count = 1 + len(self.followers) - len(self.leaving)
-        assert stay_count >= 1, "somebody holds the partition"
+        assert stay_count >= 1, "at least one replica holds the partition"
         return min(self.min_in_sync, stay_count)
 
     @property
     def _have_heard(self) -> bool:
-        """True when those in sync that leave know of this leader epoch."""
+        """True when the leaving members have asked under this leader epoch. An earlier leader among
+        them that has not could answer with an end that is outdated, and no election would wait for
+        it."""
         leaving = self.leaving & self.in_sync.committed
         return all(f.is_heard for f in self.followers.values() if f.broker_id in leaving)
 
     # --- what happened -------------------------------------------------------------------------
     def grows(self, log_end_offset: int) -> None:
-        """Rows are about to be appended after this end."""
+        """Prepare for rows to be appended after this end."""
         for follower in self.followers.values():
             follower.leader_grows(log_end_offset)
 
@@ -196,12 +189,12 @@ class Leadership:
         brokers: Brokers,
         now_us: int,
     ) -> None:
-        """A follower whose log agrees with the leader's up to its end asks for more.
+        """Record a fetch of a follower whose log agrees with the leader's up to its end.
 
         Args:
-            heard: of its session, as long as the partition is in it.
+            heard: its session, as long as that contains the partition.
         """
-        assert said.broker_id != self._node_id, "a leader copies from nobody"
+        assert said.broker_id != self._node_id, "a leader copies from no other replica"
         follower = self.followers[said.broker_id]
         follower.heard = heard
         follower.fetched(said, log_end_offset, now_us)
@@ -209,18 +202,19 @@ class Leadership:
             self._look(follower, log_end_offset, brokers, now_us)
 
     def forgotten(self, broker_id: int) -> None:
-        """A follower's session has ended, or is without this partition from now on."""
+        """Record that a follower's session ended, or no longer contains this partition."""
         follower = self.followers.get(broker_id)
         if follower is not None:
             follower.heard = None
 
     def set_replicas(self, replicas: Iterable[int], now_us: int) -> None:
-        """These are the replicas now; what is known of those that stay is kept."""
+        """Set the replicas, keeping the progress of those that stay."""
         known = self.followers
         self.followers = {}
         for broker_id in replicas:
             if broker_id != self._node_id:
-                # Lag is counted from the election on: nobody is out of sync before having asked.
+                # Lag counts from the election on: a follower that had no time to fetch is not out
+                # of sync.
                 is_in_sync = broker_id in self.in_sync.committed
                 caught_up_us = now_us if is_in_sync else NEVER_US
                 self.followers[broker_id] = known.get(broker_id) or FollowerProgress(
@@ -231,22 +225,24 @@ class Leadership:
         self._count()
 
     def move(self, adding: Iterable[int], leaving: Iterable[int]) -> None:
-        """The partition moves: these are to begin and to end holding it; none: it does not move.
+        """Set which replicas are added and removed by a move; none: it does not move.
 
-        Who was to begin, and is given up, is only to end.
+        A replica whose addition was cancelled is only in `leaving`.
         """
         self.adding, self.leaving = frozenset(adding), frozenset(leaving)
         assert not self.adding & self.leaving
 
     # --- who is in sync ------------------------------------------------------------------------
     def holds(self, partition_epoch: int, members: Iterable[int], now_us: int) -> bool:
-        """The controller says who is in sync. False when that was known."""
+        """Take over the controller's in-sync set. Returns False when it was known."""
         before = self.in_sync.committed
         changed = self.in_sync.holds(partition_epoch, members)
         if changed:
+            # Each later row lies on enough disks of those in the metadata, and no disk is lost
+            # without a change there (docs/adr/0044).
             self._promised_until_change = self._promised_offset
         for broker_id in self.in_sync.committed - before:
-            # It may join with rows still missing, and has as long as others to come up.
+            # It may join with rows still missing, and gets the full lag time to catch up.
             if broker_id in self.followers:
                 follower = self.followers[broker_id]
                 follower.caught_up_us = max(follower.caught_up_us, now_us)
@@ -256,18 +252,19 @@ class Leadership:
         return changed
 
     def applied(self, partition_epoch: int, members: Iterable[int], now_us: int) -> None:
-        """The controller has answered that this holds now."""
+        """Record that the controller applied the proposal."""
         if not self.holds(partition_epoch, members, now_us):
             self.in_sync.nothing_changed()
             self._count()
 
     def refused(self, error_code: int) -> None:
-        """The controller has refused what was proposed."""
+        """Record that the controller refused the proposal."""
         self.in_sync.refused(error_code)
         self._count()
 
     def look_at_joining(self, log_end_offset: int, brokers: Brokers, now_us: int) -> None:
-        """A moment that `deadline_us` named has come: some may not be about to join any more."""
+        """Check again which followers are still about to join, at a moment that `deadline_us`
+        named."""
         for broker_id in list(self._joining):
             self._look(self.followers[broker_id], log_end_offset, brokers, now_us)
 
@@ -281,12 +278,12 @@ class Leadership:
         flushed_offset: int = 0,
         deleted_below: int = 0,
     ) -> Proposal | None:
-        """What to ask the controller for, if anything is to change and nothing is asked yet.
+        """Return a proposal for the controller if the set should change and none is open.
 
         Args:
-            flushed_offset: of the leader, which matters while the partition moves.
-            deleted_below: rows below it never come back, so who joins has given them up for good:
-                it may lead next.
+            flushed_offset: the leader's, needed while the partition moves.
+            deleted_below: rows below it never come back. A joining follower has given them up,
+                too, as it may lead next.
         """
         in_sync = self.in_sync
         if in_sync.asking or in_sync.outdated:
@@ -301,7 +298,7 @@ class Leadership:
                 )
             if stays:
                 members.add(follower.broker_id)
-        # With the members that hold: who comes or goes does so on its own.
+        # Only with unchanged members: joining and leaving are proposals of their own.
         has_arrived = (
             members == in_sync.committed
             and self._stay_alone
@@ -314,15 +311,15 @@ class Leadership:
         assert in_sync.maximal >= members, "what is asked for may hold from now on"
         self._joining -= in_sync.maximal
         self._count()
-        # With what the members have said: the controller knows better who was started anew.
+        # With the epochs that members reported: the controller finds those that restarted since.
         heard = {f.broker_id: f.broker_epoch for f in self.followers.values()}
         self._asked_epochs = tuple(heard.get(one, UNHEARD_EPOCH) for one in proposal.members)
         return proposal._replace(ends_move=has_arrived, broker_epochs=self._asked_epochs)
 
     def propose_again(self) -> Proposal:
-        """What was proposed and is not settled, once more.
+        """Return the open proposal once more, with the broker epochs of the first try.
 
-        Of the same lives: who was started anew since may lack the rows that it was asked for with.
+        A member that restarted since may lack the rows on which the proposal rests.
         """
         proposal = self.in_sync.again()
         assert self._node_id in proposal.members, "a leader is in sync"
@@ -330,7 +327,7 @@ class Leadership:
         return proposal._replace(broker_epochs=self._asked_epochs)
 
     def deadline_us(self, log_end_offset: int) -> int | None:
-        """When somebody who is behind will have been so for too long; None: nobody is behind."""
+        """Return when the first lagging follower will be out of sync; None: no follower lags."""
         earliest = None
         for follower in self._holding:
             if follower.log_end_offset < log_end_offset or not follower.is_heard:
@@ -349,23 +346,28 @@ class Leadership:
         has_rows = has_rows and self.agreement.is_shown_by(follower)
         if follower.flushed_offset < self.flush_needed(follower.broker_id):
             return False
-        # One that is silent has just left, perhaps, and would leave again after the lag time.
+        # A silent one may just have left, and would leave again after the lag time.
         asks = now_us - follower.heard_us <= self._lag_max_us
         return has_rows and asks and self._is_fit(follower, brokers)
 
     def flush_needed(self, broker_id: int) -> int:
-        """A follower that is out of sync has to have on its disk what is below it, to join."""
+        """Return up to where an out-of-sync follower must have flushed before it may join.
+
+        A follower whose log was replaced starts over, and elections after a power failure count on
+        disks: it must hold what was promised before the last metadata change.
+        """
         assert self._promised_until_change >= self.epoch_start_offset
         return self._promised_until_change if broker_id in self.replaced else 0
 
     def flush_wanted(self, broker_id: int) -> int:
-        """A move ends when those that stay have on their disks what is below it."""
+        """Return up to where the replicas that stay must have flushed before a move ends."""
         stays = bool(self.leaving) and broker_id not in self.leaving
         return self._promised_offset if stays else 0
 
     @staticmethod
     def _is_fit(follower: FollowerProgress, brokers: Brokers) -> bool:
-        """Alive, staying, and the one that is registered: not one that was there before it."""
+        """Return whether the follower is alive, stays, and is the registered instance of its
+        broker."""
         return follower.is_heard and brokers.fit_epoch(follower.broker_id) == follower.broker_epoch
 
     def _look(
@@ -375,7 +377,8 @@ class Leadership:
         brokers: Brokers,
         now_us: int,
     ) -> None:
-        """One that is about to join holds rows back as if it had: else it would never come up."""
+        """Update whether a follower is about to join. If so, it already holds the high watermark
+        back: otherwise it would never catch up with a busy leader."""
         assert self.followers[follower.broker_id] is follower
         is_joining = (
             follower.broker_id not in self.in_sync.maximal
@@ -391,6 +394,6 @@ class Leadership:
 
     def _count(self) -> None:
         assert self._joining <= self.followers.keys()
-        assert self._joining.isdisjoint(self.in_sync.maximal), "who may have joined is not about to"
+        assert self._joining.isdisjoint(self.in_sync.maximal), "a member cannot join"
         counted = self.in_sync.maximal | self._joining
         self._holding = tuple(f for f in self.followers.values() if f.broker_id in counted)

@@ -1,11 +1,9 @@
-"""What a level of durability rests on: how far rows are as safe as it promises.
+"""The offset up to which rows have a level of durability.
 
 `flushed` and `memory` are promises of the leader alone, and with several replicas they end with its
-leadership. With one replica there is nothing safer to ask for, and a move is no failure: while one
-is copied, its rows are acknowledged when those in sync have them too, so that whoever takes over
-has every row that was acknowledged.
-
-Must not know: requests, who waits.
+leadership. A topic with one replica has no safer level, and a move is no failure: while it moves,
+rows are acknowledged when the in-sync replicas have them too, so that the next leader has every
+acknowledged row.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from quiverlog.types import Durability
 
 __all__ = ["Positions", "safe_offset"]
 
-# Looking a member of an enum up costs as much as five comparisons, on every request.
+# An enum lookup costs as much as five comparisons, on every request.
 _MEMORY: Final = int(Durability.MEMORY)
 _FLUSHED: Final = int(Durability.FLUSHED)
 _REPLICATED: Final = int(Durability.REPLICATED)
@@ -24,7 +22,7 @@ _REPLICATED_FLUSHED: Final = int(Durability.REPLICATED_FLUSHED)
 
 
 class Positions(Protocol):
-    """How far each kind of safety has come (partition.py)."""
+    """The ends of rows with each kind of safety (partition.py)."""
 
     @property
     def flushed_offset(self) -> int: ...
@@ -43,7 +41,7 @@ class Positions(Protocol):
 
 
 def safe_offset(level: int, positions: Positions) -> int:
-    """Rows below the answer are as safe as `level` promises."""
+    """Return the end of the rows that are as safe as `level` promises."""
     if level == _REPLICATED:
         return positions.high_watermark
     if level == _REPLICATED_FLUSHED:

@@ -1,28 +1,14 @@
-"""One partition as its replica here sees it: who may write and read, and how far.
-
-Owns the leader epoch checks, the durability rule and the high watermark. Positions are kept apart;
-`safe_offset` (levels.py) is the one function that says which of them a level rests on:
+"""One replica of a partition: leader epoch checks, durability and the high watermark.
 
 - `log_start_offset`         the first row that is kept;
 - `flushed_offset`           rows below it are on this broker's disk;
-- `high_watermark`           readers see rows below it;
+- `high_watermark`           readers get rows below it;
 - `replicas_flushed_offset`  rows below it are on the disks of enough in-sync replicas;
 - `log_end_offset`           rows below it are in this broker's log.
 
-The high watermark of a partition with more than one replica is where its rows are replicated
-(leadership.py), at every level of the topic. With one replica it follows the topic's level, so that
-what a reader has seen cannot vanish by the failure that the level promises to survive. It never
-falls, even when the topic is altered to a safer level; a truncation, which only an unclean election
-makes reach so far, takes it along. While another broker leads, it is what that leader has said, as
-far as rows are here. It is not kept over a restart: nobody knows then how much of it is here.
-
-A leader may know less than the one before it has shown. Until the high watermark has passed the
-start of its epoch (`is_current`), it does not say where the readable rows end.
-
 Invariants: start <= end, flushed <= end, high watermark <= end. The start may pass the flushed
-offset (rows of `memory` topics are given up unflushed).
-
-Must not know: files, connections, requests.
+offset: rows of `memory` topics may be deleted before they are flushed. The high watermark falls
+only with a truncation after an unclean election.
 """
 
 from __future__ import annotations
@@ -44,7 +30,7 @@ from quiverlog.types import NO_EPOCH, Durability, TopicPartition
 
 __all__ = ["Assigned", "PartitionState"]
 
-# Looking a member of an enum up costs as much as five comparisons, on every request.
+# An enum lookup costs as much as five comparisons, on every request.
 _TOPIC_DEFAULT: Final = int(Durability.TOPIC_DEFAULT)
 _MEMORY: Final = int(Durability.MEMORY)
 _FLUSHED: Final = int(Durability.FLUSHED)
@@ -54,12 +40,12 @@ _LEVELS: Final = frozenset((_MEMORY, _FLUSHED, _REPLICATED, _REPLICATED_FLUSHED)
 
 
 class Assigned(NamedTuple):
-    """What the metadata say of a partition, to the broker that leads it.
+    """A partition in the metadata, for the broker that leads it.
 
-    `min_in_sync`: rows are replicated when they are on so many, at most as many as there are.
-    `adding`, `leaving`: replicas of a partition that moves, which begin and end to hold it.
-    `replaced`: those whose log counts for nothing before they are in sync again.
-    `is_single`: the topic has one replica, whatever this partition has while that changes.
+    `min_in_sync`: copies that make a row replicated, at most the number of replicas. `adding`,
+    `leaving`: replicas that a move adds and removes. `replaced`: replicas whose log does not count
+    before they are in sync again. `is_single`: the topic has one replica, even while a move makes
+    more.
     """
 
     leader_epoch: int
@@ -74,15 +60,20 @@ class Assigned(NamedTuple):
 
 
 class PartitionState:
-    """See the module docstring. A new one follows, until `lead`.
+    """The state of one replica; a new one follows, until `lead`.
+
+    The high watermark of a replicated partition is where rows are replicated (leadership.py), at
+    every level of the topic. With one replica it follows the topic's level (levels.py): rows that
+    readers got survive the failures that the level promises to survive. It is not saved, as a
+    restart may lose rows below it.
 
     Args:
         name: topic and partition, for messages.
-        leader_epoch: the newest that is known.
+        leader_epoch: the newest known.
         durability: the topic's level; acknowledgements are never weaker.
         log_start_offset, log_end_offset, flushed_offset: as recovery found them.
         node_id: this broker.
-        lag_max_us: a follower that had not all rows for so long is out of sync.
+        lag_max_us: a follower that lacked rows for this long is out of sync.
     """
 
     __slots__ = (
@@ -126,35 +117,35 @@ class PartitionState:
 
     @property
     def leads(self) -> bool:
-        """True while this broker leads the partition."""
         return self.leadership is not None
 
     @property
     def replicas_flushed_offset(self) -> int:
-        """Rows below it are on the disks of as many in-sync replicas as the topic asks for."""
+        """The end of the rows on the disks of as many in-sync replicas as the topic requires."""
         leadership = self.leadership
         return 0 if leadership is None else leadership.flushed_offset(self.flushed_offset)
 
     @property
     def may_be_taken_over(self) -> bool:
-        """True when a copy may lead next of whose existence a level below `replicated` knows
-        nothing: the topic has one replica, and this one moves, or gets others."""
+        """True when a single-replica topic moves or gains replicas: a copy may lead next, which
+        levels below `replicated` do not wait for."""
         leadership = self.leadership
         return leadership is not None and leadership.is_single and leadership.is_replicated
 
     @property
     def is_current(self) -> bool:
-        """False: the leader before may have shown rows that this one does not show yet."""
+        """False while the previous leader may have served rows that this one does not serve yet, so
+        that the end of the readable rows is uncertain."""
         leadership = self.leadership
         return leadership is None or self.high_watermark >= leadership.epoch_start_offset
 
     # --- checking a request ------------------------------------------------------------------
     def check_leader_epoch(self, epoch: int) -> None:
-        """Refuse a request that was meant for another leader epoch (KIP-320); NO_EPOCH fits any.
+        """Refuse a request of another leader epoch (KIP-320); NO_EPOCH fits any.
 
         Raises:
-            FencedLeaderEpoch: the asker's epoch is older.
-            UnknownLeaderEpoch: the asker's epoch is newer than ours.
+            FencedLeaderEpoch: the request's epoch is older.
+            UnknownLeaderEpoch: the request's epoch is newer.
         """
         if epoch in (self.leader_epoch, NO_EPOCH):
             return
@@ -164,9 +155,9 @@ class PartitionState:
         raise UnknownLeaderEpoch(text)
 
     def check_seen_epoch(self, epoch: int) -> None:
-        """Refuse to judge rows of a leader of which this replica has not heard: it was deposed.
+        """Refuse to judge rows of a newer leader, whose epoch this replica does not have yet.
 
-        With one replica nobody else can have led: the rows were lost with an earlier log.
+        With one replica there was no other leader: the rows were lost with an earlier log.
 
         Raises:
             UnknownLeaderEpoch: rows of this epoch were read elsewhere.
@@ -178,12 +169,12 @@ class PartitionState:
             )
 
     def required_level(self, asked: int) -> Durability:
-        """The level that an acknowledgement must rest on.
+        """Return the level that an acknowledgement must rest on.
 
         Raises:
-            UnsupportedDurability: not a level, weaker than the topic's, or one of several replicas
-                where there is one.
-            NotEnoughReplicas: too few are in sync for it now.
+            UnsupportedDurability: no level, a weaker one than the topic's, or a level of several
+                replicas for a topic with one.
+            NotEnoughReplicas: too few replicas are in sync for it now.
         """
         durability = self.durability
         if asked in (_TOPIC_DEFAULT, durability):
@@ -221,7 +212,7 @@ class PartitionState:
 
     # --- what happened -------------------------------------------------------------------------
     def appended(self, log_end_offset: int) -> bool:
-        """The log grew. True when readers may see more."""
+        """Record that the log grew. Returns whether readers may get more."""
         assert log_end_offset >= self.log_end_offset
         leadership = self.leadership
         if leadership is not None and leadership.followers:
@@ -232,7 +223,8 @@ class PartitionState:
         return self.durability != _FLUSHED and self._advance()
 
     def flushed(self, flushed_offset: int) -> bool:
-        """The disk has everything below `flushed_offset`. True when readers may see more."""
+        """Record that rows below `flushed_offset` are on the disk. Returns whether readers may get
+        more."""
         assert flushed_offset <= self.log_end_offset
         if flushed_offset > self.flushed_offset:
             self.flushed_offset = flushed_offset
@@ -240,18 +232,19 @@ class PartitionState:
         return self._advance()
 
     def trimmed(self, log_start_offset: int) -> None:
-        """Rows below `log_start_offset` were given up; only what readers may see can be."""
+        """Record that rows below `log_start_offset` were deleted; a leader deletes only readable
+        ones."""
         assert log_start_offset <= self.log_end_offset
         assert not self.leads or log_start_offset <= self.high_watermark
         if log_start_offset > self.log_start_offset:
             self.log_start_offset = log_start_offset
-            # A follower may hear of what was given up before it hears that it had been readable.
+            # A follower may get the new log start before the high watermark that covers it.
             self.high_watermark = max(self.high_watermark, log_start_offset)
         assert self.log_start_offset <= self.high_watermark
         assert self.high_watermark <= self.log_end_offset
 
     def truncated(self, log_end_offset: int) -> None:
-        """Rows from there on were cut: the leader does not have them."""
+        """Record that rows from there on were cut, because the leader does not have them."""
         assert self.leadership is None, "a leader's log is never cut"
         assert self.log_start_offset <= log_end_offset <= self.log_end_offset
         self.log_end_offset = log_end_offset
@@ -260,7 +253,7 @@ class PartitionState:
         assert self.flushed_offset <= self.log_end_offset
 
     def skipped(self, log_start_offset: int) -> None:
-        """All rows were given up: the log begins there, where the leader's does."""
+        """Record that all rows were dropped: the log begins at the leader's start."""
         assert self.leadership is None
         assert log_start_offset > self.log_end_offset
         self.log_start_offset = self.log_end_offset = self.flushed_offset = log_start_offset
@@ -268,7 +261,7 @@ class PartitionState:
         assert self.high_watermark == self.log_end_offset, "there is no row"
 
     def set_durability(self, durability: Durability) -> bool:
-        """The topic was altered. True when readers may see more; never may they see less."""
+        """Change the topic's level. Returns whether readers may get more; they never get less."""
         assert durability != _TOPIC_DEFAULT, "a topic has a level of its own"
         self.durability = durability
         return self._advance()
@@ -282,12 +275,12 @@ class PartitionState:
         is_tail_bare: bool = False,
         is_epoch_saved: bool = True,
     ) -> bool:
-        """Lead, with what the metadata say. True when readers may see more.
+        """Lead, or take over newer metadata. Returns whether readers may get more.
 
         Args:
-            is_tail_bare: no row here is of the newest epoch in the log's list.
-            is_epoch_saved: the list on the disk has the epoch that begins now; `epoch_saved` will
-                say so otherwise.
+            is_tail_bare: the newest epoch in the log's list has no row here.
+            is_epoch_saved: the list on the disk has the epoch that begins now; otherwise
+                `epoch_saved` follows.
         """
         leader_epoch = assigned.leader_epoch
         assert leader_epoch >= self.leader_epoch
@@ -297,7 +290,7 @@ class PartitionState:
             assert self.high_watermark <= self.log_end_offset
             has_rows = self.log_start_offset < self.log_end_offset
             may_lack = self.high_watermark < self.log_end_offset
-            # With one replica there is no other log, and no list is waited for.
+            # With one replica there is no other log to agree with.
             may_part = has_rows and len(assigned.replicas) > 1
             self.leadership = Leadership(
                 self._node_id,
@@ -327,7 +320,7 @@ class PartitionState:
         return self._advance()
 
     def epoch_saved(self, epoch: int) -> bool:
-        """The list on the disk has this newest epoch. True when readers may see more."""
+        """Record the newest epoch of the list on the disk. Returns whether readers may get more."""
         leadership = self.leadership
         assert epoch >= NO_EPOCH
         assert epoch <= self.leader_epoch, "no later epoch is known here"
@@ -339,18 +332,19 @@ class PartitionState:
         return self._advance()
 
     def follow(self, leader_epoch: int) -> None:
-        """Another broker leads under this epoch, or none does."""
+        """Follow another leader, or none, under this epoch."""
         assert leader_epoch >= self.leader_epoch
         self.leader_epoch = leader_epoch
         self.leadership = None
 
     def followers_moved(self) -> bool:
-        """What the leadership knows of its followers has changed. True: readers may see more."""
+        """Advance after a change in the followers' progress. Returns whether readers may get
+        more."""
         assert self.leadership is not None
         return self._advance()
 
     def leader_said(self, high_watermark: int) -> bool:
-        """The leader's high watermark, which holds for the rows that are here."""
+        """Take over the leader's high watermark, as far as rows are here."""
         assert self.leadership is None
         assert self.high_watermark <= self.log_end_offset
         limit = min(high_watermark, self.log_end_offset)

@@ -1,19 +1,15 @@
-"""What a partition remembers of its idempotent producers.
+"""The idempotent producers of a partition (KIP-98): new batch, duplicate, or out of order.
 
-Owns the rule that decides whether a batch is new, a repetition, or out of order (KIP-98). A batch
-carries (producer id, producer epoch, base sequence); sequences count ROWS, as offsets do, so the
-next batch must carry `base_sequence + row_count`, modulo 2**31. The last five batches of every
-producer are remembered: a match is a repetition and is answered with its first offset.
+A batch carries (producer id, producer epoch, base sequence). Sequences count ROWS, as offsets do:
+the next batch must carry `base_sequence + row_count`, modulo 2**31. The last five batches of each
+producer are remembered; a batch that matches one is a duplicate and gets its first offset.
 
 Invariants:
-- `next_sequence` of an entry follows its newest remembered batch; the batches lie in log order.
-- The state is a function of the log: replaying the headers of all batches gives the same answers.
-  That is why it survives a restart without a file of its own (a snapshot only shortens the replay).
-- At most `producers_max` are kept. The one that was silent longest makes room: its next batch is
-  refused (UnknownProducerId). Only its very first batch, sent again after so many others or so long
-  a silence, cannot be told from a new one.
-
-Must not know: files, clocks (moments come in), who asks.
+- `next_sequence` follows the newest remembered batch; batches are in log order.
+- The state is a function of the log: replaying all batch headers restores it. A snapshot only
+  shortens the replay.
+- At most `producers_max` are kept. The least recently active is dropped: its next batch is refused
+  (UnknownProducerId), and a retry of its very first batch would be stored twice.
 """
 
 from __future__ import annotations
@@ -50,8 +46,7 @@ _SNAPSHOT_VERSION: Final = 1
 class _Producer:
     """One producer. `batches`: (base_sequence, row_count, base_offset), oldest first.
 
-    Once it is among the states of a partition it never changes: another one takes its place, so
-    that a capture of all of them is a copy of references.
+    Immutable once it is in a partition's state, so that a capture copies references only.
     """
 
     __slots__ = ("batches", "epoch", "next_sequence", "seen_us")
@@ -63,7 +58,7 @@ class _Producer:
         self.seen_us = 0
 
     def add(self, header: BatchHeader, base_offset: int, now_us: int) -> None:
-        """Remember the producer's newest batch; a batch of another epoch begins anew."""
+        """Add the producer's newest batch; another epoch starts an empty list."""
         batches = self.batches
         if header.producer_epoch != self.epoch:
             self.epoch = header.producer_epoch
@@ -97,7 +92,7 @@ _Entry = tuple[int, int, int, list[tuple[int, int, int]]]
 
 
 class _Snapshot(msgspec.Struct, array_like=True):
-    """`producers`: (producer id, epoch, next sequence, batches), longest silent first."""
+    """`producers`: (producer id, epoch, next sequence, batches), least recently active first."""
 
     version: int
     producers: list[_Entry]
@@ -110,11 +105,10 @@ class ProducerStates:
     """All producers of one partition.
 
     Args:
-        now_us: the moment of opening. Producers found by `restore` and `replay` count as seen now,
-            so that a producer whose rows carry old times is not forgotten by a restart. All moments
-            are of the monotonic clock: a wall clock that jumps makes nobody silent.
+        now_us: the moment of opening, on the monotonic clock. Producers from `restore` and `replay`
+            count as active now: a restart expires none for the old times of its rows.
         producers_max: bound on producers remembered.
-        expiry_us: a producer silent for longer is forgotten by `expire`.
+        expiry_us: `expire` drops producers without a batch for longer.
     """
 
     __slots__ = ("_expiry_us", "_opened_us", "_producers", "_producers_max", "_staged")
@@ -130,9 +124,9 @@ class ProducerStates:
         self._opened_us = now_us
         self._producers_max = producers_max
         self._expiry_us = expiry_us
-        # Insertion order is order of last use: the first key is the one to forget.
+        # Insertion order is order of last use: the first key is dropped first.
         self._producers: dict[int, _Producer] = {}
-        # As they will be once the batches on their way to the log are in it.
+        # The producers whose newest batches are not in the log yet.
         self._staged: dict[int, _Producer] = {}
 
     def __len__(self) -> int:
@@ -140,12 +134,12 @@ class ProducerStates:
 
     # --- deciding ------------------------------------------------------------------------------
     def check(self, header: BatchHeader) -> int | None:
-        """The offset of a batch that was stored before; None for a new one, to be appended.
+        """Return the offset of a batch that was stored before; None for a new one, to be appended.
 
         Raises:
             InvalidProducerEpoch: a newer epoch of this producer has written here.
             UnknownProducerId: not remembered, and the batch is not its first.
-            OutOfOrderSequence: rows before this batch are missing, or it is an old repetition.
+            OutOfOrderSequence: rows before this batch are missing, or it is an old duplicate.
             InvalidRequest: a producer id without epoch or sequence.
         """
         if header.producer_id < 0:
@@ -169,7 +163,7 @@ class ProducerStates:
 
     @staticmethod
     def _check_first(header: BatchHeader, *, known: bool) -> None:
-        """A producer's (or an epoch's) first batch must carry sequence 0."""
+        """Refuse a producer's (or an epoch's) first batch unless it carries sequence 0."""
         if header.base_sequence == 0 and header.producer_epoch >= 0:
             return
         if header.base_sequence < 0 or header.producer_epoch < 0:
@@ -184,11 +178,11 @@ class ProducerStates:
         )
 
     def under_ended_epoch(self, header: BatchHeader) -> tuple[int | None, int]:
-        """Of a batch whose epoch is over everywhere: nothing more is stored under it.
+        """Look up a batch whose epoch has ended everywhere: nothing more is stored under it.
 
-        Returns the offset of the batch if it is known to be stored, and the sequence from which on
+        Returns the batch's offset if it is known to be stored, and the sequence from which on
         nothing is stored under its epoch: 0 where no row of that epoch is remembered, -1 where a
-        newer one has written, so that nobody can tell.
+        newer epoch has written, so that it is unknown.
         """
         pid, epoch = header.producer_id, header.producer_epoch
         producer = self._staged.get(pid) or self._producers.get(pid)
@@ -202,7 +196,7 @@ class ProducerStates:
         return None, producer.next_sequence
 
     def newest_epoch(self, producer_id: int) -> int:
-        """The newest epoch under which this producer wrote here; -1 when it is not known."""
+        """Return the newest epoch under which this producer wrote here; -1 for an unknown one."""
         producer = self._staged.get(producer_id) or self._producers.get(producer_id)
         return -1 if producer is None else producer.epoch
 
@@ -217,17 +211,18 @@ class ProducerStates:
 
     @property
     def newest_offset(self) -> int:
-        """The first row of the newest batch that is remembered; -1: there is none."""
+        """The first row of the newest remembered batch; -1: there is none."""
         return max(
             (one.batches[-1][2] for one in self._producers.values() if one.batches), default=-1
         )
 
     # --- recording -----------------------------------------------------------------------------
     def stage(self, header: BatchHeader, base_offset: int, now_us: int) -> None:
-        """The batch is on its way to the log, at `base_offset`. Later batches are checked after it.
+        """Record a batch that is about to be appended at `base_offset`; later batches are checked
+        after it.
 
-        Snapshots leave it out: a snapshot that is ahead of the log would, after a crash, take the
-        retry of a batch that was never stored for a repetition, and acknowledge lost rows.
+        Snapshots leave it out. After a crash, a snapshot ahead of the log would take the retry of a
+        batch that was never stored for a duplicate, and acknowledge lost rows.
         """
         assert base_offset >= 0
         pid = header.producer_id
@@ -241,18 +236,16 @@ class ProducerStates:
         producer.add(header, base_offset, now_us)
 
     def commit_staged(self) -> None:
-        """All staged batches are in the log."""
         for pid, producer in self._staged.items():
             self._put(pid, producer)
         self._staged.clear()
 
     def drop_staged(self) -> None:
-        """None of the staged batches is in the log."""
         self._staged.clear()
 
     def record(self, header: BatchHeader, base_offset: int, now_us: int) -> None:
-        """The batch is in the log at `base_offset`. Asks nothing: `check` was asked before."""
-        assert not self._staged, "what is recorded is behind all that was staged"
+        """Record a batch in the log at `base_offset`, without the rules of `check`."""
+        assert not self._staged, "recorded batches come after all staged ones"
         pid = header.producer_id
         if pid < 0:
             return
@@ -263,6 +256,7 @@ class ProducerStates:
 
     def _put(self, pid: int, producer: _Producer) -> None:
         producers = self._producers
+        # Removed first, so that it goes to the end: insertion order is order of last use.
         producers.pop(pid, None)
         if len(producers) >= self._producers_max:
             del producers[next(iter(producers))]
@@ -271,11 +265,11 @@ class ProducerStates:
         assert producer.batches, "a producer that is remembered has written"
 
     def replay(self, header: BatchHeader) -> None:
-        """A batch was found in the log: take it in. The log is right by definition."""
+        """Record a batch found in the log, which is right by definition."""
         self.record(header, header.base_offset, self._opened_us)
 
     def expire(self, now_us: int) -> int:
-        """Forget the producers that have been silent for too long; returns how many."""
+        """Drop the producers that were inactive for too long; returns their number."""
         limit = now_us - self._expiry_us
         known = len(self._producers)
         count = 0
@@ -290,18 +284,18 @@ class ProducerStates:
 
     # --- snapshots -----------------------------------------------------------------------------
     def capture(self) -> Callable[[], bytes]:
-        """The states of now, to be encoded as a snapshot at any time and in any thread."""
+        """Return an encoder of the present states, callable later and in any thread."""
         return partial(_encode, self._producers.copy())
 
     def snapshot(self) -> bytes:
-        """Everything that `restore` needs; the storage adds magic, checksum and offset."""
+        """Return all that `restore` needs; the storage adds magic, checksum and offset."""
         return _encode(self._producers)
 
     def snapshot_below(self, offset: int) -> bytes:
-        """A snapshot of what the rows from `offset` on do not tell: the batches that end below it.
+        """Return a snapshot of the batches that end at or below `offset`.
 
-        Who takes this and then the rows from `offset` on knows as much as is known here. The batch
-        around `offset` comes with these, whole.
+        With the rows from `offset` on, beginning with the whole batch around it, a replica gets the
+        states of this one.
         """
         assert offset >= 0
         kept: list[_Entry] = []
@@ -316,9 +310,9 @@ class ProducerStates:
         return msgspec.msgpack.encode(_Snapshot(_SNAPSHOT_VERSION, kept))
 
     def blank(self, now_us: int | None = None) -> ProducerStates:
-        """States of no producers, with the same bounds.
+        """Return empty states with the same bounds.
 
-        Those that are found later count as seen `now_us`, or when the newest of these was: that may
+        Producers found later count as active at `now_us`, or when the newest of these was: that may
         be long after the opening.
         """
         if now_us is None:
@@ -327,16 +321,16 @@ class ProducerStates:
         return ProducerStates(now_us, producers_max=self._producers_max, expiry_us=self._expiry_us)
 
     def adopt(self, restored: ProducerStates) -> None:
-        """Take the place of one's own states; nothing may be on its way to the log."""
+        """Replace these states; no batch may be staged."""
         assert restored is not self
         assert not self._staged, "nothing is appended while a log is cut"
         self._producers = restored._producers
 
     def restore(self, blob: bytes) -> None:
-        """Replace the state by a snapshot's; empty bytes stand for no producers.
+        """Replace the state by a snapshot's; empty bytes are no producers.
 
         Raises:
-            CorruptLog: the blob is none of ours (the state is left empty; replay the log instead).
+            CorruptLog: the blob cannot be decoded. The state is left empty; replay the log instead.
         """
         self._producers.clear()
         self._staged.clear()
@@ -348,7 +342,7 @@ class ProducerStates:
             raise CorruptLog(f"producers.snapshot cannot be read: {error}.") from error
         if snapshot.version != _SNAPSHOT_VERSION:
             raise CorruptLog(f"producers.snapshot has version {snapshot.version}.")
-        # The bound may be lower than when the snapshot was made.
+        # The bound may have been lowered since the snapshot.
         for pid, epoch, next_sequence, batches in snapshot.producers[-self._producers_max :]:
             producer = _Producer(epoch)
             producer.seen_us = self._opened_us

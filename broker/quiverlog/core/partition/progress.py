@@ -1,16 +1,12 @@
-"""How far one follower has come, as its leader knows it from what the follower asks for.
+"""One follower's progress, as its fetches report it to the leader.
 
-Owns its positions and the moment at which it had all rows last. It had all rows at this moment if
-it asks for what comes after the leader's end; it had them at its fetch before this one if it asks
-for what comes after the end at that time: a follower of a busy leader never sees the end, and is
-in sync all the same (`Replica.updateFetchState` in Kafka).
+Owns its positions, and when it last had all rows: at this fetch, if that asks for what comes after
+the leader's end; at the fetch before, if this one asks for what comes after the end of that time. A
+follower of a busy leader never reaches the end and is in sync all the same
+(`Replica.updateFetchState` in Kafka).
 
-A follower that stands at the end does not mention the partition in its fetches (fetch sessions), so
-those of its whole session count for it: `Heard` is one for all partitions of a session.
-
-Invariant: flushed <= end, as far as the follower tells the truth.
-
-Must not know: who is in sync, logs, connections.
+A follower at the end does not name the partition in its fetches (fetch sessions), so any fetch of
+its session counts: `Heard` is shared by all partitions of a session.
 """
 
 from __future__ import annotations
@@ -22,14 +18,14 @@ from quiverlog.types import NO_EPOCH
 __all__ = ["NEVER_US", "UNHEARD_EPOCH", "FollowerProgress", "Heard", "Said"]
 
 NEVER_US: Final = -(2**62)
-"""Long before any moment: it was never known to have all rows."""
+"""Before any moment: it never had all rows."""
 
 UNHEARD_EPOCH: Final = -1
 """The broker epoch of a follower that has not asked under this leader epoch."""
 
 
 class Said(NamedTuple):
-    """What a follower says of itself in a fetch of a partition."""
+    """A follower's report in a fetch of a partition."""
 
     broker_id: int
     broker_epoch: int
@@ -40,7 +36,7 @@ class Said(NamedTuple):
 
 
 class Heard:
-    """When a follower's session was heard last. Shared by all of its partitions."""
+    """The last fetch of a follower's session. Shared by all of its partitions."""
 
     __slots__ = ("fetched_us",)
 
@@ -49,11 +45,10 @@ class Heard:
 
 
 class FollowerProgress:
-    """See the module docstring.
+    """One follower.
 
     Args:
-        caught_up_us: when it had all rows last: at the election for those in sync, for others
-            `NEVER_US`.
+        caught_up_us: when it last had all rows: the election for in-sync members, else `NEVER_US`.
         known_us: since when it is a follower here.
     """
 
@@ -86,17 +81,17 @@ class FollowerProgress:
 
     @property
     def is_heard(self) -> bool:
-        """True when it has asked under this leader epoch: until then nothing is known of it."""
+        """True when it has asked under this leader epoch."""
         return self.broker_epoch != UNHEARD_EPOCH
 
     @property
     def heard_us(self) -> int:
-        """When it has asked last, for this partition or for others of its session."""
+        """When it last asked, for this partition or for others of its session."""
         heard = self.heard
         return self._fetched_us if heard is None else max(self._fetched_us, heard.fetched_us)
 
     def fetched(self, said: Said, leader_end_offset: int, now_us: int) -> None:
-        """Asked for what comes after its end, and its log agrees with the leader's."""
+        """Record a fetch from the follower's end on; its log agrees with the leader's."""
         log_end_offset, broker_epoch = said.log_end_offset, said.broker_epoch
         assert said.broker_id == self.broker_id
         assert said.saved_epoch >= NO_EPOCH
@@ -104,7 +99,7 @@ class FollowerProgress:
         assert self._fetched_us <= now_us
         assert broker_epoch >= self.broker_epoch
         if broker_epoch != self.broker_epoch:
-            self._end_at_fetch = -1  # Another life of it asks: it may come with an empty disk.
+            self._end_at_fetch = -1  # The broker restarted, perhaps with an empty disk.
         if log_end_offset >= leader_end_offset:
             self.caught_up_us = max(self.caught_up_us, now_us)
         elif 0 <= self._end_at_fetch <= log_end_offset:
@@ -119,13 +114,14 @@ class FollowerProgress:
         assert self.flushed_offset <= self.log_end_offset
 
     def leader_grows(self, leader_end_offset: int) -> None:
-        """Rows are about to be appended at the leader's end: did it have all until now."""
+        """Record, before rows are appended at the leader's end, whether the follower had all until
+        now."""
         assert self.log_end_offset <= leader_end_offset, "a leader's log is never cut"
         if self.heard is not None and self.log_end_offset >= leader_end_offset:
             self.caught_up_us = max(self.caught_up_us, self.heard.fetched_us)
 
     def is_caught_up(self, leader_end_offset: int, lag_max_us: int, now_us: int) -> bool:
-        """True when it has all rows, or had them less than `lag_max_us` ago."""
+        """Return whether it has all rows, or had them at most `lag_max_us` ago."""
         if self.is_heard and self.log_end_offset >= leader_end_offset:
             return True
         return now_us - self.caught_up_us <= lag_max_us

@@ -1,5 +1,5 @@
-"""Both ends of a copy: what a follower asks for next, what a leader answers and learns from it.
+"""Both ends of replication: a follower's next fetch, a leader's answer, and fetch sessions.
 
-Owns fetch sessions, the search for where two logs part, and the checks of a follower's entry.
-Stands on `core.partition`. Must not know: files, connections, how rows are read.
+Owns the search for where two logs diverge, and the checks of a follower's fetch. Uses
+`core.partition`.
 """

@@ -1,8 +1,8 @@
-"""Where two copies of a log part, seen from the one that leads.
+"""Where two copies of a log diverge, seen from the leader's.
 
-Owns one rule. A reader or a copy that ends at `offset`, its newest epoch `last_epoch`, agrees with
-this log if that epoch is known here and goes up to `offset` at least (KIP-101, KIP-320). Else it is
-told the newest epoch that both may share, and where that ended here.
+A reader or follower that ends at `offset` with newest epoch `last_epoch` agrees with this log if
+that epoch reaches at least to `offset` here (KIP-101, KIP-320). Otherwise it gets the newest epoch
+that both may share, and where that ended here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["Epochs", "diverging"]
 
 
 class Epochs(Protocol):
-    """Which leader epoch began where."""
+    """Where each leader epoch began."""
 
     def latest(self) -> tuple[int, int]: ...
 
@@ -23,9 +23,9 @@ class Epochs(Protocol):
 
 
 def diverging(epochs: Epochs, last_epoch: int, offset: int) -> tuple[int, int] | None:
-    """(epoch, its end here) where the logs part; None: they agree, as far as can be said.
+    """Return (epoch, its end here) where the logs diverge; None: they agree, as far as known.
 
-    (NO_EPOCH, -1): this log never had so new an epoch.
+    (NO_EPOCH, -1): every epoch of this log is newer.
     """
     if last_epoch == NO_EPOCH:
         return None

@@ -1,23 +1,16 @@
-"""One partition that is copied from its leader: what is asked for, and what an answer means.
+"""A follower's copy of one partition: the next fetch, and how an answer changes the copy.
 
-Owns the phase of the copy. A fetch names the copy's end and the newest epoch in its list, so every
-fetch asks whether the logs agree up to there; the answer is rows, or where the logs part.
+A fetch names the copy's end and the newest epoch in its list, so every fetch checks whether the
+logs agree up to there; the answer is rows, or where the logs diverge.
 
     WAITING ──a leader──▶ ASKING ──they agree──▶ FETCHING
                            ▲ │                       │
                            │ └──they do not──▶ CUTTING ◀──they do not──┘
                            └──────cut: asked again──┘
-    ASKING, FETCHING ──the leader's rows begin behind the end──▶ SKIPPING ──▶ ASKING
-    ASKING, FETCHING ──error, or it rests──▶ FAILED ──retry deadline──▶ ASKING
+    ASKING, FETCHING ──the leader's rows begin after the end──▶ SKIPPING ──▶ ASKING
+    ASKING, FETCHING ──error, or over its quota──▶ FAILED ──retry deadline──▶ ASKING
     each ──another leader, or none──▶ ASKING, WAITING (from CUTTING, SKIPPING: when that is done)
     each ──its disk failed──▶ OFFLINE, for good
-
-The cut follows the epochs, never the high watermark (KIP-101) unless the leader has none, and is
-asked about again until both
-logs know the epoch that the leader named (KIP-279). The list of epochs is cut even where no row is:
-after two elections without a row the same question would be asked for ever (KAFKA-10706).
-
-Must not know: files, jobs, connections, how rows are stored.
 """
 
 from __future__ import annotations
@@ -37,8 +30,6 @@ _BACKOFF_US_MAX: Final = 2_000_000
 
 
 class Phase(enum.Enum):
-    """See the module docstring."""
-
     WAITING = "waiting"
     ASKING = "asking"
     CUTTING = "cutting"
@@ -75,23 +66,23 @@ LEGAL: Final[dict[Phase, frozenset[Phase]]] = {
     Phase.FAILED: frozenset((Phase.WAITING, Phase.ASKING, Phase.OFFLINE)),
     Phase.OFFLINE: frozenset(),
 }
-"""From each phase to which others."""
+"""The legal transitions."""
 
 
 class Cut(NamedTuple):
-    """Cut the rows from `offset` on, and the epochs that begin there, then say `cut`."""
+    """Cut the rows from `offset` on and the epochs that begin there, then call `cut`."""
 
     offset: int
 
 
 class Skip(NamedTuple):
-    """Give up all rows and begin at `offset`, then say `cut`."""
+    """Drop all rows and begin at `offset`, then call `cut`."""
 
     offset: int
 
 
 class Take(NamedTuple):
-    """Copy the rows that came, then take the high watermark and the log start of the result."""
+    """Append the rows of the result, then take its high watermark and log start."""
 
     result: ReplicaFetchResult
 
@@ -100,7 +91,7 @@ Action = Cut | Skip | Take
 
 
 class CopiedLog(Protocol):
-    """What the machine reads of the log."""
+    """The follower's log."""
 
     @property
     def log_start_offset(self) -> int: ...
@@ -120,11 +111,11 @@ class CopiedLog(Protocol):
 
     @property
     def saved_epoch(self) -> int:
-        """The newest epoch of the list, if the list is on the disk as it is."""
+        """The newest epoch of the list on the disk, if that is up to date."""
 
     @property
     def readers_wait(self) -> bool:
-        """Somebody waits here for rows to become readable."""
+        """True when a reader waits here for rows to become readable."""
 
     @property
     def epochs(self) -> Epochs: ...
@@ -133,13 +124,11 @@ class CopiedLog(Protocol):
 def cut_at(
     epochs: Epochs, log_end_offset: int, diverging_epoch: int, diverging_end_offset: int
 ) -> int:
-    """Where to cut a log that the leader knows up to the end of `diverging_epoch` at most.
-
-    Where the epoch is not in the list here, the newest older one is all that may agree: the cut is
-    at its end, and whether it agrees is asked next (KIP-279).
-    """
+    """Return where to cut a log that agrees with the leader's up to `diverging_epoch` at most."""
     assert log_end_offset >= 0
     epoch, end_offset = epochs.end_offset_for(diverging_epoch)
+    # The epoch is not in this list: only the newest older one may agree. The next fetch checks it
+    # again, until both logs have the epoch that the leader names (KIP-279).
     if epoch != diverging_epoch and end_offset >= 0:
         return min(end_offset, log_end_offset)
     if end_offset >= 0:
@@ -148,12 +137,14 @@ def cut_at(
 
 
 class Follower:
-    """See the module docstring. `retry_us`: when a failed one is asked for again.
+    """One copy.
 
-    `recheck`: what the leader has sent was damaged, so it is to look at its disk.
+    Attributes:
+        retry_us: when a failed one asks again.
+        recheck: the leader sent damaged rows, and should check its disk.
 
     Args:
-        log: the copy; it changes only by what an `Action` says, and by being flushed and trimmed.
+        log: the copy; it changes only by an `Action`, a flush or a trim.
     """
 
     __slots__ = (
@@ -165,7 +156,7 @@ class Follower:
         self._log = log
         self._leader_epoch = NO_EPOCH
         self._failures = 0
-        # End, flushed and start offset and the saved epoch, as they were said last.
+        # End, flushed and start offset and saved epoch of the last fetch.
         self._said = (-1, -1, -1, NO_EPOCH)
         self.phase = Phase.WAITING
         self.has_leader = False
@@ -175,7 +166,7 @@ class Follower:
 
     @property
     def may_fetch(self) -> bool:
-        """True when a fetch should name it."""
+        """True when the next fetch may name it."""
         return self.phase is Phase.ASKING or self.phase is Phase.FETCHING
 
     @property
@@ -190,7 +181,7 @@ class Follower:
 
     # --- the leader ----------------------------------------------------------------------------
     def led_by(self, leader_epoch: int, *, has_leader: bool) -> None:
-        """The metadata name a leader, or none, under this epoch; to be told of every epoch."""
+        """Record the leader, or that there is none; the caller reports every epoch."""
         assert leader_epoch >= self._leader_epoch
         if (leader_epoch, has_leader) == (self._leader_epoch, self.has_leader):
             return
@@ -202,7 +193,7 @@ class Follower:
         assert self.has_leader or not self.may_fetch
 
     def _begin(self) -> None:
-        """Whatever was agreed with another leader: ask this one."""
+        """Start over with this leader."""
         phase = Phase.ASKING if self.has_leader else Phase.WAITING
         if self.phase is not phase:
             self._become(phase)
@@ -211,7 +202,7 @@ class Follower:
     # --- asking --------------------------------------------------------------------------------
     @property
     def has_news(self) -> bool:
-        """The copy is not as it was when it was said last."""
+        """True when the copy differs from what the last fetch reported."""
         log = self._log
         return self._said != self._says(log)
 
@@ -223,17 +214,17 @@ class Follower:
 
     @property
     def has_new_start(self) -> bool:
-        """Rows that come back no more are more than was said."""
+        """True when rows were deleted for good since the last report."""
         return self._said[2] != self._log.log_start_saved
 
     def said(self, topic_id: bytes, partition: int) -> ReplicaFetchPartition:
-        """The entry of the next fetch."""
+        """Return the entry for the next fetch."""
         assert self.may_fetch
-        assert self._leader_epoch != NO_EPOCH, "there is somebody to ask"
+        assert self._leader_epoch != NO_EPOCH, "a leader is known"
         log = self._log
         assert log.log_start_offset <= log.log_end_offset
-        # A copy without rows has nothing to agree upon: its newest epoch is of rows that it has
-        # not, and may have ended below its start. No cut would change that.
+        # An empty copy has nothing to agree upon: its newest epoch is of rows that it no longer
+        # has, and may have ended below its start. No cut would change that.
         is_empty = log.log_start_offset == log.log_end_offset
         self._said = self._says(log)
         return ReplicaFetchPartition(
@@ -250,19 +241,20 @@ class Follower:
         )
 
     def answered(self, result: ReplicaFetchResult, now_us: int) -> Action | None:
-        """What the leader says; None: nothing to do, now or at all."""
+        """Return what to do about the leader's answer; None: nothing."""
         if not self.may_fetch:
-            return None  # It was asked before something went wrong.
+            return None  # Asked before an error.
         if result.leader_epoch not in (self._leader_epoch, NO_EPOCH):
-            # It was asked under another leader epoch; or under this one, of which the leader, who
-            # led before, has not heard: it has no reason to tell more by itself.
+            # Asked under another leader epoch; or the leader has no metadata of this one yet, and
+            # will not send an update by itself.
             if result.error_code == UnknownLeaderEpoch.code:
                 self.failed(now_us)
             return None
         log = self._log
         if result.error_code == LogTruncated.code:
             if result.diverging_epoch == NO_EPOCH:
-                offset = log.high_watermark  # The leader has no older epoch to agree upon.
+                # The leader has no older epoch: only rows below the high watermark surely agree.
+                offset = log.high_watermark
             else:
                 offset = cut_at(
                     log.epochs,
@@ -270,6 +262,9 @@ class Follower:
                     result.diverging_epoch,
                     result.diverging_end_offset,
                 )
+            # By epochs, not by the high watermark, which may lag behind rows that are committed
+            # (KIP-101). The list of epochs is cut even where no row is: after two elections without
+            # a row the same answer would come for ever (KAFKA-10706).
             self._become(Phase.CUTTING)
             offset = max(offset, log.log_start_offset)
             assert offset <= log.log_end_offset, "a cut adds no rows"
@@ -291,9 +286,11 @@ class Follower:
         return Take(result)
 
     def rows_of(self, epoch: int) -> Cut | None:
-        """Rows of this leader epoch came first. A copy without rows that has led since, without a
-        row too, has a newer epoch in its list, under which they would be refused for ever: a cut
-        takes it out. None: they fit, or no cut would change that.
+        """Return a cut if rows of this older epoch cannot follow the list's newest epoch.
+
+        An empty copy that once led without writing a row has a newer epoch in its list, under which
+        the rows would be refused for ever: a cut removes it. None: the rows fit, or no cut would
+        help.
         """
         log = self._log
         newest, begins_at = log.epochs.latest()
@@ -307,25 +304,25 @@ class Follower:
 
     # --- what came of it -----------------------------------------------------------------------
     def cut(self) -> None:
-        """The log was cut, or skipped to its new start: ask again whether the logs agree."""
+        """Record that the log was cut or skipped: ask again whether the logs agree."""
         assert self.is_busy
         self._begin()
         assert not self.is_busy
 
     def rest(self, until_us: int) -> None:
-        """Ask no more until then: it takes more than its share."""
-        assert self.may_fetch, "who does not ask rests anyway"
+        """Pause until then: the copy is over its quota."""
+        assert self.may_fetch, "only a copy that asks can pause"
         self._become(Phase.FAILED)
         self.rests = True
         self.retry_us = until_us
 
     def rest_ends(self, now_us: int) -> None:
-        """Ask again as soon as somebody looks."""
+        """End a pause."""
         assert self.rests
         self.retry_us = min(self.retry_us, now_us)
 
     def failed(self, now_us: int) -> None:
-        """No copy now: an error of the leader, or no room here. Tried again later."""
+        """Retry later, after an error of the leader or for lack of room here."""
         self._become(Phase.FAILED)
         backoff_us = min(_BACKOFF_US_MIN << min(self._failures, 16), _BACKOFF_US_MAX)
         self._failures += 1
@@ -334,11 +331,10 @@ class Follower:
         assert self.retry_us > now_us, "a leader is not asked without a pause"
 
     def retry(self) -> None:
-        """The retry deadline of a failed one has come."""
         assert self.phase is Phase.FAILED
         self._begin()
 
     def went_offline(self) -> None:
-        """The replica's disk has failed: it takes no rows in this life of the process."""
+        """Stop for good: the replica's disk failed."""
         if self.phase is not Phase.OFFLINE:
             self._become(Phase.OFFLINE)

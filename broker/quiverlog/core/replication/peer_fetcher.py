@@ -1,19 +1,14 @@
-"""All partitions that are copied from one leader: which of them the next fetch names, and when.
+"""All partitions copied from one leader: which of them the next fetch names, and when.
 
-Owns the follower's end of a fetch session (KIP-227). The leader remembers what was said of each
-partition, so a fetch names those alone of which there is something new to say: a new end, flushed
-or start offset, a new leader epoch. A session begins with all that may be fetched, a bounded number
-in each request; after an error of the session, or a connection that ended, a new one begins. One
-fetch is under way at a time. The leader may hold its answer back, and gives it at once when it is
-told that this wait is to end, which the follower says when somebody waits for its news.
+Owns the follower's end of a fetch session (KIP-227). The leader keeps each partition's last report,
+so a fetch names only partitions with news: a new end, flushed or start offset, or leader epoch. A
+session begins with all partitions, a bounded number per request; an error of the session or a
+closed connection begins a new one. One fetch is in flight at a time.
 
-A partition that failed is taken out of the session until its retry deadline, in the order of these.
-Nothing here grows with partitions that stand still: they are in no queue.
+A failed partition leaves the session until its retry deadline. Idle partitions are in no queue.
 
-Invariant: a partition whose state is other than the session has it is in `_news` or `_forgotten`,
-or may not be fetched and is not in the session.
-
-Must not know: connections, jobs, how an answer's rows are stored.
+Invariant: a partition whose state differs from the session's is in `_news` or `_forgotten`, or may
+not be fetched and is not in the session.
 """
 
 from __future__ import annotations
@@ -40,13 +35,14 @@ _BACKOFF_US_MAX: Final = 1_000_000
 
 
 def next_epoch(session_epoch: int) -> int:
-    """The epoch of the request after the one with `session_epoch`; 0 only begins a session."""
+    """Return the epoch of the request after the one with `session_epoch`; 0 only begins a
+    session."""
     assert 0 <= session_epoch <= SESSION_EPOCH_MAX
     return session_epoch + 1 if session_epoch < SESSION_EPOCH_MAX else 1
 
 
 class FetchPlan(NamedTuple):
-    """What the next fetch says. `may_wait`: the leader may hold it back until it has news."""
+    """The next fetch. `may_wait`: the leader may hold its answer back until there is news."""
 
     session_id: int
     session_epoch: int
@@ -56,8 +52,6 @@ class FetchPlan(NamedTuple):
 
 
 class PeerFetcher:
-    """See the module docstring."""
-
     __slots__ = (
         "_backoff_until_us",
         "_entries_max",
@@ -79,18 +73,18 @@ class PeerFetcher:
         self._entries_max = entries_max
         self._followers: dict[Key, Follower] = {}
         self._in_session: set[Key] = set()
-        # What the leader has not been told, in the order in which it came about.
+        # News that the leader has not got, oldest first.
         self._news: dict[Key, None] = {}
         self._forgotten: dict[Key, None] = {}
-        # (retry deadline, key) of partitions that failed; some are out of date.
+        # (retry deadline, key) of partitions that failed; some are outdated.
         self._retries: list[tuple[int, Key]] = []
         self._session_id = 0
         self._session_epoch = 0
         self._failures = 0
         self._backoff_until_us = 0
-        # The leader may hold the fetch under way back, and nobody has told it to end that.
+        # The leader may hold the current fetch back, and was not asked to end that.
         self._is_held = False
-        # Somebody waits for what is in `_news`.
+        # A caller waits for what is in `_news`.
         self._is_urgent = False
         self.in_flight = False
 
@@ -99,21 +93,21 @@ class PeerFetcher:
 
     # --- what is copied ------------------------------------------------------------------------
     def add(self, key: Key, follower: Follower, now_us: int) -> None:
-        """This leader leads the partition from now on."""
+        """Copy the partition from this leader from now on."""
         assert key not in self._followers
         self._followers[key] = follower
         self.told(key, now_us)
 
     def remove(self, key: Key) -> None:
-        """The peer does not, or the partition is not here any more."""
+        """Stop copying the partition from this leader."""
         if self._followers.pop(key, None) is not None:
             self._leave(key)
 
     def told(self, key: Key, now_us: int, *, urgent: bool = True) -> None:
-        """Something has changed that the leader is to know, or the phase of the copy has.
+        """Note that the copy's phase changed, or something that the leader needs.
 
-        Unless it is `urgent`, it is said with the next fetch, however long the leader holds back
-        the one that is under way.
+        Unless it is `urgent`, it goes with the next fetch, however long the leader holds the
+        current one.
         """
         follower = self._followers.get(key)
         if follower is None:
@@ -134,7 +128,7 @@ class PeerFetcher:
 
     # --- asking --------------------------------------------------------------------------------
     def next_us(self) -> int | None:
-        """When `next_fetch` is to be called; None: when something happens."""
+        """Return when to call `next_fetch`; None: after the next event."""
         retry_us = self._retries[0][0] if self._retries else None
         if self._ends_wait:
             return 0
@@ -149,7 +143,7 @@ class PeerFetcher:
         return self._is_held and self._is_urgent
 
     def wait_to_end(self) -> int | None:
-        """The session whose fetch under way is to be answered now; told once for each fetch."""
+        """Return the session whose current fetch should be answered now; once per fetch."""
         if not self._ends_wait:
             return None
         assert self.in_flight
@@ -161,7 +155,8 @@ class PeerFetcher:
         return bool(self._news or self._forgotten or self._in_session)
 
     def next_fetch(self, now_us: int) -> FetchPlan | None:
-        """The next request; None: one is under way, or it is not time, or there is nothing."""
+        """Return the next request; None: one is in flight, it is too early, or there is nothing to
+        send."""
         self._retry(now_us)
         if self.in_flight or now_us < self._backoff_until_us or not self._wants_to_ask():
             return None
@@ -179,7 +174,7 @@ class PeerFetcher:
         assert len(entries) <= self._entries_max
         assert len(forgotten) <= self._entries_max
         self.in_flight = True
-        # What begins a session cannot be named yet, so nobody could end its wait.
+        # A session that only begins has no id yet, so its wait could not be ended.
         may_wait = bool(self._session_id) and not self._news and not self._forgotten
         self._is_held = may_wait
         self._is_urgent = self._is_urgent and bool(self._news)
@@ -202,7 +197,7 @@ class PeerFetcher:
 
     # --- what came of it -----------------------------------------------------------------------
     def answered(self, session_id: int) -> None:
-        """The leader has answered; its results are to be handed to `result` one by one."""
+        """Record an answer; pass each of its results to `result`."""
         assert self.in_flight
         self.in_flight = self._is_held = False
         self._failures = 0
@@ -211,7 +206,7 @@ class PeerFetcher:
         assert self._session_epoch > 0, "0 only begins a session"
 
     def result(self, result: ReplicaFetchResult, now_us: int) -> Action | None:
-        """What to do about one partition. Call `told` when it is done, or could not be."""
+        """Return what to do about one partition. Call `told` when that is done, or could not be."""
         assert not self.in_flight, "the answer as a whole comes first"
         key = (result.topic_id, result.partition)
         follower = self._followers.get(key)
@@ -223,14 +218,15 @@ class PeerFetcher:
         return action
 
     def refused(self, now_us: int) -> None:
-        """The leader does not know the session any more, or not its next request: begin anew."""
+        """Begin a new session, as the leader does not have this one, or expected another
+        request."""
         assert self.in_flight, "nothing was asked"
         self._begin_anew(now_us, backoff=self._session_id == 0)
 
     def failed(self, now_us: int) -> None:
-        """No answer will come, or an error of the request as a whole: begin anew, a little later.
+        """Begin a new session after a pause, as the request failed as a whole.
 
-        The leader may have taken in what was said, so the session cannot go on.
+        The leader may have taken the report in, so the session cannot go on.
         """
         self._begin_anew(now_us, backoff=True)
 

@@ -1,11 +1,8 @@
-"""What a leader answers a follower of one partition, rows apart, and what it learns from asking.
+"""A leader's answer to one partition of a follower's fetch, without rows.
 
-Owns the checks of an entry of a fetch, in their order: does the follower mean this leadership, do
-the logs agree up to its end, is its end a place where the log goes on. Only a follower that passes
-all of them has said something that counts (leadership.py): one whose log is about to be cut has
-rows that are not the leader's.
-
-Must not know: files, connections, how rows are read.
+Owns the checks of the entry, in order: the leadership, the agreement of the logs up to the
+follower's end, and that end. Only a report that passes all counts (leadership.py): a follower about
+to be cut has rows that are not the leader's.
 """
 
 from __future__ import annotations
@@ -32,7 +29,7 @@ __all__ = ["check", "hear", "sessions_of"]
 def check(
     state: PartitionState, epochs: Epochs, broker_id: int, entry: ReplicaFetchPartition
 ) -> ReplicaFetchResult:
-    """The answer to an entry, before rows are read; an error is part of it."""
+    """Return the answer to an entry, before rows are read; an error is part of it."""
     result = ReplicaFetchResult(
         entry.topic_id,
         entry.partition,
@@ -63,7 +60,7 @@ def _check(
 ) -> None:
     leadership = state.leadership
     if leadership is None:
-        raise NotLeader(f"{state.name} is not led here.")
+        raise NotLeader(f"{state.name} is not led by this broker.")
     assert leadership.leader_epoch == state.leader_epoch
     state.check_leader_epoch(entry.leader_epoch)
     if broker_id not in leadership.followers:
@@ -89,7 +86,7 @@ def hear(
     brokers: Brokers,
     now_us: int,
 ) -> bool:
-    """A follower has named the partition in a fetch. True when readers may see more by it."""
+    """Record a follower's report. Returns whether readers may get more."""
     leadership = state.leadership
     if leadership is None or check(state, epochs, session.broker_id, entry).error_code:
         return False
@@ -103,13 +100,15 @@ def hear(
         entry.saved_epoch,
     )
     if said.broker_epoch < leadership.followers[said.broker_id].broker_epoch:
-        raise StaleBrokerEpoch(f"{state.name}: a later life of broker {said.broker_id} has asked.")
+        raise StaleBrokerEpoch(
+            f"{state.name}: broker {said.broker_id} has restarted since and asked again."
+        )
     leadership.fetched(said, session, state.log_end_offset, brokers, now_us)
     return state.followers_moved()
 
 
 def sessions_of(state: PartitionState) -> Iterator[FetchSession]:
-    """Of the followers that are to hear of news of this partition."""
+    """Yield the sessions of the followers that wait for news of this partition."""
     leadership = state.leadership
     if leadership is not None:
         for follower in leadership.followers.values():

@@ -1,15 +1,12 @@
-"""The leader's end of fetch sessions: what each follower has said, and what is news to it.
+"""The leader's end of fetch sessions: each follower's last report, and what is news to it.
 
-Owns the sessions (KIP-227), one for each follower broker, a bounded number of them, and of what
-they remember (a follower may name partitions that are not here, before or after). A partition of a
-session that has moved (rows, the high watermark, the log start) is put into the session's `news`,
-and a fetch looks at these alone, the one that has waited longest first. So a fetch costs what has
-moved, however many partitions stand still.
+Owns the sessions (KIP-227), one per follower broker, bounded in number and in entries (a follower
+may name partitions that are not here yet, or no longer). A partition that changes enters the `news`
+of its sessions; a fetch looks only at news, the oldest first. So a fetch costs what changed,
+however many partitions are idle.
 
-A request counts once: its epoch is the one after the last, or it is refused, and the follower
-begins a new session, which replaces its old one.
-
-Must not know: logs, connections, what an answer says.
+A request counts once: its epoch must follow the last one, or the follower begins a new session,
+which replaces the old one.
 """
 
 from __future__ import annotations
@@ -30,10 +27,12 @@ __all__ = ["FetchSession", "FetchSessions"]
 
 
 class FetchSession(Heard):
-    """One follower's. `entries`: what it has said; `told`: what it knows of each partition, which
-    is (high watermark, log start, the start that is on the leader's disk, what it shall flush,
-    where the leader's epoch began); `lagging`: those of which it may hear a little later, for the
-    high watermark alone has moved."""
+    """One follower's session.
+
+    `entries`: its reports. `told`: what it got of each partition: (high watermark, log start, log
+    start on the leader's disk, offset to flush, start of the leader's epoch). `lagging`: partitions
+    of which only the high watermark changed, which may go later.
+    """
 
     __slots__ = (
         "broker_epoch", "broker_id", "entries", "epoch", "lagging", "news", "session_id", "told"
@@ -51,7 +50,8 @@ class FetchSession(Heard):
         self.lagging: dict[Key, None] = {}
 
     def moved(self, key: Key) -> bool:
-        """The partition has moved. True when that is the first news since the last fetch."""
+        """Note a change of the partition. Returns whether it is the first news since the last
+        fetch."""
         if key not in self.entries:
             return False
         first = not self.news
@@ -61,7 +61,7 @@ class FetchSession(Heard):
     def take(
         self, entries: Sequence[ReplicaFetchPartition], forgotten: Iterable[PartitionKey]
     ) -> list[Key]:
-        """What a request says. Returns the partitions that the session is without from now on."""
+        """Take over a request. Returns the partitions that left the session."""
         gone = []
         for one in forgotten:
             key = (one.topic_id, one.partition)
@@ -76,28 +76,28 @@ class FetchSession(Heard):
             if before is None or before.leader_epoch != entry.leader_epoch:
                 self.told.pop(key, None)
             self.entries[key] = entry
-            # Whatever it asks for may be there already, or not be there any more.
+            # The rows it asks for may be there already, or deleted.
             self.news[key] = None
         assert len(self.news) <= len(self.entries), "only what was said is news"
         assert len(self.told) <= len(self.entries)
         return gone
 
     def may_lag(self, key: Key, tells: tuple[int, int, int, int, int]) -> bool:
-        """Only the high watermark is new in what is told, and nobody waits for it there."""
+        """Return whether only the high watermark changed and no reader waits for it there."""
         if self.entries[key].readers_wait:
             return False
         told = self.told.get(key)
         return told is not None and told[1:] == tells[1:]
 
     def lag_no_more(self) -> bool:
-        """What lags is news now. True if anything does."""
+        """Turn what lags into news. Returns whether there was any."""
         lagging, self.lagging = self.lagging, {}
         self.news.update(lagging)
         assert len(self.news) <= len(self.entries)
         return bool(lagging)
 
     def next_news(self) -> Key | None:
-        """The partition whose news have waited longest; `moved` puts it back behind the others."""
+        """Return the partition with the oldest news; `moved` puts it back at the end."""
         if not self.news:
             return None
         key = next(iter(self.news))
@@ -108,10 +108,10 @@ class FetchSession(Heard):
 
 
 class FetchSessions:
-    """See the module docstring.
+    """All sessions of a leader.
 
     Args:
-        first_id: of the first session: another one in each life of the broker.
+        first_id: of the first session; differs with each start of the broker.
     """
 
     __slots__ = ("_by_broker", "_entries_max", "_next_id", "_session_entries_max", "_sessions_max")
@@ -130,7 +130,7 @@ class FetchSessions:
         self._sessions_max = sessions_max
         self._session_entries_max = session_entries_max
         self._entries_max = entries_max
-        # The one heard longest ago first.
+        # The longest silent first.
         self._by_broker: dict[int, FetchSession] = {}
 
     def __len__(self) -> int:
@@ -139,11 +139,11 @@ class FetchSessions:
     def request(
         self, broker_id: int, broker_epoch: int, session_id: int, session_epoch: int, now_us: int
     ) -> tuple[FetchSession, FetchSession | None]:
-        """The session that a request belongs to, and one that has ended by it.
+        """Return the session of a request, and a session that it ended.
 
         Raises:
             InvalidFetchSession: there is no such session, or another request comes next.
-            StaleBrokerEpoch: a later life of the follower has asked before.
+            StaleBrokerEpoch: a restarted instance of the follower has asked before.
         """
         known = self._by_broker.get(broker_id)
         if known is not None and broker_epoch < known.broker_epoch:
@@ -166,15 +166,15 @@ class FetchSessions:
         return known, None
 
     def check_room(self, session: FetchSession, entries: Sequence[ReplicaFetchPartition]) -> None:
-        """To be asked before the session takes what a request names.
+        """Check the bounds, before the session takes what a request names.
 
         Raises:
             InvalidFetchSession: the session would have more partitions than a broker.
-            ThrottledBroker: so would all sessions together, however they are led.
+            ThrottledBroker: all sessions together would have too many.
         """
         new = sum((entry.topic_id, entry.partition) not in session.entries for entry in entries)
         if not new:
-            return  # As nearly always.
+            return  # The usual case.
         if len(session.entries) + new > self._session_entries_max:
             raise InvalidFetchSession(
                 f"session {session.session_id} would have {len(session.entries) + new} partitions,"
