@@ -60,7 +60,7 @@ PRIVATE_WORDS_MAX = {
     "cli": 165,
     "client": 165,
     "connector": 90,
-    "core": 280,
+    "core": 8,
     "demo": 125,
     "local": 175,
     "node": 245,
@@ -72,9 +72,9 @@ PRIVATE_WORDS_MAX = {
     "wire": 195,
 }
 """How many of them a package may have in 10,000 words of docstrings and comments. Only falls."""
-PROSE_WORDS_MAX = 131_000
+PROSE_WORDS_MAX = 127_500
 """Words in the docstrings and comments of the product. Only falls, to some 70,000."""
-REASONS_MIN: dict[str, float] = {}
+REASONS_MIN: dict[str, float] = {"core": 3.0}
 """Comments per 100 lines of code, for the packages where each was weighed. Only rises."""
 FUNCTION_LINES_MAX = 70
 LINE_CHARS_MAX = 100

@@ -1,5 +1,5 @@
 """The controller's rules: topics, schemas, configuration, registrations, placement, elections.
 
 Owns the metadata image and its records. A rule reads the image and returns records, or raises; only
-`replay` in `image` changes it. Must not know: how records are replicated, which broker asks.
+`replay` in `image` changes it.
 """

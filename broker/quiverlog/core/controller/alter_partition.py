@@ -1,16 +1,9 @@
-"""Deciding who is in sync: what the leader of a partition proposes, and whether it may hold.
+"""ALTER_PARTITION: the leader proposes in-sync replicas, the controller accepts or refuses.
 
-Owns the checks of ALTER_PARTITION, in their order, and what becomes of replicas that leave.
-
-The order is a promise to the leader: epochs are compared before the members are looked at. A leader
-that hears that a member is not fit knows that this proposal had not been applied before, because
-then its partition epoch would have been outdated. A proposal that is taken always is a change, also
-where it asks for what holds: it takes the partition epoch that earlier requests would need.
-
-A member is fit under the broker epoch that it has told the leader (KIP-903), not under a newer one:
-a broker that was started anew since may have come back without its rows.
-
-Must not know: how proposals travel, what a leader counts.
+Epochs are compared before members. A leader relies on that order: when a member is refused, this
+proposal was not applied before, as then its partition epoch would be outdated. An accepted proposal
+is always a change, even with the same members: it uses up the partition epoch that an earlier,
+unanswered request needs.
 """
 
 from __future__ import annotations
@@ -41,10 +34,7 @@ _UNHEARD: Final = -1
 
 
 def fit_epoch(image: Image, broker_id: int) -> int | None:
-    """The broker epoch under which a broker may be in sync; None: under none now.
-
-    Not while it is fenced, on its way out, or not registered at all.
-    """
+    """Return the broker epoch under which a broker may be in sync; None: it may not be now."""
     broker = image.brokers.get(broker_id)
     if broker is None or broker.fenced or broker.in_shutdown:
         return None
@@ -52,14 +42,14 @@ def fit_epoch(image: Image, broker_id: int) -> int | None:
 
 
 def check_broker(image: Image, broker_id: int, broker_epoch: int) -> None:
-    """Raise StaleBrokerEpoch unless this life of the broker is the one that is registered."""
+    """Raise StaleBrokerEpoch unless this registration of the broker is the current one."""
     broker = image.brokers.get(broker_id)
     if broker is None or broker.broker_epoch != broker_epoch:
         raise StaleBrokerEpoch(f"broker {broker_id} is not registered under {broker_epoch}.")
 
 
 def find_partition(image: Image, topic_id: bytes, number: int) -> tuple[TopicImage, PartitionImage]:
-    """Raises UnknownTopicId, UnknownPartition."""
+    """Return the topic and its partition. Raises UnknownTopicId, UnknownPartition."""
     topic = image.topics_by_id.get(topic_id)
     if topic is None:
         raise UnknownTopicId("there is no topic of this id.")
@@ -73,14 +63,14 @@ def find_partition(image: Image, topic_id: bytes, number: int) -> tuple[TopicIma
 def alter_partition(
     image: Image, broker_id: int, broker_epoch: int, proposal: AlterPartition
 ) -> list[Record]:
-    """The change that makes what was proposed hold.
+    """Return the change that applies a proposal.
 
     Raises:
-        StaleBrokerEpoch: a later life of the asker is registered, or none.
+        StaleBrokerEpoch: the sender's registration is not the current one.
         UnknownTopicId, UnknownPartition
         FencedLeaderEpoch, OutdatedPartitionEpoch: the partition has changed since.
-        NotController: the asker knows of changes that are not known here.
-        InvalidRequest: what no leader proposes.
+        NotController: the sender has newer metadata than this controller.
+        InvalidRequest: no leader proposes this.
         IneligibleReplica: a member may not be in sync now, or not under its epoch.
     """
     check_broker(image, broker_id, broker_epoch)
@@ -115,7 +105,7 @@ def _check_epochs(name: str, partition: PartitionImage, proposal: AlterPartition
             f"{name}: leader epoch {leader_epoch} is over, this is {partition.leader_epoch}."
         )
     if leader_epoch > partition.leader_epoch or partition_epoch > partition.partition_epoch:
-        raise NotController(f"{name}: the leader knows of changes that are not known here.")
+        raise NotController(f"{name}: the leader's metadata are newer than this controller's.")
     if partition_epoch != partition.partition_epoch:
         raise OutdatedPartitionEpoch(
             f"{name}: partition epoch {partition_epoch} is over, this is"
@@ -132,23 +122,25 @@ def _check_shape(name: str, partition: PartitionImage, proposal: AlterPartition)
     if not set(members) <= set(partition.replicas):
         raise InvalidRequest(f"{name}: {members} are not all among its replicas.")
     if partition.leader_id not in members:
-        raise InvalidRequest(f"{name}: a leader without itself in sync.")
+        raise InvalidRequest(f"{name}: the leader {partition.leader_id} is not among {members}.")
 
 
 def _check_members(
     image: Image, name: str, partition: PartitionImage, proposal: AlterPartition
 ) -> None:
-    """Whether the leader itself is fit is not asked: its own broker epoch was compared."""
     assert len(proposal.broker_epochs) == len(proposal.in_sync_replicas)
     assert set(proposal.in_sync_replicas) <= set(partition.replicas)
     for member, epoch in zip(proposal.in_sync_replicas, proposal.broker_epochs, strict=True):
+        # The leader's own broker epoch was compared before.
         if member == partition.leader_id:
             continue
         fit = fit_epoch(image, member)
         if fit is None:
-            raise IneligibleReplica(f"{name}: broker {member} is fenced, or on its way out.")
+            raise IneligibleReplica(f"{name}: broker {member} is fenced, or stopping.")
+        # Under the epoch that it reported to the leader, not a newer one: a broker that restarted
+        # since may have come back without its rows (KIP-903).
         stays_unheard = epoch == _UNHEARD and member in partition.in_sync_replicas
         if epoch != fit and not stays_unheard:
             raise IneligibleReplica(
-                f"{name}: broker {member} was heard with epoch {epoch}, registered is {fit}."
+                f"{name}: broker {member} reported epoch {epoch}, registered is {fit}."
             )

@@ -1,9 +1,7 @@
-"""What is decided about the configuration of brokers while they run.
+"""Changes to the configuration of running brokers.
 
-Owns which keys may be set for the cluster or for one broker, and that a value which was taken is
-one that every broker can use. Values are stored as the table writes them.
-
-Must not know: what a key does, what a broker was given at its start, which of the values wins.
+Owns which keys may be set for the cluster or for one broker, and that every broker can use an
+accepted value. Values are stored as the table writes them.
 """
 
 from __future__ import annotations
@@ -30,13 +28,13 @@ LEAST: Final = {
     "connections.frame.timeout.ms": 1_000,
     "connections.write.stall.ms": 1_000,
 }
-"""Less shuts out the other brokers, and whoever would take it back."""
+"""With less, the other brokers and the clients that could undo it are shut out."""
 
 
 def alter_configs(
     image: Image, node_id: int, changes: Iterable[tuple[str, str | None]]
 ) -> list[Record]:
-    """The records that say it; none where nothing is new.
+    """Return the records of the changes; none where the values are the same.
 
     Raises:
         UnknownBroker: no such broker is registered.
@@ -65,7 +63,7 @@ def alter_configs(
 
 
 def why_unknown(name: str) -> str:
-    """Why no key of brokers has this name, or what may have been meant."""
+    """Return why no broker key has this name, or a likely alternative."""
     key = name.removeprefix(TOPIC_DEFAULTS_PREFIX)
     if key == name and key in CONFIG_DEFS:
         return (
@@ -91,7 +89,7 @@ def _check_key(key: str) -> None:
 
 
 def _topic_key(key: str) -> str | None:
-    """The key of topics whose default this is."""
+    """Return the topic key whose default this is."""
     name = key.removeprefix(TOPIC_DEFAULTS_PREFIX)
     return name if name != key and name in CONFIG_DEFS else None
 

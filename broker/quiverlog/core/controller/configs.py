@@ -1,9 +1,7 @@
-"""THE table of topic configuration: every key with its type, default, range and meaning.
+"""The table of topic configuration: every key with its type, default, range and meaning.
 
-Owns the keys and how their text is read; docs/config.md is made from this table. Values travel and
-are stored as text, as they were given; `TopicConfig` is the typed result.
-
-Must not know: topics, files, where defaults of a broker come from.
+docs/config.md is generated from it. Values are sent and stored as text; `TopicConfig` holds them
+typed.
 """
 
 from __future__ import annotations
@@ -58,8 +56,8 @@ _DEFS: Final = (
         "retention.ms",
         Kind.INTEGER,
         str(RETENTION_MS_DEFAULT),
-        "Rows older than this are deleted. A row's age is that of its batch's newest row, and of a"
-        " batch that arrives later than its time says no more than since its arrival.",
+        "Rows older than this are deleted. A row's age is that of its batch's newest row, but at"
+        " most the time since the batch arrived.",
         unit="ms",
         minimum=1_000,
         maximum=100 * 365 * 24 * 3_600_000,
@@ -105,7 +103,7 @@ _DEFS: Final = (
         "message.timestamp.type",
         Kind.CHOICE,
         CREATE_TIME,
-        "Whose clock stamps the rows: the producer's (`CreateTime`) or the leader's, when a batch"
+        "The clock that stamps rows: the producer's (`CreateTime`) or the leader's, when a batch"
         " arrives (`LogAppendTime`: the bounds below do not count then).",
         choices=(CREATE_TIME, LOG_APPEND_TIME),
     ),
@@ -124,7 +122,7 @@ _DEFS: Final = (
         Kind.INTEGER,
         str(TIMESTAMP_AHEAD_MS_DEFAULT),
         "A batch whose newest row is further ahead of the leader's clock is refused"
-        " (INVALID_TIMESTAMP): it would not expire in time, and keep all rows behind it.",
+        " (INVALID_TIMESTAMP): it would not expire in time, and keep all rows after it.",
         unit="ms",
         minimum=0,
         unlimited=True,
@@ -136,7 +134,7 @@ _DEFS: Final = (
         "What an acknowledgement rests on, at least: `memory` is the leader's page cache, `flushed`"
         " its disk, `replicated` the logs of all in-sync replicas, `replicated_flushed` the disks"
         " of at least `min.insync.replicas` of them as well. Readers of a topic with one replica"
-        " see rows once they are so safe, others once they are replicated.",
+        " get rows once they are as safe as this, others once they are replicated.",
         choices=tuple(level.label for level in Durability if level >= 0),
         default_doc=DURABILITY_BY_REPLICATION,
     ),
@@ -144,8 +142,8 @@ _DEFS: Final = (
         "min.insync.replicas",
         Kind.INTEGER,
         None,
-        "Rows are replicated, and readers see them, while so many replicas are in sync; with fewer,"
-        " writes that ask for `replicated` are refused. All replicas, where there are not so many.",
+        "Rows are replicated, and readers get them, while this many replicas are in sync; with"
+        " fewer, writes that ask for `replicated` are refused. At most the number of replicas.",
         unit="replicas",
         minimum=1,
         maximum=REPLICATION_FACTOR_MAX,
@@ -155,10 +153,10 @@ _DEFS: Final = (
         "unclean.leader.election.enable",
         Kind.CHOICE,
         "false",
-        "Whether a replica may lead that is neither in sync nor known to have all that readers saw,"
-        " where no other lives: `true` gives up rows for being there. Readers hear of the rows that"
-        " are gone (LOG_TRUNCATED of those that they had read, OFFSET_OUT_OF_RANGE of those up to"
-        " their end), the broker's log and metrics tell of each such election.",
+        "Whether a replica may lead that is not in sync and may lack rows that readers got, where"
+        " no other is alive: `true` prefers availability to rows. Readers get LOG_TRUNCATED for"
+        " lost rows that they had read, OFFSET_OUT_OF_RANGE for lost rows up to their end; the"
+        " broker's log and metrics record each such election.",
         choices=("false", "true"),
     ),
     Setting(
@@ -172,7 +170,7 @@ _DEFS: Final = (
         "validation",
         Kind.CHOICE,
         "basic",
-        "How closely a batch is looked at before it is stored: `basic` checks checksum, header,"
+        "How closely a batch is checked before it is stored: `basic` checks checksum, header,"
         " schema id, row count and all that lets rows be read: buffers, decompression, offsets,"
         " null counts, times within a day; `full` also the values: UTF-8 and decimal digits.",
         choices=("basic", "full"),
@@ -181,7 +179,7 @@ _DEFS: Final = (
         "index.interval.bytes",
         Kind.INTEGER,
         str(INDEX_INTERVAL_BYTES),
-        "The index gets an entry for about every so many bytes of log; for every 64 KiB at least.",
+        "The index gets an entry about every this many bytes of log; at least every 64 KiB.",
         unit="bytes",
         minimum=512,
         maximum=MIB * 64,
@@ -189,29 +187,28 @@ _DEFS: Final = (
 )
 
 ABSENT: Final = {
-    "cleanup.policy": "is not there yet: rows are deleted by `retention.ms` and `retention.bytes`,"
-    " and keeping the newest row of each key (compaction) does not exist",
-    "max.compaction.lag.ms": "is not there: logs are not compacted",
+    "cleanup.policy": "does not exist yet: rows are deleted by `retention.ms` and"
+    " `retention.bytes`, and keeping the newest row of each key (compaction) does not exist",
+    "max.compaction.lag.ms": "does not exist: logs are not compacted",
 }
-"""Keys of Kafka's that would change nothing here."""
+"""Kafka's keys without a meaning here."""
 
 CONFIG_DEFS: Final = SettingsTable(_DEFS, absent=ABSENT)
 
 TAKEN_AT_CREATION: Final = ("min.insync.replicas", "unclean.leader.election.enable")
-"""A broker's defaults for these are written into a topic of several replicas when it is created.
-The leader counts by them and the controller elects by them: were they a default of each broker, two
-that differ would lose rows."""
+"""A broker's defaults for these are written into a topic of several replicas when it is created:
+leader and controller must use the same values, or rows could get lost."""
 
 TOPIC_DEFAULTS_PREFIX: Final = "topic.defaults."
-"""Before a key of topics, among the keys of brokers: what counts where a topic says nothing."""
+"""Prefix that turns a topic key into a broker key: the default for topics that do not set it."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicConfig:
-    """All values of one topic, typed. -1 in a retention stands for no bound.
+    """All values of one topic, typed. -1 in a retention: no bound.
 
     `stamps_arrival`: the leader stamps the rows. Otherwise their times may be `behind_ms_max` and
-    `ahead_ms_max` from its clock; -1: any distance.
+    `ahead_ms_max` away from its clock; -1: any distance.
     """
 
     retention_ms: int
@@ -231,7 +228,7 @@ class TopicConfig:
 
 
 def default_text(key: str, replication_factor: int) -> str:
-    """The default of a key, as text, for a topic with so many replicas."""
+    """Return a key's default text for a topic with this many replicas."""
     if key == "durability":
         return Durability.FLUSHED.label if replication_factor == 1 else Durability.REPLICATED.label
     if key == "min.insync.replicas":
@@ -254,10 +251,10 @@ def why_no_topic_key(key: str) -> str:
 
 
 def check_configs(configs: Mapping[str, str]) -> None:
-    """Every key known, every value in its range.
+    """Check that every key exists and every value is in its range.
 
     Raises:
-        InvalidConfig: naming the first offender.
+        InvalidConfig: names the first wrong one.
     """
     for key, text in configs.items():
         definition = CONFIG_DEFS.get(key)
@@ -270,10 +267,10 @@ def check_configs(configs: Mapping[str, str]) -> None:
 
 
 def check_default(key: str, text: str) -> str:
-    """The text of a default, as it is to be stored.
+    """Return the text of a default as it is stored.
 
     Raises:
-        InvalidConfig: not every topic could have it, were it for one replica.
+        InvalidConfig: a topic with one replica could not use it.
     """
     check_configs({key: text})
     topic_config({}, {key: text}, 1)
@@ -281,9 +278,9 @@ def check_default(key: str, text: str) -> str:
 
 
 def defaults_among(said: Mapping[str, str]) -> dict[str, str]:
-    """The defaults of topics among keys of brokers, by the key of topics.
+    """Return the topic defaults among broker keys, by topic key.
 
-    What this version would not take (another one has decided it) is as if it was never said.
+    Values that this version does not accept (a newer one set them) are skipped.
     """
     found = {}
     for name, text in said.items():
@@ -297,7 +294,7 @@ def defaults_among(said: Mapping[str, str]) -> dict[str, str]:
 def topic_config(
     configs: Mapping[str, str], defaults: Mapping[str, str], replication_factor: int
 ) -> TopicConfig:
-    """The typed values: the topic's own, else the broker's defaults, else the table's.
+    """Return the typed values: the topic's own, else the broker's defaults, else the table's.
 
     Raises:
         InvalidConfig: an unknown key, a bad value, or values that contradict each other.

@@ -1,18 +1,12 @@
-"""Brokers that leave the cluster for good: how that begins, is called off, and ends.
-
-Owns these decisions. Every function reads the image and returns the records, or raises.
+"""Brokers that leave the cluster for good: begin, cancel, unregister.
 
     member ──begin──▶ decommissioning ──holds nothing, no vote, fenced: unregister──▶ (unknown)
                        │         ▲
-       member ◀──cancel┘         └── keeps this when it registers anew (registrations.py)
+       member ◀──cancel┘         └── keeps this when it registers again (registrations.py)
 
-A broker that is being decommissioned is given no partitions: neither new ones nor by moves, and no
-vote by itself. What it holds is moved away by whoever asked for it, with REASSIGN_PARTITIONS; it
-leads and copies all the while.
-
-A broker that is gone for good is unregistered without any of this, if it holds nothing.
-
-Must not know: requests, who moves what where.
+A broker that is being decommissioned gets no new partitions, no moves and no vote. The caller moves
+its partitions away with REASSIGN_PARTITIONS; until then it leads and copies. A dead broker that
+holds nothing is unregistered without this.
 """
 
 from __future__ import annotations
@@ -40,7 +34,7 @@ __all__ = ["begin", "cancel", "unregister"]
 
 
 def begin(image: Image, node_id: int, voters: Collection[int]) -> list[Record]:
-    """The broker is given nothing from now on; none, where that is so already.
+    """Return the change after which the broker gets nothing more; none where that is so already.
 
     Args:
         voters: node ids.
@@ -48,7 +42,7 @@ def begin(image: Image, node_id: int, voters: Collection[int]) -> list[Record]:
     Raises:
         UnknownBroker: no broker is registered under this node id.
         InvalidVoterChange: no other broker has a vote.
-        TooFewBrokers: those that stay cannot hold as many replicas as a partition of it has.
+        TooFewBrokers: the remaining brokers are fewer than the replicas of one of its partitions.
     """
     broker = _found(image, node_id)
     if broker.decommissioning:
@@ -69,7 +63,8 @@ def begin(image: Image, node_id: int, voters: Collection[int]) -> list[Record]:
 
 
 def cancel(image: Image, node_id: int) -> list[Record]:
-    """The broker may be given partitions again; none, where it may. Raises UnknownBroker."""
+    """Return the change after which the broker may get partitions again; none, where it may. Raises
+    UnknownBroker."""
     broker = _found(image, node_id)
     if not broker.decommissioning:
         return []
@@ -77,7 +72,7 @@ def cancel(image: Image, node_id: int) -> list[Record]:
 
 
 def unregister(image: Image, node_id: int, voters: Collection[int]) -> list[Record]:
-    """The cluster forgets the broker. Should it run again, it registers as one that is new.
+    """Return the record that removes the broker. It may register again as a new one.
 
     Raises:
         UnknownBroker: no broker is registered under this node id.
@@ -103,13 +98,13 @@ def _found(image: Image, node_id: int) -> BrokerRecord:
         known = ", ".join(map(str, sorted(image.brokers)))
         raise UnknownBroker(f"there is no broker {node_id}; there are: {known}.")
     if broker.broker_epoch == UNKNOWN_BROKER_EPOCH:
-        raise ThrottledBroker(f"broker {node_id} registers just now.")
+        raise ThrottledBroker(f"the registration of broker {node_id} is not committed yet.")
     assert broker.node_id == node_id
     return broker
 
 
 def _check_room(image: Image, node_id: int, staying: int) -> None:
-    """Takes as long as there are partitions, if the broker holds any."""
+    """Raise TooFewBrokers unless the remaining brokers can hold its partitions."""
     assert staying >= 0
     if not image.replica_counts[node_id]:
         return

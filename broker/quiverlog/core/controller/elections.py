@@ -1,27 +1,15 @@
-"""Who leads a partition, and who stays in sync, as brokers come and go.
+"""Elections: leader and in-sync replicas of each partition, as brokers come and go.
 
-Owns elections. Every function reads the image and returns the changes of partitions that follow
-from what is about to hold; the caller logs them in one entry with the change that they follow from.
+Functions read the image and return the changes of partitions that follow. The next leader comes
+from leaders.py: of the in-sync replicas, else of the eligible ones; else none, unless the topic
+allows unclean elections: then any live replica leads, alone in sync.
 
-Who leads next is one rule (leaders.py): of the in-sync replicas, else of the eligible ones. With
-neither, there is no leader, unless the topic prefers to lose rows
-(`unclean.leader.election.enable`): then any replica that lives leads, alone in sync, with nobody
-eligible, and the record says `unclean`.
+A broker that restarts uncleanly may lack unflushed rows and is no longer trusted. Without a trusted
+replica the partition awaits logs (`PartitionImage.awaits_logs`, docs/adr/0037).
 
-Who restarts without a clean stop may lack rows that it had not flushed, and is trusted no more.
-When that was the last one, nobody is: the partition awaits logs (`PartitionImage.awaits_logs`),
-until enough of the replicas have told where theirs end, and the longest one leads
-(docs/adr/0037).
-
-What holds after each of them, for every partition:
-- One broker at most leads in a leader epoch; who leads next has a later one.
-- The leader is in sync and not fenced. Nobody fenced is in sync, and nobody at all is without a
-  leader: the last one becomes eligible instead, unless it has lost its disk. So "in sync" always
-  says who copies now.
-- Eligible are only replicas out of sync, and only while fewer than the minimum are in sync.
-- A replica whose disk was replaced counts for nothing before it is in sync again.
-
-Must not know: how it is found out that a broker is gone, files, requests.
+Invariants: one leader per leader epoch. The leader is in sync and not fenced; fenced brokers are
+not in sync. Without a leader no replica is in sync: the last one becomes eligible, unless its disk
+was lost. Eligible replicas are out of sync, and exist only below the minimum in sync.
 """
 
 from __future__ import annotations
@@ -62,45 +50,46 @@ _NO_LOG: Final = LogEnd(NO_EPOCH, MISSING)
 
 
 class _Kept(enum.Enum):
-    """Whether who leaves the in-sync replicas has what readers saw."""
+    """What a replica that leaves the in-sync set still has of the rows that readers got."""
 
     ROWS = enum.auto()
     FLUSHED_ROWS = enum.auto()
     """Perhaps not all."""
     NOTHING = enum.auto()
-    """Not even those that it had flushed."""
+    """Not even flushed rows."""
 
 
 # --- brokers come and go -----------------------------------------------------------------------
 def broker_fenced(image: Image, node_id: int) -> list[Record]:
-    """Nobody hears from it any more: others lead, and nobody waits for it."""
+    """Elect others for a broker that was fenced for silence; its rows count as they are."""
     return _gone(image, node_id, _Kept.ROWS)
 
 
 def broker_shutting_down(image: Image, node_id: int) -> list[Record]:
-    """A broker is about to stop: others lead, and nobody does where there are none."""
+    """Elect others for a broker that is about to stop; where there are none, no leader."""
     return _gone(image, node_id, _Kept.ROWS)
 
 
 def broker_restarted_uncleanly(image: Image, node_id: int) -> list[Record]:
-    """A broker is fenced as a new life, which may lack rows that the last one had not flushed."""
+    """Fence a restarted broker, which may lack rows that were not flushed."""
     return _gone(image, node_id, _Kept.FLUSHED_ROWS)
 
 
 def disk_lost(image: Image, node_id: int) -> list[Record]:
-    """A broker is fenced as a new life with another disk: nobody counts on rows that it had.
+    """Fence a restarted broker whose disk was replaced: none of its rows count.
 
-    What only that disk had has no leader from now on. To let an empty log lead would be to lose the
-    rows without a word, and for good: a copy of it may come back, or another replica be elected.
+    A partition that only that disk held has no leader from now on. An empty log as leader would
+    lose the rows silently and for good, while a copy may come back, or another replica be elected.
     """
     return _gone(image, node_id, _Kept.NOTHING)
 
 
 def restarted_alone(image: Image, node_id: int) -> list[Record]:
-    """The whole quorum restarts uncleanly, as one broker, which may lack rows: nobody can tell it
-    so, as it decides itself. Others lead where they have all rows, or by what the logs say; what
-    nobody else holds it leads on, under a new epoch: offsets of rows that are lost will be given to
-    others, which only the epoch shows to a reader (KIP-320).
+    """Treat the only voter, restarted uncleanly, like any such broker, as it is its own controller.
+
+    Others lead where they have all rows, or by their logs. What no other broker holds it leads on
+    under a new epoch: offsets of lost rows will be reused, which readers notice only by the epoch
+    (KIP-320).
     """
     assert node_id >= 0, "a partition without a leader keeps its epoch"
     alive = alive_brokers(image) - {node_id}
@@ -121,7 +110,7 @@ def restarted_alone(image: Image, node_id: int) -> list[Record]:
 
 
 def broker_unfenced(image: Image, node_id: int) -> list[Record]:
-    """A broker is heard again, and has the metadata: it leads what has no leader and it has."""
+    """Elect a broker that is unfenced, where a partition has no leader and it has the rows."""
     assert node_id >= 0
     alive = alive_brokers(image) | {node_id}
     changes: list[Record] = []
@@ -134,14 +123,14 @@ def broker_unfenced(image: Image, node_id: int) -> list[Record]:
     return changes
 
 
-# --- what somebody asks for --------------------------------------------------------------------
+# --- on request -------------------------------------------------------------------------------
 def unclean_leader(
     image: Image, topic_id: bytes, number: int, ends: Mapping[int, LogEnd]
 ) -> list[Record]:
-    """Whoever lives leads, where nobody does: what the operator asks for to have rows again.
+    """Elect any live replica where there is no leader, for an operator who accepts losing rows.
 
     Args:
-        ends: what is known of the logs. Of those that live, the longest one leads.
+        ends: the known logs. Of the live ones, the longest leads.
     """
     topic = image.topics_by_id[topic_id]
     partition = topic.partitions[number]
@@ -160,16 +149,16 @@ def longest_log(
     ends: Mapping[int, LogEnd],
     is_heard: Callable[[int], bool],
 ) -> list[Record]:
-    """The longest log leads a partition that awaits logs; no change while too few are known.
+    """Elect the longest log of a partition that awaits logs; no change while too few are known.
 
-    Where no disk that counts has ever had a row of it, who was trusted last is among them, and too
-    few others were lost to have all disks that a row was promised to lie on, nothing is to be
-    found, and somebody begins (docs/adr/0047).
+    A new log begins where no counted disk has ever had a row, the last trusted replica is among
+    them, and too few others were lost to have held every copy of an acknowledged row
+    (docs/adr/0047).
 
     Args:
-        ends: what the brokers have told of theirs, in this life of each.
-        is_heard: whether a broker has a session. Whoever is there is waited for: its log may be
-            longer by rows that nobody was promised, which are as dear to somebody.
+        ends: the logs that brokers reported since their last start.
+        is_heard: whether a broker has a session. Its report is waited for: its log may be longer,
+            even if by unacknowledged rows.
     """
     topic = image.topics_by_id[topic_id]
     partition = topic.partitions[number]
@@ -180,7 +169,8 @@ def longest_log(
     intact = [n for n in counted if n not in replaced]
     told = {n: ends[n] for n in intact if n in ends and n in alive}
     logs = [n for n in told if told[n].is_log]
-    # Where every disk has been asked nothing more will be known: rows lie on none that has no log.
+    # Every counted disk was reported, so nothing more can be learned; rows are on none without a
+    # log.
     is_all = len(told) == len(counted)
     is_all = is_all and all(one.end_offset != UNREADABLE for one in told.values())
     is_bare = bool(told) and len(told) == len(intact)
@@ -192,8 +182,10 @@ def longest_log(
     is_bare = is_bare and (len(counted) > 1 or topic.config.unclean_leader_election)
     if not (is_bare or (logs and is_enough)):
         return []
+    # Live brokers will report within moments.
     if any(n not in ends and is_heard(n) for n in intact):
         return []
+    # The last trusted replica may have acknowledged rows alone.
     if partition.last_trusted in intact and partition.last_trusted not in told:
         return []
     leader_id = _longest(logs or told, told)
@@ -202,7 +194,7 @@ def longest_log(
     if told[leader_id].is_offline or _returns_with_more(image, ends, intact, told[leader_id]):
         return []
     if told[leader_id].log_start_offset < deleted_below(told.values(), told[leader_id]):
-        return []  # Its broker is told so, gives them up, and says when it has.
+        return []  # Its broker gets the start, deletes the rows, and reports again.
     begins_anew = told[leader_id].end_offset == MISSING
     unclean = begins_anew and len(counted) == 1
     leads = (leader_id,)
@@ -210,12 +202,11 @@ def longest_log(
 
 
 def deleted_below(ends: Iterable[LogEnd], one: LogEnd) -> int:
-    """Rows of this log below the offset were deleted: another log of those that are known says so.
+    """Return the offset below which another known log proves rows of this log to be deleted.
 
-    A deletion is confirmed when the replicas that live have written it down. One that was away
-    then may have the longest log later. Logs whose last rows are of one epoch have the same rows,
-    as far as they reach; what another one of an older epoch says may be of rows that an unclean
-    election has replaced since.
+    Live replicas write a deletion down before it is confirmed; a replica that was away may have the
+    longest log later. Only logs whose last rows are of the same epoch count: they have the same
+    rows.
     """
     assert one.log_start_offset >= 0
     starts = [end.log_start_offset for end in ends if end.last_epoch == one.last_epoch]
@@ -226,7 +217,7 @@ def deleted_below(ends: Iterable[LogEnd], one: LogEnd) -> int:
 def _returns_with_more(
     image: Image, ends: Mapping[int, LogEnd], intact: Iterable[int], longest: LogEnd
 ) -> bool:
-    """True where a broker that is being restarted has told of a longer log than these."""
+    """Return whether a broker that is being restarted has reported a longer log."""
     return any(
         image.brokers[n].in_shutdown and ends[n].is_log and ends[n].reach > longest.reach
         for n in intact
@@ -235,11 +226,10 @@ def _returns_with_more(
 
 
 def only_copy_lost(image: Image, node_id: int, said: Said) -> list[Record]:
-    """The broker that alone holds a partition, and leads it, has no log of it: nobody leads.
+    """Leave a partition without a leader whose only replica reports that its log is missing.
 
-    So it awaits logs: the one that somebody brings back leads by itself, and who gives the rows up
-    has it begin anew, as with any partition that nobody leads (docs/adr/0054). No change where
-    somebody else might be relied on, or where it is about to begin.
+    It awaits logs: a log that is brought back leads by itself, or an operator gives the rows up
+    (docs/adr/0054). No change where another replica counts, or the partition is about to begin.
     """
     assert node_id >= 0
     topic = image.topics_by_id.get(said.topic_id)
@@ -256,10 +246,10 @@ def only_copy_lost(image: Image, node_id: int, said: Said) -> list[Record]:
 
 
 def settings_changed(image: Image, topic: TopicImage, config: TopicConfig) -> list[Record]:
-    """The topic's configuration is to be this one.
+    """Return the changes that follow from this configuration of the topic.
 
-    With a lower minimum rows become readable that those out of sync do not have. Where rows may be
-    lost from now on, partitions without a leader get one.
+    A lower minimum makes rows readable that replicas out of sync lack, so these are no longer
+    eligible. Where rows may be lost from now on, partitions without a leader get one.
     """
     assert image.topics_by_id.get(topic.topic_id) is topic, "decided on what will hold"
     alive = alive_brokers(image)
@@ -276,7 +266,7 @@ def settings_changed(image: Image, topic: TopicImage, config: TopicConfig) -> li
 
 # --- parts -------------------------------------------------------------------------------------
 def _longest(node_ids: Iterable[int], ends: Mapping[int, LogEnd]) -> int:
-    """Whose log is longest, the first of them if several are; NO_LEADER: of nobody's."""
+    """Return the first broker with the longest log; NO_LEADER: there is none."""
     longest, best = NO_LEADER, (NO_EPOCH, MISSING - 1)
     for node_id in node_ids:
         end = ends.get(node_id, LogEnd(NO_EPOCH, UNREADABLE)).reach
@@ -289,8 +279,8 @@ def _longest(node_ids: Iterable[int], ends: Mapping[int, LogEnd]) -> int:
 def _relying_on(
     image: Image, node_id: int, kept: _Kept
 ) -> Iterator[tuple[TopicImage, PartitionImage]]:
-    """The partitions in which this broker is in sync, or eligible; with its disk gone, all that it
-    holds. All are looked at: a broker comes or goes seldom."""
+    """Yield the partitions in which this broker is in sync or eligible; with its disk lost, all
+    that it holds. This visits every partition, as brokers come and go rarely."""
     for topic in image.topics.values():
         for partition in topic.partitions:
             in_sync, eligible = partition.in_sync_replicas, partition.eligible_leader_replicas
@@ -312,11 +302,11 @@ def _gone(image: Image, node_id: int, kept: _Kept) -> list[Record]:
 def _leave(
     topic: TopicImage, partition: PartitionImage, node_id: int, alive: Collection[int], kept: _Kept
 ) -> list[Record]:
-    """One broker is in sync no more, and eligible as far as it has its rows."""
+    """Take a broker out of the in-sync set; it becomes eligible if it has its rows."""
     in_sync = _minus(partition.in_sync_replicas, node_id)
     assert node_id not in in_sync
     if len(partition.replicas) == 1 and kept is _Kept.FLUSHED_ROWS:
-        # Nobody has more: what it comes back with is the log.
+        # No other replica has more: what it comes back with is the log.
         kept = _Kept.ROWS
     lost = () if kept is _Kept.ROWS else (node_id,)
     replaced = partition.replaced_disks
@@ -336,12 +326,12 @@ def _settle(
     replaced: tuple[int, ...] | None = None,
     unclean_ends: Mapping[int, LogEnd] | None = None,
 ) -> list[Record]:
-    """The change by which these are in sync, with a leader; none where all is so already.
+    """Return the change to these in-sync replicas, with a leader; none where nothing differs.
 
     Args:
-        lost: who is not eligible, having lost its rows.
-        replaced: whose disk was replaced from now on; None: as it was.
-        unclean_ends: elect uncleanly, whatever the configuration says: by what these logs have.
+        lost: replicas that are not eligible, as they lost rows.
+        replaced: replicas with a replaced disk from now on; None: as before.
+        unclean_ends: elect uncleanly whatever the configuration, by these logs.
     """
     unclean, begins_anew = False, False
     trusted = [n for n in eligible_after(config, partition, ()) if n not in lost]
@@ -350,14 +340,14 @@ def _settle(
     if leader_id == NO_LEADER and may_lose:
         ends = unclean_ends or {}
         there = [n for n in partition.replicas if n in alive]
-        # One whose disk has failed takes no writes: only where nobody else is there.
+        # A failed disk takes no writes: only where no other replica is alive.
         able = [n for n in there if n not in ends or not ends[n].is_offline]
         leader_id = _longest(able or there, ends)
         unclean = leader_id != NO_LEADER
-        # Rows are given up for somebody who leads: it must not wait for a directory.
+        # The rows are given up in favour of a leader that starts now: it may make an empty log.
         begins_anew = ends.get(leader_id, _NO_LOG).end_offset == MISSING
         in_sync = () if leader_id == NO_LEADER else (leader_id,)
-    assert not set(lost) & set(in_sync), "who has lost its rows leads nothing"
+    assert not set(lost) & set(in_sync), "a replica that lost rows does not lead"
     assert leader_id == NO_LEADER or leader_id in alive or leader_id == partition.leader_id
     left = () if unclean else eligible_after(config, partition, in_sync)
     eligible = tuple(n for n in left if n not in lost)

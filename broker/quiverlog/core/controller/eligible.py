@@ -1,11 +1,8 @@
-"""Which replicas have all that was ever readable, although they are out of sync (KIP-966); and
-how many logs are enough to know it where none does for sure.
+"""Replicas out of sync that have all readable rows (KIP-966), and how many logs prove it.
 
-While fewer than the minimum are in sync no more rows become readable, so whoever leaves the in-sync
-replicas then, or is the last of them, has all that are: it may lead, should nobody in sync live.
-With enough in sync again that is over, and nobody is eligible.
-
-Must not know: who lives, who leads.
+With fewer than the minimum in sync, no more rows become readable. So a replica that leaves then, or
+is the last one, has all readable rows and may lead if no in-sync replica is alive. With enough in
+sync again, it is no longer eligible.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ __all__ = ["eligible_after", "logs_needed", "min_in_sync"]
 
 
 def min_in_sync(config: TopicConfig, partition: PartitionImage) -> int:
-    """With so many in sync rows become readable."""
+    """Return the number of in-sync replicas from which on rows become readable."""
     found = min(config.min_in_sync_replicas, len(partition.replicas))
     assert found >= 1
     return found
@@ -28,7 +25,7 @@ def min_in_sync(config: TopicConfig, partition: PartitionImage) -> int:
 def eligible_after(
     config: TopicConfig, partition: PartitionImage, in_sync: Sequence[int]
 ) -> tuple[int, ...]:
-    """Who is eligible when these are in sync: out of those that are either now."""
+    """Return the replicas that are eligible while these are in sync."""
     assert set(in_sync) <= set(partition.replicas)
     if len(in_sync) >= min_in_sync(config, partition):
         return ()
@@ -39,13 +36,10 @@ def eligible_after(
 
 
 def logs_needed(topic: TopicImage, partition: PartitionImage) -> int:
-    """Among so many logs at least one has each row that was acknowledged on enough disks.
-
-    Such a row lies on the disks of as many *replicas* as the minimum said then, and the smallest
-    minimum that the topic has had says no more. Of replicas in sync fewer would do if the set had
-    never shrunk: who had the row on its disk may have left it since. Who was added and has not been
-    in sync has none of these disks.
-    """
+    """Return how many logs surely include one with every row that was acknowledged on enough
+    disks."""
+    # Such a row is on the disks of as many replicas as the minimum was then. The in-sync set may
+    # have shrunk since, so all counted replicas are candidates, not only the last members.
     count = len(partition.counted)
     least = min(topic.min_in_sync_least, count)
     assert 1 <= least <= count

@@ -1,13 +1,10 @@
-"""The metadata image: what the records so far add up to.
+"""The metadata image: the state that the records add up to.
 
-Owns the state of the controller; `replay` is the one way to change it, live and on recovery alike.
-
-While somebody else reads the image (a job that makes a snapshot of it), it is `frozen`.
+`replay` is the one way to change it, live and on recovery alike. While another thread reads the
+image (a snapshot job), it is `frozen`.
 
 Invariants: `topics` and `topics_by_id` hold the same topics; a topic's partitions are numbered
 0..n-1 without gaps and its schema ids 1..m; `version` grows with every entry replayed.
-
-Must not know: files, requests, who may do what (that is decided in `topics`).
 """
 
 from __future__ import annotations
@@ -59,11 +56,11 @@ __all__ = ["Image"]
 
 
 class Image:
-    """See the module docstring.
+    """The state of a cluster.
 
     Args:
-        given: the default topic configuration that this broker was given (checked). `defaults` are
-            these and what was decided of them since, used where a topic says nothing.
+        given: the default topic configuration of this broker (checked). `defaults` adds what the
+            metadata log sets, and holds for topics without a value of their own.
     """
 
     __slots__ = (
@@ -93,29 +90,28 @@ class Image:
         self.feature_level = FEATURE_LEVEL_MIN
         self.topics: dict[str, TopicImage] = {}
         self.topics_by_id: dict[bytes, TopicImage] = {}
-        # By node id, each as all that was said of it adds up to. UNKNOWN_BROKER_EPOCH: nobody has
-        # decided the registration yet (`decided`).
+        # By node id. UNKNOWN_BROKER_EPOCH: the registration is not committed yet (`decided`).
         self.brokers: dict[int, BrokerRecord] = {}
-        # What was said of the brokers' configuration, by node id (-1: of all of them). Both tables
-        # are replaced, never changed: whoever holds one can tell that nothing is new.
+        # By node id, -1 for all brokers. Both levels are replaced, never changed, so that a reader
+        # can compare by identity.
         self.broker_configs: Mapping[int, Mapping[str, str]] = {}
         self.next_producer_id = 0
         self.partition_count = 0
-        self.replica_counts: Counter[int] = Counter()  # Held by a broker, by node id.
-        # Partitions that nobody leads, and those that another than their first replica does.
+        self.replica_counts: Counter[int] = Counter()  # Replicas per node id.
+        # Partitions without a leader, and those led by another than their first replica.
         self.leaderless: dict[tuple[bytes, int], None] = {}
         self.unpreferred: dict[tuple[bytes, int], None] = {}
-        # By producer id, those with an epoch above 0, longest unchanged first.
+        # Producers with an epoch above 0, longest unchanged first.
         self.producer_epochs: dict[int, int] = {}
-        # What lies about under these ids may be removed; oldest first.
+        # Files under these topic ids are garbage; oldest first.
         self.removed_topic_ids: dict[bytes, None] = {}
 
     def revert(self, source: Image, topic_ids: Collection[bytes]) -> None:
-        """Become what `source` is, from which this differs in no other topics.
+        """Become equal to `source`, where only these topics differ.
 
-        Takes as long as these topics are large, however many others there are.
+        Takes time by the size of these topics, not by their number in all.
         """
-        assert not self.frozen, "somebody reads the image"
+        assert not self.frozen, "another thread reads the image"
         assert source is not self
         for topic_id in topic_ids:
             mine = self.topics_by_id.pop(topic_id, None)
@@ -140,11 +136,11 @@ class Image:
         assert len(self.topics) == len(self.topics_by_id) == len(source.topics)
 
     def replay_entry(self, records: list[Record], *, version: int | None = None) -> None:
-        """Take in one entry of the metadata log, after which the image has `version`.
+        """Replay one entry of the metadata log, after which the image has `version`.
 
-        Without a version it is an entry whose place is not known yet (`decided`).
+        Without a version, the entry's place is not known yet (`decided`).
         """
-        assert not self.frozen, "somebody reads the image"
+        assert not self.frozen, "another thread reads the image"
         assert records, "an entry is at least one record"
         after = self.version + 1 if version is None else version
         for record in records:
@@ -156,8 +152,8 @@ class Image:
         assert self.partition_count >= 0
 
     def decided(self, records: Iterable[Record], version: int) -> None:
-        """The entry with these records, which were taken in, is that of this version."""
-        assert not self.frozen, "somebody reads the image"
+        """Set the version of an entry that was replayed without one."""
+        assert not self.frozen, "another thread reads the image"
         assert version > UNKNOWN_BROKER_EPOCH
         for record in records:
             if isinstance(record, BrokerRecord) and record.broker_epoch == UNKNOWN_BROKER_EPOCH:
@@ -167,7 +163,7 @@ class Image:
                     self.brokers[record.node_id] = replace(broker, broker_epoch=version)
 
     def replay(self, record: Record) -> None:
-        """Take in one record. Records that were logged are facts: nothing is checked or refused."""
+        """Replay one record. Logged records are facts: nothing is checked or refused."""
         match record:
             case PartitionRecord():
                 topic = self.topics_by_id[record.topic_id]
@@ -251,12 +247,12 @@ class Image:
             self._refresh_defaults()
 
     def give_defaults(self, given: Mapping[str, str]) -> None:
-        """This broker was given other defaults (checked); no record says so."""
+        """Change the defaults that this broker was given (checked); no record holds them."""
         self.given = dict(given)
         self._refresh_defaults()
 
     def _refresh_defaults(self) -> None:
-        """Takes as long as there are topics, where something is new."""
+        """Take over new defaults. Visits every topic if they differ."""
         defaults = {**self.given, **defaults_among(self.broker_configs.get(ALL_BROKERS, {}))}
         if defaults != self.defaults:
             self.defaults = defaults
@@ -265,7 +261,7 @@ class Image:
 
     def _replay_broker_change(self, record: BrokerChangeRecord) -> None:
         broker = self.brokers[record.node_id]
-        assert record.broker_epoch == broker.broker_epoch, "who registers anew is another broker"
+        assert record.broker_epoch == broker.broker_epoch, "changes name the registration"
         fenced, in_shutdown = record.fenced, record.in_shutdown
         leaves = record.decommissioning
         changed = (fenced, in_shutdown, record.wants_vote, leaves)
@@ -309,12 +305,13 @@ class Image:
             partition.last_trusted = NO_LEADER
         elif record.last_trusted != NO_LEADER:
             partition.last_trusted = record.last_trusted
-        # As long as nobody else is relied on, stopped or not; an only copy would stay so for ever.
+        # Until another replica has rows, restarted or not. An only copy would stay so for ever, so
+        # its next epoch ends it.
         stays = len(relied_on) == 1 and partition.relied_on == relied_on
         stays = stays and (is_same_epoch or len(partition.replicas) > 1)
         partition.begins_anew = record.begins_anew or stays
         partition.partition_epoch += 1
-        assert partition.replicas, "somebody holds a partition"
+        assert partition.replicas, "a partition has replicas"
         assert partition.leader_id in (NO_LEADER, *partition.replicas), "one of them leads"
         self._note_leader(record.topic_id, partition)
 
@@ -339,15 +336,15 @@ class Image:
         topic.configure(topic_config(topic.configs, self.defaults, topic.replication_factor))
 
     def live_brokers(self) -> list[BrokerRecord]:
-        """Those that are not fenced, by their ids. Some of them may be about to stop."""
+        """Return the brokers that are not fenced, by id, including those about to stop."""
         live = [self.brokers[n] for n in sorted(self.brokers) if not self.brokers[n].fenced]
         assert all(self.brokers[one.node_id] is one for one in live), "each under its own id"
         return live
 
     def snapshot_records(self) -> list[Record]:
-        """Records that add up to this image, for a compacted metadata log.
+        """Return records that add up to this image, for a compacted metadata log.
 
-        Takes as long as there are topics: for a job, while the image is `frozen`.
+        Visits every topic: for a job, while the image is `frozen`.
         """
         assert len(self.topics) == len(self.topics_by_id)
         records: list[Record] = [SnapshotRecord(self.version, tuple(self.removed_topic_ids))]
@@ -369,13 +366,13 @@ class Image:
             records.extend(one.record(topic.topic_id) for one in topic.partitions)
             partition_count += len(topic.partitions)
         assert partition_count == self.partition_count, "the count is that of all topics"
-        assert self.replica_counts.total() >= partition_count, "somebody holds each"
+        assert self.replica_counts.total() >= partition_count, "each has a replica"
         return records
 
 
 @lru_cache(maxsize=256)
 def _arrow_schema(schema: bytes) -> pa.Schema:
-    # The image and the view of decisions under way hold the same schemas.
+    # Cached: the image and its pending copy hold the same schemas.
     return deserialize_schema(schema)
 
 

@@ -1,12 +1,8 @@
-"""Which replica leads a partition next: the one rule, and the record of it.
+"""The next leader of a partition, and the record of the change.
 
-A leader that is in sync stays. Otherwise the first in the order of the partition's replicas leads
-that is in sync, else the first that is eligible (eligible.py), alone in sync; a fenced or
-stopping broker never does. Everything that elects asks here: as brokers come and go
-(elections.py), where a replica takes no writes (replica_offline.py), and where leaderships move
-between live brokers, by request or in rounds: that loses nothing, both leaders are in sync.
-
-Must not know: why another replica is to lead, when rounds are, rows that may be lost.
+A leader that is in sync stays. Otherwise the first replica in order leads that is in sync, else the
+first eligible one (eligible.py), then alone in sync; never a fenced or stopping broker. Used by
+elections.py, replica_offline.py, and for moving leadership between live in-sync replicas.
 """
 
 from __future__ import annotations
@@ -35,12 +31,12 @@ __all__ = [
 
 
 def alive_brokers(image: Image) -> frozenset[int]:
-    """Who may lead."""
+    """Return the brokers that may lead."""
     return frozenset(one.node_id for one in image.live_brokers() if not one.in_shutdown)
 
 
 def first_of(replicas: Sequence[int], *conditions: Collection[int]) -> int:
-    """The first of the replicas that meets them all, or NO_LEADER."""
+    """Return the first of the replicas that meets all conditions, or NO_LEADER."""
     for node_id in replicas:
         if all(node_id in one for one in conditions):
             return node_id
@@ -53,9 +49,9 @@ def successor(
     in_sync: tuple[int, ...],
     eligible: Collection[int],
 ) -> tuple[int, tuple[int, ...]]:
-    """Who leads when these are in sync and eligible, and who is in sync then.
+    """Return the leader, and the in-sync replicas then, given those in sync and eligible.
 
-    NO_LEADER: none of them lives, and nobody is in sync without a leader.
+    NO_LEADER: none of them is alive; without a leader no replica is in sync.
     """
     leader_id = partition.leader_id
     assert set(in_sync) <= set(partition.replicas)
@@ -79,7 +75,7 @@ def leader_change(
     *,
     begins_anew: bool = False,
 ) -> list[Record]:
-    """The record of what is different. A leader that changes has a new epoch."""
+    """Return the record of the differences. A new leader gets a new epoch."""
     before = (partition.in_sync_replicas, partition.eligible_leader_replicas)
     if replaced == partition.replaced_disks:
         replaced = None
@@ -114,14 +110,12 @@ def leader_change(
     ]
 
 
-# Leaderships that move between brokers that all live, because somebody asks or a round does.
+# Leadership that moves between live brokers, on request or in rounds.
 def away_from(
     image: Image, topic_id: bytes, number: int, without_room: Collection[int]
 ) -> list[Record]:
-    """Another one leads than those without room for rows; no change where nobody can.
-
-    The first of the replicas that is in sync, lives, stays and has room.
-    """
+    """Move leadership from brokers without room for rows to the first in-sync, live replica with
+    room; no change where there is none."""
     topic = image.topics_by_id[topic_id]
     partition = topic.partitions[number]
     if partition.leader_id not in without_room:
@@ -138,10 +132,10 @@ def away_from(
 def preferred_leader(
     image: Image, topic_id: bytes, number: int, without_room: Collection[int] = ()
 ) -> list[Record]:
-    """The first of the replicas leads; no change where it does, or cannot: it is in sync and stays.
+    """Make the first replica the leader; no change where it leads, is out of sync, or is stopping.
 
-    Never without a leader: whoever is elected then is the best that there is. Nor one of those
-    without room for rows.
+    Nor where there is no leader, as elections choose the best one, or where it has no room for
+    rows.
     """
     topic = image.topics_by_id[topic_id]
     partition = topic.partitions[number]

@@ -1,13 +1,9 @@
-"""How far the logs of partitions without a leader reach: what their brokers have told so far.
+"""The ends of the logs of partitions without a leader, as their brokers report them.
 
-Owns the answers, as long as this node decides. Nothing of it is in the metadata log: another
-controller is told anew. An answer is of one life of a broker and of one leader epoch. A broker
-that registers anew may have lost rows since, and under another epoch its log may have been cut or
-written to: such answers are of no use. While a partition has no leader, nobody writes to its logs.
-
-Bounded by the partitions without a leader, and their replicas.
-
-Must not know: who leads because of it (elections.py), requests, files.
+Owns the reports while this node is the controller; another one collects its own. A report counts
+for one registration of a broker and one leader epoch: a broker that registers again may have lost
+rows, and under another epoch its log may have been cut or written to. Bounded by the partitions
+without a leader and their replicas.
 """
 
 from __future__ import annotations
@@ -26,17 +22,18 @@ __all__ = ["MISSING", "UNREADABLE", "LogEnd", "LogEnds", "Said"]
 Key = tuple[bytes, int]
 
 UNREADABLE: Final = -1
-"""There is a log, which cannot be opened or has damaged rows: nobody knows how far it reached."""
+"""The log cannot be opened or has damaged rows: its end is unknown."""
 MISSING: Final = -2
 """There is no log: it was never made, or is lost."""
 
 
 class LogEnd(NamedTuple):
-    """Where a log ends: the newest leader epoch whose leader's log it is up to where that epoch
-    began, at least (that of its last row, or a later one), and the offset after its last row.
+    """The end of a log.
 
-    `log_start_offset`: rows below it never come back. `is_offline`: its disk has failed, and the
-    log can lead only after a restart, with what is found then.
+    `last_epoch`: the newest leader epoch whose log it equals up to where that epoch began, at least
+    that of its last row. `end_offset`: after its last row. `log_start_offset`: rows below it never
+    come back. `is_offline`: the disk failed, and the log can lead only after a restart, as found
+    then.
     """
 
     last_epoch: int
@@ -46,19 +43,19 @@ class LogEnd(NamedTuple):
 
     @property
     def reach(self) -> tuple[int, int]:
-        """Of two logs the one with the later epoch has all that was acknowledged before, whatever
-        their offsets are: so epochs are compared first, as in Raft."""
+        """Order of logs: epochs before offsets, as in Raft. The log with the later epoch has all
+        that was acknowledged before it."""
         return (self.last_epoch, self.end_offset)
 
     @property
     def is_log(self) -> bool:
-        """False when it says that there is none, or none that can be read."""
+        """False when there is none, or none that can be read."""
         assert self.end_offset >= MISSING
         return self.end_offset >= 0
 
 
 class Said(NamedTuple):
-    """What a broker says of one of its logs, as of this leader epoch."""
+    """One broker's report of one log, as of a leader epoch."""
 
     topic_id: bytes
     partition: int
@@ -73,8 +70,6 @@ class _Answer(NamedTuple):
 
 
 class LogEnds:
-    """See the module docstring."""
-
     __slots__ = ("_answers",)
 
     def __init__(self) -> None:
@@ -84,21 +79,21 @@ class LogEnds:
         return len(self._answers)
 
     def clear(self) -> None:
-        """This node decides no more, or anew."""
+        """Drop all reports, when a term as controller begins or ends."""
         self._answers.clear()
         assert not self._answers
 
     def take(
         self, image: Image, broker_id: int, broker_epoch: int, told: Iterable[Said]
     ) -> list[Key]:
-        """A broker tells of its logs. Returns the partitions of which it is to be known.
+        """Take a broker's reports. Returns the partitions of accepted reports.
 
         Raises:
-            StaleBrokerEpoch: it is not this life of the broker that is registered.
+            StaleBrokerEpoch: this is not the current registration of the broker.
         """
         check_broker(image, broker_id, broker_epoch)
         if broker_epoch == UNKNOWN_BROKER_EPOCH:
-            raise StaleBrokerEpoch(f"the registration of broker {broker_id} is not decided yet.")
+            raise StaleBrokerEpoch(f"the registration of broker {broker_id} is not committed yet.")
         if len(self._answers) > len(image.leaderless):
             self._forget_led(image)
         taken = []
@@ -124,13 +119,13 @@ class LogEnds:
         return True
 
     def _forget_led(self, image: Image) -> None:
-        """Those that have a leader again, or are gone."""
+        """Drop reports of partitions that have a leader again, or were deleted."""
         known = self._answers
         self._answers = {key: known[key] for key in known if key in image.leaderless}
         assert len(self._answers) <= len(image.leaderless)
 
     def of(self, image: Image, topic_id: bytes, number: int) -> dict[int, LogEnd]:
-        """What is known of a partition now, by broker: from lives and under an epoch that last."""
+        """Return the valid reports of a partition, by broker."""
         answers = self._answers.get((topic_id, number), {})
         partition = image.topics_by_id[topic_id].partitions[number]
         assert partition.partition == number
@@ -139,7 +134,7 @@ class LogEnds:
             broker = image.brokers.get(broker_id)
             if broker is None or broker.broker_epoch != answer.broker_epoch:
                 continue
-            is_replica = broker_id in partition.replicas  # A move may have been given up.
+            is_replica = broker_id in partition.replicas  # A cancelled move may have removed it.
             if is_replica and answer.leader_epoch == partition.leader_epoch:
                 found[broker_id] = answer.end
         assert set(found) <= set(partition.replicas)

@@ -1,20 +1,14 @@
-"""Which brokers hold the replicas of new partitions, and which of them leads each.
+"""Placement of new partitions on brokers, and of their leaders.
 
-Brokers lie in hosts, hosts in racks. Whatever is chosen next goes to the emptiest rack, there to
-the emptiest host, there to the emptiest broker; "empty" is about this topic, for each broker there.
-Ties go round, from a place that the topic's id says: ids are random, so topics begin at different
-brokers, and the same topic is placed alike whoever decides.
+Brokers are in hosts, hosts in racks. Each choice takes the emptiest rack, its emptiest host, its
+emptiest broker, counting this topic only. Ties go round from a place set by the topic id, so topics
+begin at different brokers, and every controller places a topic alike.
 
-Promises:
-- The replicas of a partition are different brokers. Of two racks the one has at most one replica
-  more than the other, or no broker left; so have two hosts of a rack.
-- Where racks have equally many brokers, and so have the hosts of a rack, brokers differ by at most
-  one in the replicas that they have of a new topic, and by at most one in those that they lead.
-- Growing a topic later gives what creating it larger had given, if the brokers are the same.
-
-Where racks differ, partitions keep to the first promise, and small racks have more to hold.
-
-Must not know: what brokers hold of other topics (but that they are full), records, who is alive.
+- Replicas of a partition are on different brokers. Two racks differ by at most one of them, unless
+  one has no broker left; so do two hosts of a rack.
+- With equal racks and equal hosts, brokers differ by at most one in a new topic's replicas, and by
+  at most one in its leaders. Unequal racks keep the first rule, so small racks hold more.
+- A topic grown later is placed as if created larger, with the same brokers.
 """
 
 from __future__ import annotations
@@ -28,7 +22,7 @@ __all__ = ["Place", "place"]
 
 
 class Place(NamedTuple):
-    """Where a broker is. Racks and hosts without a name are one."""
+    """A broker's location. Racks and hosts without a name are one."""
 
     node_id: int
     rack: str
@@ -43,11 +37,11 @@ def place(
     seed: int,
     existing: Iterable[Sequence[int]] = (),
 ) -> list[tuple[int, ...]]:
-    """The replicas of so many new partitions. The first of each is to lead it.
+    """Return the replicas of `count` new partitions, each with its leader first.
 
     Args:
         seed: where the topic begins.
-        existing: replicas of the partitions that the topic has already.
+        existing: replicas of the topic's partitions so far.
     """
     if not count:
         return []
@@ -75,7 +69,8 @@ def _next(root: _Domain, replication_factor: int, leads: Counter[int]) -> tuple[
     assert len(set(found)) == replication_factor, "different brokers"
     leader = min(found, key=leads.__getitem__)
     assert leads[leader] >= 0
-    # Who comes next when it is gone: each of the others in turn, or one had to take all.
+    # The next leaders take turns, or one broker would take over all of a failed leader's
+    # partitions.
     at = found.index(leader)
     others = found[at + 1 :] + found[:at]
     turn = leads[leader] % len(others) if others else 0
@@ -87,8 +82,8 @@ def _next(root: _Domain, replication_factor: int, leads: Counter[int]) -> tuple[
 class _Domain:
     """A broker, or all of a host, a rack or the cluster.
 
-    `size`: brokers in it. `load`: replicas of the topic in it. `order`: its turn among those that
-    are equally full.
+    `size`: its brokers. `load`: its replicas of the topic. `order`: its turn among equally full
+    ones.
     """
 
     __slots__ = ("_above", "_children", "_heap", "load", "node_id", "order", "size")
@@ -105,7 +100,7 @@ class _Domain:
             child._above, child.order = self, order
 
     def add_load(self) -> None:
-        """A broker holds one more, and so do its host and its rack."""
+        """Count one more replica for a broker, its host and its rack."""
         assert not self._children, "brokers hold replicas"
         domain: _Domain | None = self
         while domain is not None:
@@ -113,11 +108,11 @@ class _Domain:
             domain = domain._above
 
     def fill(self, more: int = 1) -> float:
-        """How full it is with so many more: the emptiest is the next."""
+        """Return how full it is with `more` replicas: the emptiest is next."""
         return (self.load + more) / self.size
 
     def begin(self) -> None:
-        """All loads are known."""
+        """Order the children, once all loads are known."""
         assert not self._heap
         self._heap = [(child.fill(), child.order, child) for child in self._children]
         heapq.heapify(self._heap)
@@ -125,7 +120,8 @@ class _Domain:
             child.begin()
 
     def take(self, count: int, found: list[int]) -> None:
-        """Put so many replicas of one partition here: on different brokers, added to `found`."""
+        """Place `count` replicas of one partition here, on different brokers, appended to
+        `found`."""
         assert 1 <= count <= self.size, "each broker holds one at most"
         self.load += count
         if not self._children:
@@ -139,7 +135,7 @@ class _Domain:
 
 
 def _shares(chosen: Sequence[_Domain], count: int) -> list[int]:
-    """How many replicas each gets: nobody a further one while another that has room has less."""
+    """Return the replicas of each: none gets one more while another with room has fewer."""
     shares = [1] * len(chosen)
     left = count - len(chosen)
     while left:
@@ -158,7 +154,8 @@ def _cluster(brokers: Iterable[Place], seed: int, leaves: dict[int, _Domain]) ->
     by_rack: dict[str, dict[str, list[int]]] = {}
     for broker in sorted(brokers, key=lambda one: (one.rack, one.host, one.node_id)):
         by_rack.setdefault(broker.rack, {}).setdefault(broker.host, []).append(broker.node_id)
-    # What says which rack is first says nothing of which host is: else some brokers never were.
+    # Each level uses other digits of the seed: with the same ones, some brokers would never be
+    # first.
     hosts_seed = seed // len(by_rack)
     racks = []
     for by_host in by_rack.values():
@@ -170,12 +167,12 @@ def _cluster(brokers: Iterable[Place], seed: int, leaves: dict[int, _Domain]) ->
             hosts.append(_joined([leaves[node_id] for node_id in node_ids], brokers_seed))
         racks.append(_joined(hosts, hosts_seed))
     assert sum(rack.size for rack in racks) == len(leaves)
-    assert all(leaf.load == 0 for leaf in leaves.values()), "the existing partitions come next"
+    assert all(leaf.load == 0 for leaf in leaves.values()), "existing partitions are added later"
     return _joined(racks, seed)
 
 
 def _joined(children: list[_Domain], seed: int) -> _Domain:
-    """One domain of these, the first of which the seed says; of a single one, itself."""
+    """Return one domain of these, rotated by the seed; a single one is itself."""
     assert children
     assert seed >= 0
     first = seed % len(children)

@@ -1,33 +1,16 @@
-"""Moving a partition to other replicas: how a move begins, is given up, and ends (KIP-455).
+"""Moving a partition to other replicas: begin, cancel, end (KIP-455).
 
-Owns these decisions. Every function reads the image and returns the change.
-
-    settled ──reassign──▶ moving ──all that are added are in sync, and enough that stay──▶ settled
+    settled ──reassign──▶ moving ──all added are in sync, and enough that stay──▶ settled
                            │  ▲
                            └──┘ reassign: another target; cancel: back to those that held it before
 
-While a partition moves, all of its replicas copy: those it moves to, in their order, then those
-that it leaves. A leader that leaves hands over first, to the first of the target that is in sync,
-and stays in sync itself. The move ends with one record: the replicas are the target, and only they
-are in sync. Whoever is in sync has all that was readable, so no row is lost as long as enough of
-them stay; and who led has heard by then that another does (leadership.py), so it shows no old end.
+While a partition moves, all of its replicas copy: the target in order, then those that leave. A
+leader that leaves first hands over to the target's first in-sync replica, and stays in sync. One
+record ends the move: only the target holds the partition and is in sync. As in-sync replicas have
+every readable row, none is lost while enough of them stay.
 
-A replica that is added begins a leader epoch: it counts when it has asked under this epoch, which
-it knows when it knows that it was added. What it says before is of rows that it may be about to
-remove, because it held the partition earlier.
-
-A replica that was added, and is given up by another target or `cancel`, may have been one of the
-disks that rows were promised to lie on. So it is not dropped: it leaves as any other does, when
-enough of those that stay have these rows. It is then among `adding_replicas`, for it did not hold
-the partition before, and among `removing_replicas`.
-
-A target may have another number of replicas, where that is asked for (replication_factor.py). What
-is in sync at the end has to be enough for a partition of so many.
-
-A move may have a bound of its own for what a broker copies. It is a part of the move, so nothing is
-left of it when the move has ended.
-
-Must not know: requests, how rows are copied.
+A replica whose addition is cancelled may hold acknowledged rows on its disk, so it leaves like any
+other, in `adding_replicas` and in `removing_replicas`. A move's own rate limit ends with it.
 """
 
 from __future__ import annotations
@@ -60,18 +43,18 @@ def reassign(
     changes_count: bool = False,
     bytes_per_s: int = 0,
 ) -> list[Record]:
-    """The partition is to be held by these brokers, of which the first is the preferred leader.
+    """Return the change that moves the partition to these brokers, the preferred leader first.
 
-    Returns the change; none, where it is held by them already or on its way.
+    None, where they hold it already or it is on its way there.
 
     Args:
-        changes_count: these may be more, or fewer, than it has now.
-        bytes_per_s: no broker copies it faster; 0: no bound of this move.
+        changes_count: the number of replicas may change.
+        bytes_per_s: rate limit per copying broker; 0: none for this move.
 
     Raises:
-        InvalidReplicaAssignment: not as many as the partition has, one twice, or one that is not
-            alive and gets the partition by this.
-        PolicyViolation: a broker is full, or nobody leads the partition.
+        InvalidReplicaAssignment: another number than the partition has, a duplicate, or a new one
+            that is not alive.
+        PolicyViolation: a broker is full, or the partition has no leader.
     """
     assert image.topics_by_id.get(topic.topic_id) is topic, "decided on what will hold"
     assert bytes_per_s >= 0
@@ -86,23 +69,20 @@ def reassign(
 
 
 def cancel(topic: TopicImage, partition: PartitionImage) -> list[Record]:
-    """The partition moves back to those that held it before; none, where it does not move."""
+    """Return the change back to the replicas before the move; none, where it does not move."""
     assert partition in topic.partitions
     if not partition.moves:
         return []
     before = _before(partition)
-    assert before, "somebody held it"
+    assert before, "a partition has replicas"
     return list(_moving(topic, partition, before, partition.move_bytes_per_s))
 
 
 def arrived(topic: TopicImage, partition: PartitionImage, in_sync: Sequence[int]) -> list[Record]:
-    """The end of the move, if these, who are all fit to lead, are enough for it; else nothing.
+    """Return the end of the move, if these in-sync replicas suffice; otherwise nothing.
 
-    Of a leader that leaves: the change by which it hands over, after which its heir asks for the
-    end.
-
-    Asked for by the leader, when it has seen that those that stay have on their disks what
-    producers were promised to find there. They have been in sync before that.
+    If the leader leaves: the change that hands over; the next leader asks again for the end. The
+    leader asks once the replicas that stay have flushed what producers were promised.
     """
     assert set(in_sync) <= set(partition.replicas)
     if not partition.moves or set(in_sync) != set(partition.in_sync_replicas):
@@ -124,19 +104,19 @@ def arrived(topic: TopicImage, partition: PartitionImage, in_sync: Sequence[int]
 
 # --- parts -------------------------------------------------------------------------------------
 def _before(partition: PartitionImage) -> tuple[int, ...]:
-    """Who held the partition before it began to move."""
+    """Return the replicas before the move."""
     return tuple(n for n in partition.replicas if n not in partition.adding_replicas)
 
 
 def target_of(partition: PartitionImage) -> tuple[int, ...]:
-    """Who is to hold the partition."""
+    """Return the replicas after the move."""
     return tuple(n for n in partition.replicas if n not in partition.removing_replicas)
 
 
 def _moving(
     topic: TopicImage, partition: PartitionImage, target: Sequence[int], bytes_per_s: int
 ) -> list[PartitionChangeRecord]:
-    """The change by which it moves there. Nobody who may have been counted on is dropped by it."""
+    """Return the change to that target. It drops no replica, as each may be counted on."""
     before = _before(partition)
     given_up = tuple(n for n in partition.adding_replicas if n not in target)
     adding = (*(n for n in target if n not in before), *given_up)
@@ -200,9 +180,12 @@ def _change(
     in_sync: tuple[int, ...],
     bytes_per_s: int | None = None,
 ) -> PartitionChangeRecord:
-    """Who leads stays; the leader epoch is another one where a replica is new."""
+    """Return a change that keeps the leader."""
     assert set(in_sync) <= set(replicas)
     assert partition.leader_id in (NO_LEADER, *in_sync)
+    # A new replica counts once it asks under the new epoch, which proves that it has the metadata
+    # of its addition. Earlier reports are of rows that it may be about to remove, as it once held
+    # the partition.
     is_later = not set(replicas) <= set(partition.replicas)
     return PartitionChangeRecord(
         topic.topic_id,

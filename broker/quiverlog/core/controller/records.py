@@ -1,12 +1,9 @@
-"""The records of the metadata log: everything that a cluster agrees on.
+"""The records of the metadata log.
 
-Owns their fields and their bytes: one entry of the metadata log is a msgpack array of records,
-each `[type, ...fields]`. An entry is taken in whole or not at all, so a crash never leaves half a
-topic. Fields are only ever appended, with defaults; a type number is never used again. Owns also
-how what follows from a broker's coming or going is cut into entries where it is larger than one
-may be: the image is sound after each, and what is left is decided again.
-
-Must not know: how the log is stored, which broker decides.
+Owns their fields and their bytes: an entry is a msgpack array of records, each `[type, ...fields]`.
+An entry is applied whole or not at all. Fields are only appended, with defaults; a type number is
+never used again. Owns also how the changes after a broker event are cut into entries where they are
+too large for one: the image is sound after each, and the rest is decided again.
 """
 
 from __future__ import annotations
@@ -53,18 +50,18 @@ __all__ = [
 
 NO_LEADER: Final = -1
 LEADER_STAYS: Final = -1
-"""In a change. That the leader is gone is said by LEADER_GONE: -1 meant "stays" from the start."""
+"""In a change; a lost leader is LEADER_GONE."""
 LEADER_GONE: Final = -2
 ALL_BROKERS: Final = -1
-"""In the place of a node id, where something is said of all of them."""
+"""In place of a node id, for all brokers."""
 UNKNOWN_BROKER_EPOCH: Final = -1
-"""In a registration: the metadata version of the entry that it stands in."""
+"""In a registration: its epoch is the metadata version of its entry."""
 
 
 class SnapshotRecord(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """First record of a compacted log: what follows is the state at metadata version `version`.
+    """First record of a compacted log: the state at metadata version `version` follows.
 
-    `removed_topic_ids`: of the topics removed last; what lies about under these ids is garbage.
+    `removed_topic_ids`: topics removed last; files under these ids are garbage.
     """
 
     version: int
@@ -72,15 +69,13 @@ class SnapshotRecord(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
 
 class BrokerRecord(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """A broker registered, in the place of an earlier registration of its node id.
+    """A broker's registration, which replaces an earlier one of its node id.
 
     `incarnation` is new at every start of its process, `directory_id` belongs to its disk.
     `broker_epoch` numbers the registration (UNKNOWN_BROKER_EPOCH); snapshots write the number.
-    `fenced`: it leads nothing, and counts as a copy of nothing. `wants_vote`: it may be made a
-    voter of the metadata quorum without anybody's asking. `takes_partitions`: it may be given
-    replicas; what it holds it keeps. `feature_level_min`, `feature_level_max`: what it supports;
-    software from before there were levels supports the first. `decommissioning`: it is to leave,
-    and is given nothing.
+    `fenced`: it neither leads nor counts as a replica. `wants_vote`: it may become a voter of the
+    metadata quorum on its own. `takes_partitions`: it may get replicas. `feature_level_min`,
+    `feature_level_max`: the levels it supports. `decommissioning`: it is to leave and gets nothing.
     """
 
     node_id: int
@@ -101,9 +96,8 @@ class BrokerRecord(msgspec.Struct, frozen=True, array_like=True, tag=2):
 
 
 class TopicRecord(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """`min_in_sync_least`: the smallest `min.insync.replicas` that the topic has had, in a
-    snapshot; 0: as its configuration says.
-    """
+    """`min_in_sync_least`: in a snapshot, the smallest `min.insync.replicas` that the topic has
+    had; 0: as configured."""
 
     topic_id: bytes
     name: str
@@ -114,18 +108,18 @@ class TopicRecord(msgspec.Struct, frozen=True, array_like=True, tag=3):
 
 
 class PartitionRecord(msgspec.Struct, frozen=True, array_like=True, tag=4):
-    """A partition of a topic exists. Partitions of a topic come in the order of their numbers.
+    """A new partition. Partitions of a topic come in the order of their numbers.
 
-    `leader_id` NO_LEADER: none of the replicas leads it now. `eligible_leader_replicas`: out of
-    sync, and yet known to have all that was readable (KIP-966). While the partition moves,
-    `replicas` are those it moves to, in their order, and then `removing_replicas`, which hold it
-    until `adding_replicas` are in sync (KIP-455). One that was added, and is given up, is in both.
+    `leader_id` NO_LEADER: no leader now. `eligible_leader_replicas`: out of sync, yet with all
+    readable rows (KIP-966). While the partition moves, `replicas` are the target in order, then
+    `removing_replicas`, which stay until `adding_replicas` are in sync (KIP-455); a cancelled
+    addition is in both.
 
-    `replaced_disks`: replicas whose disk is another one than that on which they acknowledged rows.
-    `last_trusted`: who was, when nobody is any more; NO_LEADER otherwise. `begins_anew`: the only
-    one that is relied on may have no log, and may make an empty one. `move_bytes_per_s`: no
-    broker copies it faster on its way; 0: the move has no bound of its own. `never_in_sync`: those
-    that were added, and have not been in sync since: no row was promised to lie on their disks.
+    `replaced_disks`: replicas whose disk is not the one on which they acknowledged rows.
+    `last_trusted`: the last replica that was trusted, where none is now; else NO_LEADER.
+    `begins_anew`: the only trusted one may have no log, and may make an empty one.
+    `move_bytes_per_s`: rate limit per copying broker; 0: none. `never_in_sync`: added and not in
+    sync since: no row was promised to be on their disks.
     """
 
     topic_id: bytes
@@ -146,12 +140,12 @@ class PartitionRecord(msgspec.Struct, frozen=True, array_like=True, tag=4):
 
 
 class PartitionChangeRecord(msgspec.Struct, frozen=True, array_like=True, tag=5):
-    """What is not given (LEADER_STAYS, NO_EPOCH, None) stays. Each one is a partition epoch.
+    """Fields that are not given (LEADER_STAYS, NO_EPOCH, None) stay. Each change is a partition
+    epoch.
 
-    Eligible leader replicas, and replaced disks, stay but for those that this change takes into
-    sync, or away. `unclean`: the new leader may lack rows that were readable. `last_trusted`: when
-    nobody is trusted any more. `begins_anew`: of who is elected no log is known. The bound of a
-    move ends with the move. Who was never in sync follows from the replicas and those in sync.
+    Eligible leader replicas and replaced disks stay, except those that this change brings into sync
+    or removes. `unclean`: the new leader may lack readable rows. `last_trusted`: set when no
+    replica is trusted any more. `begins_anew`: no log of the new leader is known.
     """
 
     topic_id: bytes
@@ -192,20 +186,20 @@ class RemoveTopicRecord(msgspec.Struct, frozen=True, array_like=True, tag=8):
 
 
 class ProducerIdBlockRecord(msgspec.Struct, frozen=True, array_like=True, tag=9):
-    """Producer ids below `next_producer_id` may have been given out."""
+    """Producer ids below `next_producer_id` may have been assigned."""
 
     next_producer_id: int
 
 
 class ProducerEpochRecord(msgspec.Struct, frozen=True, array_like=True, tag=10):
-    """Epochs of this producer up to `epoch` were given out."""
+    """Epochs of this producer up to `epoch` were assigned."""
 
     producer_id: int
     epoch: int
 
 
 class BrokerChangeRecord(msgspec.Struct, frozen=True, array_like=True, tag=11):
-    """What is None stays. It is about the registration `broker_epoch`, and about no later one."""
+    """None: unchanged. Applies to the registration `broker_epoch` only."""
 
     node_id: int
     broker_epoch: int
@@ -216,9 +210,8 @@ class BrokerChangeRecord(msgspec.Struct, frozen=True, array_like=True, tag=11):
 
 
 class BrokerConfigRecord(msgspec.Struct, frozen=True, array_like=True, tag=12):
-    """A key of the brokers' configuration, for one of them or (node id -1) for all. `value` None:
-    nothing is said of it any more.
-    """
+    """A configuration key of one broker or (node id -1) of all. `value` None: back to the
+    default."""
 
     node_id: int
     key: str
@@ -226,20 +219,20 @@ class BrokerConfigRecord(msgspec.Struct, frozen=True, array_like=True, tag=12):
 
 
 class FeatureLevelRecord(msgspec.Struct, frozen=True, array_like=True, tag=13):
-    """From here on the log may hold what this feature level has. No such record: level 1."""
+    """From here on the log may hold records of this feature level. No such record: level 1."""
 
     level: int
 
 
 class TopicChangeRecord(msgspec.Struct, frozen=True, array_like=True, tag=14):
-    """The topic's partitions have so many replicas now, and so will those that are added later."""
+    """The topic's partitions, and those added later, have this many replicas now."""
 
     topic_id: bytes
     replication_factor: int
 
 
 class UnregisterBrokerRecord(msgspec.Struct, frozen=True, array_like=True, tag=15):
-    """The broker that was registered under this epoch is forgotten."""
+    """The broker that was registered under this epoch is removed."""
 
     node_id: int
     broker_epoch: int
@@ -272,7 +265,7 @@ _ARRAY_32_TAG: Final = 0xDD
 
 
 def topic_of(record: Record) -> bytes | None:
-    """The topic that a record is about; None when it is about none."""
+    """Return the topic of a record; None for a record without one."""
     match record:
         case SnapshotRecord() | BrokerRecord() | BrokerChangeRecord() | UnregisterBrokerRecord():
             return None
@@ -284,15 +277,13 @@ def topic_of(record: Record) -> bytes | None:
 
 
 def changed_by(records: Iterable[Record]) -> dict[bytes, Collection[int] | None]:
-    """The topics that these records are about, and their partitions that change; None: any may.
-
-    Thousands of partitions change one by one when a broker comes or goes.
-    """
+    """Return the topics of these records, each with its partitions that change; None: any may."""
     found: dict[bytes, dict[int, None] | None] = {}
     for record in records:
         topic_id = topic_of(record)
         if topic_id is None:
             continue
+        # One by one: a broker that comes or goes changes thousands of partitions.
         if not isinstance(record, PartitionChangeRecord):
             found[topic_id] = None
         elif (numbers := found.setdefault(topic_id, {})) is not None:
@@ -302,16 +293,16 @@ def changed_by(records: Iterable[Record]) -> dict[bytes, Collection[int] | None]
 
 
 def encode_entry(records: list[Record]) -> bytes:
-    """One entry of the metadata log: these records happen together."""
+    """Return the bytes of one entry: these records are applied together."""
     assert records
     return _ENCODER.encode(records)
 
 
 def encode_long_entry(records: Iterable[Record]) -> bytes:
-    """`encode_entry` for a thread beside others: one record after the other.
+    """Encode like `encode_entry`, record by record, for a job in another thread.
 
-    No other thread runs during one call of the encoder, which for all records of thousands of
-    topics takes many milliseconds.
+    One call for all records of thousands of topics would hold the interpreter lock for
+    milliseconds.
     """
     encoded = [_ENCODER.encode(record) for record in records]
     assert encoded, "an entry is at least one record"
@@ -319,10 +310,10 @@ def encode_long_entry(records: Iterable[Record]) -> bytes:
 
 
 def decode_entry(entry: bytes) -> list[Record]:
-    """The records of one entry.
+    """Return the records of one entry.
 
     Raises:
-        UnsupportedFormat: a newer quiverlog wrote a record type that this one does not know.
+        UnsupportedFormat: a newer quiverlog wrote an unknown record type.
         CorruptLog: the bytes are no entry.
     """
     try:
@@ -341,20 +332,23 @@ def _has_newer_type(entry: bytes) -> bool:
     return any(row and isinstance(row[0], int) and row[0] > _TAG_MAX for row in rows)
 
 
-# What follows from a broker's coming or going, as entries of the metadata log.
+# The changes after a broker event, as entries of the metadata log.
 def in_entries(records: list[Record], entry_bytes_max: int) -> list[list[Record]]:
-    """The first record is about the broker, the others are about partitions."""
+    """Cut records into entries. The first record is about the broker, the others about
+    partitions."""
     assert records
     assert entry_bytes_max > 0
     if len(encode_entry(records)) <= entry_bytes_max:
         return [records]
     own, following = records[:1], _bounded(records[1:], entry_bytes_max)
     is_unfencing = isinstance(own[0], BrokerChangeRecord) and own[0].fenced is False
+    # Entries may be separated by a crash. An unfenced broker leads only after its own record, and a
+    # fenced one must lead nothing before its record.
     return [own, *following] if is_unfencing else [*following, own]
 
 
 def _bounded(records: list[Record], entry_bytes_max: int) -> list[list[Record]]:
-    """In their order. A record that is too large by itself is refused where it is proposed."""
+    """Halve the records, in order. A record that is too large alone is refused when proposed."""
     if len(records) <= 1 or len(encode_entry(records)) <= entry_bytes_max:
         return [records] if records else []
     half = len(records) // 2

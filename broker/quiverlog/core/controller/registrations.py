@@ -1,30 +1,17 @@
-"""Registrations of brokers: who belongs to the cluster under which epoch, and who is fenced.
+"""Registrations of brokers: broker epochs, heartbeats, fencing, controlled shutdown (KIP-631).
 
-A broker registers at its start, heartbeats from then on, and is fenced when it is silent for a
-session: it leads nothing and counts as a copy of nothing until it is heard again and has applied
-the metadata up to its own registration, and its fencing. Each function reads the image (`pending`:
-as it will be) and returns the records of one entry, or raises; none changes it.
+Functions read the image (`pending`: with decisions not committed yet) and return the records of one
+entry, or raise.
 
 ```
- (unknown) ──registers──▶ fenced ──heard, metadata applied──▶ live ──wants to stop──▶ in shutdown
-                            ▲ ▲ ◀──────── silent ──────────────┘                          │
-                            │ └───── leads nothing, and all live brokers know it ◀────────┘
-                            └── registers anew, from any state (the same incarnation: from
-                                shutdown, which was asked for in its name and not by itself)
+ (unknown) ──registers──▶ fenced ──heartbeat, metadata applied──▶ live ──wants to stop──▶ stopping
+                            ▲ ▲ ◀──────── silent for a session ──────────┘                    │
+                            │ └───── leads nothing, and all live brokers have that ◀──────────┘
+                            └── registers again, from any state
 ```
 
-Invariants:
-- A broker epoch names one life of one process: who was replaced can do nothing in its name.
-- Who is registered and alive is not replaced by another data directory under its node id, nor by
-  a process with the same one at other addresses: a copy of its disk. (One at the same address has
-  taken it, so the one before has ended.)
-- Who was fenced knows it before it is told that it has caught up: till then it may believe that it
-  leads what others lead.
-- Who lives and hears of decisions only sessions later is told that it has not caught up, and leads
-  nothing soon; sooner, and fenced, where a caller waits for that (overdue.py).
-- A change of `fenced` and what follows for partitions are one entry.
-
-Must not know: logs, requests, the quorum.
+Invariants: a broker epoch names one start of one process. A change of `fenced`, and what follows
+for partitions, are one entry.
 """
 
 from __future__ import annotations
@@ -52,7 +39,7 @@ __all__ = ["Heartbeat", "Registrations", "Verdict"]
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """What a broker says. `version`: of the metadata that it has applied."""
+    """A broker's report. `version`: the metadata it has applied."""
 
     node_id: int
     broker_epoch: int
@@ -62,9 +49,9 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a broker is told, and the records that follow; `records` empty: nothing changes.
+    """The answer to a broker, and the records that follow; `records` empty: nothing changes.
 
-    `may_stop`: it leads nothing, and all live brokers know that.
+    `may_stop`: it leads nothing, and all live brokers have that.
     """
 
     records: list[Record]
@@ -74,10 +61,11 @@ class Verdict:
 
 
 class Registrations:
-    """The decisions of one controller. `sessions` is what it remembers beside the image.
+    """The decisions of one controller. `sessions` is its state beside the image.
 
     Args:
-        node_id, incarnation: of this node, which needs no session of its own while it decides.
+        node_id, incarnation: of this node, which needs no session of its own while it is
+            controller.
     """
 
     __slots__ = (
@@ -91,22 +79,23 @@ class Registrations:
         self.sessions = Sessions(session_us)
         self._overdue = Overdue(session_us)
         self.awaited = Awaited(session_us)
-        # By node id, of those in shutdown: the version of the image in which that was first seen.
+        # Stopping brokers by node id, with the version of the image in which that was first seen.
         self._stopping: dict[int, int] = {}
-        # The same of those that were fenced after they had registered; None: nobody has asked yet.
+        # The same of those that were fenced after they had registered; None: no heartbeat yet.
         self._fenced: dict[int, int | None] = {}
 
     def begin(self, image: Image, now_us: int, heard_us: dict[int, int]) -> None:
-        """This node decides from now on. `heard_us`: whom it has heard itself, and when."""
+        """Start as the controller. `heard_us`: the last contact of this node with brokers, as a
+        leader or follower of the quorum."""
         others = [n for n, one in image.brokers.items() if n != self.node_id and not one.fenced]
         self.sessions.begin(others, now_us, heard_us)
         self._overdue.begin(image.version, now_us)
         self._stopping.clear()
-        # In which entry that was is not in the image.
+        # The image does not hold the entry of each fencing: the present version is late enough.
         self._fenced = {n: image.version for n, one in image.brokers.items() if one.fenced}
 
     def end(self) -> None:
-        """Another node decides, or nobody."""
+        """Stop being the controller."""
         self.sessions.end()
         self.awaited.clear()
         self._stopping.clear()
@@ -116,19 +105,19 @@ class Registrations:
     def register(
         self, pending: Image, newcomer: BrokerRecord, clean_incarnation: bytes, now_us: int
     ) -> list[Record]:
-        """Records of a registration; empty when it is the one that holds (a repeated request).
+        """Return the records of a registration; none for a repeated request.
 
-        A life that is held for stopping, and registers, does not stop: it begins again, and lacks
-        nothing. (One that stops does not register.)
+        A stopping broker that registers again, under the same incarnation, does not stop and lacks
+        nothing.
 
         Args:
             newcomer: as it registers, without an epoch.
-            clean_incarnation: its earlier life, if that ended cleanly; empty otherwise.
+            clean_incarnation: its earlier incarnation, if that stopped cleanly; else empty.
 
         Raises:
             DuplicateNodeId: another process is registered under this node id, and alive.
             PolicyViolation: there are too many brokers.
-            UnsupportedFeatureLevel: the broker does not support what is finalised.
+            UnsupportedFeatureLevel: the broker does not support the finalised level.
         """
         assert newcomer.broker_epoch == UNKNOWN_BROKER_EPOCH
         assert newcomer.node_id >= 0
@@ -154,14 +143,18 @@ class Registrations:
         return [_fenced(newcomer, before), *follows]
 
     def _begin_life(self, node_id: int) -> None:
-        """What is remembered of an earlier life is over."""
+        """Drop the state of an earlier registration."""
         self._stopping.pop(node_id, None)
         self._fenced.pop(node_id, None)
 
     def _check_unique(
         self, before: BrokerRecord | None, newcomer: BrokerRecord, now_us: int
     ) -> None:
-        """Raises DuplicateNodeId."""
+        """Raise DuplicateNodeId where another live process has the node id.
+
+        That is a live broker with another data directory, or with the same one at other addresses:
+        a copy of its disk. At the same address, the earlier process has ended.
+        """
         assert before is None or before.node_id == newcomer.node_id
         is_own = newcomer.incarnation == self.incarnation
         if newcomer.node_id == self.node_id and not is_own:
@@ -173,7 +166,7 @@ class Registrations:
         if before.directory_id not in ("", newcomer.directory_id):
             which = "with another data directory"
         elif (before.fenced and before.in_shutdown) or _addresses(before) & _addresses(newcomer):
-            return  # The life before has ended.
+            return  # The earlier process has ended.
         else:
             which = "with the same data directory"
         raise DuplicateNodeId(
@@ -183,13 +176,14 @@ class Registrations:
 
     # --- heartbeats ----------------------------------------------------------------------------
     def heartbeat(self, image: Image, pending: Image, beat: Heartbeat, now_us: int) -> Verdict:
-        """A broker is alive: what it is told, and what follows.
+        """Record a heartbeat. Returns the answer and what follows.
 
         Args:
-            image: what holds; the broker is told of nothing else.
+            image: committed metadata; the answer depends on nothing else.
 
         Raises:
-            StaleBrokerEpoch: it is not registered under this epoch, or about to be no more.
+            StaleBrokerEpoch: it is not registered under this epoch, or about to be registered
+                again.
         """
         broker = self._registered_as(pending, beat.node_id, beat.broker_epoch)
         assert broker.broker_epoch == beat.broker_epoch, "no other life speaks in its name"
@@ -198,7 +192,8 @@ class Registrations:
         is_caught_up = beat.version >= self._must_know(image, broker)
         due = max(self._overdue.version(image.version, now_us), self.awaited.due(now_us))
         if beat.version < due and not broker.fenced:
-            is_caught_up = False  # It may believe that it leads what others have led for long.
+            # It may still believe that it leads partitions that others have led for long.
+            is_caught_up = False
         if beat.wants_to_stop:
             return self._stop(image, pending, broker, is_caught_up)
         records: list[Record] = []
@@ -212,14 +207,17 @@ class Registrations:
         return Verdict(records, is_caught_up, is_fenced)
 
     def _must_know(self, image: Image, broker: BrokerRecord) -> int:
-        """The version of the metadata with which a broker knows what became of it."""
+        """Return the version with which a broker has its own registration and fencing.
+
+        Before that it may believe that it still leads.
+        """
         node_id = broker.node_id
         held = image.brokers.get(node_id)
         assert broker.broker_epoch >= 0
         if not broker.fenced or node_id not in self._fenced:
             return broker.broker_epoch
         if held is None or held.broker_epoch != broker.broker_epoch or not held.fenced:
-            return image.version + 1  # Its fencing is about to be decided.
+            return image.version + 1  # Its fencing is not committed yet.
         since = self._fenced[node_id]
         if since is None:
             since = self._fenced[node_id] = image.version
@@ -252,9 +250,10 @@ class Registrations:
         return Verdict(self._fence(pending, broker), is_caught_up, held.fenced, may_stop=True)
 
     def _may_stop(self, image: Image, node_id: int, since: int) -> bool:
-        """The broker leads nothing, and whoever is alive has heard so.
+        """Return whether the broker leads nothing and every live broker has metadata
+        in which that is so.
 
-        It has heard so itself, too: by older metadata it would go on taking rows that nobody has.
+        Itself included: with older metadata it would go on accepting rows that no other broker has.
         """
         for one in image.live_brokers():
             decides = one.node_id == self.node_id
@@ -268,24 +267,25 @@ class Registrations:
 
     # --- silence -------------------------------------------------------------------------------
     def silent(self, image: Image, pending: Image, now_us: int) -> list[Record]:
-        """The records that fence one broker that has been silent; empty when there is none."""
+        """Return the records that fence one silent broker; empty when there is none."""
         for node_id in self.sessions.silent(now_us):
             broker, held = pending.brokers.get(node_id), image.brokers.get(node_id)
             if broker is not None and (
                 broker.broker_epoch == UNKNOWN_BROKER_EPOCH
                 or (not broker.fenced and (held is None or held.fenced))
             ):
-                self.sessions.heard(node_id, now_us)  # It is registered, or unfenced, just now.
+                # Its registration or unfencing is not committed yet.
+                self.sessions.heard(node_id, now_us)
                 continue
             self.sessions.forget(node_id)
             assert broker is None or broker.node_id == node_id
             if broker is not None and not broker.fenced:
-                assert node_id != self.node_id, "who decides is alive"
+                assert node_id != self.node_id, "the controller is alive"
                 return self._fence(pending, broker)
         return []
 
     def applied_everywhere(self, image: Image) -> int:
-        """The newest version that all live brokers have applied, as far as they have said."""
+        """Return the newest version that all live brokers have reported as applied."""
         versions = [
             self.sessions.version_of(one.node_id)
             for one in image.live_brokers()
@@ -296,14 +296,15 @@ class Registrations:
         return version
 
     def lagging(self, image: Image, pending: Image, now_us: int) -> list[Record]:
-        """The records that fence one broker which lives and lacks what is awaited for long."""
+        """Return the records that fence one broker that is alive but lacks an awaited version for
+        too long."""
         late = self.awaited.late(now_us)
         for held in image.live_brokers():
             broker = pending.brokers.get(held.node_id)
             if held.node_id == self.node_id or broker is None or broker.fenced:
                 continue
             if self.sessions.version_of(held.node_id) < late:
-                assert broker.broker_epoch == held.broker_epoch, "another life begins fenced"
+                assert broker.broker_epoch == held.broker_epoch, "a new registration begins fenced"
                 return self._fence(pending, broker)
         return []
 
@@ -318,14 +319,14 @@ class Registrations:
 
 
 def _addresses(broker: BrokerRecord) -> set[tuple[str, int]]:
-    """Where others reach a broker."""
+    """Return the addresses of a broker."""
     return {(broker.host, broker.port), *((host, port) for _, host, port in broker.listeners)}
 
 
 def _fenced(newcomer: BrokerRecord, before: BrokerRecord | None = None) -> BrokerRecord:
-    """Until it has applied the metadata up to here, it can be nobody's leader.
+    """Return the registration as fenced, until the broker has applied the metadata up to it.
 
-    That it is to leave the cluster outlives its restarts.
+    Decommissioning outlives restarts.
     """
     assert newcomer.broker_epoch == UNKNOWN_BROKER_EPOCH
     leaves = before is not None and before.decommissioning
@@ -333,7 +334,7 @@ def _fenced(newcomer: BrokerRecord, before: BrokerRecord | None = None) -> Broke
 
 
 def _is_same(before: BrokerRecord, newcomer: BrokerRecord) -> bool:
-    """The same life of the same process, at the same addresses."""
+    """Return whether it is the same start of the same process, at the same addresses."""
     return before.incarnation == newcomer.incarnation and before == replace(
         newcomer,
         broker_epoch=before.broker_epoch,

@@ -1,21 +1,15 @@
-"""A broker says that its replica of a partition takes no writes: it leaves, and others lead.
+"""A broker reports a replica that takes no writes: it leaves the in-sync set, and others lead.
 
-Owns that one decision. The replica is out of sync from then on, and not eligible either: what its
-disk has lost nobody knows before it is read again. Where it leads, the next leader is who it always
-is (leaders.py). Without one it stays the leader: others would have fewer
-rows, and readers are served what can still be read. So does the last one that is eligible.
+The replica is not eligible either: what its disk lost is unknown until it is read again. A leader
+without a successor stays: others would have fewer rows, and readers get what can still be read. So
+does the last eligible replica.
 
-What leaves the in-sync replicas leaves in a later leader epoch. The leader has heard of it a moment
-ago that it has all rows, in a fetch that may still wait there, and would take it back for that; in
-the new epoch it counts what replicas ask for anew alone.
+A replica leaves the in-sync set under a later leader epoch: a fetch that still waits at the leader
+reports all rows and would bring it back; in the new epoch the leader counts new fetches only.
 
-A broker that is about to let go of what the replica holds names the leader epoch under which it may
-have been counted, and gets a later one, also where nothing else changes: nobody counts on rows that
-are gone. Its log is noted as replaced, as that of a lost disk is: it counts for nothing before it
-is in sync again, also where it was in sync with nobody before. Only while a partition awaits logs
-nothing is noted: what each of them has is told then.
-
-Must not know: what is wrong with the replica, how the broker asks.
+A broker about to delete the replica's rows names the leader epoch under which it may have counted,
+and gets a later one even if nothing else changes. Its log is noted as replaced, like a lost disk's,
+except while a partition awaits logs.
 """
 
 from __future__ import annotations
@@ -44,10 +38,11 @@ def replica_offline(
     number: int,
     leader_epoch: int = NO_EPOCH,
 ) -> list[Record]:
-    """The change by which others hold the partition; none where nobody can, or all is so already.
+    """Return the change by which others hold the partition; none where none can, or it holds
+    already.
 
     Args:
-        leader_epoch: what holds is to be of a later one than this; NO_EPOCH: of any.
+        leader_epoch: the result must be of a later epoch; NO_EPOCH: of any.
 
     Raises:
         StaleBrokerEpoch, UnknownTopicId, UnknownPartition

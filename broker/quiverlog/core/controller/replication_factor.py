@@ -1,11 +1,8 @@
-"""How many replicas a topic's partitions have, when that changes.
+"""Changes of a topic's replication factor.
 
-Owns the moment. Partitions get more or fewer replicas by moves (reassignment.py), each on its own.
-The topic's replication factor, which new partitions are made with and defaults go by, follows when
-the last of them has arrived and all have as many: until then `min.insync.replicas` is that of the
-old factor, so that no write is refused because copies are still on their way.
-
-Must not know: requests, who asked.
+Partitions get more or fewer replicas by moves (reassignment.py), each on its own. The topic's
+factor, used for new partitions and defaults, follows when the last of them has arrived: until then
+`min.insync.replicas` is that of the old factor, so that no write is refused while replicas copy.
 """
 
 from __future__ import annotations
@@ -28,7 +25,7 @@ __all__ = ["check_factor", "factors_follow"]
 
 
 def check_factor(image: Image, topic: TopicImage, factor: int) -> None:
-    """Whether the topic may have so many replicas.
+    """Check that the topic may have this many replicas.
 
     Raises:
         InvalidConfig: the topic's configuration needs more.
@@ -40,10 +37,8 @@ def check_factor(image: Image, topic: TopicImage, factor: int) -> None:
 
 
 def factors_follow(image: Image, changes: Sequence[Record]) -> list[Record]:
-    """What follows for topics when these changes, which are about to be logged, end moves.
-
-    To be logged behind them, in one entry with them.
-    """
+    """Return the records that follow when these changes end moves, for the same entry, after
+    them."""
     by_topic: dict[bytes, dict[int, int]] = {}
     changed: set[tuple[object, object]] = set()
     for one in changes:
@@ -53,7 +48,7 @@ def factors_follow(image: Image, changes: Sequence[Record]) -> list[Record]:
                 by_topic.setdefault(one.topic_id, {})[one.partition] = len(one.replicas)
     found: list[Record] = []
     for topic_id, ended in by_topic.items():
-        # What becomes of those that change already is in their own records.
+        # Partitions that change already have their own records.
         found += [
             record
             for record in _follows(image, image.topics_by_id[topic_id], ended)
@@ -63,7 +58,8 @@ def factors_follow(image: Image, changes: Sequence[Record]) -> list[Record]:
 
 
 def _follows(image: Image, topic: TopicImage, ended: Mapping[int, int]) -> list[Record]:
-    """`ended`: how many replicas each has whose move ends now."""
+    """Return a topic's records. `ended`: the number of replicas of each partition whose move
+    ends."""
     count = next(iter(ended.values()))
     if count == topic.replication_factor:
         return []
@@ -75,7 +71,7 @@ def _follows(image: Image, topic: TopicImage, ended: Mapping[int, int]) -> list[
     try:
         config = topic_config(configs, image.defaults, count)
     except InvalidConfig:
-        return []  # It was configured so meanwhile: its partitions alone have fewer.
+        return []  # Reconfigured meanwhile: only its partitions have fewer.
     taken = {key: value for key, value in configs.items() if topic.configs.get(key) != value}
     return [
         *(ConfigRecord(topic.topic_id, key, value) for key, value in taken.items()),
@@ -85,7 +81,7 @@ def _follows(image: Image, topic: TopicImage, ended: Mapping[int, int]) -> list[
 
 
 def _configs(image: Image, topic: TopicImage, factor: int) -> dict[str, str]:
-    """The topic's own, and what a topic of several replicas takes from the brokers for good."""
+    """Return the topic's configs, with what a topic of several replicas keeps of the defaults."""
     if factor == 1:
         return dict(topic.configs)
     kept: dict[str, str] = {k: image.defaults[k] for k in TAKEN_AT_CREATION if k in image.defaults}

@@ -1,15 +1,10 @@
-"""Who among the brokers is alive: the controller's memory of what it has heard, and of silence.
+"""Broker sessions: the last heartbeat of each broker, and its applied metadata version.
 
-Owns, while this node decides, when each broker was heard last and which metadata it has applied.
-Nothing of it is in the log: another controller begins anew, and gives everybody a full session.
-Only of the controller before it knows more: when that one answered last.
+Held in memory by the controller; a new one gives every broker a full session.
 
-Silence counts only while somebody listens. A controller whose loop stood still finds deadlines that
-have passed and heartbeats that lie unread in its sockets; whichever it looks at first must not
-decide. So whoever seems silent becomes a suspect, and is silent only if the controller has looked
-again a moment later, and on time. One that never looks on time believes the clock in the end.
-
-Must not know: what follows from silence (registrations.py), requests, the image.
+A controller whose loop was blocked finds expired deadlines and unread heartbeats in its sockets at
+once. So a silent broker first becomes a suspect, and counts as dead only if the controller checks
+again a moment later, on time; after a bounded number of late checks the clock decides.
 """
 
 from __future__ import annotations
@@ -28,7 +23,7 @@ _SUSPECT_US: Final = BROKER_SUSPECT_MS * 1000
 
 @dataclass(slots=True)
 class _Session:
-    """`suspect_us`: when it was found silent; None while it is not."""
+    """`suspect_us`: when it was found silent; else None."""
 
     heard_us: int
     version: int = UNKNOWN_VERSION
@@ -37,8 +32,6 @@ class _Session:
 
 
 class Sessions:
-    """See the module docstring."""
-
     __slots__ = ("_sessions", "session_us")
 
     def __init__(self, session_us: int) -> None:
@@ -47,16 +40,16 @@ class Sessions:
         self._sessions: dict[int, _Session] = {}
 
     def begin(self, node_ids: Iterable[int], now_us: int, heard_us: dict[int, int]) -> None:
-        """This node decides from now on. `heard_us`: whom it has heard itself, and when."""
+        """Start as the controller. `heard_us`: this node's last contact with brokers."""
         self._sessions = {n: _Session(min(heard_us.get(n, now_us), now_us)) for n in node_ids}
         assert all(one.heard_us <= now_us for one in self._sessions.values())
 
     def end(self) -> None:
-        """Another node decides, or nobody."""
+        """Stop being the controller."""
         self._sessions.clear()
 
     def heard(self, node_id: int, now_us: int, version: int = UNKNOWN_VERSION) -> None:
-        """A broker has spoken. `version`: of the metadata that it has applied."""
+        """Record contact with a broker. `version`: the metadata it has applied."""
         assert node_id >= 0
         session = self._sessions.setdefault(node_id, _Session(now_us))
         session.heard_us = max(session.heard_us, now_us)
@@ -64,28 +57,28 @@ class Sessions:
         session.suspect_us, session.suspicions = None, 0
 
     def forget(self, node_id: int) -> None:
-        """Nobody waits for it any more: it is fenced."""
+        """End a session: the broker is fenced."""
         self._sessions.pop(node_id, None)
         assert node_id not in self._sessions
 
     def has(self, node_id: int) -> bool:
-        """True while its silence would be noticed."""
+        """Return whether it has a session."""
         return node_id in self._sessions
 
     def version_of(self, node_id: int) -> int:
-        """What it has said of its metadata; UNKNOWN_VERSION while it has said nothing."""
+        """Return the metadata version it reported; UNKNOWN_VERSION before its first heartbeat."""
         session = self._sessions.get(node_id)
         assert session is None or session.version >= UNKNOWN_VERSION
         return UNKNOWN_VERSION if session is None else session.version
 
     def is_alive(self, node_id: int, now_us: int) -> bool:
-        """True while it was heard within a session."""
+        """Return whether its session has not expired."""
         session = self._sessions.get(node_id)
         assert now_us >= 0
         return session is not None and now_us < session.heard_us + self.session_us
 
     def silent(self, now_us: int) -> list[int]:
-        """Those whose sessions have ended, as far as this controller can tell."""
+        """Return the brokers whose sessions have ended."""
         found = []
         for node_id, session in self._sessions.items():
             if now_us < session.heard_us + self.session_us:
@@ -93,6 +86,7 @@ class Sessions:
             if session.suspect_us is None:
                 self._suspect(session, now_us)
             elif now_us >= session.suspect_us + _SUSPECT_US:
+                # A late check: the loop was blocked, and heartbeats may be unread.
                 late = now_us >= session.suspect_us + 2 * _SUSPECT_US
                 if late and session.suspicions < BROKER_SUSPICIONS_MAX:
                     self._suspect(session, now_us)
@@ -102,7 +96,7 @@ class Sessions:
         return found
 
     def next_us(self) -> int | None:
-        """When `silent` is to be asked at the latest; None: nobody is waited for."""
+        """Return when to call `silent` at the latest; None: there are no sessions."""
         assert self.session_us > 0
         return min(map(self._due_us, self._sessions.values()), default=None)
 

@@ -1,9 +1,6 @@
-"""A topic and its partitions, as the metadata records so far add up to them.
+"""A topic and its partitions, as the metadata records add up to them.
 
-Owns what is known of one topic, and the records that say it again. Only the image changes it
-(image.py).
-
-Must not know: other topics, brokers, who may do what.
+Only the image changes them (image.py).
 """
 
 from __future__ import annotations
@@ -25,9 +22,8 @@ __all__ = ["PartitionImage", "TopicImage"]
 
 
 class PartitionImage:
-    """Who holds a partition, and who leads it. `partition_epoch` counts its changes: who proposes
-    one names the epoch that it knows. Nobody is both in sync and eligible, and nobody in sync has a
-    replaced disk."""
+    """A partition's replicas and leader. `partition_epoch` counts its changes. In-sync replicas are
+    neither eligible nor have replaced disks."""
 
     __slots__ = (
         "adding_replicas",
@@ -47,7 +43,7 @@ class PartitionImage:
     )
 
     def __init__(self, record: PartitionRecord) -> None:
-        assert record.replicas, "somebody holds a partition"
+        assert record.replicas, "a partition has replicas"
         assert record.leader_epoch >= 0
         self.partition = record.partition
         self.replicas = record.replicas
@@ -65,8 +61,8 @@ class PartitionImage:
         self.never_in_sync = record.never_in_sync
 
     def hold(self, replicas: tuple[int, ...]) -> None:
-        """These hold it from now on. Who is new among them has not been in sync."""
-        assert replicas, "somebody holds a partition"
+        """Set the replicas. New ones have not been in sync."""
+        assert replicas, "a partition has replicas"
         added = tuple(n for n in replicas if n not in self.replicas)
         self.replicas = replicas
         self.never_in_sync = (*self.never_in_sync, *added)
@@ -74,8 +70,8 @@ class PartitionImage:
     def note_out_of_sync(
         self, eligible: tuple[int, ...] | None, replaced: tuple[int, ...] | None
     ) -> None:
-        """What is known of the replicas out of sync: these, or as before (None). Whoever is in
-        sync, or holds it no more, is none of them."""
+        """Set what is known of replicas out of sync (None: as before), without those in sync or
+        removed."""
         if eligible is None:
             eligible = self.eligible_leader_replicas
         self.eligible_leader_replicas = self._out_of_sync(eligible)
@@ -90,25 +86,26 @@ class PartitionImage:
 
     @property
     def counted(self) -> tuple[int, ...]:
-        """Those on whose disks a row may have been promised to lie: all but who was added and has
-        not been in sync."""
+        """The replicas on whose disks acknowledged rows may be: all but those added and not in sync
+        since."""
         assert not set(self.never_in_sync) & set(self.in_sync_replicas)
         return tuple(n for n in self.replicas if n not in self.never_in_sync)
 
     @property
     def relied_on(self) -> tuple[int, ...]:
-        """Whoever has all that readers saw: in sync, or eligible."""
+        """The replicas with all readable rows: in sync, or eligible."""
         assert not set(self.eligible_leader_replicas) & set(self.in_sync_replicas)
         return (*self.in_sync_replicas, *self.eligible_leader_replicas)
 
     @property
     def awaits_logs(self) -> bool:
-        """Nobody is trusted to have all rows: who leads next is told by the logs themselves."""
+        """True when no replica is trusted to have all rows: the logs themselves decide the next
+        leader."""
         assert not set(self.replaced_disks) & set(self.in_sync_replicas)
         return self.leader_id == NO_LEADER and not self.relied_on
 
     def record(self, topic_id: bytes) -> PartitionRecord:
-        """The record that this partition adds up to."""
+        """Return the record that gives this partition."""
         assert self.leader_id in (NO_LEADER, *self.replicas), "one of the replicas leads"
         assert not set(self.eligible_leader_replicas) & set(self.in_sync_replicas)
         return PartitionRecord(
@@ -131,14 +128,14 @@ class PartitionImage:
 
     @property
     def moves(self) -> bool:
-        """True while it is on its way to other replicas (reassignment.py)."""
+        """True while it moves to other replicas (reassignment.py)."""
         return bool(self.adding_replicas or self.removing_replicas)
 
 
 class TopicImage:
-    """One topic. `config` follows from `configs` and the broker's defaults.
+    """One topic. `config` is derived from `configs` and the broker's defaults.
 
-    `min_in_sync_least`: the smallest minimum that its rows may have been acknowledged under.
+    `min_in_sync_least`: the smallest minimum under which its rows may have been acknowledged.
     """
 
     __slots__ = (
@@ -171,7 +168,7 @@ class TopicImage:
         self.schemas: dict[int, pa.Schema] = {}
 
     def record(self) -> TopicRecord:
-        """The record that this topic begins with."""
+        """Return the record that the topic begins with."""
         assert 1 <= self.min_in_sync_least <= self.replication_factor or not self.partitions
         return TopicRecord(
             self.topic_id,
@@ -183,7 +180,7 @@ class TopicImage:
         )
 
     def configure(self, config: TopicConfig) -> None:
-        """From now on the topic is configured so."""
+        """Set the configuration."""
         self.config = config
         if self.partitions:
             least = min(self.min_in_sync_least, config.min_in_sync_replicas)
@@ -191,13 +188,13 @@ class TopicImage:
             assert least >= 1
 
     def rows_lie_on(self, replica_count: int) -> None:
-        """A partition is held by so many from now on: its rows lie on no more disks, whatever the
-        topic asks for. The topic's replication factor may be that of other partitions."""
+        """Record that a partition has this many replicas: its rows are on no more disks, whatever
+        the topic configures."""
         assert replica_count >= 1
         self.min_in_sync_least = min(self.min_in_sync_least, replica_count)
 
     def add_partition(self, record: PartitionRecord) -> PartitionImage:
-        """Take in one more. With the first there may be rows under the minimum of now."""
+        """Add a partition. Rows may exist from the first one on, under the present minimum."""
         assert record.partition == len(self.partitions)
         self.min_in_sync_least = self.min_in_sync_least or self.config.min_in_sync_replicas
         self.rows_lie_on(len(record.replicas))
@@ -206,7 +203,7 @@ class TopicImage:
         return self.partitions[-1]
 
     def copy(self) -> TopicImage:
-        """One that changes on its own."""
+        """Return an independent copy."""
         topic = TopicImage(self.record(), self.config)
         topic.configs = dict(self.configs)
         topic.partitions = [PartitionImage(one.record(self.topic_id)) for one in self.partitions]
@@ -223,5 +220,5 @@ class TopicImage:
 
     @property
     def schema(self) -> pa.Schema:
-        """The current schema: what the next batches should carry."""
+        """The current schema, which the next batches should carry."""
         return self.schemas[self.schema_id]

@@ -1,9 +1,7 @@
-"""Deciding about topics: create, alter, delete, new producer ids, new leader epochs.
+"""Topics: create, alter, delete, and blocks of producer ids.
 
-Every function reads the image and returns the records that make the change, or raises; none
-changes anything. The caller logs the records durably and then replays them.
-
-Must not know: files, connections, the wire's responses.
+Functions read the image and return the records of the change, or raise. The caller logs the records
+durably and then replays them.
 """
 
 from __future__ import annotations
@@ -80,14 +78,14 @@ __all__ = [
 
 TOPIC_ID_BYTES: Final = 16
 PRODUCER_ID_BLOCK: Final = 1_000
-"""Producer ids are taken from the log in blocks: one fsync for so many. A restart skips the rest
-of a block, so that no id is ever given out twice."""
+"""Producer ids come from the log in blocks: one fsync for a block. A restart skips the rest of a
+block, so that no id is assigned twice."""
 
 _NAME: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{TOPIC_NAME_CHARS_MAX}}}")
 
 
 def check_topic_name(name: str) -> None:
-    """A name must be usable as part of a directory's name, unchanged.
+    """Check that a name can be part of a directory's name, unchanged.
 
     Raises:
         InvalidTopicName
@@ -97,7 +95,7 @@ def check_topic_name(name: str) -> None:
 
 
 def find_topic(image: Image, name: str) -> TopicImage:
-    """Raises UnknownTopic."""
+    """Return the topic. Raises UnknownTopic."""
     topic = image.topics.get(name)
     if topic is None:
         raise UnknownTopic(f"there is no topic {name[:TOPIC_NAME_CHARS_MAX]!r}.")
@@ -116,11 +114,11 @@ def create_topic(
     now_us: int,
     entropy: Callable[[int], bytes],
 ) -> list[Record]:
-    """Records of a new topic.
+    """Return the records of a new topic.
 
     Args:
         schema: an Arrow IPC schema message.
-        partitions: resolved, no -1.
+        partitions: at least 1; the caller has replaced -1.
         replication_factor: -1 for the default of this cluster (adr/0076).
         now_us: wall clock.
         entropy: source of the topic id's random bytes.
@@ -173,7 +171,8 @@ def alter_topic(
     schema: bytes,
     now_us: int,
 ) -> list[Record]:
-    """Records that change a topic; empty when it already is as asked (a repeated request).
+    """Return the records that change a topic; none when it already is as asked (a repeated
+    request).
 
     Raises:
         InvalidConfig, InvalidPartitions, InvalidSchema, IncompatibleSchema, PolicyViolation,
@@ -187,7 +186,9 @@ def alter_topic(
     if partitions != -1:
         have = len(topic.partitions)
         if partitions < have:
-            raise InvalidPartitions(f"topic {topic.name!r} has {have}; {partitions} is fewer.")
+            raise InvalidPartitions(
+                f"topic {topic.name!r} has {have} partitions and cannot shrink to {partitions}."
+            )
         _check_partitions(partitions)
         existing = [one.replicas for one in topic.partitions]
         records.extend(
@@ -201,11 +202,11 @@ def alter_topic(
 
 
 def find_topic_as(image: Image, name: str, topic_id: bytes) -> TopicImage:
-    """The topic of a name, if it is the one with this id; an empty id stands for any.
+    """Return the topic of a name, if it has this id; an empty id fits any.
 
     Raises:
         UnknownTopic
-        UnknownTopicId: the name has become another topic's.
+        UnknownTopicId: another topic has the name now.
     """
     topic = find_topic(image, name)
     if topic_id and topic.topic_id != topic_id:
@@ -215,19 +216,20 @@ def find_topic_as(image: Image, name: str, topic_id: bytes) -> TopicImage:
 
 
 def delete_topic(topic: TopicImage) -> list[Record]:
-    """Records that remove a topic."""
     return [RemoveTopicRecord(topic.topic_id)]
 
 
 def next_producer_id_block(image: Image) -> ProducerIdBlockRecord:
-    """The record that sets the next block of producer ids aside."""
+    """Return the record that reserves the next block of producer ids."""
     return ProducerIdBlockRecord(image.next_producer_id + PRODUCER_ID_BLOCK)
 
 
 # --- parts ---------------------------------------------------------------------------------------
 def _check_partitions(partitions: int) -> None:
     if not 1 <= partitions <= PARTITIONS_PER_TOPIC_MAX:
-        raise InvalidPartitions(f"{partitions} partitions were asked for.")
+        raise InvalidPartitions(
+            f"{partitions} partitions were asked for, allowed are 1 to {PARTITIONS_PER_TOPIC_MAX}."
+        )
 
 
 def _partition_records(
@@ -237,7 +239,7 @@ def _partition_records(
     existing: Sequence[Sequence[int]],
     count: int,
 ) -> list[Record]:
-    """Partitions behind those that the topic has, spread over the brokers that can take them."""
+    """Return partitions after those that the topic has, spread over the brokers with room."""
     assert count >= 0, "partitions only grow"
     assert all(len(replicas) >= 1 for replicas in existing)
     brokers = _with_room(image, replication_factor) if count else []
@@ -258,7 +260,7 @@ def _partition_records(
 
 
 def _takers(image: Image) -> list[BrokerRecord]:
-    """The brokers that live, stay, and hold partitions."""
+    """Return the live brokers that stay and hold partitions."""
     return [
         one
         for one in image.live_brokers()
@@ -267,11 +269,11 @@ def _takers(image: Image) -> list[BrokerRecord]:
 
 
 def _with_room(image: Image, replication_factor: int) -> list[Place]:
-    """The brokers that can take partitions; as many at least as a partition needs."""
+    """Return the brokers with room for partitions, at least as many as a partition needs."""
     live = _takers(image)
     if len(live) < replication_factor:
         raise InvalidReplicationFactor(
-            f"{replication_factor} replicas are wanted; brokers that can take one: {len(live)}."
+            f"{replication_factor} replicas were asked for; brokers that can take one: {len(live)}."
         )
     found = [
         Place(broker.node_id, broker.rack, broker.host)
@@ -290,7 +292,7 @@ def _with_room(image: Image, replication_factor: int) -> list[Place]:
 
 def _checked_schema(schema: bytes) -> tuple[pa.Schema, bytes]:
     if not schema:
-        raise InvalidSchema("a topic needs a schema (`raw` is prepared for opaque payloads).")
+        raise InvalidSchema("a topic needs a schema with at least one column.")
     arrow_schema = normalize_schema(deserialize_schema(schema))
     check_schema(arrow_schema)
     assert len(arrow_schema) > 0, "a checked schema has columns"
@@ -334,7 +336,7 @@ def _alter_configs(
 def _configured(
     image: Image, topic: TopicImage, set_configs: Mapping[str, str], delete_configs: Sequence[str]
 ) -> TopicConfig:
-    """The configuration after a change. Raises InvalidConfig."""
+    """Return the configuration after a change. Raises InvalidConfig."""
     after = {k: v for k, v in topic.configs.items() if k not in delete_configs}
     after.update(set_configs)
     assert topic.replication_factor >= 1
@@ -348,7 +350,7 @@ def _alter_schema(topic: TopicImage, schema: bytes, now_us: int) -> list[Record]
         return []
     evolve(topic.schema, arrow_schema)
     for column in topic.key_columns:
-        # A widened key hashes differently: equal keys would part.
+        # A widened key hashes differently: rows with equal keys would go to different partitions.
         if arrow_schema.field(column).type != topic.schema.field(column).type:
             raise IncompatibleSchema(f"key column {column!r} cannot change its type.")
     if len(topic.schema_records) >= SCHEMAS_PER_TOPIC_MAX:

@@ -57,7 +57,7 @@ _OF_LEADERS: Final = (Vote, Append, Heartbeat, SnapshotChunk)
 
 
 class Ready(NamedTuple):
-    """What the host must do now; see the module docstring above."""
+    """The duties of the host until `advance`, in the order of the fields."""
 
     messages: tuple[Message, ...]
     write: Write | None
@@ -182,7 +182,7 @@ class Raft:
         if isinstance(message, PreVote):
             self._election.on_pre_vote(message, now_us)
             if self._leader is not None and not self._membership.is_voter(message.source):
-                # It was removed while it was away; the log it gets says so.
+                # It was removed while it was away; the log it gets has the removal.
                 self._leader.on_observe(message.source, now_us)
             return
         if message.term > self.term:

@@ -206,7 +206,7 @@ class PeerFetcher:
         assert self._session_epoch > 0, "0 only begins a session"
 
     def result(self, result: ReplicaFetchResult, now_us: int) -> Action | None:
-        """Return what to do about one partition. Call `told` when that is done, or could not be."""
+        """Return what to do about one partition. The caller then calls `told`."""
         assert not self.in_flight, "the answer as a whole comes first"
         key = (result.topic_id, result.partition)
         follower = self._followers.get(key)

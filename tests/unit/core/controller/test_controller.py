@@ -217,7 +217,7 @@ def test_a_broker_that_can_take_no_replica_does_not_count(change: dict[str, bool
 
 
 def test_no_broker_that_can_take_a_replica_is_told_as_such() -> None:
-    with pytest.raises(InvalidReplicationFactor, match="1 replicas are wanted"):
+    with pytest.raises(InvalidReplicationFactor, match="1 replicas were asked for"):
         create(Image({}), replication_factor=-1, brokers=[])
 
 

@@ -58,7 +58,7 @@ def test_own_value_beats_the_brokers_beats_the_tables() -> None:
         ({"segment.bytes": str(2**31)}, "segment.bytes is 2147483648"),
         ({"durability": "none"}, "durability is 'none', allowed are memory, flushed, replicated"),
         ({"durability": "FLUSHED"}, "durability is 'FLUSHED'"),
-        ({"cleanup.policy": "compact"}, "'cleanup.policy' is not there yet: rows are deleted by"),
+        ({"cleanup.policy": "compact"}, "'cleanup.policy' does not exist yet: rows are deleted by"),
         ({"durability": "replicated"}, "the topic has one replica"),
         ({"min.insync.replicas": "0"}, "min.insync.replicas"),
         ({"durability": "replicated_flushed"}, "'replicated_flushed', but the topic has one"),
