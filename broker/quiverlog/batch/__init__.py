@@ -1,6 +1,5 @@
 """The stored unit, an Arrow record batch: header, codec, schemas and their evolution, partitioner.
 
 Owns how rows become bytes and bytes rows, and every check that a batch passes before a broker
-stores it. Stands on the types, errors and limits of the floor below. Must not know: offsets that
-are still free, files, sockets.
+stores it. Uses types, errors and limits.
 """

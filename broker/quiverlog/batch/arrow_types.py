@@ -1,11 +1,8 @@
-"""Which Arrow types a topic stores, and which others are turned into them.
+"""The Arrow types that a topic stores, and the types converted to them.
 
-A topic stores exactly the types that Spark makes of its own types when it speaks Arrow, so that a
-stored batch can be handed to Spark as it is. Layouts that hold the same values (dictionaries,
-64-bit offsets, views, other units) are accepted from producers and brought to the stored layout;
-anything else is refused by name.
-
-Must not know: data, batches, evolution.
+A topic stores exactly the types that Spark uses in Arrow, so that stored batches go to Spark
+unchanged. Layouts that hold the same values (dictionaries, 64-bit offsets, views, other units) are
+converted; other types are refused by name.
 """
 
 from __future__ import annotations
@@ -55,7 +52,8 @@ _WHY_REFUSED: Final[tuple[tuple[str, str], ...]] = (
 
 
 def normalize_type(data_type: pa.DataType) -> pa.DataType:
-    """The type in which values of `data_type` are stored; what cannot be stored stays as it is."""
+    """Return the type in which values of `data_type` are stored; one without a stored type is
+    unchanged."""
     types = pa.types
     if data_type in _SCALARS:
         return data_type
@@ -111,7 +109,7 @@ def _normalize_nested(data_type: pa.DataType) -> pa.DataType:
 
 
 def normalize_field(field: pa.Field) -> pa.Field:
-    """The field as it is stored: its type normalised, its own metadata kept."""
+    """Return the field as stored: its type normalised, its own metadata kept."""
     metadata = field.metadata
     if metadata and any(key in metadata for key in _DROPPED_METADATA):
         kept = {k: v for k, v in metadata.items() if k not in _DROPPED_METADATA}
@@ -122,7 +120,7 @@ def normalize_field(field: pa.Field) -> pa.Field:
 
 
 def refused_types(field: pa.Field, path: str = "", depth: int = 0) -> Iterator[str]:
-    """What keeps a normalised field from being stored, as sentences; nothing when all is well."""
+    """Yield the reasons why a normalised field cannot be stored."""
     path = f"{path}.{field.name}" if path else field.name
     data_type = field.type
     if depth > SCHEMA_NESTING_MAX:
@@ -154,7 +152,7 @@ def _why_refused(data_type: pa.DataType) -> str:
 
 
 def with_times_as(kind: pa.DataType, time: pa.DataType) -> pa.DataType:
-    """The type with another one in place of times of day, at any depth; to cast to."""
+    """Return the type with another one for times of day, at any depth, as the target of a cast."""
 
     def field(inner: pa.Field) -> pa.Field:
         return inner.with_type(with_times_as(inner.type, time))
@@ -162,7 +160,7 @@ def with_times_as(kind: pa.DataType, time: pa.DataType) -> pa.DataType:
     if pa.types.is_time(kind):
         return time
     if pa.types.is_null(kind):
-        # Arrow 25 reads out of bounds when it casts a list of nulls to its like.
+        # Arrow 25 reads out of bounds when it casts a list of nulls to its own type.
         return pa.int8()
     if pa.types.is_map(kind):
         return pa.map_(field(kind.key_field), field(kind.item_field))

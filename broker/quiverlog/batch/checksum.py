@@ -1,6 +1,6 @@
-"""CRC-32C (Castagnoli), as iSCSI defines it: the checksum of every stored byte.
+"""CRC-32C (Castagnoli), as iSCSI defines it: the checksum of stored bytes.
 
-The only module that knows which library computes it (docs/adr/0002 says why this one).
+The only module that imports the library for it (docs/adr/0002).
 """
 
 from __future__ import annotations
@@ -11,5 +11,5 @@ __all__ = ["crc32c"]
 
 
 def crc32c(buffer: bytes | bytearray | memoryview, initial: int = 0) -> int:
-    """Checksum of `buffer`; `initial` is the checksum of the bytes in front of it."""
+    """Return the checksum of `buffer`; `initial` is the checksum of the bytes before it."""
     return iscsi(buffer, initial)

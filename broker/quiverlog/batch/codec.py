@@ -1,11 +1,8 @@
 """Arrow rows to stored batches and back.
 
-A batch is encoded once, by its producer, and never again: brokers and readers pass the same bytes
-on. Decoding copies nothing that is not compressed: the arrays point into the batch's own bytes,
-which must therefore stay valid and unchanged as long as the arrays live. Whoever decodes checks
-everything first, whatever was checked before (docs/adr/0012).
-
-Must not know: offsets beyond those in the header, partitions, where bytes come from.
+A batch is encoded once, by its producer; brokers and readers pass the same bytes on. Decoding
+copies nothing that is not compressed: the arrays point into the batch's bytes, which must stay
+unchanged as long as the arrays live. Every decoder checks everything again (docs/adr/0012).
 """
 
 from __future__ import annotations
@@ -60,9 +57,9 @@ __all__ = [
 _PADDING: Final = bytes(BATCH_ALIGNMENT_BYTES)
 _OVERHEAD_BYTES: Final = 4_096
 _OVERHEAD_COLUMN_BYTES: Final = 256
-"""A message above its rows' own bytes and so much for metadata carries foreign rows."""
+"""A message larger than its rows' bytes plus this for metadata carries rows of other slices."""
 _IN_PLACE_BYTES_MIN: Final = 256 * KIB
-"""Below this, copying the message behind its header takes less time than making it there."""
+"""Below this, copying the message after its header is faster than encoding it in place."""
 _COLUMN_BYTES_PARALLEL: Final = 64 * KIB
 """Below this, handing a column to another thread takes longer than compressing it."""
 _OPTIONS: Final = {
@@ -78,7 +75,6 @@ _OPTIONS: Final = {
 
 
 Encoded = bytearray | memoryview
-"""A whole batch's bytes, writable."""
 
 
 # --- encoding -------------------------------------------------------------------------------------
@@ -92,9 +88,9 @@ def encode_batch(
     producer_epoch: int = NO_EPOCH,
     base_sequence: int = NO_SEQUENCE,
 ) -> Encoded:
-    """Encode rows, which must already have the schema that `schema_id` stands for.
+    """Encode rows, which must already have the schema of `schema_id`.
 
-    The bytes may be written to: numbers and checksum may have to be others at the next try.
+    The result is writable: a retry may need other sequence numbers and another checksum.
 
     Args:
         timestamp_us: when the batch was closed, or the first and last moment of its rows.
@@ -139,13 +135,13 @@ def encode_batch(
 
 
 def write_crc(batch: Encoded) -> None:
-    """Write the CRC of what is in the batch now."""
+    """Write the CRC of the batch's present bytes."""
     crc = crc32c(memoryview(batch)[CRC_START:])
     batch[CRC_OFFSET:CRC_START] = crc.to_bytes(4, "little")
 
 
 def _body(data: pa.RecordBatch, compression: Compression) -> Encoded:
-    """Room for the header, the message behind it, and padding."""
+    """Return the batch without its header: zeros for it, the message, and padding."""
     if compression is Compression.NONE and data.nbytes >= _IN_PLACE_BYTES_MIN:
         size = pa.ipc.get_record_batch_size(data)
         return _in_place(_trimmed(data) if _is_foreign(data, size) else data)
@@ -159,10 +155,10 @@ def _body(data: pa.RecordBatch, compression: Compression) -> Encoded:
 
 
 def _in_place(data: pa.RecordBatch) -> memoryview:
-    """The same bytes, made where they stay, in Arrow's memory, which is warm.
+    """Encode in Arrow's warm memory, with the header's room in front.
 
-    pyarrow writes a message to a place of our choice in streams only: the stream's first message,
-    the schema, lies where our header goes and before it.
+    pyarrow writes a message to a given place only in streams: the stream's schema message goes
+    where the header will be, and before it.
     """
     schema_bytes = data.schema.serialize().size
     size = pa.ipc.get_record_batch_size(data)
@@ -181,7 +177,7 @@ def _in_place(data: pa.RecordBatch) -> memoryview:
 
 
 def _is_foreign(data: pa.RecordBatch, size: int) -> bool:
-    """Whether a message of this size carries rows that are not the batch's."""
+    """Return whether a message of this size carries rows that are not the batch's."""
     own = data.nbytes + _OVERHEAD_BYTES + _OVERHEAD_COLUMN_BYTES * data.num_columns
     return size > _OVERHEAD_BYTES and size > own
 
@@ -189,8 +185,8 @@ def _is_foreign(data: pa.RecordBatch, size: int) -> bool:
 def _trimmed(data: pa.RecordBatch) -> pa.RecordBatch:
     """Copy nested columns of a slice, so that only its own rows are written.
 
-    pyarrow trims slices when it writes them, but for nested columns whose rows in the slice are all
-    empty: then the whole child of the array that was sliced would travel along.
+    pyarrow trims slices when it writes them, except nested columns whose rows in the slice are all
+    empty: then the whole child of the original array would be written.
     """
     columns = [
         pa.concat_arrays([column, column.slice(0, 0)])
@@ -202,10 +198,10 @@ def _trimmed(data: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _serialize(data: pa.RecordBatch, compression: Compression) -> memoryview:
-    """The record-batch message alone; slices are trimmed to their own rows."""
+    """Return the record-batch message alone; slices are trimmed to their own rows."""
     if compression is Compression.NONE:
         return memoryview(data.serialize())
-    # pyarrow compresses in its stream writer only: write a stream and take its second message.
+    # pyarrow compresses only in its stream writer: write a stream, use its second message.
     sink = pa.BufferOutputStream()
     options = _OPTIONS[compression, data.nbytes > _COLUMN_BYTES_PARALLEL * data.num_columns]
     with pa.ipc.new_stream(sink, data.schema, options=options) as writer:
@@ -217,7 +213,7 @@ def _serialize(data: pa.RecordBatch, compression: Compression) -> memoryview:
 
 # --- decoding -------------------------------------------------------------------------------------
 def split_batches(body: memoryview) -> Iterator[tuple[BatchHeader, memoryview]]:
-    """Walk the whole batches that lie one after the other in `body`.
+    """Yield the batches that follow each other in `body`.
 
     Raises:
         CorruptBatch: a batch does not end inside `body`.
@@ -234,7 +230,7 @@ def split_batches(body: memoryview) -> Iterator[tuple[BatchHeader, memoryview]]:
 
 
 def check_crc(batch: memoryview, header: BatchHeader) -> None:
-    """Raise CorruptBatch unless the batch is what its writer made."""
+    """Raise CorruptBatch unless the checksum matches."""
     if crc32c(batch[CRC_START:]) != header.crc32c:
         raise CorruptBatch(f"CRC mismatch in the batch at offset {header.base_offset}.")
 
@@ -253,14 +249,14 @@ def decode_batch(
     """Decode one stored batch, or rows of it, into the reader's schema.
 
     Args:
-        columns: only these, in this order; None takes all.
-        reader_schema: what the rows shall look like; None takes the newest schema of the topic.
-        start: the first of the rows, counted in the batch.
+        columns: only these, in this order; None: all.
+        reader_schema: the schema of the result; None: the topic's newest.
+        start: the first row, counted in the batch.
         stop: the row after the last one.
 
     Raises:
-        CorruptBatch: the CRC does not match, the bytes are not what the header says, or one of the
-            rows has a value that the column's stored type does not hold (`column`, `row`).
+        CorruptBatch: the CRC does not match, the bytes contradict the header, or a row has a value
+            that its stored type does not hold (`column`, `row`).
         UnknownSchema: the batch's schema is not in `schemas`.
         InvalidArgument: no such column.
         IncompatibleSchema: the batch's schema does not widen to `reader_schema`.
@@ -269,7 +265,7 @@ def decode_batch(
     if verify_crc:
         check_crc(batch, header)
     if header.flags & ~FLAG_CODEC_MASK:
-        raise CorruptBatch(f"its flags {header.flags:#04x} mean what this version cannot read.")
+        raise CorruptBatch(f"its flags {header.flags:#04x} are unknown to this version.")
     stored = schemas.schema(header.schema_id)
     if columns is None:
         target = schemas.current if reader_schema is None else reader_schema
@@ -287,7 +283,7 @@ def decode_batch(
 
 
 def _check_values(data: pa.RecordBatch, stored: pa.Schema, target: pa.Schema, start: int) -> None:
-    """Before they are cast: a value that its type does not hold may look well in a wider one."""
+    """Check values before the cast: in a wider type a wrong value may look right."""
     wanted = set(target.names)
     for name in plan_of(stored).questionable & wanted:
         column = data.column(name) if name in data.schema.names else None
@@ -305,7 +301,7 @@ def _check_values(data: pa.RecordBatch, stored: pa.Schema, target: pa.Schema, st
 def read_rows(
     batch: memoryview, header: BatchHeader, stored: pa.Schema, target: pa.Schema
 ) -> pa.RecordBatch:
-    """The batch's rows in their stored schema; only the columns that `target` has, if any.
+    """Return the batch's rows in their stored schema; only the columns that `target` has, if any.
 
     Raises:
         CorruptBatch
@@ -322,9 +318,9 @@ def read_rows(
 
 
 def decoded_bytes(batch: memoryview, header: BatchHeader, stored: pa.Schema) -> int:
-    """Bytes that decoding this batch will allocate: 0 when it is not compressed.
+    """Return the bytes that decoding will allocate: 0 for an uncompressed batch.
 
     Raises:
-        CorruptBatch: above the bound on a batch, or not readable so far.
+        CorruptBatch: above the bound on a batch, or its metadata are unreadable.
     """
     return check_structure(batch[BATCH_HEADER_BYTES:], header, stored).decoded_bytes

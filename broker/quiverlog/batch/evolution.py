@@ -1,12 +1,9 @@
-"""How a topic's schema may change, what a reader may make of it, and the history of one topic.
+"""Schema evolution: allowed changes, reading with another schema, and a topic's schema history.
 
-Every batch names the schema that it was written with; readers see one schema. A change is allowed
-when every old batch can be shown in the new schema without losing a value: new nullable columns at
-the end, wider types, non-null becoming nullable. The rules hold inside structs, lists and maps too.
-
-`check_readable` is the reader's side of the same rule, and the only place that has it: a reader's
-columns are found by name, and each must be the stored type or a wider one. Whoever plans a read
-asks it for the topic's schema, and the decoder asks it for the schema of each batch.
+A change is allowed when every old batch can be read in the new schema without losing a value: new
+nullable columns at the end, wider types, NOT NULL becoming nullable; also inside structs, lists and
+maps. `check_readable` is the reader's side of that rule: columns are found by name, and each must
+be the stored type or a wider one.
 """
 
 from __future__ import annotations
@@ -30,10 +27,10 @@ _WIDER: Final[dict[pa.DataType, tuple[pa.DataType, ...]]] = {
 
 
 def evolve(old: pa.Schema, new: pa.Schema) -> None:
-    """Check that a topic may go from schema `old` to schema `new` (both normalised).
+    """Check that a topic may change from schema `old` to `new` (both normalised).
 
     Raises:
-        IncompatibleSchema: names the first column that may not change so.
+        IncompatibleSchema: names the first column that may not change in this way.
     """
     _check_fields(list(old), list(new), "column")
 
@@ -69,9 +66,9 @@ def _check_field(before: pa.Field, after: pa.Field, what: str) -> None:
 
 
 def can_widen(old: pa.DataType, new: pa.DataType) -> bool:
-    """Whether every value of `old` is also one of `new`: the rule of evolution and of every reader.
+    """Return whether every value of `old` is also one of `new`, for evolution and for readers.
 
-    Structs may gain fields anywhere; the order of those that they had stays.
+    Structs may gain fields anywhere; the others keep their order.
     """
     types = pa.types
     if old == new or types.is_null(old):
@@ -93,13 +90,13 @@ def can_widen(old: pa.DataType, new: pa.DataType) -> bool:
 
 
 def check_readable(stored: pa.Schema, reader: pa.Schema) -> None:
-    """Check that rows of `stored` may be shown as `reader`, whatever values they hold.
+    """Check that rows of `stored` can be read as `reader`, whatever their values.
 
-    Columns that the rows lack are null, surplus ones are left out.
+    Missing columns are null, surplus ones are left out.
 
     Raises:
-        IncompatibleSchema: a column of another type that is not wider, or one that the reader
-            takes for NOT NULL and the rows do not. Its details hold `column`, `stored`, `wanted`.
+        IncompatibleSchema: a column's type is not wider, or is NOT NULL in `reader` and nullable in
+            `stored`. Its details hold `column`, `stored`, `wanted`.
     """
     for wanted in reader:
         index = stored.get_field_index(wanted.name)
@@ -107,23 +104,23 @@ def check_readable(stored: pa.Schema, reader: pa.Schema) -> None:
         if index < 0:
             if not wanted.nullable:
                 raise IncompatibleSchema(
-                    f"column {name} is not there and the reader's schema says NOT NULL.", **details
+                    f"column {name} is missing and NOT NULL in the reader's schema.", **details
                 )
             continue
         field = stored.field(index)
         details["stored"] = str(field.type)
         if not can_widen(field.type, wanted.type):
             raise IncompatibleSchema(
-                f"column {name} is {field.type}, the reader's schema says {wanted.type}.", **details
+                f"column {name} is {field.type}, in the reader's schema {wanted.type}.", **details
             )
         if not _nulls_are_known(field, wanted):
             raise IncompatibleSchema(
-                f"column {name} may hold nulls, the reader's schema says NOT NULL.", **details
+                f"column {name} may hold nulls and is NOT NULL in the reader's schema.", **details
             )
 
 
 def _nulls_are_known(stored: pa.Field, wanted: pa.Field) -> bool:
-    """Whether the reader knows of every null that may be there, at any depth."""
+    """Return whether `wanted` is nullable wherever `stored` is, at any depth."""
     if stored.nullable and not wanted.nullable:
         return False
     types = pa.types
@@ -142,7 +139,7 @@ def _nulls_are_known(stored: pa.Field, wanted: pa.Field) -> bool:
 
 
 class SchemaHistory(Mapping[int, pa.Schema]):
-    """The schemas of one topic by id; the one with the largest id is the current one."""
+    """The schemas of one topic by id; the one with the largest id is current."""
 
     __slots__ = ("_projections", "_readable", "_schemas", "current", "current_id")
 
@@ -171,7 +168,7 @@ class SchemaHistory(Mapping[int, pa.Schema]):
         return schema_id in self._schemas
 
     def schema(self, schema_id: int) -> pa.Schema:
-        """The schema with this id.
+        """Return the schema with this id.
 
         Raises:
             UnknownSchema: ask the broker for the topic's schemas again.
@@ -182,7 +179,7 @@ class SchemaHistory(Mapping[int, pa.Schema]):
         return schema
 
     def check_readable(self, schema_id: int, reader: pa.Schema) -> None:
-        """`check_readable` for the rows of a batch; free for the reader that asked last.
+        """Check like the function `check_readable`; cached for the last reader schema.
 
         Raises:
             UnknownSchema, IncompatibleSchema.
@@ -192,7 +189,7 @@ class SchemaHistory(Mapping[int, pa.Schema]):
             self._readable[schema_id] = reader
 
     def projected(self, columns: Sequence[str], schema_id: int | None = None) -> pa.Schema:
-        """The current schema (or that of `schema_id`) reduced to `columns`, in their order.
+        """Return the current schema (or that of `schema_id`) reduced to `columns`, in their order.
 
         Raises:
             InvalidArgument: there is no such column, or one is named twice.
@@ -206,7 +203,7 @@ class SchemaHistory(Mapping[int, pa.Schema]):
 
 
 def project(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:
-    """`schema` reduced to `columns`, in their order.
+    """Return `schema` reduced to `columns`, in their order.
 
     Raises:
         InvalidArgument: there is no such column, or one is named twice.

@@ -1,4 +1,4 @@
-"""Which row it is: found by halves, where something that is asked of many rows at once fails."""
+"""Binary search for the bad row, where a check of many rows fails."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ __all__ = ["first_bad_row"]
 
 
 def first_bad_row(count: int, is_good: Callable[[int, int], bool]) -> int:
-    """The first of `count` rows, one of which is bad, that is.
+    """Return the first bad one of `count` rows; at least one is bad.
 
     Args:
-        is_good: of so many rows (the second number) from one on (the first).
+        is_good: whether all of (first row, number of rows) are good.
     """
     assert count > 0, "one of the rows is bad"
     start, end = 0, count  # The rows before `start` are good, those before `end` are not.

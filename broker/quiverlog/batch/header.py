@@ -75,7 +75,7 @@ __all__ = [
 
 
 class BatchHeader(NamedTuple):
-    """The header's fields, in the order in which they lie."""
+    """The header's fields, in their order."""
 
     base_offset: int
     leader_epoch: int
@@ -95,7 +95,7 @@ class BatchHeader(NamedTuple):
     @classmethod
     def unpack(cls, buffer: bytes | bytearray | memoryview, at: int = 0) -> BatchHeader:
         """Read a header at byte `at`; 64 bytes must be there (`struct.error` otherwise)."""
-        # As `_make`, without a call and a count of what has been counted by the struct.
+        # Like `_make`, without its call and its count of the fields.
         return tuple.__new__(cls, _HEADER.unpack_from(buffer, at))
 
     def pack_into(self, buffer: bytearray | memoryview, at: int = 0) -> None:
@@ -119,7 +119,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def is_plausible(self) -> bool:
-        """True when a broker could have stored this; for bytes that no checksum has spoken for."""
+        """True when a broker could have stored this, for bytes without a checked checksum."""
         return (
             self.magic == MAGIC
             and not self.flags & ~FLAGS_KNOWN
@@ -136,7 +136,8 @@ class BatchHeader(NamedTuple):
 
 # --- batch after batch ------------------------------------------------------------------------
 def whole_batch(header: BatchHeader, offset: int, room: int) -> bool:
-    """True for the header of a batch that begins with row `offset` and fits `room` bytes."""
+    """Return whether this is the header of a batch that begins with row `offset` and fits `room`
+    bytes."""
     return (
         header.base_offset == offset
         and header.magic == MAGIC
@@ -147,10 +148,10 @@ def whole_batch(header: BatchHeader, offset: int, room: int) -> bool:
 
 
 def link(buffer: bytes | bytearray | memoryview, at: int, offset: int, room: int) -> int:
-    """(rows << 32 | bytes) of the batch at byte `at` that begins with row `offset`; 0 if none does.
+    """Return (rows << 32 | bytes) of the batch at byte `at` that begins with row `offset`; 0: none.
 
-    The step of a walk from header to header, as cheap as Python allows: 40 bytes must be there,
-    and the whole batch must fit `room` bytes.
+    The step of a walk over headers, as cheap as Python allows. 40 bytes must be there, and the
+    whole batch must fit `room` bytes.
     """
     base_offset, _, after, rows = _LINK.unpack_from(buffer, at)
     total: int = SIZE_END + after
@@ -162,7 +163,7 @@ def link(buffer: bytes | bytearray | memoryview, at: int, offset: int, room: int
 
 
 def magic_positions(chunk: bytes | memoryview) -> Iterator[int]:
-    """The aligned positions in `chunk` where the byte that would be a header's magic is right."""
+    """Yield the aligned positions in `chunk` where a header's magic byte would be right."""
     magics = bytes(chunk[_MAGIC_AT::BATCH_ALIGNMENT_BYTES])
     found = magics.find(MAGIC)
     while found >= 0:
@@ -171,12 +172,12 @@ def magic_positions(chunk: bytes | memoryview) -> Iterator[int]:
 
 
 def stamp(buffer: bytearray | memoryview, at: int, base_offset: int, leader_epoch: int) -> None:
-    """Write what the leader decides. Both fields lie before the CRC, which stays good."""
+    """Write the leader's fields. Both are before the CRC's range, so the CRC stays valid."""
     _STAMP.pack_into(buffer, at, base_offset, leader_epoch)
 
 
 def stamp_times(view: memoryview, header: BatchHeader, at_us: int) -> BatchHeader:
-    """Give all rows of a whole batch this time. It lies behind the CRC, which is made anew."""
+    """Set the time of all rows. It is in the CRC's range, so the CRC is computed again."""
     timed = header._replace(timestamp_min_us=at_us, timestamp_max_us=at_us)
     timed.pack_into(view)
     stamped = timed._replace(crc32c=crc32c(view[CRC_START:]))
@@ -185,6 +186,6 @@ def stamp_times(view: memoryview, header: BatchHeader, at_us: int) -> BatchHeade
 
 
 def peek(buffer: bytes | bytearray | memoryview, at: int = 0) -> tuple[int, int, int]:
-    """(base_offset, leader_epoch, total_bytes) at byte `at`; 16 bytes must be there."""
+    """Return (base_offset, leader_epoch, total_bytes) at byte `at`; 16 bytes must be there."""
     base_offset, leader_epoch, size = _PEEK.unpack_from(buffer, at)
     return base_offset, leader_epoch, SIZE_END + size

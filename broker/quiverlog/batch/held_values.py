@@ -1,10 +1,8 @@
-"""Values that their type does not hold: what Arrow takes from buffers and files without a look.
+"""Values outside of their type, which Arrow accepts from buffers and files unchecked.
 
-A decimal(4,2) of 12345.67, text that is no UTF-8, a time of day beyond midnight: every reader makes
-something else of them, or stops. Only types that can be wrong are looked at, at any depth. Bytes of
-text that are ASCII are good wherever it is cut, and are told some twenty times as fast as Arrow
-looks at values one by one. What lies outside of a slice, or under a null, nobody reads: it may be
-anything.
+A decimal(4,2) of 12345.67, text that is no UTF-8, a time of day beyond midnight: readers make
+different values of them, or fail. Only types that can be wrong are checked, at any depth. Values
+outside of a slice or under a null are never read, so they may be anything.
 """
 
 from __future__ import annotations
@@ -20,14 +18,14 @@ from .halves import first_bad_row
 __all__ = ["WrongValue", "can_be_wrong", "first_wrong_value"]
 
 _PIECE_BYTES = 64 << 10
-"""What stays in the processor's cache between its copy and the look at it."""
+"""A copy of this size stays in the processor's cache for the check."""
 _ROWS_AS_BYTES_MIN = 256
-"""Fewer texts Arrow looks at in less time than it takes to find their bytes."""
+"""For fewer texts, Arrow's check is faster than finding their bytes."""
 _SHOWN_CHARS = 60
 
 
 class WrongValue(NamedTuple):
-    """A row of a column, counted from 0, the value that is wrong there, and why."""
+    """A row of a column, counted from 0, its wrong value, and the reason."""
 
     row: int
     shown: str
@@ -35,14 +33,14 @@ class WrongValue(NamedTuple):
 
 
 def can_be_wrong(kind: pa.DataType) -> bool:
-    """Whether bits of a stored type can be no value of it, at any depth."""
+    """Return whether some bits of a stored type are no value of it, at any depth."""
     if t.is_string(kind) or t.is_decimal(kind) or t.is_time(kind):
         return True
     return any(can_be_wrong(kind.field(number).type) for number in range(kind.num_fields))
 
 
 def first_wrong_value(column: pa.Array) -> WrongValue | None:
-    """The first value that a column of a stored type cannot hold; None where all is well."""
+    """Return the first value that the column's stored type cannot hold; None: all are good."""
     if _is_held(column):
         return None
     row = _first_wrong_row(column)
@@ -56,6 +54,7 @@ def _is_held(array: pa.Array) -> bool:
         if not can_be_wrong(kind) or not len(array) or all(map(_is_held, _children(array))):
             return True
         return bool(array.null_count) and all(map(_is_held, _children(array.drop_null())))
+    # ASCII is valid UTF-8 wherever it is cut, and some twenty times faster to check.
     if len(array) >= _ROWS_AS_BYTES_MIN and t.is_string(kind) and _is_ascii(array):
         return True
     try:
@@ -66,7 +65,7 @@ def _is_held(array: pa.Array) -> bool:
 
 
 def _children(array: pa.Array) -> list[pa.Array]:
-    """What lies in the rows of a nested array, and not beside its slice."""
+    """Return the children of a nested array, cut to the rows of its slice."""
     kind = array.type
     if t.is_struct(kind):
         return [array.field(number) for number in range(kind.num_fields)]
@@ -77,7 +76,7 @@ def _children(array: pa.Array) -> list[pa.Array]:
 
 
 def _is_ascii(array: pa.Array) -> bool:
-    """Whether the bytes of all texts, null ones' too, are ASCII. False says nothing."""
+    """Return whether the bytes of all texts, also of null ones, are ASCII; False proves nothing."""
     _, offsets, data = array.buffers()
     if data is None:
         return True
@@ -93,7 +92,7 @@ def _first_wrong_row(column: pa.Array) -> int:
 
 
 def _wrong_leaf(row: pa.Array) -> pa.Array:
-    """One value of a scalar type: the first wrong one within a row."""
+    """Return the first wrong scalar value within a row."""
     while t.is_nested(row.type):
         child = next(child for child in _children(row) if not _is_held(child))
         row = child.slice(_first_wrong_row(child), 1)

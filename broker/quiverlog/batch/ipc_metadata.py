@@ -1,8 +1,8 @@
-"""Reads the metadata of an Arrow IPC record-batch message without decoding any of its rows.
+"""Reads the metadata of an Arrow IPC record-batch message without decoding rows.
 
-The metadata is a flatbuffer written by a stranger. What is read here decides how much memory the
-decoding may take, so it is read by our own few lines, which index nothing unchecked and can at
-worst raise; Arrow verifies the same bytes once more when it decodes them.
+The metadata is a flatbuffer from an untrusted writer, and decides how much memory decoding takes.
+So this small reader checks every index and can at worst raise; Arrow verifies the same bytes again
+when it decodes them.
 
 ```
 u32 0xFFFFFFFF | i32 metadata_bytes | flatbuffer Message, padded | body
@@ -39,10 +39,10 @@ _CODECS: Final = {0: Compression.LZ4, 1: Compression.ZSTD}
 
 
 class IpcMetadata(NamedTuple):
-    """What the metadata claims. `nodes` and `buffers` are flat: pairs one after the other."""
+    """The metadata's claims. `nodes` and `buffers` are flat: pairs one after the other."""
 
     body_at: int
-    """Where the body begins, in bytes from the message's first."""
+    """The body's position, in bytes from the message's first."""
     body_bytes: int
     row_count: int
     nodes: tuple[int, ...]
@@ -51,25 +51,25 @@ class IpcMetadata(NamedTuple):
     """(offset in the body, length) of every buffer."""
     compression: Compression
     decoded_bytes: int = 0
-    """What decompressing takes, as every buffer declares; `check_structure` adds it up."""
+    """The memory for decompression, as the buffers declare it; `check_structure` adds it up."""
     as_sample: bool = False
-    """All bytes but the numbers are those of our own encoder: Arrow will accept the metadata."""
+    """All bytes but the numbers are those of this library's encoder: Arrow accepts the metadata."""
     surely_readable: bool = False
-    """`check_structure` knows by the metadata alone that Arrow reads the rows."""
+    """`check_structure` has proved from the metadata alone that Arrow can read the rows."""
 
 
 class IpcShape:
-    """Where an encoder puts the numbers in the metadata of one schema's batches.
+    """The positions of the numbers in the metadata of one schema's batches.
 
-    Batches of a schema differ in a few numbers and in no other byte of the metadata, as long as
-    the same encoder writes them. Where all those other bytes are as in a `sample`, walking from
-    table to table would end at the same places: the numbers can be taken out in one go.
+    With one encoder, a schema's batches differ in a few numbers and in no other byte. Where all
+    other bytes equal those of `sample`, a walk through the tables would end at the same places, so
+    the numbers are unpacked in one call.
 
     `body_at`: where the body begins in messages of this shape.
 
     Args:
-        sample: a message of our own making. Never a stranger's, who could lay numbers and
-            structure on top of each other.
+        sample: a message that this process encoded. An untrusted one could make numbers and
+            structure overlap.
 
     Raises:
         ValueError: the sample leaves a number out, which then has no place.
@@ -113,7 +113,7 @@ class IpcShape:
         assert self.read(sample) == walked, "both readers find the same numbers"
 
     def read(self, message: memoryview) -> IpcMetadata | None:
-        """As `read_ipc_metadata`; None when the message has another shape, or is too short."""
+        """Read like `read_ipc_metadata`; None for a message of another shape, or a short one."""
         if len(message) < self.body_at:
             return None
         found = self._unpack(message)
@@ -137,7 +137,7 @@ def read_ipc_metadata(message: memoryview) -> IpcMetadata:
     """Read the metadata of the record-batch message at the start of `message`.
 
     Raises:
-        CorruptBatch: not such a message, or it claims more bytes than are there.
+        CorruptBatch: no such message, or it claims more bytes than are there.
     """
     try:
         metadata = _read(message)
@@ -152,7 +152,7 @@ def read_ipc_metadata(message: memoryview) -> IpcMetadata:
 
 
 def claimed_size(message: memoryview) -> tuple[int, int] | None:
-    """(bytes, rows) that the message at the start of `message` claims; its body may be missing.
+    """Return (bytes, rows) that the message claims; its body may be missing.
 
     None when its metadata cannot be read.
     """
@@ -167,7 +167,7 @@ def claimed_size(message: memoryview) -> tuple[int, int] | None:
 
 
 class _Places(NamedTuple):
-    """Where the numbers stand in the flatbuffer, which begins after the prefix; 0: left out."""
+    """The numbers' positions in the flatbuffer, which begins after the prefix; 0: left out."""
 
     body_at: int
     body_bytes: int
@@ -215,7 +215,7 @@ def _read(message: memoryview) -> IpcMetadata:
 
 
 def _table(flat: memoryview, at: int, wanted: int) -> tuple[int, tuple[int, ...]]:
-    """(position, offsets of the first `wanted` fields in it; 0 where a field is absent)."""
+    """Return (position, offsets of the first `wanted` fields in it; 0: an absent field)."""
     vtable = at - _I32.unpack_from(flat, at)[0]
     if vtable < 0 or at < 0:
         raise ValueError("an offset points outside")

@@ -1,6 +1,6 @@
-"""Which columns may be a topic's key. The broker asks at creation, clients before they divide rows.
+"""The columns that may be a topic's key, for the broker at creation and for clients.
 
-Must not know: how keys are hashed (partitioner.py); its import takes a third of a second.
+Apart from partitioner.py, whose import takes a third of a second.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Casting rows into a schema, without losing a value.
-
-A producer's columns go into the topic's types, stored columns into a reader's: both through
-`cast_array`. A cast that would lose a value is an error.
-"""
+"""Casts into a schema, without losing a value: for producers' and for readers' columns."""
 
 from __future__ import annotations
 
@@ -16,17 +12,18 @@ __all__ = ["cast_array", "conform"]
 
 
 def conform(data: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Stored data in a reader's schema: widened, null-filled, reordered; surplus columns dropped.
+    """Return stored data in a reader's schema: widened, null-filled, reordered, surplus columns
+    dropped.
 
-    The caller has asked `evolution.check_readable`, or the schemas are of one topic's history.
+    The caller has called `evolution.check_readable`, or the schemas are of one topic's history.
 
     Raises:
-        IncompatibleSchema: a column cannot be shown in the type asked for.
+        IncompatibleSchema: a column cannot be read as the given type.
     """
     if data.schema is schema or data.schema.equals(schema, check_metadata=True):
         return data
     if not len(schema):
-        return data.select([])  # made of no arrays, a batch would forget how many rows it has
+        return data.select([])  # A batch made of no arrays would have no rows.
     nulls = _Nulls(data.num_rows)
     columns = [_reader_column(data, field, nulls) for field in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
@@ -54,7 +51,7 @@ def _reader_column(data: pa.RecordBatch, field: pa.Field, nulls: _Nulls) -> pa.A
         if field.nullable:
             return nulls.of(field.type)
         raise IncompatibleSchema(
-            f"column {field.name!r} is not in the stored rows and may not be null."
+            f"column {field.name!r} is not in the stored rows and is NOT NULL in the schema."
         )
     try:
         return _shown(data.column(index), field.type, nulls)
@@ -63,7 +60,7 @@ def _reader_column(data: pa.RecordBatch, field: pa.Field, nulls: _Nulls) -> pa.A
 
 
 def _shown(array: pa.Array, data_type: pa.DataType, nulls: _Nulls) -> pa.Array:
-    """A column of the rows in the reader's type; fields that a struct has gained are null."""
+    """Return a column in the reader's type; fields that a struct has gained are null."""
     if pa.types.is_null(array.type):
         return nulls.of(data_type)
     if not (pa.types.is_struct(array.type) and pa.types.is_struct(data_type)):
@@ -80,7 +77,7 @@ def _shown(array: pa.Array, data_type: pa.DataType, nulls: _Nulls) -> pa.Array:
 
 
 def cast_array(array: pa.Array, data_type: pa.DataType) -> pa.Array:
-    """`array` as `data_type`, exactly; raises pyarrow's errors when a value does not fit."""
+    """Return `array` as `data_type`, exactly; raises pyarrow's errors when a value does not fit."""
     if array.type.equals(data_type, check_metadata=True):
         return array
     if isinstance(array, pa.ExtensionArray):
@@ -93,12 +90,12 @@ def cast_array(array: pa.Array, data_type: pa.DataType) -> pa.Array:
     except pa.ArrowInvalid:
         if not pa.types.is_nested(plain.type):
             raise
-        # Of a slice the cast takes the items beside it as well, and one of these may not fit.
+        # The cast of a slice includes the items beside it, and one of them may not fit.
         return pa.concat_arrays([plain, plain.slice(0, 0)]).cast(data_type)
 
 
 def _castable(array: pa.Array) -> pa.Array:
-    """What pyarrow's own casts cannot take, at any depth, in a plainer layout.
+    """Return the array in a layout that pyarrow's casts support, at any depth.
 
     List views become lists (the cast makes invalid arrays of them), dictionaries of views are
     decoded (polars' categories), and so are run ends.
@@ -126,7 +123,7 @@ def _castable(array: pa.Array) -> pa.Array:
 
 
 def _run_ends_decoded(array: pa.Array) -> pa.Array:
-    # Importing it takes as long as all of pyarrow, and a broker's start has no use for it.
+    # Its import takes as long as all of pyarrow, and a starting broker does not need it.
     import pyarrow.compute as pc
 
     return pc.run_end_decode(array)

@@ -1,7 +1,7 @@
 """Arrow arrays and scalars made without pandas.
 
 `pa.array(a list)` and `pa.scalar(a value)` import pandas, if it is installed, at their first call:
-a third of a second and 40 MB in every process. These do not.
+a third of a second and 40 MB in every process.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _TYPECODES: Final = {pa.int32(): "i", pa.int64(): "q", pa.uint64(): "Q"}
 
 
 def integers(values: Iterable[int], data_type: pa.DataType) -> pa.Array:
-    """An array of int32, int64 or uint64, or of a timestamp's 64 bits; no nulls.
+    """Return an array of int32, int64 or uint64, or of a timestamp's 64 bits; no nulls.
 
     Raises:
         OverflowError: a value does not fit.
@@ -30,12 +30,12 @@ def integers(values: Iterable[int], data_type: pa.DataType) -> pa.Array:
 
 
 def integer(value: int, data_type: pa.DataType) -> pa.Scalar:
-    """One value of the types of `integers`."""
+    """Return one value of the types of `integers`."""
     return integers([value], data_type)[0]
 
 
 def text(value: str) -> pa.Scalar:
-    """A string."""
+    """Return a string scalar."""
     encoded = value.encode()
     offsets = array.array("i", [0, len(encoded)])
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(encoded)]

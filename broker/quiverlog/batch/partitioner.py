@@ -1,13 +1,12 @@
-"""Which partition a row with key columns belongs to: one vectorised hash, the same in every client.
+"""The partition of a row by its key columns: one vectorised hash, the same in every client.
 
-docs/protocol.md ("Key partitioning") defines it for other languages, with test vectors. In short:
-every key value becomes 64 bits, the key's values are mixed one after the other, and the upper half
-of the result is scaled to the number of partitions.
+docs/protocol.md ("Key partitioning") defines it for other languages, with test vectors: each key
+value becomes 64 bits, the values are mixed one after the other, and the upper half of the result is
+scaled to the number of partitions. Equal values hash equally in every width of their type, so that
+widening a key column moves no key: integers by value, floats as float64, decimals without trailing
+zeros.
 
-Values that are equal hash equally whatever the width of their type, so that widening a key column
-moves no key: integers by value, floats as float64, decimals without trailing zeros.
-
-Changing anything here parts equal keys of running topics: the golden vectors must never change.
+Any change here separates equal keys of existing topics: the golden vectors must never change.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from .numbers import integer, integers
 __all__ = ["hash_rows", "partition_rows"]
 
 NULL_BITS: Final = 0xA5A5_5A5A_C3C3_3C3C
-"""Stands for a null. Any constant does; this one is no likely value."""
+"""For a null; any constant would do, and this one is an unlikely value."""
 NAN_BITS: Final = 0x7FF8_0000_0000_0000
 _INCREMENT: Final = 0x9E37_79B9_7F4A_7C15
 _MULTIPLIER_1: Final = 0xBF58_476D_1CE4_E5B9
@@ -83,7 +82,7 @@ def _scale(hashes: pa.Array, partitions: int) -> pa.Array:
 
 
 def hash_rows(data: pa.RecordBatch, key_columns: Sequence[str]) -> pa.Array:
-    """The 64-bit hash of every row's key, as uint64."""
+    """Return the 64-bit hash of every row's key, as uint64."""
     hashes: pa.Array | None = None
     for name in key_columns:
         bits = _bits_of(data.column(name))
@@ -92,7 +91,7 @@ def hash_rows(data: pa.RecordBatch, key_columns: Sequence[str]) -> pa.Array:
 
 
 def _mix(x: pa.Array) -> pa.Array:
-    """SplitMix64's step: every bit of the input reaches every bit of the output."""
+    """SplitMix64's step: every input bit affects every output bit."""
     x = pc.add(x, _INCREMENT_U64)
     x = pc.multiply(pc.bit_wise_xor(x, pc.shift_right(x, _30)), _MULTIPLIER_1_U64)
     x = pc.multiply(pc.bit_wise_xor(x, pc.shift_right(x, _27)), _MULTIPLIER_2_U64)
@@ -100,7 +99,7 @@ def _mix(x: pa.Array) -> pa.Array:
 
 
 def _bits_of(column: pa.Array) -> pa.Array:
-    """64 bits per value; no nulls are left."""
+    """Return 64 bits per value, without nulls."""
     bits = _bits_of_values(column)
     return pc.fill_null(bits, _NULL_U64) if bits.null_count else bits
 
@@ -124,7 +123,7 @@ def _bits_of_values(column: pa.Array) -> pa.Array:
 
 
 def _bits_of_floats(column: pa.Array) -> pa.Array:
-    column = pc.add(column, 0.0)  # makes 0.0 of -0.0
+    column = pc.add(column, 0.0)  # -0.0 becomes 0.0: the two are equal and must hash equally.
     return pc.if_else(pc.is_nan(column), _NAN_U64, column.view(pa.uint64()))
 
 
@@ -140,7 +139,7 @@ def _bits_of_uniques(column: pa.Array) -> pa.Array:
 
 
 def _decimal_text(value: Decimal) -> bytes:
-    """`<digits>e<exponent>` without trailing zeros, so that 1.5 and 1.50 are the same."""
+    """Return `<digits>e<exponent>` without trailing zeros, so that 1.5 and 1.50 are the same."""
     sign, digits, exponent = value.as_tuple()
     assert isinstance(exponent, int)
     text = "".join(map(str, digits)).lstrip("0")

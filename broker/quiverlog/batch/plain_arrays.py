@@ -1,10 +1,9 @@
 """Arrow arrays of Python values, made without pandas.
 
-`pa.array(a list)` imports pandas, where it is installed, at the first call of a process: 0.2 to
-0.4 s, which a small program that sends a few rows notices. Here the usual values of the usual types
-become arrays by way of their bytes. Everything else gets None, and the caller asks pyarrow: this
-module takes only values of exactly the type's own Python type, so that it refuses nothing and bends
-nothing that pyarrow would not.
+`pa.array(a list)` imports pandas, where it is installed, at its first call: 0.2 to 0.4 s, which a
+small program notices. Here plain values of common types become arrays through their bytes. Other
+values give None, and the caller uses pyarrow: only values of exactly the type's own Python type are
+accepted, so that results and refusals are pyarrow's.
 """
 
 from __future__ import annotations
@@ -32,18 +31,18 @@ _CODES: Final = {
 }
 _OFFSET_MAX: Final = 2**31 - 1
 VALUES_MAX: Final = 500_000
-"""pyarrow is two to fifteen times faster, so a process that converts more than this has pandas
-imported after all: it has then lost about as much time here as the import takes."""
+"""pyarrow is two to fifteen times faster. A process that has converted this many values has lost
+about as much time as the import of pandas takes, and imports it."""
 
 
 class _Budget:
-    """How many values may still be converted here, in this process."""
+    """The values that may still be converted here, in this process."""
 
     left = VALUES_MAX
 
 
 def array_of(values: Sequence[Any], data_type: pa.DataType) -> pa.Array:
-    """As `pa.array(values, data_type)`; without pandas as long as that is possible and pays."""
+    """Return `pa.array(values, data_type)`, without pandas where that is possible and pays."""
     if _Budget.left > 0 and "pandas" not in sys.modules:
         _Budget.left -= len(values)
         made = plain_array(values, data_type)
@@ -53,7 +52,7 @@ def array_of(values: Sequence[Any], data_type: pa.DataType) -> pa.Array:
 
 
 def plain_array(values: Sequence[Any], data_type: pa.DataType) -> pa.Array | None:
-    """An array of the values; None where one of them, or the type, is not a plain one."""
+    """Return an array of the values; None where a value or the type is not a plain one."""
     found = _MAKERS.get(data_type)
     if found is None:
         return None
@@ -77,7 +76,7 @@ def plain_array(values: Sequence[Any], data_type: pa.DataType) -> pa.Array | Non
 
 
 def _bits(flags: Sequence[Any]) -> pa.Buffer:
-    """A bit for each, the lowest first."""
+    """Return a bitmap, the lowest bit first."""
     text = "".join("1" if flag else "0" for flag in reversed(flags))
     return pa.py_buffer(int(text or "0", 2).to_bytes((len(flags) + 7) // 8, "little"))
 
@@ -119,4 +118,4 @@ _MAKERS: Final[dict[pa.DataType, tuple[type, Any, _Maker]]] = {
     pa.binary(): (bytes, b"", _binaries),
     pa.timestamp("us", "UTC"): (datetime, _EPOCH, _moments),
 }
-"""Type -> the one Python type that is taken, what stands for no value, and how buffers are made."""
+"""Type -> the Python type accepted, the filler for nulls, and the maker of buffers."""

@@ -1,15 +1,12 @@
-"""From a batch's bytes to Arrow arrays, trusting nothing: the one way in for rows.
+"""From a batch's bytes to Arrow arrays, with every check: the one decoder of rows.
 
-The broker reads a batch's rows so before it stores them, every reader reads them so again; what
-passes here once can be read by everybody. Rows are decoded as bare bytes first
+The broker decodes so before it stores, and every reader again. Rows are decoded as bare bytes first
 (`structure.Plan.layout`: strings as binary, maps as lists of structs), because Arrow checks the
-layout of those completely and looks into none of their values. Only when all offsets, lengths and
-null counts are good do the buffers get their meaning. No byte is copied that is not compressed.
+layout of those completely and none of their values. Only when all offsets, lengths and null counts
+are good do the buffers get their types. No uncompressed byte is copied.
 
-The order matters: an array whose offsets lead outside its buffers is a wild read at its first use,
-and Arrow aborts the process, with all that runs in it, when a map with a null key is put together.
-
-Must not know: headers, checksums, offsets of rows, where bytes come from.
+The order matters: an array whose offsets lead outside of its buffers is a wild read at its first
+use, and Arrow aborts the process when it builds a map with a null key.
 """
 
 from __future__ import annotations
@@ -36,11 +33,11 @@ def read_rows(
     stored: pa.Schema,
     columns: Sequence[int] | None = None,
 ) -> pa.RecordBatch:
-    """The rows of a message whose metadata `check_structure` has passed.
+    """Return the rows of a message whose metadata `check_structure` has passed.
 
     Args:
-        columns: only these, by their numbers, ascending; the others stay compressed. None takes
-            all. Where nothing is compressed, all columns come.
+        columns: only these, by ascending number; the others stay compressed. None: all. An
+            uncompressed message gives all columns.
 
     Raises:
         CorruptBatch: the bytes cannot be decompressed, or no reader could use them safely.
@@ -61,18 +58,19 @@ def read_rows(
 def check_rows(
     message: memoryview, metadata: IpcMetadata, stored: pa.Schema, *, full: bool
 ) -> None:
-    """Check that `read_rows` will give the rows, and that no field is null that may not be.
+    """Check that `read_rows` will give the rows, and that no NOT NULL field has nulls.
 
-    Only the broker asks for nested nulls, before it stores the rows: no reader comes to harm.
+    Nested nulls are checked here only, as they harm no reader.
 
     Args:
-        full: look at the values too: UTF-8, decimal digits.
+        full: check the values, too: UTF-8, decimal digits.
 
     Raises:
         CorruptBatch
     """
     if metadata.surely_readable:
-        return  # The wide, flat tables of numbers: a sixth of what a small request costs.
+        # Wide, flat tables of numbers: the check would be a sixth of a small request's cost.
+        return
     plan = plan_of(stored)
     try:
         bare = _read_bare(message, plan)
@@ -90,7 +88,7 @@ def _refused(error: BaseException) -> CorruptBatch:
 
 
 def _read_bare(message: memoryview, plan: Plan) -> pa.RecordBatch:
-    """All columns as bare bytes, with a layout that is good through and through."""
+    """Decode all columns as bare bytes, with a fully checked layout."""
     bare = pa.ipc.read_record_batch(pa.py_buffer(message), plan.layout)
     bare.validate(full=True)
     if plan.has_maps:
@@ -100,11 +98,11 @@ def _read_bare(message: memoryview, plan: Plan) -> pa.RecordBatch:
 
 
 def _decompress(message: memoryview, plan: Plan, columns: Sequence[int] | None) -> pa.RecordBatch:
-    """Decompress once, check, and give the buffers their meaning."""
+    """Decompress once, check, and type the buffers."""
     stored = plan.schema
     if columns is None:
         return _with_meaning(_read_bare(message, plan), stored)
-    # Only the stream reader leaves columns compressed that nobody asked for.
+    # Only the stream reader leaves unselected columns compressed.
     options = pa.ipc.IpcReadOptions(included_fields=list(columns))
     stream = _TwoPieces(memoryview(plan.layout.serialize()), message)
     with pa.PythonFile(stream, mode="r") as source:
@@ -117,7 +115,7 @@ def _decompress(message: memoryview, plan: Plan, columns: Sequence[int] | None) 
 
 
 class _TwoPieces:
-    """Two buffers, read as one file; each read lies within one of them and copies nothing."""
+    """Two buffers, read as one file; each read is within one of them and copies nothing."""
 
     closed = False
 
@@ -148,7 +146,7 @@ def _typed(array: pa.Array, data_type: pa.DataType) -> pa.Array:
     """View the buffers of an array as another type, without a copy."""
     types = pa.types
     if not types.is_nested(data_type):
-        # Equal types need nothing; strings and decimals differ from their layout by name alone.
+        # Strings and decimals differ from their layout by name only.
         return array if array.type is data_type else array.view(data_type)
     if types.is_struct(data_type):
         children = [
@@ -168,7 +166,7 @@ def _typed(array: pa.Array, data_type: pa.DataType) -> pa.Array:
 def _assembled(
     array: pa.Array, data_type: pa.DataType, buffer_count: int, children: list[pa.Array]
 ) -> pa.Array:
-    # What IPC reads begins at 0; a slice would need its children sliced as well.
+    # Arrays from IPC begin at 0; a slice would need its children sliced as well.
     assert array.offset == 0
     return pa.Array.from_buffers(
         data_type, len(array), array.buffers()[:buffer_count], array.null_count, 0, children
@@ -177,7 +175,7 @@ def _assembled(
 
 # --- nulls where none may be ----------------------------------------------------------------------
 def _check_maps(array: pa.Array, data_type: pa.DataType) -> None:
-    """Arrow aborts the process when it makes a map of null keys or entries: look first."""
+    """Refuse null keys and entries before Arrow builds a map of them, which aborts the process."""
     types = pa.types
     if types.is_struct(data_type):
         for number in range(data_type.num_fields):
@@ -194,10 +192,10 @@ def _check_maps(array: pa.Array, data_type: pa.DataType) -> None:
 
 
 def check_nested_nulls(array: pa.Array) -> None:
-    """Below `array`, a field that may not be null is so under null parents alone.
+    """Check that NOT NULL fields below `array` have nulls only under null parents.
 
-    Structs and lists are looked into. So are maps where `array` is of a layout type, in which they
-    are lists.
+    Structs and lists are visited, and maps where `array` is of a layout type, in which they are
+    lists.
 
     Raises:
         ValueError: names the field.
@@ -207,14 +205,14 @@ def check_nested_nulls(array: pa.Array) -> None:
         for number, field in enumerate(data_type):
             child = array.field(number)
             if not field.nullable and child.null_count:
-                # Importing it takes as long as all of pyarrow; few rows come here.
+                # Its import takes as long as all of pyarrow; few rows come here.
                 import pyarrow.compute as pc
 
                 under_value = pc.and_(child.is_null(), array.is_valid())
                 _refuse_nulls(field, bool(pc.any(under_value).as_py()))
             check_nested_nulls(child)
     elif pa.types.is_list(data_type):
-        inside = array.flatten()  # Leaves out what lies under lists that are null.
+        inside = array.flatten()  # Leaves out the items of null lists.
         field = data_type.value_field
         _refuse_nulls(field, not field.nullable and inside.null_count > 0)
         check_nested_nulls(inside)

@@ -1,9 +1,6 @@
-"""A topic's schema: as bytes, as what may be stored, and its prepared form for opaque payloads.
+"""A topic's schema: its bytes, its checks, and the schema for opaque payloads.
 
-The public door of this floor for everything about schemas: evolution and the bringing of data
-into a schema live in `evolution` and `normalize` and are passed on from here.
-
-Must not know: batches, topics, who asks.
+The module to import for schemas: it re-exports `evolution` and `normalize`.
 """
 
 from __future__ import annotations
@@ -53,7 +50,7 @@ RAW_SCHEMA: Final = pa.schema(
 
 
 def serialize_schema(schema: pa.Schema) -> bytes:
-    """The schema as an Arrow IPC encapsulated schema message."""
+    """Return the schema as an Arrow IPC encapsulated schema message."""
     return schema.serialize().to_pybytes()  # type: ignore[no-any-return]
 
 
@@ -78,7 +75,7 @@ def deserialize_schema(data: bytes | memoryview) -> pa.Schema:
 def _check_text(schema: pa.Schema) -> None:
     """Raise UnicodeDecodeError when a name or time zone, at any depth, is not UTF-8.
 
-    pyarrow reads such a schema and raises at the first look at the text, wherever that happens.
+    pyarrow reads such a schema and raises only when the text is used.
     """
     for field in schema:
         _ = field.name
@@ -100,10 +97,10 @@ def _check_text_of(data_type: pa.DataType) -> None:
 
 
 def deserialize_stored(data: bytes | memoryview) -> pa.Schema:
-    """A schema under which stored rows can be read safely, from its bytes.
+    """Read a schema under which stored rows can be decoded safely.
 
-    `rows.read_rows` knows the layout of the types that topics may have; with another type, say a
-    dictionary, unchecked indices would come from whoever sent the schema.
+    `rows.read_rows` handles the layouts of the types that topics may have. Another type, such as a
+    dictionary, would bring unchecked indices from an untrusted sender.
 
     Raises:
         InvalidSchema: not a schema, or not one that a topic may have.
@@ -114,7 +111,7 @@ def deserialize_stored(data: bytes | memoryview) -> pa.Schema:
 
 
 def normalize_schema(schema: pa.Schema) -> pa.Schema:
-    """The schema in which data of `schema` is stored (docs/storage-format.md, "Types").
+    """Return the schema in which data of `schema` is stored (docs/storage-format.md, "Types").
 
     Types that cannot be stored stay: `check_schema` names them.
     """

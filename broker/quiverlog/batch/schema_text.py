@@ -33,7 +33,7 @@ _TYPE_HINT = (
 
 
 class SchemaSyntaxError(ValueError):
-    """The text is not a schema; says what was expected and where."""
+    """The text is not a schema; the message has the expected token and its place."""
 
 
 def _simple_types() -> dict[str, pa.DataType]:
@@ -70,7 +70,8 @@ def parse_schema(text: str) -> pa.Schema:
 
 
 class _Parser:
-    """Recursive descent over the tokens; depth is bounded so that hostile text cannot recurse."""
+    """Recursive descent over the tokens, with bounded depth: hostile text cannot overflow the
+    stack."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -216,12 +217,12 @@ class _Parser:
 
 
 def format_schema(schema: pa.Schema) -> str:
-    """The text that `parse_schema` reads back as an equal schema (metadata aside)."""
+    """Return text that `parse_schema` reads back as an equal schema (metadata aside)."""
     return ", ".join(_format_column(field, " ") for field in schema)
 
 
 def format_type(kind: pa.DataType) -> str:
-    """A type in the grammar above; a type that has no name there in Arrow's own words."""
+    """Return a type in the grammar above, or in Arrow's text where the grammar lacks it."""
     import pyarrow as pa
 
     if pa.types.is_decimal(kind):

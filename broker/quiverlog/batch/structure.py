@@ -1,12 +1,9 @@
-"""What the metadata of a batch must satisfy before its rows may be touched; decodes nothing.
+"""The checks of a batch's Arrow metadata before its rows are touched; decodes nothing.
 
-Reads the Arrow metadata and compares it with the schema: numbers of fields and buffers, lengths,
-every buffer inside the body and none on top of another, no more bytes after decompression than the
-bound, by what every compressed buffer declares (Arrow allocates what is declared and refuses a
-buffer that turns out larger or smaller), and no more values that take no bytes at all: a list of
-two billion nulls is a message of 256 bytes. What lies in the buffers is `rows`' part.
-
-Must not know: offsets, topics, who sent the batch.
+Compares the metadata with the schema: numbers of fields and buffers, lengths, every buffer inside
+the body and without overlap, and bounds on the decompressed bytes that the buffers declare (Arrow
+allocates what is declared and refuses other sizes) and on values that take no bytes: a list of two
+billion nulls is a message of 256 bytes. `rows` checks the buffers' contents.
 """
 
 from __future__ import annotations
@@ -35,44 +32,45 @@ _PASSED_BYTES_MAX: Final = 4 * KIB
 
 
 class Plan(NamedTuple):
-    """The fields and buffers that the metadata of a batch of one schema must have."""
+    """The fields and buffers that the metadata of one schema's batches must have."""
 
     schema: pa.Schema
     node_count: int
     buffer_count: int
     columns: tuple[int, ...]
-    """For every column, the index of its node."""
+    """Each column's node index."""
     weightless: tuple[int, ...]
-    """Indexes of the nodes whose values take no bytes: nulls by type, and structs of these."""
+    """Nodes whose values take no bytes: nulls by type, and structs of these."""
     required: tuple[tuple[int, str], ...]
-    """(node index, name) of the columns that may not be null."""
+    """(node index, name) of the NOT NULL columns."""
     layout: pa.Schema
-    """The same buffers without their meaning: strings as binary, decimals as 16 bytes."""
+    """The same buffers without their types: strings as binary, decimals as 16 bytes."""
     has_maps: bool
     has_required_inside: bool
     """Fields inside of columns that may not be null; the keys of maps are not counted."""
     questionable: frozenset[str]
-    """The columns with bits that may be no value of their type (`held_values`)."""
+    """The columns where some bits are no value of their type (`held_values`)."""
     shape: IpcShape | None
-    """How our own encoder writes the metadata; None where that is not always the same."""
+    """The metadata's shape from this library's encoder; None where it is not constant."""
     bit_widths: tuple[int, ...] | None
-    """Of a value of each column, where any bits of that width are a value; None elsewhere."""
+    """Bits per value of each column, if all bits are values in all columns; else None."""
     head_bytes: int
-    """How long the metadata is if what has passed is remembered; 0 where it is not."""
+    """Length of the metadata where accepted metadata is cached; else 0."""
 
 
 _plans: dict[int, Plan] = {}
 """By the schema object's id; the plan keeps the schema alive, so that an id is not used again."""
 
 _passed: dict[tuple[int, bytes], tuple[Plan, IpcMetadata]] = {}
-"""By schema and the metadata's bytes, of which all but `_goes_with` is a function: what has passed.
+"""By schema and metadata bytes, from which everything but `_goes_with` follows: accepted metadata.
 
-Only where those bytes depend on the number of rows alone, as in tables of plain numbers: a producer
-of small batches sends the same ones again and again."""
+Only where the bytes depend on the number of rows alone, as in tables of plain numbers: a producer
+of small batches sends the same ones again and again.
+"""
 
 
 def plan_of(schema: pa.Schema) -> Plan:
-    """The plan of a schema; computed once and cached."""
+    """Return the plan of a schema; computed once and cached."""
     plan = _plans.get(id(schema))
     if plan is None:
         if len(_plans) >= _PLANS_MAX:
@@ -122,7 +120,7 @@ def _inner_types(data_type: pa.DataType) -> Iterator[pa.DataType]:
 
 
 def _weightless_nodes(data_type: pa.DataType, at: int) -> Iterator[int]:
-    """The nodes without bytes in a column whose own node is `at`."""
+    """Yield the nodes without bytes in a column whose own node is `at`."""
     if _is_weightless(data_type):
         yield at
     for number in range(data_type.num_fields):
@@ -138,7 +136,8 @@ def _is_weightless(data_type: pa.DataType) -> bool:
 
 
 def has_required_inside(data_type: pa.DataType) -> bool:
-    """Some field of the type, at any depth, may not be null; the keys of maps are not counted."""
+    """Return whether a field of the type, at any depth, is NOT NULL; keys of maps are not
+    counted."""
     return any(map(_has_required, _inner_types(data_type)))
 
 
@@ -150,7 +149,8 @@ def _has_required(data_type: pa.DataType) -> bool:
 
 
 def _make_shape(schema: pa.Schema, nodes: int, buffers: int) -> IpcShape | None:
-    """The shape of this schema's messages; None where pyarrow has no plain sample of them."""
+    """Return the shape of this schema's messages; None where pyarrow has no plain sample of
+    them."""
     try:
         columns = [pa.nulls(1, field.type) for field in schema]
         sample = memoryview(pa.RecordBatch.from_arrays(columns, schema=schema).serialize())
@@ -183,16 +183,16 @@ def _bit_widths(schema: pa.Schema) -> tuple[int, ...] | None:
 
 
 def _surely_readable(metadata: IpcMetadata, plan: Plan) -> bool:
-    """True when the metadata alone, which has passed all checks, proves that Arrow reads the rows.
+    """Return whether accepted metadata proves that Arrow can read the rows.
 
-    No value is null and every column has bytes enough for its rows, of which any bits are values:
-    nothing in the body could be wrong. False says nothing.
+    No value is null, and every column has bytes for all rows, any bits of which are values, so
+    nothing in the body can be wrong. False proves nothing.
     """
     widths = plan.bit_widths
     if widths is None or not metadata.as_sample or any(metadata.nodes[1::2]):
         return False
     row_count = metadata.row_count
-    # Each column has two buffers, the first of which, for nulls, is not looked at.
+    # Each column has two buffers; the first, for nulls, is not read.
     sizes = metadata.buffers[3::4]
     assert len(sizes) == len(widths)
     short = [s for s, width in zip(sizes, widths, strict=True) if s * 8 < row_count * width]
@@ -200,7 +200,7 @@ def _surely_readable(metadata: IpcMetadata, plan: Plan) -> bool:
 
 
 def _counts(data_type: pa.DataType) -> tuple[int, int]:
-    """(nodes, buffers) of a column in an IPC message."""
+    """Return (nodes, buffers) of a column in an IPC message."""
     types = pa.types
     if types.is_null(data_type):
         return 1, 0
@@ -253,7 +253,7 @@ def check_structure(message: memoryview, header: BatchHeader, schema: pa.Schema)
 
 
 def _goes_with(metadata: IpcMetadata, header: BatchHeader, message: memoryview) -> bool:
-    """True when metadata that has passed is good in this batch too. False says nothing."""
+    """Return whether accepted metadata is good in this batch, too. False proves nothing."""
     return (
         metadata.row_count == header.row_count
         and not header.flags & FLAG_CODEC_MASK
@@ -318,7 +318,7 @@ def _check_buffers(metadata: IpcMetadata) -> None:
 
 
 def _decoded_bytes(message: memoryview, metadata: IpcMetadata) -> int:
-    """Every compressed buffer begins with its decompressed length: believe none, add them up."""
+    """Return the sum of the decompressed lengths that the buffers declare in their first bytes."""
     total = 0
     buffers = metadata.buffers
     for offset, length in zip(buffers[::2], buffers[1::2], strict=True):

@@ -1,9 +1,8 @@
-"""Python values that pyarrow would bend to a type without a word.
+"""Checks that pyarrow's conversion of Python values to a type is lossless.
 
 `pa.array([1.5], pa.int32())` is 1: pyarrow cuts off fractions, hours and nanoseconds, takes a local
-time for UTC, drops a struct's keys that have no field, and makes infinity of what is too large.
-Here such values are found before they are stored. Columns are looked at as a whole, what is nested
-too: most have one kind of values, and are told by that alone.
+time for UTC, drops a struct's keys without a field, and makes infinity of large numbers. Columns
+are checked as a whole: most have values of one kind, and need no more.
 """
 
 from __future__ import annotations
@@ -20,13 +19,14 @@ import pyarrow.types as t
 __all__ = ["Check", "check_of"]
 
 Check = Callable[[Sequence[Any]], None]
-"""Raises ValueError, with the reason, for the first value that would be bent."""
+"""Raises ValueError, with the reason, for the first value that would change."""
 
 _WHOLE: Final = frozenset((int, NoneType))
 
 
 def check_of(kind: pa.DataType) -> Check | None:
-    """What finds the values that pyarrow would bend to `kind`; None where it bends none."""
+    """Return a check for values that pyarrow would change when it converts them; None: it changes
+    none."""
     if t.is_integer(kind):
         return _check_whole
     if t.is_floating(kind):
@@ -48,7 +48,7 @@ def check_of(kind: pa.DataType) -> Check | None:
 
 
 def _of_other_kinds(values: Sequence[Any], usual: Iterable[type]) -> list[Any]:
-    """Those values that are not of a usual kind; mostly there are none."""
+    """Return the values of other kinds; usually none."""
     if set(map(type, values)) <= set(usual):
         return []
     return [v for v in values if type(v) not in usual]
@@ -56,7 +56,7 @@ def _of_other_kinds(values: Sequence[Any], usual: Iterable[type]) -> list[Any]:
 
 def _check_whole(values: Sequence[Any]) -> None:
     for value in _of_other_kinds(values, _WHOLE):
-        # What is a whole number by itself has this: numpy's do, floats and decimals do not.
+        # Whole numbers have `__index__`, numpy's included; floats and decimals do not.
         if not hasattr(value, "__index__") and not isinstance(value, pa.Scalar):
             raise ValueError(f"a {type(value).__name__} is no whole number: convert it first")
 
@@ -89,7 +89,7 @@ def _check_local(values: Sequence[Any]) -> None:
 
 
 def _check_microseconds(values: Sequence[Any], usual: type) -> None:
-    """pandas' times and spans have nanoseconds below what they inherit from Python's."""
+    """Check for digits below microseconds, which pandas' subclasses of Python's types have."""
     for value in _of_other_kinds(values, (usual, *_WHOLE)):
         if getattr(value, "nanosecond", 0) or getattr(value, "nanoseconds", 0):
             raise ValueError("it has more digits than microseconds")
@@ -149,7 +149,7 @@ def _of_struct(kind: pa.StructType) -> Check:
     checks = [(f.name, inner) for f in kind if (inner := check_of(f.type)) is not None]
 
     def fields(value: Any) -> Mapping[str, Any]:
-        """As pyarrow takes them: of a tuple by their order, of a list as pairs."""
+        """Return the fields as pyarrow does: a tuple by order, a list as pairs."""
         if isinstance(value, Mapping):
             return value
         return dict(zip(names, value, strict=False) if isinstance(value, tuple) else value)

@@ -1,11 +1,11 @@
-"""The gate: what a broker checks before it stores a client's batch.
+"""A broker's checks of a client's batch before it stores it.
 
-A bad batch is refused whole, with the reason. What has passed can be read by every reader: the
-broker reads the rows once, compressed or not, with the very function that readers use. Otherwise
-one bad batch would stop all readers of its partition for ever.
+A bad batch is refused as a whole, with the reason: stored, it would stop all readers of its
+partition. The broker decodes the rows once with the function that readers use, so what passes can
+be read by all.
 
-Two steps. `check_batch` costs what a CRC costs, and says what `check_rows` will cost, which
-decompresses. Both are pure: the second may run off the loop.
+`check_batch` costs as much as a CRC and returns what `check_rows`, which decompresses, will cost.
+Both are pure: the second may run off the loop.
 """
 
 from __future__ import annotations
@@ -39,25 +39,25 @@ from .structure import check_structure
 __all__ = ["ROWS_COST_INLINE_MAX", "CheckedBatch", "check_batch", "check_rows"]
 
 ROWS_COST_INLINE_MAX: Final = 256 * KIB
-"""Rows that cost more than this to check should be checked off the loop: a quarter of a millisecond
-with Zstandard, which is the slowest."""
+"""Rows that cost more than this should be checked off the loop: a quarter of a millisecond with
+Zstandard, the slowest codec."""
 _LAYOUT_COST_PART: Final = 32
 _VALUES_COST_PART: Final = 4
-"""Checking is so many times faster than decompressing: without and with a look at the values."""
+"""Checking is this many times faster than decompressing, without and with a check of the values."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _PADDING: Final = bytes(BATCH_ALIGNMENT_BYTES)
 
 
 class CheckedBatch(NamedTuple):
-    """A batch of which everything has been checked but its rows. Its bytes are not copied."""
+    """A batch with all checks passed except those of its rows. Its bytes are not copied."""
 
     header: BatchHeader
     message: memoryview
     metadata: IpcMetadata
     schema: pa.Schema
     rows_cost: int
-    """What `check_rows` will cost, in bytes that are decompressed or as much work as that."""
+    """The cost of `check_rows`, in bytes decompressed or equivalent work."""
 
 
 def check_batch(
@@ -70,17 +70,17 @@ def check_batch(
     behind_ms_max: int = -1,
     ahead_ms_max: int = TIMESTAMP_AHEAD_MS_DEFAULT,
 ) -> CheckedBatch:
-    """Check one whole batch from a client, but for its rows. Costs what its CRC costs.
+    """Check one whole batch from a client, except its rows. Costs as much as its CRC.
 
     Args:
         schemas: the topic's schemas by id.
         bytes_max: the topic's `max.message.bytes`.
-        full: whether `check_rows` will look at values; only the cost depends on it.
+        full: whether `check_rows` will check values; only the cost depends on it.
         now_wall_us: the broker's clock, microseconds UTC.
         behind_ms_max, ahead_ms_max: how far rows may be from it; -1: any distance.
 
     Raises:
-        CorruptBatch: bytes, header and metadata do not fit together.
+        CorruptBatch: bytes, header and metadata contradict each other.
         BatchTooLarge: above `bytes_max`.
         UnknownSchema: no such schema id.
         InvalidTimestamp: too far from the broker's clock.
@@ -110,10 +110,10 @@ def check_batch(
 
 
 def check_rows(batch: CheckedBatch, *, full: bool) -> None:
-    """Read the rows as every reader will (docs/adr/0012). Pure: may run in any thread.
+    """Decode the rows as every reader will (docs/adr/0012). Pure: may run in any thread.
 
     Args:
-        full: look at the values too: UTF-8, decimal digits.
+        full: check the values, too: UTF-8, decimal digits.
 
     Raises:
         CorruptBatch: no reader could read them.
@@ -122,7 +122,7 @@ def check_rows(batch: CheckedBatch, *, full: bool) -> None:
 
 
 def _check_header(header: BatchHeader, size: int) -> None:
-    """Check magic and size, without which the CRC covers the wrong bytes."""
+    # Magic and size come before the CRC: with others, it would cover the wrong bytes.
     if header.magic != MAGIC:
         raise CorruptBatch(f"magic {header.magic} is not {MAGIC}: not a batch, or a newer format.")
     if header.total_bytes != size:
@@ -166,7 +166,7 @@ def _check_times(
 
 
 def _moment(at_us: int) -> str:
-    """As people write it, where Python's calendar reaches so far."""
+    """Return a date and time, where Python's calendar has it."""
     try:
         return f"{_EPOCH + timedelta(microseconds=at_us):%Y-%m-%d %H:%M:%S} UTC"
     except OverflowError:
