@@ -55,7 +55,7 @@ PRIVATE_WORDS = re.compile(
 """Words for what a broker, a client or a caller does that the field has better words for: sends,
 records, reports, refuses, "at most 5". Docstrings and comments do without them."""
 PRIVATE_WORDS_MAX = {
-    "batch": 85,
+    "batch": 0,
     "benchmarks": 85,
     "cli": 165,
     "client": 165,
@@ -69,12 +69,12 @@ PRIVATE_WORDS_MAX = {
     "server": 240,
     "storage": 145,
     "tests": 225,
-    "wire": 195,
+    "wire": 0,
 }
 """How many of them a package may have in 10,000 words of docstrings and comments. Only falls."""
-PROSE_WORDS_MAX = 127_500
+PROSE_WORDS_MAX = 126_500
 """Words in the docstrings and comments of the product. Only falls, to some 70,000."""
-REASONS_MIN: dict[str, float] = {"core": 3.0}
+REASONS_MIN: dict[str, float] = {"batch": 1.3, "core": 3.0, "wire": 1.2}
 """Comments per 100 lines of code, for the packages where each was weighed. Only rises."""
 FUNCTION_LINES_MAX = 70
 LINE_CHARS_MAX = 100

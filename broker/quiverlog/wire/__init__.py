@@ -1,5 +1,5 @@
 """The protocol: frames, typed messages, the table of APIs, a client's side of one connection.
 
-Owns what travels between client and broker, and between brokers. Stands on the floor below. Does no
-I/O: bytes come in and go out. docs/protocol.md is generated from the tables here.
+Owns the messages between client and broker, and between brokers. Does no I/O: bytes come in and go
+out. docs/protocol.md is generated from the tables here.
 """

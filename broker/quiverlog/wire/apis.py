@@ -1,7 +1,4 @@
-"""The numbers of the requests, which never change and are never used again.
-
-Must not know: what a request holds, which part of a broker answers it, to whom (`registry`).
-"""
+"""The API numbers, which never change and are never used again."""
 
 from __future__ import annotations
 
@@ -11,10 +8,8 @@ __all__ = ["Api", "Audience"]
 
 
 class Api(enum.IntEnum):
-    """Numbers of the requests. 20-39 are for transactions and groups, 40-59 for the cluster,
-    60-79 for its
-    administration.
-    """
+    """Numbers of the requests. 20-39 are for transactions and groups, 40-59 for the cluster, 60-79
+    for its administration."""
 
     HELLO = 0
     METADATA = 1
@@ -49,11 +44,11 @@ class Api(enum.IntEnum):
 
 
 class Audience(enum.StrEnum):
-    """To which callers an API is served."""
+    """The callers that an API is for."""
 
     CLIENTS = "clients"
     """At every listener."""
     ADMINISTRATION = "administration"
-    """Where `listeners.<name>.administration` is true; a form of it that only asks, everywhere."""
+    """Where `listeners.<name>.administration` is true; a form that changes nothing, everywhere."""
     BROKERS = "between brokers"
-    """At the listener between brokers alone: no part of a client."""
+    """At the listener between brokers only: no part of a client."""

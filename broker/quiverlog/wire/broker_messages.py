@@ -1,7 +1,4 @@
-"""What brokers say to the controller of themselves: typed values, as in `messages`.
-
-Owns the field lists of REGISTER_BROKER and BROKER_HEARTBEAT; clients send neither.
-"""
+"""A broker's requests to the controller about itself: REGISTER_BROKER and BROKER_HEARTBEAT."""
 
 from __future__ import annotations
 
@@ -45,7 +42,7 @@ REGISTER_CONTAINERS_MAX: Final = 2 + BROKER_LISTENERS_MAX
 
 
 class RegisteredListener(Part, array_like=True, gc=False):
-    """The address that clients of a listener of this name are given to connect to."""
+    """The address of a listener for its clients."""
 
     name: ListenerName = ""
     host: Host = ""
@@ -53,7 +50,7 @@ class RegisteredListener(Part, array_like=True, gc=False):
 
 
 class RegisterBrokerRequest(Request, array_like=True, gc=False):
-    """A broker that begins to serve. Asked again by the same life, it is given the same epoch."""
+    """A broker that starts. A repeated request with the same incarnation gets the same epoch."""
 
     API: ClassVar[Api] = Api.REGISTER_BROKER
     cluster_id: ClusterId = ""
@@ -72,7 +69,7 @@ class RegisterBrokerRequest(Request, array_like=True, gc=False):
 
 
 class RegisterBrokerResponse(Response, array_like=True, gc=False):
-    """The registration is decided."""
+    """The registration is committed."""
 
     API: ClassVar[Api] = Api.REGISTER_BROKER
     broker_epoch: Int64 = -1
@@ -80,10 +77,11 @@ class RegisterBrokerResponse(Response, array_like=True, gc=False):
 
 
 class BrokerHeartbeatRequest(Request, array_like=True, gc=False):
-    """The broker is alive, and knows the metadata up to `metadata_version`. `is_disk_full`: it
-    takes no rows now, and is to lead only what nobody else can. `second_node_id` and `second_at`:
-    it has refused a second process under that node id a moment ago (-1: none), at that address.
-    `faulted_count`: partitions here that take no writes, because a write or fsync has failed."""
+    """The broker is alive and has applied the metadata up to `metadata_version`. `is_disk_full`: it
+    accepts no rows now, and leads only what no other broker can. `second_node_id`, `second_at`: it
+    has just refused a second process under that node id (-1: none), at that address.
+    `faulted_count`: partitions here that accept no writes, because a write or fsync has failed.
+    """
 
     API: ClassVar[Api] = Api.BROKER_HEARTBEAT
     cluster_id: ClusterId = ""
@@ -98,11 +96,12 @@ class BrokerHeartbeatRequest(Request, array_like=True, gc=False):
 
 
 class BrokerHeartbeatResponse(Response, array_like=True, gc=False):
-    """What the controller knows of the broker. `session_ms`: silent for so long it is fenced.
-    `confirmed_ms`: so long ago the quorum is known to have heard the controller; the session begins
-    so much before the heartbeat. `metadata_version`: what the controller has applied; -1: it does
-    not say so. `second_at`: where a second process under the broker's node id was refused a moment
-    ago; empty: nowhere."""
+    """The controller's state of the broker. `session_ms`: silent for this long, it is fenced.
+    `confirmed_ms`: age of the quorum majority's last contact with the controller; the session
+    begins that much before the heartbeat. `metadata_version`: applied by the controller; -1: not
+    reported. `second_at`: where a second process under the broker's node id was just refused;
+    empty: nowhere.
+    """
 
     API: ClassVar[Api] = Api.BROKER_HEARTBEAT
     is_caught_up: bool = False

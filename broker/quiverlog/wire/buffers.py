@@ -1,14 +1,12 @@
-"""Memory for large frames, used again as soon as nobody looks at it any more.
+"""Memory for a broker's large frames, reused once no view of it is left.
 
-This is the broker's; clients receive into Arrow's memory (client/drivers/local_reads.py).
+A new buffer of a mebibyte costs as much in page faults as receiving into it. The pool reuses a
+buffer only when every view of it is gone (decoded Arrow arrays keep views): a reader that drops its
+batches runs in warm memory, and one that keeps them is safe.
 
-A fresh buffer of a mebibyte costs as much in page faults as receiving into it. The pool hands a
-buffer out again once every view of it is gone (decoded Arrow arrays keep views), so a reader that
-drops its batches runs in memory that is already warm, and one that keeps them is never disturbed.
-
-Anonymous mappings, because their pages become real only when bytes arrive: a peer that announces
-64 MiB and sends nothing costs next to nothing. They are page-aligned besides. Private ones: pages
-of a shared mapping belong to the kernel's tmpfs, cost half as much again, and are never huge.
+Anonymous mappings get real pages only as bytes arrive: a peer that announces 64 MiB and sends
+nothing costs almost nothing. Private ones, as pages of a shared mapping belong to the kernel's
+tmpfs, cost half as much again, and are never huge.
 """
 
 from __future__ import annotations
@@ -26,10 +24,11 @@ BUFFERS_MAX: Final = 16
 
 
 class Memory(Protocol):
-    """Where the buffers of large frames come from."""
+    """The source of buffers for large frames."""
 
     def take(self, size: int) -> memoryview:
-        """A writable view of at least `size` bytes, the caller's while any view of it lives."""
+        """Return a writable view of at least `size` bytes, the caller's while any view of it
+        lives."""
         ...
 
 
@@ -37,7 +36,7 @@ class BufferPool:
     """A few buffers of one thread.
 
     Args:
-        bytes_max: how much it keeps for later use, in bytes; what is handed out is not bounded.
+        bytes_max: bound on the bytes kept for reuse; buffers in use are not bounded.
     """
 
     __slots__ = ("_buffers", "_bytes", "_bytes_max")
@@ -48,7 +47,7 @@ class BufferPool:
         self._bytes_max = bytes_max
 
     def take(self, size: int) -> memoryview:
-        """A writable, page-aligned view of at least `size` bytes with arbitrary content.
+        """Return a writable, page-aligned view of at least `size` bytes with arbitrary content.
 
         It belongs to the caller as long as any view of it lives.
         """
@@ -65,7 +64,7 @@ class BufferPool:
         return memoryview(buffer)
 
     def _keep(self, buffer: mmap.mmap) -> None:
-        """Remember a new buffer if there is room, at the cost of older ones that lie idle."""
+        """Keep a new buffer if there is room, in place of older idle ones."""
         buffers = self._buffers
         room = self._bytes_max - len(buffer)
         index = len(buffers) - 1
@@ -86,7 +85,7 @@ def _mapped(size: int) -> mmap.mmap:
 
 
 def _references(buffers: list[mmap.mmap], index: int) -> int:
-    # A view holds a reference to the object that it views; so do the arrays made of a view.
+    # A view holds a reference to its object; so do the arrays made of a view.
     return sys.getrefcount(buffers[index])
 
 

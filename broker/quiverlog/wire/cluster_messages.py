@@ -1,7 +1,4 @@
-"""The request about the cluster as a whole: typed values, by the rules of `messages`.
-
-Owns its field lists. Must not know: who may be asked, what is healthy.
-"""
+"""DESCRIBE_CLUSTER: brokers, quorum and the state of partitions."""
 
 from __future__ import annotations
 
@@ -19,17 +16,16 @@ __all__ = ["ClusterBroker", "DescribeClusterRequest", "DescribeClusterResponse"]
 
 
 class DescribeClusterRequest(Request, array_like=True, gc=False):
-    """Asks for brokers, quorum and the state of the partitions. Any broker says what it knows; how
-    far the quorum's replicas have come is known to the controller alone.
-    """
+    """Asks for brokers, quorum and the state of the partitions. Every broker answers from its own
+    metadata; only the controller reports the lag of the quorum's replicas."""
 
     API: ClassVar[Api] = Api.DESCRIBE_CLUSTER
 
 
 class ClusterBroker(Part, array_like=True, gc=False):
-    """One registered broker, whether it lives or not. `second_at`: where a second process under its
-    node id was refused a moment ago, as far as the answering broker has it; empty: nowhere.
-    `faulted_count`: partitions there that take no writes, as the controller has it; 0 elsewhere."""
+    """One registered broker, alive or not. `second_at`: where a second process under its node id
+    was just refused, as far as the answering broker has it; empty: nowhere. `faulted_count`:
+    partitions there that accept no writes, from the controller; 0 elsewhere."""
 
     node_id: NodeId = -1
     broker_epoch: Int64 = -1
@@ -52,11 +48,11 @@ class ClusterBroker(Part, array_like=True, gc=False):
 
 
 class DescribeClusterResponse(Response, array_like=True, gc=False):
-    """The cluster as the broker `node_id` knows it. Partitions are counted while decisions go on:
-    the counts may be of slightly different moments.
+    """The cluster as of the metadata of broker `node_id`. Partitions are counted while changes go
+    on: the counts may be of slightly different moments.
 
-    `is_behind`: the broker has not reached the controller for a session, so all of it may be old.
-    `heard_ms`: so old is what it knows of decisions; -1 where it has heard of none.
+    `is_behind`: the broker had no contact with the controller for a session, so all of it may be
+    old. `heard_ms`: time since its last contact with the quorum's leader; -1: none yet.
     """
 
     API: ClassVar[Api] = Api.DESCRIBE_CLUSTER

@@ -1,8 +1,6 @@
-"""The requests about the configuration of brokers, as typed values; see `messages` for the rest.
+"""ALTER_CONFIGS and DESCRIBE_CONFIGS: the configuration of brokers.
 
-Owns their field lists. What a topic is told travels in ALTER_TOPIC and DESCRIBE_TOPICS.
-
-Must not know: which keys there are, what wins.
+A topic's configuration is in ALTER_TOPIC and DESCRIBE_TOPICS.
 """
 
 from __future__ import annotations
@@ -28,11 +26,11 @@ __all__ = [
 ]
 
 WHOLE_CLUSTER = -1
-"""In the place of a node id: all brokers of the cluster."""
+"""In place of a node id: all brokers of the cluster."""
 
 
 class ConfigSource(enum.IntEnum):
-    """Where a value comes from. The larger number wins."""
+    """The source of a value. The larger number wins."""
 
     DEFAULT = 0
     FILE = 1
@@ -43,21 +41,21 @@ class ConfigSource(enum.IntEnum):
 
     @property
     def label(self) -> str:
-        """The name that people read."""
+        """The source's name in messages."""
         return self.name.lower()
 
 
 class ConfigChange(Part, array_like=True, gc=False):
-    """A key gets a value; nil: what was set for it here is gone."""
+    """A key's new value; nil removes the value set here."""
 
     key: str = ""
     value: str | None = None
 
 
 class AlterConfigsRequest(Request, array_like=True, gc=False):
-    """Sets keys for all brokers, or for one of them, until they are set otherwise. All or nothing.
+    """Sets keys for all brokers, or for one of them, until they are changed again. All or nothing.
 
-    The controller decides; the others follow as soon as they know.
+    The controller decides; brokers apply the values with their metadata.
     """
 
     API: ClassVar[Api] = Api.ALTER_CONFIGS
@@ -66,7 +64,7 @@ class AlterConfigsRequest(Request, array_like=True, gc=False):
 
 
 class AlterConfigsResponse(Response, array_like=True, gc=False):
-    """Whoever knows this metadata version does as it says."""
+    """A broker with this metadata version uses the values."""
 
     API: ClassVar[Api] = Api.ALTER_CONFIGS
     metadata_version: UInt63 = 0
@@ -81,7 +79,7 @@ class DescribeConfigsRequest(Request, array_like=True, gc=False):
 
 
 class BrokerConfigEntry(Part, array_like=True, gc=False):
-    """A key, what it is here and now, and what each place says that has a say."""
+    """A key, its present value, and the value from each source: nil where that has none."""
 
     key: str = ""
     value: str = ""
@@ -94,7 +92,7 @@ class BrokerConfigEntry(Part, array_like=True, gc=False):
 
 
 class DescribeConfigsResponse(Response, array_like=True, gc=False):
-    """The configuration of the broker `node_id`, which knows this metadata version."""
+    """The configuration of the broker `node_id`, which has applied this metadata version."""
 
     API: ClassVar[Api] = Api.DESCRIBE_CONFIGS
     node_id: NodeId = -1

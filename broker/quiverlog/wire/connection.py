@@ -1,11 +1,9 @@
 """A client's side of one connection: correlation ids, requests in flight, HELLO first.
 
-Does no I/O: requests in, bytes out; frames in, responses out. The broker's side needs no machine
-of its own: it answers each request with the correlation id that came with it.
-
-Legal order: `hello()` once, then `send()` at will (also before HELLO is answered); `receive()`
-for every frame. Any exception from `receive()` but InvalidResponse means that the connection must
-be closed.
+Does no I/O: requests in, bytes out; frames in, responses out. `hello()` once, then `send()` at any
+time (also before HELLO is answered); `receive()` for every frame. After an exception from
+`receive()`, except InvalidResponse, the connection must be closed. The broker's side needs no
+machine: it answers with the request's correlation id.
 """
 
 from __future__ import annotations
@@ -37,11 +35,11 @@ __all__ = ["BROKER_SOFTWARE", "ClientConnection", "ConnectionState"]
 
 SOFTWARE: Final = "quiverlog-python"
 BROKER_SOFTWARE: Final = "quiverlog-broker"
-"""A broker's HELLO to another one: it has a place that is kept for brokers."""
+"""A broker's HELLO to another one, which has a connection reserved for it."""
 
 
 class ConnectionState(enum.Enum):
-    """NEW -> GREETING (HELLO is on its way) -> READY -> CLOSED; CLOSED from anywhere."""
+    """NEW -> GREETING (HELLO is sent) -> READY -> CLOSED; CLOSED from any state."""
 
     NEW = "new"
     GREETING = "greeting"
@@ -57,7 +55,7 @@ class ClientConnection:
     def __init__(self) -> None:
         self.state = ConnectionState.NEW
         self.peer: HelloResponse | None = None
-        """What the broker said of itself; None until HELLO is answered."""
+        """The broker's answer to HELLO; None before it."""
         self._in_flight: dict[int, int] = {}
         self._last_id = 0
         self._apis: dict[int, ApiRange] | None = None
@@ -69,7 +67,7 @@ class ClientConnection:
         return len(self._in_flight)
 
     def hello(self, client_id: str, software_version: str, software: str = SOFTWARE) -> bytes:
-        """The frame that opens the conversation."""
+        """Return the frame that begins the connection."""
         assert self.state is ConnectionState.NEW
         self.state = ConnectionState.GREETING
         request = HelloRequest(
@@ -78,11 +76,11 @@ class ClientConnection:
         return self._send(request, 0)[1]
 
     def send(self, request: Request, body_bytes: int = 0) -> tuple[int, bytes]:
-        """(correlation id, prefix and header); the body's `body_bytes` bytes follow them.
+        """Return (correlation id, prefix and header); the body's `body_bytes` bytes follow them.
 
         Raises:
             UnknownApi: the broker does not offer this API.
-            UnsupportedVersion: it does, but not in a version that we speak.
+            UnsupportedVersion: it offers no version that this client supports.
             FrameTooLarge: the broker would refuse the frame.
         """
         assert self.state in (ConnectionState.GREETING, ConnectionState.READY), self.state
@@ -91,12 +89,12 @@ class ClientConnection:
         return self._send(request, body_bytes)
 
     def receive(self, frame: frames.Frame) -> tuple[int, Response, memoryview]:
-        """(correlation id, response, body).
+        """Return (correlation id, response, body).
 
         Raises:
-            CorruptFrame: the header cannot be read or answers nothing that was asked.
-            InvalidResponse: a field of the answer is outside its bounds. The connection is as good
-                as before, and no other request is concerned.
+            CorruptFrame: the header cannot be read, or no request has its correlation id.
+            InvalidResponse: a field of the answer is outside its bounds. The connection and the
+                other requests are not affected.
             QuiverlogError: the broker refused the connection itself (correlation id 0).
         """
         _, _, correlation_id = frames.peek_preamble(frame.header)
@@ -110,7 +108,7 @@ class ClientConnection:
         return correlation_id, response, frame.body
 
     def close(self) -> list[int]:
-        """The connection is gone: the ids of the requests that will never be answered."""
+        """Close. Returns the ids of the requests that will never be answered."""
         self.state = ConnectionState.CLOSED
         lost = list(self._in_flight)
         self._in_flight.clear()
@@ -147,13 +145,13 @@ class ClientConnection:
     def _check_spoken(self, request: Request, apis: dict[int, ApiRange]) -> None:
         offered = apis.get(int(request.API))
         if offered is None and request.API in ADMINISTRATION:
-            return  # The listener may not serve it: the broker's refusal says which one does.
+            return  # The listener may not serve it: the broker's refusal names the one that does.
         if offered is None:
             raise UnknownApi(f"the broker does not offer {request.API.name}.")
         if not offered.version_min <= request.VERSION <= offered.version_max:
             raise UnsupportedVersion(
                 f"the broker offers {request.API.name} in versions {offered.version_min} to "
-                f"{offered.version_max}, this client speaks {request.VERSION}."
+                f"{offered.version_max}, this client supports {request.VERSION}."
             )
 
     def _unasked(self, frame: frames.Frame, correlation_id: int) -> Exception:
@@ -161,4 +159,4 @@ class ClientConnection:
             answer = frames.decode_error(frame.header)
             if answer.error_code:
                 return error_from_code(answer.error_code, answer.error_message)
-        return CorruptFrame(f"nothing was asked under the correlation id {correlation_id}.")
+        return CorruptFrame(f"no request has the correlation id {correlation_id}.")

@@ -1,7 +1,4 @@
-"""The request of clients to take a broker out of the cluster, as typed values; see `messages`.
-
-Owns its field lists. Must not know: what makes a step allowed (`core.controller`).
-"""
+"""DECOMMISSION_BROKER: taking a broker out of the cluster."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ __all__ = ["DecommissionBrokerRequest", "DecommissionBrokerResponse", "Decommiss
 
 
 class DecommissionStep(enum.IntEnum):
-    """What is to be done."""
+    """The step of a request."""
 
     NOTHING = 0
     BEGIN = 1
@@ -23,9 +20,8 @@ class DecommissionStep(enum.IntEnum):
 
 
 class DecommissionBrokerRequest(Request, array_like=True, gc=False):
-    """Asks that a broker be given nothing from now on, or be given partitions again, or be
-    forgotten; or only how far it has come.
-    """
+    """Asks that a broker gets nothing more, or may get partitions again, or is removed; or asks for
+    its progress only."""
 
     API: ClassVar[Api] = Api.DECOMMISSION_BROKER
     step: UInt31 = 0
@@ -33,12 +29,11 @@ class DecommissionBrokerRequest(Request, array_like=True, gc=False):
 
     @property
     def only_asks(self) -> bool:
-        """Neither a change nor a trial of one."""
         return self.step == DecommissionStep.NOTHING
 
 
 class DecommissionBrokerResponse(Response, array_like=True, gc=False):
-    """What is left of the broker, when the step is decided."""
+    """The broker's remaining duties, once the step is committed."""
 
     API: ClassVar[Api] = Api.DECOMMISSION_BROKER
     is_registered: bool = False

@@ -1,7 +1,4 @@
-"""The request of clients for other leaders, as typed values; see `messages` for the rest.
-
-Owns its field lists.
-"""
+"""ELECT_LEADERS: other leaders on request."""
 
 from __future__ import annotations
 
@@ -18,9 +15,8 @@ __all__ = ["ElectLeadersRequest", "ElectLeadersResponse", "PartitionLeader"]
 
 
 class ElectLeadersRequest(Request, array_like=True, gc=False):
-    """Asks that the first of each partition's replicas leads it, where that is in sync. `unclean`:
-    that any replica that lives leads, where nobody does; rows that readers saw may go.
-    """
+    """Asks that each partition's first replica leads it, where that is in sync. `unclean`: that any
+    live replica leads, where there is no leader; rows that readers got may be lost."""
 
     API: ClassVar[Api] = Api.ELECT_LEADERS
     name: str = ""
@@ -29,7 +25,7 @@ class ElectLeadersRequest(Request, array_like=True, gc=False):
 
 
 class PartitionLeader(Part, array_like=True, gc=False):
-    """Who leads a partition now, whether this request has changed it or not."""
+    """A partition's leader now, changed by this request or not."""
 
     partition: Int32 = -1
     leader_id: NodeId = -1

@@ -1,7 +1,4 @@
-"""The request about the feature level of the cluster, as typed values; see `messages`.
-
-Owns its field lists.
-"""
+"""UPDATE_FEATURES: the feature level of the cluster."""
 
 from __future__ import annotations
 
@@ -17,9 +14,8 @@ __all__ = ["BrokerFeatures", "UpdateFeaturesRequest", "UpdateFeaturesResponse"]
 
 
 class UpdateFeaturesRequest(Request, array_like=True, gc=False):
-    """Finalises a feature level, or only asks which one the cluster has. The controller decides;
-    any broker says what it knows.
-    """
+    """Finalises a feature level, or asks for the present one. The controller decides; every broker
+    answers questions from its metadata."""
 
     API: ClassVar[Api] = Api.UPDATE_FEATURES
     level: UInt31 = 0
@@ -27,7 +23,6 @@ class UpdateFeaturesRequest(Request, array_like=True, gc=False):
 
     @property
     def only_asks(self) -> bool:
-        """Neither a change nor a trial of one."""
         return self.level == 0
 
 
@@ -40,7 +35,7 @@ class BrokerFeatures(Part, array_like=True, gc=False):
 
 
 class UpdateFeaturesResponse(Response, array_like=True, gc=False):
-    """The level that the cluster has now, and how far it could go."""
+    """The cluster's level now, and the highest that all brokers support."""
 
     API: ClassVar[Api] = Api.UPDATE_FEATURES
     level: UInt31 = 0

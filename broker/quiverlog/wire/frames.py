@@ -2,14 +2,11 @@
 
     u32 size | u32 header_size | header: one msgpack array | body: batches, outside msgpack
 
-Little-endian. `size` counts the bytes after itself. Whatever comes from a peer is checked before
-anything of its size is allocated, and the arrays and maps of a header are counted before they are
-decoded: an empty one takes a byte, and two hundred bytes of memory. Small frames land together in
-one scratch buffer of the event loop and are handed out as views; a large frame that is not
-complete gets a buffer of its own (`buffers.BufferPool`), into which the rest is received
-directly.
-
-Must not know: sockets, event loops, what a message means, Arrow.
+Little-endian. `size` counts the bytes after itself. Sizes from a peer are checked before memory is
+allocated for them, and a header's arrays and maps are counted before it is decoded: an empty one
+takes one byte, and two hundred bytes of memory. Small frames share one scratch buffer of the event
+loop and are returned as views; the rest of an incomplete large frame is received into a buffer of
+its own (`buffers.BufferPool`).
 """
 
 from __future__ import annotations
@@ -55,13 +52,13 @@ __all__ = [
 ]
 
 
-# How many arrays and maps a msgpack header has, counted without decoding it.
+# The number of arrays and maps in a msgpack header, counted without decoding it.
 _MARKS: Final = bytes((*range(0x80, 0xA0), 0xDC, 0xDD, 0xDE, 0xDF))
-"""Bytes with which an array or a map begins. They also occur inside of texts and numbers."""
+"""First bytes of arrays and maps. They also occur inside of texts and numbers."""
 _LENGTH_BYTES: Final = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4}
-"""Binaries and texts: the mark is followed by so many bytes of length, then by so many bytes."""
+"""Binaries and texts: the mark, this many bytes of length, then the content."""
 _EXTENSION_BYTES: Final = {0xC7: 1, 0xC8: 2, 0xC9: 4}
-"""Extensions: as binaries, with a byte of type in between."""
+"""Extensions: like binaries, with a type byte in between."""
 _SIZES: Final = {
     **dict.fromkeys((0xC0, 0xC1, 0xC2, 0xC3), 1),
     **dict.fromkeys((0xCC, 0xD0), 2),
@@ -73,7 +70,7 @@ _SIZES: Final = {
     0xD7: 10,
     0xD8: 18,
 }
-"""All other values, with their mark. What is inside of an array or map follows it."""
+"""Sizes of all other values, with their mark. The items of an array or map follow it."""
 
 
 def check_containers(
@@ -81,10 +78,11 @@ def check_containers(
     error: type[QuiverlogError],
     count_max: int = RESPONSE_CONTAINERS_MAX,
 ) -> None:
-    """Raise `error` for a header with more arrays and maps than it may have, as an answer does."""
+    """Raise `error` for a header with more than `count_max` arrays and maps."""
     if len(header) <= count_max:
-        return  # Each takes a byte at least.
+        return  # Each takes at least one byte.
     data = bytes(header)
+    # An upper bound, at the cost of a memory scan: it settles nearly all headers.
     if len(data) - len(data.translate(None, _MARKS)) <= count_max:
         return
     if count_containers(data, count_max) > count_max:
@@ -92,7 +90,7 @@ def check_containers(
 
 
 def count_containers(data: bytes, count_max: int) -> int:
-    """Arrays and maps of a msgpack value; the count ends above `count_max`."""
+    """Return the arrays and maps of a msgpack value; the count stops above `count_max`."""
     assert count_max >= 0
     at = count = 0
     while at < len(data) and count <= count_max:
@@ -115,13 +113,13 @@ def count_containers(data: bytes, count_max: int) -> int:
 
 
 SCRATCH_BYTES: Final = 256 * KIB
-"""Scratch buffer of an event loop: holds many small frames of one receive."""
+"""An event loop's scratch buffer: holds many small frames of one receive."""
 OWN_SCRATCH_BYTES: Final = 64 * KIB
-"""Scratch buffer of a client's connection, where only small frames pass through it."""
+"""A client connection's scratch buffer, for small frames only."""
 DEDICATED_BYTES_MIN: Final = 32 * KIB
-"""An incomplete frame from this size on is received into a buffer of its own."""
+"""An incomplete frame of at least this size is received into a buffer of its own."""
 PROBE_BYTES: Final = 4 * KIB
-"""After a large frame, look at so much first: another large frame would only be copied out."""
+"""Bytes to receive first after a large frame: another large one would have to be copied out."""
 BODY_ALIGNMENT_BYTES: Final = 64
 
 _PREFIX: Final = struct.Struct("<II")
@@ -140,17 +138,16 @@ assert _PREFIX.size == FRAME_PREFIX_BYTES
 
 
 class Frame(NamedTuple):
-    """One received frame, not yet decoded."""
-
     header: memoryview
     body: memoryview
 
 
 # --- out ------------------------------------------------------------------------------------------
 def encode(message: Request | Response, correlation_id: int, body_bytes: int = 0) -> bytes:
-    """Prefix and header of a frame; the caller sends the body's `body_bytes` bytes after them.
+    """Return prefix and header of a frame; the caller sends the body's `body_bytes` bytes after
+    them.
 
-    Fills in the message's `api`, `version` and `correlation_id`.
+    Sets the message's `api`, `version` and `correlation_id`.
 
     Raises:
         FrameTooLarge: header or frame would be refused by the peer.
@@ -165,10 +162,10 @@ def encode(message: Request | Response, correlation_id: int, body_bytes: int = 0
 
 
 def _long_response(response: Response, header: bytes) -> bytes:
-    """The header of a long answer, without the error texts of its entries if it does not fit.
+    """Return the header of a long response; without the error texts of entries if it does not fit.
 
-    Ten thousand texts may not. The codes stay: a whole answer that were refused for its texts would
-    hide which entries were stored.
+    The codes stay: if the whole response were refused for ten thousand texts, the client could not
+    see which entries were stored.
     """
     if len(header) > HEADER_BYTES_MAX:
         for name in ("partitions", "topics"):
@@ -181,9 +178,9 @@ def _long_response(response: Response, header: bytes) -> bytes:
 
 
 def encode_error(error: QuiverlogError, *, api: int = 0, correlation_id: int = 0) -> bytes:
-    """A whole frame that answers with an error alone, decodable as the response of any API.
+    """Return a whole frame with an error only, decodable as the response of any API.
 
-    `api` and `correlation_id` stay 0 when the request could not be read that far.
+    `api` and `correlation_id` are 0 when the request could not be read that far.
     """
     assert 0 <= correlation_id <= CORRELATION_ID_MAX
     response = Response(api, 1, correlation_id, error.code, error.message)
@@ -203,7 +200,7 @@ def _frame_head(header: bytes, body_bytes: int) -> bytes:
 
 # --- in: headers ----------------------------------------------------------------------------------
 def peek_preamble(header: memoryview | bytes) -> tuple[int, int, int]:
-    """(api, version, correlation_id) of a request or response, whatever its API and version.
+    """Return (api, version, correlation_id) of any request or response, also of unknown APIs.
 
     Raises:
         CorruptFrame: not a msgpack array that begins with three integers.
@@ -221,19 +218,19 @@ def decode_request(header: memoryview | bytes) -> Request:
     Raises:
         CorruptFrame: not a message, fields of the wrong type or out of their bounds, or a
             correlation id outside 1 to 2^31 - 1.
-        UnknownApi: no such API here.
-        UnsupportedVersion: a version that this code does not speak. A newer HELLO is no error
-            here: its `version` tells, and its other fields have their defaults.
+        UnknownApi: there is no such API.
+        UnsupportedVersion: a version that this code does not support. A newer HELLO is no error: it
+            is returned with its `version` and default fields.
     """
     api, version = _peek_api(header)
     spec = APIS.get(api)
     if spec is None:
-        raise UnknownApi(f"no API has the number {api}.")
+        raise UnknownApi(f"there is no API {api} in this version.")
     if not spec.version_min <= version <= spec.version_max:
         if api == Api.HELLO and version > spec.version_max:
             return _newer_hello(header)
         raise UnsupportedVersion(
-            f"{spec.api.name} version {version} is not spoken here, only "
+            f"{spec.api.name} version {version} is not supported here, only "
             f"{spec.version_min} to {spec.version_max}."
         )
     check_containers(header, CorruptFrame, spec.request_containers_max)
@@ -242,19 +239,19 @@ def decode_request(header: memoryview | bytes) -> Request:
     except _DECODE_ERRORS as error:
         raise CorruptFrame(f"cannot read a {spec.api.name} request: {error}.") from None
     if request.correlation_id == 0:
-        raise CorruptFrame("correlation id 0 is no request's.")
+        raise CorruptFrame("a request has the correlation id 0, which answers use.")
     return request
 
 
 def _newer_hello(header: memoryview | bytes) -> Request:
-    """A HELLO of a version from the future: only its first three fields can be relied on.
+    """Decode a HELLO of a newer version: only its first three fields have a fixed meaning.
 
-    It is answered with the versions that are spoken here, so that a newer client can choose one
-    and ask again (KIP-511); every other API's version it learns from that answer.
+    The answer has the supported versions, so that a newer client can choose one and ask again
+    (KIP-511); the same answer has the versions of every other API.
     """
     _, version, correlation_id = peek_preamble(header)
     if correlation_id == 0:
-        raise CorruptFrame("correlation id 0 is no request's.")
+        raise CorruptFrame("a request has the correlation id 0, which answers use.")
     return HelloRequest(int(Api.HELLO), version, correlation_id)
 
 
@@ -307,7 +304,7 @@ def _with_value(error: str, value: Any, message: type[Message]) -> str:
 
 
 def decode_error(header: memoryview | bytes) -> Response:
-    """The fields that all responses share (an answer to a request that could not be read).
+    """Decode the fields that all responses share, of an answer to an unreadable request.
 
     Raises:
         CorruptFrame
@@ -319,7 +316,7 @@ def decode_error(header: memoryview | bytes) -> Response:
 
 
 def _peek_api(header: memoryview | bytes) -> tuple[int, int]:
-    """(api, version). Nearly always single bytes right after the array's own mark."""
+    """Return (api, version); nearly always single bytes right after the array's mark."""
     if len(header) > 4:
         mark, api, version, wide_api, wide_version = _FIRST_BYTES.unpack_from(header)
         if mark & 0xF0 == 0x90 and api < 0x80 and version < 0x80:
@@ -335,16 +332,17 @@ class FrameReceiver:
     """Cuts received bytes into frames; shaped like `asyncio.BufferedProtocol`.
 
     Args:
-        frame_bytes_max: largest frame taken, prefix included, in bytes.
-        header_bytes_max: largest header taken, in bytes.
-        scratch: buffer that many receivers of one thread share; their bytes are consumed or
-            copied before `buffer_updated` returns. None: a buffer of its own.
-        own_bodies: every body gets memory of its own and stays valid as long as a view of it
-            lives (clients: decoded Arrow arrays point into it). Otherwise the views of a small
-            frame are valid until the next `get_buffer()` of any receiver that shares the scratch.
-        pool: where the buffers of large frames come from; None: a pool of its own.
+        frame_bytes_max: largest frame accepted, prefix included, in bytes.
+        header_bytes_max: largest header accepted, in bytes.
+        scratch: buffer shared by the receivers of one thread; their bytes are consumed or copied
+            before `buffer_updated` returns. None: a buffer of its own.
+        own_bodies: every body gets its own memory, valid as long as a view of it lives (clients:
+            decoded Arrow arrays point into it). Otherwise the views of a small frame are valid
+                until
+            the next `get_buffer()` of any receiver that shares the scratch.
+        pool: source of the buffers for large frames; None: a pool of its own.
 
-    After an exception, and with an `error`, the connection is dead: close it.
+    After an exception, or with an `error`, close the connection.
     """
 
     __slots__ = (
@@ -371,30 +369,31 @@ class FrameReceiver:
         self._pool = pool
         self._pending = b""
         self._dedicated: memoryview | None = None
-        """Room for exactly one large frame's header and body; `_filled` bytes of it are there."""
+        """Room for exactly one large frame's header and body; the first `_filled` bytes are
+        received."""
         self._filled = 0
         self._header_bytes = 0
         self._probe = False
         self.error: QuiverlogError | None = None
-        """Why the bytes behind the frames that were cut last are no frame."""
+        """The reason why the bytes after the last returned frames are no frame."""
 
     @property
     def partial(self) -> bool:
-        """True while a frame has begun and is not complete."""
+        """True while a frame is incomplete."""
         return self._dedicated is not None or bool(self._pending)
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes of the unfinished frame that are held; pages become real with them."""
+        """Bytes of the incomplete frame that are held; memory is used only as they arrive."""
         return len(self._pending) if self._dedicated is None else self._filled
 
     def fail(self, error: QuiverlogError) -> None:
-        """Take no more bytes: a frame that was given is not what it should be."""
+        """Refuse further bytes, because a returned frame was invalid."""
         self.release()
         self.error = error
 
     def release(self) -> None:
-        """Drop the unfinished frame: the connection is closed."""
+        """Drop the incomplete frame: the connection is closed."""
         self._pending = b""
         self._dedicated = None
         self._filled = 0
@@ -402,7 +401,8 @@ class FrameReceiver:
     def get_buffer(
         self, size_hint: int = -1, *, small_bytes_max: int = SCRATCH_BYTES
     ) -> memoryview:
-        """Where to receive the next bytes (of small frames at most so many); never empty."""
+        """Return where to receive the next bytes (at most `small_bytes_max` of small frames); never
+        empty."""
         if self._dedicated is not None:
             return self._dedicated[self._filled :]
         scratch = self._scratch
@@ -412,10 +412,10 @@ class FrameReceiver:
         return scratch[at : at + (PROBE_BYTES if self._probe else small_bytes_max)]
 
     def buffer_updated(self, n: int) -> list[Frame]:
-        """Tell that `n` bytes were received into `get_buffer()`; gives the frames now complete.
+        """Process `n` bytes received into `get_buffer()`. Returns the frames that are complete.
 
-        Frames before bytes that are none are given first: `error` then says what is wrong with
-        those, and the next call raises it.
+        Frames before invalid bytes are returned first: `error` then has the reason, and the next
+        call raises it.
 
         Raises:
             CorruptFrame: the bytes are not frames.
@@ -428,7 +428,7 @@ class FrameReceiver:
         return self._cut(len(self._pending) + n)
 
     def _cut(self, end: int) -> list[Frame]:
-        """Take all frames from the first `end` bytes of the scratch; keep what is left over."""
+        """Return all frames in the first `end` bytes of the scratch; keep the rest."""
         frames: list[Frame] = []
         scratch = self._scratch
         at = 0
@@ -470,7 +470,7 @@ class FrameReceiver:
             raise FrameTooLarge(f"a frame of {frame_bytes} bytes is above {bound}.")
 
     def _begin_dedicated(self, at: int, end: int, size: int, header_bytes: int) -> None:
-        """Move a large frame's first bytes to a buffer where its body will lie aligned."""
+        """Move a large frame's first bytes to a buffer in which its body is aligned."""
         if self._pool is None:
             self._pool = BufferPool()
         length = size - _SIZE_FIELD_BYTES

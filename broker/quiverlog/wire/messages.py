@@ -1,18 +1,13 @@
-"""Every request and response, as typed values.
+"""Requests and responses of clients, as typed values.
 
-Owns the field lists. On the wire a message is a flat msgpack array
-`[api, version, correlation_id, ...fields]`; fields are only ever appended, always with a default,
-so that an older decoder ignores what it does not know and a newer one fills in what is missing
-(docs/protocol.md, "Evolution"). Bodies (batches) travel outside msgpack, after the header.
+On the wire a message is a flat msgpack array `[api, version, correlation_id, ...fields]`. Fields
+are only appended, with a default: an older decoder ignores unknown ones, a newer one fills in
+missing ones (docs/protocol.md, "Evolution"). Bodies (batches) follow the header, outside msgpack.
 
-A partition inside a request is named by topic id, not by name: a topic that was deleted and
-created again must not be taken for the old one (KIP-516).
-
-The types carry their bounds: integers a range, lists a largest length. An answer's fields are
-bound by what they mean (the client checks beside only how an answer fits its request), a request's
-by their width: the broker refuses the rest with a better message. A default lies in its bounds.
-msgspec checks a list's length before it makes room for the list, so that a header of four million
-empty arrays costs what it weighs and no more.
+A partition is named by topic id: a topic that was deleted and created again is another one
+(KIP-516). Types carry their bounds: those of an answer by meaning (the client only checks that it
+fits the request), those of a request by width (the broker refuses the rest with a better message).
+msgspec checks a list's length before it allocates the list.
 """
 
 from __future__ import annotations
@@ -46,7 +41,7 @@ from .apis import Api as Api
 MOMENT_US_MAX: Final = 253_402_300_799_999_999
 """The last microsecond of the year 9999, where Python's datetime ends."""
 CORRELATION_ID_MAX: Final = 2**31 - 1
-"""Requests have ids from 1 on; id 0 is in an answer that belongs to no readable request."""
+"""Requests have ids from 1 on; id 0 is in the answer to an unreadable request."""
 
 _T = TypeVar("_T")
 
@@ -75,7 +70,7 @@ PerTopic = Annotated[list[_T], Meta(max_length=TOPICS_PER_REQUEST_MAX)]
 PerPartition = Annotated[list[_T], Meta(max_length=PARTITIONS_PER_REQUEST_MAX)]
 """A list with an entry per partition of a request."""
 Few = Annotated[list[_T], Meta(max_length=CONFIGS_PER_REQUEST_MAX)]
-"""A list whose real bound is small and checked elsewhere, with a better message."""
+"""A list whose real bound is smaller and checked elsewhere, with a better message."""
 Configs = Annotated[dict[str, str], Meta(max_length=CONFIGS_PER_REQUEST_MAX)]
 
 assert PARTITIONS_PER_TOPIC_MAX <= PARTITIONS_PER_REQUEST_MAX, "a topic's partitions fit a request"
@@ -86,7 +81,7 @@ class Part(msgspec.Struct, array_like=True, gc=False):
 
 
 class Message(msgspec.Struct, array_like=True, gc=False):
-    """First fields of every message. `frames.encode` fills them in; handlers never do."""
+    """First fields of every message, set by `frames.encode`."""
 
     api: UInt31 = 0
     version: UInt31 = 0
@@ -101,12 +96,12 @@ class Request(Message, array_like=True, gc=False):
 
     @property
     def only_asks(self) -> bool:
-        """True for the form of an administrative request that is no change, and no trial of one."""
+        """True for an administrative request that neither makes nor tries a change."""
         return False
 
 
 class Response(Message, array_like=True, gc=False):
-    """Base of the responses. `error_code` 0 means that the request as a whole was understood."""
+    """Base of the responses. `error_code` 0: the request as a whole was understood."""
 
     API: ClassVar[Api]
     VERSION: ClassVar[int] = 1
@@ -114,7 +109,7 @@ class Response(Message, array_like=True, gc=False):
     error_message: str = ""
 
 
-# --- HELLO: both sides introduce themselves and the versions they speak ----------------------
+# --- HELLO: the two sides exchange names and supported versions ---------------------------
 class HelloRequest(Request, array_like=True, gc=False):
     API: ClassVar[Api] = Api.HELLO
     client_id: str = ""
@@ -140,11 +135,11 @@ class HelloResponse(Response, array_like=True, gc=False):
 
 # --- METADATA: brokers, topics, partitions, leaders --------------------------------------------
 class MetadataRequest(Request, array_like=True, gc=False):
-    """`topics` nil asks for all; `topic_ids` are looked up as well as the names.
+    """`topics` nil: all; topics are looked up by `topics` and by `topic_ids`.
 
-    With `first_name` (not nil) the answer is a page: topics in the order of their names, from
+    With `first_name` (not nil) the answer is a page of topics in the order of their names, from
     that name on ("" from the first). `topic_ids` must then be empty. Without it the answer is
-    whole, or FRAME_TOO_LARGE.
+    complete, or FRAME_TOO_LARGE.
     """
 
     API: ClassVar[Api] = Api.METADATA
@@ -187,7 +182,8 @@ class TopicMetadata(Part, array_like=True, gc=False):
 class MetadataResponse(Response, array_like=True, gc=False):
     """`metadata_version` grows with every change of any topic; compare, do not interpret.
 
-    `is_behind`: the broker has not reached the controller for a session, others may know more.
+    `controller_id`: -1 while no controller is known. `is_behind`: the broker had no contact with
+    the controller for a session, so other brokers may have newer metadata.
     """
 
     API: ClassVar[Api] = Api.METADATA
@@ -211,7 +207,7 @@ class ProducePartition(Part, array_like=True, gc=False):
 
 
 class ProduceRequest(Request, array_like=True, gc=False):
-    """`durability` TOPIC_DEFAULT takes the topic's; another level may only be stronger."""
+    """`durability` TOPIC_DEFAULT: the topic's; another level may only be stronger."""
 
     API: ClassVar[Api] = Api.PRODUCE
     durability: Int32 = Durability.TOPIC_DEFAULT
@@ -220,9 +216,10 @@ class ProduceRequest(Request, array_like=True, gc=False):
 
 
 class ProducePartitionResult(Part, array_like=True, gc=False):
-    """`durability` is what the acknowledgement rests on. `duplicate`: stored by an earlier try.
-    `next_sequence`, with INVALID_PRODUCER_EPOCH: nothing from this sequence on is stored under the
-    epoch of the batch, and nothing ever will be; -1: that is not known."""
+    """`durability`: the level that the acknowledgement rests on, at least the requested one.
+    `duplicate`: stored by an earlier try. `next_sequence`, with INVALID_PRODUCER_EPOCH: nothing
+    from this sequence on is stored under the batch's epoch, and nothing ever will be; -1: unknown.
+    """
 
     topic_id: TopicId = b""
     partition: Int32 = -1
@@ -244,12 +241,12 @@ class ProduceResponse(Response, array_like=True, gc=False):
 
 # --- FETCH: body = the partitions' batches, one after the other, in the order of `partitions` ----
 class FetchPartition(Part, array_like=True, gc=False):
-    """`offset` may lie inside a batch: the whole batch travels and the reader slices.
+    """`offset` may be inside a batch: the whole batch is sent and the reader slices.
 
-    `last_epoch` is the leader epoch of the last row read before `offset` (NO_EPOCH if none): the
+    `last_epoch` is the leader epoch of the last row read before `offset` (NO_EPOCH: none): the
     broker answers with the point of divergence when that row is no longer in its log (KIP-320).
-    `end_offset` >= 0: send no batch that starts at or after it. `bytes_max` 0 or less stands for
-    4 MiB. With `from_follower` a broker that does not lead the partition answers from its copy.
+    `end_offset` >= 0: send no batch that starts at or after it. `bytes_max` 0 or less: 4 MiB.
+    `from_follower`: a broker that does not lead the partition may answer from its copy.
     """
 
     topic_id: TopicId = b""
@@ -263,12 +260,11 @@ class FetchPartition(Part, array_like=True, gc=False):
 
 
 class FetchRequest(Request, array_like=True, gc=False):
-    """Answered when `min_bytes` are there, or `max_wait_ms` have passed, or an entry has an error.
+    """Answered when `min_bytes` are available, `max_wait_ms` have passed, or an entry has an error.
 
-    `bytes_max` bounds the body; 0 or less stands for the broker's default (16 MiB). The first
-    batch of the first partition with rows always travels, whatever its size, so that a reader
-    cannot get stuck. With `file_ranges` a broker on the reader's machine may say where rows lie in
-    its files instead of sending them.
+    `bytes_max` bounds the body; 0 or less: the broker's default (16 MiB). The first batch of the
+    first partition with rows is always sent, whatever its size, so that a reader cannot get stuck.
+    `file_ranges`: a broker on the reader's machine may send positions in its files instead of rows.
     """
 
     API: ClassVar[Api] = Api.FETCH
@@ -285,9 +281,9 @@ class FetchRequest(Request, array_like=True, gc=False):
 class FileRange(Part, array_like=True, gc=False):
     """Bytes of a file on the broker's machine: whole batches, `last_header` the last one's header.
 
-    Who opens `path` and finds another `device` or `inode` has another file. Who has read the
-    batches and then finds another header in its place has rows that were written since. Either asks
-    for the rows.
+    A reader that opens `path` and finds another `device` or `inode` has another file. One that
+    finds another header there after reading has rows that were written since. Either fetches the
+    rows.
     """
 
     path: str = ""
@@ -299,10 +295,10 @@ class FileRange(Part, array_like=True, gc=False):
 
 
 class FetchPartitionResult(Part, array_like=True, gc=False):
-    """With CORRUPT_LOG, the rows from `damage_start_offset` to before `damage_end_offset` cannot
-    be read; a reader that gives them up goes on at `damage_end_offset`. -1: not known.
+    """With CORRUPT_LOG, the rows from `damage_start_offset` to before `damage_end_offset` cannot be
+    read; a reader may skip them and go on at `damage_end_offset`. -1: unknown.
 
-    With `file_ranges` the body has nothing of this entry: its `batch_bytes` lie in these ranges,
+    With `file_ranges`, the body has nothing of this entry: its `batch_bytes` are in these ranges,
     one after the other.
     """
 
@@ -330,9 +326,9 @@ class FetchResponse(Response, array_like=True, gc=False):
 
 # --- LIST_OFFSETS ---------------------------------------------------------------------------------
 class ListOffsetsPartition(Part, array_like=True, gc=False):
-    """`at`: LATEST, EARLIEST, or microseconds since 1970 (first row at or after that moment).
+    """`at`: LATEST, EARLIEST, or microseconds since 1970 (first row at or after that time).
 
-    `known_offset` matters with `max_wait_ms` alone: the offset the asker already has.
+    `known_offset`, used with `max_wait_ms` only: the last result that the client got.
     """
 
     topic_id: TopicId = b""
@@ -343,10 +339,9 @@ class ListOffsetsPartition(Part, array_like=True, gc=False):
 
 
 class ListOffsetsRequest(Request, array_like=True, gc=False):
-    """With `max_wait_ms` > 0 the answer waits until some partition's result differs from its
-    `known_offset`, or the metadata version differs from `metadata_version` (if that is >= 0), or
-    an entry has an error, or the time is up: a tailing reader polls without polling.
-    """
+    """With `max_wait_ms` > 0 the answer waits until a partition's result differs from its
+    `known_offset`, the metadata version differs from `metadata_version` (if >= 0), an entry has an
+    error, or the time is up: long polling."""
 
     API: ClassVar[Api] = Api.LIST_OFFSETS
     max_wait_ms: Int32 = 0
@@ -357,7 +352,7 @@ class ListOffsetsRequest(Request, array_like=True, gc=False):
 
 class ListOffsetsPartitionResult(Part, array_like=True, gc=False):
     """No row at or after a timestamp: `offset` is -1. `leader_epoch` is that of the row before
-    `offset` (what a reader that starts there must carry as `last_epoch`)."""
+    `offset`: the `last_epoch` of a reader that starts there."""
 
     topic_id: TopicId = b""
     partition: Int32 = -1
@@ -376,7 +371,7 @@ class ListOffsetsResponse(Response, array_like=True, gc=False):
 
 # --- INIT_PRODUCER_ID ----------------------------------------------------------------------------
 class InitProducerIdRequest(Request, array_like=True, gc=False):
-    """`transactional_id` is refused until transactions exist; the field holds its place."""
+    """`transactional_id` is refused until transactions exist."""
 
     API: ClassVar[Api] = Api.INIT_PRODUCER_ID
     transactional_id: str = ""
@@ -393,7 +388,7 @@ class InitProducerIdResponse(Response, array_like=True, gc=False):
 
 # --- administration ---------------------------------------------------------------------------
 class NewTopic(Part, array_like=True, gc=False):
-    """`schema` is an Arrow IPC schema message. -1 takes the broker's default."""
+    """`schema` is an Arrow IPC schema message. -1: the broker's default."""
 
     name: str = ""
     schema: bytes = b""
@@ -424,8 +419,7 @@ class CreateTopicsResponse(Response, array_like=True, gc=False):
 
 class DeleteTopicsRequest(Request, array_like=True, gc=False):
     """With `topic_ids`, as many as names, a name is deleted only while it names that topic; an
-    empty id stands for any. So a request may be repeated that had no answer.
-    """
+    empty id fits any. So a request without an answer can be repeated."""
 
     API: ClassVar[Api] = Api.DELETE_TOPICS
     names: PerTopic[str] = []
@@ -439,7 +433,7 @@ class DeleteTopicsResponse(Response, array_like=True, gc=False):
 
 
 class AlterTopicRequest(Request, array_like=True, gc=False):
-    """What is not given stays: `partitions` -1, empty `schema`, no configs."""
+    """Unchanged: `partitions` -1, empty `schema`, no configs."""
 
     API: ClassVar[Api] = Api.ALTER_TOPIC
     name: str = ""
@@ -457,7 +451,7 @@ class AlterTopicResponse(Response, array_like=True, gc=False):
 
 
 class DescribeTopicsRequest(Request, array_like=True, gc=False):
-    """`names` nil asks for all. `first_name` asks for a page, as in METADATA."""
+    """`names` nil: all. `first_name`: a page, as in METADATA."""
 
     API: ClassVar[Api] = Api.DESCRIBE_TOPICS
     names: PerTopic[str] | None = None
@@ -493,7 +487,7 @@ class PartitionDescription(Part, array_like=True, gc=False):
 
 
 class TopicDescription(Part, array_like=True, gc=False):
-    """`schemas` are the newest ones, at most 512 KiB of them; TOPIC_SCHEMAS gives them all."""
+    """`schemas` are the newest ones, at most 512 KiB; TOPIC_SCHEMAS returns all."""
 
     name: str = ""
     topic_id: TopicId = b""
@@ -526,9 +520,8 @@ class TopicSchemasRequest(Request, array_like=True, gc=False):
 
 
 class TopicSchemasResponse(Response, array_like=True, gc=False):
-    """Schemas of the topic, oldest first. When `next_schema_id` is 0, the last one is the current
-    one; otherwise ask again with it as `first_schema_id`.
-    """
+    """Schemas of the topic, oldest first. With `next_schema_id` 0, the last one is the current one;
+    otherwise ask again with it as `first_schema_id`."""
 
     API: ClassVar[Api] = Api.TOPIC_SCHEMAS
     schemas: Annotated[list[SchemaVersion], Meta(max_length=SCHEMAS_PER_TOPIC_MAX)] = []
@@ -536,7 +529,7 @@ class TopicSchemasResponse(Response, array_like=True, gc=False):
 
 
 class DeleteRecordsPartition(Part, array_like=True, gc=False):
-    """`before_offset` -1 stands for the high watermark."""
+    """`before_offset` -1: the high watermark."""
 
     topic_id: TopicId = b""
     partition: Int32 = -1
@@ -544,10 +537,8 @@ class DeleteRecordsPartition(Part, array_like=True, gc=False):
 
 
 class DeleteRecordsRequest(Request, array_like=True, gc=False):
-    """Answered when the rows are given up by the leader and by all live replicas. After
-    `timeout_ms` a partition's answer is REQUEST_TIMED_OUT: the leader has given them up, and the
-    others will.
-    """
+    """Answered when the leader and all live replicas have deleted the rows. After `timeout_ms` a
+    partition's answer is REQUEST_TIMED_OUT: the leader has deleted them, and the others will."""
 
     API: ClassVar[Api] = Api.DELETE_RECORDS
     partitions: PerPartition[DeleteRecordsPartition] = []
@@ -567,7 +558,7 @@ class DeleteRecordsResponse(Response, array_like=True, gc=False):
     partitions: PerPartition[DeleteRecordsPartitionResult] = []
 
 
-# --- where epochs ended, how large ranges are -------------------------------------------------
+# --- ends of epochs, sizes of ranges --------------------------------------------------------
 class EpochEndOffsetsPartition(Part, array_like=True, gc=False):
     topic_id: TopicId = b""
     partition: Int32 = -1
@@ -576,7 +567,7 @@ class EpochEndOffsetsPartition(Part, array_like=True, gc=False):
 
 
 class EpochEndOffsetsRequest(Request, array_like=True, gc=False):
-    """Asks where `epoch` ended: an offset above, read under `epoch`, was truncated away."""
+    """Asks where `epoch` ended: a later offset, read under `epoch`, was truncated."""
 
     API: ClassVar[Api] = Api.EPOCH_END_OFFSETS
     partitions: PerPartition[EpochEndOffsetsPartition] = []
@@ -607,15 +598,15 @@ class RangePartition(Part, array_like=True, gc=False):
 
 
 class DescribeRangesRequest(Request, array_like=True, gc=False):
-    """Asks how many stored bytes lie between two offsets, and how far `bytes_max` reach."""
+    """Asks for the stored bytes between two offsets, and how far `bytes_max` reach."""
 
     API: ClassVar[Api] = Api.DESCRIBE_RANGES
     partitions: PerPartition[RangePartition] = []
 
 
 class RangePartitionResult(Part, array_like=True, gc=False):
-    """`end_offset`: the largest batch boundary (or the asked end) that `bytes_max` reach, but
-    always at least one batch. `byte_count`: stored bytes of the batches touched up to there."""
+    """`end_offset`: the last batch boundary (or the requested end) within `bytes_max`, after at
+    least one batch. `byte_count`: stored bytes of the batches up to there."""
 
     topic_id: TopicId = b""
     partition: Int32 = -1

@@ -1,7 +1,4 @@
-"""The request about what lies on one broker's disk, as typed values; see `messages`.
-
-Owns its field lists. Must not know: who is to hold what.
-"""
+"""DESCRIBE_REPLICAS: the replicas on one broker's disk."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ __all__ = [
 
 
 class DescribeReplicasRequest(Request, array_like=True, gc=False):
-    """Asks what the broker that is asked holds of these topics, in pages."""
+    """Asks the broker for its replicas of these topics, in pages."""
 
     API: ClassVar[Api] = Api.DESCRIBE_REPLICAS
     names: PerTopic[str] | None = None
@@ -30,7 +27,7 @@ class DescribeReplicasRequest(Request, array_like=True, gc=False):
 
 
 class ReplicaSize(Part, array_like=True, gc=False):
-    """One replica that this broker holds."""
+    """One replica on this broker."""
 
     partition: Int32 = -1
     size_bytes: Known = -1
@@ -38,7 +35,7 @@ class ReplicaSize(Part, array_like=True, gc=False):
 
 
 class TopicReplicas(Part, array_like=True, gc=False):
-    """Those of one topic. A topic of which the broker holds nothing is left out."""
+    """The replicas of one topic. Topics without one are left out."""
 
     name: str = ""
     topic_id: TopicId = b""
@@ -46,7 +43,7 @@ class TopicReplicas(Part, array_like=True, gc=False):
 
 
 class DescribeReplicasResponse(Response, array_like=True, gc=False):
-    """What the broker `node_id` holds."""
+    """The replicas of broker `node_id`."""
 
     API: ClassVar[Api] = Api.DESCRIBE_REPLICAS
     node_id: Int32 = -1

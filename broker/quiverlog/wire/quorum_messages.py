@@ -1,13 +1,9 @@
-"""The request between brokers that carries the quorum's messages, as typed values.
+"""QUORUM: the metadata quorum's messages between brokers.
 
-Owns the field lists of QUORUM, by the rules of `messages`: one struct per kind of message, told
-apart by the number at its first place. What is large, entries and pieces of snapshots, travels in
-the body, in the order of the messages; the header says how many bytes belong to each.
-
-Every message of a request comes from one replica and goes to one node. The request is answered as
-soon as it is received: what a message asks is answered by a message of its own, the other way.
-
-Must not know: what a message asks for, who may send it (`core.raft`, `node.quorum_wire`).
+One struct per kind of message, with the kind's number at its first place. Entries and snapshot
+chunks are in the body, in the order of the messages; the header has the number of bytes of each.
+All messages of a request come from one replica and go to one node. The request is answered on
+receipt: the answer to a message is a message of its own, in a request the other way.
 """
 
 from __future__ import annotations
@@ -61,7 +57,7 @@ PerMessage = Annotated[list[_T], Meta(max_length=QUORUM_MESSAGES_MAX)]
 
 
 class QuorumPreVote(Part, array_like=True, gc=False, tag=1):
-    """Asks whether an election would be won, without beginning one."""
+    """Asks whether an election would be won, without starting one."""
 
     target_directory: DirectoryId = ""
     term: UInt63 = 0
@@ -86,7 +82,7 @@ class QuorumVote(Part, array_like=True, gc=False, tag=3):
 
 
 class QuorumVoteResponse(Part, array_like=True, gc=False, tag=4):
-    """`silent_us`: for so long the sender had heard no leader, and was none."""
+    """`silent_us`: time since the sender last had contact with a leader, or led itself."""
 
     target_directory: DirectoryId = ""
     term: UInt63 = 0
@@ -95,7 +91,7 @@ class QuorumVoteResponse(Part, array_like=True, gc=False, tag=4):
 
 
 class QuorumEntry(Part, array_like=True, gc=False):
-    """One place of the log. The first entry of a message is behind its `prev_index`."""
+    """One entry of the log. The first one of a message follows its `prev_index`."""
 
     term: UInt63 = 0
     kind: UInt31 = 0
@@ -103,7 +99,7 @@ class QuorumEntry(Part, array_like=True, gc=False):
 
 
 class QuorumAppend(Part, array_like=True, gc=False, tag=5):
-    """The leader's log behind `prev_index`. Body: the data of `entries`, one after the other."""
+    """The leader's log after `prev_index`. Body: the data of `entries`, one after the other."""
 
     target_directory: DirectoryId = ""
     term: UInt63 = 0
@@ -115,7 +111,7 @@ class QuorumAppend(Part, array_like=True, gc=False, tag=5):
 
 class QuorumAppendResponse(Part, array_like=True, gc=False, tag=6):
     """`accepted`: the log equals the leader's up to `index`, durably. Otherwise `index` is the
-    `prev_index` that did not fit, and the hint is the newest place where it may fit."""
+    `prev_index` that did not match, and the hint is the newest place that may match."""
 
     target_directory: DirectoryId = ""
     term: UInt63 = 0
@@ -126,7 +122,7 @@ class QuorumAppendResponse(Part, array_like=True, gc=False, tag=6):
 
 
 class QuorumHeartbeat(Part, array_like=True, gc=False, tag=7):
-    """`sent_us`: by a clock of the sender that nobody else reads; 0: it does not say."""
+    """`sent_us`: by the sender's clock, and returned in the answer; 0: not reported."""
 
     target_directory: DirectoryId = ""
     term: UInt63 = 0
@@ -135,8 +131,7 @@ class QuorumHeartbeat(Part, array_like=True, gc=False, tag=7):
 
 
 class QuorumHeartbeatResponse(Part, array_like=True, gc=False, tag=8):
-    """Says that the sender is alive in this term, and nothing about its log. `sent_us`: that of the
-    heartbeat which it answers."""
+    """The sender is alive in this term; nothing about its log. `sent_us` is the heartbeat's."""
 
     target_directory: DirectoryId = ""
     term: UInt63 = 0
@@ -150,7 +145,7 @@ class QuorumVoter(Part, array_like=True, gc=False):
 
 
 class QuorumSnapshotChunk(Part, array_like=True, gc=False, tag=9):
-    """A piece of the snapshot that stands for all entries up to `index`. Body: the piece."""
+    """A chunk of the snapshot of all entries up to `index`. Body: the chunk."""
 
     target_directory: DirectoryId = ""
     term: UInt63 = 0
@@ -178,7 +173,7 @@ class QuorumTimeoutNow(Part, array_like=True, gc=False, tag=11):
 
 
 class QuorumObserve(Part, array_like=True, gc=False, tag=12):
-    """A replica that is no voter asks the leader, whoever it is, to send it the log."""
+    """A replica without a vote asks the leader for the log."""
 
     target_directory: DirectoryId = ""
     term: UInt63 = 0
@@ -203,7 +198,7 @@ QuorumMessage: TypeAlias = (
 class QuorumRequest(Request, array_like=True, gc=False):
     """Messages of the metadata quorum from one replica to one node.
 
-    Body: what belongs to the entries and pieces of `messages`, in their order, and nothing else.
+    Body: the bytes of the entries and chunks of `messages`, in their order.
     """
 
     API: ClassVar[Api] = Api.QUORUM
@@ -217,11 +212,11 @@ class QuorumRequest(Request, array_like=True, gc=False):
 
 
 class QuorumResponse(Response, array_like=True, gc=False):
-    """Without an error the messages were received, which says nothing of what becomes of them.
+    """Without an error the messages were received; their processing is not confirmed.
 
-    `directory_id`: of the broker that answers. `leader_id`, `leader_directory`, `leader_endpoint`:
-    the leader of the quorum as the answering broker follows it (-1: none), and its address among
-    brokers (empty: unknown)."""
+    `directory_id`: of the answering broker. `leader_id`, `leader_directory`, `leader_endpoint`: the
+    quorum leader that it follows (-1: none), and its address among brokers (empty: unknown).
+    """
 
     API: ClassVar[Api] = Api.QUORUM
     directory_id: DirectoryId = ""
@@ -231,4 +226,4 @@ class QuorumResponse(Response, array_like=True, gc=False):
 
 
 QUORUM_CONTAINERS_MAX: Final = 2 + 2 * QUORUM_MESSAGES_MAX + QUORUM_ENTRIES_MAX + QUORUM_VOTERS_MAX
-"""Arrays in the header of a request that is within all its bounds together."""
+"""Arrays in the header of a request at all its bounds at once."""

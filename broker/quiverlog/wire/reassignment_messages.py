@@ -1,7 +1,4 @@
-"""The request of clients to move partitions to other brokers, as typed values; see `messages`.
-
-Owns its field lists.
-"""
+"""REASSIGN_PARTITIONS: moving partitions to other brokers."""
 
 from __future__ import annotations
 
@@ -36,21 +33,20 @@ REASSIGN_PARTITIONS_CONTAINERS_MAX = 2 * PARTITIONS_PER_TOPIC_MAX + 2
 """A message, its list, and for each partition an entry with its list of brokers."""
 
 Replicas = Annotated[list[Int32], Meta(max_length=REPLICATION_FACTOR_MAX)]
-# While it moves a partition is held by those before and after.
+# While it moves, a partition is held by the replicas before and after.
 Both = Annotated[list[Int32], Meta(max_length=2 * REPLICATION_FACTOR_MAX)]
 
 
 class PartitionTarget(Part, array_like=True, gc=False):
-    """Who is to hold a partition; nobody: it stays with those that held it before it moved."""
+    """The replicas that a partition moves to; none: it moves back to the previous ones."""
 
     partition: Int32 = -1
     replicas: Replicas = []
 
 
 class ReassignPartitionsRequest(Request, array_like=True, gc=False):
-    """Asks that partitions of a topic move, all or none of them. Without partitions: which do; with
-    no name either: which of any topic, in pages.
-    """
+    """Asks that partitions of a topic move, all or none of them. Without partitions: asks which of
+    the topic's partitions move; without a name, which of any topic, in pages."""
 
     API: ClassVar[Api] = Api.REASSIGN_PARTITIONS
     name: str = ""
@@ -62,12 +58,11 @@ class ReassignPartitionsRequest(Request, array_like=True, gc=False):
 
     @property
     def only_asks(self) -> bool:
-        """Neither a change nor a trial of one."""
         return not self.partitions
 
 
 class PartitionReplicas(Part, array_like=True, gc=False):
-    """Who holds a partition now. It does not move where nobody is added or removed."""
+    """A partition's replicas now. It moves while any are added or removed."""
 
     partition: Int32 = -1
     replicas: Both = []

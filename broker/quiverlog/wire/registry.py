@@ -1,7 +1,7 @@
-"""Which request and response belong to an API number, its versions and its audience.
+"""The table of APIs: request, response, versions and audience of each number.
 
-One table; a decoder is made for the first message that needs it, under `first_use.MAKING`. Adding
-an API means adding its number to `apis`, its two classes to a file of messages, and one line here.
+A decoder is made for the first message that needs it, under `first_use.MAKING`. A new API needs its
+number in `apis`, its two classes in a file of messages, and one line here.
 """
 
 from __future__ import annotations
@@ -36,8 +36,7 @@ _Message = TypeVar("_Message")
 
 
 class LateDecoder(Generic[_Message]):
-    """Decodes one type. To make all of them takes 9 ms, and no process needs them all: a broker
-    reads no answers to clients, and a client no requests.
+    """Decodes one type, made on first use: all of them take 9 ms, and no process needs all.
 
     Attributes:
         decode: made when it is first looked up.
@@ -53,14 +52,14 @@ class LateDecoder(Generic[_Message]):
     def __getattr__(self, name: str) -> Callable[[bytes | bytearray | memoryview], _Message]:
         if name != "decode":
             raise AttributeError(name)
-        with MAKING:  # A thread that has waited makes its own again, of types that are whole.
+        with MAKING:  # A thread that has waited makes its own again: the types are complete then.
             self.decode = msgspec.msgpack.Decoder(self._kind).decode
         return self.decode
 
 
 @dataclass(frozen=True, slots=True)
 class ApiSpec:
-    """One API: its message types, its decoders and the versions this code speaks."""
+    """One API: its message types, decoders, supported versions and audience."""
 
     api: m.Api
     request: type[m.Request]
@@ -71,7 +70,7 @@ class ApiSpec:
     version_max: int
     audience: Audience
     request_containers_max: int
-    """Arrays and maps in a request's header, where lists within lists need a bound together."""
+    """Bound on arrays and maps in a request's header, where nested lists need a common one."""
 
     @property
     def between_brokers(self) -> bool:
@@ -110,7 +109,7 @@ APIS: dict[int, ApiSpec] = {
         _spec(m.FetchRequest, m.FetchResponse, _CLIENTS),
         _spec(m.ListOffsetsRequest, m.ListOffsetsResponse, _CLIENTS),
         _spec(m.InitProducerIdRequest, m.InitProducerIdResponse, _CLIENTS),
-        # Sinks create the topic that they write to, and widen it: no administration.
+        # Sinks create the topic that they write to, and widen it, so these are no administration.
         _spec(m.CreateTopicsRequest, m.CreateTopicsResponse, _CLIENTS),
         _spec(m.DeleteTopicsRequest, m.DeleteTopicsResponse, _ADMINISTRATION),
         _spec(m.AlterTopicRequest, m.AlterTopicResponse, _CLIENTS),
@@ -171,16 +170,16 @@ ADMINISTRATION: Final = frozenset(
 """Refused at a listener with `listeners.<name>.administration=false`."""
 
 ALSO_ASK: Final = frozenset(s.api for s in APIS.values() if s.request().only_asks)
-"""Those of them that have a form which only asks: that is served at each listener."""
+"""Those with a form that changes nothing, which is served at each listener."""
 assert ALSO_ASK < ADMINISTRATION
 
 
 def api_ranges(*, between_brokers: bool, administration: bool = True) -> list[m.ApiRange]:
-    """The API versions that HELLO answers with.
+    """Return the API versions for the answer to HELLO.
 
     Args:
-        between_brokers: those that brokers alone are served as well.
-        administration: those of `ADMINISTRATION` as well that do not also only ask.
+        between_brokers: include those for brokers only.
+        administration: include those of `ADMINISTRATION` that have no form without a change.
     """
     return [
         m.ApiRange(int(s.api), s.version_min, s.version_max)

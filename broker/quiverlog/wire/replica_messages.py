@@ -1,7 +1,6 @@
-"""What brokers say to each other about copies of partitions: typed values, as in `messages`.
+"""Requests between brokers about copies of partitions.
 
-Owns the field lists of the requests between brokers; clients send none of these. Why copying is
-not FETCH: docs/adr/0028.
+Replication does not use FETCH: docs/adr/0028.
 """
 
 from __future__ import annotations
@@ -47,19 +46,18 @@ LOG_ENDS_CONTAINERS_MAX: Final = 2 + ALTER_PARTITION_ENTRIES_MAX
 
 
 class PartitionKey(Part, array_like=True, gc=False):
-    """A partition that the session is without from now on."""
+    """A partition that leaves the session."""
 
     topic_id: TopicId = b""
     partition: Int32 = -1
 
 
 class ReplicaFetchPartition(Part, array_like=True, gc=False):
-    """What a follower says of its copy. `offset` is the end of its log, where it goes on; and
-    `last_epoch` the newest leader epoch in its list (NO_EPOCH: it has none): the answer tells where
-    the logs part, if they do. `recheck`: bytes that came were damaged, so they are to be verified.
-    `readers_wait`: a new high watermark is told at once; else it may come with the next news, or a
-    few milliseconds later. `saved_epoch`: the newest epoch of the list that is on its disk, or
-    NO_EPOCH.
+    """A follower's report of its copy. `offset`: the end of its log, where it continues.
+    `last_epoch`: the newest leader epoch in its list (NO_EPOCH: none): the answer has the point of
+    divergence, if the logs diverge. `recheck`: the last bytes were damaged, so the leader verifies
+    them. `readers_wait`: a new high watermark is sent at once; otherwise with the next news, or a
+    few milliseconds later. `saved_epoch`: the newest epoch of the list on its disk, or NO_EPOCH.
     """
 
     topic_id: TopicId = b""
@@ -75,14 +73,14 @@ class ReplicaFetchPartition(Part, array_like=True, gc=False):
 
 
 class ReplicaFetchRequest(Request, array_like=True, gc=False):
-    """Names the partitions of which there is something new to say: the leader remembers the rest
-    of the session. `session_id` 0 begins one, with `session_epoch` 0; each request after that has
-    the next epoch, from 1 on. `forgotten` is taken first.
+    """Names the partitions with news; the leader keeps the rest of the session. `session_id` 0
+    begins a session, with `session_epoch` 0; each further request has the next epoch, from 1 on.
+    `forgotten` is processed first.
 
-    Held back for `max_wait_ms` at most, until there is news of any partition of the session.
+    The answer waits for news of any partition of the session, at most `max_wait_ms`.
 
-    With `ends_wait` it is no fetch: the one of the session that is held back is answered now, so
-    that the next one may be sent. It has no entries and no epoch, and is answered without any.
+    `ends_wait`: not a fetch. The session's waiting fetch is answered now, so that the next one may
+    be sent. The request has no entries and no epoch, and neither has its answer.
     """
 
     API: ClassVar[Api] = Api.REPLICA_FETCH
@@ -99,14 +97,13 @@ class ReplicaFetchRequest(Request, array_like=True, gc=False):
 
 
 class ReplicaFetchResult(Part, array_like=True, gc=False):
-    """With LOG_TRUNCATED, the logs part: `diverging_epoch` is the newest epoch up to the follower's
-    `last_epoch` that the leader knows, and ended there at `diverging_end_offset`. With
-    OFFSET_OUT_OF_RANGE and a log start behind the follower's end, the bytes of its entry are no
-    batches, but what the leader knows of the producers of the rows that it has given up.
-    `epoch_start_offset`: where the leader's log ended when it began to lead, if its follower is to
-    put the epoch on its disk once it has copied so far; -1: it need not. `arrived_us`: when the
-    latest rows of these segments arrived that are judged by it, and not by their own times; 0: none
-    is; -1 of a leader that does not tell.
+    """With LOG_TRUNCATED, the logs diverge: `diverging_epoch` is the leader's newest epoch up to
+    the follower's `last_epoch`, and ended there at `diverging_end_offset`. With OFFSET_OUT_OF_RANGE
+    and a log start after the follower's end, the entry's bytes are no batches but the leader's
+    producer states of the deleted rows. `epoch_start_offset`: the end of the leader's log when it
+    began to lead, if the follower must save the epoch on its disk once it has copied that far; -1:
+    it need not. `arrived_us`: the latest arrival of rows in these segments that expire by arrival
+    instead of their own times; 0: none; -1: not reported.
     """
 
     topic_id: TopicId = b""
@@ -134,10 +131,10 @@ class ReplicaFetchResponse(Response, array_like=True, gc=False):
 
 
 class AlterPartition(Part, array_like=True, gc=False):
-    """What the leader of a partition wants its in-sync replicas to be. It is taken only while the
-    partition is at both epochs. `broker_epochs`: one for each member, as it has said to the leader;
-    -1 where it was in sync and has said nothing under this leader. `ends_move`: of a partition that
-    moves, those that stay have on their disks what was promised to lie on disks.
+    """The in-sync replicas that a partition's leader proposes. Accepted only while the partition is
+    at both epochs. `broker_epochs`: one per member, as it reported to the leader; -1 for a member
+    that was in sync and has not reported under this leader. `ends_move`: the replicas that stay
+    after a move have on disk what producers were promised.
     """
 
     topic_id: TopicId = b""
@@ -150,9 +147,8 @@ class AlterPartition(Part, array_like=True, gc=False):
 
 
 class OfflineReplica(Part, array_like=True, gc=False):
-    """A replica of the asker that takes no writes, or has lost rows. A `leader_epoch` says that it
-    is about to be made anew: it is out of sync from then on in a later leader epoch than this.
-    """
+    """A replica of the sender that accepts no writes, or has lost rows. With `leader_epoch`, it is
+    about to be created again: it is out of sync in a later leader epoch than this."""
 
     topic_id: TopicId = b""
     partition: Int32 = -1
@@ -160,10 +156,9 @@ class OfflineReplica(Part, array_like=True, gc=False):
 
 
 class AlterPartitionRequest(Request, array_like=True, gc=False):
-    """A leader asks the controller to change who is in sync (KIP-497). Each partition is decided
-    on its own. Of those in `offline` the asker's replica takes no writes or has lost rows: it
-    leaves, and where it leads another one does.
-    """
+    """A leader asks the controller to change in-sync replicas (KIP-497). Each partition is decided
+    on its own. `offline`: the sender's replicas that accept no writes or have lost rows; they leave
+    the in-sync set, and other replicas lead."""
 
     API: ClassVar[Api] = Api.ALTER_PARTITION
     broker_id: Int32 = -1
@@ -173,7 +168,7 @@ class AlterPartitionRequest(Request, array_like=True, gc=False):
 
 
 class AlterPartitionResult(Part, array_like=True, gc=False):
-    """Without an error: what holds now, which is what was asked for or what came after it."""
+    """Without an error: the present state, which is what was proposed or came after it."""
 
     topic_id: TopicId = b""
     partition: Int32 = -1
@@ -185,9 +180,8 @@ class AlterPartitionResult(Part, array_like=True, gc=False):
 
 
 class AlterPartitionResponse(Response, array_like=True, gc=False):
-    """One entry per partition of the request, in its order; those of `offline` have a list of
-    their own.
-    """
+    """One entry per partition of the request, in its order; those of `offline` are a separate
+    list."""
 
     API: ClassVar[Api] = Api.ALTER_PARTITION
     partitions: PerChange[AlterPartitionResult] = []
@@ -195,11 +189,11 @@ class AlterPartitionResponse(Response, array_like=True, gc=False):
 
 
 class PartitionLogEnd(Part, array_like=True, gc=False):
-    """Where the asker's log of a partition without a leader ends: `end_offset`, and the leader
-    epoch of its last row. -1: the log cannot be read to its end. -2: there is none. `leader_epoch`
-    is that of the partition, as the asker knows it. -2 also comes from a leader that has the only
-    replica: it has no leader then. `is_offline`: the log takes no writes before the asker is
-    started again, so it cannot lead, whatever it has.
+    """The end of the sender's log of a partition without a leader: `end_offset`, and the leader
+    epoch of its last row. -1: the log cannot be read to its end. -2: there is none; also from a
+    leader that has the only replica, which then has no leader. `leader_epoch`: the partition's, in
+    the sender's metadata. `is_offline`: the log accepts no writes before the sender restarts, so it
+    cannot lead.
     """
 
     topic_id: TopicId = b""
@@ -212,9 +206,8 @@ class PartitionLogEnd(Part, array_like=True, gc=False):
 
 
 class PartitionLogStart(Part, array_like=True, gc=False):
-    """Rows of the asker's log below this offset were deleted, as another log says: it is to give
-    them up, and to tell of its log again, before anybody is elected to lead.
-    """
+    """Rows of the sender's log below this offset were deleted, by another log's report: the sender
+    deletes them and reports its log again, before a leader is elected."""
 
     topic_id: TopicId = b""
     partition: Int32 = -1
@@ -223,9 +216,8 @@ class PartitionLogStart(Part, array_like=True, gc=False):
 
 
 class ReportLogEndsRequest(Request, array_like=True, gc=False):
-    """A broker tells the controller how far its logs without a leader reach: from several of
-    these a leader may be found.
-    """
+    """A broker reports the ends of its logs without a leader to the controller, which elects a
+    leader from several reports."""
 
     API: ClassVar[Api] = Api.REPORT_LOG_ENDS
     broker_id: Int32 = -1
@@ -234,7 +226,8 @@ class ReportLogEndsRequest(Request, array_like=True, gc=False):
 
 
 class ReportLogEndsResponse(Response, array_like=True, gc=False):
-    """The controller has heard it. What follows comes with the metadata, perhaps much later."""
+    """The controller has recorded the report. What follows comes with the metadata, perhaps much
+    later."""
 
     API: ClassVar[Api] = Api.REPORT_LOG_ENDS
     starts: PerChange[PartitionLogStart] = []

@@ -1,7 +1,4 @@
-"""The request about the voters of the metadata quorum: typed values, by the rules of `messages`.
-
-Must not know: what makes a change of the voters allowed (`core.raft`).
-"""
+"""CHANGE_VOTERS: the voters of the metadata quorum."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ __all__ = ["ChangeVotersRequest", "ChangeVotersResponse", "QuorumReplica", "Vote
 
 
 class VoterChange(enum.IntEnum):
-    """What is to be done."""
+    """The change of a request."""
 
     NOTHING = 0
     ADD = 1
@@ -37,10 +34,10 @@ class VoterChange(enum.IntEnum):
 
 
 class ChangeVotersRequest(Request, array_like=True, gc=False):
-    """Adds a voter to the metadata quorum, removes one, or only asks who they are.
+    """Adds a voter to the metadata quorum, removes one, or asks for the present ones.
 
-    Whoever leads the quorum changes it; any broker says what it knows of it. A change is answered
-    when it is committed.
+    The quorum's leader makes the change; every broker answers questions from its own state. A
+    change is answered when it is committed.
     """
 
     API: ClassVar[Api] = Api.CHANGE_VOTERS
@@ -50,7 +47,6 @@ class ChangeVotersRequest(Request, array_like=True, gc=False):
 
     @property
     def only_asks(self) -> bool:
-        """Neither a change nor a trial of one."""
         return self.change == VoterChange.NOTHING
 
 
@@ -67,7 +63,7 @@ class QuorumReplica(Part, array_like=True, gc=False):
 
 
 class ChangeVotersResponse(Response, array_like=True, gc=False):
-    """The quorum as it is now, as far as this broker knows."""
+    """The quorum as it is now, as far as this broker has it."""
 
     API: ClassVar[Api] = Api.CHANGE_VOTERS
     leader_id: Int32 = -1
