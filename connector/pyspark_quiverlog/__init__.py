@@ -1,8 +1,8 @@
 """quiverlog's data source for PySpark: `spark.readStream.format("quiverlog")`.
 
-Spark finds this package by its name (`pyspark_*`) and takes `DefaultSource` from it, in every
-session, whether or not quiverlog is used. So this module is cheap, starts nothing, and imports
-even where PySpark is missing or too old; all work is imported when it is called for.
+Spark finds this package by its name (`pyspark_*`) and loads `DefaultSource` in every session,
+whether or not quiverlog is used. So this module is cheap, starts nothing, and imports even where
+PySpark is missing or too old; the rest is imported when it is used.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["DefaultSource", "LagListener", "register", "source_lags"]
 
 
 def __getattr__(name: str) -> Any:
-    """Spark imports this module in every session: what few use is imported when it is asked for."""
+    """Import rarely used names on first use, as every session imports this module."""
     if name not in ("LagListener", "source_lags"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     _check_pyspark()
@@ -37,35 +37,35 @@ class DefaultSource(_compat.DataSource):  # type: ignore[misc]
 
     @classmethod
     def name(cls) -> str:
-        """The name for `.format(...)`."""
+        """Return the name for `.format(...)`."""
         return "quiverlog"
 
     def schema(self) -> StructType:
-        """The columns of the topics that are read."""
+        """Return the columns of the topics that are read."""
         from .source import read_schema
 
         return read_schema(self.options)
 
     def reader(self, schema: StructType) -> Any:
-        """For `spark.read`."""
+        """Return the reader for `spark.read`."""
         from .batch_reader import LogBatchReader
 
         return LogBatchReader(self.options, schema)
 
     def streamReader(self, schema: StructType) -> Any:
-        """For `spark.readStream`."""
+        """Return the reader for `spark.readStream`."""
         from .stream_reader import LogStreamReader
 
         return LogStreamReader(self.options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> Any:
-        """For `df.write`."""
+        """Return the writer for `df.write`."""
         from .writer import LogBatchWriter
 
         return LogBatchWriter(self.options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> Any:
-        """For `df.writeStream`."""
+        """Return the writer for `df.writeStream`."""
         from .writer import LogStreamWriter
 
         return LogStreamWriter(self.options, schema, overwrite)
@@ -80,23 +80,24 @@ def _check_pyspark() -> None:
 
 
 def register(spark: SparkSession, *, send: bool | None = None) -> None:
-    """Make `quiverlog` known to a session where Spark did not find it by itself.
+    """Register `quiverlog` in a session where Spark did not find it by itself.
 
-    Spark looks once per JVM, with the interpreter that `PYSPARK_PYTHON` names, or else the first
-    `python3` on the PATH. When quiverlog is not installed there, or was installed later, the
-    session answers `DATA_SOURCE_NOT_FOUND`; this call cures that. Where Spark has found it, nothing
+    Spark searches once per JVM, with the interpreter of `PYSPARK_PYTHON`, or else the first
+    `python3` on the PATH. If quiverlog is not installed there, or was installed later, the session
+    answers `DATA_SOURCE_NOT_FOUND`; this call cures that. Where Spark has found it, nothing
     changes.
 
     Args:
-        send: send quiverlog, and what it needs but pyarrow, from the driver's environment to the
-            workers. They need the same version of Python on the same system. By default where the
-            workers' interpreter, as it is on the driver's machine, lacks it. Not with Spark
-            Connect, whose server needs it installed.
+        send: send quiverlog, and what it needs except pyarrow, from the driver's environment to the
+            workers, which need the same version of Python on the same system. Default: if the
+                workers'
+            interpreter, as found on the driver's machine, lacks it. Not with Spark Connect, whose
+            server needs it installed.
 
     Raises:
         RuntimeError: PySpark is older than 4.0.
-        WorkersLackPackage: Spark cannot plan with the workers' interpreter, or a server of Spark
-            Connect does not have quiverlog.
+        WorkersLackPackage: Spark cannot plan with the workers' interpreter, or a Spark Connect
+            server does not have quiverlog.
     """
     _check_pyspark()
     from . import sending

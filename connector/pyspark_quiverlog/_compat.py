@@ -1,13 +1,12 @@
-"""The differences between PySpark 4.0 and 4.3, and the absence of PySpark, in one place.
+"""The differences between PySpark 4.0 and 4.3, and the absence of PySpark.
 
-Everything else in this package imports Spark's names from here. Without PySpark, or with one that
-has no Python data sources (3.x), the names are stand-ins: the package still imports, because one
-`pyspark_*` module that fails to import breaks every Python data source of a session.
+The rest of this package imports Spark's names from here. Without PySpark, or with 3.x, the names
+are stand-ins: one `pyspark_*` module that fails to import breaks every Python data source of a
+session.
 
-- 4.0: data sources, Arrow writers for batch. Spark refuses to register a source that it has found
-  by itself.
-- 4.1: Arrow writers for streams. On 4.0 a stream hands over rows, which `arrow_from_rows` turns
-  into Arrow batches (slower; nothing else differs).
+- 4.0: data sources, Arrow writers for batch. Spark refuses to register a source that it found.
+- 4.1: Arrow writers for streams. On 4.0 `arrow_from_rows` turns a stream's rows into Arrow batches
+  (slower; otherwise equal).
 - 4.2: admission control (`latestOffset(start, limit)`), Trigger.AvailableNow.
 """
 
@@ -49,13 +48,13 @@ __all__ = [
 
 
 def _stand_in(name: str) -> type:
-    """In place of a base class that this PySpark does not have."""
+    """Return a class in place of a base class that this PySpark lacks."""
     return type(name, (), {})
 
 
 _api: Any = None
 _streaming_api: Any = None
-# Any exception: a broken PySpark must fail where it is used, not here (see above).
+# Any exception: a broken PySpark must fail where it is used, not here.
 with contextlib.suppress(Exception):
     _api = importlib.import_module("pyspark.sql.datasource")
 with contextlib.suppress(Exception):
@@ -82,34 +81,35 @@ SupportsTriggerAvailableNow: Any = _base("SupportsTriggerAvailableNow", _streami
 
 
 def is_found_by_spark(error: Exception) -> bool:
-    """Whether a source could not be registered because Spark had found it (4.0 says so)."""
+    """Return whether a source could not be registered because Spark had found it (in 4.0)."""
     condition = getattr(error, "getCondition", lambda: None)
     return bool(condition() == "DATA_SOURCE_ALREADY_EXISTS")
 
 
 def limit_class(name: str) -> Any:
-    """Spark's class of a read limit, None before 4.2."""
+    """Return Spark's class of a read limit; None before 4.2."""
     return getattr(_streaming_api, name, None)
 
 
 # --- PySpark's worker process -----------------------------------------------------------------
-# Not an API: read in pyspark/daemon.py of 4.3. Where another version looks different, the functions
-# answer that this is no worker and has no socket: nothing is done, and a task takes longer.
+# Not an API: read in pyspark/daemon.py of 4.3. In a version that differs, the functions find no
+# worker and no socket: nothing is tuned, and a task takes longer.
 _DAEMON: Final = "pyspark.daemon"
 _FRAMES_MAX: Final = 60
 
 QUICK_ACKNOWLEDGEMENT: Final = (socket.IPPROTO_TCP, getattr(socket, "TCP_QUICKACK", -1))
-"""Level and name of the socket option; Linux alone has it."""
+"""Level and name of the socket option, which only Linux has."""
 
 
 def in_daemon_worker() -> bool:
-    """Whether this process is a worker of PySpark's daemon, which collects after every task."""
+    """Return whether this is a worker of PySpark's daemon, which collects garbage after every
+    task."""
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     return getattr(spec, "name", None) == _DAEMON
 
 
 def worker_socket() -> socket.socket | None:
-    """The socket over which the JVM sends this worker its task, where it is TCP on Linux."""
+    """Return the socket over which the JVM sends this worker its task, if it is TCP on Linux."""
     if QUICK_ACKNOWLEDGEMENT[1] < 0 or not in_daemon_worker():
         return None
     daemon = vars(sys.modules["__main__"])
@@ -126,15 +126,15 @@ def worker_socket() -> socket.socket | None:
 
 
 # --- rows that the driver hands over with its plan ----------------------------------------------
-# Not an API either: PySpark's wrapper of simple readers gives the JVM rows together with the plan
-# of a micro-batch, and no Python task runs for them. Read in 4.2 and 4.3; before, a source is not
-# told where a micro-batch begins.
+# Not an API: PySpark's wrapper of simple readers gives the JVM rows together with the plan of a
+# micro-batch, and no Python task runs for them. Read in 4.2 and 4.3; older versions do not pass the
+# start of a micro-batch to a source.
 _ROWS_VERSIONS: Final = ((4, 2), (4, 3))
 
 
 @functools.cache
 def rows_wrapper() -> Any:
-    """PySpark's wrapper, None where it does not look as it did when this was written."""
+    """Return PySpark's wrapper; None where it differs from the versions above."""
     try:
         version = importlib.import_module("pyspark.version").__version__
         internal = importlib.import_module("pyspark.sql.datasource_internal")
@@ -144,7 +144,7 @@ def rows_wrapper() -> Any:
         is_same = parameters == ["self", "start", "end"] and issubclass(
             wrapper, DataSourceStreamReader
         )
-    except Exception:  # whatever is missing or looks different: tasks read, as they always can
+    except Exception:  # Missing or different: tasks read, as they always can.
         return None
     return wrapper if known and is_same else None
 
@@ -153,7 +153,7 @@ _with_rows_of: dict[Any, Any] = {}
 
 
 def _with_rows(reader_class: Any) -> Any:
-    """The reader's class and PySpark's wrapper in one, made once."""
+    """Return a class that is both the reader's and PySpark's wrapper, made once."""
     made = _with_rows_of.get(reader_class)
     if made is not None:
         return made
@@ -168,18 +168,18 @@ def _with_rows(reader_class: Any) -> Any:
 
 
 def hand_over(reader: Any, batches: list[pa.RecordBatch]) -> None:
-    """Called in `reader.partitions()`: Spark shall take these rows with the plan, which must have
-    one partition.
+    """Have Spark take these rows with the plan, which must have one partition; from `partitions()`.
 
-    Spark asks a reader of its wrapper's class alone, at once after `partitions()`, and treats such
-    a reader differently everywhere else. So the reader changes its class for this one question.
+    Spark checks for the wrapper's class right after `partitions()`, and handles such a reader
+    differently everywhere else. So the reader changes its class for this one check.
     """
     reader._rows_of_the_plan = batches
     reader.__class__ = _with_rows(type(reader))
 
 
 def to_arrow_schema(schema: Any) -> pa.Schema:
-    """The Arrow schema, exact to nullability, that Spark wants batches of `schema` to have."""
+    """Return the Arrow schema, including nullability, that Spark requires of batches of
+    `schema`."""
     from pyspark.sql.pandas.types import to_arrow_schema as convert
 
     if "timezone" in inspect.signature(convert).parameters:
@@ -188,7 +188,7 @@ def to_arrow_schema(schema: Any) -> pa.Schema:
 
 
 def arrow_from_rows(rows: Iterable[Any], schema: Any, batch_rows: int) -> Iterator[pa.RecordBatch]:
-    """Arrow batches of Spark's rows (streaming writes on PySpark 4.0)."""
+    """Yield Arrow batches of Spark's rows (streaming writes on PySpark 4.0)."""
     import pyarrow as pa
 
     arrow_schema = to_arrow_schema(schema)
@@ -213,7 +213,7 @@ def _record_batch(pa: Any, rows: list[Any], names: list[str], schema: pa.Schema)
 
 
 def _plain(value: Any) -> Any:
-    """Spark's Row (a tuple with names) as the dictionary that Arrow takes for a struct."""
+    """Return Spark's Row (a tuple with names) as the dictionary that Arrow accepts for a struct."""
     if hasattr(value, "asDict"):
         return value.asDict(recursive=True)
     if isinstance(value, list):

@@ -1,7 +1,7 @@
-"""How much of what waits goes into the next micro-batch, under the options' bounds.
+"""The end of the next micro-batch, under the options' bounds.
 
-Owns the way from the options to `planning`'s pure functions, and the one question to the brokers
-that a bound of bytes needs. Knows positions as plain offsets.
+Owns the way from the options to `planning`'s pure functions, and the one request to the brokers
+that a bound of bytes needs. Positions are plain offsets here.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ def admit(
     *,
     minimum: bool,
 ) -> tuple[dict[TopicPartition, int], list[TopicPartition]]:
-    """(the end offset per partition; the partitions with rows, where a bound cut them short).
+    """Return (the end offset per partition; the partitions with rows, where a bound cut them
+    short).
 
     Args:
-        waited: seconds since the last batch; None where no bound is to hold.
-        minimum: whether the option `minOffsetsPerTrigger` holds.
+        waited: seconds since the last batch; None: no bound applies.
+        minimum: whether the option `minOffsetsPerTrigger` applies.
     """
     options = view.options
     backlogs = [Backlog(w, begin, stops[w]) for w, begin in begins.items()]
@@ -54,11 +55,10 @@ def admit(
 def _admit_bytes(
     view: LogView, backlogs: list[Backlog], bytes_max: int
 ) -> tuple[dict[tuple[str, int], int], set[tuple[str, int]]]:
-    """End offsets so that at most `bytes_max` stored bytes are read (at least one batch).
+    """Return end offsets so that at most `bytes_max` stored bytes are read (at least one batch).
 
-    A range of which the brokers do not know the size does not lie in the log as planned: it was
-    trimmed or deleted. It is taken whole, its task says what it does not find, and it is named in
-    the second result.
+    A range without a size no longer lies in the log as planned: it was trimmed or deleted. It is
+    planned whole, its task reports what is missing, and it is in the second result.
     """
     waiting = {TopicPartition(*b.key): (b.start, b.end) for b in backlogs if b.rows}
     sizes = view.range_sizes(waiting)

@@ -1,7 +1,7 @@
 """`spark.read.format("quiverlog")`: a bounded read.
 
-The driver resolves both ends once, when it plans; a second action on the same DataFrame reads the
-same rows again. A new `load()` sees what came in between.
+The driver resolves both ends once, when it plans; another action on the same DataFrame reads the
+same rows. A new `load()` includes later rows.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class LogBatchReader(DataSourceReader):  # type: ignore[misc]
         self._splits = SplitReader(self._options, schema)
 
     def partitions(self) -> list[Any]:
-        """One element per Spark task."""
+        """Return one element per Spark task."""
         view = open_view(self._options)
         view.refresh(required=True)
         check_query_schema(view, self._splits.normalizer())
@@ -48,12 +48,12 @@ class LogBatchReader(DataSourceReader):  # type: ignore[misc]
         return [LogSplit(task) for task in tasks]
 
     def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
-        """The rows of one element of `partitions()`."""
+        """Yield the rows of one element of `partitions()`."""
         return self._splits.read(partition)
 
 
 def batch_ranges(view: LogView) -> list[Range]:
-    """The rows of a batch read, per partition.
+    """Return the ranges of a batch read, per partition.
 
     Raises:
         InvalidOption: among others, for a start above its end.

@@ -1,8 +1,7 @@
-"""Where a new query begins and where a batch ends, by the options.
+"""The start of a new query and the end of a batch, by the options.
 
-Owns the starting and ending options' meaning at a log that exists: earliest, latest, offsets,
-moments, per topic and per partition, and the refusals that need a look at the log. A topic that
-goes while it is asked about is left out; the query then does not read it.
+Resolves the starting and ending options (earliest, latest, offsets, timestamps, per topic and per
+partition) in an existing log. A topic deleted meanwhile is left out and not read.
 """
 
 from __future__ import annotations
@@ -17,15 +16,15 @@ from .options import Positions, Use
 __all__ = ["ending", "starting"]
 
 MOMENT_US_MAX = 2**63 - 1
-"""Later moments than a 64-bit count of microseconds are as late as that: no row is so young."""
+"""Later times are cut to this 64-bit count of microseconds: no row is as young."""
 
 
 def starting(view: LogView, use: Use) -> dict[TopicPartition, Position]:
-    """Where a new query begins, by the starting options.
+    """Return the start of a new query, by the starting options.
 
     Raises:
-        InvalidOption: an offset above the end, a partition without one, or a moment for which a
-            partition has no row.
+        InvalidOption: an offset above the end, a partition without one, or a timestamp after the
+            last row of a partition.
     """
     options = view.options
     name = "startingTimestamp"
@@ -41,7 +40,7 @@ def starting(view: LogView, use: Use) -> dict[TopicPartition, Position]:
 
 
 def ending(view: LogView) -> dict[TopicPartition, Position]:
-    """Where a batch ends, by the ending options. Raises InvalidOption as `starting` does."""
+    """Return the end of a batch, by the ending options. Raises InvalidOption like `starting`."""
     options = view.options
     name = "endingTimestamp" if options.ending_timestamp is not None else "endingOffsetsByTimestamp"
     moments = _moments(view, name, options.ending_timestamp, options.ending_offsets_by_timestamp)
@@ -53,7 +52,7 @@ def ending(view: LogView) -> dict[TopicPartition, Position]:
 def _moments(
     view: LogView, name: str, everywhere: int | None, each: Positions | None
 ) -> dict[TopicPartition, int] | None:
-    """Microseconds since 1970."""
+    """Return the timestamps in microseconds since 1970."""
     if everywhere is not None:
         moments = dict.fromkeys(view.partitions, everywhere)
     elif each is not None:
@@ -89,7 +88,7 @@ def _resolve(view: LogView, name: str, wanted: str | Positions) -> dict[TopicPar
     result = {}
     for where, offset in named.items():
         if where not in ends or (offset == EARLIEST and where not in firsts):
-            continue  # gone meanwhile
+            continue  # deleted meanwhile
         if offset > ends[where].offset:
             raise InvalidOption(
                 f"option `{name}`: {where} ends at {ends[where].offset}, so it has no offset "
@@ -103,7 +102,7 @@ def _resolve(view: LogView, name: str, wanted: str | Positions) -> dict[TopicPar
 
 
 def _named(view: LogView, name: str, positions: Positions) -> dict[TopicPartition, int]:
-    """Each partition's number; all must be there, and no other."""
+    """Return each partition's number; exactly the partitions of the query must be named."""
     flat: dict[TopicPartition, int] = {}
     for topic, numbers in positions.items():
         if not isinstance(numbers, dict):  # a whole topic's
@@ -113,7 +112,7 @@ def _named(view: LogView, name: str, positions: Positions) -> dict[TopicPartitio
             flat |= {TopicPartition(topic, p): number for p, number in numbers.items()}
     for where in view.partitions:
         if where not in flat:
-            raise InvalidOption(f"option `{name}`: nothing is said of {where}.")
+            raise InvalidOption(f"option `{name}` has no entry for {where}, which the query reads.")
     read = set(view.partitions)
     for where in flat:
         if where not in read:

@@ -1,12 +1,12 @@
-"""Small micro-batches of a stream are read by the driver, and Spark needs no Python task for them.
+"""Small micro-batches of a stream are read by the driver, without a Python task.
 
-Owns when a micro-batch is small enough, and the rows between planning and their delivery: they are
-fetched as soon as its end is known, in a thread of the driver's source process, while Spark writes
-that end to its log. `_compat.hand_over` hands them over.
+Owns when a micro-batch is small enough, and its rows until they are delivered: they are fetched
+when its end is chosen, in a thread of the driver's source process, while Spark logs that end.
+`_compat.hand_over` delivers them.
 
-Whatever is not so, or goes wrong, goes the ordinary way: a replay after a restart, a micro-batch
-with more rows or bytes than the bounds or with more than one task, a fetch that fails or is slow. A
-task then reads the same ranges and tells what is wrong with them, after Spark's own retries.
+In all other cases a task reads the same ranges: a replay after a restart, a micro-batch above the
+bounds or with several tasks, a fetch that fails or is slow. The task reports errors, after Spark's
+own retries.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
 __all__ = ["DRIVER_READ_BYTES", "TAKE_SECONDS_MAX", "DriverRead"]
 
 DRIVER_READ_BYTES: Final = 1024 * 1024
-"""More than this of one micro-batch is not sent through the driver. Arrow bytes, as decoded."""
+"""Bound on a micro-batch through the driver, in decoded Arrow bytes."""
 
 TAKE_SECONDS_MAX: Final = 0.5
-"""How long planning waits for rows under way. A fetch takes a few milliseconds and began before
-Spark wrote its log; one that is late meets a broker that is slow or gone, and a task, which has the
-whole `request.timeout` and Spark's retries, loses no more than this by starting later."""
+"""How long planning waits for rows being fetched. A fetch takes a few milliseconds and began before
+Spark wrote its log; a late one has met a slow or lost broker. A task has the whole
+`request.timeout` and Spark's retries, and loses no more than this by starting later."""
 
 logger = logging.getLogger("pyspark_quiverlog")
 
 
 class DriverRead:
-    """The rows of at most one micro-batch, under way or here. Called by Spark's one thread.
+    """The rows of at most one micro-batch, being fetched or here. Called by Spark's one thread.
 
-    `read`: what a task does with one split.
+    `read`: reads one split, as a task does.
     """
 
     def __init__(
@@ -54,7 +54,8 @@ class DriverRead:
 
     @staticmethod
     def is_wanted(options: ReadOptions) -> bool:
-        """A query that says which replicas its tasks shall read means its tasks."""
+        """Return whether the driver may read: a query with a replica preference needs its tasks for
+        it."""
         return (
             options.driver_read_rows > 0
             and options.fetch_from == "leader"
@@ -62,15 +63,15 @@ class DriverRead:
         )
 
     def begin(self, key: tuple[Any, Any], splits: list[Any]) -> None:
-        """The micro-batch `key` (start and end offset) is going to be these splits."""
+        """Fetch the micro-batch `key` (start and end offset) if these splits are small enough."""
         self._key, self._rows = key, None
         if len(splits) != 1 or (self._late is not None and not self._late.done()):
-            return  # behind a fetch that hangs it would be late as well
+            return  # after a fetch that hangs it would be late as well
         if 0 < sum(piece.end - piece.start for piece in splits[0].ranges) <= self._rows_max:
             self._rows = self._threads.submit(self._fetch, splits[0])
 
     def take(self, key: tuple[Any, Any]) -> list[pa.RecordBatch] | None:
-        """The rows of this micro-batch, once; None: tasks shall read it."""
+        """Return the rows of this micro-batch, once; None: tasks read it."""
         rows, self._rows = self._rows, None
         if rows is None or key != self._key:
             return None
@@ -91,7 +92,7 @@ class DriverRead:
                 if size > DRIVER_READ_BYTES:
                     return None
         except Exception as error:
-            # A task reads them again, and fails with this or does not.
+            # A task reads them again, and fails with this error or succeeds.
             logger.info("the driver could not read a small micro-batch: %s", error)
             return None
         return batches or None

@@ -1,9 +1,8 @@
-"""How far a streaming query is behind the end of its topics, from the progress that Spark reports.
+"""The lag of a streaming query, from the progress that Spark reports.
 
-Spark 4.3 takes no metrics from a Python source (`sources[].metrics` stays empty), but it passes on
-the end of the log as `latestOffset` and the end of the micro-batch as `endOffset`: the difference,
-per partition, is the lag in rows. Owns this difference and the listener that logs it. Bytes are
-asked of the brokers, and only by a listener that was told of them.
+Spark 4.3 accepts no metrics from a Python source (`sources[].metrics` stays empty), but reports the
+end of the log as `latestOffset` and the end of the micro-batch as `endOffset`; per partition the
+difference is the lag in rows. Bytes need a request to the brokers, for listeners that ask for them.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ logger = logging.getLogger("pyspark_quiverlog.lag")
 
 @dataclass(frozen=True, slots=True)
 class SourceLag:
-    """What one source of a query has not read yet, when its last micro-batch was planned.
+    """The unread rows of one source of a query, when its last micro-batch was planned.
 
-    `ranges`: per partition the next row to read, and the end of the log. `stored_bytes`: what lies
-    there, None where nobody has asked or some of it is no longer kept.
+    `ranges`: per partition the next row to read, and the end of the log. `stored_bytes`: their
+    size; None where it was not requested, or some rows are no longer kept.
     """
 
     ranges: Mapping[TopicPartition, tuple[int, int]]
@@ -42,12 +41,12 @@ class SourceLag:
 
     @property
     def rows(self) -> dict[TopicPartition, int]:
-        """Rows behind, per partition."""
+        """Lag in rows, per partition."""
         return {where: max(0, end - at) for where, (at, end) in self.ranges.items()}
 
     @property
     def total(self) -> int:
-        """Rows behind in all partitions."""
+        """Lag in rows, all partitions together."""
         return sum(self.rows.values())
 
     def __str__(self) -> str:
@@ -62,10 +61,10 @@ class SourceLag:
 
 
 def source_lags(progress: Any) -> list[SourceLag]:
-    """The lag of each quiverlog source in `query.lastProgress`, or in a listener's progress.
+    """Return the lag of each quiverlog source in `query.lastProgress`, or in a listener's progress.
 
-    A source whose end of the log is not in the progress (a micro-batch that was replayed after a
-    restart) has none, and sources of other kinds have none.
+    Sources of other kinds are left out, and sources without an end of the log in the progress (a
+    micro-batch that was replayed after a restart).
     """
     found = []
     for source in _get(progress, "sources") or ():
@@ -82,7 +81,7 @@ def _get(value: Any, key: str) -> Any:
 
 
 def _positions(offset: Any) -> dict[TopicPartition, int] | None:
-    """Partition -> next row; None if this is no offset of ours."""
+    """Return partition -> next row; None for an offset of another source."""
     try:
         read = SourceOffset.from_json(json.loads(offset) if isinstance(offset, str) else offset)
     except (QuiverlogError, ValueError, TypeError, AttributeError):
@@ -98,8 +97,8 @@ class LagListener(StreamingQueryListener):  # type: ignore[misc]
     """Logs the lag of every quiverlog source after each micro-batch.
 
     `spark.streams.addListener(LagListener())` covers all queries of the session. It writes to the
-    logger `pyspark_quiverlog.lag`, at `level`. With `bootstrap_servers` it also asks how many bytes
-    are stored there, one request per micro-batch. `last` has the newest lags by the query's id.
+    logger `pyspark_quiverlog.lag`, at `level`. With `bootstrap_servers` it also requests the stored
+    bytes, once per micro-batch. `last` has the newest lags by query id.
     """
 
     def __init__(self, *, bootstrap_servers: str | None = None, level: int = logging.INFO) -> None:
@@ -110,11 +109,10 @@ class LagListener(StreamingQueryListener):  # type: ignore[misc]
             self._endpoint = pool.Endpoint(addresses, "spark-lag", 10.0, 10.0)
         self.last: dict[str, Sequence[SourceLag]] = {}
 
-    def onQueryStarted(self, event: Any) -> None:
-        """Nothing is known yet."""
+    def onQueryStarted(self, event: Any) -> None: ...
 
     def onQueryProgress(self, event: Any) -> None:
-        """A micro-batch is done."""
+        """Log the lag."""
         progress = event.progress
         lags = [self._with_bytes(lag) for lag in source_lags(progress)]
         if not lags:
@@ -124,11 +122,10 @@ class LagListener(StreamingQueryListener):  # type: ignore[misc]
         for lag in lags:
             logger.log(self._level, "query %s, micro-batch %d, %s", name, progress.batchId, lag)
 
-    def onQueryIdle(self, event: Any) -> None:
-        """Nothing new: the last lag holds."""
+    def onQueryIdle(self, event: Any) -> None: ...
 
     def onQueryTerminated(self, event: Any) -> None:
-        """A query that has ended is not behind."""
+        """Drop the query's lag."""
         self.last.pop(str(event.id), None)
 
     def _with_bytes(self, lag: SourceLag) -> SourceLag:
@@ -137,7 +134,7 @@ class LagListener(StreamingQueryListener):  # type: ignore[misc]
             return lag
         try:
             sizes = pool.client(self._endpoint).describe_ranges(behind) if behind else {}
-        except QuiverlogError as error:  # a listener must not fail for what it only shows
-            logger.debug("the bytes behind are not known: %s", error)
+        except QuiverlogError as error:  # a listener must not fail for what it only displays
+            logger.debug("the bytes of the lag are not available: %s", error)
             return lag
         return SourceLag(lag.ranges, sum(size.byte_count for size in sizes.values()))

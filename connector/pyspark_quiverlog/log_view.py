@@ -1,14 +1,13 @@
-"""What the driver knows of the log: topics that the query reads, where they begin and end.
+"""The driver's view of the log: the topics that the query reads, where they begin and end.
 
-Owns the questions to the brokers (each a method, each one round trip where the protocol allows it)
-and the translation between names on the wire and the offsets module's positions. Decides nothing
-about micro-batches; that is `stream_planner` and `batch_reader`.
+Owns the requests to the brokers (one round trip each where the protocol allows it) and the
+translation between wire names and positions. Micro-batches are decided in `stream_planner` and
+`batch_reader`.
 
-A topic may be gone at every look: deleted, or made anew under its name. `_ask` treats that, for all
-questions alike: every question is about topic ids, never about whatever has the name now;
-partitions that are gone are missing from the answer; and `stale` is set, so that the caller looks
-at the topics again before its next decision. The picture itself (`topics`, `partitions`) changes in
-`refresh` alone, never in the middle of a decision.
+A topic may be deleted, or created again under its name, at any time. Requests name topic ids;
+partitions that are gone are missing from the answer; and `stale` is set, so that the caller calls
+`refresh` before its next decision. `topics` and `partitions` change only in `refresh`, never within
+a decision.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ T = TypeVar("T")
 
 
 class DriverClient(Protocol):
-    """The part of `quiverlog.Client` that the driver uses (tests put a simulated log here)."""
+    """The part of `quiverlog.Client` that the driver uses (tests pass a simulated log)."""
 
     def metadata(self, topics: Sequence[str] | None = None) -> ClusterMetadata: ...
     def schemas(self, topic: str) -> SchemaHistory: ...
@@ -85,9 +84,9 @@ class TopicView(NamedTuple):
 
 
 class LogView:
-    """The topics of one query, as last looked up, and the questions about them.
+    """The topics of one query, as of the last `refresh`, and requests about them.
 
-    `clock`: monotonic seconds; `pause`: sleeps so many seconds.
+    `clock`: monotonic seconds; `pause`: sleeps for a number of seconds.
     """
 
     def __init__(
@@ -105,13 +104,13 @@ class LogView:
         self.topics: dict[str, TopicView] = {}
         self.partitions: tuple[TopicPartition, ...] = ()
         self.stale = True
-        """Something changed at the brokers since `refresh`."""
+        """Set when something changed at the brokers since `refresh`."""
         self._version = -1
         self._pattern = re.compile(options.subscribe_pattern or "")
 
     # --- topics -------------------------------------------------------------------------------
     def selects(self, topic: str, partition: int) -> bool:
-        """Whether the options name this partition, wherever it may be."""
+        """Return whether the options select this partition, existing or not."""
         options = self.options
         if options.assign is not None:
             return partition in options.assign.get(topic, ())
@@ -120,10 +119,10 @@ class LogView:
         return self._pattern.fullmatch(topic) is not None
 
     def refresh(self, *, required: bool = False) -> None:
-        """Look up the topics that the query reads.
+        """Request the topics that the query reads.
 
         Raises:
-            UnknownTopic: `required`, and a topic that is named does not exist.
+            UnknownTopic: `required`, and a named topic does not exist.
             InvalidOption: `required`, and `assign` names a partition that does not exist.
         """
         options = self.options
@@ -151,12 +150,12 @@ class LogView:
         self.stale = False
 
     def _named(self) -> tuple[str, ...] | None:
-        """The topics that the options name; None for a pattern."""
+        """Return the topics that the options name; None for a pattern."""
         options = self.options
         return options.subscribe or (tuple(options.assign) if options.assign else None)
 
     def require_topics(self) -> None:
-        """Refuse a topic by name that the last look did not find; partitions may be missing.
+        """Refuse a named topic that the last `refresh` did not find; partitions may be missing.
 
         Raises:
             UnknownTopic: there is none of this name.
@@ -167,7 +166,7 @@ class LogView:
         return self._pattern.fullmatch(topic.name) is not None and not topic.is_internal
 
     def id_of(self, topic: str) -> str | None:
-        """The id under which the query knows a topic; None where it does not exist."""
+        """Return the id of a topic as of the last `refresh`; None: it does not exist."""
         view = self.topics.get(topic)
         return None if view is None else view.topic_id
 
@@ -177,7 +176,7 @@ class LogView:
         return {name: view.topic_id for name, view in self.topics.items()}
 
     def schemas(self) -> dict[str, Any]:
-        """Topic -> its current Arrow schema; without those that have gone meanwhile."""
+        """Return topic -> its current Arrow schema; without topics deleted meanwhile."""
         found = {}
         for name in self.topics:
             try:
@@ -193,10 +192,10 @@ class LogView:
         ids: Mapping[str, str] | None,
         question: Callable[[list[TopicPartition], dict[str, bytes]], dict[TopicPartition, T]],
     ) -> dict[TopicPartition, T]:
-        """The answers about the partitions of these topic ids (the picture's, if none are given).
+        """Return the answers about the partitions of these topic ids (default: those of `refresh`).
 
-        What is gone is missing from them. A question fails as a whole when one topic of it is
-        gone; then that one is found by a look at the metadata, and the rest is asked again.
+        Partitions that are gone are left out. A request fails as a whole when one of its topics is
+        gone; then the metadata show which, and the rest is asked again.
         """
         known = self.ids if ids is None else ids
         left = [w for w in wanted if w.topic in known]
@@ -212,7 +211,7 @@ class LogView:
                 there = self._existing({w.topic for w in left})
                 still = [w for w in left if (known[w.topic], w.partition) in there]
                 if len(still) == len(left):
-                    self.pause(PAUSE_S)  # back already, or brokers that do not agree yet
+                    self.pause(PAUSE_S)  # It exists again, or brokers have different metadata.
                 left = still
         return {}
 
@@ -223,7 +222,7 @@ class LogView:
     def _offsets(
         self, at: Mapping[TopicPartition, int], ids: Mapping[str, str] | None = None
     ) -> dict[TopicPartition, Position]:
-        """Offsets with epochs, with patience for partitions that are between leaders.
+        """Return offsets with epochs; waits for partitions without a leader.
 
         Raises:
             RequestTimedOut: a partition that exists did not answer.
@@ -243,7 +242,7 @@ class LogView:
             if left:
                 if self.clock() > deadline:
                     names = ", ".join(map(str, left[:10]))
-                    raise RequestTimedOut(f"No broker says where the rows of {names} lie.")
+                    raise RequestTimedOut(f"no broker leads {names}: no answer in time.")
                 self.pause(PAUSE_S)
         return result
 
@@ -252,7 +251,8 @@ class LogView:
         answers: Mapping[TopicPartition, OffsetAndEpoch],
         result: dict[TopicPartition, Position],
     ) -> list[TopicPartition]:
-        """Put good answers into `result`; those to ask again are returned, what is gone is not."""
+        """Add good answers to `result`. Returns the partitions to ask again, without those that are
+        gone."""
         again = []
         for where, answer in answers.items():
             if not answer.error_code:
@@ -270,9 +270,10 @@ class LogView:
     def latest(
         self, known: Mapping[TopicPartition, int] | None = None, max_wait: float = 0.0
     ) -> dict[TopicPartition, Position]:
-        """The end of every partition; with `max_wait` (seconds), when one differs from `known`.
+        """Return the end of every partition; with `max_wait` (seconds), when one differs from
+        `known`.
 
-        Partitions that cannot answer right now are left out. `stale` is set when topics changed.
+        Partitions that cannot answer now are left out. `stale` is set when topics changed.
         """
 
         def question(
@@ -296,26 +297,27 @@ class LogView:
     def ends(
         self, wanted: Iterable[TopicPartition], ids: Mapping[str, str] | None = None
     ) -> dict[TopicPartition, Position]:
-        """The end of each of these partitions; waits for those that are between leaders."""
+        """Return the end of each of these partitions; waits for those without a leader."""
         return self._offsets(dict.fromkeys(wanted, LATEST), ids)
 
     def earliest(
         self, wanted: Iterable[TopicPartition], ids: Mapping[str, str] | None = None
     ) -> dict[TopicPartition, Position]:
-        """The first row that is kept, in each of these partitions."""
+        """Return the first row that is kept, in each of these partitions."""
         return self._offsets(dict.fromkeys(wanted, EARLIEST), ids)
 
     def first_since(self, moments: Mapping[TopicPartition, int]) -> dict[TopicPartition, Position]:
-        """The first row at or after a moment, in microseconds since 1970; offset -1: none is."""
+        """Return the first row at or after a time in microseconds since 1970; offset -1: none."""
         return self._offsets(moments)
 
-    # --- what a careful reader asks -----------------------------------------------------------
+    # --- lost rows ------------------------------------------------------------------------------
     def truncated(
         self,
         positions: Mapping[TopicPartition, Position],
         ids: Mapping[str, str] | None = None,
     ) -> dict[TopicPartition, Position]:
-        """Positions whose preceding rows are no longer in the log: where to go on instead."""
+        """Return the positions whose preceding rows are no longer in the log, with where to go on
+        instead."""
         asked = {w: p for w, p in positions.items() if p.epoch >= 0}
         ends = self._epoch_ends({w: p.epoch for w, p in asked.items()}, ids)
         return {
@@ -325,7 +327,8 @@ class LogView:
         }
 
     def epoch_before(self, where: TopicPartition, offset: int, latest_epoch: int) -> int:
-        """The leader epoch of the row before `offset`, which lies below the partition's end."""
+        """Return the leader epoch of the row before `offset`, which is below the partition's
+        end."""
         epoch = latest_epoch
         while epoch > 0:
             older = self._epoch_ends({where: epoch - 1}).get(where)
@@ -350,7 +353,8 @@ class LogView:
     def range_sizes(
         self, ranges: Mapping[TopicPartition, tuple[int, int]], *, bytes_max: int = -1
     ) -> dict[TopicPartition, RangeSize]:
-        """Stored bytes of each range; without those that no longer lie within the log."""
+        """Return the stored bytes of each range; without ranges that are no longer within the
+        log."""
 
         def question(
             asked: list[TopicPartition], pinned: dict[str, bytes]
@@ -369,7 +373,7 @@ class LogView:
 
     # --- shapes -------------------------------------------------------------------------------
     def group(self, positions: Mapping[Any, Position]) -> dict[str, TopicPositions]:
-        """Positions under the current topic ids."""
+        """Return positions under the current topic ids."""
         return group_positions(positions, self.ids)
 
 
@@ -391,7 +395,7 @@ def _check_assigned(topic: str, wanted: Iterable[int], there: list[int]) -> None
 def group_positions(
     positions: Mapping[Any, Position], topic_ids: Mapping[str, str]
 ) -> dict[str, TopicPositions]:
-    """Positions by topic."""
+    """Return positions by topic."""
     grouped: dict[str, dict[int, Position]] = {}
     for (topic, partition), position in positions.items():
         grouped.setdefault(topic, {})[partition] = position

@@ -1,7 +1,5 @@
-"""What happens when rows that were to be read are gone: fail, or say so and go on.
-
-One place for `failOnDataLoss`, in the driver and in the executors.
-"""
+"""`failOnDataLoss`, in the driver and in the executors: fail for lost rows, or log them and go
+on."""
 
 from __future__ import annotations
 
@@ -15,13 +13,13 @@ logger = logging.getLogger("pyspark_quiverlog")
 
 
 class Losses:
-    """Reports losses as the query's options want it. `fail`: the option `failOnDataLoss`."""
+    """Reports losses as the query's options require. `fail`: the option `failOnDataLoss`."""
 
     def __init__(self, *, fail: bool) -> None:
         self._fail = fail
 
     def report(self, what: str, cause: QuiverlogError | None = None) -> None:
-        """Rows are gone; `what` names topic, partition and range.
+        """Report lost rows; `what` names topic, partition and range.
 
         Raises:
             DataLoss: unless the query goes on without them.

@@ -1,29 +1,14 @@
 """The offset of a stream, as Spark keeps it in the checkpoint.
 
-Owns the JSON: canonical (equal offsets are equal texts: Spark compares texts, and a text that
-differs without cause makes it run empty batches for ever) and versioned. An offset is the next row
-to read, so a range is half-open.
+Owns the JSON: versioned and canonical, as Spark compares texts and would run empty batches for ever
+on texts that differ without cause. An offset is the next row to read: ranges are half-open.
 
 ```
 {"v":1,"topics":{"flights":{"id":"<32 hex digits>","partitions":{"0":[23,4]}}}}
 ```
 
-`[23,4]`: the next row is 23, and the row before it was written under leader epoch 4 (-1: not
-known). The topic id tells a topic from one that was created anew under its name; the epoch tells
-rows from others that took their offsets after a truncation.
-
-**The durable start.** Spark calls `initialOffset()` twice, and again at each restart until the
-first micro-batch is committed, and plans with the last answer; so an answer that moves ("latest")
-loses rows. The initial offset is therefore marked `"_start":true` and binds nobody: the first end
-offset carries the start it was computed from as `_first`, Spark writes it to its log before it
-runs the batch, and the plan takes the start from there. `_resume` does the same in a later end
-offset for single partitions: those that are new, and those in which rows were lost and the query
-went on behind the gap. Ends that follow carry neither.
-
-**What is not selected now.** `_kept` holds the positions of partitions that the query read before
-and that its options no longer select, so that it goes on there when they do again.
-
-`begin_positions` puts all of these together.
+`[23,4]`: the next row is 23, the row before it has leader epoch 4 (-1: unknown). The topic id
+detects a topic created again under its name; the epoch detects rows replaced by a truncation.
 """
 
 from __future__ import annotations
@@ -45,7 +30,7 @@ KEYS: Final = frozenset({"v", "topics", "_start", "_first", "_resume", "_kept"})
 
 
 class Position(NamedTuple):
-    """Next row to read, and the leader epoch of the row before it (-1: not known)."""
+    """Next row to read, and the leader epoch of the row before it (-1: unknown)."""
 
     offset: int
     epoch: int = NO_EPOCH
@@ -63,10 +48,16 @@ class TopicPositions:
 class SourceOffset:
     """A point in the stream: a position per partition.
 
-    `is_start`: came from `initialOffset()` and is not durable. `first`: the start of the very
-    first micro-batch, carried by that batch's end alone. `resume`: where the batch that ends here
-    begins in partitions for which its start does not count. `kept`: positions in partitions that
-    the query does not select at present.
+    Spark calls `initialOffset()` twice, and again at each restart until the first micro-batch is
+    committed, and plans with the last answer: an answer that moves ("latest") would lose rows. So
+    the initial offset is only marked `_start`, and the first end offset, which Spark logs before it
+    runs the batch, carries the start as `_first`. `_resume` does the same later for single
+    partitions: new ones, and those where rows were lost and the query went on after the gap.
+
+    `is_start`: from `initialOffset()`, not durable. `first`: the start of the very first
+    micro-batch. `resume`: where the batch that ends here begins, for partitions whose start does
+    not count. `kept`: positions of partitions that the options no longer select, for when they do
+    again.
     """
 
     topics: Mapping[str, TopicPositions]
@@ -76,12 +67,13 @@ class SourceOffset:
     kept: Mapping[str, TopicPositions] | None = None
 
     def position(self, topic: str, partition: int) -> Position | None:
-        """The position in a partition, None where the offset does not know it."""
+        """Return the position in a partition; None where the offset has none."""
         positions = self.topics.get(topic)
         return None if positions is None else positions.partitions.get(partition)
 
     def to_json(self) -> dict[str, Any]:
-        """The canonical form: keys sorted (partitions by number), whole numbers and texts only."""
+        """Return the canonical form: keys sorted (partitions by number), integers and texts
+        only."""
         result: dict[str, Any] = {"v": OFFSET_VERSION, "topics": _topics_to_json(self.topics)}
         if self.is_start:
             result["_start"] = True
@@ -95,7 +87,7 @@ class SourceOffset:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> SourceOffset:
-        """Read what `to_json` wrote, now or by an earlier release.
+        """Read what `to_json` wrote, in this or an earlier release.
 
         Raises:
             InvalidArgument: the JSON is not an offset of this source, or a newer release wrote it.
@@ -130,10 +122,10 @@ class SourceOffset:
 def begin_positions(
     start: SourceOffset, end: SourceOffset
 ) -> dict[tuple[str, int], Position | None]:
-    """Where the batch that ends at `end` begins, in each partition of `end`.
+    """Return where the batch that ends at `end` begins, in each partition of `end`.
 
-    None: neither offset says so (an end of PySpark 4.0 or 4.1, where a source learns its start too
-    late); the partition's first row is meant.
+    None: the partition's first row, as neither offset has a start (an end from PySpark 4.0 or 4.1,
+    where a source gets its start too late).
     """
     counted = end.first if start.is_start and end.first is not None else start.topics
     result: dict[tuple[str, int], Position | None] = {}

@@ -1,8 +1,8 @@
-"""Every option of the data source, in one table.
+"""The table of options of the data source.
 
-Owns names, types, defaults, where each option applies, its documentation (docs/spark.md holds the
-table generated from here). Names are those of Spark's Kafka source wherever the meaning is the
-same. Must not know how options are given or what they do.
+Owns names, types, defaults, where each option applies, and its documentation (the table in
+docs/spark.md is generated from it). Names are those of Spark's Kafka source where the meaning is
+the same.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["OPTIONS", "REFUSED", "Use", "options_page"]
 
 
 class Use(enum.Flag):
-    """Where an option means something."""
+    """The reads and writes to which an option applies."""
 
     STREAM_READ = enum.auto()
     BATCH_READ = enum.auto()
@@ -42,7 +42,7 @@ class Use(enum.Flag):
 
     @property
     def label(self) -> str:
-        """As the docs and the refusals write it."""
+        """The text in docs and errors."""
         return _USE_LABELS.get(self) or ", ".join(_USE_LABELS[part] for part in self)
 
 
@@ -74,7 +74,7 @@ _SETTINGS: Final = (
         "subscribe",
         Kind.OTHER,
         None,
-        'Topics to read, separated by commas. `load("flights")` says the same.',
+        'Topics to read, separated by commas; also `load("flights")`.',
         read=parse_names,
         label="names",
         default_doc="one of the three is required",
@@ -85,7 +85,7 @@ _SETTINGS: Final = (
         Kind.OTHER,
         None,
         "Read every topic whose whole name matches. A topic that appears while a streaming query "
-        "runs is taken up, from its first row.",
+        "runs is added, from its first row.",
         read=parse_pattern,
         label="regular expression",
         default_doc="one of the three is required",
@@ -96,7 +96,7 @@ _SETTINGS: Final = (
         "assign",
         Kind.OTHER,
         None,
-        'Read these partitions alone: `{"flights":[0,1]}`.',
+        'Read only these partitions: `{"flights":[0,1]}`.',
         read=parse_assignment,
         label="JSON",
         default_doc="one of the three is required",
@@ -120,7 +120,7 @@ _SETTINGS: Final = (
         "startingTimestamp",
         Kind.INTEGER,
         None,
-        "Start at the first row whose timestamp is this moment or later, in every partition. "
+        "Start at the first row with this timestamp or a later one, in every partition. "
         "Wins over the other starting options.",
         label="milliseconds",
         where=Use.READ,
@@ -162,7 +162,7 @@ _SETTINGS: Final = (
         "endingTimestamp",
         Kind.INTEGER,
         None,
-        "End before the first row whose timestamp is this moment or later, in every partition. "
+        "End before the first row with this timestamp or a later one, in every partition. "
         "Wins over the other ending options.",
         label="milliseconds",
         where=Use.BATCH_READ,
@@ -182,8 +182,8 @@ _SETTINGS: Final = (
         "maxOffsetsPerTrigger",
         Kind.INTEGER,
         None,
-        "At most so many rows per micro-batch, shared over the partitions in proportion to what "
-        "waits in each. `maxRowsPerTrigger` is the same.",
+        "Rows per micro-batch, at most, shared over the partitions in proportion to the rows that "
+        "wait in each. `maxRowsPerTrigger` is the same.",
         minimum=1,
         label="rows",
         aliases=("maxRowsPerTrigger",),
@@ -194,7 +194,7 @@ _SETTINGS: Final = (
         "maxBytesPerTrigger",
         Kind.OTHER,
         None,
-        "At most so many stored bytes per micro-batch, in whole batches, but never less than one "
+        "Stored bytes per micro-batch, at most, in whole batches, but never less than one "
         "batch. Works together with `maxOffsetsPerTrigger`.",
         read=parse_bytes,
         label="bytes",
@@ -205,7 +205,7 @@ _SETTINGS: Final = (
         "minOffsetsPerTrigger",
         Kind.INTEGER,
         None,
-        "Wait until so many rows are there. `minRowsPerTrigger` is the same.",
+        "Wait until at least this many rows are there. `minRowsPerTrigger` is the same.",
         minimum=1,
         label="rows",
         aliases=("minRowsPerTrigger",),
@@ -226,7 +226,7 @@ _SETTINGS: Final = (
         "minPartitions",
         Kind.INTEGER,
         None,
-        "Split large ranges until there are about so many Spark tasks.",
+        "Split large ranges until there are about this many Spark tasks.",
         minimum=1,
         label="count",
         where=Use.READ,
@@ -256,8 +256,8 @@ _SETTINGS: Final = (
         "driverReadRows",
         Kind.INTEGER,
         "1000",
-        "A micro-batch of at most so many rows, and 1 MB, that one task would read is read by the "
-        "driver while Spark writes its log: it costs no Python task. 0: tasks read all.",
+        "A micro-batch of at most this many rows, and 1 MB, that one task would read is read by "
+        "the driver while Spark writes its log: it costs no Python task. 0: tasks read all.",
         label="rows",
         where=Use.STREAM_READ,
         attribute="driver_read_rows",
@@ -277,9 +277,9 @@ _SETTINGS: Final = (
         "failOnCorruptData",
         Kind.OTHER,
         "true",
-        "When stored rows cannot be decoded, hold a value that is none of their column's type, or "
+        "When stored rows cannot be decoded, hold a value outside of their column's type, or "
         "are found damaged by the broker: fail and name "
-        "topic, partition and offsets, or log them and step over them. `failOnDataLoss` does not "
+        "topic, partition and offsets, or log them and skip them. `failOnDataLoss` does not "
         "cover this.",
         read=parse_boolean,
         label="boolean",
@@ -291,7 +291,7 @@ _SETTINGS: Final = (
         Kind.OTHER,
         None,
         "Read these columns only, in this order; the others are not decoded. A schema given by "
-        "`.schema(...)` says the same and may also widen types.",
+        "`.schema(...)` has the same effect and may also widen types.",
         read=parse_names,
         label="names",
         where=Use.READ,
@@ -321,7 +321,7 @@ _SETTINGS: Final = (
         Kind.OTHER,
         None,
         "Topic to write to. Without it, each row names its topic in `topicColumn`. "
-        '`save("delays")` says the same.',
+        '`save("delays")` is the same.',
         read=parse_text,
         label="name",
         default_doc="this or a topic column is required",
@@ -343,7 +343,7 @@ _SETTINGS: Final = (
         Kind.OTHER,
         None,
         "Column (int) that names each row's partition; null leaves the choice to the topic's key "
-        "columns. It is not stored. Without this option, a column `partition` is taken for it "
+        "columns. It is not stored. Without this option, a column `partition` is used "
         "unless the topic's own schema has a column of that name.",
         read=parse_text,
         label="name",
@@ -356,7 +356,7 @@ _SETTINGS: Final = (
         Kind.OTHER,
         "false",
         "Create a topic that does not exist, with the DataFrame's columns (those that only name "
-        "topic and partition left out), which may all be null. One that exists is left as it is.",
+        "topic and partition left out), which may all be null. An existing one is left as it is.",
         read=parse_boolean,
         label="boolean",
         where=Use.WRITE,
@@ -388,7 +388,7 @@ _SETTINGS: Final = (
         None,
         "Replicas of each partition of a topic that is created.",
         minimum=1,
-        default_doc="3, or one on each broker where fewer live",
+        default_doc="3, or one on each broker where fewer are alive",
         label="count",
         where=Use.WRITE,
         attribute="create_replication",
@@ -406,7 +406,7 @@ _SETTINGS: Final = (
         "compression.type",
         Kind.CHOICE,
         "topic_default",
-        "Codec of the batches; by default what the topic advises.",
+        "Codec of the batches; by default the topic's.",
         choices=("topic_default", "none", "lz4", "zstd"),
         ignore_case=True,
         where=Use.WRITE,
@@ -416,7 +416,7 @@ _SETTINGS: Final = (
         "batch.rows",
         Kind.INTEGER,
         "65536",
-        "Spark hands over 10,000 rows at a time; they are gathered to batches of up to so many "
+        "Spark delivers 10,000 rows at a time; they are gathered to batches of up to this many "
         "rows before they are stored.",
         minimum=1,
         label="rows",
@@ -427,7 +427,7 @@ _SETTINGS: Final = (
         "batch.size",
         Kind.OTHER,
         "4m",
-        "And up to so many bytes.",
+        "Bytes per batch, at most.",
         read=parse_bytes,
         label="bytes",
         where=Use.WRITE,
@@ -479,7 +479,7 @@ _SETTINGS: Final = (
         "leader",
         "Which replica a task reads: the partition's leader; a follower in sync; or the nearest, a "
         "follower in sync in the task's rack where the leader is in another. The leader is read "
-        "whenever a follower fails. The driver asks leaders alone.",
+        "whenever a follower fails. The driver asks leaders only.",
         choices=("leader", "follower", "nearest"),
         ignore_case=True,
         where=Use.READ,
@@ -489,7 +489,7 @@ _SETTINGS: Final = (
         "client.rack",
         Kind.OTHER,
         None,
-        "The rack of all tasks, in the words of the brokers' `rack`. By default each executor's "
+        "The rack of all tasks, named like the brokers' `rack`. By default each executor's "
         "own: the environment variable `QUIVERLOG_CLIENT_RACK`, which "
         "`spark.executorEnv.QUIVERLOG_CLIENT_RACK` sets. `nearest` needs one of them.",
         read=parse_text,
@@ -533,14 +533,14 @@ REFUSED: Final = {
     "topicspattern": "use `subscribePattern`",
     "maxfilespertrigger": "use `maxOffsetsPerTrigger` or `maxBytesPerTrigger`",
 }
-"""Options that people may expect, and what to do instead."""
+"""Options of other sources, and what to do instead."""
 
 OPTIONS: Final = SettingsTable(_SETTINGS, absent=REFUSED, ignore_case=True)
-"""Every option by its name, in the order in which the docs show them."""
+"""Every option by its name, in the order of the docs."""
 
 
 def options_page(use: Use) -> str:
-    """The table in docs/spark.md for reads (`Use.READ`) or writes (`Use.WRITE`)."""
+    """Return the table in docs/spark.md for reads (`Use.READ`) or writes (`Use.WRITE`)."""
     shown = (setting for setting in OPTIONS.values() if setting.where & use)
     return markdown_table(
         ("option", "type", "default", "applies to", "meaning"),

@@ -1,7 +1,7 @@
 """Values of options: text in, value out.
 
 One parser per type. A parser raises ValueError with what it expected; `options` adds the option's
-name. Pure; knows no option by name.
+name.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ EARLIEST = -2
 LATEST = -1
 
 LONG_MAX = 2**63 - 1
-"""Java's Long.MaxValue, which people write for "no bound"."""
+"""Java's Long.MaxValue, a common way to write "no bound"."""
 
 Positions = dict[str, dict[int, int] | int]
-"""Topic -> partition -> offset or timestamp in milliseconds; or one for the whole topic."""
+"""Topic -> partition -> offset or timestamp in milliseconds; or one number for the whole topic."""
 
 _NO_WORDS: Mapping[str, int] = {}
 
@@ -103,7 +103,7 @@ def _partition_number(key: object, example: str) -> int:
 def _by_partition(
     value: str, example: str, least: int, whole: Mapping[str, int] = _NO_WORDS
 ) -> Positions:
-    """`whole`: words that may stand for all partitions of a topic, with what they mean."""
+    """`whole`: words for all partitions of a topic, with their number."""
     result: Positions = {}
     for topic, partitions in _json_object(value, example).items():
         if isinstance(partitions, str) and partitions.strip().lower() in whole:

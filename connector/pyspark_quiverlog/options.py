@@ -1,10 +1,8 @@
-"""The data source's options as given: parsed, checked, or refused.
+"""The data source's options: parsed, checked, or refused.
 
-Owns the order of the checks and their wording: an option is parsed and checked before anything else
-happens, and a refusal names the option and says what to use instead. What options there are, and
-which are refused, lies in `option_table`. Knows nothing of Spark, brokers or offsets.
-
-Spark hands option keys over in lower case, so names are matched without regard to case.
+An option is parsed and checked before anything else happens; a refusal names the option and the
+alternative. `option_table` lists the options and the refused ones. Spark passes option keys in
+lower case, so names are matched without regard to case.
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ _IGNORED = frozenset(
 """Spark adds these by itself: the first two to a sink's options, the others to a table's."""
 
 _TABLE_HINT = (
-    " No option has arrived at all: Spark does not pass those of a catalogue's table on to a "
+    " There are no options: Spark does not pass those of a catalogue's table to a "
     "Python source. Use CREATE TEMPORARY VIEW ... USING quiverlog OPTIONS(...)."
 )
 
@@ -102,7 +100,7 @@ class WriteOptions:
 
 
 def parse_read_options(raw: Mapping[str, str], use: Use) -> ReadOptions:
-    """Check a read's options. `use` is STREAM_READ, BATCH_READ, or READ while it is not known.
+    """Check a read's options. `use` is STREAM_READ, BATCH_READ, or READ while it is not decided.
 
     Raises:
         InvalidOption: with the option's name and what to use instead.
@@ -125,7 +123,7 @@ def parse_write_options(raw: Mapping[str, str], use: Use) -> WriteOptions:
         is_about_creation = setting.key.startswith("createTopic.")
         if is_about_creation and setting.field in values and not options.create_topic:
             raise InvalidOption(
-                f"option `{setting.key}` says how a topic is made: set `createTopic` to true as "
+                f"option `{setting.key}` applies to new topics: set `createTopic` to true as "
                 "well, or leave it out."
             )
     return options
@@ -135,10 +133,10 @@ _SELECTORS = ("subscribe", "subscribePattern", "assign")
 
 
 def _with_path(raw: Mapping[str, str], name: str, selectors: tuple[str, ...]) -> dict[str, str]:
-    """`load("x")` and `save("x")` arrive as the option `path`.
+    """Return the options with `path`, which `load("x")` and `save("x")` set, as the topic.
 
     A table in Spark's catalogue has its warehouse location there, which cannot be a topic's name
-    (it has slashes) and means nothing here.
+    (it has slashes) and is ignored.
     """
     options = {key: value for key, value in raw.items() if key.lower() != "path"}
     path = next((value for key, value in raw.items() if key.lower() == "path"), None)
@@ -159,7 +157,7 @@ def _parse(raw: Mapping[str, str], use: Use) -> dict[str, Any]:
     given: dict[str, str] = {}
     for key, text in raw.items():
         lowered = key.lower()
-        if lowered in _IGNORED or lowered.startswith("option."):  # a table's options, once more
+        if lowered in _IGNORED or lowered.startswith("option."):  # a table's options, a second time
             continue
         setting = _lookup(key)
         if not setting.where & use:
@@ -182,7 +180,7 @@ def _parse(raw: Mapping[str, str], use: Use) -> dict[str, Any]:
 
 
 def _lookup(key: str) -> Setting:
-    """By a name in any spelling; errors have the person's own."""
+    """Find an option by a name in any spelling; errors have the given spelling."""
     setting = OPTIONS.find(key)
     if setting is not None:
         return setting
@@ -199,7 +197,7 @@ def _lookup(key: str) -> Setting:
 
 
 def _spelt(setting: Setting, key: str) -> str:
-    """As the person wrote it; streams get options from Spark in lower case: then the table's."""
+    """Return the name as given, or the table's where Spark has made it lower case (streams)."""
     return setting.key if key == setting.key.lower() else key
 
 
@@ -218,7 +216,7 @@ def _misplaced(setting: Setting, key: str, use: Use) -> str:
 
 
 def _fields(values: dict[str, Any], use: Use) -> dict[str, Any]:
-    """All fields of the options class, defaults filled in."""
+    """Return all fields of the options class, defaults filled in."""
     result = {}
     for setting in OPTIONS.values():
         if setting.where & use:
@@ -274,7 +272,7 @@ def _check_read_limits(options: ReadOptions) -> None:
         )
     if options.client_rack is not None and options.fetch_from == "leader":
         raise InvalidOption(
-            "option `client.rack` says which replica is near; give `fetchFrom` nearest or follower."
+            "option `client.rack` needs `fetchFrom`: set that to nearest or follower."
         )
     if options.columns is not None and any(c in _METADATA for c in options.columns):
         raise InvalidOption(
@@ -287,7 +285,7 @@ _METADATA = frozenset({"_topic", "_partition", "_offset", "_timestamp"})
 
 
 def _check_topics_named(name: str, positions: Positions, topics: tuple[str, ...]) -> None:
-    if not topics:  # A pattern: what it matches is only known at the broker.
+    if not topics:  # Only the brokers can resolve a pattern.
         return
     foreign = sorted(set(positions) - set(topics))
     missing = sorted(set(topics) - set(positions))

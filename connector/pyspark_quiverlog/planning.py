@@ -1,11 +1,10 @@
-"""Which rows go into a micro-batch, and how they are split into Spark tasks.
+"""The rows of a micro-batch, and their split into Spark tasks.
 
-Pure functions over numbers: no clock, no broker, no Spark. Invariants, each held by a property in
-tests/model/test_planning.py:
+Pure functions over numbers. Invariants, each a property in tests/model/test_planning.py:
 
 - what is admitted is a prefix of what waits, in each partition, and never above a bound;
 - a partition with rows waiting is not starved;
-- a split neither loses, repeats nor reorders a row, and no task holds an empty range.
+- a split neither loses, repeats nor reorders a row, and no task has an empty range.
 """
 
 from __future__ import annotations
@@ -38,15 +37,15 @@ class Backlog(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """How many there are; a log that went backwards has none."""
+        """Number of rows; 0 if the log went backwards."""
         return max(0, self.end - self.start)
 
 
 class Range(NamedTuple):
     """Rows [start, end) of one partition, as an executor reads them.
 
-    `epoch` is the leader epoch of the row before `start`, `end_epoch` of the last one: what has a
-    newer one took the place of rows that were truncated after planning (-1: not known).
+    `epoch` is the leader epoch of the row before `start`, `end_epoch` of the last one: rows with a
+    newer epoch replaced rows that were truncated after planning (-1: unknown).
     """
 
     topic: str
@@ -59,23 +58,23 @@ class Range(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Offsets in the range; rows at most (control batches take offsets too)."""
+        """Offsets in the range: an upper bound on rows (control batches take offsets, too)."""
         return self.end - self.start
 
 
 def enough_rows(rows: int, rows_min: int | None, waited: float, delay_max: float) -> bool:
-    """Whether a micro-batch may run: `rows_min` are there, or some are and time is up."""
+    """Return whether a micro-batch may run: `rows_min` rows wait, or some do and the time is up."""
     if rows_min is None or rows >= rows_min:
         return True
     return rows > 0 and waited >= delay_max
 
 
 def admit_rows(backlogs: Sequence[Backlog], rows_max: int | None) -> dict[Key, int]:
-    """The end offset per partition, so that at most `rows_max` rows are taken in all.
+    """Return the end offset per partition, for at most `rows_max` rows in all.
 
-    Each partition gets a share in proportion to what waits there, so that all of them reach their
-    ends together (event times stay close and watermarks do not run ahead). None gets nothing while
-    there are as many rows as partitions; with fewer, turns are taken (`_rotation`).
+    Shares are in proportion to what waits, so that all partitions reach their ends together (event
+    times stay close, and watermarks do not run ahead). Each partition gets at least one row; with
+    fewer rows than partitions they take turns (`_rotation`).
     """
     if rows_max is None or sum(b.rows for b in backlogs) <= rows_max:
         return {b.key: max(b.start, b.end) for b in backlogs}
@@ -86,9 +85,9 @@ def admit_rows(backlogs: Sequence[Backlog], rows_max: int | None) -> dict[Key, i
 def share_bytes(
     backlogs: Sequence[Backlog], byte_counts: Mapping[Key, int], bytes_max: int
 ) -> dict[Key, int]:
-    """How many of `bytes_max` each partition may take, in proportion to the bytes that wait there.
+    """Return each partition's share of `bytes_max`, in proportion to its waiting bytes.
 
-    Only partitions that may take something are in the result.
+    Partitions without a share are left out.
     """
     sizes = [byte_counts[b.key] if b.rows else 0 for b in backlogs]
     if sum(sizes) <= bytes_max:
@@ -100,10 +99,10 @@ def share_bytes(
 def admit_bytes(
     backlogs: Sequence[Backlog], reached: Mapping[Key, tuple[int, int]], bytes_max: int
 ) -> dict[Key, int]:
-    """The end offset per partition, so that at most `bytes_max` are taken, or one partition's part.
+    """Return the end offset per partition, for at most `bytes_max` in all, or one partition's part.
 
-    `reached`: partition -> (end offset on a batch boundary, stored bytes up to there), which is at
-    least one whole batch and may thus lie above the partition's share.
+    `reached`: partition -> (end offset on a batch boundary, stored bytes up to there): at least one
+    whole batch, so it may exceed the partition's share.
     """
     ends = {b.key: b.start for b in backlogs}
     waiting = [b for b in backlogs if b.rows and b.key in reached]
@@ -119,19 +118,17 @@ def admit_bytes(
 
 
 def _rotation(backlogs: Sequence[Backlog]) -> int:
-    """The number of the partition that is served first. It follows from the offsets, so it moves on
-    as they advance and needs no state.
-
-    Scrambled (Knuth's multiplier), so that no step width keeps missing the same partition.
-    """
+    """Return the index of the partition served first. It follows from the offsets, so it moves on
+    as they advance, without state."""
+    # Knuth's multiplier: without it, some step widths would always miss the same partition.
     mixed = (sum(b.start for b in backlogs) * 2_654_435_761) & 0xFFFF_FFFF
     return (mixed * len(backlogs)) >> 32
 
 
 def _shares(amounts: Sequence[int], total: int, turn: int) -> list[int]:
-    """Split `total` over `amounts` in proportion; exact, and at least 1 to each where it lasts.
+    """Split `total` over `amounts` in proportion; exact, and at least 1 for each while it lasts.
 
-    The remainder goes one by one to those with the largest fractions, ties by turn.
+    The remainder goes one by one to the largest fractions, ties by turn.
     """
     available = sum(amounts)
     assert 0 < total < available
@@ -151,7 +148,7 @@ def _shares(amounts: Sequence[int], total: int, turn: int) -> list[int]:
 
 
 def _share_with_empty(shares: list[int], line: list[int]) -> list[int]:
-    """Give each partition without a share one share of the partition that has the most."""
+    """Give each partition without a share one share of the partition with the most."""
     empty = [i for i in line if shares[i] == 0]
     givers = [(-shares[i], i) for i in line if shares[i] > 1]
     heapq.heapify(givers)
@@ -176,8 +173,8 @@ def split_ranges(
     """Turn ranges into Spark tasks: each inner list is read by one task, in order.
 
     Without bounds, one task per range that is not empty. `rows_max`: no task reads more rows.
-    `tasks_min`: large ranges are split, in proportion, until there are about so many tasks.
-    `rows_min`: smaller ranges share a task, but not so that fewer than `tasks_min` are left.
+    `tasks_min`: large ranges are split, in proportion, into about this many tasks. `rows_min`:
+    smaller ranges share a task, while at least `tasks_min` remain.
     """
     todo = [r for r in ranges if r.rows > 0]
     if not todo:
@@ -192,10 +189,10 @@ def split_ranges(
 
 
 def _cut(whole: Range, parts: int) -> list[Range]:
-    """Near-equal consecutive pieces; never an empty one."""
+    """Return near-equal consecutive pieces, none empty."""
     parts = max(1, min(parts, whole.rows))
     edges = [whole.start + whole.rows * i // parts for i in range(parts + 1)]
-    # Only the first piece follows on the row whose epoch is known.
+    # Only the first piece follows the row whose epoch is known.
     return [
         whole._replace(start=a, end=b, epoch=whole.epoch if i == 0 else -1)
         for i, (a, b) in enumerate(itertools.pairwise(edges))
@@ -203,7 +200,7 @@ def _cut(whole: Range, parts: int) -> list[Range]:
 
 
 def _cut_to_count(pieces: Sequence[Range], count: int) -> list[Range]:
-    """Cut the pieces so that about `count` come out, always dividing whatever is largest."""
+    """Cut the pieces into about `count`, always dividing the largest."""
     parts = [1] * len(pieces)
     queue = [(-piece.rows, i) for i, piece in enumerate(pieces)]
     heapq.heapify(queue)

@@ -1,9 +1,8 @@
-"""Connections of one process, kept from task to task and from micro-batch to micro-batch.
+"""Connections of one process, kept across tasks and micro-batches.
 
-Spark keeps its Python workers for the next tasks (and ends them after a minute of rest or a failed
-task), so what is cached here in a module global lives as long as it is useful. Workers are forked:
-an entry is only good in the process that made it, a child begins with none, and nothing is opened
-at import.
+Spark reuses its Python workers (and ends them after a minute of rest or a failed task), so a cache
+in a module global lives as long as it is useful. Workers are forked: an entry is valid only in its
+own process, a child starts empty, and nothing is opened at import.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ __all__ = ["Endpoint", "client", "drop_producer", "endpoint", "has_producer", "p
 
 
 class Endpoint(NamedTuple):
-    """The settings that make clients different; the key of the pool. Times in seconds."""
+    """The settings that distinguish clients: the key of the pool. Times in seconds."""
 
     addresses: tuple[str, ...]
     client_id: str
@@ -35,17 +34,17 @@ class _Pool:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        """While a client or a producer is opened: two threads would open two, and lose one."""
+        """Held while a client or a producer is opened: two threads would open two, and leak one."""
         self.clients: dict[Endpoint, Client] = {}
         self.producers: dict[tuple[Any, ...], tuple[Any, Any]] = {}
-        """Endpoint, topic and settings -> (what the topic was then, the producer)."""
+        """Endpoint, topic and settings -> (the topic's version then, the producer)."""
 
 
 _pool = _Pool()
 
 
 def _start_anew() -> None:
-    """In a forked child: the parent's sockets are not ours; forget them, and do not close them."""
+    """Start empty in a forked child, without closing the parent's sockets."""
     global _pool
     _pool = _Pool()
 
@@ -54,7 +53,6 @@ os.register_at_fork(after_in_child=_start_anew)
 
 
 def endpoint(options: ReadOptions | WriteOptions) -> Endpoint:
-    """The endpoint that the options name."""
     return Endpoint(
         options.bootstrap_servers,
         options.client_id,
@@ -64,7 +62,7 @@ def endpoint(options: ReadOptions | WriteOptions) -> Endpoint:
 
 
 def client(where: Endpoint) -> Client:
-    """This process's client for `where`, opened at the first call.
+    """Return this process's client for `where`, opened at the first call.
 
     Raises:
         ConnectionFailed: no broker answers; the text names the addresses.
@@ -85,10 +83,10 @@ def client(where: Endpoint) -> Client:
 
 
 def producer(where: Endpoint, topic: str, **settings: Any) -> Any:
-    """This process's producer for a topic. A task that fails must `drop_producer` it.
+    """Return this process's producer for a topic. A task that fails must `drop_producer` it.
 
-    One request, once per task: a topic that was altered or created anew since the last task gets a
-    new producer. Spark may have many idle workers with old ones, more than it retries a task.
+    Costs one request per task: a topic that was altered or created again since the last task gets a
+    new producer. Spark may have more idle workers with old producers than it retries a task.
 
     Raises:
         UnknownTopic: there is none of this name.
@@ -109,7 +107,7 @@ def producer(where: Endpoint, topic: str, **settings: Any) -> Any:
 
 
 def has_producer(where: Endpoint, topic: str, **settings: Any) -> bool:
-    """Whether an earlier task left one in this process; it may be out of date."""
+    """Return whether an earlier task left a producer in this process; it may be outdated."""
     return _producer_key(where, topic, settings) in _pool.producers
 
 
@@ -118,10 +116,10 @@ def _producer_key(where: Endpoint, topic: str, settings: dict[str, Any]) -> tupl
 
 
 def drop_producer(found: Any) -> None:
-    """Forget a producer whose state is in doubt; the next task opens a new one."""
+    """Close a producer whose state is in doubt; the next task opens a new one."""
     pool = _pool
     with pool.lock:
         for key in [k for k, (_, p) in pool.producers.items() if p is found]:
             del pool.producers[key]
-    with contextlib.suppress(Exception):  # its failure is already on its way up
+    with contextlib.suppress(Exception):  # its own failure is being reported already
         found.close()

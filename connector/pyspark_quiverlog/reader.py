@@ -1,12 +1,11 @@
-"""What an executor does: read the ranges of one task and hand Spark Arrow batches.
+"""An executor's read: the ranges of one task, as Arrow batches for Spark.
 
-Owns the way of a stored batch to Spark: fetched ahead while Spark takes the last one, sliced to
-the range, brought to Spark's schema (`schema.Normalizer`; unchanged where it already has it),
-and small ones gathered, because each batch costs Spark a fixed price.
+Batches are prefetched while Spark uses the last one, sliced to the range, converted to Spark's
+schema (`schema.Normalizer`; unchanged where it is the same), and small ones are gathered, because
+each batch has a fixed cost in Spark.
 
-Everything it needs is in the task's ranges and the query's options: no metadata is asked for in
-the steady state. Rows that are gone are noticed here when they went after planning: by the valid
-range that a fetch answers with, by the leader epoch it carries, by the topic id it names.
+Everything it needs is in the task's ranges and the query's options: it requests no metadata while
+all goes well. Rows lost after planning show in a fetch's valid range, leader epoch or topic id.
 """
 
 from __future__ import annotations
@@ -43,35 +42,34 @@ __all__ = ["COALESCE_BYTES", "COALESCE_ROWS", "LogSplit", "SplitReader", "coales
 COALESCE_ROWS: Final = 65_536
 COALESCE_BYTES: Final = 4 * 1024 * 1024
 RACK: Final = "QUIVERLOG_CLIENT_RACK"
-"""Environment variable of an executor: the rack that it stands in."""
+"""Environment variable of an executor: its rack."""
 
 logger = logging.getLogger("pyspark_quiverlog")
 
 
 def rack(options: ReadOptions) -> str:
-    """Where this task runs: as the query says for all tasks, or as this executor's machine does.
+    """Return this task's rack: the query's for all tasks, or this executor's.
 
     Raises:
-        InvalidOption: the nearest replica is wanted, and nobody says where this is.
+        InvalidOption: `fetchFrom` is nearest, and no rack is set.
     """
     found = options.client_rack or os.environ.get(RACK, "").strip()
     if options.fetch_from == "nearest" and not found:
         raise InvalidOption(
-            f"option `fetchFrom`: nearest to what? This executor has no rack: set {RACK} in its"
-            f" environment (spark.executorEnv.{RACK}), or give the option `client.rack`."
+            "option `fetchFrom` is nearest, and this executor has no rack: set"
+            f" {RACK} in its environment (spark.executorEnv.{RACK}), or the option `client.rack`."
         )
     return found
 
 
 class LogSplit(InputPartition):  # type: ignore[misc]
-    """The ranges that one Spark task reads, in order. Pickled for every task: kept small."""
+    """The ranges that one Spark task reads, in order. Pickled for every task, so it is small."""
 
     def __init__(self, ranges: list[Range]) -> None:
         self.value = [tuple(r) for r in ranges]
 
     @property
     def ranges(self) -> list[Range]:
-        """The ranges, as values with names."""
         return [Range._make(r) for r in self.value]
 
 
@@ -83,11 +81,11 @@ class SplitReader(worker_process.SentToTasks):
         self.schema: pa.Schema = to_arrow_schema(schema)
 
     def normalizer(self) -> Normalizer:
-        """The function that casts batches to the query's schema."""
+        """Return the function that casts batches to the query's schema."""
         return Normalizer(self.schema, metadata=self.options.include_metadata)
 
     def read(self, split: Any) -> Iterator[pa.RecordBatch]:
-        """The rows of a split under exactly the query's schema.
+        """Yield the rows of a split under exactly the query's schema.
 
         Raises:
             DataLoss: rows of the split are gone, and `failOnDataLoss` is true.
@@ -98,7 +96,8 @@ class SplitReader(worker_process.SentToTasks):
         worker_process.end_of_work()
 
     def _read_range(self, piece: Range) -> Iterator[pa.RecordBatch]:
-        """Read on behind rows that are gone or damaged, where the options allow it."""
+        """Yield the rows of a range, going on after lost or damaged ones where the options allow
+        it."""
         position, epoch = piece.start, piece.epoch
         normalizer = self.normalizer()
         while position < piece.end:
@@ -117,7 +116,7 @@ class SplitReader(worker_process.SentToTasks):
                 return
 
     def _fetch(self, piece: Range, normalizer: Normalizer) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """(offset after the batch, the batch under Spark's schema), in order."""
+        """Yield (offset after the batch, the batch under Spark's schema), in order."""
         from quiverlog.client.tables.fetcher import PartitionFetcher
 
         fetcher = PartitionFetcher(
@@ -150,7 +149,7 @@ class SplitReader(worker_process.SentToTasks):
                 raise unreadable(error, where) from None
 
     def _after_loss(self, piece: Range, position: int, error: QuiverlogError) -> int:
-        """Fail, or say where to read on."""
+        """Fail, or return where to read on."""
         where = f"{piece.topic}-{piece.partition}"
         first = error.details.get("log_start_offset")
         if isinstance(error, OffsetOutOfRange) and isinstance(first, int) and first > position:
@@ -166,7 +165,7 @@ class SplitReader(worker_process.SentToTasks):
         return resume
 
     def _after_corruption(self, piece: Range, position: int, error: QuiverlogError) -> int:
-        """Fail, or say where rows can be read again."""
+        """Fail, or return where rows can be read again."""
         after = error.details.get("next_offset")
         if self.options.fail_on_corrupt_data or not isinstance(after, int) or after <= position:
             raise error
@@ -183,7 +182,7 @@ class SplitReader(worker_process.SentToTasks):
 
 
 def metadata_columns(names: Iterable[str], stored: Any) -> Mapping[str, pa.Array]:
-    """The metadata columns `names` of one batch as the client hands it out."""
+    """Return the metadata columns `names` of one batch from the client."""
     rows = stored.data.num_rows
     result = {}
     for name in names:
@@ -203,7 +202,7 @@ def coalesce(
     rows_min: int = COALESCE_ROWS,
     bytes_min: int = COALESCE_BYTES,
 ) -> Iterator[pa.RecordBatch]:
-    """Gather small batches; a batch that is large enough by itself passes through untouched."""
+    """Gather small batches; a batch that is large enough passes unchanged."""
     waiting: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:

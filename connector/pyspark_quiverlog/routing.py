@@ -1,8 +1,7 @@
-"""Which topic and partition a row is for, and the driver's check that the topic can take it.
+"""The topic and partition of each row, and the driver's check that the topic accepts the rows.
 
-Owns the routing columns: `Route` says which there are, `split_by_route` parts rows by them, and
-`check_write` finds out and refuses, before any task runs, what every task would refuse. Must not
-know producers or Spark's tasks.
+Owns the routing columns: `Route` names them, `split_by_route` divides rows by them, and
+`check_write` refuses, before any task runs, what every task would refuse.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ __all__ = ["Route", "check_write", "split_by_route", "topic_schema"]
 class Route:
     """How a row finds its topic and partition. A None column does not route.
 
-    `is_partition_named`: the option `partitionColumn` says so; otherwise a column `partition`
-    routes to those topics only that have no column of that name. `ignored`: a column that would
-    name the topic, if the option `topic` did not.
+    `is_partition_named`: by the option `partitionColumn`; otherwise a column `partition` routes
+    only to topics without a column of that name. `ignored`: a column that would name the topic, if
+    the option `topic` did not.
     """
 
     topic: str | None
@@ -40,11 +39,11 @@ class Route:
 
 
 _checked: dict[tuple[Any, ...], Route] = {}
-"""Checks that this process has passed: a stream's writer is made twice per micro-batch."""
+"""Checks that passed in this process: a stream's writer is made twice per micro-batch."""
 
 
 def check_write(options: WriteOptions, schema: pa.Schema) -> Route:
-    """Refuse rows that the topic cannot take, before any task runs.
+    """Refuse rows that the topic cannot accept, before any task runs.
 
     Raises:
         InvalidOption: no topic, or a routing column that is missing or of the wrong type.
@@ -97,7 +96,7 @@ def _check_write(options: WriteOptions, schema: pa.Schema) -> Route:
 
 
 def _routing_names(options: WriteOptions, schema: pa.Schema) -> set[str]:
-    """Columns that a topic made for these rows does not get."""
+    """Return the columns that a topic created for these rows does not get."""
     names = {options.topic_column, options.partition_column or "partition"}
     if options.partition_column is None and not is_int(schema, "partition"):
         names.discard("partition")  # it cannot name a partition, so it is data
@@ -105,7 +104,7 @@ def _routing_names(options: WriteOptions, schema: pa.Schema) -> set[str]:
 
 
 def is_int(schema: pa.Schema, name: str) -> bool:
-    """Whether there is such a column, of whole numbers."""
+    """Return whether there is such a column, of an integer type."""
     return name in schema.names and bool(pa.types.is_integer(schema.field(name).type))
 
 
@@ -128,7 +127,7 @@ def topic_schema(options: WriteOptions, topic: str) -> pa.Schema:
 
 
 def empty_batch(schema: pa.Schema) -> pa.RecordBatch:
-    """No rows, all columns."""
+    """Return no rows with all columns."""
     return pa.RecordBatch.from_arrays([pa.nulls(0, f.type) for f in schema], schema=schema)
 
 
@@ -153,7 +152,7 @@ def check_fits(batch: pa.RecordBatch, options: WriteOptions, topic: str) -> None
 
 
 def strip_routing(batch: pa.RecordBatch, route: Route) -> pa.RecordBatch:
-    """The rows as the topic gets them."""
+    """Return the rows without routing columns."""
     columns = route.topic_column, route.partition_column, route.ignored
     routing = [c for c in columns if c is not None]
     return batch.drop_columns(routing) if routing else batch
@@ -162,7 +161,7 @@ def strip_routing(batch: pa.RecordBatch, route: Route) -> pa.RecordBatch:
 def split_by_route(
     batch: pa.RecordBatch, route: Route, route_to: Callable[[str], Route] | None = None
 ) -> Iterator[tuple[str, int | None, pa.RecordBatch]]:
-    """(topic, partition, rows), rows in their order. A None partition is left to the producer.
+    """Yield (topic, partition, rows), rows in their order. None: the producer chooses a partition.
 
     `route_to`: the route of one topic's rows, where topics differ.
 
@@ -181,7 +180,7 @@ def split_by_route(
 
 
 def _groups(batch: pa.RecordBatch, column: str | None) -> Iterator[tuple[Any, pa.RecordBatch]]:
-    """The rows by the value of a column; all of them under None without one."""
+    """Yield the rows by the value of a column; without a column, all of them under None."""
     if column is None:
         yield None, batch
         return

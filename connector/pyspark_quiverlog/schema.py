@@ -1,15 +1,12 @@
 """Arrow schemas of topics and Spark schemas of queries.
 
-Owns three decisions: what Spark type a topic's column has, how several topics share one schema,
-and how a stored batch becomes exactly what Spark expects. Spark compares the first batch's schema
-with its own to the letter (types, order, nullability) and never looks at the others, so every
-batch goes through `Normalizer`, which costs nothing measurable when nothing needs to change.
-
-Which type may be read as which other is not decided here: `quiverlog.batch` owns that rule, asked
-at planning (`Normalizer.check`) and by the decoder for every batch.
+Owns the Spark type of a topic's column, the common schema of several topics, and the conversion of
+stored batches. Spark compares the first batch's schema with its own exactly (types, order,
+nullability) and does not check the others, so every batch goes through `Normalizer`. The types that
+may be read as others are `quiverlog.batch`'s rule.
 
 All top-level columns are nullable for Spark: a topic's schema may grow while a query runs, and
-rows from before then have nulls. Knows nothing of offsets, connections or options.
+earlier rows then have nulls.
 """
 
 from __future__ import annotations
@@ -50,7 +47,8 @@ logger = logging.getLogger("pyspark_quiverlog")
 
 # --- Arrow -> Spark -------------------------------------------------------------------------------
 def plain_type(data_type: pa.DataType) -> pa.DataType:
-    """The type as Spark reads it: large, view and dictionary types plain, times in microseconds.
+    """Return the type as Spark reads it: large, view and dictionary types plain, times in
+    microseconds.
 
     Raises:
         InvalidSchema: Spark has no such type.
@@ -67,7 +65,7 @@ def _holds_null(data_type: pa.DataType) -> bool:
 
 
 def spark_schema(schema: pa.Schema) -> Any:
-    """The StructType that a query over `schema` gets; every column nullable.
+    """Return the StructType of a query over `schema`; every column nullable.
 
     Raises:
         InvalidSchema: a column of a type that Spark does not have, by name.
@@ -88,7 +86,7 @@ def spark_schema(schema: pa.Schema) -> Any:
 
 # --- several topics, one schema ---------------------------------------------------------------
 def merge_schemas(schemas: Mapping[str, pa.Schema]) -> pa.Schema:
-    """One schema over all topics: columns by name, in order of first appearance.
+    """Return one schema for all topics: columns by name, in order of first appearance.
 
     A column that a topic lacks is null in its rows; types widen as in a topic's own evolution.
 
@@ -115,19 +113,19 @@ def _plain_or_same(data_type: pa.DataType) -> pa.DataType:
     try:
         return plain_type(data_type)
     except InvalidSchema:
-        return data_type  # `columns` may leave it out; `spark_schema` refuses it otherwise
+        return data_type  # `columns` may leave it out; otherwise `spark_schema` refuses it
 
 
 def query_columns(
     schemas: Mapping[str, pa.Schema], columns: Sequence[str] | None, *, metadata: bool
 ) -> pa.Schema:
-    """The columns of a query without a user's schema.
+    """Return the columns of a query without a user's schema.
 
-    Columns of nulls alone are left out, with a warning, unless `columns` names them.
+    Columns of Arrow's null type are left out, with a warning, unless `columns` names them.
 
     Raises:
         InvalidOption: `columns` names one that no topic has, or a topic's own column has the name
-            of a metadata column that was asked for.
+            of a requested metadata column.
     """
     if columns is not None:
         schemas = {topic: project_schema(schema, columns) for topic, schema in schemas.items()}
@@ -153,7 +151,7 @@ def query_columns(
 
 
 def _without_nulls_alone(schema: pa.Schema) -> pa.Schema:
-    """The columns that have a type. If none has, all: `spark_schema` says what is wrong."""
+    """Return the columns with a type. If there are none, all: `spark_schema` names the problem."""
     typed = [field for field in schema if not _holds_null(field.type)]
     if not typed or len(typed) == len(schema):
         return schema
@@ -165,17 +163,16 @@ def _without_nulls_alone(schema: pa.Schema) -> pa.Schema:
 
 
 def project_schema(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:
-    """The fields named in `columns`, as far as they are there."""
+    """Return the fields named in `columns`, as far as they exist."""
     return pa.schema([schema.field(name) for name in columns if name in schema.names])
 
 
 # --- stored batch -> Spark batch ----------------------------------------------------------------
 class Normalizer:
-    """Makes stored batches exactly what Spark expects for `schema`.
+    """Converts stored batches to exactly what Spark expects for `schema`.
 
-    The decoder brings rows to `stored_target`, by the rule of `quiverlog.batch` (the stored type
-    or a wider one); here the metadata columns are put where Spark expects them. No type is
-    changed here, and no byte is copied.
+    The decoder converts rows to `stored_target`, by the rule of `quiverlog.batch` (the stored type
+    or a wider one); metadata columns are inserted here. No type is changed, and no byte is copied.
     """
 
     def __init__(self, schema: Any, *, metadata: bool = False) -> None:
@@ -184,14 +181,14 @@ class Normalizer:
         self.columns = [n for n in self.target.names if n not in reserved]
         self.metadata_names = [n for n in self.target.names if n in reserved]
         self.stored_target = pa.schema([self.target.field(n) for n in self.columns])
-        """What the decoder shall make of stored rows: the target without metadata columns."""
+        """The decoder's target for stored rows: the target without metadata columns."""
 
     def check(self, topic: str, schema: pa.Schema) -> None:
-        """Refuse up front what would fail in every task.
+        """Refuse in the driver what would fail in every task.
 
         Raises:
-            IncompatibleSchema: a column whose stored type does not become the query's type, or
-                that may hold nulls where the query's schema says NOT NULL.
+            IncompatibleSchema: a column whose stored type does not become the query's type, or that
+                may hold nulls where the query's schema has NOT NULL.
         """
         try:
             check_readable(schema, self.stored_target)
@@ -201,7 +198,8 @@ class Normalizer:
     def __call__(
         self, batch: pa.RecordBatch, metadata: Mapping[str, pa.Array] | None = None
     ) -> pa.RecordBatch:
-        """Rows under `stored_target`, and `metadata`: arrays by column name, of the same length."""
+        """Return rows of `stored_target` with `metadata`: arrays by column name, of the same
+        length."""
         assert batch.schema.equals(self.stored_target), "the decoder gives what was asked of it"
         if not self.metadata_names:
             return batch
@@ -213,15 +211,15 @@ class Normalizer:
 
 
 def unreadable(error: IncompatibleSchema, where: str) -> IncompatibleSchema:
-    """The batch's owner says which column does not fit; a person also needs to know where."""
+    """Return an error that names the column, its place, and what to do."""
     details = error.details
     column, stored, wanted = (details.get(key) for key in ("column", "stored", "wanted"))
     if stored is None:
-        what = f"column {column!r} is not in {where}, and the query's schema says NOT NULL"
+        what = f"column {column!r} is not in {where}, and NOT NULL in the query's schema"
     elif stored == wanted:
-        what = f"column {column!r} may hold nulls in {where}, the query's schema says NOT NULL"
+        what = f"column {column!r} may hold nulls in {where}, and is NOT NULL in the query's schema"
     else:
-        what = f"column {column!r} is {stored} in {where}, the query's schema says {wanted}"
+        what = f"column {column!r} is {stored} in {where}, and {wanted} in the query's schema"
     return IncompatibleSchema(
         f"{what}. Read it with the topic's type (or a wider one, or nullable) and cast in the "
         "query; a query without a schema of its own takes the topic's types when it starts again.",

@@ -1,9 +1,8 @@
-"""The way of quiverlog to Spark's workers whose interpreter does not have it.
+"""Sends quiverlog to Spark's workers whose interpreter does not have it.
 
-Owns what is sent: quiverlog and the two small compiled packages that it is made of, as the driver
-has them, each as an archive that Spark unpacks where its Python workers look for modules. A zip on
-their path would not do: compiled modules cannot be imported from it. pyarrow is not sent, since
-Spark's own part of a data source needs it.
+That is quiverlog and the two small compiled packages that it needs, from the driver, each as an
+archive that Spark unpacks where its Python workers import from: compiled modules cannot be imported
+from a zip on the path. pyarrow is not sent, since Spark's own part of a data source needs it.
 """
 
 from __future__ import annotations
@@ -39,21 +38,21 @@ _LOOK: Final = (
 _LOOK_S_MAX: Final = 60
 _PATH: Final = "PYTHONPATH"
 _sent_by: Final[weakref.WeakSet[Any]] = weakref.WeakSet()
-"""Contexts: sent again, it would be unpacked under workers that run."""
+"""Contexts: sent again, the packages would be unpacked under running workers."""
 _sending: Final = threading.RLock()
-"""Two threads that register at once would send twice, and leave the path of one to the other."""
+"""Two threads that register at once would send twice, and one would restore the other's path."""
 
 
 def context_of(spark: SparkSession) -> Any | None:
-    """None with Spark Connect: the workers are the server's."""
+    """Return the context; None with Spark Connect, whose workers are the server's."""
     try:
         return spark.sparkContext
-    except Exception:  # each version says in its own way that there is none
+    except Exception:  # each version has another exception for its absence
         return None
 
 
 def is_missing_in(python: str) -> bool:
-    """Whether this interpreter, on the driver's machine, has to be sent the packages.
+    """Return whether this interpreter, on the driver's machine, must be sent the packages.
 
     Raises:
         WorkersLackPackage: Spark cannot plan with it at all.
@@ -84,16 +83,16 @@ def is_missing_in(python: str) -> bool:
 
 @contextlib.contextmanager
 def sent(spark: SparkSession, context: Any) -> Iterator[None]:
-    """For the time of a `with`: what is registered is found by every Python worker.
+    """Within a `with`, every Python worker can import what is registered.
 
-    All of them look where the archives are unpacked, but for the process that asks a stream's
-    source what there is: it takes its path from the environment that a function is made with.
+    Workers search where the archives are unpacked, except the process of a stream's source: it gets
+    its path from the environment with which a function is made.
     """
     from pyspark import SparkFiles
 
     with _sending:
         if context not in _sent_by:
-            # Executors that begin later fetch them then: they stay for as long as the driver runs.
+            # Executors that start later fetch them then, so they stay as long as the driver runs.
             directory = tempfile.mkdtemp(prefix="quiverlog-")
             atexit.register(shutil.rmtree, directory, ignore_errors=True)
             for name in PACKAGES:
@@ -112,9 +111,9 @@ def sent(spark: SparkSession, context: Any) -> Iterator[None]:
 
 
 def check_server(spark: SparkSession) -> None:
-    """Raises WorkersLackPackage where the server of Spark Connect does not have quiverlog."""
+    """Raise WorkersLackPackage where the Spark Connect server does not have quiverlog."""
     try:
-        # Spark's planner makes the source, which then misses an option.
+        # Spark's planner creates the source, which then misses an option.
         _ = spark.read.format("quiverlog").load().schema
     except Exception as error:
         if not any(f"No module named '{name}'" in str(error) for name in PACKAGES):
@@ -134,7 +133,7 @@ def _packed(name: str, directory: str) -> str:
 
 
 def _content(directory: Traversable, prefix: str) -> Iterator[tuple[str, bytes]]:
-    """The files of a package, be it a directory or in a zip."""
+    """Yield the files of a package in a directory or a zip."""
     for entry in directory.iterdir():
         if entry.is_dir():
             if entry.name != "__pycache__":

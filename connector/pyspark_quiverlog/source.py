@@ -1,4 +1,4 @@
-"""The schema of a read, and the checks that a query's schema passes before any task runs."""
+"""The schema of a read, and the checks of a query's schema before any task runs."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["check_query_schema", "open_view", "read_schema"]
 
 
 def open_view(options: ReadOptions) -> LogView:
-    """The driver's view of the log, over this process's client."""
+    """Return the driver's view of the log, with this process's client."""
     return LogView(pool.client(pool.endpoint(options)), options)
 
 
 def read_schema(raw: Mapping[str, str]) -> Any:
-    """The StructType of a read whose user gave no schema. Called once per `load()`.
+    """Return the StructType of a read without a user's schema. Called once per `load()`.
 
     Raises:
         InvalidOption, UnknownTopic, IncompatibleSchema: see docs/spark.md.
@@ -29,7 +29,7 @@ def read_schema(raw: Mapping[str, str]) -> Any:
     options = parse_read_options(raw, Use.READ)
     view = open_view(options)
     view.refresh()
-    # A stream that starts again may lack partitions of `assign`: its topic was made anew, which the
+    # A restarted stream may lack partitions of `assign`: its topic was created again, which the
     # planner reports as data loss. A new query, and a batch, are refused for them when they start.
     view.require_topics()
     if not view.topics:

@@ -1,17 +1,13 @@
-"""The driver's side of a streaming read: where the next micro-batch begins and ends.
+"""The driver's part of a streaming read: where micro-batches begin and end.
 
-One object per query run, called by Spark from one thread. Owns the query's position, what waits,
-and everything that can go wrong with a position: topics deleted or created anew, logs truncated,
-rows gone by retention. Rules:
+One object per query run, called by Spark from one thread. Owns the query's position and what can go
+wrong with it: topics deleted or created again, logs truncated, rows deleted by retention. Rules:
 
-- Nothing that a later call or a restart needs is kept in memory alone: it is in the end offset
-  (`offsets`), which Spark logs before it runs the batch.
-- The offset that came in goes out unchanged when there is nothing to read: a text that differs
-  makes Spark run a batch.
-- In the steady state a trigger costs one request, which also waits for rows and for changes of
-  topics (a long poll), and planning costs none. A trigger that a bound cuts short costs one more.
-- What goes while a batch is being planned stays in the plan: the executor reports the rows that it
-  does not find, and the next call looks at the topics again.
+- What a later call or a restart needs is in the end offset (`offsets`), which Spark logs before it
+  runs the batch, never in memory alone.
+- Without rows, the start offset is returned unchanged: another text makes Spark run a batch.
+- A trigger costs one request (a long poll), planning none; a bound that cuts short one more.
+- What disappears during planning stays in the plan: the executor reports it.
 """
 
 from __future__ import annotations
@@ -33,14 +29,12 @@ from .planning import Range
 __all__ = ["LONG_POLL_S", "StreamPlanner"]
 
 LONG_POLL_S: Final = 0.15
-"""How long one call waits for rows. Spark asks again at once; a stop waits for the answer."""
+"""How long one call waits for rows. Spark calls again at once; a stop waits for the answer."""
 
 Json = dict[str, Any]
 
 
 class StreamPlanner:
-    """See the module."""
-
     def __init__(self, view: LogView) -> None:
         self._view = view
         self._options = view.options
@@ -63,10 +57,10 @@ class StreamPlanner:
 
     # --- Spark's calls ------------------------------------------------------------------------
     def initial_offset(self) -> Json:
-        """Where a new query starts, as of the first call.
+        """Return the start of a new query, as of the first call.
 
-        Spark also asks when it replays the first batch, whose end says where it began: a start
-        that the options do not give (any more) is no error before a new batch needs it.
+        Spark also calls this when it replays the first batch, whose end has the start: a start that
+        the options no longer give is an error only when a new batch needs it.
         """
         self._is_new_query = True
         try:
@@ -75,16 +69,16 @@ class StreamPlanner:
             return SourceOffset({}, is_start=True).to_json()
 
     def prepare_available_now(self) -> None:
-        """Freeze the end: rows that come later, and partitions that do, are for the next run."""
+        """Fix the end: later rows and partitions are for the next run."""
         self._view.refresh()
         self._target = self._all_latest()
         self._target_ids = self._view.ids
 
     def latest_offset(self, start_json: Json | None, *, unlimited: bool) -> Json:
-        """The end of the next micro-batch; `start_json` itself when there is none to run.
+        """Return the end of the next micro-batch; `start_json` itself when there is none to run.
 
-        `start_json` None: PySpark 4.0 and 4.1 do not say where the batch starts.
-        `unlimited`: Spark wants all that is there, whatever the options say.
+        `start_json` None: PySpark 4.0 and 4.1 do not pass the start. `unlimited`: all rows,
+        regardless of the options.
 
         Raises:
             DataLoss: rows that were to be read are gone, and `failOnDataLoss` is true.
@@ -105,17 +99,17 @@ class StreamPlanner:
         return self._end_json
 
     def report_latest(self) -> Json | None:
-        """The end of the log as last seen, for Spark's progress reports. Costs no request."""
+        """Return the last known end of the log, for Spark's progress reports. Costs no request."""
         if not self._latest:
             return None
         known = {w: p for w, p in self._latest.items() if w.topic in self._view.topics}
         return SourceOffset(self._view.group(known)).to_json()
 
     def ranges(self, start_json: Json, end_json: Json) -> list[Range]:
-        """The rows of one micro-batch. Asks the brokers only when it is a replay.
+        """Return the rows of one micro-batch. Sends requests only for a replay.
 
         Raises:
-            DataLoss: they are no longer what they were, and `failOnDataLoss` is true.
+            DataLoss: they changed since, and `failOnDataLoss` is true.
         """
         replay = end_json != self._end_json
         end = SourceOffset.from_json(end_json) if replay or self._end is None else self._end
@@ -140,7 +134,8 @@ class StreamPlanner:
     def _first_rows(
         self, wanted: list[TopicPartition], end: SourceOffset
     ) -> dict[TopicPartition, Position]:
-        """Where partitions begin whose start no offset says (PySpark 4.0 and 4.1)."""
+        """Return the first rows of partitions without a start in either offset (PySpark 4.0 and
+        4.1)."""
         found = self._view.earliest(wanted, {t: p.topic_id for t, p in end.topics.items()})
         for where in wanted:
             if where not in found:
@@ -155,8 +150,11 @@ class StreamPlanner:
         return end.offset > begin.offset
 
     def _end_of_all(self) -> Json:
-        """After a restart PySpark 4.0 and 4.1 ask for an end before they say where the query
-        stands; no bound may apply then, or the answer could lie before that point."""
+        """Return the end of all partitions, after a restart with PySpark 4.0 or 4.1.
+
+        These ask for an end before they pass the position; under a bound, the end could be before
+        it.
+        """
         self._view.refresh()
         self._end = SourceOffset(self._view.group(self._all_latest()))
         self._end_json = self._end.to_json()
@@ -164,7 +162,7 @@ class StreamPlanner:
 
     # --- where the next batch begins ----------------------------------------------------------
     def _resolved_start(self) -> SourceOffset:
-        """Where a new query starts by the options; made durable by the first end offset."""
+        """Return the start of a new query by the options; the first end offset makes it durable."""
         if self._no_start is not None:
             raise self._no_start
         if self._initial is None:
@@ -178,7 +176,7 @@ class StreamPlanner:
         return self._initial
 
     def _begin_from(self, start_json: Json) -> None:
-        """Take the position that Spark hands in, and look after it where that is needed."""
+        """Take over the position that Spark passes, and check it where needed."""
         if self._start is not None and start_json == self._start_json:
             if self._view.stale:
                 self._refresh()
@@ -202,7 +200,7 @@ class StreamPlanner:
             self._look_for_gaps()
 
     def _reads(self) -> Iterable[TopicPartition]:
-        """The partitions that this run reads: a frozen end leaves out what came later."""
+        """Return the partitions that this run reads: a fixed end leaves out later ones."""
         if self._target is None:
             return self._view.partitions
         ids = self._view.ids
@@ -216,7 +214,7 @@ class StreamPlanner:
         return [w for w in self._reads() if self._known_position(w) is None]
 
     def _refresh(self) -> None:
-        """Look at the topics again; nothing that was known of another topic id outlives it."""
+        """Request the topics again, and drop what was known about other topic ids."""
         before = self._view.ids
         self._view.refresh()
         changed = {t for t, topic_id in before.items() if self._view.id_of(t) != topic_id}
@@ -233,7 +231,7 @@ class StreamPlanner:
         self._look_for_changes()
 
     def _look_for_changes(self) -> None:
-        """Compare the start with the topics as they are now."""
+        """Compare the start with the present topics."""
         assert self._start is not None
         for topics in (self._start.topics, self._start.kept or {}):
             for topic, positions in topics.items():
@@ -253,7 +251,7 @@ class StreamPlanner:
     def _lose_topic(self, topic: str, positions: TopicPositions, happened: str) -> None:
         lost = self._selected(topic, positions)
         if not lost or (topic, positions.topic_id) in self._lost_topics:
-            return  # nobody asks for it, or it was said; the next end offset no longer has it
+            return  # Not selected, or reported before; the next end offset no longer has it.
         parts = ", ".join(
             f"partition {partition} from offset {position.offset} on"
             for partition, position in sorted(lost.items())
@@ -265,7 +263,7 @@ class StreamPlanner:
         return {p: at for p, at in positions.partitions.items() if self._view.selects(topic, p)}
 
     def _known_position(self, where: TopicPartition) -> Position | None:
-        """The start's position, if it is about the topic that exists now."""
+        """Return the start's position, if it is about the present topic."""
         assert self._start is not None
         topic_id = self._view.id_of(where.topic)
         for topics in (self._start.topics, self._start.kept or {}):
@@ -277,7 +275,7 @@ class StreamPlanner:
         return None
 
     def _settle(self) -> None:
-        """Work out where the next batch begins, from the start and what overrules it."""
+        """Compute where the next batch begins, from the start and what overrides it."""
         self._begin = {}
         for where in self._reads():
             position = self._resume.get(where) or self._known_position(where)
@@ -285,12 +283,12 @@ class StreamPlanner:
                 self._begin[where] = position
 
     def _look_for_gaps(self) -> None:
-        """After a restart: check that the rows at the start are still there, and the same."""
+        """Check after a restart that the rows at the start still exist, unchanged."""
         self._step_over_gaps(self._begin)
         self._check_epochs(self._view.latest())
 
     def _step_over_gaps(self, wanted: Iterable[TopicPartition]) -> bool:
-        """Go on behind rows that are no longer kept; True where there were such."""
+        """Go on after rows that are no longer kept. Returns whether there were any."""
         gaps = False
         for where, first in self._view.earliest(wanted).items():
             begin = self._begin[where]
@@ -304,8 +302,8 @@ class StreamPlanner:
         return gaps
 
     def _check_epochs(self, latest: Mapping[TopicPartition, Position]) -> None:
-        """A log that ends before our position, or under another leader epoch, may have lost rows
-        that were read."""
+        """Check logs that end before the position, or have another leader epoch: rows that were
+        read may be lost."""
         doubtful = {}
         for where, begin in self._begin.items():
             end = latest.get(where)
@@ -331,7 +329,8 @@ class StreamPlanner:
 
     # --- what waits ---------------------------------------------------------------------------
     def _wait(self) -> dict[TopicPartition, Position]:
-        """The ends of all partitions, once there is something to read or the wait is over."""
+        """Return the ends of all partitions, once there is something to read or the wait is
+        over."""
         if self._target is not None:
             self._latest = self._target
             return self._target
@@ -344,7 +343,7 @@ class StreamPlanner:
             self._refresh()
             latest = self._poll(0.0)
         elif max_wait and self._nothing_waits(latest) and clock() - started < max_wait / 2:
-            # An answer before its time without news: never turn that into a busy loop.
+            # An early answer without news must not become a busy loop.
             self._view.pause(max_wait / 2)
         self._check_epochs(latest)
         return latest
@@ -359,7 +358,7 @@ class StreamPlanner:
             known = {w: p.offset for w, p in self._latest.items()} or known
         answered = self._view.latest(known, max_wait)
         if len(answered) < len(self._view.partitions):
-            self._view.pause(max_wait)  # some partition is between leaders
+            self._view.pause(max_wait)  # some partition has no leader
         self._latest = {w: self._latest[w] for w in self._latest if w in self._begin} | answered
         return self._latest
 
@@ -370,7 +369,7 @@ class StreamPlanner:
         return all(p.offset <= self._begin[w].offset for w, p in latest.items() if w in self._begin)
 
     def _all_latest(self) -> dict[TopicPartition, Position]:
-        """The ends of all partitions, with patience for those that are between leaders."""
+        """Return the ends of all partitions; waits for those without a leader."""
         view = self._view
         deadline = view.clock() + self._options.request_timeout
         while True:
@@ -379,7 +378,9 @@ class StreamPlanner:
             if not missing:
                 return latest
             if view.clock() > deadline:
-                raise RequestTimedOut(f"No broker says where {', '.join(missing[:10])} ends.")
+                raise RequestTimedOut(
+                    f"no broker leads {', '.join(missing[:10])}: no answer in time."
+                )
             view.pause(LONG_POLL_S)
             view.refresh()
 
@@ -387,7 +388,7 @@ class StreamPlanner:
     def _admit(
         self, latest: Mapping[TopicPartition, Position], unlimited: bool
     ) -> dict[TopicPartition, int]:
-        """The end offset per partition of the next batch."""
+        """Return the end offset per partition of the next batch."""
         taken, cut_short = self._taken(latest, unlimited)
         if cut_short and self._step_over_gaps(cut_short):
             taken, _ = self._taken(latest, unlimited)
@@ -399,11 +400,11 @@ class StreamPlanner:
         begins = {w: begin.offset for w, begin in self._begin.items()}
         stops = {w: latest[w].offset if w in latest else begins[w] for w in begins}
         waited = None if unlimited else self._view.clock() - self._last_batch
-        # What is frozen is all there will be: nothing to wait for.
+        # A fixed end is all there will be: no reason to wait for more.
         return admit(self._view, begins, stops, waited, minimum=self._target is None)
 
     def _has_news(self, ends: Mapping[TopicPartition, int]) -> bool:
-        """Whether the next end offset says anything that the start does not."""
+        """Return whether the next end offset would differ from the start."""
         assert self._start is not None
         for where, begin in self._begin.items():
             known = self._known_position(where)
@@ -439,12 +440,13 @@ class StreamPlanner:
         )
 
     def _must_be_named(self, where: TopicPartition) -> bool:
-        """A topic created anew must appear under its new id, even while it is empty."""
+        """Return whether the partition must be in the end offset although it is empty: a topic
+        created again must appear under its new id."""
         assert self._start is not None
         return self._start.is_start or where.topic in self._start.topics
 
     def _unselected(self) -> dict[str, TopicPositions]:
-        """Positions that the options do not select at present."""
+        """Return the positions that the options do not select at present."""
         assert self._start is not None
         found: dict[tuple[str, int], Position] = {}
         ids: dict[str, str] = {}
@@ -464,7 +466,8 @@ class StreamPlanner:
         end: int,
         latest: Mapping[TopicPartition, Position],
     ) -> Position:
-        """The end with its leader epoch; asks only when the epoch changed within what waits."""
+        """Return the end with its leader epoch; sends a request only if the epoch changed within
+        the rows."""
         if end == begin.offset:
             return begin
         last = latest[where]
@@ -473,9 +476,8 @@ class StreamPlanner:
         return Position(end, self._view.epoch_before(where, end, last.epoch))
 
 
-# Spark replays a batch whose end it had logged, before it asks for anything else. The batch is what
-# it was when it was planned: its topics are looked up by the ids that its end offset holds, whether
-# or not the options still select them.
+# Spark replays a logged batch before it calls anything else. The batch is as it was planned: its
+# topics are looked up by the ids in its end offset, selected by the options or not.
 def _check_replay(
     view: LogView,
     losses: Losses,
@@ -483,7 +485,7 @@ def _check_replay(
     begins: dict[TopicPartition, Position],
     ends: dict[TopicPartition, Position],
 ) -> None:
-    """Narrow `begins` and `ends` to what is left, and report what is not.
+    """Reduce `begins` and `ends` to the rows that exist, and report the others.
 
     Raises:
         DataLoss: rows are gone, and `failOnDataLoss` is true.

@@ -1,8 +1,8 @@
-"""`spark.readStream.format("quiverlog")`: what Spark calls, passed on to the planner.
+"""`spark.readStream.format("quiverlog")`: passes Spark's calls to the planner.
 
-One instance of this class lives in the driver's source process and answers for the whole query
-run; another is pickled to the executors and only reads. The driver's part is opened at its first
-call, so that the executors' copy stays small.
+One instance lives in the driver's source process for the whole query run; another is pickled to the
+executors and only reads. The driver's part is opened at its first call, so that the executors' copy
+stays small.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["LogStreamReader"]
 
 
 class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
-    """See the module. Offsets are the JSON of `offsets`."""
+    """The reader of a streaming query. Offsets are the JSON of `offsets`."""
 
     def __init__(self, raw: Mapping[str, str], schema: Any) -> None:
         self._options = parse_read_options(raw, Use.STREAM_READ)
@@ -48,14 +48,14 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
 
     # --- driver -------------------------------------------------------------------------------
     def initialOffset(self) -> dict[str, Any]:
-        """Where a new query starts."""
+        """Return the start of a new query."""
         return self._plan().initial_offset()
 
     def getDefaultReadLimit(self) -> Any:
-        """Only a sign whether the options bound a batch; what they say is applied in the planner.
+        """Return whether the options bound a batch; the planner applies the bounds themselves.
 
-        Spark knows no limit that combines rows, bytes and a minimum. It asks for all that is there
-        (`ReadAllAvailable`) when that is the default, or when the trigger wants it regardless.
+        Spark has no limit that combines rows, bytes and a minimum. It passes `ReadAllAvailable`
+        when that is the default, or when the trigger needs all rows.
         """
         options = self._options
         rows, size = options.max_rows_per_trigger, options.max_bytes_per_trigger
@@ -64,7 +64,8 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
         return limit_class("ReadMaxRows")(rows or 2**62)
 
     def latestOffset(self, start: dict[str, Any] | None = None, limit: Any = None) -> Any:
-        """The end of the next micro-batch, or `start`. PySpark 4.0 and 4.1 give no arguments."""
+        """Return the end of the next micro-batch, or `start`. PySpark 4.0 and 4.1 pass no
+        arguments."""
         all_available = limit_class("ReadAllAvailable")
         unlimited = all_available is not None and isinstance(limit, all_available)
         end = self._plan().latest_offset(start, unlimited=unlimited)
@@ -73,15 +74,15 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
         return end
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """The end of the log, for progress reports."""
+        """Return the end of the log, for progress reports."""
         return self._plan().report_latest()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Freeze the end of this run."""
+        """Fix the end of this run."""
         self._plan().prepare_available_now()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[Any]:
-        """One element per Spark task of the micro-batch."""
+        """Return one element per Spark task of the micro-batch."""
         tasks = self._tasks(start, end)
         rows = self._driver_read and self._driver_read.take((start, end))
         if rows:
@@ -98,12 +99,12 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
         return [LogSplit(task) for task in tasks]
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing to do: the checkpoint holds the position."""
+        """Do nothing: the checkpoint holds the position."""
 
     def stop(self) -> None:
-        """The process ends after this; so do its connections."""
+        """Do nothing: the process ends after this, with its connections."""
 
     # --- executors ----------------------------------------------------------------------------
     def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
-        """The rows of one element of `partitions()`."""
+        """Yield the rows of one element of `partitions()`."""
         return self._splits.read(partition)

@@ -1,10 +1,7 @@
-"""`createTopic`: a write makes the topic that it does not find, typed as the DataFrame is.
+"""`createTopic`: a write creates a missing topic with the DataFrame's columns.
 
-Owns the columns that such a topic gets. It is what Kafka's brokers do for a producer, by the
-sink's options here, because a topic has columns. A topic that is there is never changed.
-
-All columns may be null, as in the tables that Spark makes of a query: a schema that says NOT NULL
-where this write has no null would refuse the next one.
+An existing topic is never changed. All columns are nullable, as in the tables that Spark makes of a
+query: NOT NULL, because this write has no null, would refuse the next one.
 """
 
 from __future__ import annotations
@@ -24,9 +21,9 @@ __all__ = ["create_missing"]
 def create_missing(
     options: WriteOptions, topic: str, schema: pa.Schema, routing: Collection[str | None]
 ) -> None:
-    """Create the topic if there is none, with the DataFrame's columns but for those of `routing`.
+    """Create the topic if there is none, with the DataFrame's columns except `routing`.
 
-    Several tasks and drivers may do this at once: one of them creates it, all go on.
+    Several tasks and drivers may do this at once: one creates it, all go on.
 
     Raises:
         InvalidOption: the key has a column that the rows do not have.
@@ -43,7 +40,9 @@ def create_missing(
                 f"option `createTopic.key`: the rows have no column {name!r} to store."
             )
     if not columns:
-        raise InvalidSchema(f"topic {topic!r} would have no columns: the rows only say where to.")
+        raise InvalidSchema(
+            f"topic {topic!r} would have no columns: the rows have only routing columns."
+        )
     client.create_topic(
         topic,
         schema=pa.schema(columns),

@@ -1,13 +1,12 @@
-"""What PySpark's worker process spends around a task of ours, and how we make it less.
+"""Reduces what PySpark's worker process spends around a task.
 
-PySpark's daemon collects garbage in a worker after every task, and looks at every object of every
-loaded module again: about 45 ms of CPU, in each worker that a micro-batch touches. `end_of_work`
-collects once and freezes what is left (`gc.freeze`), so that later collections skip it. And the JVM
-sends a task in two small segments, of which the second waits for a delayed acknowledgement of the
-first, up to 40 ms: `begin_work` has it acknowledged at once.
+PySpark's daemon collects garbage in a worker after every task, over all objects of all modules:
+about 45 ms of CPU. `end_of_work` collects once and freezes the rest (`gc.freeze`), so that later
+collections skip it. The JVM sends a task in two small segments, and the second waits up to 40 ms
+for a delayed acknowledgement of the first: `begin_work` has it sent at once.
 
-Both do nothing outside of a worker of PySpark's daemon, and nothing in a worker that has
-`QUIVERLOG_CLIENT_WORKER_TUNING=off` in its environment. Must not know: what the task does.
+Both do nothing outside of a worker of PySpark's daemon, or with
+`QUIVERLOG_CLIENT_WORKER_TUNING=off` in the environment.
 """
 
 from __future__ import annotations
@@ -24,35 +23,34 @@ __all__ = ["FREEZES_MAX", "OBJECTS_MIN", "SWITCH", "SentToTasks", "begin_work", 
 SWITCH: Final = "QUIVERLOG_CLIENT_WORKER_TUNING"
 
 OBJECTS_MIN: Final = 10_000
-"""Fewer objects than this are looked at in about a millisecond: not worth a freeze."""
+"""Fewer objects are collected in about a millisecond: not worth a freeze."""
 
 FREEZES_MAX: Final = 5
-"""Per worker. What is frozen in a reference cycle is never freed, so that must be bounded; modules
-are loaded by the first tasks, and nothing is gained after them."""
+"""Per worker. A frozen reference cycle is never freed, so that must be bounded; modules are loaded
+by the first tasks, and later freezes gain nothing."""
 
 _freezes = 0
 
 
 def begin_work() -> None:
-    """A task's command is being unpickled: the JVM need not wait for us.
+    """Send the delayed acknowledgement now, as a task's command is being unpickled.
 
-    Linux sends the acknowledgement that it had put off, and goes back to delaying later by itself,
-    so this is said anew for every task.
+    Linux returns to delaying by itself, so this is called for every task.
     """
     if not _is_on():
         return
     found = _compat.worker_socket()
     if found is not None:
-        with contextlib.suppress(OSError):  # a Unix domain socket knows no acknowledgements
+        with contextlib.suppress(OSError):  # a Unix domain socket has no acknowledgements
             found.setsockopt(*_compat.QUICK_ACKNOWLEDGEMENT, 1)
 
 
 def end_of_work() -> None:
-    """For the end of a task's own work: make the worker's later collections cheap."""
+    """Make the worker's later collections cheap, at the end of a task's own work."""
     global _freezes
     if _freezes >= FREEZES_MAX or not _is_on() or not _compat.in_daemon_worker():
         return
-    if len(gc.get_objects()) < OBJECTS_MIN:  # without those that are frozen
+    if len(gc.get_objects()) < OBJECTS_MIN:  # without frozen objects
         return
     _freezes += 1
     gc.collect()

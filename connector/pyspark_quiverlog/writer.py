@@ -1,14 +1,12 @@
 """`df.write` and `df.writeStream` with `format("quiverlog")`.
 
-The driver checks the DataFrame's schema against the topic before any task runs; each task sends
-its rows through an idempotent producer and returns what was acknowledged. Delivery is at least
-once: a retry inside a producer stores a batch once, but a task or a micro-batch that Spark runs
-again is written again, and `abort()` takes nothing back.
+The driver checks the DataFrame's schema before any task runs; each task sends its rows through an
+idempotent producer and returns what was acknowledged. Delivery is at least once: a producer's retry
+stores a batch once, but a task or micro-batch that Spark repeats is written again, and `abort()`
+removes nothing.
 
-The seam for exactly-once (docs/adr/0009-spark-sink-at-least-once.md): `WriteTask` is the only
-place that puts rows into the log, `TaskReport` already carries what a fenced commit needs (query
-id, batch id, partition, attempt, ranges), and `_finish` and `_give_up` are where a transaction
-would be decided.
+For exactly-once (docs/adr/0009): `WriteTask` alone puts rows into the log, `TaskReport` carries
+what a fenced commit needs, and `_finish` and `_give_up` would decide a transaction.
 """
 
 from __future__ import annotations
@@ -45,8 +43,8 @@ logger = logging.getLogger("pyspark_quiverlog")
 
 @dataclass
 class Written:
-    """Rows of one partition that a task got acknowledged: all in [first_offset, next_offset),
-    where rows of other tasks may lie between them."""
+    """A task's acknowledged rows in one partition: all in [first_offset, next_offset), where rows
+    of other tasks may be between them."""
 
     rows: int
     first_offset: int
@@ -56,7 +54,7 @@ class Written:
 
 @dataclass
 class TaskReport(WriterCommitMessage):  # type: ignore[misc]
-    """What one task attempt wrote; the driver gets one from each task that counts.
+    """The rows that one task attempt wrote; the driver gets one from each task that counts.
 
     `query_id` and `batch_id` are those of the streaming query, also inside foreachBatch; empty and
     -1 for a plain batch write.
@@ -80,9 +78,9 @@ class _Writer(worker_process.SentToTasks):
     def __init__(self, options: WriteOptions, schema: Any, overwrite: bool) -> None:
         if overwrite:
             raise InvalidOption(
-                'a topic is only ever appended to: use mode("append") or outputMode("append"). '
-                "For complete or update results, write in foreachBatch and say there what a row "
-                "that came before means; to start anew, `quiverlog topic trim` first."
+                'a topic only supports appends: use mode("append") or outputMode("append"). '
+                "For complete or update results, write in foreachBatch and mark there what "
+                "replaces an earlier row; to start over, `quiverlog topic trim` first."
             )
         self.options = options
         self.schema: pa.Schema = to_arrow_schema(schema)
@@ -96,7 +94,7 @@ class _Writer(worker_process.SentToTasks):
 
 
 class LogBatchWriter(DataSourceArrowWriter):  # type: ignore[misc]
-    """For `df.write`."""
+    """The writer of `df.write`."""
 
     def __init__(self, raw: Mapping[str, str], schema: Any, overwrite: bool) -> None:
         self._writer = _Writer(parse_write_options(raw, Use.BATCH_WRITE), schema, overwrite)
@@ -106,34 +104,35 @@ class LogBatchWriter(DataSourceArrowWriter):  # type: ignore[misc]
         return self._writer.run(iterator)
 
     def commit(self, messages: list[Any]) -> None:
-        """All tasks are done: their rows are acknowledged and readable already."""
+        """Finish: all rows are acknowledged and readable already."""
         _finish(messages, "the batch write")
 
     def abort(self, messages: list[Any]) -> None:
-        """Some task failed for good. What the others wrote stays (at least once)."""
+        """Warn that rows of other tasks stay in the log, as a task failed for good (at least
+        once)."""
         _give_up(messages, "the batch write")
 
 
 class LogStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
-    """For `df.writeStream`. Made anew for every micro-batch, and again for its commit."""
+    """The writer of `df.writeStream`. Made again for every micro-batch, and for its commit."""
 
     def __init__(self, raw: Mapping[str, str], schema: Any, overwrite: bool) -> None:
         self._writer = _Writer(parse_write_options(raw, Use.STREAM_WRITE), schema, overwrite)
         self._spark_schema = None if HAS_STREAM_ARROW_WRITER else schema
 
     def write(self, iterator: Iterator[Any]) -> TaskReport:
-        """One task's rows: Arrow batches, or Spark rows on PySpark 4.0."""
+        """Write one task's rows: Arrow batches, or Spark rows on PySpark 4.0."""
         if self._spark_schema is not None:
             rows_max = self._writer.options.batch_rows
             iterator = arrow_from_rows(iterator, self._spark_schema, rows_max)
         return self._writer.run(iterator)
 
     def commit(self, messages: list[Any], batchId: int) -> None:
-        """The micro-batch is done: its rows are acknowledged and readable already."""
+        """Finish the micro-batch: its rows are acknowledged and readable already."""
         _finish(messages, f"micro-batch {batchId}")
 
     def abort(self, messages: list[Any], batchId: int) -> None:
-        """The micro-batch failed. Rows that were written stay; Spark runs the batch again."""
+        """Warn that written rows stay in the log, and Spark runs the batch again."""
         _give_up(messages, f"micro-batch {batchId}")
 
 
@@ -172,7 +171,7 @@ class WriteTask:
         """Send all rows, wait for all acknowledgements.
 
         Raises:
-            QuiverlogError: why rows were not stored; nothing of the report is then sent.
+            QuiverlogError: why rows were not stored; then no report is sent.
         """
         report = _new_report()
         self._open_ahead()
@@ -192,7 +191,7 @@ class WriteTask:
         return report
 
     def _route_to(self, topic: str) -> Route:
-        """The route of one topic's rows: its own column `partition` is data, not routing."""
+        """Return the route of one topic's rows: its own column `partition` is data, not routing."""
         route = self._route
         known = route if route.topic_column is None else self._routes.get(topic)
         if known is None:
@@ -207,10 +206,10 @@ class WriteTask:
         return known
 
     def _open_ahead(self) -> None:
-        """Look after the producer of the one topic while Spark still makes the first rows.
+        """Check the producer of the one topic while Spark prepares the first rows.
 
-        Only where this worker has one already: a task without rows opens no connection. What goes
-        wrong is told when a row needs the producer, because a task without rows does not fail.
+        Only where this worker has one already: a task without rows opens no connection, and does
+        not fail, so an error is raised when a row needs the producer.
         """
         topic = self._route.topic
         if topic is None or not pool.has_producer(self._where, topic, **self._settings):

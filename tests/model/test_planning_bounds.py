@@ -61,12 +61,12 @@ def test_starts_by_topic_and_partition(text: str, expected: dict[str, int]) -> N
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"startingOffsets": '{"t":{"0":1}}'}, "`startingOffsets`: nothing is said of t-1"),
+        ({"startingOffsets": '{"t":{"0":1}}'}, "`startingOffsets` has no entry for t-1"),
         ({"startingOffsets": '{"t":{"0":1,"1":1,"2":1}}'}, "`startingOffsets` names t-2"),
         ({"startingOffsets": '{"t":{"0":11,"1":0}}'}, "ends at 10, so it has no offset 11"),
         (
             {"startingOffsetsByTimestamp": '{"t":{"0":1}}'},
-            "`startingOffsetsByTimestamp`: nothing is said of t-1",
+            "`startingOffsetsByTimestamp` has no entry for t-1",
         ),
         (
             {"startingOffsetsByTimestamp": '{"t":{"0":1,"1":1,"7":1}}'},

@@ -1,7 +1,4 @@
-"""The request about one producer id, as typed values; see `messages`.
-
-Owns its field lists. Must not know: what a producer id may write.
-"""
+"""DESCRIBE_PRODUCER: the leaders' state of one producer id."""
 
 from __future__ import annotations
 

@@ -81,7 +81,9 @@ def test_a_task_reads_the_replica_of_its_rack(
 
 
 def test_a_task_without_a_rack_has_no_nearest_replica(world: World) -> None:
-    with pytest.raises(InvalidOption, match=f"nearest to what.*spark.executorEnv.{RACK}"):
+    with pytest.raises(
+        InvalidOption, match=f"is nearest, and this executor has no rack.*spark.executorEnv.{RACK}"
+    ):
         read(world, fetchFrom="nearest")
     assert rack(options(fetchFrom="nearest", **{"client.rack": "b"})) == "b"
 

@@ -115,7 +115,7 @@ def test_values(name: str, text: str, field: str, value: object) -> None:
         ({"columns": "a,_offset"}, "come with `includeMetadata`"),
         ({"isolation.level": "read_committed"}, "`isolation.level` does not apply: there are no"),
         ({"fetchFrom": "closest"}, "`fetchFrom` is .*, allowed are leader, follower, nearest"),
-        ({"client.rack": "b"}, "give `fetchFrom` nearest or follower"),
+        ({"client.rack": "b"}, "needs `fetchFrom`: set that to nearest or follower"),
         ({"kafka.client.rack": "b"}, "use `client.rack`"),
         ({"failOnCorruptData": "perhaps"}, "`failOnCorruptData` is .*, expected true or false"),
         ({"endingOffsets": "latest"}, "streaming query has no end"),

@@ -166,7 +166,7 @@ def test_metadata_alone_keeps_its_rows() -> None:
 @pytest.mark.parametrize(
     ("wanted", "message"),
     [
-        (pa.field("a", pa.int32()), "'a' is int64 in topic 't', the query's schema says int32"),
+        (pa.field("a", pa.int32()), "'a' is int64 in topic 't', and int32 in the query's schema"),
         (pa.field("b", pa.int16(), nullable=False), "'b' may hold nulls in topic 't'.*NOT NULL"),
         (pa.field("c", pa.int16(), nullable=False), "'c' is not in topic 't'.*NOT NULL"),
     ],
