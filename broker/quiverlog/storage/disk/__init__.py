@@ -1,5 +1,4 @@
-"""The disk: what is asked of one, and the real one.
+"""The disk: the interface `Disk`, which simulators implement as well, and its POSIX implementation.
 
-Owns the interface `Disk`, which simulators implement as well, and its POSIX implementation.
-Stands on no other package of storage.
+Uses no other package of storage.
 """

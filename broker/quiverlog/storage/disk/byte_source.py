@@ -1,10 +1,9 @@
-"""Bytes for Python itself to look at: batch headers to walk, rows to compute checksums of.
+"""Bytes for Python itself to read: batch headers to walk, rows to compute checksums of.
 
-Owns the rule that such bytes are copied with pread, a window at a time, and never looked at through
-a mapping: a sector that the disk cannot give is then an error of some range instead of SIGBUS, the
-end of the process. The unreadable blocks are replaced by bytes that no batch has, so that a
-walk finds damage there and goes on behind it. So are bytes that the file should have and has no
-more, because somebody has cut it: a source gives as many bytes as its size says.
+Such bytes are copied with pread, a window at a time, never read through a mapping: a bad sector is
+then an error of some range instead of SIGBUS, the end of the process. Unreadable blocks are
+replaced by bytes that no batch has, so that a walk finds damage and goes on after it; so are bytes
+that were cut from the file. A source gives as many bytes as its size.
 """
 
 from __future__ import annotations
@@ -31,22 +30,21 @@ _WINDOW_BYTES: Final = 256 * KIB
 _CHECKSUM_BYTES: Final = MIB
 BLOCK_BYTES: Final = 4 * KIB
 _UNREADABLE: Final = b"\xee"
-"""Neither zero (bytes that never arrived) nor a batch's magic."""
+"""Neither zero (bytes that were never written) nor a batch's magic."""
 
 
 class ByteSource(Protocol):
-    """`size` bytes that can be read anywhere."""
+    """`size` bytes, readable at any position."""
 
     @property
-    def size(self) -> int:
-        """The number of bytes."""
+    def size(self) -> int: ...
 
     def read(self, position: int, size: int) -> memoryview:
-        """A copy; short only where `size` of the source ends."""
+        """Return a copy; short only at the end of the source."""
 
 
 class BufferBytes:
-    """Bytes that are in memory."""
+    """Bytes in memory."""
 
     __slots__ = ("_view",)
 
@@ -65,9 +63,9 @@ class FileBytes:
     """The first `size` bytes of a file.
 
     Args:
-        window_bytes: read so much at once, because a walk asks for its neighbours next.
-        before: told of (position, size) of each window in front of it, for whoever may not wait:
-            what it raises comes out of `read`.
+        window_bytes: bytes to read at once, because a walk reads on from there.
+        before: called with (position, size) before each window, for callers that may not wait: its
+            exceptions leave `read`.
     """
 
     __slots__ = ("_before", "_file", "_start", "_whole", "_window", "_window_bytes", "size")
@@ -90,7 +88,7 @@ class FileBytes:
         self.size = size
 
     def holds(self, start: int, end: int) -> bool:
-        """True when the window has the whole range, as it is in the file."""
+        """Return whether the window has the whole range, as in the file."""
         return self._whole and self._start <= start and end <= self._start + len(self._window)
 
     def read(self, position: int, size: int) -> memoryview:
@@ -109,7 +107,7 @@ class FileBytes:
 
 
 def _read_around_errors(file: File, position: int, size: int) -> tuple[bytes, bool]:
-    """(`size` bytes, are they the file's). What it does not give is replaced.
+    """Return (`size` bytes, whether all are the file's); unreadable ones are replaced.
 
     Raises OSError when the file cannot be opened.
     """
@@ -117,7 +115,7 @@ def _read_around_errors(file: File, position: int, size: int) -> tuple[bytes, bo
         data = file.read_copy(position, size)
         if len(data) == size:
             return data, True
-        return data + _UNREADABLE * (size - len(data)), False  # Somebody has cut the file.
+        return data + _UNREADABLE * (size - len(data)), False  # The file was cut.
     except OSError as error:
         if not is_unreadable(error):
             raise
@@ -139,7 +137,7 @@ def _read_around_errors(file: File, position: int, size: int) -> tuple[bytes, bo
 
 
 def readable_bytes(file: File, position: int, size: int) -> int:
-    """Count the bytes from `position` on that can be read: up to a bad block, or a cut."""
+    """Count the readable bytes from `position` on, up to a bad block or a cut."""
     try:
         return len(file.read_copy(position, size))
     except OSError as error:
@@ -160,12 +158,12 @@ def readable_bytes(file: File, position: int, size: int) -> int:
 
 
 def is_unreadable(error: OSError) -> bool:
-    """True when the disk cannot give these bytes, or something in the file's place has none."""
+    """Return whether the disk cannot give these bytes, or no regular file has the name."""
     return error.errno == errno.EIO or is_special_file(error)
 
 
 def checksum(source: ByteSource, start: int, end: int, crc: int = 0) -> int:
-    """CRC-32C of the bytes [start, end); `crc`: of what lies in front of them."""
+    """Return the CRC-32C of the bytes [start, end); `crc`: of the bytes before them."""
     assert 0 <= start <= end <= source.size
     for at in range(start, end, _CHECKSUM_BYTES):
         crc = crc32c(source.read(at, min(_CHECKSUM_BYTES, end - at)), crc)

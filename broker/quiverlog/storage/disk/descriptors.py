@@ -1,7 +1,4 @@
-"""Descriptors: closed with their last reference, and some kept back for those who must have one.
-
-Must not know: what is opened, and why.
-"""
+"""Descriptors: closed with their last reference, and some kept in reserve."""
 
 from __future__ import annotations
 
@@ -17,15 +14,15 @@ __all__ = ["READ_FLAGS", "Descriptor", "DescriptorReserve"]
 
 FILE_MODE: Final = 0o600
 _FLAGS: Final = os.O_CLOEXEC | os.O_NONBLOCK
-"""O_NONBLOCK means nothing for a file; without it, opening a FIFO that lies in a file's place
-would wait for somebody to open its other end."""
+"""No effect on a regular file; without it, opening a FIFO in a file's place would wait for another
+process to open its other end."""
 READ_FLAGS: Final = os.O_RDONLY | _FLAGS
 
 T = TypeVar("T")
 
 
 class Descriptor:
-    """An open descriptor, closed when nobody refers to it any more."""
+    """An open descriptor, closed with its last reference."""
 
     __slots__ = ("fd",)
 
@@ -34,7 +31,7 @@ class Descriptor:
         self.fd = os.open(path, flags | _FLAGS, FILE_MODE)
 
     def file_size(self) -> int:
-        """Bytes that the file has now, whoever wrote or cut it."""
+        """Return the file's present size, also after a cut by another process."""
         return os.fstat(self.fd).st_size
 
     def __del__(self) -> None:
@@ -43,11 +40,10 @@ class Descriptor:
 
 
 class DescriptorReserve:
-    """Descriptors that stand for nothing, given up one by one where an operation finds none.
+    """Spare descriptors, closed one by one for operations that find none.
 
-    Another thread may take the descriptor that was given up; then the next one goes. They are taken
-    back at the next operation that finds some. Any thread may call: what is done to the deque is
-    atomic.
+    Another thread may get a closed one; then the next is closed. They are reopened at the next
+    operation that finds some. Thread-safe: each deque operation is atomic.
     """
 
     __slots__ = ("_kept", "_kept_max")
@@ -60,7 +56,7 @@ class DescriptorReserve:
 
     @property
     def is_full(self) -> bool:
-        """True when there are some, and none has to be taken back."""
+        """True when there is a reserve and all of it is there."""
         return len(self._kept) == self._kept_max > 0
 
     def _refill(self) -> None:
@@ -69,7 +65,7 @@ class DescriptorReserve:
                 self._kept.append(Descriptor(os.devnull, os.O_RDONLY))
 
     def spend(self, operation: Callable[[], T]) -> T:
-        """Run an operation that needs a descriptor for itself."""
+        """Run an operation that needs a descriptor, if need be at the cost of the reserve."""
         if len(self._kept) < self._kept_max:
             self._refill()
         for _ in range(self._kept_max):

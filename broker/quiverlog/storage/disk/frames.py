@@ -34,7 +34,7 @@ assert _WHOLE_HEAD.size == _PAYLOAD_AT
 
 
 def pack_file(magic: bytes, version: int, payload: bytes) -> bytes:
-    """The whole file's bytes."""
+    """Return the whole file's bytes."""
     assert len(magic) == 8
     assert version >= 1, "what reads it refuses others"
     head = _HEAD.pack(magic, version, 0, len(payload))
@@ -42,7 +42,7 @@ def pack_file(magic: bytes, version: int, payload: bytes) -> bytes:
 
 
 def unpack_file(path: str, data: bytes, magic: bytes, version: int) -> bytes:
-    """The payload of `data`, read from `path` (for messages).
+    """Return the payload of `data`, read from `path` (for messages).
 
     Raises:
         UnsupportedFormat: another version wrote it.
@@ -52,7 +52,7 @@ def unpack_file(path: str, data: bytes, magic: bytes, version: int) -> bytes:
         raise CorruptLog(f"{path} is not a {magic.decode()} file.", file=path)
     _, found, _, size, crc = _WHOLE_HEAD.unpack_from(data)
     payload = data[_PAYLOAD_AT:]
-    # Before the version is believed: a flipped bit in it is damage, no message from the future.
+    # Before the version: a flipped bit in it is damage, not another version.
     if len(payload) != size or crc32c(payload, crc32c(data[: _HEAD.size])) != crc:
         raise CorruptLog(f"{path}: the checksum does not match its {len(data)} bytes.", file=path)
     if found != version:
@@ -61,7 +61,7 @@ def unpack_file(path: str, data: bytes, magic: bytes, version: int) -> bytes:
 
 
 def check_version(path: str, found: int, readable: int) -> None:
-    """Raises UnsupportedFormat for a version that this code does not read."""
+    """Raise UnsupportedFormat for a version that this code does not read."""
     if found != readable:
         raise UnsupportedFormat(
             f"{path} has format version {found}; this quiverlog reads version {readable}."

@@ -1,12 +1,10 @@
 """The POSIX disk: names, directories, open descriptors, and the lock on a data directory.
 
-At most `files_open_max` files hold a descriptor (thousands of partitions are idle); a file
-without one opens again at its next use (`posix_file`). A `DescriptorReserve` keeps some back, so
-that neither a flush nor a removal fails because clients have taken all that the process may have.
-`DirectoryLock` holds descriptors of the directory: as long as they are open, the kernel gives
-their inode numbers to no other file, so a directory with the same number is the same directory.
+At most `files_open_max` files hold a descriptor (thousands of partitions are idle); a file without
+one opens again at its next use (`posix_file`). A `DescriptorReserve` keeps flushes and removals
+from failing when clients use up the process's descriptors.
 
-Invariant: descriptors close when their last reference goes, never by hand.
+Invariant: descriptors close with their last reference, never by hand.
 """
 
 from __future__ import annotations
@@ -36,13 +34,14 @@ from quiverlog.storage.disk.posix_file import WRITTEN, PosixFile, write_all
 __all__ = ["RESERVED_DESCRIPTORS", "PosixDisk", "PosixFile", "PosixLock"]
 
 
-# The lock on a data directory, and whether it is still the directory that was locked.
+# The lock on a data directory. While its descriptors are open, the kernel reuses their inode
+# numbers for no other file, so a directory with the same number is the same directory.
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY
 _LOCK_FILE: Final = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
 
 
 class _Opener(Protocol):
-    """What the lock asks of the disk that it lies on."""
+    """The disk's operations that the lock needs."""
 
     def open_descriptor(self, path: str, flags: int) -> Descriptor: ...
 
@@ -52,11 +51,11 @@ class _Opener(Protocol):
 class PosixLock:
     """flock on the directory itself, and on the file `lock` in it. See `disk.DiskLock`.
 
-    The kernel drops both with the process, however that ends. A broker whose lock file is deleted
+    The kernel releases both with the process, however that ends. Without its lock file a broker
     still has the directory. The file holds the owner's claim.
 
     Args:
-        guarded: names of directories in it that must stay the ones they are.
+        guarded: names of directories in it that must not be replaced.
 
     Raises:
         DataDirectoryInUse: another process (or another holder in this one) has it.
@@ -92,16 +91,16 @@ class PosixLock:
             raise
 
     def directory(self, path: str) -> Descriptor | None:
-        """The descriptor of a directory that this lock has open; None for others.
+        """Return the descriptor of a directory that this lock has open; None for others.
 
-        None also where another directory has the path by now: what is done to the one that was
-        locked would be of no use to the next start.
+        None also where another directory has the path now: syncing the locked one would be of no
+        use to the next start.
         """
         descriptor = self._directories.get(path)
         return descriptor if descriptor is not None and _is_at(descriptor, path) else None
 
     def release(self) -> None:
-        # Whoever keeps the traceback of a start that failed may keep a descriptor open with it.
+        # The traceback of a failed start may keep a descriptor open.
         for descriptor in (*self._directories.values(), self._file):
             if descriptor is not None:
                 with contextlib.suppress(OSError):
@@ -117,7 +116,7 @@ class PosixLock:
             if os.pwrite(self._file.fd, owner, 0) == len(owner):
                 self._claim = owner
                 os.fsync(self._file.fd)  # The next start compares the mark of a stop with it.
-        if not self._claim:  # Half a claim would be taken for another broker's.
+        if not self._claim:  # A partial claim would be another broker's.
             with contextlib.suppress(OSError):
                 os.ftruncate(self._file.fd, 0)
 
@@ -131,38 +130,38 @@ class PosixLock:
                 return False
             claim = self._disk.read_file(f"{self._path}/lock")
         except FileNotFoundError:
-            # The lock file may go: the directory is locked. The directories may not.
+            # The lock file may be missing, as the directory is locked. The directories may not.
             return all(map(os.path.isdir, directories))
         except NotADirectoryError:
             return False
         except OSError:
-            return True  # Not known: no descriptor, say.
+            return True  # Unknown, for example without a descriptor.
         return claim in (self._claim, b"") or not self._claim
 
 
 def _is_at(descriptor: Descriptor, path: str) -> bool:
-    """True when `path` names what the descriptor has open."""
+    """Return whether `path` is what the descriptor has open."""
     mine, there = os.fstat(descriptor.fd), os.stat(path)
     return (mine.st_dev, mine.st_ino) == (there.st_dev, there.st_ino)
 
 
 FILES_OPEN_MAX: Final = 1024
 RESERVED_DESCRIPTORS: Final = 16
-"""More than the jobs that run at the same time by default; each opens one file at a time. When they
-are spent, log files that are kept open for their next use give up theirs."""
+"""More than the jobs that run at once by default; each opens one file at a time. Once they are used
+up, open log files give up theirs."""
 DIRECTORY_MODE: Final = 0o700
 _SMALL_FILE_BYTES: Final = 4096
-"""A read that gives fewer has seen the end of the file."""
+"""A shorter read has reached the end of the file."""
 
 
 class PosixDisk:
-    """See `disk.Disk`.
+    """The real disk.
 
     Args:
-        files_open_max: files that hold a descriptor at the same time. The reserve and one for each
-            operation under way come on top.
-        reserved_descriptors: kept back for flushes and removals (`RESERVED_DESCRIPTORS` in a
-            broker; a tool that reads a file needs none).
+        files_open_max: files that hold a descriptor at the same time, besides the reserve and one
+            for each operation in progress.
+        reserved_descriptors: kept for flushes and removals (`RESERVED_DESCRIPTORS` in a broker; a
+            tool that reads a file needs none).
     """
 
     __slots__ = ("_files_open_max", "_lock", "_open_files", "_reserve")
@@ -177,15 +176,15 @@ class PosixDisk:
         self._files_open_max = files_open_max
         self._open_files: deque[PosixFile] = deque()
         self._reserve = DescriptorReserve(reserved_descriptors)
-        # The lock has some directories open; it closes them when nobody holds it any more.
+        # The lock has some directories open; its last holder closes them.
         self._lock: weakref.ref[PosixLock] | None = None
 
     # --- descriptors ---------------------------------------------------------------------------
     def open_descriptor(self, path: str, flags: int) -> Descriptor:
-        """Open a file, at the expense of the reserve where there is no other way."""
+        """Open a file, at the cost of the reserve if there is no other way."""
         if self._reserve.is_full:
             try:
-                return Descriptor(path, flags)  # As nearly always.
+                return Descriptor(path, flags)  # The usual case.
             except OSError as error:
                 if not out_of_descriptors(error):
                     raise
@@ -197,7 +196,7 @@ class PosixDisk:
         return self._open_instead(path, flags)
 
     def _open_instead(self, path: str, flags: int) -> Descriptor:
-        """Open a file at the expense of others that hold a descriptor, the oldest first."""
+        """Open a file at the cost of other open files, the oldest first."""
         while True:
             try:
                 return Descriptor(path, flags)
@@ -206,7 +205,7 @@ class PosixDisk:
                     raise
 
     def _close_one(self) -> bool:
-        """Close the file that was opened longest ago; False when none is open."""
+        """Close the file that was opened first; False when none is open."""
         while self._open_files:
             with contextlib.suppress(IndexError):  # Another thread has taken the last one.
                 file = self._open_files.popleft()
@@ -216,9 +215,9 @@ class PosixDisk:
         return False
 
     def opened(self, file: PosixFile) -> None:
-        """A file took a descriptor: let others go when there are too many (second chance).
+        """Note that a file took a descriptor, and close others above the bound (second chance).
 
-        Any thread may call this: each step is one atomic operation of the deque.
+        Thread-safe: each step is one atomic operation of the deque.
         """
         files = self._open_files
         files.append(file)
@@ -251,7 +250,7 @@ class PosixDisk:
         return file
 
     def read_file(self, path: str) -> bytes:
-        # Thousands of these at a start: not one call more than it takes.
+        # A start reads thousands of files: no call more than needed.
         try:
             fd = os.open(path, READ_FLAGS)
         except OSError as error:
@@ -286,7 +285,7 @@ class PosixDisk:
             write_all(descriptor.fd, [data], 0, 0)
             if durable:
                 os.fsync(descriptor.fd)
-            del descriptor  # One at a time: the directory takes its place.
+            del descriptor  # One at a time: the directory needs one next.
             os.rename(temporary, path)
             if durable:
                 self.sync_dir(os.path.dirname(path))
@@ -342,7 +341,7 @@ class PosixDisk:
 
     def entries(self, path: str) -> dict[str, bool]:
         def look() -> list[tuple[str, bool]]:
-            with os.scandir(path) as found:  # Tells the kind of most without asking for each.
+            with os.scandir(path) as found:  # Has the type of most entries without a call for each.
                 return [
                     (entry.name, entry.is_file(follow_symlinks=False) or self._leads_to_file(entry))
                     for entry in found
@@ -386,8 +385,8 @@ class PosixDisk:
         os.fsync(descriptor.fd)
 
     def exists(self, path: str) -> bool:
-        # Not `os.path.exists`: a stat that fails for another reason would make a file that is there
-        # one that may be begun anew.
+        # Not `os.path.exists`: a stat that fails for another reason would make an existing file
+        # look new.
         try:
             os.stat(path)
         except OSError as error:
@@ -400,7 +399,7 @@ class PosixDisk:
         try:
             return stat.S_ISREG(os.stat(path).st_mode)
         except OSError as error:
-            # ENOTDIR: a link, say, that goes through a file.
+            # ENOTDIR: for example a link that goes through a file.
             missing = isinstance(error, FileNotFoundError | NotADirectoryError)
             if missing or is_special_file(error):
                 return False
@@ -419,7 +418,7 @@ class PosixDisk:
 def _is_directory(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir()
-    except OSError:  # A link in a circle, say.
+    except OSError:  # For example a circular link.
         return False
 
 

@@ -1,13 +1,11 @@
 """One file of the POSIX disk: positional writes, mapped reads, a descriptor that comes and goes.
 
-Owns a file's descriptor, its mapping and its length. The descriptor may be evicted at any time;
-the next use opens the file by name and checks that it is the same one. A caller holds the
-`Descriptor` while it uses it: another thread may be in fdatasync on one that was just evicted.
+The descriptor may be evicted at any time; the next use opens the file by name and checks that it is
+the same one. A caller holds the `Descriptor` while it uses it: another thread may be in fdatasync
+on an evicted one. Mappings need no descriptor and cover twice the file's bytes, so a growing file
+needs a new one only when its size has doubled. A view keeps its mapping alive.
 
-Mappings cost no descriptor (`mmap.mmap` duplicates it) and cover twice the bytes of the file, so
-a growing file needs a new one only when its size has doubled. A view keeps its mapping alive.
-
-Invariant: no byte at or behind `size` is served; beyond the file's end the kernel sends SIGBUS.
+Invariant: no byte at or after `size` is served; beyond the file's end the kernel sends SIGBUS.
 """
 
 from __future__ import annotations
@@ -52,7 +50,7 @@ _ProbeVector: Final = ctypes.c_char * _PAGES_PER_PROBE
 
 @cache
 def _region_type(capacity: int) -> Any:
-    """An array type that unmaps itself. Capacities are powers of two, so there are few of them."""
+    """Return an array type that unmaps itself. Capacities are powers of two, so there are few."""
     munmap, address_of = _LIBC.munmap, ctypes.addressof
 
     def unmap(self: Any) -> None:
@@ -66,7 +64,7 @@ class Mapping:
     """A read-only, shared mapping of a file from its first byte on.
 
     Args:
-        fd: may be closed as soon as this returns.
+        fd: may be closed once this returns.
         size: bytes that must be reachable; `capacity` is at least that.
 
     Raises:
@@ -77,7 +75,7 @@ class Mapping:
 
     def __init__(self, fd: int, size: int) -> None:
         assert size > 0
-        if os.fstat(fd).st_size < size:  # Somebody else has cut the file.
+        if os.fstat(fd).st_size < size:  # Another process has cut the file.
             raise OSError(errno.EIO, f"the file is shorter than {size} bytes")
         self.capacity = max(_CAPACITY_BYTES_MIN, 1 << size.bit_length())
         assert self.capacity >= size
@@ -91,21 +89,21 @@ class Mapping:
         self._view = memoryview(region).cast("B").toreadonly()
 
     def view(self, position: int, end: int) -> memoryview:
-        """The bytes [position, end), all of which the file must have."""
+        """Return the bytes [position, end), all of which the file must have."""
         assert 0 <= position <= end <= self.capacity
         return self._view[position:end]
 
     @property
     def region(self) -> weakref.ref[Any]:
-        """Alive for as long as the mapping or a view on it is."""
+        """Alive as long as the mapping or a view of it."""
         return self._region
 
     def resident(self, position: int, end: int) -> bool:
-        """True when all pages of [position, end) are cached, or the kernel cannot tell.
+        """Return whether all pages of [position, end) are cached; True if the kernel cannot tell.
 
-        Costs one mincore for every 16 MiB: 1.2 us for 64 KiB, 6 us for 1 MiB and 100 us for 16 MiB,
-        measured on ext4 and tmpfs with Linux 6.18. (preadv with RWF_NOWAIT copies what it finds:
-        3 us, 130 us and 1.6 ms; and tmpfs refuses it.)
+        One mincore per 16 MiB: 1.2 us for 64 KiB, 6 us for 1 MiB, 100 us for 16 MiB, on ext4 and
+        tmpfs with Linux 6.18. (preadv with RWF_NOWAIT copies: 3 us, 130 us, 1.6 ms; tmpfs refuses
+        it.)
         """
         assert 0 <= position <= end <= self.capacity
         if _MINCORE is None:
@@ -118,7 +116,7 @@ class Mapping:
             assert 0 < pages <= len(vector), "mincore writes a byte for each page"
             if _MINCORE(self._address + at, length, vector) != 0:
                 return True
-            if vector.raw.find(0, 0, pages) >= 0:  # Linux sets no bit but the lowest.
+            if vector.raw.find(0, 0, pages) >= 0:  # Linux sets only the lowest bit.
                 return False
             at += length
         return True
@@ -127,13 +125,13 @@ class Mapping:
 READ_COPY_BYTES_MAX: Final = 64 * 1024
 """Up to here a pread into fresh bytes is cheaper than mapping, faulting and unmapping."""
 HEAD_BYTES: Final = 64
-"""A read of no more, from the beginning, is of a segment's header."""
+"""A read of at most this size from the beginning is of a segment's header."""
 _BUFFERS_PER_WRITE_MAX: Final = 1024
 """IOV_MAX on Linux."""
 _READ: Final = 1
 WRITTEN: Final = 2
-"""How often the eviction hand passes a file that was read, and one that was written: a file with
-unflushed bytes keeps its descriptor until the flush wherever that is possible."""
+"""How often the eviction hand passes a read file, and a written one: a file with unflushed bytes
+keeps its descriptor until the flush where possible."""
 
 
 class _Descriptors(Protocol):
@@ -145,7 +143,7 @@ class _Descriptors(Protocol):
 
 
 class PosixFile:
-    """See `disk.File`. `passes`: how often the eviction hand lets it go on."""
+    """A `disk.File`. `passes`: how often the eviction hand still passes it."""
 
     __slots__ = (
         "_descriptor",
@@ -182,7 +180,7 @@ class PosixFile:
         return descriptor
 
     def _open_briefly(self) -> Descriptor:
-        """A descriptor for one read, closed behind it."""
+        """Return a descriptor for one read, which then closes."""
         descriptor = self._disk.open_descriptor(self.path, os.O_RDONLY)
         self._check_identity(os.fstat(descriptor.fd))
         return descriptor
@@ -211,7 +209,7 @@ class PosixFile:
             if written != total:
                 write_all(fd, buffers, position, written)
         except OSError as error:
-            # Best effort: what stays behind is overwritten by the next append at this position.
+            # Best effort: the next append at this position overwrites what stays.
             with contextlib.suppress(OSError):
                 os.ftruncate(fd, position)
             raise write_error(self.path, error) from error
@@ -232,7 +230,7 @@ class PosixFile:
         self.passes = max(self.passes, _READ)
         descriptor = self._descriptor
         if descriptor is None:
-            # Of many files a start reads the head, and no more for now: it keeps none of them open.
+            # A start reads only the head of many files: it keeps none of them open.
             descriptor = self._open() if position + size > HEAD_BYTES else self._open_briefly()
         data = os.pread(descriptor.fd, size, position)
         while len(data) < size and (
@@ -250,7 +248,7 @@ class PosixFile:
             return None
         data = bytearray(size)
         try:
-            # One call where `resident` and `read_copy` are two; some file systems refuse the flag.
+            # One call instead of `resident` and `read_copy`; some file systems refuse the flag.
             count = os.preadv(descriptor.fd, [data], position, os.RWF_NOWAIT)
         except OSError:
             return None
@@ -260,8 +258,9 @@ class PosixFile:
         path = self.path
         if not os.path.isabs(path):
             try:
-                path = os.path.join(os.getcwd(), path)  # `abspath` takes `..` behind a link away.
-            except OSError:  # The working directory is gone.
+                # `abspath` would remove a `..` after a link.
+                path = os.path.join(os.getcwd(), path)
+            except OSError:  # The working directory was removed.
                 return None
         assert os.path.isabs(path)
         place = FilePlace(path, *self._identity)
@@ -276,10 +275,11 @@ class PosixFile:
         try:
             return self._mapped(end).resident(position, end)
         except OSError:
-            return True  # Reading it will tell what is wrong.
+            return True  # Reading it will give the error.
 
     def _mapped(self, end: int) -> Mapping:
-        """A mapping that reaches to `end`; the file has these bytes. Others would be SIGBUS."""
+        """Return a mapping up to `end`; the file must have these bytes, as others would be
+        SIGBUS."""
         assert 0 < end <= self.size
         mapping = self._mapping
         descriptor = self._descriptor or self._open()
@@ -319,7 +319,7 @@ class PosixFile:
         assert 0 <= size <= self.size
         self._mapping = None
         views = sum(region() is not None for region in self._regions)
-        assert not views, f"{self.path} is cut under {views} mappings that somebody looks at"
+        assert not views, f"{self.path} is cut under {views} mappings with readers"
         descriptor = self._descriptor or self._open()
         os.ftruncate(descriptor.fd, size)
         self.size = size
@@ -332,12 +332,12 @@ class PosixFile:
             os.ftruncate(descriptor.fd, size)
 
     def sync(self) -> None:
-        # Taken once: another thread may evict this file's descriptor meanwhile.
+        # Read once: another thread may evict this file's descriptor meanwhile.
         descriptor = self._descriptor
         if descriptor is None:
             descriptor = self._disk.open_descriptor(self.path, os.O_RDWR)
         os.fdatasync(descriptor.fd)
-        # Nothing may be acknowledged that lies where no start will look for it.
+        # No start would find rows in a file without its name, so they must not be acknowledged.
         self._check_identity(os.stat(self.path))
 
     def close(self) -> None:
@@ -351,7 +351,7 @@ class PosixFile:
 
 
 def write_all(fd: int, buffers: Sequence[Buffer], position: int, written: int) -> None:
-    """Go on after a short write (a signal, a full disk, more buffers than one call takes)."""
+    """Continue after a short write (a signal, a full disk, more buffers than one call takes)."""
     assert position >= 0
     skip = written
     at = position + written

@@ -1,10 +1,9 @@
-"""What the checksums of a segment's bytes say, and what a walk over it needs to be told.
+"""Checksum verification of a segment's bytes, and what a walk over it may need first.
 
-Owns the two ways to find out: verify a range whose headers join up, and scan a whole segment in
-which a walk has met something else than the next batch. Both look at many bytes: they only read,
-and may run in another thread than the one that owns the segment. A walk that needs one of them
-raises `Unverified` or `Undiagnosed` (and `LongWalk`, before it takes too long); whoever asked
-decides where it is done (reader.py).
+Verifies a range whose headers join up, or scans a whole segment after a walk met anything but the
+next batch. Both read many bytes, only read, and may run in another thread. A walk that needs one
+raises `Unverified` or `Undiagnosed` (and `LongWalk`, before it takes too long); the caller decides
+where to run it (reader.py).
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ __all__ = ["LongWalk", "Undiagnosed", "Unverified", "Verdict", "clip", "find_dam
 
 
 class Unverified(Exception):
-    """Bytes [start, end), batches of the rows [offset, end_offset), are to be verified first."""
+    """Bytes [start, end), batches of the rows [offset, end_offset), must be verified first."""
 
     def __init__(self, start: int, end: int, offset: int, end_offset: int) -> None:
         super().__init__(f"bytes {start} to {end} are not verified")
@@ -36,7 +35,7 @@ class Unverified(Exception):
 
 
 class Undiagnosed(Exception):
-    """A walk met something that is no damage known of: scan the segment, then ask again.
+    """A walk met no known damage and no batch: scan the segment, then walk again.
 
     `error`: the answer if the scan makes no difference.
     """
@@ -47,7 +46,7 @@ class Undiagnosed(Exception):
 
 
 class LongWalk(Exception):
-    """A walk has found nothing for long: the next header lies at `position`, of row `offset`."""
+    """A bounded walk ended without a result: the next header is at `position`, of row `offset`."""
 
     def __init__(self, position: int, offset: int) -> None:
         super().__init__(f"a walk to byte {position} and on")
@@ -56,17 +55,15 @@ class LongWalk(Exception):
 
 
 class Verdict(NamedTuple):
-    """The bytes up to `good_end` are good; `damages` are batches whose stamps are wrong behind it.
-
-    All of the range: a reader that learned of one at a time would verify once for each.
-    """
+    """The bytes up to `good_end` are good; `damages`: later batches with wrong stamps, all of them,
+    as learning of one at a time would cost one verification each."""
 
     good_end: int
     damages: tuple[Damage, ...] = ()
 
 
 def verify(file: File, start: int, end: int, offset: int, epochs: LeaderEpochs) -> Verdict:
-    """Verify the batches in [start, end); `epochs`: stamps, which no checksum covers, must agree.
+    """Verify the batches in [start, end), and their stamps, which no checksum covers, by `epochs`.
 
     Raises OSError when the file cannot be read.
     """
@@ -108,10 +105,11 @@ def find_damages(
 
 
 def clip(damage: Damage, size: int, end_offset: int) -> Damage | None:
-    """Damage within a segment of `size` bytes that ends before `end_offset`; None if behind it.
+    """Return the damage within a segment of `size` bytes before `end_offset`; None if it is after
+    that.
 
-    A damaged header may lie about its rows, but where the segment ends is known. Damage behind the
-    end is none of its rows: the scan that finds the true end judges it.
+    A damaged header may have wrong rows, but the segment's end is known. Damage after it is none of
+    the segment's rows: the scan that finds the true end judges it.
     """
     if damage.offset > end_offset:
         return None

@@ -1,11 +1,10 @@
-"""How far damage reaches, and where good batches begin again behind it.
+"""The extent of damage, and where good batches begin again after it.
 
-Owns three judgements. *Extent*: header, Arrow message and checksum of a damaged batch are
-weighed; what the checksum proves counts, otherwise two must agree, otherwise the extent is
-unknown, not a guess. *Resync*: behind unknown extent a candidate is believed only at a boundary,
-or in a chain that begins further behind than the largest batch is long: a column may hold bytes
-that look like batches, checksum and all. *Tail*: a checksum that does not match at the end of a
-file is a torn write if bytes are missing or zero; wrong bytes were damaged later and are kept.
+*Extent*: a matching checksum decides; otherwise header and Arrow message must agree, or the extent
+is unknown. *Resync*: after unknown extent a candidate counts only at a known boundary, or in a
+chain that begins more than the largest batch further: a column may hold bytes that look like
+batches, checksum included. *Tail*: a wrong checksum at the end of a file is a torn write if bytes
+are missing or zero; other bytes were damaged later and are kept.
 
 Invariant: no byte is judged twice in one scan, so its time grows with the bytes.
 """
@@ -55,7 +54,7 @@ class Extent(NamedTuple):
 
 
 def header_at(source: ByteSource, at: int) -> BatchHeader | None:
-    """The 64 bytes at `at`; None when there are fewer."""
+    """Return the 64 bytes at `at` as a header; None when there are fewer."""
     if source.size - at < BATCH_HEADER_BYTES:
         return None
     return BatchHeader.unpack(source.read(at, BATCH_HEADER_BYTES))
@@ -64,7 +63,7 @@ def header_at(source: ByteSource, at: int) -> BatchHeader | None:
 def extent_of(
     source: ByteSource, at: int, offset: int, header: BatchHeader, known: Boundary | None
 ) -> Extent | None:
-    """The extent of the batch at `at`, which begins with row `offset` and is damaged.
+    """Return the extent of the damaged batch at `at`, which begins with row `offset`.
 
     Args:
         header: the bytes there, right or wrong.
@@ -78,9 +77,9 @@ def extent_of(
 
 
 def end_by_checksum(source: ByteSource, at: int, header: BatchHeader) -> int:
-    """Find where the batch really ends if only its size field is wrong; 0 when more is wrong.
+    """Return the batch's end if only its size field is wrong; 0 when more is wrong.
 
-    The size lies in front of the checksum, so the checksum of the right bytes matches.
+    The size is before the checksum's range, so the checksum of the right bytes matches.
     """
     crc, size = 0, min(source.size, at + BATCH_BYTES_MAX)
     start = at + CRC_START
@@ -117,16 +116,16 @@ class _Witnesses:
             for claim in (by_header, by_message)
             if claim is not None and self._checksum_ends_at(claim.end)
         }
-        assert len(proven) <= 2, "one of each witness"
+        assert len(proven) <= 2, "one of each claim"
         if proven:
-            # Two ends for one checksum: somebody has computed the bytes in between for that.
+            # Two ends for one checksum: the bytes in between were made to match.
             return self._proven(proven.pop()) if len(proven) == 1 else None
         if by_message is not None:
             return self._of_two(by_header, by_message)
         return self._of_header(by_header)
 
     def _message(self) -> Extent | None:
-        """What the Arrow message says of itself."""
+        """Return the Arrow message's claim."""
         source, start = self._source, self._at + BATCH_HEADER_BYTES
         assert start <= source.size, "the header is there"
         prefix = source.read(start, min(_MESSAGE_PREFIX_BYTES, source.size - start))
@@ -141,13 +140,13 @@ class _Witnesses:
         return self._possible(BATCH_HEADER_BYTES + size + -size % BATCH_ALIGNMENT_BYTES, rows)
 
     def _possible(self, total_bytes: int, rows: int) -> Extent | None:
-        """A claim, unless it contradicts what is known."""
+        """Return a claim, unless it contradicts what is known."""
         if not BATCH_HEADER_BYTES <= total_bytes <= BATCH_BYTES_MAX:
             return None
         if total_bytes % BATCH_ALIGNMENT_BYTES or self._at + total_bytes > self._source.size:
             return None
         if not 0 < rows <= BATCH_ROWS_MAX:
-            rows = 0  # The size may be right all the same.
+            rows = 0  # The size may be right nevertheless.
         claim = Extent(self._at + total_bytes, self._offset + rows)
         assert claim.next_offset >= self._offset
         if self._known is not None:
@@ -173,13 +172,13 @@ class _Witnesses:
             and self._offset < header.base_offset
             and after.base_offset == header.next_offset
             and self._follows(end, after)
-        ):  # Two good headers agree on later rows: those in front of them are gone.
+        ):  # Two good headers agree on later rows: the rows before them are gone.
             return Extent(end, header.next_offset)
         return Extent(end, self._offset + header.row_count)
 
     @property
     def _fits(self) -> bool:
-        """True for the header of this batch, whatever its number of rows."""
+        """True for this batch's header, whatever its number of rows."""
         header = self._header
         if header.base_offset != self._offset:
             return False
@@ -190,15 +189,15 @@ class _Witnesses:
         if by_header == by_message:
             return self._if_rows(by_message)
         if by_header is None:
-            # A header that fits and reaches beyond the end: an append that was cut short.
+            # A matching header that reaches beyond the end: an append that was cut short.
             return None if self._fits else self._if_rows(by_message)
         confirmed = [claim for claim in (by_header, by_message) if self._confirmed(claim)]
         if len(confirmed) == 1:
             inside = confirmed[0] is by_message and by_message.end < by_header.end
-            # What lies inside of a batch whose header is right is a column's bytes.
+            # What is inside of a batch whose header is right is a column's bytes.
             return None if inside and self._fits else confirmed[0]
         if by_header.end != by_message.end:
-            # Both numbers of a header that is not this batch's may be anything.
+            # Both numbers of another batch's header may be anything.
             return None if confirmed or self._fits else self._if_rows(by_message)
         if by_header.next_offset == self._offset:
             return self._if_rows(by_message)
@@ -207,7 +206,7 @@ class _Witnesses:
         return None
 
     def _of_header(self, claim: Extent | None) -> Extent | None:
-        """The header alone: its message is damaged, too."""
+        """Judge by the header alone: its message is damaged, too."""
         header = self._header
         assert claim is None or claim.end > self._at
         if claim is not None and self._confirmed(claim):
@@ -226,7 +225,7 @@ class _Witnesses:
         return self._if_rows(claim)
 
     def _follows(self, at: int, after: BatchHeader) -> bool:
-        """True when a good batch of later rows lies at `at`."""
+        """Return whether a good batch of later rows is at `at`."""
         assert at > self._at
         end = at + after.total_bytes
         return (
@@ -240,7 +239,7 @@ class _Witnesses:
         return claim if claim.next_offset > self._offset else None
 
     def _confirmed(self, claim: Extent) -> bool:
-        """True when the bytes behind the batch, or what is known of them, say the same."""
+        """Return whether the bytes after the batch, or a known boundary, agree."""
         if claim.next_offset <= self._offset:
             return False
         if self._known is not None and tuple(claim) == tuple(self._known):
@@ -249,14 +248,14 @@ class _Witnesses:
         return after is not None and after.is_plausible and after.base_offset == claim.next_offset
 
 
-# Torn or damaged: what a checksum that does not match at the end of a file means.
+# Torn or damaged: the meaning of a wrong checksum at the end of a file.
 SECTOR_BYTES: Final = 512
 _UNWRITTEN_BYTES_MIN: Final = 128
 """More zeros than padding (63 bytes) can explain."""
 
 
 def looks_unwritten(source: ByteSource | memoryview, start: int, end: int) -> bool:
-    """True when the bytes [start, end) are zero, all or from their last sector boundary on."""
+    """Return whether the bytes [start, end) are zero, all or from their last sector boundary on."""
     if isinstance(source, memoryview):
         source = BufferBytes(source)
     assert 0 <= start < end, "no bytes look like anything"
@@ -268,12 +267,12 @@ def looks_unwritten(source: ByteSource | memoryview, start: int, end: int) -> bo
 
 
 _CHUNK_BYTES_MIN: Final = 4 * KIB
-"""The next good batch is near, as a rule; the further away it is, the more is read at once."""
+"""The next good batch is usually near; the further away it is, the more is read at once."""
 _CHUNK_BYTES_MAX: Final = MIB
 _OFFSETS_AHEAD_MAX: Final = 2**31
-"""A segment holds fewer rows: whatever claims to be further away is none of its batches."""
+"""A segment holds fewer rows: a header with a larger offset is not one of its batches."""
 _CHECKSUMS_FACTOR: Final = 8
-"""Checksums of candidates may cost so many times the bytes; then the search gives up, loudly."""
+"""Candidates' checksums may cost this many times the bytes; then the search ends with an error."""
 
 
 class EpochBounds(NamedTuple):
@@ -294,9 +293,9 @@ class Candidate(NamedTuple):
 
 
 class FoundBehind(NamedTuple):
-    """A chain up to the end lies behind damage.
+    """A chain up to the end, after damage.
 
-    `batch`: its first batch that lies inside of no other. `end_offset`: the row after its last.
+    `batch`: its first batch that is inside of no other. `end_offset`: the row after its last.
     """
 
     batch: Candidate | None
@@ -304,7 +303,7 @@ class FoundBehind(NamedTuple):
 
 
 class _Chain(NamedTuple):
-    """The end of a walk from header to header: the end of the bytes, or the place of damage."""
+    """The end of a walk over headers: the end of the bytes, or the place of damage."""
 
     reaches_end: bool
     end_position: int
@@ -312,9 +311,7 @@ class _Chain(NamedTuple):
 
 
 class Resync:
-    """Looking for good batches behind damage of unknown extent, in time that grows with the
-    bytes.
-    """
+    """Search for good batches after damage of unknown extent, in time that grows with the bytes."""
 
     def __init__(self, source: ByteSource, epochs: EpochBounds) -> None:
         self._source = source
@@ -322,12 +319,12 @@ class Resync:
         self._chains: dict[int, _Chain] = {}
         self._good: dict[int, bool] = {}
         self._checksum_bytes = 0
-        # The first candidate of which the chain reaches the end, from `_searched_from` on.
+        # The first candidate whose chain reaches the end, from `_searched_from` on.
         self._anchor: Candidate | None = None
         self._searched_from = -1
 
     def look_behind(self, start: int, offset: int, epoch: int) -> FoundBehind | None:
-        """Look for batches at or after byte `start` whose rows come after `offset`."""
+        """Return the batches at or after byte `start` whose rows come after `offset`, if any."""
         assert not start % BATCH_ALIGNMENT_BYTES, "batches lie at multiples of 64"
         anchor = self._find_anchor(start, offset, epoch)
         if anchor is None:
@@ -338,14 +335,14 @@ class Resync:
         return FoundBehind(self._far_behind(anchor.position), end_offset)
 
     def _far_behind(self, first: int) -> Candidate | None:
-        """The first batch of the chain from `first` on that no damaged batch can reach."""
+        """Return the first batch of the chain from `first` on that no damaged batch can reach."""
         at = first
         while at + BATCH_HEADER_BYTES <= self._source.size:
             header = self._header(at)
             if header is None or at >= self._chain(first).end_position:
                 return None
             if not self._is_good(at):
-                return None  # Its size may be wrong, and the chain go on inside of it.
+                return None  # Its size may be wrong, and the chain continue inside of it.
             if at >= first + BATCH_BYTES_MAX:
                 return Candidate(at, header.base_offset)
             assert header.total_bytes >= BATCH_HEADER_BYTES, "the chain has plausible headers only"
@@ -354,7 +351,7 @@ class Resync:
 
     def _find_anchor(self, start: int, offset: int, epoch: int) -> Candidate | None:
         known = self._anchor
-        # Were rows found beyond it meanwhile, it would be none of the log's batches.
+        # If rows beyond it were found meanwhile, it would be none of the log's batches.
         fits = known is not None and offset <= known.base_offset
         if known is not None and fits and self._searched_from <= start <= known.position:
             return known
@@ -367,7 +364,7 @@ class Resync:
         return self._anchor
 
     def _candidates(self, start: int, offset: int, epoch: int, stop: int) -> Iterator[Candidate]:
-        """Plausible headers from `start` to before `stop`."""
+        """Yield plausible headers from `start` to before `stop`."""
         assert 0 <= start <= self._source.size
         source = self._source
         stop = min(stop, source.size - BATCH_HEADER_BYTES + 1)
@@ -397,7 +394,7 @@ class Resync:
         return BatchHeader.unpack(self._source.read(at, BATCH_HEADER_BYTES))
 
     def _chain(self, start: int) -> _Chain:
-        """Follow the headers from the plausible one at `start`; what is known is not redone."""
+        """Follow the headers from the plausible one at `start`; each position is walked once."""
         walked: list[int] = []
         at = start
         header = self._header(at)
@@ -428,7 +425,7 @@ class Resync:
         return chain
 
     def _is_cut_short(self, end: int, last: BatchHeader, after: BatchHeader | None) -> bool:
-        """True when an append that a crash interrupted lies behind the batch `last`."""
+        """Return whether an interrupted append follows the batch `last`."""
         assert end < self._source.size
         if after is None:
             return True
@@ -437,7 +434,7 @@ class Resync:
         return looks_unwritten(self._source, end, self._source.size)
 
     def _is_good(self, at: int) -> bool:
-        """True when the checksum of the batch at `at` matches."""
+        """Return whether the checksum of the batch at `at` matches."""
         good = self._good.get(at)
         if good is not None:
             return good

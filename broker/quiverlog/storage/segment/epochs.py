@@ -1,10 +1,10 @@
-"""Which leader epoch began where: the list that makes truncation visible (KIP-101).
+"""The start of each leader epoch: the list that makes truncation visible (KIP-101).
 
-Owns the file `leader-epochs` and the two questions asked of it. Entries are (epoch, start offset),
-both growing. The rows from an entry's start to the next entry's start were written under its epoch.
+Owns the file `leader-epochs`. Entries are (epoch, start offset), both growing. The rows from an
+entry's start to the next entry's start were written under its epoch.
 
-File (framed as `frames` draws it, magic `QVEPOCHS`): `u32 count`, then per entry
-`i32 epoch | i64 start_offset`.
+File (framed as in `frames`, magic `QVEPOCHS`): `u32 count`, then per entry `i32 epoch | i64
+start_offset`.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _ENTRY: Final = struct.Struct("<iq")
 
 
 class LeaderEpochs:
-    """See the module docstring.
+    """A log's list.
 
     Args:
-        log_end_offset: asks the log for its end, where the newest epoch ends so far.
+        log_end_offset: returns the log's end, where the newest epoch ends so far.
     """
 
     __slots__ = ("_epochs", "_log_end_offset", "_starts", "dirty", "newest", "saved")
@@ -45,14 +45,14 @@ class LeaderEpochs:
         self.dirty = False
         """True when epochs changed after they were written to the disk."""
         self.saved = NO_EPOCH
-        """The newest epoch of the list on the disk, as far as the rows have not been cut since.
-        A list from which the oldest were taken since says of the newest what this one does."""
+        """The newest epoch of the list on the disk, unless its rows were cut since. A list whose
+        oldest epochs were removed since has the same newest one."""
 
     def __len__(self) -> int:
         return len(self._epochs)
 
     def copy(self) -> LeaderEpochs:
-        """The entries as they are now, for a job; the log's end stays what it is."""
+        """Return the present entries for a job, with the log's present end."""
         end_offset = self._log_end_offset()
         copy = LeaderEpochs(lambda: end_offset)
         copy._epochs, copy._starts = list(self._epochs), list(self._starts)
@@ -60,19 +60,19 @@ class LeaderEpochs:
         return copy
 
     def entries(self) -> list[tuple[int, int]]:
-        """(epoch, start offset), oldest first."""
+        """Return (epoch, start offset) pairs, oldest first."""
         return list(zip(self._epochs, self._starts, strict=True))
 
     def latest(self) -> tuple[int, int]:
-        """The newest (epoch, start offset); (-1, -1) when there is none."""
+        """Return the newest (epoch, start offset); (-1, -1) when there is none."""
         return (self._epochs[-1], self._starts[-1]) if self._epochs else (NO_EPOCH, -1)
 
     def assign(self, epoch: int, start_offset: int) -> None:
-        """Rows from `start_offset` on are written under `epoch`. An epoch known already is left."""
+        """Record that rows from `start_offset` on are written under `epoch`, unless it is known."""
         assert start_offset >= 0
         if epoch <= self.newest:
             return
-        # An epoch without rows gives way: two epochs cannot begin at the same row.
+        # An epoch without rows is replaced: two epochs cannot begin at the same row.
         while self._starts and self._starts[-1] >= start_offset:
             del self._epochs[-1], self._starts[-1]
         assert not self._epochs or self._epochs[-1] < epoch
@@ -82,18 +82,19 @@ class LeaderEpochs:
         self.dirty = True
 
     def epoch_for(self, offset: int) -> int:
-        """The epoch of the row at `offset`; -1 when that is not known any more."""
+        """Return the epoch of the row at `offset`; -1 when it is no longer known."""
         assert len(self._starts) == len(self._epochs)
         index = bisect_right(self._starts, offset) - 1
         return self._epochs[index] if index >= 0 else NO_EPOCH
 
     def agree(self, epoch: int, offset: int) -> bool:
-        """False when the row at `offset` is known to have been written under another epoch."""
+        """Return False when the row at `offset` is known to have another epoch."""
         known = self.epoch_for(offset)
         return known in (NO_EPOCH, epoch)
 
     def end_offset_for(self, epoch: int) -> tuple[int, int]:
-        """(largest known epoch <= `epoch`, the offset after its last row); (-1, -1) if undefined.
+        """Return (largest known epoch <= `epoch`, the offset after its last row); (-1, -1) if
+        undefined.
 
         The newest epoch ends at the log's end. A newer one is undefined. One older than all known
         ends where the first known begins.
@@ -110,7 +111,7 @@ class LeaderEpochs:
         return self._epochs[index - 1], self._starts[index]
 
     def truncate_to(self, offset: int) -> None:
-        """Rows from `offset` on are gone: so are the epochs that began there."""
+        """Drop the epochs that began at or after `offset`, as these rows were cut."""
         assert offset >= 0
         while self._starts and self._starts[-1] >= offset:
             del self._epochs[-1], self._starts[-1]
@@ -121,7 +122,7 @@ class LeaderEpochs:
         self.saved = min(self.saved, self.newest)
 
     def trim(self, offset: int) -> None:
-        """Rows before `offset` are gone: only the epoch of the first row kept stays of theirs."""
+        """Drop the epochs before the first row kept, except that row's own."""
         assert offset >= 0
         count = bisect_right(self._starts, offset) - 1
         if count > 0:
@@ -131,7 +132,7 @@ class LeaderEpochs:
         assert len(self._epochs) == len(self._starts)
 
     def dump(self) -> bytes:
-        """The file's bytes."""
+        """Return the file's bytes."""
         assert all(a < b for a, b in pairwise(self._starts)), "no two epochs begin at one row"
         assert all(a < b for a, b in pairwise(self._epochs)), "epochs never fall along a log"
         parts = [_COUNT.pack(len(self._epochs))]
@@ -139,10 +140,10 @@ class LeaderEpochs:
         return pack_file(_MAGIC, _VERSION, b"".join(parts))
 
     def load(self, path: str, data: bytes) -> None:
-        """Take the entries of a file.
+        """Load the entries of a file.
 
         Raises:
-            CorruptLog: they are damaged (nothing is taken).
+            CorruptLog: they are damaged (nothing is loaded).
             UnsupportedFormat: a newer version wrote them.
         """
         payload = unpack_file(path, data, _MAGIC, _VERSION)

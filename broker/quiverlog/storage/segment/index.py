@@ -1,11 +1,10 @@
-"""Where in a segment an offset or a time lies: one sparse index, and boundaries of batches.
+"""The sparse index of a segment, for offsets and times, and boundaries of batches.
 
-Owns three parallel columns (relative offset, position, newest timestamp before) with an entry for
-the first batch and about every `index.interval.bytes`, and the `.index` file
-(docs/storage-format.md draws it). A lookup gives the last entry that is not too far; the caller
-walks the few batches behind it. `Boundaries` are places where a batch begins whatever its bytes
-say: index entries, the flushed mark, the recovery point. No producer can forge them, so a scan
-continues there behind damage of unknown extent.
+Three parallel columns (relative offset, position, newest timestamp before) with an entry for the
+first batch and about every `index.interval.bytes`, and the `.index` file (docs/storage-format.md).
+A lookup gives the last entry before the target; the caller walks the few batches from there.
+`Boundaries` are places where a batch begins whatever its bytes: index entries, the flushed mark,
+the recovery point. Producers cannot forge them, so a scan continues there after damage.
 
 Invariant: an index that covers other bytes than the .log file has is rebuilt from batch headers.
 """
@@ -45,7 +44,7 @@ class IndexSummary(NamedTuple):
 
 
 class SparseIndex:
-    """Where in a segment a row or a moment lies: one sparse index for both."""
+    """A segment's index, for offsets and times."""
 
     __slots__ = ("positions", "relative_offsets", "times")
 
@@ -58,7 +57,7 @@ class SparseIndex:
         return len(self.positions)
 
     def add(self, relative_offset: int, position: int, newest_before_us: int) -> None:
-        """Append an entry; all three only grow."""
+        """Append an entry; all three columns only grow."""
         if self.positions:
             assert position > self.positions[-1], "one entry for a batch"
             assert relative_offset > self.relative_offsets[-1]
@@ -68,7 +67,7 @@ class SparseIndex:
         self.times.append(newest_before_us)
 
     def cut(self, count: int) -> None:
-        """Keep the first `count` entries: an append failed half way through its entries."""
+        """Keep the first `count` entries, as an append failed after adding some."""
         assert 0 <= count <= len(self)
         for column in (self.relative_offsets, self.positions, self.times):
             del column[count:]
@@ -80,21 +79,21 @@ class SparseIndex:
         return 16 * len(self)
 
     def floor_offset(self, relative_offset: int) -> int:
-        """The last entry whose batch begins at or before the row; at least 0."""
+        """Return the last entry whose batch begins at or before the row; at least 0."""
         assert relative_offset >= 0
         return max(0, bisect_right(self.relative_offsets, relative_offset) - 1)
 
     def floor_position(self, position: int) -> int:
-        """The last entry at or before the position; at least 0."""
+        """Return the last entry at or before the position; at least 0."""
         assert position >= 0
         return max(0, bisect_right(self.positions, position) - 1)
 
     def floor_time(self, at_us: int) -> int:
-        """The last entry in front of which everything is older than `at_us`; at least 0."""
+        """Return the last entry before which everything is older than `at_us`; at least 0."""
         return max(0, bisect_left(self.times, at_us) - 1)
 
     def dump(self, summary: IndexSummary) -> bytes:
-        """The file's bytes."""
+        """Return the file's bytes."""
         assert summary.base_offset <= summary.end_offset
         assert not self.positions or self.positions[-1] < summary.covered_bytes
         assert len(self.relative_offsets) == len(self.positions) == len(self.times)
@@ -115,7 +114,7 @@ class SparseIndex:
             raise CorruptLog(f"{path} is cut short.", file=path)
         *numbers, count = _SUMMARY.unpack_from(payload)
         if len(payload) != _SUMMARY.size + 16 * count:
-            raise CorruptLog(f"{path} does not hold the {count} entries it tells of.", file=path)
+            raise CorruptLog(f"{path} does not hold the {count} entries of its header.", file=path)
         index = cls()
         times_at = _SUMMARY.size + 8 * count
         index.relative_offsets.frombytes(payload[_SUMMARY.size : _SUMMARY.size + 4 * count])
@@ -133,14 +132,13 @@ class Boundary(NamedTuple):
 
 
 class Boundaries:
-    """Places in a segment where a batch is known to begin, whatever its bytes say.
+    """Places in a segment where a batch is known to begin, whatever its bytes.
 
     Args:
         base_offset: of the segment.
-        index: of these bytes, or of as many as the segment had before it grew. Its entries are
-            copied: they may be asked for in another thread.
-        more: other places; those where no batch can begin stand for none (0, the end of a file that
-            was cut).
+        index: of these bytes, or of the segment before it grew. Its entries are copied, for use in
+            another thread.
+        more: other places; impossible ones (0, the end of a cut file) are ignored.
     """
 
     __slots__ = ("_base_offset", "_more", "_positions", "_relative_offsets")
@@ -160,7 +158,7 @@ class Boundaries:
         )
 
     def after(self, position: int) -> Boundary | None:
-        """The first place behind byte `position`; None where none is known."""
+        """Return the first known place after byte `position`, if any."""
         found = [place for place in self._more if place.position > position][:1]
         entry = bisect_right(self._positions, position)
         if entry < len(self._positions):

@@ -1,11 +1,8 @@
-"""Whether an index file is that of the segment beside it, or was copied from another one.
+"""Whether an index file belongs to the segment beside it, or was copied from another one.
 
-Owns the comparison with the batches: a few headers at the front, in the middle and at the end, and
-the times of the batches between two entries. It is cheap, and so only a suspicion: a damaged
-header looks the same. Where it is wrong about an index, rows would look older to retention than
-they are.
-
-Must not know: what becomes of the file.
+Compares a few headers at the front, in the middle and at the end, and the times of the batches
+between two entries. Cheap, and so only a suspicion: a damaged header looks the same. With another
+segment's index, rows would look older to retention than they are.
 """
 
 from __future__ import annotations
@@ -23,7 +20,7 @@ _WALK_HEADERS_MAX: Final = 64
 
 
 def is_contradicted(file: File, size: int, summary: IndexSummary, entries: SparseIndex) -> bool:
-    """See the module docstring. False where the disk does not give the bytes."""
+    """Return whether batches contradict the index. False where the disk does not give the bytes."""
     assert summary.covered_bytes == size <= file.size
     count = len(entries)
     if not count:
@@ -43,7 +40,7 @@ def is_contradicted(file: File, size: int, summary: IndexSummary, entries: Spars
 def _header(
     file: File, size: int, summary: IndexSummary, entries: SparseIndex, entry: int
 ) -> BatchHeader | None:
-    """Of the batch that the entry tells of; None where there is another, or none."""
+    """Return the header of the entry's batch; None where there is another, or none."""
     assert 0 <= entry < len(entries)
     at = entries.positions[entry]
     return _read(file, size, at, summary.base_offset + entries.relative_offsets[entry])
@@ -62,7 +59,7 @@ def _read(file: File, size: int, at: int, offset: int) -> BatchHeader | None:
 def _times_agree(
     file: File, size: int, summary: IndexSummary, entries: SparseIndex, entry: int
 ) -> bool:
-    """False where the batches from this entry to the next are others than the index says."""
+    """Return False where the batches from this entry to the next differ from the index."""
     assert 0 <= entry < len(entries)
     is_last = entry + 1 == len(entries)
     end = size if is_last else entries.positions[entry + 1]

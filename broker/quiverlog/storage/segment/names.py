@@ -1,8 +1,8 @@
-"""Which names in a partition's directory are a log's own, and what to do where no file has one.
+"""The names in a partition's directory that are a log's own, and special files under them.
 
-Owns the rule for things in the place of a file (a directory, a link to nothing, a FIFO): they are
-moved aside under a name of their own, so that what can be rebuilt is, and rows without a file are
-missing. What is not the log's is left alone. Both are told by name.
+Whatever has a file's name and is none (a directory, a link to nothing, a FIFO) is moved aside, so
+that what can be rebuilt is, and rows without a file are missing. Other names are left alone. Both
+are reported by name.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ _NUMBER: Final = re.compile(r"[0-9]{20}")
 _SUFFIX: Final = ".unusable"
 _ATTEMPTS_MAX: Final = 100
 _OFFSET_MAX: Final = 2**62 - 1
-"""Further than any log gets, and far from where the offset of a row would not fit 64 bits."""
+"""Larger than any log's offset, and far from where a row's offset would not fit 64 bits."""
 _NAMES_REMEMBERED: Final = 256
-"""The files of thousands of partitions have much the same names."""
+"""The files of thousands of partitions have mostly the same names."""
 
 
 class SetAside(NamedTuple):
-    """`names`: which the log has no file of any more. `notes`: for the operator.
+    """`names`: files that the log no longer has. `notes`: for the operator.
 
-    `left`: the names that are in the directory now, sorted.
+    `left`: the names in the directory now, sorted.
     """
 
     names: tuple[str, ...]
@@ -46,8 +46,9 @@ class SetAside(NamedTuple):
 
 @lru_cache(_NAMES_REMEMBERED)
 def own_offset(name: str, suffix: str) -> int | None:
-    """The offset in the name of a segment (`log`, `index`) or a snapshot; None for other names."""
-    if not name.endswith(suffix):  # Nearly all that are asked for.
+    """Return the offset in the name of a segment (`log`, `index`) or snapshot; None for other
+    names."""
+    if not name.endswith(suffix):  # The usual case.
         return None
     match = _NUMBERED.fullmatch(name)
     if match is None or match[2] != suffix:
@@ -65,10 +66,10 @@ def _is_own(name: str) -> bool:
 
 
 def set_aside(disk: Disk, directory: str, entries: Mapping[str, bool]) -> SetAside:
-    """Move what is in the place of a file, and is none, out of the way.
+    """Move what has a file's name, and is none, out of the way.
 
     Args:
-        entries: what is in the directory, in order: names, and which of them are files.
+        entries: the directory's names, sorted, and whether each is a file.
 
     Raises:
         StorageFault: it cannot be moved.
@@ -78,7 +79,7 @@ def set_aside(disk: Disk, directory: str, entries: Mapping[str, bool]) -> SetAsi
     notes: list[str] = []
     for name, is_file in entries.items():
         if is_file and _is_own(name):
-            continue  # Nearly all of them.
+            continue  # The usual case.
         path = f"{directory}/{name}"
         if not _is_own(name):
             if _SUFFIX not in name:
@@ -88,7 +89,7 @@ def set_aside(disk: Disk, directory: str, entries: Mapping[str, bool]) -> SetAsi
             moved.append(name)
             lost = "the rows in it are missing" if name.endswith(".log") else "it is made anew"
             notes.append(f"{short_name(path)} was not a regular file: moved to {new}; {lost}.")
-    assert len(moved) <= len(notes), "what is moved is told"
+    assert len(moved) <= len(notes), "each move has a note"
     return SetAside(tuple(moved), tuple(notes), disk.list(directory) if moved else names)
 
 
@@ -109,7 +110,7 @@ def move_aside(disk: Disk, directory: str, names: Sequence[str]) -> list[str]:
 
 
 def rename_aside(disk: Disk, directory: str, name: str, taken: Sequence[str]) -> str:
-    """Give what is none of the log's a name that is not; the new name.
+    """Rename what is not a log's file to a name that is not a log's either. Returns the new name.
 
     Raises:
         StorageFault: it cannot be moved.

@@ -1,9 +1,9 @@
 """Reading a segment: from an index entry to the batch with an offset, a time or a byte count.
 
-Owns the walk over batch headers, which steps over known damage, and what is served as a copy and
-what as a view of the mapped file. Bytes that this process has not verified are verified before
-they are served. A walk that meets anything but the next batch raises `Undiagnosed`, or has the
-segment scanned once (`checks`): then the damaged rows are known, and reads around them go on.
+Owns the walk over batch headers, which steps over known damage, and whether bytes are served as a
+copy or as a view of the mapped file. Bytes that this process has not verified are verified first. A
+walk that meets anything but the next batch raises `Undiagnosed`, or has the segment scanned once
+(`checks`): then the damaged rows are known, and reads around them go on.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ __all__ = [
 _COPY_BYTES_MAX: Final = 64 * 1024
 """Up to here one pread serves the walk and the answer."""
 _WALK_BYTES: Final = 8 * 1024
-"""A window for walking only: what lies between two index entries, usually."""
+"""A window for walking only: usually the bytes between two index entries."""
 _ROWS_SHIFT: Final = 32
 _BYTES_MASK: Final = 2**32 - 1
 
@@ -53,9 +53,9 @@ _BYTES_MASK: Final = 2**32 - 1
 class Answer(NamedTuple):
     """Whole batches in order, `byte_count` bytes of the file from `position` on.
 
-    `views`: them, the last one in a view of its own; or none, and `last_header` is that one's: who
-    has asked reads the file. `next_offset` follows the last row. `is_full`: one more would have
-    been too many bytes.
+    `views`: the batches, the last one in a view of its own; or none, and `last_header` is that
+    batch's header, for a caller that reads the file itself. `next_offset` follows the last row.
+    `is_full`: the next batch would have exceeded the bound.
     """
 
     segment: Segment
@@ -68,12 +68,12 @@ class Answer(NamedTuple):
 
 
 def views_of(answers: Iterable[Answer]) -> list[memoryview]:
-    """All their batches, in order; the last one is in a view of its own."""
+    """Return all their batches, in order; the last one is in a view of its own."""
     return [view for answer in answers for view in answer.views]
 
 
 class _Batch(NamedTuple):
-    """A batch that was walked over: its bytes [start, end), and the row behind it."""
+    """A batch that was walked over: its bytes [start, end), and the row after it."""
 
     start: int
     end: int
@@ -88,11 +88,11 @@ def read(
     *,
     before_headers: Callable[[int, int], None] | None = None,
 ) -> Answer:
-    """As `Log.read`, within one segment.
+    """Read like `Log.read`, within one segment.
 
     Args:
-        before_headers: told of (position, size) in front of each look at headers. With it the
-            answer has no views: nothing else is looked at.
+        before_headers: called with (position, size) before each look at headers. With it the answer
+            has no views: nothing else is read.
 
     Raises:
         CorruptLog: the batch at `offset` is known to be damaged.
@@ -113,12 +113,12 @@ def read(
         first = _pass(segment, source, first.end, first_row)
     start = first.start
     last, is_full = _last(segment, source, first, bytes_max, end_offset, walks_far=not in_file)
-    # What was passed on the way counts, too: a size that lies leads into a column's bytes.
+    # Batches passed on the way count, too: a wrong size leads into a column's bytes.
     good_end = segment.verified_end(position)
     if good_end < last.end:
         if good_end - start not in range(1, bytes_max):
             raise Unverified(position, last.end, expected, last.next_offset)
-        # Only so much is known to be good: no more goes out.
+        # Only this much is known to be good: no more is sent.
         good_bytes = good_end - start
         last, _ = _last(segment, source, first, good_bytes, end_offset, walks_far=not in_file)
         is_full = False
@@ -138,7 +138,7 @@ def read(
 
 
 def _window_bytes(bytes_max: int) -> int:
-    """What a walk reads at once: all of a small answer."""
+    """Return how much a walk reads at once: all of a small answer."""
     near = bytes_max + 2 * BATCH_HEADER_BYTES + 4096
     return near if near <= _COPY_BYTES_MAX else _WALK_BYTES
 
@@ -152,16 +152,15 @@ def _last(
     *,
     walks_far: bool,
 ) -> tuple[_Batch, bool]:
-    """The last batch of an answer that begins with `first`, which goes out in any case.
-
-    And whether the next one is there, and would be too many bytes.
+    """Return the last batch of an answer that begins with `first`, and whether the next one is
+    there and exceeds the bound. `first` is part of the answer in any case.
 
     Args:
-        walks_far: where the index leads astray, all batches are walked over. Else only `first` goes
-            out: so many headers are in memory only where the rows between them have to be.
+        walks_far: if the index is wrong, walk over all batches. Otherwise only `first` is sent:
+            this many headers are in memory only if the rows between them are.
 
-    Only a batch that was walked over can be the last one: where the index leads is believed when a
-    batch begins there that joins up, and when it goes out, too.
+    Only a batch that was walked over can be the last one: an index entry counts when a batch there
+    joins up, and as the last batch.
     """
     last, limit = first, first.start + bytes_max
     if last.next_offset >= end_offset or last.end >= limit:
@@ -177,7 +176,7 @@ def _last(
             last = batch
         elif position == last.end or not walks_far:
             is_full = batch is not None and position == last.end
-            break  # What is good in front of it goes out; the next read tells.
+            break  # Good batches before it are sent; the next read reports it.
         position, expected = last.end, last.next_offset
     assert first.end <= last.end
     assert last is first or last.end <= limit, "one batch may be too large, the first"
@@ -185,11 +184,11 @@ def _last(
 
 
 def read_newest(segment: Segment, offset: int, bytes_max: int) -> Answer | None:
-    """The batches from `offset` to the segment's end, if the newest append holds them all.
+    """Return the batches from `offset` to the segment's end, if the newest append holds them all.
 
-    What nearly every reader at the tail asks for, in one call of the system. None where anything
-    is less simple than that (bytes not in memory, too many, not verified, another row than
-    expected): `read` finds out.
+    Nearly every reader at the end of the log asks for them; this is one system call. None in any
+    other case (bytes not in memory, too many, not verified, another row than expected): then use
+    `read`.
     """
     start, expected = segment.tail
     size = segment.file.size - start
@@ -216,7 +215,7 @@ def read_newest(segment: Segment, offset: int, bytes_max: int) -> Answer | None:
 
 
 def _floor(segment: Segment, offset: int) -> tuple[int, int]:
-    """(position, first row) of a batch at or before `offset`, no damage in between."""
+    """Return (position, first row) of a batch at or before `offset`, without damage in between."""
     index = segment.load()
     if not len(index):
         bad = Damage(SEGMENT_HEADER_BYTES, segment.file.size, offset, segment.end_offset)
@@ -226,7 +225,7 @@ def _floor(segment: Segment, offset: int) -> tuple[int, int]:
     entry = index.floor_offset(offset - segment.base_offset)
     position = index.positions[entry]
     expected = segment.base_offset + index.relative_offsets[entry]
-    if expected > offset:  # An index made again leaves out damage that a segment begins with.
+    if expected > offset:  # A rebuilt index leaves out damage at the segment's beginning.
         position, expected = SEGMENT_HEADER_BYTES, segment.base_offset
     for damage in segment.damages:  # An entry inside of damage may be wrong, too.
         if damage.end_offset <= offset and damage.end_position > position:
@@ -236,7 +235,8 @@ def _floor(segment: Segment, offset: int) -> tuple[int, int]:
 
 
 def _end_before_damage(segment: Segment, offset: int, end_offset: int) -> int:
-    """The offset at which a read from `offset` must end. Raises CorruptLog if that is damaged."""
+    """Return the offset at which a read from `offset` must end. Raises CorruptLog if that is
+    damaged."""
     for damage in segment.damages:
         if damage.offset <= offset < damage.end_offset:
             raise segment.corrupt(damage)
@@ -248,12 +248,12 @@ def _end_before_damage(segment: Segment, offset: int, end_offset: int) -> int:
 def _jump(
     segment: Segment, position: int, expected: int, end_position: int, end_offset: int
 ) -> tuple[int, int]:
-    """Find where the walk to the answer's end may begin: an index entry further on, or right here.
+    """Return where the walk to the answer's end may begin: a later index entry, or right here.
 
-    One entry less than what surely fits, because the walk must pass the last batch's header: that
-    batch gets a view of its own. Not over damage, because entries there may be wrong.
+    One entry before the last that surely fits, because the walk must pass the last batch's header:
+    that batch gets a view of its own. Not over damage, because entries there may be wrong.
     """
-    assert expected < end_offset, "there is more to hand out"
+    assert expected < end_offset, "there is more to send"
     assert position < end_position
     damage_at = min((d.position for d in segment.damages if d.position >= position), default=2**32)
     index = segment.load()
@@ -267,7 +267,8 @@ def _jump(
 
 
 def _pass(segment: Segment, source: ByteSource, position: int, expected: int) -> _Batch:
-    """The batch at `position`, if it begins with row `expected`. Raises Undiagnosed otherwise."""
+    """Return the batch at `position`, if it begins with row `expected`. Raises Undiagnosed
+    otherwise."""
     view = source.read(position, BATCH_HEADER_BYTES)
     room = source.size - position
     step = link(view, 0, expected, room) if len(view) == BATCH_HEADER_BYTES else 0
@@ -279,7 +280,8 @@ def _pass(segment: Segment, source: ByteSource, position: int, expected: int) ->
 
 
 def _bytes_of(segment: Segment, source: FileBytes, wanted: Damage) -> memoryview:
-    """The bytes of a range. Raises Undiagnosed with just that range when they cannot be read."""
+    """Return the bytes of a range. Raises Undiagnosed with just that range when they are
+    unreadable."""
     start, end = wanted.position, wanted.end_position
     assert SEGMENT_HEADER_BYTES <= start < end <= source.size
     if end - start <= _COPY_BYTES_MAX and source.holds(start, end):
@@ -298,9 +300,9 @@ def _bytes_of(segment: Segment, source: FileBytes, wanted: Damage) -> memoryview
 def spans(
     segment: Segment, offset: int, bytes_max: int, end_offset: int
 ) -> Iterator[tuple[int, int]]:
-    """(position, size) of what `read` looks at, a little more rather than less.
+    """Yield (position, size) of what `read` reads, rather more than less.
 
-    Raises as `read`.
+    Raises like `read`.
     """
     index = segment.load()
     if not len(index):
@@ -308,7 +310,7 @@ def spans(
     size = segment.file.size
     tail_at, tail_offset = segment.tail
     if 0 <= tail_offset <= offset:
-        # Its first batch goes out in any case, however large.
+        # Its first batch is sent in any case, however large.
         yield tail_at, min(size - tail_at, max(bytes_max, BATCH_BYTES_MAX))
         return
     _end_before_damage(segment, offset, end_offset)
@@ -321,7 +323,7 @@ def spans(
     yield position, min(size, end) - position
 
 
-# Walking the headers of a segment's batches: by offset, by time, by bytes.
+# Walks over the headers of a segment's batches: by offset, by time, by bytes.
 _WINDOW_BYTES: Final = 16 * 1024
 _NO_LIMIT: Final = 2**63
 Cursor = tuple[int, int]
@@ -329,7 +331,7 @@ Cursor = tuple[int, int]
 
 
 def _header_span(segment: Segment, offset: int) -> tuple[int, int]:
-    """(position, size) of what finding the batch that holds `offset` looks at."""
+    """Return (position, size) of what finding the batch that holds `offset` reads."""
     index = segment.load()
     if not len(index):
         return SEGMENT_HEADER_BYTES, 0
@@ -337,7 +339,7 @@ def _header_span(segment: Segment, offset: int) -> tuple[int, int]:
 
 
 def _entry_span(segment: Segment, entry: int, last: int | None = None) -> tuple[int, int]:
-    """(position, size) of the batches from index entry `entry` to the one behind `last`."""
+    """Return (position, size) of the batches from index entry `entry` to the one after `last`."""
     index, size = segment.load(), segment.file.size
     position = index.positions[entry]
     assert 0 <= entry < len(index)
@@ -348,9 +350,9 @@ def _entry_span(segment: Segment, entry: int, last: int | None = None) -> tuple[
 
 
 def _headers(segment: Segment, offset: int) -> Iterator[tuple[int, BatchHeader]]:
-    """(position, header) of the batches from the one that holds `offset` on.
+    """Return (position, header) of the batches from the one that holds `offset` on.
 
-    Batches that are damaged are left out. Raises Undiagnosed.
+    Damaged batches are left out. Raises Undiagnosed.
     """
     if segment.empty or offset >= segment.end_offset:
         return iter(())
@@ -359,9 +361,10 @@ def _headers(segment: Segment, offset: int) -> Iterator[tuple[int, BatchHeader]]
 
 
 def all_headers(segment: Segment, offset: int) -> Iterator[tuple[int, BatchHeader]]:
-    """As `_headers`, for whoever may wait for the disk: damage is diagnosed where it is met.
+    """Yield like `_headers`, for callers that may wait for the disk: damage is diagnosed on the
+    way.
 
-    A header is vouched for by the next one, so each is given out when the walk has passed it.
+    The next header confirms a header, so each is yielded when the walk has passed it.
 
     Raises CorruptLog where a diagnosis finds nothing.
     """
@@ -387,7 +390,7 @@ def all_headers(segment: Segment, offset: int) -> Iterator[tuple[int, BatchHeade
 
 
 def _claims_too_much(segment: Segment, position: int, header: BatchHeader) -> bool:
-    """True for a header that is plausible, and says other rows than its batch has."""
+    """Return whether a plausible header claims rows that its batch does not have."""
     if header.next_offset > segment.end_offset:
         return True
     return any(one.position <= position < one.end_position for one in segment.damages)
@@ -417,7 +420,8 @@ def _headers_at(
     position, expected = cursor
     for damage in segment.damages:
         if damage.position < position < damage.end_position:
-            # The entry lies inside: what is good begins behind, what is asked for maybe before.
+            # The entry is inside of damage: good batches begin after it, the requested one maybe
+            # before.
             position, expected = damage.position, damage.offset
     size = segment.file.size
     source = FileBytes(segment.file, size, window_bytes=_WINDOW_BYTES)
@@ -446,7 +450,7 @@ def _headers_at(
             raise bad
         known = {damage.position: damage for damage in segment.damages}
         if position not in known:
-            # The culprit may be the batch just passed, which lied about its rows, or its size.
+            # The culprit may be the batch just passed, with wrong rows or a wrong size.
             inside = [d for d in segment.damages if d.position < position <= d.end_position]
             if not inside:
                 raise bad
@@ -454,34 +458,36 @@ def _headers_at(
 
 
 def first_header(segment: Segment, offset: int) -> BatchHeader | None:
-    """The header of the batch that holds `offset`, or of the next good one. Raises Undiagnosed."""
+    """Return the header of the batch that holds `offset`, or of the next good one. Raises
+    Undiagnosed."""
     found = next(_headers(segment, offset), None)
     return None if found is None else found[1]
 
 
 def batch_with(segment: Segment, offset: int) -> tuple[int, BatchHeader] | None:
-    """(position, header) of the batch that holds `offset`, if one does. Raises Undiagnosed."""
+    """Return (position, header) of the batch that holds `offset`, if there is one. Raises
+    Undiagnosed."""
     found = next(_headers(segment, offset), None)
     assert found is None or found[1].next_offset > offset
     return None if found is None or found[1].base_offset > offset else found
 
 
 def is_sound(segment: Segment, position: int, header: BatchHeader) -> bool:
-    """True when the batch matches its checksum. For whoever may wait for the disk."""
+    """Return whether the batch matches its checksum. For callers that may wait for the disk."""
     end = position + header.total_bytes
     assert SEGMENT_HEADER_BYTES <= position < end <= segment.file.size
     return checksum(FileBytes(segment.file, end), position + CRC_START, end) == header.crc32c
 
 
 def first_header_spans(segment: Segment, offset: int) -> Iterator[tuple[int, int]]:
-    """(position, size) of what `first_header` looks at, nearly always."""
+    """Yield (position, size) of what `first_header` reads, nearly always."""
     yield _header_span(segment, offset)
 
 
 def time_spans(
     segment: Segment, at_us: int, offset: int, cursor: Cursor | None = None
 ) -> Iterator[tuple[int, int]]:
-    """(position, size) of what `first_at_or_after` looks at, nearly always."""
+    """Yield (position, size) of what `first_at_or_after` reads, nearly always."""
     index = segment.load()
     if segment.newest_us < at_us or not len(index):
         return
@@ -501,14 +507,14 @@ def first_at_or_after(
     *,
     bounded: bool = False,
 ) -> BatchHeader | None:
-    """The first batch with rows at or after `offset` whose time is `at_us` or later.
+    """Return the first batch with rows at or after `offset` whose time is `at_us` or later.
 
-    Nearly always it is one of a few: the index tells where older ones end. Not where a younger one
-    lies in front of `offset`: then there may be a segment of older ones in between.
+    Nearly always it is one of a few: the index has where older ones end. Not if a younger one
+    precedes `offset`: then a segment of older ones may follow.
 
     Args:
         cursor: where an earlier try goes on (`skip_older`).
-        bounded: look at nothing but `time_spans`.
+        bounded: read nothing but `time_spans`.
 
     Raises:
         Undiagnosed: as every walk.
@@ -532,7 +538,7 @@ def first_at_or_after(
 def skip_older(
     file: File, size: int, cursor: Cursor, at_us: int, damages: Sequence[Damage]
 ) -> Cursor:
-    """Go on to the first batch whose time is `at_us` or later, to anything else, or to the end."""
+    """Return the first batch whose time is `at_us` or later, or anything else, or the end."""
     position, expected = cursor
     assert SEGMENT_HEADER_BYTES <= position <= size <= file.size
     known = {damage.position: damage for damage in damages}
@@ -557,7 +563,7 @@ def skip_older(
 def measure_spans(
     segment: Segment, start: int, end: int, bytes_left: int
 ) -> Iterator[tuple[int, int]]:
-    """(position, size) of each place that `measure` looks at; `bytes_left` < 0: any number."""
+    """Yield (position, size) of each place that `measure` reads; `bytes_left` < 0: any number."""
     index = segment.load()
     if not len(index):
         return
@@ -566,7 +572,7 @@ def measure_spans(
     if end < segment.end_offset:
         yield _header_span(segment, end - 1)
     if bytes_left >= 0:
-        # Where the bound is met: as far behind the first batch, wherever that begins.
+        # Where the bound is met: that far after the first batch, wherever it begins.
         at, size = first
         near = index.floor_position(at + bytes_left)
         yield _entry_span(segment, near, index.floor_position(at + size + bytes_left))
@@ -575,10 +581,11 @@ def measure_spans(
 def measure(
     segment: Segment, start: int, end: int, bytes_max: int, total: int
 ) -> tuple[int, int, bool]:
-    """(bytes, offset they reach, bound met) of the batches that hold [start, end) in here.
+    """Return (bytes, offset they reach, bound met) of this segment's batches that hold [start,
+    end).
 
     Args:
-        bytes_max: with the `total` bytes before them, at most so many; one batch at least. -1: any.
+        bytes_max: bound, including the `total` bytes before; one batch at least. -1: none.
     """
     assert start < end
     assert total >= 0
@@ -603,9 +610,9 @@ def measure(
 
 
 def _last_boundary(segment: Segment, position: int, offset: int) -> tuple[int, int]:
-    """(position, offset) of the last batch end at or before `position`.
+    """Return (position, offset) of the last batch end at or before `position`.
 
-    Never before `offset`, where a batch ends that lies before `position`.
+    Never before `offset`, where a batch ends that is before `position`.
     """
     assert position >= SEGMENT_HEADER_BYTES
     index = segment.load()

@@ -1,8 +1,8 @@
-"""Jobs of a reader: what it asks for is not in memory, or was never verified.
+"""Jobs of a reader whose bytes are not in memory, or not verified.
 
-Owns the jobs behind `NotResident`, each of one segment (what a job is: jobs.py). After such a job
-the question is asked again, with the job among `just_read`: what it has done is not asked for once
-more, so that a question ends after a bounded number of them, however short memory is.
+The jobs behind `NotResident`, each of one segment (jobs.py). After such a job the caller asks
+again, with the job among `just_read`: its result is not requested again, so that a read ends after
+a bounded number of jobs, however short memory is.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ __all__ = [
 
 _READ_BYTES: Final = 256 * 1024
 _HEADERS_BYTES: Final = INDEX_INTERVAL_BYTES_MAX + 8 * 1024
-"""What is brought into memory where headers are walked over: up to the next index entry."""
+"""Bytes to load where headers are walked over: up to the next index entry."""
 _VERIFIED_AT_ONCE_BYTES: Final = 64 * 1024
-"""Checksums of so many bytes take less than the job that would compute them."""
+"""Up to here, computing checksums takes less than a job for it."""
 
 
 class NotResident(Exception):
     """The rows or the index are not in memory, or not verified. Run `job`, then ask again.
 
-    Never seen by a client. Take the job's result in (`complete_read`), and ask again with the job
+    Never sent to a client. Pass the job's result to `complete_read`, and ask again with the job
     among `just_read`: on a machine with little memory the pages may be gone again, and the second
     answer must not depend on that.
 
-    `offset`, `counted`: where a walk over many segments may go on, and the bytes counted before.
+    `offset`, `counted`: where a walk over many segments may continue, and the bytes counted before.
     """
 
     def __init__(self, job: ReadingJob) -> None:
@@ -68,7 +68,7 @@ class NotResident(Exception):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadIndexJob:
-    """Read a segment's index from its file, or make it from the batch headers."""
+    """Read a segment's index from its file, or build it from the batch headers."""
 
     kind: ClassVar[str] = "load index"
     key: str
@@ -79,7 +79,7 @@ class LoadIndexJob:
         object.__setattr__(self, "files", self.segment.files)
 
     def run(self) -> LoadedIndex:
-        """Raises UnsupportedFormat, or OSError when a file cannot be opened."""
+        """Return the index. Raises UnsupportedFormat, or OSError when a file cannot be opened."""
         return self.files.read_index()
 
 
@@ -101,11 +101,11 @@ class ReadJob:
     size: int
 
     def holds(self, position: int, size: int) -> bool:
-        """True when the range lies within the job's."""
+        """Return whether the range is within the job's."""
         return self.position <= position and position + size <= self.position + self.size
 
     def run(self) -> ReadResult:
-        """Raises OSError when the file cannot be opened."""
+        """Read the range. Raises OSError when the file cannot be opened."""
         assert self.position >= 0
         end = min(self.position + self.size, self.file.size)
         for at in range(self.position, end, _READ_BYTES):
@@ -116,7 +116,7 @@ class ReadJob:
                 if not is_unreadable(error):
                     raise
                 return ReadResult(at)
-            if count < size:  # Somebody has cut the file.
+            if count < size:  # The file was cut.
                 return ReadResult(at + count)
         return ReadResult()
 
@@ -135,14 +135,14 @@ class VerifyJob:
     epochs: LeaderEpochs
 
     def run(self) -> Verdict:
-        """Raises OSError when the file cannot be opened."""
+        """Verify. Raises OSError when the file cannot be opened."""
         end = self.position + self.size
         return checks.verify(self.file, self.position, end, self.offset, self.epochs)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DiagnoseJob:
-    """Scan a whole segment: how far the damage reaches that a walk has met."""
+    """Scan a whole segment for the extent of damage that a walk has met."""
 
     kind: ClassVar[str] = "diagnose"
     key: str
@@ -154,7 +154,7 @@ class DiagnoseJob:
     boundaries: Boundaries
 
     def run(self) -> tuple[Damage, ...]:
-        """Raises OSError when the file cannot be opened."""
+        """Scan. Raises OSError when the file cannot be opened."""
         return checks.find_damages(
             self.file, self.base_offset, self.size, self.end_offset, self.boundaries
         )
@@ -164,7 +164,7 @@ class DiagnoseJob:
 class SkipOlderJob:
     """Walk on over batches older than `at_us`.
 
-    `cursor`: where the walk goes on; moved by `complete_read`, on the loop.
+    `cursor`: where the walk continues; moved by `complete_read`, on the loop.
     """
 
     kind: ClassVar[str] = "look up time"
@@ -177,21 +177,21 @@ class SkipOlderJob:
     damages: tuple[Damage, ...]
 
     def is_for(self, segment: Segment, at_us: int) -> bool:
-        """True when the job belongs to this question."""
+        """Return whether the job belongs to this request."""
         return self.segment is segment and self.at_us == at_us
 
     def run(self) -> Cursor:
-        """Raises OSError when the file cannot be opened."""
+        """Walk. Raises OSError when the file cannot be opened."""
         return reading.skip_older(self.file, self.size, self.cursor, self.at_us, self.damages)
 
 
 ReadingJob = LoadIndexJob | ReadJob | VerifyJob | DiagnoseJob | SkipOlderJob
 JustRead = Collection[ReadingJob]
-"""Jobs of this question that are back."""
+"""Finished jobs of this request."""
 
 
 def is_at_hand(segment: Segment, position: int, size: int, just_read: JustRead) -> bool:
-    """True when reading these bytes waits for nothing, or a job has just read them."""
+    """Return whether reading these bytes waits for nothing, or a job has just read them."""
     return segment.file.resident(position, size) or any(
         isinstance(job, ReadJob) and job.segment is segment and job.holds(position, size)
         for job in just_read
@@ -201,7 +201,7 @@ def is_at_hand(segment: Segment, position: int, size: int, just_read: JustRead) 
 def look_at_headers(
     key: str, cold_ok: bool, just_read: JustRead, segment: Segment, position: int, size: int
 ) -> None:
-    """About to look there. Which headers a walk meets is known when the ones before have been met.
+    """Prepare to read headers there. A walk learns its next position only from the header before.
 
     Raises:
         NotResident: that would wait, and is not `cold_ok`.
@@ -212,20 +212,20 @@ def look_at_headers(
 
 
 def is_done_at_once(check: VerifyJob | DiagnoseJob, just_read: JustRead) -> bool:
-    """True when the loop may do it itself: it has few bytes, and waits for none of them."""
+    """Return whether the loop may do it itself: it has few bytes, all in memory."""
     if not isinstance(check, VerifyJob) or check.size > _VERIFIED_AT_ONCE_BYTES:
         return False
     return is_at_hand(check.segment, check.position, check.size, just_read)
 
 
 def cursor_of(just_read: JustRead, segment: Segment, at_us: int) -> Cursor | None:
-    """Where the last walk to `at_us` in this segment stopped; None where there was none."""
+    """Return where the last walk to `at_us` in this segment stopped; None where there was none."""
     found = [j for j in just_read if isinstance(j, SkipOlderJob) and j.is_for(segment, at_us)]
     return found[-1].cursor if found else None
 
 
 def skip_for(key: str, segment: Segment, at_us: int, walk: LongWalk) -> SkipOlderJob:
-    """The job that goes on with a walk which takes too long for the loop."""
+    """Return the job that continues a walk which takes too long for the loop."""
     file = segment.file
     assert walk.position < file.size, "a walk ends at the end"
     at, damages = (walk.position, walk.offset), tuple(segment.damages)
@@ -233,7 +233,7 @@ def skip_for(key: str, segment: Segment, at_us: int, walk: LongWalk) -> SkipOlde
 
 
 def take_result(job: ReadingJob, result: object) -> None:
-    """What a job has found out goes into its segment, which is in the log still."""
+    """Take a job's result over into its segment, which is still in the log."""
     segment = job.segment
     assert not segment.dropped
     if isinstance(result, ReadResult):
@@ -264,10 +264,10 @@ def check_for(
     missing: Unverified | Undiagnosed,
     done: JustRead,
 ) -> VerifyJob | DiagnoseJob:
-    """The job that finds out what a walk is `missing`.
+    """Return the job that finds out what a walk is `missing`.
 
     Args:
-        done: jobs of this segment that the question has had already.
+        done: finished jobs of this segment for the same request.
 
     Raises:
         CorruptLog: that job is among them, and has made no difference.
@@ -280,7 +280,7 @@ def check_for(
         assert end <= file.size
         if not any(isinstance(job, VerifyJob) and job.position == start for job in done):
             return VerifyJob(key, segment, file, start, end - start, offset, epochs.copy())
-        # Its first batch is damaged. How far that reaches is seen in the whole file only.
+        # Its first batch is damaged. Only the whole file shows how far that reaches.
         error = segment.corrupt(Damage(start, end, offset, missing.end_offset))
     else:
         error = missing.error

@@ -59,21 +59,21 @@ class Damage(NamedTuple):
 
 
 def damaged_stamp(found: Found) -> Damage:
-    """A batch of which only the leader epoch, outside the checksum, is wrong."""
+    """Return the damage of a batch with only the leader epoch wrong, which no checksum covers."""
     position, header = found
     end = position + header.total_bytes
     return Damage(position, end, header.base_offset, header.next_offset)
 
 
 class Torn(NamedTuple):
-    """From `position` on lies an append that never finished."""
+    """From `position` on there is an append that never finished."""
 
     position: int
     offset: int
 
 
 def batch_at(view: memoryview, at: int, offset: int) -> BatchHeader | None:
-    """The header at byte `at` if a whole batch that begins with row `offset` lies there."""
+    """Return the header at byte `at` if a whole batch that begins with row `offset` is there."""
     if len(view) - at < BATCH_HEADER_BYTES:
         return None
     header = BatchHeader.unpack(view, at)
@@ -93,10 +93,10 @@ def scan(
     """Walk from byte `at`, where row `offset` should begin, to the end or to a torn tail.
 
     Args:
-        verify: compute checksums too, not only look whether the headers join up.
-        epochs: which leader epochs a batch behind damage may carry.
+        verify: compute checksums, too; otherwise only check that headers join up.
+        epochs: the leader epochs that a batch after damage may carry.
         unflushed_from: rows from this one on may never have reached the disk; None: all have.
-        boundaries: where batches are known to begin; asked for once, where damage is met.
+        boundaries: where batches are known to begin; called once, at the first damage.
     """
     if isinstance(source, bytes | memoryview):
         source = BufferBytes(source)
@@ -130,7 +130,7 @@ def scan(
 
 
 class _Judge:
-    """See the module docstring's rules. `epoch`: of the last good batch."""
+    """Applies the module's rules. `epoch`: of the last good batch."""
 
     def __init__(
         self,
@@ -145,14 +145,13 @@ class _Judge:
         self.epoch = epochs.oldest
 
     def checksum_matches(self, at: int, header: BatchHeader) -> bool:
-        """True when the stored bytes match the stored checksum."""
         end = at + header.total_bytes
         return checksum(self._source, at + CRC_START, end) == header.crc32c
 
     def is_hole(self, at: int, offset: int) -> bool:
-        """True when a sector of the batch at `at`, which is no good one, never arrived.
+        """Return whether a sector of the bad batch at `at` was never written.
 
-        The sector of the header arrived with the header, as far as it is the batch's.
+        The header's sector was written with the header, as far as it is the batch's.
         """
         size = self._source.size
         boundary = at + SECTOR_BYTES - at % SECTOR_BYTES
@@ -172,7 +171,7 @@ class _Judge:
         )
 
     def judge(self, at: int, offset: int, header: BatchHeader | None) -> Damage | Torn:
-        """Judge what lies at `at`, where no good batch begins."""
+        """Judge the bytes at `at`, where no good batch begins."""
         if header is None:
             return Torn(at, offset)
         source = self._source
@@ -198,12 +197,12 @@ class _Judge:
         if self._boundaries is None and self._ask_boundaries is not None:
             self._boundaries = self._ask_boundaries()
         known = self._boundaries.after(at) if self._boundaries is not None else None
-        # A place that contradicts the walk up to here is of another file, or behind a cut.
+        # A place that contradicts the walk so far is of another file, or after a cut.
         fits = known is not None and known.position <= self._source.size and known.offset > offset
         return known if fits else None
 
     def _judge_last(self, at: int, offset: int, header: BatchHeader) -> Damage | Torn:
-        """Judge a bad batch behind which no good one was found: a torn tail or damage."""
+        """Judge a bad batch without a good one after it: a torn tail or damage."""
         size = self._source.size
         end = at + header.total_bytes
         rows = header.row_count if 0 < header.row_count <= BATCH_ROWS_MAX else 1
@@ -213,7 +212,7 @@ class _Judge:
             return Torn(at, offset)
         aligned = not header.total_bytes % BATCH_ALIGNMENT_BYTES
         if not aligned or header.total_bytes < BATCH_HEADER_BYTES or header.base_offset != offset:
-            end = size  # What a foreign header says of its size, or a wrong one, leads anywhere.
+            end = size  # A wrong size leads anywhere.
         assert at < end <= size
         if looks_unwritten(self._source, at, end):
             return Torn(at, offset)

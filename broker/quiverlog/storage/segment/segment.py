@@ -51,22 +51,22 @@ _POSITIONS_MAX: Final = 2**32
 
 
 class Segment:
-    """See the module docstring.
+    """One segment.
 
     Attributes:
-        appended_mono_us: when this process last appended to it; -1: it has not.
-        arrived_from, arrived_us: rows from this offset on count as no older than this moment,
-            whatever their own times say (log.py). 0: all are judged by their times.
+        appended_mono_us: when this process last appended to it; -1: never.
+        arrived_from, arrived_us: rows from this offset on count as no older than this time,
+            whatever their own times (log.py). 0: all are judged by their times.
         end_offset: the offset after the last row.
         cached: `index_cache` counts its index.
         created_us: when it was made; -1 until the header was read, 0 when that is damaged.
         newest_us: newest timestamp; only right once the index is loaded.
-        damages: what is known to be unreadable, in order.
+        damages: the known unreadable rows, in order.
         dropped: its files are gone or about to go.
         finished: it takes no more appends.
-        index_note: why its index file was not believed; empty: it was, or there was none.
-        mark: what its header said was on the disk when it was last read.
-        recovered_from: where the recovery point was at the start, if it was in here.
+        index_note: why its index file was not used; empty: it was, or there was none.
+        mark: the header's flushed mark when it was last read.
+        recovered_from: the recovery point at the start, if it was in this segment.
         recent: its index was used since the last round of `index_cache`.
         tail: (position, offset) of the newest append, which nearly every reader asks for.
         trusted_from: everything from this position on was written or verified by this process.
@@ -127,7 +127,7 @@ class Segment:
         self.tail = (0, -1)
         self.trusted_from = file.size
         self._indexed_at = 0
-        # Ranges in front of `trusted_from` that were verified since, apart from each other.
+        # Verified ranges before `trusted_from`, not touching each other.
         self._verified: list[tuple[int, int]] = []
 
     # --- making and opening --------------------------------------------------------------------
@@ -135,7 +135,7 @@ class Segment:
     def create(
         cls, disk: Disk, directory: str, base_offset: int, now_us: int, flushed_offset: int = 0
     ) -> Segment:
-        """A new, empty segment. Raises DiskFull or StorageFault, leaving nothing behind.
+        """Create an empty segment. Raises DiskFull or StorageFault, leaving nothing behind.
 
         Args:
             flushed_offset: all rows of the log below it are on the disk.
@@ -143,7 +143,7 @@ class Segment:
         assert 0 <= flushed_offset <= base_offset
         path = segment_path(directory, base_offset)
         if disk.exists(path):
-            disk.remove(path)  # Left by a creation that failed half way; it holds no batch.
+            disk.remove(path)  # Left by a failed creation; it holds no batch.
         file = disk.open(path, create=True)
         segment = cls(disk, path, file, base_offset)
         try:
@@ -156,7 +156,7 @@ class Segment:
         return segment
 
     def write_header(self, now_us: int, mark: FlushedMark = NO_MARK) -> None:
-        """The first 64 bytes of an empty file."""
+        """Write the first 64 bytes of an empty file."""
         assert self.file.size == 0
         self.file.append([pack_segment_header(self.base_offset, now_us, mark)])
         assert self.file.size == SEGMENT_HEADER_BYTES, "batches begin where readers look for them"
@@ -165,13 +165,13 @@ class Segment:
         self._arrived_saved_us = 0
 
     def check_header(self) -> None:
-        """Raises CorruptLog or UnsupportedFormat unless the file is this segment's."""
+        """Raise CorruptLog or UnsupportedFormat unless the file is this segment's."""
         self.created_us, self.mark, _, arrived_us = read_header(self.file, self.base_offset)
         self._take_arrival(arrived_us)
 
     # --- when rows arrived ---------------------------------------------------------------------
     def note_arrival(self, at_us: int, offset: int) -> None:
-        """Rows from `offset` on are no older than this moment. The next flush writes it down."""
+        """Note that rows from `offset` on are no older than this time; the next flush saves it."""
         assert self.base_offset <= offset
         assert at_us >= 0
         if at_us > 0:
@@ -180,10 +180,10 @@ class Segment:
             self._ahead_since_us = -1
 
     def arrival_by(self, clock: Now) -> int:
-        """When its late rows arrived, by a clock that may be behind what was noted.
+        """Return when its late rows arrived, by a clock that may be behind the noted time.
 
-        That one or the other is wrong. Either way they were here when it was first seen to be, and
-        have aged as the monotonic clock says; the note counts again when the clock has passed it.
+        If it is, one of the two is wrong. The rows were here when that was first seen, and age by
+        the monotonic clock; the note counts again once the clock has passed it.
         """
         if self.arrived_us <= clock.wall_us:
             self._ahead_since_us = -1
@@ -194,25 +194,25 @@ class Segment:
         return max(0, clock.wall_us - (clock.mono_us - self._ahead_since_us))
 
     def _take_arrival(self, at_us: int) -> None:
-        """The header says so: of all rows, for it does not say from which on."""
+        """Take the header's time, for all rows, as it has no offset."""
         if self._arrived_saved_us < 0:
             self._arrived_saved_us = at_us
             self.note_arrival(at_us, self.base_offset)
 
     @property
     def owes_arrival(self) -> bool:
-        """True when the header tells of an earlier arrival, or of none."""
+        """True when the saved arrival is older, or there is none."""
         return self.arrived_us > self._arrived_saved_us
 
     def arrival_saved(self, at_us: int) -> None:
-        """The header says it now."""
+        """Record that the header has it now."""
         assert at_us >= 0
         self._arrived_saved_us = max(self._arrived_saved_us, at_us)
 
     def rewrite(self, position: int) -> None:
-        """Write all from `position` on once more, as it is (why: `disk.File.rewrite`).
+        """Write everything from `position` on once more, unchanged (see `disk.File.rewrite`).
 
-        A block that the disk cannot give is in no cache either: it is left alone.
+        An unreadable block is in no cache either, and is left alone.
         """
         at, size = position, self.file.size
         assert at >= 0
@@ -231,10 +231,10 @@ class Segment:
         return self.file.size <= SEGMENT_HEADER_BYTES
 
     def joins(self, offset: int) -> bool:
-        """True when a batch that begins with row `offset` may follow the file's last byte.
+        """Return whether a batch that begins with row `offset` may follow the file's last byte.
 
-        Not where rows in front of it are missing, or damage reaches to the end: a walk that met
-        such a batch could not tell that it belongs there.
+        Not where rows before it are missing, or damage reaches to the end: a walk could not connect
+        it.
         """
         size = self.file.size
         if self.end_offset != offset or size % BATCH_ALIGNMENT_BYTES:
@@ -242,12 +242,12 @@ class Segment:
         return all(damage.end_position < size for damage in self.damages)
 
     def is_older(self, at_us: int) -> bool:
-        """True when all rows are known to be older, whether the index is in memory or not."""
+        """Return whether all rows are known to be older, with or without the index in memory."""
         return self.finished and NO_TIME < self.newest_us < at_us
 
     # --- the index -----------------------------------------------------------------------------
     def load(self) -> SparseIndex:
-        """The index: from memory, from its file, or from a walk over the batch headers."""
+        """Return the index: from memory, from its file, or from a walk over the batch headers."""
         self.recent = True
         if self.index is None:
             self.take_index(self.files.read_index())
@@ -256,7 +256,7 @@ class Segment:
 
     @property
     def files(self) -> SegmentFiles:
-        """What a job may know of this segment."""
+        """The part of this segment that a job may use."""
         return SegmentFiles(
             self._disk,
             self.file,
@@ -268,7 +268,7 @@ class Segment:
         )
 
     def take_index(self, loaded: LoadedIndex) -> None:
-        """A load came back. What was loaded for other bytes than there are now is dropped."""
+        """Take a loaded index, unless it is for other bytes than there are now."""
         if self.index is not None or loaded.size != self.file.size:
             return
         assert not self.dropped
@@ -286,7 +286,7 @@ class Segment:
                 self.note_damage(inside)
 
     def release_index(self) -> int:
-        """Let go of the index, which can be loaded again; bytes released."""
+        """Drop the index, which can be loaded again. Returns the bytes released."""
         if self.index is None or not self.finished:
             return 0
         released = self.index.byte_count
@@ -295,7 +295,6 @@ class Segment:
 
     @property
     def index_path(self) -> str:
-        """Path of the .index file."""
         return index_path(self.path)
 
     @property
@@ -305,12 +304,12 @@ class Segment:
         return IndexSummary(self.base_offset, self.end_offset, self.newest_us, self.file.size)
 
     def save_index(self) -> None:
-        """Write the index file. Not durable: it can be rebuilt and says what it covers."""
+        """Write the index file. Not durable: it can be rebuilt, and has the bytes it covers."""
         data = self.load().dump(self.summary)
         self._disk.write_file_atomic(self.index_path, data, durable=False)
 
     def drop_index(self) -> None:
-        """Bytes are cut or may have been: others may come to fill the same length."""
+        """Remove the index, as bytes were or may be cut: others may fill the same length."""
         self.index = None
         if self._disk.exists(self.index_path):
             self._disk.remove(self.index_path)
@@ -322,10 +321,8 @@ class Segment:
         end_offset: int,
         interval_bytes: int,
     ) -> None:
-        """Write stamped batches; `end_offset` is the offset after them. All or nothing.
-
-        Whatever goes wrong, also in Python itself, the segment is as it was.
-        """
+        """Write stamped batches; `end_offset` is the offset after them. All or nothing, also for
+        exceptions of Python itself."""
         index = self.load()
         file, offset, base_offset = self.file, self.end_offset, self.base_offset
         position = file.size
@@ -360,7 +357,7 @@ class Segment:
         self.end_offset, self.tail = end_offset, tail
 
     def end_at(self, offset: int) -> None:
-        """The log ends at `offset`: of rows that are missing behind this file's last, fewer are."""
+        """End the log at `offset`: fewer rows are missing after this file's last."""
         assert self.base_offset < offset
         if offset < self.end_offset:
             self.end_offset = offset
@@ -370,7 +367,7 @@ class Segment:
 
     # --- damage and trust ----------------------------------------------------------------------
     def note_damage(self, damage: Damage) -> None:
-        """Remember rows that cannot be read."""
+        """Record rows that cannot be read."""
         assert self.base_offset <= damage.offset <= damage.end_offset
         assert damage.position <= damage.end_position <= self.file.size
         if all(known.position != damage.position for known in self.damages):
@@ -378,15 +375,15 @@ class Segment:
             self.damages.sort()
 
     def diagnose(self) -> bool:
-        """Scan the whole file with checksums; True if damage was found that was not known.
+        """Scan the whole file with checksums. Returns whether new damage was found.
 
-        For whoever may wait for the disk; others have a DiagnoseJob run.
+        For callers that may wait for the disk; others have a DiagnoseJob run.
         """
         bounds = (self.base_offset, self.file.size, self.end_offset)
         return self.note_damages(find_damages(self.file, *bounds, self.boundaries))
 
     def note_damages(self, damages: Sequence[Damage]) -> bool:
-        """Remember what a scan has found; True if some of it was not known."""
+        """Record the damages of a scan. Returns whether some were new."""
         known = len(self.damages)
         for damage in damages:
             self.note_damage(damage)
@@ -394,20 +391,21 @@ class Segment:
 
     @property
     def boundaries(self) -> Boundaries:
-        """Where batches are known to begin, as far as that is in memory."""
+        """Where batches are known to begin, from what is in memory."""
         return Boundaries(self.base_offset, self.index, self._known_places)
 
     @property
     def _known_places(self) -> tuple[Boundary, ...]:
         position, offset = self.mark
-        if self.finished:  # It may tell of rows that followed in the next segment.
+        if self.finished:  # It may include rows that followed in the next segment.
             offset = min(offset, self.end_offset)
         mark = Boundary(position, offset)
         behind = (Boundary(damage.end_position, damage.end_offset) for damage in self.damages)
         return mark, self.recovered_from, *behind
 
     def corrupt(self, damage: Damage) -> CorruptLog:
-        """The error for a reader. `offset` is the first bad row, `end_offset` the next good one."""
+        """Return the error for a reader. `offset` is the first bad row, `end_offset` the next good
+        one."""
         position, end, offset, end_offset = damage
         name = short_name(self.path)
         return CorruptLog(
@@ -419,19 +417,19 @@ class Segment:
         )
 
     def trust_from(self, position: int) -> None:
-        """Everything from `position` on was verified by a scan."""
+        """Record that everything from `position` on was verified by a scan."""
         assert position >= SEGMENT_HEADER_BYTES
         assert not self._verified, "a scan comes before any read"
         self.trusted_from = min(self.trusted_from, position)
 
     def distrust(self) -> None:
-        """The disk refused bytes of this file: verify before anything of it is served."""
+        """Verify again before anything is served, as the disk refused bytes of this file."""
         self.trusted_from = self.file.size
         self._verified = []
         self.tail = (0, -1)
 
     def verified_end(self, start: int) -> int:
-        """Where the bytes from `start` on end that this process has written or verified.
+        """Return the end of the bytes from `start` on that this process has written or verified.
 
         `start` itself when it has not.
         """
@@ -443,7 +441,7 @@ class Segment:
         return end
 
     def verified(self, start: int, end: int) -> None:
-        """Remember that the batches between these two bytes match their checksums."""
+        """Record that the batches between these two bytes match their checksums."""
         assert SEGMENT_HEADER_BYTES <= start < end <= self.file.size
         apart: list[tuple[int, int]] = []
         for known in self._verified:
@@ -455,6 +453,6 @@ class Segment:
             self.trusted_from = min(self.trusted_from, start)
             self._verified = apart
         else:
-            # What was verified longest ago is verified again.
+            # The oldest verified range is verified again when needed.
             self._verified = [*apart, (start, end)][-_VERIFIED_RANGES_MAX:]
         assert all(known_end < self.trusted_from for _, known_end in self._verified)

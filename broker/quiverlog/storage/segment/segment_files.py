@@ -1,7 +1,7 @@
-"""Where a segment's index comes from: its file, or a walk over the batch headers.
+"""Loading a segment's index: from its file, or by a walk over the batch headers.
 
-Owns the two ways and the decision between them. Everything here only reads (but a file of another
-segment is moved aside), and may run in another thread than the one that owns the segment.
+Only reads (except that another segment's index file is moved aside), and may run in another thread
+than the segment's.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ assert _HEAD.size + _BODY.size == SEGMENT_HEADER_BYTES
 
 
 def segment_path(directory: str, base_offset: int) -> str:
-    """Path of the .log file of the segment that begins with row `base_offset`."""
+    """Return the path of the .log file of the segment that begins with row `base_offset`."""
     assert base_offset >= 0
     return f"{directory}/{base_offset:020d}{LOG_SUFFIX}"
 
 
 def index_path(log_path: str) -> str:
-    """Path of the .index file that belongs to a .log file."""
+    """Return the path of the .index file of a .log file."""
     assert log_path.endswith(LOG_SUFFIX)
     return log_path[: -len(LOG_SUFFIX)] + _INDEX_SUFFIX
 
@@ -63,7 +63,7 @@ def index_path(log_path: str) -> str:
 class FlushedMark(NamedTuple):
     """All rows of the log below `offset` are on the disk.
 
-    `position`: where in this file they end; 0 when they end in an earlier segment's file.
+    `position`: where they end in this file; 0 when they end in an earlier segment's file.
     """
 
     offset: int = 0
@@ -76,8 +76,8 @@ NO_MARK: Final = FlushedMark()
 class SegmentHeader(NamedTuple):
     """The header of a segment, without the base offset.
 
-    `start_offset`: where the log began when it was written.
-    `arrived_us`: when the newest of its late batches arrived (see `Segment`); 0: none did.
+    `start_offset`: the log's start when it was written. `arrived_us`: when the newest of its late
+    batches arrived (see `Segment`); 0: there were none.
     """
 
     created_us: int
@@ -93,7 +93,7 @@ def pack_segment_header(
     start_offset: int = 0,
     arrived_us: int = 0,
 ) -> bytes:
-    """The first 64 bytes of a segment; see `SegmentHeader`."""
+    """Return the first 64 bytes of a segment; see `SegmentHeader`."""
     assert base_offset >= 0
     assert start_offset >= 0
     assert arrived_us >= 0
@@ -104,7 +104,7 @@ def pack_segment_header(
 
 
 def peek_base_offset(head: memoryview) -> int | None:
-    """What a segment's header says of its base offset, unchecked; None where it is no segment's."""
+    """Return the base offset in a segment's header, unchecked; None where it is no segment's."""
     if len(head) < SEGMENT_HEADER_BYTES or bytes(head[:8]) != SEGMENT_MAGIC:
         return None
     base_offset: int = _BODY.unpack_from(head, _HEAD.size)[0]
@@ -120,7 +120,7 @@ def read_header(file: File, base_offset: int) -> SegmentHeader:
     """
     head = b""
     if file.size >= SEGMENT_HEADER_BYTES:
-        with contextlib.suppress(OSError):  # Asked again below, around what cannot be read.
+        with contextlib.suppress(OSError):  # Read again below, around unreadable blocks.
             head = file.read_copy(0, SEGMENT_HEADER_BYTES)
     if len(head) < SEGMENT_HEADER_BYTES:
         head = bytes(FileBytes(file, min(file.size, SEGMENT_HEADER_BYTES)).read(0, 64))
@@ -142,10 +142,9 @@ def _damaged_header(file: File, why: str) -> CorruptLog:
 
 
 def _is_flipped(version: int, intact: bool) -> bool:
-    """True when this version, which no checksum covers, is damage and no newer quiverlog's.
+    """Return whether this version, which no checksum covers, is damage and not a newer quiverlog's.
 
-    It is when no version could be it, and when the rest is intact as version 1 has it and a single
-    bit makes the difference.
+    That is so when no version could be it, or when the rest is intact and a single bit differs.
     """
     return not 0 < version <= _VERSION_PLAUSIBLE_MAX or (
         intact and (version ^ _VERSION).bit_count() == 1
@@ -155,8 +154,8 @@ def _is_flipped(version: int, intact: bool) -> bool:
 class LoadedIndex(NamedTuple):
     """The result of a load, for the first `size` bytes of the file.
 
-    `created_us`: 0 when the header does not tell. `header_damage`: why it does not. `note`: that
-    the file was not believed, for the operator.
+    `created_us`: 0 when the header lacks it. `header_damage`: the reason. `note`: for the operator,
+    when the file was not used.
     """
 
     entries: SparseIndex
@@ -181,7 +180,7 @@ class IndexBuilder:
         self.newest_us = NO_TIME
 
     def add(self, position: int, relative_offset: int, timestamp_max_us: int) -> None:
-        """The next batch."""
+        """Add the next batch."""
         assert position >= SEGMENT_HEADER_BYTES
         assert relative_offset >= 0
         if position - self._indexed_at >= self._interval_bytes or not len(self.entries):
@@ -191,7 +190,7 @@ class IndexBuilder:
 
 
 class SegmentFiles(NamedTuple):
-    """A segment as a job may know it: its files, and what it should hold.
+    """The part of a segment that a job may use: its files, and what it should hold.
 
     `finished`: it takes no more appends, so an unfinished batch at its end is damage.
     """
@@ -205,7 +204,7 @@ class SegmentFiles(NamedTuple):
     known_places: tuple[Boundary, ...] = ()
 
     def read_index(self) -> LoadedIndex:
-        """From the file, else from the batches.
+        """Load the index from the file, else from the batches.
 
         Raises:
             UnsupportedFormat: a newer version wrote the segment.
@@ -217,20 +216,21 @@ class SegmentFiles(NamedTuple):
         try:
             created_us, _, _, arrived_us = read_header(self.file, self.base_offset)
         except CorruptLog as error:
-            # The name tells the base offset too: the batches can be read without the header.
+            # The name has the base offset, too: the batches can be read without the header.
             damage = error.message
         found = self._load(created_us, damage) or self._rebuild(created_us, damage)
         return found._replace(arrived_us=arrived_us)
 
     def boundaries(self) -> Boundaries:
-        """Where batches are known to begin: a segment only grows, so an older index will do."""
+        """Return where batches are known to begin: a segment only grows, so an older index will
+        do."""
         stored = self._stored()
         if stored is None or stored[0].base_offset != self.base_offset:
             return Boundaries(self.base_offset, None, self.known_places)
         return Boundaries(self.base_offset, stored[1], self.known_places)
 
     def ends_by_index(self, offset: int) -> bool:
-        """True when the index file covers all bytes, and their rows end at `offset`."""
+        """Return whether the index file covers all bytes, and their rows end at `offset`."""
         stored = self._stored()
         return stored is not None and (stored[0].covered_bytes, stored[0].end_offset) == (
             self.size,
@@ -238,7 +238,7 @@ class SegmentFiles(NamedTuple):
         )
 
     def _stored(self) -> tuple[IndexSummary, SparseIndex] | None:
-        """The index file, whatever bytes it is of; None when there is no good one."""
+        """Return the index file, whatever bytes it covers; None when there is no good one."""
         path = index_path(self.file.path)
         try:
             return SparseIndex.load(path, self.disk.read_file(path))
@@ -267,22 +267,25 @@ class SegmentFiles(NamedTuple):
             return loaded
         built = self._build(FileBytes(self.file, self.size), verify=True)
         if built is None or built[1]:
-            return loaded  # It may be the batches that are damaged; readers find that.
+            return loaded  # The batches may be damaged instead; readers find that.
         return loaded._replace(
             entries=built[0].entries, newest_us=built[0].newest_us, note=self._move_index_aside()
         )
 
     def _move_index_aside(self) -> str:
-        """A note for the operator. One that stays is not believed the next time either."""
+        """Move the index file aside. Returns a note for the operator.
+
+        If it stays, the next load does not use it either.
+        """
         directory, name = index_path(self.file.path).rsplit("/", 1)
         assert name.endswith(_INDEX_SUFFIX), "the rows stay where they are"
-        what = f"{short_name(f'{directory}/{name}')} tells of other batches or times than the rows"
+        what = f"{short_name(f'{directory}/{name}')} has other batches or times than the rows"
         try:
             new = rename_aside(self.disk, directory, name, self.disk.list(directory))
         except (OSError, QuiverlogError):
-            return f"{what}: it was not believed."
+            return f"{what}: it was not used."
         assert new != name
-        return f"{what}: it was not believed, and moved to {new}."
+        return f"{what}: it was not used, and moved to {new}."
 
     def _rebuild(self, created_us: int, header_damage: str) -> LoadedIndex:
         source = FileBytes(self.file, self.size)
@@ -301,7 +304,8 @@ class SegmentFiles(NamedTuple):
     def _build(
         self, source: ByteSource, *, verify: bool
     ) -> tuple[IndexBuilder, list[Damage]] | None:
-        """None when the headers do not join up: only checksums tell which neighbour lies."""
+        """Return None when the headers do not join up: only checksums show which neighbour is
+        wrong."""
         builder = IndexBuilder(4096)
         damages: list[Damage] = []
         offset = self.base_offset

@@ -1,12 +1,10 @@
-"""The segments of a log, oldest first, and the memory that their indexes take.
+"""The segments of a log, oldest first, and the memory of their indexes.
 
-Owns which segment holds an offset, and the bytes of all. Between two segments rows may be missing
-(a file was lost): such an offset belongs to the segment in front of the gap, which does not have
-it.
+Rows may be missing between two segments (a lost file): such an offset belongs to the segment before
+the gap, which does not have it.
 
-`IndexCache` bounds the memory of indexes by second chance: of the finished segments one goes that
-was not used since the last round. The index of a growing segment stays, because an append needs
-it.
+`IndexCache` bounds the memory of indexes by second chance over finished segments. The index of a
+growing segment stays, because an append needs it.
 """
 
 from __future__ import annotations
@@ -26,10 +24,7 @@ __all__ = ["IndexCache", "Segments"]
 
 
 class Segments:
-    """The segments of a log, oldest first.
-
-    `items` is for reading only.
-    """
+    """The segments of a log, oldest first. `items` is for reading only."""
 
     __slots__ = ("_bases", "byte_count", "items")
 
@@ -44,7 +39,7 @@ class Segments:
         return len(self.items)
 
     def add(self, segment: Segment) -> None:
-        """A new last segment."""
+        """Add a new last segment."""
         assert not self._bases or segment.base_offset > self._bases[-1]
         assert not segment.dropped, "its files are gone or about to go"
         self.items.append(segment)
@@ -52,18 +47,16 @@ class Segments:
         self.byte_count += segment.file.size
 
     def grew(self, byte_count: int) -> None:
-        """Rows were appended to the last segment."""
+        """Count rows appended to the last segment."""
         assert self.items
         assert byte_count > 0
         self.byte_count += byte_count
 
     def take_first(self) -> Segment:
-        """Remove the oldest segment."""
         del self._bases[0]
         return self._taken(self.items.pop(0))
 
     def take_last(self) -> Segment:
-        """Remove the newest segment."""
         self._bases.pop()
         return self._taken(self.items.pop())
 
@@ -76,15 +69,15 @@ class Segments:
         return segment
 
     def number_of(self, offset: int) -> int:
-        """Number of the last segment that begins at or before `offset`; -1 when none does."""
+        """Return the number of the last segment that begins at or before `offset`; -1 for none."""
         return bisect_right(self._bases, offset) - 1
 
     def holding(self, offset: int) -> list[Segment]:
-        """The segments from the one that holds `offset` on."""
+        """Return the segments from the one that holds `offset` on."""
         return self.items[max(0, self.number_of(offset)) :]
 
     def missing(self, number: int, directory: str, start: int, end: int) -> CorruptLog:
-        """The error for rows between segment `number` and the next one: their file is lost.
+        """Return the error for rows between segment `number` and the next one: their file is lost.
 
         Args:
             start, end: of the log in `directory`.
@@ -99,10 +92,10 @@ class Segments:
         return CorruptLog(why, file=name, offset=start, end_offset=end)
 
     def headers(self, offset: int, damages: list[str]) -> Iterator[BatchHeader]:
-        """Headers of the batches from the one that holds `offset` on; damaged ones left out.
+        """Yield headers of the batches from the one that holds `offset` on, without damaged ones.
 
         Args:
-            damages: what could not be read is added here, once.
+            damages: unreadable ranges are added here, once.
         """
         for segment in self.holding(offset):
             try:
@@ -114,10 +107,7 @@ class Segments:
 
 
 class IndexCache:
-    """How much memory the segments' indexes may take.
-
-    One for a whole broker, or one for a log alone.
-    """
+    """A bound on the memory of segments' indexes, for a whole broker or one log."""
 
     __slots__ = ("_bytes_max", "_segments", "byte_count")
 
@@ -126,10 +116,10 @@ class IndexCache:
         self._bytes_max = bytes_max
         self._segments: OrderedDict[Segment, None] = OrderedDict()
         self.byte_count = 0
-        """Bytes of the indexes that this cache knows of."""
+        """Bytes of the indexes in this cache."""
 
     def finished(self, segment: Segment) -> None:
-        """A segment has its index in memory. One that takes more appends is not counted."""
+        """Count a finished segment's index."""
         if segment.index is None or segment.cached or not segment.finished:
             return
         segment.cached = True
@@ -138,7 +128,7 @@ class IndexCache:
         self._make_room()
 
     def forget(self, segment: Segment) -> None:
-        """The segment takes no part in the log any more: its index is not counted."""
+        """Stop counting a segment that left the log."""
         if segment.cached:
             segment.cached = False
             del self._segments[segment]
@@ -147,7 +137,7 @@ class IndexCache:
             assert self._segments or not self.byte_count, "bytes are of indexes that are known"
 
     def _make_room(self) -> None:
-        """At most two rounds: the first takes the mark of use from everybody."""
+        """Drop indexes, in at most two rounds: the first clears every mark of use."""
         for _ in range(2 * len(self._segments)):
             if self.byte_count <= self._bytes_max or len(self._segments) < 2:
                 return

@@ -76,7 +76,7 @@ def test_an_index_with_times_of_another_day(which: int, zigzag: int, days: int) 
     log = reopened(disk)
     note = load(log, which)
     assert log.segments[which].newest_us == expected[which]
-    assert f"t-0/{name} tells of other batches or times than the rows" in note
+    assert f"t-0/{name} has other batches or times than the rows" in note
     assert disk.read_file(f"{DIRECTORY}/{name}.unusable") == foreign
     log.close(clean=True)
     disk.kill()
@@ -99,7 +99,7 @@ def test_an_index_with_other_places() -> None:
         moved.add(relative + bool(shift), entries.positions[number] + shift, entries.times[number])
     disk.write_file_atomic(f"{DIRECTORY}/{name}", moved.dump(IndexSummary(*summary)))
     log = reopened(disk)
-    assert "was not believed" in load(log, 0)
+    assert "was not used" in load(log, 0)
     assert log.segments[0].newest_us == expected[0]
     assert list(log.segments[0].load().positions) != list(moved.positions)
 
