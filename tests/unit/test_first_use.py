@@ -31,8 +31,7 @@ ALLOWED = {
     "broker/quiverlog/client/drivers/name_lookup.py _under_way": (
         "setdefault; its own thread removes it"
     ),
-    "broker/quiverlog/client/producer/base.py _cores": "one call in C; read at the program's end",
-    "broker/quiverlog/client/producer/base.py _left_behind": "one call in C; read at the end",
+    "broker/quiverlog/client/producer/base.py _producers": "one call in C; read at the end",
     "broker/quiverlog/core/controller/image.py _arrow_schema": "a function of its argument",
     "broker/quiverlog/errors.py _BY_CODE": "filled while the module is imported",
     "broker/quiverlog/node/partitions/replica.py log_config": "a function of its argument",

@@ -1,8 +1,8 @@
 """What both producers share: arguments, first questions, failures, unacknowledged rows.
 
 Owns the checks of arguments, the producers' clocks and which failures a flush reports. A program
-that forgets `flush`, `close` and `with` loses rows without an error: watched producers with
-unacknowledged rows are named on stderr when the program ends.
+that forgets `flush`, `close` and `with` loses rows without an error: a warning names the topic of a
+producer that is dropped, or is open when the program ends, with rows that are not acknowledged.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ import os
 import time
 import warnings
 import weakref
-from collections import deque
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 from quiverlog.batch.key_columns import check_key_columns
-from quiverlog.client.base.arguments import counted, names, shown
+from quiverlog.client.base.arguments import counted, shown
 from quiverlog.client.base.commands import Operation
 from quiverlog.client.cluster.answers import about
 from quiverlog.client.cluster.routing import Cluster
@@ -37,60 +36,23 @@ __all__ = [
     "now",
     "open_core",
     "producer_options",
-    "watch",
 ]
 
 
-# A word at the end of the program about rows that were never acknowledged.
-LEFT_BEHIND_MAX: Final = 16
-"""So many producers that nobody holds any more are remembered with their rows: the last ones."""
-
-
 class UnsentRows(RuntimeWarning):
-    """The program ends, and rows that it gave to a producer are not acknowledged."""
+    """A producer goes, or the program ends, and rows that it was given are not acknowledged."""
 
 
-_cores: weakref.WeakSet[ProducerCore] = weakref.WeakSet()
-_left_behind: deque[ProducerCore] = deque(maxlen=LEFT_BEHIND_MAX)
+_producers: weakref.WeakSet[ProducerBase] = weakref.WeakSet()
 
 
-def watch(producer: Any, core: ProducerCore) -> None:
-    """Look at the core's rows when the program ends."""
-    _cores.add(core)
-    # With asyncio nobody holds the core of a producer that was dropped with its loop.
-    weakref.finalize(producer, _dropped, core).atexit = False
-
-
-def _dropped(core: ProducerCore) -> None:
-    if _has_lost(core):
-        _left_behind.append(core)
-
-
-def _has_lost(core: ProducerCore) -> bool:
-    """Rows that wait, or that failed without anybody having asked."""
-    return core.buffered_bytes > 0 or not all(one.reported for one in core.failures)
-
-
-def _tell() -> None:
+def _warn_at_the_end() -> None:
     """Runs while a background thread may still send: what it sends now may be stored, or not."""
-    topics = sorted({core.topic.name for core in (*_cores, *_left_behind) if _has_lost(core)})
-    if topics:
-        warnings.warn(
-            f"The program ends, and rows sent to {names(topics)} are not acknowledged: they may be "
-            "lost. End with `flush`, `close` or `with`, or ask for the `result` of each send.",
-            UnsentRows,
-            stacklevel=2,
-        )
+    for producer in list(_producers):
+        producer.warn_of_lost_rows()
 
 
-def _forget() -> None:
-    """In a forked child: the rows are the parent's."""
-    _cores.clear()
-    _left_behind.clear()
-
-
-atexit.register(_tell)
-os.register_at_fork(after_in_child=_forget)
+atexit.register(_warn_at_the_end)
 
 
 INTERRUPTED_FLUSH_S = 5.0
@@ -180,7 +142,24 @@ class ProducerBase:
         self._options = core.options
         self._pid = os.getpid()
         self._closed = False
-        watch(self, core)
+        _producers.add(self)
+
+    def __del__(self) -> None:
+        self.warn_of_lost_rows()
+
+    def warn_of_lost_rows(self) -> None:
+        """Warn of rows that wait, or that failed and were never asked for. In a forked child they
+        are the parent's.
+        """
+        core = self._core
+        is_lossless = core.buffered_bytes == 0 and all(one.reported for one in core.failures)
+        if self._is_own_process and not is_lossless:
+            warnings.warn(
+                f"Rows sent to {self.topic} are not acknowledged, and may be lost. End with "
+                "`flush`, `close` or `with`, or ask for the `result` of each send.",
+                UnsentRows,
+                stacklevel=2,
+            )
 
     def __repr__(self) -> str:
         state = (
