@@ -68,6 +68,15 @@ def test_no_answer_names_what_runs_here(broker: BrokerProcess, request_: bytes) 
     assert b"connection: close" in head
 
 
+def head_of(size: int) -> bytes:
+    """A good request of so many bytes, its longest field within aiohttp's bounds."""
+    head = b"GET /healthz HTTP/1.1\r\nHost: x\r\nX: \r\nY: \r\n\r\n"
+    filling = b"f" * (size - len(head))
+    head = head.replace(b"X: ", b"X: " + filling[:4_000]).replace(b"Y: ", b"Y: " + filling[4_000:])
+    assert len(head) == size
+    return head
+
+
 @pytest.mark.parametrize(
     ("request_", "status"),
     [
@@ -76,15 +85,22 @@ def test_no_answer_names_what_runs_here(broker: BrokerProcess, request_: bytes) 
         (REQUEST % b"/nothing", 404),
         (b"POST /metrics HTTP/1.1\r\nHost: x\r\n\r\n", 405),
         (b"DELETE /metrics HTTP/1.1\r\nHost: x\r\n\r\n", 405),
-        (b"GET /metrics HTTP/1.1\r\nContent-Length: 5\r\n\r\nhello", 413),
-        (b"GET /metrics HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 413),
+        (b"GET /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhello", 200),
+        (b"GET /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\nhello", 200),
+        (b"GET /metrics HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhe", 200),
+        (b"POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\nhello", 405),
+        (b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: upgrade\r\nUpgrade: h2c\r\n\r\n", 200),
+        (b"GET /healthz HTTP/1.1\r\nHost: x\r\nExpect: something\r\n\r\n", 417),
         (b"GET /metrics HTTP/1.1\r\nno colon\r\n\r\n", 400),
         (b"GET /metrics HTTP/1.1\r\n\r\n", 400),
         (b"GET /metrics HTTP/1.1\r\nHost: x\r\nhost: y\r\n\r\n", 400),
         (b"GET metrics HTTP/1.1\r\n\r\n", 400),
         (b"GET /metrics HTTP/3.0\r\n\r\n", 400),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(50), 400),
-        (b"GET /metrics HTTP/1.1\r\nX: " + b"y" * 9_000 + b"\r\n\r\n", 431),
+        (head_of(8_192), 200),
+        (head_of(8_193), 431),
+        (b"GET /metrics HTTP/1.1\r\nX: " + b"y" * 100_000, 431),
+        (b"GET /healthz HTTP/1.1\r\n" + b"X: y\r\n" * 5_000, 431),
     ],
 )
 def test_what_is_answered_and_what_is_not(
@@ -126,6 +142,65 @@ def test_head_and_whole_request_are_bounded_in_time(broker: BrokerProcess) -> No
         sock.connect(http_address(broker))
         sock.sendall(REQUEST % b"/metrics")
         until_open(broker, 0)
+
+
+def test_of_pipelined_requests_the_first_is_answered(broker: BrokerProcess) -> None:
+    answer = talk(broker, REQUEST % b"/healthz" + REQUEST % b"/nothing" * 50)
+    assert status_of(answer) == 200
+    assert answer.count(b"HTTP/1.1") == 1
+
+
+def test_what_comes_behind_a_request_is_not_kept(broker: BrokerProcess) -> None:
+    """64 MiB behind a request whose answer is not read: as a body, and as more requests."""
+    before = memory_bytes(broker)
+    for behind in (b"b" * 65_536, REQUEST % b"/metrics" * 1_600):
+        with socket.socket() as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2_048)
+            sock.settimeout(20)
+            sock.connect(http_address(broker))
+            sock.sendall(REQUEST % b"/metrics")
+            with contextlib.suppress(ConnectionError):
+                for _ in range(1_024):
+                    sock.sendall(behind)
+            assert memory_bytes(broker) < before + (16 << 20)
+            until_open(broker, 0)
+
+
+def memory_bytes(broker: BrokerProcess) -> int:
+    text = Path(f"/proc/{broker.pid}/status").read_text()
+    return int(re.findall(r"VmRSS:\s+(\d+) kB", text)[0]) * 1024
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [(REQUEST % b"/healthz", 200), (REQUEST % b"/metrics", 200), (b"GET /met", 408)],
+    ids=["short", "long", "half"],
+)
+def test_a_client_may_close_its_sending_side(
+    broker: BrokerProcess, request_: bytes, status: int
+) -> None:
+    with socket.create_connection(http_address(broker), timeout=10) as sock:
+        sock.sendall(request_)
+        sock.shutdown(socket.SHUT_WR)
+        found = b""
+        while piece := sock.recv(65_536):
+            found += piece
+    assert status_of(found) == status
+
+
+def test_a_head_that_comes_byte_by_byte_has_its_time_together(broker: BrokerProcess) -> None:
+    started = time.monotonic()
+    with socket.create_connection(http_address(broker), timeout=10) as sock:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.sendall(b"GET /")
+        sock.settimeout(0.05)
+        found = b""
+        while not found:
+            sock.sendall(b"a")
+            with contextlib.suppress(TimeoutError):
+                found = sock.recv(65_536)
+            assert time.monotonic() < started + 10
+    assert status_of(found) == 408
 
 
 def open_connections(broker: BrokerProcess) -> int:

@@ -89,8 +89,7 @@ TABLE: Final[dict[str, dict[str, str]]] = {
     "broker/quiverlog/local/ports.py": {
         "create_server": "unit/local/test_ports.py::test_another_port_is_tried_when_one_is_refused",
     },
-    "broker/quiverlog/server/http_guard.py": {"abort": HTTP, "close": HTTP, "write": HTTP},
-    "broker/quiverlog/server/http_port.py": {"close": NO_ERROR},
+    "broker/quiverlog/server/http.py": {"abort": HTTP, "close": HTTP, "write": HTTP},
     "broker/quiverlog/server/net/connection.py": {
         "abort": NO_ERROR, "close": NO_ERROR, "write_eof": TRANSPORT,
         "get_write_buffer_size": NO_ERROR, "pause_reading": TRANSPORT, "resume_reading": TRANSPORT,

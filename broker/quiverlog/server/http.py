@@ -1,37 +1,80 @@
-"""HTTP beside the broker: `/metrics`, `/healthz` and `/readyz`, on the same loop.
+"""HTTP beside the broker: `/metrics`, `/healthz` and `/readyz`, on the same loop, by aiohttp.
 
-Owns the three paths and nothing else. `/healthz` answers 200 as long as the loop turns (a
-supervisor should restart a broker that does not answer); `/readyz` answers 200 while the broker
-takes clients and 503 with the reason while it recovers or stops. `/metrics` is rendered in a
-thread: a thousand series take tens of milliseconds, which the loop has no time for.
+Owns the three paths and what a connection may cost: one request, so many bytes, so much time.
+`/healthz` answers 200 as long as the loop turns (a supervisor should restart a broker that does not
+answer); `/readyz` answers 200 while the broker takes clients and 503 with the reason while it
+recovers or stops. When all connections are taken, the oldest without a request gives way.
 
-Who may connect, and for how long, is the guard's (`http_guard`). Answers name no library and no
-version, quiverlog's included: what runs here is not for everybody who can reach the port.
+Answers name no library and no version, quiverlog's included: not everybody who can reach the port
+needs to know what runs here. Imported when the port is first used: aiohttp takes long to import.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 from collections.abc import Callable
+from http import HTTPStatus
+from logging import Logger as StandardLogger
+from typing import Final, cast
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
-from quiverlog.server.http_guard import OPENMETRICS, HttpGuard, HttpLimits
 from quiverlog.server.net.listener import Acceptor
+from quiverlog.server.net.peer import peer_name
 from quiverlog.server.observe.logs import Logger
 from quiverlog.server.observe.metrics import ServerMetrics
 
-__all__ = ["HttpServer"]
+__all__ = ["HttpServer", "prefers_openmetrics"]
+
+HEAD_BYTES_MAX: Final = 8_192
+"""Of all that a client sends."""
+_HEAD_S_MAX: Final = 5.0
+
+# Which of the two texts of `/metrics` a scraper would rather have: what its field Accept says.
+OPENMETRICS: Final = "application/openmetrics-text"
+_PLAIN: Final = ("text/plain", "text/*", "*/*")
+"""The ranges that the plain text is one of, the most specific first."""
+_WEIGHT: Final = re.compile(r"0(?:\.[0-9]*)?|1(?:\.0*)?")
+
+
+def prefers_openmetrics(accept: str) -> bool:
+    """True where OpenMetrics is named, and the plain text has no greater weight.
+
+    Args:
+        accept: the field's value; of several fields all values, between commas.
+    """
+    weights: dict[str, float] = {}
+    for entry in accept.split(","):
+        name, *parameters = (part.strip() for part in entry.lower().split(";"))
+        # Prometheus names each of the versions it reads: the best of them counts.
+        weights[name] = max(weights.get(name, 0.0), _weight(parameters))
+    plain = next((weights[name] for name in _PLAIN if name in weights), 0.0)
+    wanted = weights.get(OPENMETRICS, 0.0)
+    return wanted > 0 and wanted >= plain
+
+
+def _weight(parameters: list[str]) -> float:
+    """The parameter q; 1 where there is none, or one that is no weight."""
+    for parameter in parameters:
+        name, _, value = parameter.partition("=")
+        if name.strip() == "q":
+            match = _WEIGHT.fullmatch(value.strip())
+            return float(match[0]) if match else 1.0
+    return 1.0
 
 
 class HttpServer:
     """Serves until `close`.
 
     Args:
-        render_metrics: from what a scraper accepts to the text and its content type; runs in a
-            thread.
+        render_metrics: from a content type (empty: the plain text) to the text and its full content
+            type; called in a thread, because a thousand series take tens of milliseconds.
         not_ready: the reason why no clients are taken, empty when they are.
+        connections_max, request_s: bounds, asked for with each connection. The head of a request
+            has five seconds of `request_s`.
     """
 
     def __init__(
@@ -39,36 +82,37 @@ class HttpServer:
         *,
         render_metrics: Callable[[str], tuple[bytes, str]],
         not_ready: Callable[[], str],
-        limits: HttpLimits,
+        connections_max: Callable[[], int],
+        request_s: Callable[[], float],
         metrics: ServerMetrics,
         log: Logger,
     ) -> None:
         self._render_metrics = render_metrics
         self._not_ready = not_ready
-        self.limits = limits
-        self._metrics = metrics
-        self._log = log
+        self._connections_max = connections_max
+        self.request_s = request_s
+        self.metrics = metrics
+        self.log = log
+        self.open: dict[HttpConnection, None] = {}
+        """All connections, oldest first."""
         self._runner: web.AppRunner | None = None
-        self._guard: HttpGuard | None = None
         self._acceptor: Acceptor | None = None
         self._rendering: dict[str, asyncio.Future[tuple[bytes, str]]] = {}
 
     async def start(self, sock: socket.socket) -> None:
         """Serve on a socket that listens."""
-        app = web.Application()
+        app = web.Application(middlewares=[_begin_request])
         app.router.add_get("/metrics", self._answer_metrics)
         app.router.add_get("/healthz", self._answer_healthz)
         app.router.add_get("/readyz", self._answer_readyz)
         app.on_response_prepare.append(_finish_head)
-        self._runner = web.AppRunner(
-            app, access_log=None, shutdown_timeout=1.0, handler_cancellation=True
-        )
+        self._runner = web.AppRunner(app, shutdown_timeout=1.0, handler_cancellation=True)
         await self._runner.setup()
-        make_handler = self._runner.server
-        assert make_handler is not None
-        self._guard = HttpGuard(self.limits, make_handler, metrics=self._metrics, log=self._log)
-        loop = asyncio.get_running_loop()
-        self._acceptor = Acceptor(loop, sock, self._guard, log=self._log)
+        manager = self._runner.server
+        assert manager is not None
+        self._acceptor = Acceptor(
+            asyncio.get_running_loop(), sock, lambda: HttpConnection(self, manager), log=self.log
+        )
 
     async def close(self) -> None:
         """Stop; requests that are being answered get a second."""
@@ -78,12 +122,24 @@ class HttpServer:
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
-        if self._guard is not None:
-            self._guard.close()
+        for connection in list(self.open):
+            connection.cut_off("the broker stops")
 
+    def admit(self, connection: HttpConnection) -> bool:
+        """Take the connection in, in place of one without a request if need be; False when full."""
+        if len(self.open) >= self._connections_max():
+            unfinished = next((one for one in self.open if not one.has_begun), None)
+            if unfinished is None:
+                return False
+            unfinished.cut_off("another client takes its place")
+            self.open.pop(unfinished, None)
+        self.open[connection] = None
+        return True
+
+    # --- answers -------------------------------------------------------------------------------
     async def _answer_metrics(self, request: web.Request) -> web.Response:
-        wanted = request.headers.get("Accept", "")
-        kind = OPENMETRICS if OPENMETRICS in wanted else ""
+        wanted = prefers_openmetrics(",".join(request.headers.getall("Accept", [])))
+        kind = OPENMETRICS if wanted else ""
         # One rendering of a kind at a time, shared by all who ask meanwhile: scrapers cannot pile
         # up threads.
         rendering = self._rendering.get(kind)
@@ -98,7 +154,7 @@ class HttpServer:
     def _rendered(self, kind: str, done: asyncio.Future[tuple[bytes, str]]) -> None:
         del self._rendering[kind]
         if not done.cancelled() and (error := done.exception()) is not None:
-            self._log.error("metrics cannot be rendered", error=repr(error))
+            self.log.error("metrics cannot be rendered", error=repr(error))
 
     async def _answer_healthz(self, _request: web.Request) -> web.Response:
         return web.json_response({"status": "ok"})
@@ -108,6 +164,124 @@ class HttpServer:
         if reason:
             return web.json_response({"status": "not ready", "reason": reason}, status=503)
         return web.json_response({"status": "ready"})
+
+
+class HttpConnection(web.RequestHandler):
+    """aiohttp's connection with bounds: one request, `HEAD_BYTES_MAX`, two deadlines.
+
+    `has_begun`: the request's head was complete and good; what still comes is discarded, so
+    neither a body nor pipelined requests cost memory.
+    """
+
+    def __init__(self, server: HttpServer, manager: web.Server) -> None:
+        super().__init__(
+            manager,
+            loop=asyncio.get_running_loop(),
+            access_log=cast(StandardLogger, None),  # As the AppRunner turns it off.
+            keepalive_timeout=0.0,
+            lingering_time=0.0,
+            max_line_size=HEAD_BYTES_MAX,
+            max_field_size=HEAD_BYTES_MAX,
+        )
+        self._http_server = server
+        self._socket = cast(asyncio.Transport, None)
+        self._peer = "?"
+        self._deadline: asyncio.TimerHandle | None = None
+        self._received_bytes = 0
+        self._is_refused = False
+        self.has_begun = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take a place, or answer that there is none."""
+        self._socket = cast(asyncio.Transport, transport)
+        self._peer = peer_name(transport)
+        if not self._http_server.admit(self):
+            self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, "too many connections")
+            return
+        super().connection_made(transport)
+        head_s = min(_HEAD_S_MAX, self._http_server.request_s())
+        self._set_deadline(head_s, self._refuse, HTTPStatus.REQUEST_TIMEOUT, "no request in time")
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what belongs to the one request."""
+        if self.has_begun or self._is_refused:
+            return
+        self._received_bytes += len(data)
+        if self._received_bytes > HEAD_BYTES_MAX:
+            status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
+            self._refuse(status, f"more than {HEAD_BYTES_MAX} bytes")
+            return
+        super().data_received(data)
+
+    def eof_received(self) -> bool:  # type: ignore[override]  # asyncio takes a bool, aiohttp gives none
+        """A client may close its sending side behind a request and still wait for the answer."""
+        return self._received_bytes > 0
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Give the place back."""
+        self._http_server.open.pop(self, None)
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+        super().connection_lost(exc)
+
+    def begin(self) -> None:
+        """The request is about to be answered."""
+        self.has_begun = True
+        self._http_server.metrics.http_requests += 1
+        self._set_deadline(self._http_server.request_s(), self.cut_off, "not answered in time")
+
+    def cut_off(self, why: str) -> None:
+        """Close at once, whatever is under way."""
+        self._http_server.metrics.http_refused += 1
+        self._http_server.log.info("http connection cut off", peer=self._peer, why=why)
+        self._socket.abort()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """Answer without aiohttp's banner; what is returned finds the connection closed."""
+        if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            self._http_server.log.error("http request failed", peer=self._peer, error=repr(exc))
+            self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, "the broker's log has the reason")
+        else:
+            self._refuse(HTTPStatus(status), "not an HTTP request")
+        return web.Response(status=status)
+
+    def _refuse(self, status: HTTPStatus, why: str) -> None:
+        if self._is_refused:
+            return
+        self._is_refused = True
+        self._http_server.metrics.http_refused += 1
+        self._http_server.log.info(
+            "http request refused", peer=self._peer, status=int(status), why=why
+        )
+        text = f"{status.phrase}: {why}.\n"
+        self._socket.write(
+            f"HTTP/1.1 {int(status)} {status.phrase}\r\nContent-Type: text/plain\r\n"
+            f"Content-Length: {len(text)}\r\nConnection: close\r\n\r\n{text}".encode()
+        )
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._socket.close()
+
+    def _set_deadline(self, after_s: float, call: Callable[..., None], *arguments: object) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        loop = asyncio.get_running_loop()
+        self._deadline = loop.call_later(after_s, call, *arguments)
+
+
+@web.middleware
+async def _begin_request(request: web.Request, handler: Handler) -> web.StreamResponse:
+    connection = request.protocol
+    assert isinstance(connection, HttpConnection)
+    connection.begin()
+    return await handler(request)
 
 
 async def _finish_head(_request: web.Request, response: web.StreamResponse) -> None:

@@ -88,16 +88,3 @@ def test_produce_imports_nothing_that_it_does_not_need() -> None:
     )
     assert {"pyarrow.csv", "quiverlog.client.producer.producer"} <= names
     assert names.isdisjoint({"numpy", "rich", "pyarrow.compute", "importlib.metadata", "pandas"})
-
-
-def test_certificates_are_left_unread_by_that_one_import() -> None:
-    script = (
-        "import os, ssl\n"
-        "from quiverlog.server.http_port import http_server_class\n"
-        "os.environ['SSL_CERT_FILE'] = '/x'; http_server_class()\n"
-        "assert os.environ.pop('SSL_CERT_FILE') == '/x'; http_server_class()\n"
-        "assert 'SSL_CERT_FILE' not in os.environ\n"
-        "from aiohttp.connector import _SSL_CONTEXT_VERIFIED as contexts\n"
-        "assert contexts.cert_store_stats()['x509'] == 0\n"
-    )
-    assert "aiohttp" in loaded_by(script)

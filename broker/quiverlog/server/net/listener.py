@@ -1,9 +1,10 @@
 """Listening sockets by the listeners' names, and accepting their connections one at a time.
 
-Owns the acceptors. The event loop's servers accept all waiting connections at once: a thousand
-clients would take the descriptors that a flush needs. Here each connection has its protocol,
-which counts or refuses it, before the next is accepted. A connection knows its listener's name:
-addresses in METADATA and the APIs between brokers depend on it.
+Owns the acceptors, and a port that listens before anything can answer there. The event loop's
+servers accept all waiting connections at once: a thousand clients would take the descriptors that a
+flush needs. Here each connection has its protocol, which counts or refuses it, before the next is
+accepted. A connection knows its listener's name: addresses in METADATA and the APIs between brokers
+depend on it.
 
 Must not know: what is spoken, which limits there are.
 """
@@ -14,15 +15,15 @@ import asyncio
 import contextlib
 import errno
 import socket
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Awaitable, Callable
+from typing import Final, Protocol
 
 from quiverlog.addresses import Address
 from quiverlog.errors import AddressInUse
 from quiverlog.server.net.connection import ClientProtocol, ConnectionContext
 from quiverlog.server.observe.logs import Logger
 
-__all__ = ["Acceptor", "Listeners", "begin_to_listen", "socket_address"]
+__all__ = ["Acceptor", "EarlyPort", "Listeners", "begin_to_listen", "socket_address"]
 
 
 # Takes connections from a listening socket, one at a time.
@@ -141,3 +142,74 @@ class Listeners:
         """Accept no more. Connections that were accepted live on."""
         for acceptor in self._acceptors:
             acceptor.close()
+
+
+_EARLY_BACKLOG: Final = 64
+
+
+class Serving(Protocol):
+    """What answers on a port that was opened early."""
+
+    async def close(self) -> None:
+        """Stop, and close the socket."""
+
+
+class EarlyPort:
+    """Listens at once, and answers later: at the first connection, or when `begin` is called.
+
+    What answers may take long to import, and a start has more important things to do.
+
+    Args:
+        sock: bound.
+        serve: begins to accept on the socket. Called once, and must not hold the loop.
+
+    Raises:
+        AddressInUse: another program listens there.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        sock: socket.socket,
+        serve: Callable[[socket.socket], Awaitable[Serving]],
+        *,
+        log: Logger,
+    ) -> None:
+        begin_to_listen(sock, _EARLY_BACKLOG)
+        self._loop = loop
+        self._socket = sock
+        self._serve = serve
+        self._log = log
+        self._task: asyncio.Task[None] | None = None
+        self._serving: Serving | None = None
+        self._is_closed = False
+        loop.add_reader(sock, self.begin)
+
+    def begin(self) -> None:
+        """Serve from now on. A second call does nothing."""
+        if self._task is None and not self._is_closed:
+            self._loop.remove_reader(self._socket)
+            self._task = self._loop.create_task(self._run())
+
+    async def close(self) -> None:
+        """Stop serving, or never begin. A second call does nothing."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._task is None:
+            self._loop.remove_reader(self._socket)
+        else:
+            self._task.cancel()
+            await asyncio.wait((self._task,))
+        if self._serving is not None:
+            await self._serving.close()
+        else:
+            self._socket.close()
+
+    async def _run(self) -> None:
+        try:
+            self._serving = await self._serve(self._socket)
+        except Exception as error:
+            # Connections are refused, rather than left to wait; the broker serves its clients.
+            self._socket.close()
+            self._log.error("HTTP cannot be served", error=repr(error))

@@ -21,12 +21,10 @@ from quiverlog.node.runtime.config import LISTENER_DEFAULT, NodeConfig
 from quiverlog.node.runtime.events import ConfigReloaded, DiskSpace, Shutdown
 from quiverlog.server.config.config import BrokerConfig
 from quiverlog.server.config.reload import compare_configs, with_values
-from quiverlog.server.http_guard import HttpLimits
-from quiverlog.server.http_port import HttpPort, http_server_class
 from quiverlog.server.net.clocks import monotonic_us, read_clocks
 from quiverlog.server.net.connection import ConnectionContext
 from quiverlog.server.net.connections import Connection, ConnectionLimits, ConnectionTable
-from quiverlog.server.net.listener import Listeners, socket_address
+from quiverlog.server.net.listener import EarlyPort, Listeners, socket_address
 from quiverlog.server.net.memory import Holder, MemoryBudget
 from quiverlog.server.net.places import Place, PlaceLimits
 from quiverlog.server.net.replies import path_hider
@@ -110,6 +108,13 @@ _LAG_PROBE_S = 0.1
 _FLUSH_REPLIES_S = 2.0
 
 
+def _http_server_class() -> type[HttpServer]:
+    """Import it with aiohttp: in a thread, after the start."""
+    from quiverlog.server.http import HttpServer
+
+    return HttpServer
+
+
 class BrokerServer:
     """The parts of a running broker, put together: node, connections, listener,
     HTTP, watches.
@@ -157,15 +162,13 @@ class BrokerServer:
             kept_bytes=lambda: self._node.held_bytes if self._node is not None else 0,
         )
         self._turns = Turns(self._loop, now_us=monotonic_us)
-        self._http_limits = HttpLimits(
-            connections_max=plan.http, request_s=config.http_timeout_ms / 1000
-        )
+        self._http_connections_max = plan.http
         self._exporter: MetricsExporter | None = None  # Made when somebody asks.
         self._node: Node | None = None
         self._runner: NodeRunner | None = None
         self._peers: PeerConnections | None = None
         self._listeners = Listeners(self._loop)
-        self._http_port: HttpPort | None = None
+        self._http_port: EarlyPort | None = None
         self._disk_watch: DiskWatch | None = None
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._collector = Collector(lambda: self._metrics.bytes_in)
@@ -209,7 +212,7 @@ class BrokerServer:
         assert self._node is None, "started twice"
         self._collector.rest()
         if http is not None:
-            self._http_port = HttpPort(self._loop, http, self._serve_http, log=self._log)
+            self._http_port = EarlyPort(self._loop, http, self._serve_http, log=self._log)
         started = time.monotonic()
         config = node_config(self._config, self._advertised)
         node = Node(config, self._disk, entropy=entropy, metrics=self._metrics.node)
@@ -267,11 +270,11 @@ class BrokerServer:
         return [*self._connections.by_id.values(), *peers]
 
     async def _serve_http(self, sock: socket.socket) -> HttpServer:
-        server_class = await self._loop.run_in_executor(None, http_server_class)
-        server = server_class(
+        server = (await self._loop.run_in_executor(None, _http_server_class))(
             render_metrics=self._render_metrics,
             not_ready=lambda: self._state or (self._node.why_fenced if self._node else ""),
-            limits=self._http_limits,
+            connections_max=lambda: self._http_connections_max,
+            request_s=lambda: self._config.http_timeout_ms / 1000,
             metrics=self._metrics,
             log=self._log,
         )
@@ -326,8 +329,7 @@ class BrokerServer:
         self._connections.limits = self._limits(config)
         self._all_connections("changing limits", lambda c: c.limits_changed())
         self._memory.bytes_max = config.memory_buffer_bytes
-        http_max = self._plan_descriptors(config).http
-        self._http_limits.change(connections_max=http_max, request_s=config.http_timeout_ms / 1000)
+        self._http_connections_max = self._plan_descriptors(config).http
         self._log_control.set_level(config.log_level)
 
     @property

@@ -1,4 +1,4 @@
-"""The HTTP port listens at once; who answers there is brought in when somebody asks, or later."""
+"""A port listens at once; what answers there is brought in at the first connection, or later."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import uvloop
 
 from quiverlog.errors import AddressInUse
-from quiverlog.server.http_port import HttpPort
+from quiverlog.server.net.listener import EarlyPort
 
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 
@@ -82,10 +82,10 @@ async def told(client: socket.socket) -> bytes:
     return await asyncio.wait_for(asyncio.get_running_loop().sock_recv(client, 100), 10)
 
 
-Case = Callable[[HttpPort, Web, Log, socket.socket], Awaitable[None]]
+Case = Callable[[EarlyPort, Web, Log, socket.socket], Awaitable[None]]
 
 
-async def early_caller(port: HttpPort, web: Web, log: Log, bound: socket.socket) -> None:
+async def early_caller(port: EarlyPort, web: Web, log: Log, bound: socket.socket) -> None:
     """A connection before the broker is ready brings in who answers, and waits for it."""
     await turn()
     assert web.begun == 0
@@ -99,7 +99,7 @@ async def early_caller(port: HttpPort, web: Web, log: Log, bound: socket.socket)
     assert log.lines == []
 
 
-async def nobody_calls(port: HttpPort, web: Web, log: Log, bound: socket.socket) -> None:
+async def nobody_calls(port: EarlyPort, web: Web, log: Log, bound: socket.socket) -> None:
     """When the broker is ready, it is served all the same."""
     web.may.set()
     port.begin()
@@ -112,7 +112,7 @@ async def nobody_calls(port: HttpPort, web: Web, log: Log, bound: socket.socket)
     assert web.task.done()
 
 
-async def closed_before(port: HttpPort, web: Web, log: Log, bound: socket.socket) -> None:
+async def closed_before(port: EarlyPort, web: Web, log: Log, bound: socket.socket) -> None:
     """A start that fails leaves nobody waiting, and nothing begins after."""
     where = bound.getsockname()
     await port.close()
@@ -124,7 +124,7 @@ async def closed_before(port: HttpPort, web: Web, log: Log, bound: socket.socket
         socket.create_connection(where).close()
 
 
-async def closed_between(port: HttpPort, web: Web, log: Log, bound: socket.socket) -> None:
+async def closed_between(port: EarlyPort, web: Web, log: Log, bound: socket.socket) -> None:
     """The broker stops while the import is under way: who has connected sees the end."""
     async with connected(bound) as client:
         await turn()
@@ -138,7 +138,7 @@ async def closed_between(port: HttpPort, web: Web, log: Log, bound: socket.socke
     assert log.lines == []
 
 
-async def broken(port: HttpPort, web: Web, log: Log, bound: socket.socket) -> None:
+async def broken(port: EarlyPort, web: Web, log: Log, bound: socket.socket) -> None:
     """What cannot be imported is told, and callers are refused."""
     where = bound.getsockname()
     web.error = ImportError("no such module")
@@ -156,10 +156,10 @@ async def broken(port: HttpPort, web: Web, log: Log, bound: socket.socket) -> No
     "case", [early_caller, nobody_calls, closed_before, closed_between, broken]
 )
 @pytest.mark.parametrize("loop_name", LOOPS)
-def test_port(loop_name: str, case: Case, bound: socket.socket) -> None:
+def test_an_early_port(loop_name: str, case: Case, bound: socket.socket) -> None:
     async def run() -> None:
         web, log = Web(), Log()
-        port = HttpPort(asyncio.get_running_loop(), bound, web.serve, log=log)  # type: ignore[arg-type]
+        port = EarlyPort(asyncio.get_running_loop(), bound, web.serve, log=log)  # type: ignore[arg-type]
         await case(port, web, log, bound)
         await port.close()
 
@@ -179,7 +179,7 @@ def test_an_address_that_is_in_use_is_told_at_once(bound: socket.socket) -> None
                 other.bind(first.getsockname())
                 first.listen()
                 with pytest.raises(AddressInUse):
-                    HttpPort(asyncio.get_running_loop(), other, web.serve, log=Log())  # type: ignore[arg-type]
+                    EarlyPort(asyncio.get_running_loop(), other, web.serve, log=Log())  # type: ignore[arg-type]
         assert web.begun == 0
 
     asyncio.run(run())

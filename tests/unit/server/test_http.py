@@ -1,0 +1,110 @@
+"""The bounds of one HTTP connection, without a socket."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from unittest.mock import Mock
+
+import pytest
+from aiohttp import web
+
+from quiverlog.server.http import HEAD_BYTES_MAX, HttpConnection, HttpServer, prefers_openmetrics
+from quiverlog.server.observe.metrics import ServerMetrics
+
+REQUEST_S = 0.05
+
+
+def connected(server: HttpServer, manager: web.Server) -> tuple[HttpConnection, Mock]:
+    connection, transport = HttpConnection(server, manager), Mock(asyncio.Transport)
+    transport.get_extra_info.return_value = None
+    connection.connection_made(transport)
+    return connection, transport
+
+
+def on_a_loop(case: Callable[[HttpServer, web.Server], Awaitable[None]]) -> None:
+    async def run() -> None:
+        server = HttpServer(
+            render_metrics=lambda _kind: (b"", ""), not_ready=str, connections_max=lambda: 2,
+            request_s=lambda: REQUEST_S, metrics=ServerMetrics(), log=Mock(),
+        )  # fmt: skip
+        runner = web.AppRunner(web.Application())
+        await runner.setup()
+        assert runner.server is not None
+        await case(server, runner.server)
+        for connection in list(server.open):
+            connection.connection_lost(None)
+        await runner.cleanup()
+
+    asyncio.run(run())
+
+
+async def called(method: Mock) -> None:
+    event = asyncio.Event()
+    method.side_effect = lambda *_: event.set()
+    async with asyncio.timeout(10):
+        await event.wait()
+
+
+def test_an_answer_that_is_not_taken_in_time_is_cut_off() -> None:
+    async def case(server: HttpServer, manager: web.Server) -> None:
+        connection, transport = connected(server, manager)
+        connection.begin()
+        await called(transport.abort)
+        transport.write.assert_not_called()
+
+    on_a_loop(case)
+
+
+def test_a_head_that_does_not_come_in_time_is_answered() -> None:
+    async def case(server: HttpServer, manager: web.Server) -> None:
+        _, transport = connected(server, manager)
+        await called(transport.close)
+        assert transport.write.call_args.args[0].startswith(b"HTTP/1.1 408 ")
+        transport.abort.assert_not_called()
+
+    on_a_loop(case)
+
+
+def test_what_comes_behind_a_request_is_discarded() -> None:
+    async def case(server: HttpServer, manager: web.Server) -> None:
+        connection, transport = connected(server, manager)
+        connection.begin()
+        connection.data_received(bytes(HEAD_BYTES_MAX + 1))
+        transport.write.assert_not_called()
+        transport.close.assert_not_called()
+
+    on_a_loop(case)
+
+
+def test_a_full_port_refuses_only_while_every_request_has_begun() -> None:
+    async def case(server: HttpServer, manager: web.Server) -> None:
+        (first, _), (second, idle) = connected(server, manager), connected(server, manager)
+        first.begin()
+        third, _ = connected(server, manager)
+        idle.abort.assert_called_once()
+        assert list(server.open) == [first, third]
+        third.begin()
+        _, refused = connected(server, manager)
+        assert refused.write.call_args.args[0].startswith(b"HTTP/1.1 503 ")
+        refused.close.assert_called_once()
+        assert list(server.open) == [first, third]
+        second.connection_lost(None)
+
+    on_a_loop(case)
+
+
+@pytest.mark.parametrize(
+    ("accept", "wanted"),
+    [
+        ("application/openmetrics-text", True),
+        ("application/openmetrics-text;version=1.0.0;q=0.5, text/plain;q=0.5", True),
+        ("application/openmetrics-text;q=0.4, text/*;q=0.5", False),
+        ("application/openmetrics-text;q=0", False),
+        ("application/openmetrics-text;q=x", True),
+        ("*/*", False),
+        ("", False),
+    ],
+)
+def test_the_weights_of_accept_choose_the_text(accept: str, wanted: bool) -> None:
+    assert prefers_openmetrics(accept) is wanted
