@@ -70,6 +70,7 @@ def normalize_type(data_type: pa.DataType) -> pa.DataType:
     ):
         return pa.binary()
     if types.is_timestamp(data_type):
+        # Spark keeps instants in UTC; the zone only changes how they are shown.
         return pa.timestamp("us") if data_type.tz is None else _UTC
     if types.is_duration(data_type):
         return pa.duration("us")
@@ -83,6 +84,7 @@ def normalize_type(data_type: pa.DataType) -> pa.DataType:
 
 
 def _normalize_decimal(data_type: pa.DataType) -> pa.DataType:
+    # decimal256 with at most 38 digits fits decimal128; wider ones stay and are refused.
     if data_type.precision > DECIMAL_PRECISION_MAX:
         return data_type
     return pa.decimal128(data_type.precision, data_type.scale)
@@ -97,6 +99,7 @@ def _normalize_nested(data_type: pa.DataType) -> pa.DataType:
         or types.is_list_view(data_type)
         or types.is_large_list_view(data_type)
     ):
+        # Spark names items "element", and compares field names.
         return pa.list_(normalize_field(data_type.value_field).with_name("element"))
     if types.is_map(data_type):
         return pa.map_(

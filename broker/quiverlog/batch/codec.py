@@ -102,6 +102,7 @@ def encode_batch(
     row_count = data.num_rows
     if not 0 < row_count <= BATCH_ROWS_MAX:
         raise InvalidArgument(f"a batch holds 1 to {BATCH_ROWS_MAX} rows, not {row_count}.")
+    # Otherwise a small batch could cost every reader any amount of memory.
     if compression and data.nbytes > BATCH_DECODED_BYTES_MAX:
         raise BatchTooLarge(
             f"{row_count} rows take {data.nbytes} bytes before they are compressed."
@@ -135,7 +136,6 @@ def encode_batch(
 
 
 def write_crc(batch: Encoded) -> None:
-    """Write the CRC of the batch's present bytes."""
     crc = crc32c(memoryview(batch)[CRC_START:])
     batch[CRC_OFFSET:CRC_START] = crc.to_bytes(4, "little")
 
@@ -179,6 +179,7 @@ def _in_place(data: pa.RecordBatch) -> memoryview:
 def _is_foreign(data: pa.RecordBatch, size: int) -> bool:
     """Return whether a message of this size carries rows that are not the batch's."""
     own = data.nbytes + _OVERHEAD_BYTES + _OVERHEAD_COLUMN_BYTES * data.num_columns
+    # Below the overhead, the metadata alone may be larger than the rows.
     return size > _OVERHEAD_BYTES and size > own
 
 
@@ -230,7 +231,6 @@ def split_batches(body: memoryview) -> Iterator[tuple[BatchHeader, memoryview]]:
 
 
 def check_crc(batch: memoryview, header: BatchHeader) -> None:
-    """Raise CorruptBatch unless the checksum matches."""
     if crc32c(batch[CRC_START:]) != header.crc32c:
         raise CorruptBatch(f"CRC mismatch in the batch at offset {header.base_offset}.")
 
@@ -264,6 +264,7 @@ def decode_batch(
     assert len(batch) == header.total_bytes, "one batch, whole, and its own header"
     if verify_crc:
         check_crc(batch, header)
+    # Unknown flags may change the meaning of the rows, so they are refused, never ignored.
     if header.flags & ~FLAG_CODEC_MASK:
         raise CorruptBatch(f"its flags {header.flags:#04x} are unknown to this version.")
     stored = schemas.schema(header.schema_id)
@@ -273,6 +274,7 @@ def decode_batch(
         target = schemas.projected(columns)
     else:
         target = project(reader_schema, columns)
+    # Before the rows: an unreadable schema fails without decoding anything.
     if reader_schema is not None:
         schemas.check_readable(header.schema_id, reader_schema)
     data = read_rows(batch, header, stored, target)
@@ -306,6 +308,7 @@ def read_rows(
     Raises:
         CorruptBatch
     """
+    # Again, although the broker has checked it: the file may have been damaged since.
     message = batch[BATCH_HEADER_BYTES:]
     metadata = check_structure(message, header, stored)
     if target.equals(stored):

@@ -45,12 +45,14 @@ def _check_fields(old: list[pa.Field], new: list[pa.Field], what: str) -> None:
                 f"{what} {index + 1} is {before.name!r} and cannot become {after.name!r}."
             )
         _check_field(before, after, f"{what} {before.name!r}")
+    # Rows from before have no value for it.
     for added in new[len(old) :]:
         if not added.nullable:
             raise IncompatibleSchema(f"{what} {added.name!r} is new and must be nullable.")
 
 
 def _check_field(before: pa.Field, after: pa.Field, what: str) -> None:
+    # Stored rows may hold nulls that the new schema could not show.
     if before.nullable and not after.nullable:
         raise IncompatibleSchema(f"{what} holds nulls and must stay nullable.")
     old, new = before.type, after.type
@@ -71,9 +73,11 @@ def can_widen(old: pa.DataType, new: pa.DataType) -> bool:
     Structs may gain fields anywhere; the others keep their order.
     """
     types = pa.types
+    # A column of nulls only has no value that could be lost.
     if old == new or types.is_null(old):
         return True
     if types.is_decimal128(old) and types.is_decimal128(new):
+        # More digits after the point must not take digits from before it.
         whole_digits_kept = new.precision - new.scale >= old.precision - old.scale
         return bool(whole_digits_kept and new.scale >= old.scale)
     if types.is_list(old) and types.is_list(new):

@@ -75,8 +75,6 @@ __all__ = [
 
 
 class BatchHeader(NamedTuple):
-    """The header's fields, in their order."""
-
     base_offset: int
     leader_epoch: int
     size: int
@@ -94,12 +92,10 @@ class BatchHeader(NamedTuple):
 
     @classmethod
     def unpack(cls, buffer: bytes | bytearray | memoryview, at: int = 0) -> BatchHeader:
-        """Read a header at byte `at`; 64 bytes must be there (`struct.error` otherwise)."""
         # Like `_make`, without its call and its count of the fields.
         return tuple.__new__(cls, _HEADER.unpack_from(buffer, at))
 
     def pack_into(self, buffer: bytearray | memoryview, at: int = 0) -> None:
-        """Write the header at byte `at`."""
         _HEADER.pack_into(buffer, at, *self)
 
     @property
@@ -109,7 +105,6 @@ class BatchHeader(NamedTuple):
 
     @property
     def next_offset(self) -> int:
-        """The offset after the batch's last row."""
         return self.base_offset + self.row_count
 
     @property

@@ -53,6 +53,7 @@ def _is_held(array: pa.Array) -> bool:
     if t.is_nested(kind):
         if not can_be_wrong(kind) or not len(array) or all(map(_is_held, _children(array))):
             return True
+        # A wrong value may be under a null parent, where no reader sees it.
         return bool(array.null_count) and all(map(_is_held, _children(array.drop_null())))
     # ASCII is valid UTF-8 wherever it is cut, and some twenty times faster to check.
     if len(array) >= _ROWS_AS_BYTES_MIN and t.is_string(kind) and _is_ascii(array):
@@ -92,7 +93,6 @@ def _first_wrong_row(column: pa.Array) -> int:
 
 
 def _wrong_leaf(row: pa.Array) -> pa.Array:
-    """Return the first wrong scalar value within a row."""
     while t.is_nested(row.type):
         child = next(child for child in _children(row) if not _is_held(child))
         row = child.slice(_first_wrong_row(child), 1)

@@ -189,6 +189,7 @@ def _walk(message: memoryview) -> _Places:
         raise ValueError(f"message type {header_type} of metadata version {version}")
     body_bytes = root + fields[3] if fields[3] else 0
     batch, fields = _table(flat, _follow(flat, root + fields[2]), 5)
+    # Their number of buffers would depend on the data.
     if fields[4] and _count(flat, _follow(flat, batch + fields[4])):
         raise ValueError("variadic buffers belong to views, which no topic stores")
     return _Places(
@@ -237,6 +238,7 @@ def _pairs(flat: memoryview, at: int) -> tuple[int, ...]:
 
 def _count(flat: memoryview, at: int) -> int:
     count = int(_U32.unpack_from(flat, at)[0])
+    # Before anything of that size is allocated.
     if count > _NODES_MAX:
         raise ValueError(f"{count} nodes or buffers")
     return count

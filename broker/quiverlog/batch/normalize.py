@@ -80,6 +80,7 @@ def cast_array(array: pa.Array, data_type: pa.DataType) -> pa.Array:
     """Return `array` as `data_type`, exactly; raises pyarrow's errors when a value does not fit."""
     if array.type.equals(data_type, check_metadata=True):
         return array
+    # The stored type is that of the storage.
     if isinstance(array, pa.ExtensionArray):
         return cast_array(array.storage, data_type)
     if pa.types.is_run_end_encoded(array.type):

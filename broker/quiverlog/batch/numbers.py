@@ -30,12 +30,10 @@ def integers(values: Iterable[int], data_type: pa.DataType) -> pa.Array:
 
 
 def integer(value: int, data_type: pa.DataType) -> pa.Scalar:
-    """Return one value of the types of `integers`."""
     return integers([value], data_type)[0]
 
 
 def text(value: str) -> pa.Scalar:
-    """Return a string scalar."""
     encoded = value.encode()
     offsets = array.array("i", [0, len(encoded)])
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(encoded)]

@@ -62,6 +62,7 @@ def partition_rows(
     first = bounds["min"].as_py()
     if first == bounds["max"].as_py():
         return [(first, data)]
+    # The sort is stable: rows with equal keys keep their order.
     gathered = data.take(pc.array_sort_indices(numbers))
     counts = sorted((count["values"], count["counts"]) for count in _counts(numbers))
     parts = []
@@ -134,6 +135,7 @@ def _bits_of_uniques(column: pa.Array) -> pa.Array:
         values = map(_decimal_text, encoded.dictionary.to_pylist())
     else:
         values = encoded.dictionary.cast(pa.binary()).to_pylist()
+    # Each distinct value is hashed once, as Python code is slow per value.
     bits = integers(map(crc32c, values), pa.uint64())
     return pc.take(bits, encoded.indices)
 

@@ -58,6 +58,7 @@ def plain_array(values: Sequence[Any], data_type: pa.DataType) -> pa.Array | Non
         return None
     plain, filler, make = found
     kinds = set(map(type, values))
+    # A subclass (bool for int, numpy types) may convert in another way: pyarrow decides.
     if not kinds <= {plain, NoneType}:
         return None
     present = [value is not None for value in values] if NoneType in kinds else None
@@ -76,7 +77,6 @@ def plain_array(values: Sequence[Any], data_type: pa.DataType) -> pa.Array | Non
 
 
 def _bits(flags: Sequence[Any]) -> pa.Buffer:
-    """Return a bitmap, the lowest bit first."""
     text = "".join("1" if flag else "0" for flag in reversed(flags))
     return pa.py_buffer(int(text or "0", 2).to_bytes((len(flags) + 7) // 8, "little"))
 

@@ -90,6 +90,7 @@ def _refused(error: BaseException) -> CorruptBatch:
 def _read_bare(message: memoryview, plan: Plan) -> pa.RecordBatch:
     """Decode all columns as bare bytes, with a fully checked layout."""
     bare = pa.ipc.read_record_batch(pa.py_buffer(message), plan.layout)
+    # Full: offsets, lengths and null counts of every row, not only of the first and last.
     bare.validate(full=True)
     if plan.has_maps:
         for column, field in zip(bare.columns, plan.schema, strict=True):
@@ -98,7 +99,6 @@ def _read_bare(message: memoryview, plan: Plan) -> pa.RecordBatch:
 
 
 def _decompress(message: memoryview, plan: Plan, columns: Sequence[int] | None) -> pa.RecordBatch:
-    """Decompress once, check, and type the buffers."""
     stored = plan.schema
     if columns is None:
         return _with_meaning(_read_bare(message, plan), stored)

@@ -60,6 +60,7 @@ def deserialize_schema(data: bytes | memoryview) -> pa.Schema:
     Raises:
         InvalidSchema: too large, not a schema message, or one with text that is not UTF-8.
     """
+    # Before Arrow parses it.
     if len(data) > SCHEMA_BYTES_MAX:
         raise InvalidSchema(f"the schema takes {len(data)} bytes, allowed are {SCHEMA_BYTES_MAX}.")
     try:

@@ -129,6 +129,7 @@ class _Parser:
         return False
 
     def _type(self, depth: int) -> pa.DataType:
+        # Each level is a recursion here and in every reader of the schema.
         if depth > SCHEMA_NESTING_MAX:
             raise SchemaSyntaxError(f"types are nested deeper than {SCHEMA_NESTING_MAX}")
         token = self._peek()

@@ -73,6 +73,7 @@ def plan_of(schema: pa.Schema) -> Plan:
     """Return the plan of a schema; computed once and cached."""
     plan = _plans.get(id(schema))
     if plan is None:
+        # Clearing all is simple, and costs one computation per schema in use.
         if len(_plans) >= _PLANS_MAX:
             _plans.clear()
         plan = _plans[id(schema)] = _make_plan(schema)
@@ -310,6 +311,7 @@ def _check_buffers(metadata: IpcMetadata) -> None:
     buffers = metadata.buffers
     end = 0
     for offset, length in zip(buffers[::2], buffers[1::2], strict=True):
+        # Overlapping buffers would let a small message decode to many times its size.
         if offset < end or length < 0 or offset & 7:
             raise CorruptBatch(f"a buffer of {length} bytes at {offset} overlaps or is misaligned.")
         end = offset + length
@@ -322,6 +324,7 @@ def _decoded_bytes(message: memoryview, metadata: IpcMetadata) -> int:
     total = 0
     buffers = metadata.buffers
     for offset, length in zip(buffers[::2], buffers[1::2], strict=True):
+        # An empty buffer has no length prefix.
         if length == 0:
             continue
         if length < _LENGTH_PREFIX.size:
@@ -329,6 +332,7 @@ def _decoded_bytes(message: memoryview, metadata: IpcMetadata) -> int:
         (decoded,) = _LENGTH_PREFIX.unpack_from(message, metadata.body_at + offset)
         if decoded < -1:
             raise CorruptBatch(f"a compressed buffer claims {decoded} bytes.")
+        # -1 marks a buffer that was stored without compression.
         total += length if decoded == -1 else decoded
     if total > BATCH_DECODED_BYTES_MAX:
         raise CorruptBatch(

@@ -48,7 +48,6 @@ def check_of(kind: pa.DataType) -> Check | None:
 
 
 def _of_other_kinds(values: Sequence[Any], usual: Iterable[type]) -> list[Any]:
-    """Return the values of other kinds; usually none."""
     if set(map(type, values)) <= set(usual):
         return []
     return [v for v in values if type(v) not in usual]

@@ -86,6 +86,7 @@ def check_batch(
         InvalidTimestamp: too far from the broker's clock.
     """
     size = len(view)
+    # Cheap checks first: an oversized batch must not cost a CRC.
     if size > bytes_max:
         raise BatchTooLarge(f"a batch of {size} bytes is above {bytes_max}.")
     if size < BATCH_HEADER_BYTES:
@@ -102,6 +103,7 @@ def check_batch(
     message = view[BATCH_HEADER_BYTES:]
     metadata = check_structure(message, header, schema)
     end = metadata.body_at + metadata.body_bytes
+    # Other bytes would be stored and sent, and belong to no row.
     if message[end:] != _PADDING[: -end % BATCH_ALIGNMENT_BYTES]:
         raise CorruptBatch("the batch is not zero-padded to a multiple of 64 bytes.")
     body_bytes = metadata.decoded_bytes or metadata.body_bytes

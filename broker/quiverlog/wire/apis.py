@@ -44,8 +44,6 @@ class Api(enum.IntEnum):
 
 
 class Audience(enum.StrEnum):
-    """The callers that an API is for."""
-
     CLIENTS = "clients"
     """At every listener."""
     ADMINISTRATION = "administration"

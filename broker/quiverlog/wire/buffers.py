@@ -55,8 +55,10 @@ class BufferPool:
         buffers = self._buffers
         for index in range(len(buffers)):
             capacity = len(buffers[index])
+            # Not a much larger one: it would be missing for a large frame.
             if size <= capacity <= 8 * max(size, BUFFER_BYTES_MIN) and _is_free(buffers, index):
                 return memoryview(buffers[index])
+        # Powers of two, so that frames of similar size share buffers.
         capacity = max(BUFFER_BYTES_MIN, 1 << (size - 1).bit_length())
         assert capacity >= size
         buffer = _mapped(capacity)

@@ -41,7 +41,6 @@ class ConfigSource(enum.IntEnum):
 
     @property
     def label(self) -> str:
-        """The source's name in messages."""
         return self.name.lower()
 
 

@@ -63,7 +63,6 @@ class ClientConnection:
 
     @property
     def in_flight(self) -> int:
-        """Requests that wait for their response."""
         return len(self._in_flight)
 
     def hello(self, client_id: str, software_version: str, software: str = SOFTWARE) -> bytes:
@@ -129,17 +128,20 @@ class ClientConnection:
         correlation_id = self._last_id
         while True:
             correlation_id = 1 if correlation_id == CORRELATION_ID_MAX else correlation_id + 1
+            # After 2^31 requests an id could still be in use.
             if correlation_id not in self._in_flight:
                 self._last_id = correlation_id
                 return correlation_id
 
     def _greeted(self, response: HelloResponse) -> None:
+        # The caller raises it; the versions of a failed answer are empty.
         if response.error_code:
             return
         self.state = ConnectionState.READY
         self.peer = response
         self._apis = {api.api: api for api in response.apis}
         if response.frame_bytes_max > 0:
+            # Larger frames would be refused after they were sent.
             self._frame_bytes_max = min(FRAME_BYTES_MAX, response.frame_bytes_max)
 
     def _check_spoken(self, request: Request, apis: dict[int, ApiRange]) -> None:

@@ -90,7 +90,6 @@ def check_containers(
 
 
 def count_containers(data: bytes, count_max: int) -> int:
-    """Return the arrays and maps of a msgpack value; the count stops above `count_max`."""
     assert count_max >= 0
     at = count = 0
     while at < len(data) and count <= count_max:
@@ -227,6 +226,7 @@ def decode_request(header: memoryview | bytes) -> Request:
     if spec is None:
         raise UnknownApi(f"there is no API {api} in this version.")
     if not spec.version_min <= version <= spec.version_max:
+        # A newer client must learn the supported versions, or it could never connect.
         if api == Api.HELLO and version > spec.version_max:
             return _newer_hello(header)
         raise UnsupportedVersion(
@@ -438,17 +438,20 @@ class FrameReceiver:
                 self._check(size, header_bytes)
             except QuiverlogError as error:
                 self.fail(error)
+                # Complete frames before it are processed first; the next call raises.
                 if not frames:
                     raise
                 return frames
             next_at = at + _SIZE_FIELD_BYTES + size
             if next_at > end:
+                # A smaller frame completes in the scratch with the next receive.
                 if next_at - at >= DEDICATED_BYTES_MIN:
                     self._begin_dedicated(at, end, size, header_bytes)
                     return frames
                 break
             body_at = at + FRAME_PREFIX_BYTES + header_bytes
             body = scratch[body_at:next_at]
+            # The scratch is overwritten by the next receive.
             if self._own_bodies:
                 body = memoryview(bytes(body))
             frames.append(Frame(scratch[at + FRAME_PREFIX_BYTES : body_at], body))
@@ -458,6 +461,7 @@ class FrameReceiver:
         return frames
 
     def _check(self, size: int, header_bytes: int) -> None:
+        # A header larger than its frame would read into the next one.
         if header_bytes == 0 or header_bytes > size - _SIZE_FIELD_BYTES:
             raise CorruptFrame(
                 f"a frame of {size} bytes cannot hold a header of {header_bytes} bytes."
@@ -470,10 +474,10 @@ class FrameReceiver:
             raise FrameTooLarge(f"a frame of {frame_bytes} bytes is above {bound}.")
 
     def _begin_dedicated(self, at: int, end: int, size: int, header_bytes: int) -> None:
-        """Move a large frame's first bytes to a buffer in which its body is aligned."""
         if self._pool is None:
             self._pool = BufferPool()
         length = size - _SIZE_FIELD_BYTES
+        # Arrow computes faster on buffers that are aligned to cache lines.
         header_at = -header_bytes % BODY_ALIGNMENT_BYTES
         buffer = self._pool.take(header_at + length)[header_at : header_at + length]
         filled = end - at - FRAME_PREFIX_BYTES
@@ -488,5 +492,6 @@ class FrameReceiver:
         if self._filled < len(buffer):
             return []
         self._dedicated = None
+        # The next bytes are likely another large frame.
         self._probe = True
         return [Frame(buffer[: self._header_bytes], buffer[self._header_bytes :])]

@@ -27,8 +27,6 @@ class DescribeReplicasRequest(Request, array_like=True, gc=False):
 
 
 class ReplicaSize(Part, array_like=True, gc=False):
-    """One replica on this broker."""
-
     partition: Int32 = -1
     size_bytes: Known = -1
     log_end_offset: Int64 = -1

@@ -42,7 +42,6 @@ def fit_epoch(image: Image, broker_id: int) -> int | None:
 
 
 def check_broker(image: Image, broker_id: int, broker_epoch: int) -> None:
-    """Raise StaleBrokerEpoch unless this registration of the broker is the current one."""
     broker = image.brokers.get(broker_id)
     if broker is None or broker.broker_epoch != broker_epoch:
         raise StaleBrokerEpoch(f"broker {broker_id} is not registered under {broker_epoch}.")

@@ -89,7 +89,6 @@ def _check_key(key: str) -> None:
 
 
 def _topic_key(key: str) -> str | None:
-    """Return the topic key whose default this is."""
     name = key.removeprefix(TOPIC_DEFAULTS_PREFIX)
     return name if name != key and name in CONFIG_DEFS else None
 

@@ -228,7 +228,6 @@ class TopicConfig:
 
 
 def default_text(key: str, replication_factor: int) -> str:
-    """Return a key's default text for a topic with this many replicas."""
     if key == "durability":
         return Durability.FLUSHED.label if replication_factor == 1 else Durability.REPLICATED.label
     if key == "min.insync.replicas":

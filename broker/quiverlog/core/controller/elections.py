@@ -217,7 +217,6 @@ def deleted_below(ends: Iterable[LogEnd], one: LogEnd) -> int:
 def _returns_with_more(
     image: Image, ends: Mapping[int, LogEnd], intact: Iterable[int], longest: LogEnd
 ) -> bool:
-    """Return whether a broker that is being restarted has reported a longer log."""
     return any(
         image.brokers[n].in_shutdown and ends[n].is_log and ends[n].reach > longest.reach
         for n in intact
@@ -266,7 +265,6 @@ def settings_changed(image: Image, topic: TopicImage, config: TopicConfig) -> li
 
 # --- parts -------------------------------------------------------------------------------------
 def _longest(node_ids: Iterable[int], ends: Mapping[int, LogEnd]) -> int:
-    """Return the first broker with the longest log; NO_LEADER: there is none."""
     longest, best = NO_LEADER, (NO_EPOCH, MISSING - 1)
     for node_id in node_ids:
         end = ends.get(node_id, LogEnd(NO_EPOCH, UNREADABLE)).reach

@@ -252,7 +252,6 @@ class Image:
         self._refresh_defaults()
 
     def _refresh_defaults(self) -> None:
-        """Take over new defaults. Visits every topic if they differ."""
         defaults = {**self.given, **defaults_among(self.broker_configs.get(ALL_BROKERS, {}))}
         if defaults != self.defaults:
             self.defaults = defaults

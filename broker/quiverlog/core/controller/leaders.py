@@ -31,12 +31,10 @@ __all__ = [
 
 
 def alive_brokers(image: Image) -> frozenset[int]:
-    """Return the brokers that may lead."""
     return frozenset(one.node_id for one in image.live_brokers() if not one.in_shutdown)
 
 
 def first_of(replicas: Sequence[int], *conditions: Collection[int]) -> int:
-    """Return the first of the replicas that meets all conditions, or NO_LEADER."""
     for node_id in replicas:
         if all(node_id in one for one in conditions):
             return node_id

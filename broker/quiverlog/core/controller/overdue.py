@@ -38,7 +38,6 @@ class Overdue:
         self._known: deque[tuple[int, int]] = deque()
 
     def begin(self, version: int, now_us: int) -> None:
-        """Start as the controller, with this version applied."""
         assert version >= 0
         self._due = _NONE
         self._known.clear()
@@ -79,7 +78,6 @@ class Awaited:
         self._since: deque[tuple[int, int]] = deque()
 
     def clear(self) -> None:
-        """Drop all: this node is not the controller."""
         self._since.clear()
 
     def add(self, version: int, now_us: int) -> None:

@@ -104,12 +104,10 @@ def arrived(topic: TopicImage, partition: PartitionImage, in_sync: Sequence[int]
 
 # --- parts -------------------------------------------------------------------------------------
 def _before(partition: PartitionImage) -> tuple[int, ...]:
-    """Return the replicas before the move."""
     return tuple(n for n in partition.replicas if n not in partition.adding_replicas)
 
 
 def target_of(partition: PartitionImage) -> tuple[int, ...]:
-    """Return the replicas after the move."""
     return tuple(n for n in partition.replicas if n not in partition.removing_replicas)
 
 
@@ -180,7 +178,6 @@ def _change(
     in_sync: tuple[int, ...],
     bytes_per_s: int | None = None,
 ) -> PartitionChangeRecord:
-    """Return a change that keeps the leader."""
     assert set(in_sync) <= set(replicas)
     assert partition.leader_id in (NO_LEADER, *in_sync)
     # A new replica counts once it asks under the new epoch, which proves that it has the metadata

@@ -225,15 +225,11 @@ class FeatureLevelRecord(msgspec.Struct, frozen=True, array_like=True, tag=13):
 
 
 class TopicChangeRecord(msgspec.Struct, frozen=True, array_like=True, tag=14):
-    """The topic's partitions, and those added later, have this many replicas now."""
-
     topic_id: bytes
     replication_factor: int
 
 
 class UnregisterBrokerRecord(msgspec.Struct, frozen=True, array_like=True, tag=15):
-    """The broker that was registered under this epoch is removed."""
-
     node_id: int
     broker_epoch: int
 
@@ -265,7 +261,6 @@ _ARRAY_32_TAG: Final = 0xDD
 
 
 def topic_of(record: Record) -> bytes | None:
-    """Return the topic of a record; None for a record without one."""
     match record:
         case SnapshotRecord() | BrokerRecord() | BrokerChangeRecord() | UnregisterBrokerRecord():
             return None

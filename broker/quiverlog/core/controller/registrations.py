@@ -95,7 +95,6 @@ class Registrations:
         self._fenced = {n: image.version for n, one in image.brokers.items() if one.fenced}
 
     def end(self) -> None:
-        """Stop being the controller."""
         self.sessions.end()
         self.awaited.clear()
         self._stopping.clear()
@@ -143,7 +142,6 @@ class Registrations:
         return [_fenced(newcomer, before), *follows]
 
     def _begin_life(self, node_id: int) -> None:
-        """Drop the state of an earlier registration."""
         self._stopping.pop(node_id, None)
         self._fenced.pop(node_id, None)
 
@@ -319,7 +317,6 @@ class Registrations:
 
 
 def _addresses(broker: BrokerRecord) -> set[tuple[str, int]]:
-    """Return the addresses of a broker."""
     return {(broker.host, broker.port), *((host, port) for _, host, port in broker.listeners)}
 
 

@@ -40,12 +40,10 @@ class Sessions:
         self._sessions: dict[int, _Session] = {}
 
     def begin(self, node_ids: Iterable[int], now_us: int, heard_us: dict[int, int]) -> None:
-        """Start as the controller. `heard_us`: this node's last contact with brokers."""
         self._sessions = {n: _Session(min(heard_us.get(n, now_us), now_us)) for n in node_ids}
         assert all(one.heard_us <= now_us for one in self._sessions.values())
 
     def end(self) -> None:
-        """Stop being the controller."""
         self._sessions.clear()
 
     def heard(self, node_id: int, now_us: int, version: int = UNKNOWN_VERSION) -> None:
@@ -62,7 +60,6 @@ class Sessions:
         assert node_id not in self._sessions
 
     def has(self, node_id: int) -> bool:
-        """Return whether it has a session."""
         return node_id in self._sessions
 
     def version_of(self, node_id: int) -> int:
@@ -72,13 +69,11 @@ class Sessions:
         return UNKNOWN_VERSION if session is None else session.version
 
     def is_alive(self, node_id: int, now_us: int) -> bool:
-        """Return whether its session has not expired."""
         session = self._sessions.get(node_id)
         assert now_us >= 0
         return session is not None and now_us < session.heard_us + self.session_us
 
     def silent(self, now_us: int) -> list[int]:
-        """Return the brokers whose sessions have ended."""
         found = []
         for node_id, session in self._sessions.items():
             if now_us < session.heard_us + self.session_us:

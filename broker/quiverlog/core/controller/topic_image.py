@@ -105,7 +105,6 @@ class PartitionImage:
         return self.leader_id == NO_LEADER and not self.relied_on
 
     def record(self, topic_id: bytes) -> PartitionRecord:
-        """Return the record that gives this partition."""
         assert self.leader_id in (NO_LEADER, *self.replicas), "one of the replicas leads"
         assert not set(self.eligible_leader_replicas) & set(self.in_sync_replicas)
         return PartitionRecord(
@@ -128,7 +127,6 @@ class PartitionImage:
 
     @property
     def moves(self) -> bool:
-        """True while it moves to other replicas (reassignment.py)."""
         return bool(self.adding_replicas or self.removing_replicas)
 
 
@@ -168,7 +166,6 @@ class TopicImage:
         self.schemas: dict[int, pa.Schema] = {}
 
     def record(self) -> TopicRecord:
-        """Return the record that the topic begins with."""
         assert 1 <= self.min_in_sync_least <= self.replication_factor or not self.partitions
         return TopicRecord(
             self.topic_id,
@@ -180,7 +177,6 @@ class TopicImage:
         )
 
     def configure(self, config: TopicConfig) -> None:
-        """Set the configuration."""
         self.config = config
         if self.partitions:
             least = min(self.min_in_sync_least, config.min_in_sync_replicas)
@@ -203,7 +199,6 @@ class TopicImage:
         return self.partitions[-1]
 
     def copy(self) -> TopicImage:
-        """Return an independent copy."""
         topic = TopicImage(self.record(), self.config)
         topic.configs = dict(self.configs)
         topic.partitions = [PartitionImage(one.record(self.topic_id)) for one in self.partitions]
@@ -215,7 +210,6 @@ class TopicImage:
 
     @property
     def schema_id(self) -> int:
-        """The id of the current schema."""
         return self.schema_records[-1].schema_id
 
     @property

@@ -220,7 +220,6 @@ def delete_topic(topic: TopicImage) -> list[Record]:
 
 
 def next_producer_id_block(image: Image) -> ProducerIdBlockRecord:
-    """Return the record that reserves the next block of producer ids."""
     return ProducerIdBlockRecord(image.next_producer_id + PRODUCER_ID_BLOCK)
 
 
@@ -260,7 +259,6 @@ def _partition_records(
 
 
 def _takers(image: Image) -> list[BrokerRecord]:
-    """Return the live brokers that stay and hold partitions."""
     return [
         one
         for one in image.live_brokers()
@@ -336,7 +334,6 @@ def _alter_configs(
 def _configured(
     image: Image, topic: TopicImage, set_configs: Mapping[str, str], delete_configs: Sequence[str]
 ) -> TopicConfig:
-    """Return the configuration after a change. Raises InvalidConfig."""
     after = {k: v for k, v in topic.configs.items() if k not in delete_configs}
     after.update(set_configs)
     assert topic.replication_factor >= 1

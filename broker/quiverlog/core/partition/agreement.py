@@ -43,7 +43,6 @@ class Agreement:
         self.is_epoch_saved = is_epoch_saved
 
     def is_reached(self, log_end_offset: int, holding: Iterable[FollowerProgress]) -> bool:
-        """Return whether the leader's log, which ends there, and all counted replicas show it."""
         assert log_end_offset >= self.start_offset, "a leader's log is never cut"
         if not self.is_needed:
             return True

@@ -109,7 +109,6 @@ class InSync:
         return self.again()
 
     def again(self) -> Proposal:
-        """Return the request for the proposal that is not settled."""
         assert self._asked is not None
         assert not self.in_flight, "one request in flight"
         self.in_flight = True
@@ -124,7 +123,6 @@ class InSync:
         self._possible[self._asked] += 1
 
     def refused(self, error_code: int) -> None:
-        """Record an error from the controller."""
         assert self.in_flight
         assert self._asked is not None
         self.in_flight = False

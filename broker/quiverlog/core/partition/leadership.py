@@ -33,8 +33,6 @@ __all__ = ["Brokers", "Leadership", "Said"]
 
 
 class Brokers(Protocol):
-    """What the metadata hold about brokers."""
-
     def fit_epoch(self, broker_id: int) -> int | None:
         """Return the registered broker epoch; None for a broker that is fenced, stopping or
         unknown."""
@@ -113,7 +111,6 @@ class Leadership:
 
     @property
     def is_under_min(self) -> bool:
-        """True while too few replicas are in sync for rows to become replicated."""
         return len(self.in_sync.committed) < self.min_in_sync
 
     def replicated_offset(self, log_end_offset: int) -> int:
@@ -208,7 +205,6 @@ class Leadership:
             follower.heard = None
 
     def set_replicas(self, replicas: Iterable[int], now_us: int) -> None:
-        """Set the replicas, keeping the progress of those that stay."""
         known = self.followers
         self.followers = {}
         for broker_id in replicas:
@@ -252,13 +248,11 @@ class Leadership:
         return changed
 
     def applied(self, partition_epoch: int, members: Iterable[int], now_us: int) -> None:
-        """Record that the controller applied the proposal."""
         if not self.holds(partition_epoch, members, now_us):
             self.in_sync.nothing_changed()
             self._count()
 
     def refused(self, error_code: int) -> None:
-        """Record that the controller refused the proposal."""
         self.in_sync.refused(error_code)
         self._count()
 

@@ -332,7 +332,6 @@ class PartitionState:
         return self._advance()
 
     def follow(self, leader_epoch: int) -> None:
-        """Follow another leader, or none, under this epoch."""
         assert leader_epoch >= self.leader_epoch
         self.leader_epoch = leader_epoch
         self.leadership = None

@@ -58,7 +58,6 @@ class _Producer:
         self.seen_us = 0
 
     def add(self, header: BatchHeader, base_offset: int, now_us: int) -> None:
-        """Add the producer's newest batch; another epoch starts an empty list."""
         batches = self.batches
         if header.producer_epoch != self.epoch:
             self.epoch = header.producer_epoch
@@ -265,7 +264,6 @@ class ProducerStates:
         assert producer.batches, "a producer that is remembered has written"
 
     def replay(self, header: BatchHeader) -> None:
-        """Record a batch found in the log, which is right by definition."""
         self.record(header, header.base_offset, self._opened_us)
 
     def expire(self, now_us: int) -> int:
@@ -353,7 +351,6 @@ class ProducerStates:
 
 
 def _end(batch: tuple[int, int, int]) -> int:
-    """The offset after the batch's last row."""
     return batch[2] + batch[1]
 
 

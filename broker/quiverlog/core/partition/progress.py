@@ -81,7 +81,6 @@ class FollowerProgress:
 
     @property
     def is_heard(self) -> bool:
-        """True when it has asked under this leader epoch."""
         return self.broker_epoch != UNHEARD_EPOCH
 
     @property

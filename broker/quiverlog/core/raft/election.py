@@ -138,7 +138,6 @@ class Election:
 
     # --- following -----------------------------------------------------------------------------
     def follow(self, term: int, leader: ReplicaKey | None, now_us: int) -> None:
-        """Become a follower, in this term or a newer one."""
         assert term >= self.term
         assert leader != self._key, "no replica follows itself"
         if term > self.term:
@@ -191,7 +190,6 @@ class Election:
         return self._count(self._key)
 
     def campaign(self, now_us: int) -> None:
-        """Begin a term and ask for votes."""
         assert self.may_campaign
         self._become(Role.CANDIDATE)
         self.leader = None
@@ -215,13 +213,11 @@ class Election:
             self._outbox.send_durable(vote, last.index)
 
     def on_pre_vote_response(self, message: PreVoteResponse) -> bool:
-        """Return whether a majority would vote for this replica."""
         if self.role is not Role.PRE_CANDIDATE or message.asked_term != self.term:
             return False
         return message.granted and self._count(message.source)
 
     def on_vote_response(self, message: VoteResponse, now_us: int) -> bool:
-        """Return whether the election is won."""
         if self.role is not Role.CANDIDATE or message.term != self.term:
             return False
         # The sender measured it earlier than now, so this moment is no earlier than the true one.
@@ -236,7 +232,6 @@ class Election:
         return votes_suffice(self._granted, len(self._membership.voters))
 
     def lead(self) -> None:
-        """Become the leader, as the election is won."""
         assert self.hard_state.vote == self._key, "a leader has voted for itself in its term"
         assert votes_suffice(self._granted, len(self._membership.voters))
         self.led_before_us = max(self._granted.values())

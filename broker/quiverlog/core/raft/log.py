@@ -165,7 +165,6 @@ class LogView:
 
     # --- growing -------------------------------------------------------------------------------
     def append(self, term: int, kind: EntryKind, data: bytes) -> Entry:
-        """Append a leader's new entry."""
         assert term >= self.last.term
         entry = Entry(self.last_index + 1, term, kind, data)
         self._tail.append(entry)
@@ -219,7 +218,6 @@ class LogView:
         return entries
 
     def complete_write(self) -> None:
-        """Record that the write is durable, and that the store shows it."""
         if self._flight_last:
             # After a conflict during the write, `_unwritten_first` lies within it: what it wrote
             # from there on is already replaced in the tail.
@@ -244,7 +242,6 @@ class LogView:
         return self.applied < min(self.commit, self.durable_index)
 
     def to_apply(self, bytes_max: int) -> tuple[Entry, ...]:
-        """Return committed entries that were not applied yet."""
         if not self.has_to_apply:
             return ()
         # Not beyond the disk: a leader may commit with a majority that does not include itself.

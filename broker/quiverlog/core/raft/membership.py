@@ -89,19 +89,16 @@ class Membership:
     # --- looking -------------------------------------------------------------------------------
     @property
     def voters(self) -> Voters:
-        """The set that counts now."""
         return self._history[-1].voters
 
     @property
     def index(self) -> int:
-        """The index of the set that counts now."""
         return self._history[-1].index
 
     def is_voter(self, key: ReplicaKey) -> bool:
         return key in self.voters
 
     def is_only_voter(self, key: ReplicaKey) -> bool:
-        """True when this replica is the whole quorum."""
         return len(self.voters) == 1 and key in self.voters
 
     def may_campaign(self, key: ReplicaKey, commit: int) -> bool:
@@ -147,7 +144,6 @@ class Membership:
         assert self._history[0].index <= index, "the set as of the snapshot is known"
 
     def restored(self, index: int, voters: Voters) -> None:
-        """Take over the voters of a snapshot that replaced the log."""
         assert index > self._history[0].index, "a snapshot is newer than the one before"
         self._history = [_Version(index, dict(voters))]
 

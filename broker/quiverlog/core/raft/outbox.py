@@ -99,7 +99,6 @@ class Outbox:
         assert len(row) <= RAFT_WAITING_MESSAGES_MAX
 
     def take_messages(self) -> tuple[Message, ...]:
-        """Return the messages that may be sent now."""
         taken = [*self._messages, *(w.message for w in self._waiting if self._is_durable(w))]
         self._messages.clear()
         self._waiting = [w for w in self._waiting if not self._is_durable(w)]
@@ -136,7 +135,6 @@ class Outbox:
         self._hard_state = hard_state
 
     def write_chunk(self, chunk: SnapshotChunk) -> None:
-        """Put these bytes of a snapshot into the next write."""
         assert self._chunk is None, "one chunk at a time"
         self._chunk = chunk
 

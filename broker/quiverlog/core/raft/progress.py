@@ -106,7 +106,6 @@ class Progress:
 
     @property
     def is_paused(self) -> bool:
-        """True when no entries may be sent now."""
         if self.state is ProgressState.PROBE:
             return self._probe_sent
         if self.state is ProgressState.SNAPSHOT:
@@ -128,7 +127,6 @@ class Progress:
 
     # --- sending -------------------------------------------------------------------------------
     def sent(self, entries: Sequence[Entry], commit: int) -> None:
-        """Record an append with these entries, from `next` on."""
         assert not self.is_paused
         assert self.transfer is None, "entries and a snapshot are not sent at once"
         self.commit_sent = max(self.commit_sent, commit)

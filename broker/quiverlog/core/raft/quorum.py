@@ -16,7 +16,6 @@ def majority(voter_count: int) -> int:
 
 
 def votes_suffice(granted: Collection[object], voter_count: int) -> bool:
-    """Return whether these votes win."""
     assert len(granted) <= voter_count
     return voter_count > 0 and len(granted) >= majority(voter_count)
 

@@ -123,7 +123,6 @@ class Raft:
 
     @property
     def voters(self) -> Voters:
-        """The voters as of the newest entry here, committed or not."""
         return self._membership.voters
 
     @property
@@ -143,7 +142,6 @@ class Raft:
 
     @property
     def heard_us(self) -> dict[ReplicaKey, int]:
-        """The last contact with each replica that this leader follows."""
         return {} if self._leader is None else self._leader.heard_us
 
     @property
@@ -159,7 +157,6 @@ class Raft:
 
     @property
     def log(self) -> LogView:
-        """For reading only."""
         return self._log
 
     @property
@@ -175,7 +172,6 @@ class Raft:
 
     # --- messages ------------------------------------------------------------------------------
     def step(self, message: Message, now_us: int) -> None:
-        """Process a message."""
         self._at(now_us)
         if self.is_failed or not self._is_meant(message.target):
             return
@@ -358,7 +354,6 @@ class Raft:
 
     # --- finished jobs -------------------------------------------------------------------------
     def persisted(self, write: Write, now_us: int) -> None:
-        """Record that a write is durable and that the store shows it."""
         assert self._handed_out is None, "the duties of a Ready are done in one go"
         assert not self.is_failed
         self._at(now_us)
@@ -434,7 +429,6 @@ class Raft:
         return self._handed_out
 
     def advance(self, ready: Ready) -> None:
-        """Record that the duties of this `Ready` are done and its jobs started."""
         assert ready is self._handed_out
         self._handed_out = None
         self._restore = None

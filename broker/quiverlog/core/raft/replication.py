@@ -177,7 +177,6 @@ class Replication:
             raise ProposalRefused(Refusal.TOO_MUCH_UNCOMMITTED)
 
     def append(self, kind: EntryKind, data: bytes, now_us: int) -> int:
-        """Append an entry to the leader's log. Returns its index."""
         entry = self._log.append(self._term, kind, data)
         assert not self._uncommitted or entry.index == self._uncommitted[-1][0] + 1
         self._uncommitted.append((entry.index, entry.size_bytes))
@@ -240,7 +239,6 @@ class Replication:
         return progress
 
     def on_append_response(self, progress: Progress, message: AppendResponse) -> bool:
-        """Return whether more is committed now."""
         self.wants_to_send = True
         if not message.accepted:
             fits = self._log.newest_possible_match(message.hint_index, message.hint_term)
@@ -315,13 +313,11 @@ class Replication:
 
     @property
     def quorum_deadline_us(self) -> int:
-        """When this leader must step down, unless more voters answer before."""
         assert self._config.election_timeout_us > 0
         return self.majority_heard_us + self._config.election_timeout_us
 
     @property
     def majority_heard_us(self) -> int:
-        """When a majority of the voters, this one included, was last in contact."""
         return self._reached({key: one.heard_us for key, one in self.progress.items()})
 
     @property
@@ -377,7 +373,6 @@ class Replication:
             self.ask_to_take_over(transfer.target)
 
     def ask_to_take_over(self, target: ReplicaKey) -> None:
-        """Ask a voter to begin an election without waiting for its timeout."""
         assert target != self._key
         self._outbox.send(TimeoutNow(source=self._key, target=target, term=self._term))
 

@@ -88,7 +88,6 @@ class SnapshotSender:
     def on_read(
         self, progress: Progress, read: SnapshotRead, data: bytes | None, done: bool, now_us: int
     ) -> None:
-        """Send a chunk that the host has read; None: a newer snapshot replaced the file."""
         transfer = progress.transfer
         if transfer is None or transfer.snapshot != read.snapshot:
             return  # The follower reached the snapshot without it.
@@ -115,7 +114,6 @@ class SnapshotSender:
         )
 
     def on_response(self, progress: Progress, message: SnapshotChunkResponse, now_us: int) -> bool:
-        """Return whether the follower holds the snapshot, durably."""
         transfer = progress.transfer
         if transfer is None or message.snapshot_index != transfer.snapshot.index:
             return False

@@ -15,8 +15,6 @@ __all__ = ["Epochs", "diverging"]
 
 
 class Epochs(Protocol):
-    """Where each leader epoch began."""
-
     def latest(self) -> tuple[int, int]: ...
 
     def end_offset_for(self, epoch: int) -> tuple[int, int]: ...

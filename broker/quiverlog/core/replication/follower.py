@@ -91,8 +91,6 @@ Action = Cut | Skip | Take
 
 
 class CopiedLog(Protocol):
-    """The follower's log."""
-
     @property
     def log_start_offset(self) -> int: ...
 
@@ -166,7 +164,6 @@ class Follower:
 
     @property
     def may_fetch(self) -> bool:
-        """True when the next fetch may name it."""
         return self.phase is Phase.ASKING or self.phase is Phase.FETCHING
 
     @property
@@ -193,7 +190,6 @@ class Follower:
         assert self.has_leader or not self.may_fetch
 
     def _begin(self) -> None:
-        """Start over with this leader."""
         phase = Phase.ASKING if self.has_leader else Phase.WAITING
         if self.phase is not phase:
             self._become(phase)
@@ -202,7 +198,6 @@ class Follower:
     # --- asking --------------------------------------------------------------------------------
     @property
     def has_news(self) -> bool:
-        """True when the copy differs from what the last fetch reported."""
         log = self._log
         return self._said != self._says(log)
 
@@ -310,14 +305,12 @@ class Follower:
         assert not self.is_busy
 
     def rest(self, until_us: int) -> None:
-        """Pause until then: the copy is over its quota."""
         assert self.may_fetch, "only a copy that asks can pause"
         self._become(Phase.FAILED)
         self.rests = True
         self.retry_us = until_us
 
     def rest_ends(self, now_us: int) -> None:
-        """End a pause."""
         assert self.rests
         self.retry_us = min(self.retry_us, now_us)
 

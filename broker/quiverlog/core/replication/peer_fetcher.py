@@ -93,13 +93,11 @@ class PeerFetcher:
 
     # --- what is copied ------------------------------------------------------------------------
     def add(self, key: Key, follower: Follower, now_us: int) -> None:
-        """Copy the partition from this leader from now on."""
         assert key not in self._followers
         self._followers[key] = follower
         self.told(key, now_us)
 
     def remove(self, key: Key) -> None:
-        """Stop copying the partition from this leader."""
         if self._followers.pop(key, None) is not None:
             self._leave(key)
 

@@ -44,8 +44,6 @@ class ByteSource(Protocol):
 
 
 class BufferBytes:
-    """Bytes in memory."""
-
     __slots__ = ("_view",)
 
     def __init__(self, view: bytes | memoryview) -> None:
@@ -163,7 +161,6 @@ def is_unreadable(error: OSError) -> bool:
 
 
 def checksum(source: ByteSource, start: int, end: int, crc: int = 0) -> int:
-    """Return the CRC-32C of the bytes [start, end); `crc`: of the bytes before them."""
     assert 0 <= start <= end <= source.size
     for at in range(start, end, _CHECKSUM_BYTES):
         crc = crc32c(source.read(at, min(_CHECKSUM_BYTES, end - at)), crc)

@@ -22,8 +22,6 @@ T = TypeVar("T")
 
 
 class Descriptor:
-    """An open descriptor, closed with its last reference."""
-
     __slots__ = ("fd",)
 
     def __init__(self, path: str, flags: int) -> None:

@@ -34,7 +34,6 @@ assert _WHOLE_HEAD.size == _PAYLOAD_AT
 
 
 def pack_file(magic: bytes, version: int, payload: bytes) -> bytes:
-    """Return the whole file's bytes."""
     assert len(magic) == 8
     assert version >= 1, "what reads it refuses others"
     head = _HEAD.pack(magic, version, 0, len(payload))

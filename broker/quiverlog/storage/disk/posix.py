@@ -41,8 +41,6 @@ _LOCK_FILE: Final = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
 
 
 class _Opener(Protocol):
-    """The disk's operations that the lock needs."""
-
     def open_descriptor(self, path: str, flags: int) -> Descriptor: ...
 
     def read_file(self, path: str) -> bytes: ...
@@ -140,7 +138,6 @@ class PosixLock:
 
 
 def _is_at(descriptor: Descriptor, path: str) -> bool:
-    """Return whether `path` is what the descriptor has open."""
     mine, there = os.fstat(descriptor.fd), os.stat(path)
     return (mine.st_dev, mine.st_ino) == (there.st_dev, there.st_ino)
 

@@ -89,7 +89,6 @@ class Mapping:
         self._view = memoryview(region).cast("B").toreadonly()
 
     def view(self, position: int, end: int) -> memoryview:
-        """Return the bytes [position, end), all of which the file must have."""
         assert 0 <= position <= end <= self.capacity
         return self._view[position:end]
 
@@ -135,8 +134,6 @@ keeps its descriptor until the flush where possible."""
 
 
 class _Descriptors(Protocol):
-    """The part of the disk that a file needs."""
-
     def open_descriptor(self, path: str, flags: int) -> Descriptor: ...
 
     def opened(self, file: PosixFile) -> None: ...
@@ -346,7 +343,6 @@ class PosixFile:
 
     @property
     def is_open(self) -> bool:
-        """True while the file holds a descriptor."""
         return self._descriptor is not None
 
 

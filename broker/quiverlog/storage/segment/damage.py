@@ -54,7 +54,6 @@ class Extent(NamedTuple):
 
 
 def header_at(source: ByteSource, at: int) -> BatchHeader | None:
-    """Return the 64 bytes at `at` as a header; None when there are fewer."""
     if source.size - at < BATCH_HEADER_BYTES:
         return None
     return BatchHeader.unpack(source.read(at, BATCH_HEADER_BYTES))
@@ -125,7 +124,6 @@ class _Witnesses:
         return self._of_header(by_header)
 
     def _message(self) -> Extent | None:
-        """Return the Arrow message's claim."""
         source, start = self._source, self._at + BATCH_HEADER_BYTES
         assert start <= source.size, "the header is there"
         prefix = source.read(start, min(_MESSAGE_PREFIX_BYTES, source.size - start))
@@ -140,7 +138,6 @@ class _Witnesses:
         return self._possible(BATCH_HEADER_BYTES + size + -size % BATCH_ALIGNMENT_BYTES, rows)
 
     def _possible(self, total_bytes: int, rows: int) -> Extent | None:
-        """Return a claim, unless it contradicts what is known."""
         if not BATCH_HEADER_BYTES <= total_bytes <= BATCH_BYTES_MAX:
             return None
         if total_bytes % BATCH_ALIGNMENT_BYTES or self._at + total_bytes > self._source.size:
@@ -239,7 +236,6 @@ class _Witnesses:
         return claim if claim.next_offset > self._offset else None
 
     def _confirmed(self, claim: Extent) -> bool:
-        """Return whether the bytes after the batch, or a known boundary, agree."""
         if claim.next_offset <= self._offset:
             return False
         if self._known is not None and tuple(claim) == tuple(self._known):
@@ -276,8 +272,6 @@ _CHECKSUMS_FACTOR: Final = 8
 
 
 class EpochBounds(NamedTuple):
-    """Leader epochs that a batch may carry."""
-
     oldest: int
     newest: int
 
@@ -364,7 +358,6 @@ class Resync:
         return self._anchor
 
     def _candidates(self, start: int, offset: int, epoch: int, stop: int) -> Iterator[Candidate]:
-        """Yield plausible headers from `start` to before `stop`."""
         assert 0 <= start <= self._source.size
         source = self._source
         stop = min(stop, source.size - BATCH_HEADER_BYTES + 1)
@@ -434,7 +427,6 @@ class Resync:
         return looks_unwritten(self._source, end, self._source.size)
 
     def _is_good(self, at: int) -> bool:
-        """Return whether the checksum of the batch at `at` matches."""
         good = self._good.get(at)
         if good is not None:
             return good

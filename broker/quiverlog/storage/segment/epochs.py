@@ -60,7 +60,6 @@ class LeaderEpochs:
         return copy
 
     def entries(self) -> list[tuple[int, int]]:
-        """Return (epoch, start offset) pairs, oldest first."""
         return list(zip(self._epochs, self._starts, strict=True))
 
     def latest(self) -> tuple[int, int]:
@@ -132,7 +131,6 @@ class LeaderEpochs:
         assert len(self._epochs) == len(self._starts)
 
     def dump(self) -> bytes:
-        """Return the file's bytes."""
         assert all(a < b for a, b in pairwise(self._starts)), "no two epochs begin at one row"
         assert all(a < b for a, b in pairwise(self._epochs)), "epochs never fall along a log"
         parts = [_COUNT.pack(len(self._epochs))]

@@ -44,8 +44,6 @@ class IndexSummary(NamedTuple):
 
 
 class SparseIndex:
-    """A segment's index, for offsets and times."""
-
     __slots__ = ("positions", "relative_offsets", "times")
 
     def __init__(self) -> None:
@@ -75,7 +73,6 @@ class SparseIndex:
 
     @property
     def byte_count(self) -> int:
-        """The bytes that the entries take in memory."""
         return 16 * len(self)
 
     def floor_offset(self, relative_offset: int) -> int:
@@ -93,7 +90,6 @@ class SparseIndex:
         return max(0, bisect_left(self.times, at_us) - 1)
 
     def dump(self, summary: IndexSummary) -> bytes:
-        """Return the file's bytes."""
         assert summary.base_offset <= summary.end_offset
         assert not self.positions or self.positions[-1] < summary.covered_bytes
         assert len(self.relative_offsets) == len(self.positions) == len(self.times)

@@ -40,7 +40,6 @@ def is_contradicted(file: File, size: int, summary: IndexSummary, entries: Spars
 def _header(
     file: File, size: int, summary: IndexSummary, entries: SparseIndex, entry: int
 ) -> BatchHeader | None:
-    """Return the header of the entry's batch; None where there is another, or none."""
     assert 0 <= entry < len(entries)
     at = entries.positions[entry]
     return _read(file, size, at, summary.base_offset + entries.relative_offsets[entry])

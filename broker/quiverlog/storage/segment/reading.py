@@ -390,7 +390,6 @@ def all_headers(segment: Segment, offset: int) -> Iterator[tuple[int, BatchHeade
 
 
 def _claims_too_much(segment: Segment, position: int, header: BatchHeader) -> bool:
-    """Return whether a plausible header claims rows that its batch does not have."""
     if header.next_offset > segment.end_offset:
         return True
     return any(one.position <= position < one.end_position for one in segment.damages)

@@ -79,7 +79,6 @@ class LoadIndexJob:
         object.__setattr__(self, "files", self.segment.files)
 
     def run(self) -> LoadedIndex:
-        """Return the index. Raises UnsupportedFormat, or OSError when a file cannot be opened."""
         return self.files.read_index()
 
 
@@ -101,11 +100,9 @@ class ReadJob:
     size: int
 
     def holds(self, position: int, size: int) -> bool:
-        """Return whether the range is within the job's."""
         return self.position <= position and position + size <= self.position + self.size
 
     def run(self) -> ReadResult:
-        """Read the range. Raises OSError when the file cannot be opened."""
         assert self.position >= 0
         end = min(self.position + self.size, self.file.size)
         for at in range(self.position, end, _READ_BYTES):
@@ -135,7 +132,6 @@ class VerifyJob:
     epochs: LeaderEpochs
 
     def run(self) -> Verdict:
-        """Verify. Raises OSError when the file cannot be opened."""
         end = self.position + self.size
         return checks.verify(self.file, self.position, end, self.offset, self.epochs)
 
@@ -154,7 +150,6 @@ class DiagnoseJob:
     boundaries: Boundaries
 
     def run(self) -> tuple[Damage, ...]:
-        """Scan. Raises OSError when the file cannot be opened."""
         return checks.find_damages(
             self.file, self.base_offset, self.size, self.end_offset, self.boundaries
         )
@@ -177,11 +172,9 @@ class SkipOlderJob:
     damages: tuple[Damage, ...]
 
     def is_for(self, segment: Segment, at_us: int) -> bool:
-        """Return whether the job belongs to this request."""
         return self.segment is segment and self.at_us == at_us
 
     def run(self) -> Cursor:
-        """Walk. Raises OSError when the file cannot be opened."""
         return reading.skip_older(self.file, self.size, self.cursor, self.at_us, self.damages)
 
 

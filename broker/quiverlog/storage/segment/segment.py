@@ -156,7 +156,6 @@ class Segment:
         return segment
 
     def write_header(self, now_us: int, mark: FlushedMark = NO_MARK) -> None:
-        """Write the first 64 bytes of an empty file."""
         assert self.file.size == 0
         self.file.append([pack_segment_header(self.base_offset, now_us, mark)])
         assert self.file.size == SEGMENT_HEADER_BYTES, "batches begin where readers look for them"
@@ -205,7 +204,6 @@ class Segment:
         return self.arrived_us > self._arrived_saved_us
 
     def arrival_saved(self, at_us: int) -> None:
-        """Record that the header has it now."""
         assert at_us >= 0
         self._arrived_saved_us = max(self._arrived_saved_us, at_us)
 
@@ -227,7 +225,6 @@ class Segment:
 
     @property
     def empty(self) -> bool:
-        """True for a segment without batches."""
         return self.file.size <= SEGMENT_HEADER_BYTES
 
     def joins(self, offset: int) -> bool:
@@ -247,7 +244,6 @@ class Segment:
 
     # --- the index -----------------------------------------------------------------------------
     def load(self) -> SparseIndex:
-        """Return the index: from memory, from its file, or from a walk over the batch headers."""
         self.recent = True
         if self.index is None:
             self.take_index(self.files.read_index())
@@ -367,7 +363,6 @@ class Segment:
 
     # --- damage and trust ----------------------------------------------------------------------
     def note_damage(self, damage: Damage) -> None:
-        """Record rows that cannot be read."""
         assert self.base_offset <= damage.offset <= damage.end_offset
         assert damage.position <= damage.end_position <= self.file.size
         if all(known.position != damage.position for known in self.damages):
@@ -417,7 +412,6 @@ class Segment:
         )
 
     def trust_from(self, position: int) -> None:
-        """Record that everything from `position` on was verified by a scan."""
         assert position >= SEGMENT_HEADER_BYTES
         assert not self._verified, "a scan comes before any read"
         self.trusted_from = min(self.trusted_from, position)

@@ -55,7 +55,6 @@ def segment_path(directory: str, base_offset: int) -> str:
 
 
 def index_path(log_path: str) -> str:
-    """Return the path of the .index file of a .log file."""
     assert log_path.endswith(LOG_SUFFIX)
     return log_path[: -len(LOG_SUFFIX)] + _INDEX_SUFFIX
 
@@ -93,7 +92,6 @@ def pack_segment_header(
     start_offset: int = 0,
     arrived_us: int = 0,
 ) -> bytes:
-    """Return the first 64 bytes of a segment; see `SegmentHeader`."""
     assert base_offset >= 0
     assert start_offset >= 0
     assert arrived_us >= 0
@@ -180,7 +178,6 @@ class IndexBuilder:
         self.newest_us = NO_TIME
 
     def add(self, position: int, relative_offset: int, timestamp_max_us: int) -> None:
-        """Add the next batch."""
         assert position >= SEGMENT_HEADER_BYTES
         assert relative_offset >= 0
         if position - self._indexed_at >= self._interval_bytes or not len(self.entries):

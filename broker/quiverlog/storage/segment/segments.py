@@ -39,7 +39,6 @@ class Segments:
         return len(self.items)
 
     def add(self, segment: Segment) -> None:
-        """Add a new last segment."""
         assert not self._bases or segment.base_offset > self._bases[-1]
         assert not segment.dropped, "its files are gone or about to go"
         self.items.append(segment)
@@ -73,7 +72,6 @@ class Segments:
         return bisect_right(self._bases, offset) - 1
 
     def holding(self, offset: int) -> list[Segment]:
-        """Return the segments from the one that holds `offset` on."""
         return self.items[max(0, self.number_of(offset)) :]
 
     def missing(self, number: int, directory: str, start: int, end: int) -> CorruptLog:
@@ -119,7 +117,6 @@ class IndexCache:
         """Bytes of the indexes in this cache."""
 
     def finished(self, segment: Segment) -> None:
-        """Count a finished segment's index."""
         if segment.index is None or segment.cached or not segment.finished:
             return
         segment.cached = True
