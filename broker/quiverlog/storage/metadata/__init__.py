@@ -1,5 +1,4 @@
 """The metadata log on the disk: Raft entries, snapshots, term and vote.
 
-Owns the files in `metadata/`. Stands on `storage.disk`. Must not know: what records mean, which
-node leads.
+Owns the files in `metadata/`. Uses `storage.disk`.
 """

@@ -1,13 +1,11 @@
-"""A log of opaque entries in one file, `metadata.log`: frames, the jobs that write them, the log.
+"""A log of opaque entries in one file, `metadata.log`: frames, jobs that write them, the log.
 
-Owns the bytes (docs/storage-format.md draws frames), the end of the file (`Tail`) and which
-failure ends all writing. All entries of one job are one frame, so a crash keeps all of them or
-none. A frame that the file ends inside of was never acknowledged and is cut; any other mismatch
-is damage, and the broker does not start. A frame whose fsync failed may be there at the next
-start or not.
+All entries of one job are one frame (docs/storage-format.md), so a crash keeps all or none. A frame
+that the file cuts short was never acknowledged and is cut off; any other mismatch is damage, and
+the broker does not start. A frame whose fsync failed may be there at the next start or not.
 
 Invariant: jobs of one log have one key and run one after another; only they use the `Tail`. The
-loop knows the log as of the last completed job.
+loop has the log as of the last completed job.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ __all__ = [
 ]
 
 
-# The bytes of the metadata log: packing, parsing, and telling torn from damaged.
+# The bytes of the metadata log: packing, parsing, and the difference between torn and damaged.
 _MAGIC: Final = b"QVMETLOG"
 _VERSION: Final = 1
 _HEAD: Final = struct.Struct("<8sH6x")
@@ -55,7 +53,7 @@ _SEARCH_STEPS_MIN: Final = 1_000_000
 
 
 class Frames(NamedTuple):
-    """What a file holds: `end` is the position after the last whole frame, `last` its position."""
+    """A file's content: `end` is the position after the last whole frame, `last` its position."""
 
     entries: list[bytes]
     end: int
@@ -63,14 +61,14 @@ class Frames(NamedTuple):
 
 
 def file_header() -> bytes:
-    """What a file begins with."""
+    """Return the first bytes of a file."""
     return _HEAD.pack(_MAGIC, _VERSION)
 
 
 def pack_frame(entries: Sequence[bytes]) -> bytes:
-    """One frame; it is read back whole or not at all."""
+    """Return one frame; it is read back whole or not at all."""
     assert entries
-    assert all(entries), "a search for frames takes none for one that has an empty entry"
+    assert all(entries), "a search for frames accepts none with an empty entry"
     payload = b"".join(_U32.pack(len(entry)) + entry for entry in entries)
     size = _U32.pack(len(payload))
     return size + _U32.pack(crc32c(payload, crc32c(size))) + payload
@@ -105,10 +103,10 @@ def parse(path: str, data: bytes) -> Frames:
 
 
 def restore_error(path: str, what: str, **details: int) -> CorruptLog:
-    """A file of the metadata is not what it was when the broker stopped.
+    """Return the error for a metadata file that is not as it was when the broker stopped.
 
-    Says what to do, which is not the same everywhere: a voter with an earlier state of its disk has
-    forgotten what it told the others, and decisions that hold may be lost.
+    What to do differs: a voter with an earlier state of its disk has lost votes and entries that
+    others rely on, so committed decisions could be lost.
     """
     return CorruptLog(
         f"{path} {what}; nothing was changed. A broker that is alone: restore the file from a"
@@ -124,7 +122,7 @@ def _damaged(path: str, at: int) -> CorruptLog:
 
 
 def _frame_end(view: memoryview, at: int) -> int | None:
-    """Where the frame at `at` ends; None when it is not whole."""
+    """Return the end of the frame at `at`; None when it is not whole."""
     if len(view) - at < _FRAME.size:
         return None
     size, crc = _FRAME.unpack_from(view, at)
@@ -137,7 +135,7 @@ def _frame_end(view: memoryview, at: int) -> int | None:
 
 
 def _is_torn(view: memoryview, at: int) -> bool:
-    """True when an append that a crash interrupted begins at `at`, and not damage."""
+    """Return whether an interrupted append, and no damage, begins at `at`."""
     size = _FRAME.unpack_from(view, at)[0] if len(view) - at >= _FRAME.size else 0
     end = at + _FRAME.size + size
     if end <= len(view) and not looks_unwritten(view, at, end) and not _has_hole(view, at, end):
@@ -146,10 +144,10 @@ def _is_torn(view: memoryview, at: int) -> bool:
 
 
 def _has_hole(view: memoryview, start: int, end: int) -> bool:
-    """True when a sector of [start, end) is zero: those of one append arrive in any order.
+    """Return whether a sector of [start, end) is zero: sectors of one append arrive in any order.
 
-    The sector that `start` lies in was there before. What the last one has of the frame may be
-    little, and then zeros prove nothing.
+    The sector of `start` was there before. Few bytes of the frame may be in the last one, and then
+    zeros prove nothing.
     """
     assert 0 <= start < end
     first = -(-start // SECTOR_BYTES) * SECTOR_BYTES
@@ -159,7 +157,8 @@ def _has_hole(view: memoryview, start: int, end: int) -> bool:
 
 
 def _only_size_is_wrong(view: memoryview, at: int) -> bool:
-    """True when the rest of the file has the checksum at `at`: then it was not cut short."""
+    """Return whether the rest of the file matches the checksum at `at`: then it was not cut
+    short."""
     if len(view) - at < _FRAME.size:
         return False
     payload = view[at + _FRAME.size :]
@@ -167,11 +166,11 @@ def _only_size_is_wrong(view: memoryview, at: int) -> bool:
 
 
 def _valid_frame_after(view: memoryview, at: int) -> bool:
-    """True when a whole frame lies at or after `at`. Frames are not aligned: no byte is skipped.
+    """Return whether a whole frame is at or after `at`. Frames are not aligned: no byte is skipped.
 
-    Costs time in proportion to the bytes. Only where the lengths in a frame agree with each other
-    is a checksum taken, and when looking costs several times what a plain file costs (somebody
-    stored frames within frames) the answer is yes: then a person has to look at the file.
+    Takes time in proportion to the bytes: a checksum is computed only where the lengths in a frame
+    agree. If the search costs several times that of a plain file (frames stored within frames), the
+    result is True: then a person must look at the file.
     """
     checksum_bytes = max(4 * (len(view) - at), _SEARCH_CHECKSUM_BYTES_MIN)
     steps = max(len(view) - at, _SEARCH_STEPS_MIN)
@@ -186,10 +185,10 @@ def _valid_frame_after(view: memoryview, at: int) -> bool:
 
 
 def _candidates(view: memoryview, at: int) -> Iterator[int]:
-    """Positions whose frame size, and first entry's length, fit into what is left.
+    """Yield positions whose frame size and first entry's length fit into the rest.
 
-    The search for a possible highest byte of both lengths is left to `re`: it is 0 in any file of
-    less than 16 MiB, and the rest of the check runs at few positions. Neither length is 0.
+    `re` finds a possible highest byte of both lengths: it is 0 in any file below 16 MiB, and the
+    other checks run at few positions. Neither length is 0.
     """
     top = b"[\\x00-" + re.escape(bytes([min((len(view) - at) >> 24, 255)])) + b"]"
     length = b"(?!\\x00{4})..." + top
@@ -203,7 +202,7 @@ def _candidates(view: memoryview, at: int) -> Iterator[int]:
 
 
 def _lengths_agree(view: memoryview, at: int, end: int) -> tuple[bool, int]:
-    """(do the entries' lengths lead exactly from `at` to `end`, how many were looked at)."""
+    """Return (whether the entries' lengths lead exactly from `at` to `end`, their number)."""
     walked = 0
     while at + _U32.size <= end:
         walked += 1
@@ -225,15 +224,15 @@ def _split(payload: memoryview) -> Iterator[bytes]:
         at += size
 
 
-# The jobs that write the metadata log, and what they share.
+# The jobs that write the metadata log, and their common state.
 _NEW: Final = ".new"
 
 
 class Tail:
-    """The end of the file, as the jobs know it.
+    """The end of the file, for the jobs.
 
     `unflushed`: position and bytes of a frame that was read at the start and could not be flushed
-    then. `name_unflushed`: the file is new and its name not yet durable.
+    then. `name_unflushed`: the file is new and its name not durable yet.
     """
 
     __slots__ = ("disk", "fault", "file", "name_unflushed", "path", "unflushed")
@@ -247,18 +246,18 @@ class Tail:
         self.name_unflushed = False
 
     def check(self) -> None:
-        """Raises StorageFault after a failure that left open what the disk holds."""
+        """Raise StorageFault after a failure that left the disk's content uncertain."""
         if self.fault:
             raise StorageFault(f"{short_name(self.path)} takes no writes: {self.fault}.")
 
     def fail(self, what: str, error: BaseException) -> StorageFault:
-        """The log is out of service from now on."""
+        """Put the log out of service. Returns the error."""
         reason = getattr(error, "strerror", None) or str(error)
         self.fault = f"{what} failed: {reason}"
         return StorageFault(f"{short_name(self.path)}: {self.fault}.", file=self.path)
 
     def write_postponed(self) -> None:
-        """Flush what an earlier step could not, for want of room or descriptors."""
+        """Flush what an earlier step could not, for lack of room or descriptors."""
         if self.unflushed is not None:
             self.file.rewrite(*self.unflushed)
         if self.name_unflushed:
@@ -281,7 +280,7 @@ class Tail:
         self.check()
         self.write_postponed()
         assert self.unflushed is None, "an older frame comes first"
-        assert not self.name_unflushed, "a file without a name vouches for nothing"
+        assert not self.name_unflushed, "entries in a file without a name are lost"
         end = self.file.size + len(frame)
         try:
             self.file.append([frame])
@@ -291,11 +290,11 @@ class Tail:
             self.file.sync()
         except OSError as error:
             raise self.fail("fsync", error) from error
-        assert self.file.size == end, "nobody else writes the file"
+        assert self.file.size == end, "only this job writes the file"
         return end
 
     def replace(self, snapshot: bytes, position: int) -> int:
-        """A new file of `snapshot` and what lies behind `position`. Returns its size."""
+        """Write a new file of `snapshot` and everything after `position`. Returns its size."""
         self.check()
         temporary = self.path + _NEW
         try:
@@ -312,9 +311,9 @@ class Tail:
         return self.file.size
 
     def install(self, new: File) -> int:
-        """A file that is whole and flushed takes the place of this one. Returns its size.
+        """Replace this file by one that is complete and flushed. Returns its size.
 
-        Raises StorageFault: the old file has the name, unless `fault` says that nobody knows.
+        Raises StorageFault: the old file has the name, unless `fault` says that this is uncertain.
         """
         self.check()
         try:
@@ -329,10 +328,10 @@ class Tail:
     def _flush_new_name(self) -> None:
         self.unflushed = None
         self.name_unflushed = True
-        # Out of descriptors: the next append tries again before it writes.
+        # Without descriptors, the next append tries again before it writes.
         with contextlib.suppress(ThrottledBroker):
             self._sync_name()
-        assert self.file.path == self.path, "what is appended from here on lies under the name"
+        assert self.file.path == self.path, "later appends go to the file with the name"
 
     def _write_new(self, temporary: str, snapshot: bytes, position: int) -> None:
         if self.disk.exists(temporary):
@@ -378,11 +377,11 @@ class CompactJob:
     Entries that were appended after the snapshot was taken are carried over.
 
     Args:
-        snapshot: makes the entries that stand for what is replaced. The job calls it, because it
-            may take long: whoever hands it in changes nothing of what it reads until the job ends.
+        snapshot: makes the entries that replace the others. The job calls it, because it may take
+            long; what it reads must not change until the job ends.
         kept: entries that follow the snapshot in a frame of their own.
 
-    `snapshot_bytes`: bytes that stand for what was replaced, once the job has run.
+    `snapshot_bytes`: size of the replacement, once the job has run.
     """
 
     __slots__ = (
@@ -428,7 +427,7 @@ _COMPACT_BYTES_MIN: Final = 256 * 1024
 
 
 class MetadataLog:
-    """The broker's own decisions, in order: a small log of opaque entries."""
+    """A replica's log of opaque entries, as of the last completed job."""
 
     __slots__ = (
         "_compacting",
@@ -464,19 +463,19 @@ class MetadataLog:
         """Open or create the log in `directory`.
 
         Args:
-            create: a missing or empty file may be made. Where there are partitions it may not: all
-                of them would look like leftovers of topics that were deleted. (A broker registers
-                itself before it makes the first partition.)
-            bytes_min: what the file is known to have held when it was last closed in order.
-            before_cut: asked, with the entries before it, when the last frame seems to be an append
-                that never finished; says why it cannot be, or nothing.
+            create: a missing or empty file may be made. Not where there are partitions: all of them
+                would look like leftovers of deleted topics. (A broker registers before it makes the
+                first partition.)
+            bytes_min: the file's size at the last clean stop.
+            before_cut: called with the entries before a last frame that seems to be an unfinished
+                append; returns why it cannot be one, or nothing.
             first: frames that a new file begins with.
             judge: called with the entries before anything is changed; may raise.
 
         Raises:
             CorruptLog: an entry is damaged, or the file is missing or cut; nothing is changed.
             UnsupportedFormat: another version wrote it.
-            DiskFull: there is no room for a new file. A file that is there opens without room.
+            DiskFull: there is no room for a new file. An existing one opens without room.
             StorageFault: the disk failed.
         """
         path = f"{directory}/metadata.log"
@@ -518,7 +517,7 @@ class MetadataLog:
         file = disk.open(path, create=False)
         tail = Tail(disk, path, file)
         if not new:
-            # A compaction of the last process may have failed to flush the name of this very file.
+            # An earlier process's compaction may have failed to flush the name of this very file.
             tail.name_unflushed = True
             _flush_last(tail, data, frames)
         return cls(tail, frames.entries)
@@ -545,13 +544,13 @@ class MetadataLog:
         )
 
     def records(self) -> Iterator[bytes]:
-        """The entries that were in the file at opening; only once, the memory is given back."""
+        """Return the entries that were in the file at opening, once; then their memory is freed."""
         records, self._records = self._records, []
         return iter(records)
 
     # --- appending -----------------------------------------------------------------------------
     def begin_append(self, entries: Sequence[bytes]) -> AppendJob:
-        """A job that makes entries durable, together: after a crash all are there or none.
+        """Return a job that makes entries durable together: after a crash all are there or none.
 
         Raises:
             StorageFault: the log takes no writes until a restart.
@@ -561,17 +560,17 @@ class MetadataLog:
         return AppendJob(self.tail, entries)
 
     def complete_append(self, job: AppendJob, size: int) -> None:
-        """The append job is back with the `size` of the file: its entries are durable."""
+        """Complete an append: its entries are durable, and the file has this `size`."""
         assert job.entry_count > 0
         assert size > self._size, "jobs are completed in the order in which they ran"
         self._entry_count += job.entry_count
         self._size = size
 
     def fail_append(self, job: AppendJob, error: BaseException) -> bool:
-        """The job raised `error`. Returns whether the log is out of service now.
+        """Record the job's `error`. Returns whether the log is out of service now.
 
         False: nothing was written (no room, no descriptor). True: a write or an fsync failed, and
-        only a restart tells whether the entries are there.
+        only a restart shows whether the entries are there.
         """
         assert job.key == self.tail.path
         if isinstance(error, DiskFull | ThrottledBroker):
@@ -580,11 +579,11 @@ class MetadataLog:
         return True
 
     def put_out_of_service(self, error: BaseException) -> None:
-        """Nobody knows what the disk holds: no more writes until a restart."""
+        """Refuse writes until a restart, as the disk's content is uncertain."""
         self._fault = str(getattr(error, "message", "")) or str(error)
 
     def append(self, entries: Sequence[bytes]) -> None:
-        """`begin_append`, run and completed at once. Raises what the job raises."""
+        """Run and complete `begin_append` at once. Raises like the job."""
         job = self.begin_append(entries)
         try:
             size = job.run()
@@ -597,10 +596,9 @@ class MetadataLog:
     def begin_compact(
         self, snapshot: Callable[[], Sequence[bytes]], kept: Sequence[bytes] = ()
     ) -> CompactJob:
-        """A job that replaces all entries whose append was completed by those of `snapshot`.
+        """Return a job that replaces all entries of completed appends by those of `snapshot`.
 
-        These, and `kept`, must stand for exactly those; see `CompactJob`. Appends may be begun
-        meanwhile; they are kept.
+        These, and `kept`, must be equivalent to them; see `CompactJob`. Later appends are kept.
 
         Raises:
             StorageFault: the log takes no writes until a restart.
@@ -611,7 +609,7 @@ class MetadataLog:
         return CompactJob(self.tail, snapshot, self._size, self._entry_count - len(kept), kept)
 
     def complete_compact(self, job: CompactJob, size: int) -> None:
-        """The compaction job is back with the `size` of the new file."""
+        """Complete the compaction; the new file has this `size`."""
         assert self._compacting
         assert job.replaced_entries <= self._entry_count
         assert FILE_HEADER_BYTES < job.snapshot_bytes <= size
@@ -621,19 +619,19 @@ class MetadataLog:
         self._snapshot_bytes = max(job.snapshot_bytes, _COMPACT_BYTES_MIN)
 
     def fail_compact(self, job: CompactJob, error: BaseException) -> bool:
-        """The job raised `error`. Returns whether the log is out of service now.
+        """Record the job's `error`. Returns whether the log is out of service now.
 
-        False: the log is as it was. True: the new file has the name, but the name may not be on the
-        disk; either file holds every entry, and nothing more may be written to one of them.
+        False: the log is as it was. True: the new file has the name, but perhaps not on the disk;
+        either file holds every entry, and neither may be written to.
         """
         assert self._compacting
         assert job.key == self.tail.path
         self._compacting = False
-        # On a full disk every append would bring another one, which writes all and ends in vain:
-        # it is tried again when there is twice as much to gain.
+        # On a full disk every append would start another one, which writes everything in vain: try
+        # again when there is twice as much to gain.
         self._snapshot_bytes = max(self._snapshot_bytes, self._size)
-        # The job is back, so no other thread writes this. (The next job has the same key, and sets
-        # what it finds wrong again.)
+        # The job is finished, so no other thread writes this. The next job has the same key, and
+        # sets its own fault again.
         self._fault = self._fault or self.tail.fault
         return bool(self._fault)
 
@@ -643,17 +641,17 @@ class MetadataLog:
         self.tail.name_unflushed = False
 
     def replaced(self, size: int) -> None:
-        """Another file, of one snapshot and nothing else, has taken the place of this one."""
+        """Record that a file of one snapshot replaced this one."""
         self._entry_count = 0
         self._size = size
         self._snapshot_bytes = max(size, _COMPACT_BYTES_MIN)
 
     def close(self) -> None:
-        """Let go of the file; every completed entry is durable already."""
+        """Close the file; every completed entry is durable already."""
         self.tail.file.close()
 
     def check_usable(self) -> None:
-        """Raises StorageFault when the log takes no more writes."""
+        """Raise StorageFault when the log takes no more writes."""
         if self._fault:
             raise StorageFault(
                 f"the metadata log takes no writes until a restart: {self._fault}",
@@ -664,8 +662,8 @@ class MetadataLog:
 def _flush_last(tail: Tail, data: bytes, frames: Frames) -> None:
     """Cut a torn frame, and write the last whole one once more.
 
-    The last append's flush may have failed, or never been: what was read is in the cache, and the
-    kernel may hold it for written. Decisions are built upon it from now on.
+    The last append's flush may have failed, or never happened: the read bytes are in the cache, and
+    the kernel may count them as written. Decisions are based on them from now on.
     """
     file = tail.file
     assert FILE_HEADER_BYTES <= frames.last <= frames.end

@@ -1,12 +1,12 @@
 """The jobs that write and read a quorum's log, and the bytes of its items and of `quorum-state`.
 
 Owns the order in which the parts of a `Write` become durable (hard state, entries, chunk), the
-temporary file of an arriving snapshot, and which failures leave everything as it was. An entry
-whose index exists takes the place of that one and of all behind it, so a log is cut and grows in
-one write. docs/storage-format.md draws items and state.
+temporary file of an arriving snapshot, and which failures leave everything unchanged. An entry with
+an existing index replaces that one and all after it, so a log is cut and grows in one write
+(docs/storage-format.md).
 
 Invariant: jobs of one log have one key and run one after another; only they use the `Plate`. A
-`quorum-state` that is damaged, or missing beside a log, refuses the start: it is never guessed.
+`quorum-state` that is damaged, or missing beside a log, prevents the start: it is never guessed.
 """
 
 from __future__ import annotations
@@ -73,8 +73,7 @@ __all__ = [
 ]
 
 
-# The entries of the metadata log of a quorum, as bytes: a snapshot first, then what came after
-# it.
+# The items of a quorum's metadata log: a snapshot first, then the entries after it.
 _SNAPSHOT: Final = b"S"
 _ENTRY: Final = b"E"
 _U32: Final = struct.Struct("<I")
@@ -97,21 +96,20 @@ _decoder: Final = msgspec.msgpack.Decoder(_Meta)
 
 
 class Snapshot(NamedTuple):
-    """`records`: what the state machine was at `meta.index`, in its own words."""
+    """`records`: the encoded state machine at `meta.index`."""
 
     meta: SnapshotMeta
     records: bytes
 
 
 class History(NamedTuple):
-    """What a log holds: a snapshot and the entries that are kept, without gaps."""
+    """A log's content: a snapshot and the entries that are kept, without gaps."""
 
     snapshot: Snapshot
     entries: list[Entry]
 
 
 def pack_snapshot(snapshot: Snapshot) -> bytes:
-    """One item."""
     meta, records = snapshot
     assert meta.index >= 0
     assert meta.term >= 0
@@ -121,13 +119,13 @@ def pack_snapshot(snapshot: Snapshot) -> bytes:
 
 
 def snapshot_frame_bytes(item_bytes: int) -> int:
-    """Length of the frame that holds a snapshot's item and nothing else."""
+    """Return the length of a frame with only a snapshot's item."""
     assert item_bytes > 0
     return FRAME_OVERHEAD_BYTES + ITEM_OVERHEAD_BYTES + item_bytes
 
 
 def unpack_snapshot(path: str, item: bytes) -> Snapshot:
-    """What `pack_snapshot` packed. Raises CorruptLog or UnsupportedFormat."""
+    """Return the snapshot of such an item. Raises CorruptLog or UnsupportedFormat."""
     if item[:1] not in (_SNAPSHOT, _ENTRY):  # Its frame's checksum matched: no damage.
         raise UnsupportedFormat(f"{path} has the entries of a quiverlog before its first release.")
     if item[:1] != _SNAPSHOT or len(item) < 1 + _U32.size:
@@ -144,7 +142,6 @@ def unpack_snapshot(path: str, item: bytes) -> Snapshot:
 
 
 def pack_entry(entry: Entry) -> bytes:
-    """One item."""
     assert entry.index > 0
     assert entry.term >= 0
     return _HEAD.pack(_ENTRY, entry.index, entry.term, entry.kind) + entry.data
@@ -166,7 +163,7 @@ def _unpack_entry(path: str, item: bytes) -> Entry:
 
 
 def unpack_history(path: str, items: Sequence[bytes]) -> History:
-    """All items of a file, oldest first.
+    """Return all items of a file, oldest first.
 
     Raises:
         CorruptLog: they do not follow each other.
@@ -208,7 +205,7 @@ def _check_agreement(path: str, meta: SnapshotMeta, entries: Sequence[Entry]) ->
         raise restore_error(path, "has an older term behind its snapshot")
 
 
-# `quorum-state`: what a replica of the quorum must never forget, its term and its vote.
+# `quorum-state`: a replica's term and vote, which must survive every crash.
 STATE_FILE: Final = "quorum-state"
 _MAGIC: Final = b"QVQUORUM"
 _VERSION: Final = 1
@@ -216,7 +213,7 @@ _STATE: Final = struct.Struct("<QBq")
 
 
 def pack_state(state: HardState) -> bytes:
-    """The file's bytes."""
+    """Return the file's bytes."""
     assert state.term >= 0
     assert state.term > 0 or state.vote is None, "no vote is given before the first term"
     vote = state.vote
@@ -226,7 +223,7 @@ def pack_state(state: HardState) -> bytes:
 
 
 def load_state(disk: Disk, path: str) -> HardState | None:
-    """What was written last; None when there is no such file.
+    """Return the last written state; None when there is no such file.
 
     Raises:
         CorruptLog: it is damaged.
@@ -252,10 +249,8 @@ INSTALL_SUFFIX: Final = ".install"
 
 
 class Plate:
-    """The files as the jobs know them. `snapshot`: the one that the log begins with.
-
-    `frame_bytes`: length of its frame, which is what travels to others.
-    """
+    """The files, for the jobs. `snapshot`: the log's first one. `frame_bytes`: length of its frame,
+    which is sent to followers."""
 
     __slots__ = ("frame_bytes", "incoming", "snapshot", "state_path", "tail")
 
@@ -271,17 +266,15 @@ class Plate:
 
 
 class Written(NamedTuple):
-    """What a write has left: the size of the log, and a snapshot that took its place, if any."""
+    """The result of a write: the size of the log, and a snapshot that replaced it, if any."""
 
     size: int
     restored: Snapshot | None
 
 
 class WriteJob:
-    """See `Write`. `state_written`: the hard state is durable, whatever became of the rest.
-
-    `harmless`: the job has failed, and nothing but a temporary file is different.
-    """
+    """Does a `Write`. `state_written`: the hard state is durable, whatever became of the rest.
+    `harmless`: the job failed and changed nothing but a temporary file."""
 
     __slots__ = ("_plate", "append", "harmless", "key", "kind", "state_written", "write")
 
@@ -297,11 +290,12 @@ class WriteJob:
         self.kind = "metadata append"
 
     def run(self) -> Written:
-        """Raises DiskFull or ThrottledBroker: try again; StorageFault: see `harmless`."""
+        """Write. Raises DiskFull or ThrottledBroker: try again; StorageFault: see `harmless`."""
         tail = self._plate.tail
         tail.check()
         if self.write.hard_state is not None:
-            # A temporary file each time: whatever failed before, this one is flushed as a whole.
+            # A new temporary file each time: after an earlier failure, this one is flushed as a
+            # whole.
             state = pack_state(self.write.hard_state)
             try:
                 tail.disk.write_file_atomic(self._plate.state_path, state)
@@ -319,7 +313,7 @@ class WriteJob:
             self.harmless = not tail.fault
             raise write_error(tail.path, error) if isinstance(error, OSError) else error from error
 
-    # --- a snapshot from elsewhere ---------------------------------------------------------------
+    # --- a leader's snapshot ---------------------------------------------------------------------
     def _take_chunk(self, chunk: SnapshotChunk) -> Written:
         plate = self._plate
         if chunk.offset == 0:
@@ -346,7 +340,7 @@ class WriteJob:
         return file
 
     def _read_back(self, file: File, meta: SnapshotMeta) -> tuple[Snapshot, int]:
-        """What was put together is what somebody has sent, or it is not taken."""
+        """Return the assembled snapshot, checked against what the leader announced."""
         path = file.path
         try:
             frames = parse(path, file.read_copy(0, file.size))
@@ -366,10 +360,11 @@ class WriteJob:
 
 
 class SnapshotJob:
-    """Replace what the state machine stands for by a snapshot of it; the result is the size.
+    """Replace the entries that the state machine covers by a snapshot of it; the result is the
+    size.
 
     Args:
-        make_records: called by the job, because it may take long; what it reads is left alone
+        make_records: called by the job, because it may take long; what it reads must not change
             meanwhile.
         compact: makes the file.
     """
@@ -400,7 +395,7 @@ class SnapshotJob:
         self.kind = self.compact.kind
 
     def run(self) -> int:
-        """Raises DiskFull, ThrottledBroker or StorageFault."""
+        """Write it. Raises DiskFull, ThrottledBroker or StorageFault."""
         size = self.compact.run()
         assert self.item_bytes > 0, "the items were made"
         assert self.meta.index >= self._plate.snapshot.index
@@ -410,14 +405,14 @@ class SnapshotJob:
 
 
 class Chunk(NamedTuple):
-    """`data` None: that snapshot is not there any more."""
+    """`data` None: that snapshot was replaced."""
 
     data: bytes | None
     done: bool
 
 
 class ReadChunkJob:
-    """Read a piece of a snapshot's frame for a follower."""
+    """Read a chunk of a snapshot's frame for a follower."""
 
     __slots__ = ("_plate", "key", "kind", "read")
 
@@ -428,13 +423,13 @@ class ReadChunkJob:
         self.kind = "metadata read"
 
     def run(self) -> Chunk:
-        """Raises OSError: the file cannot be read."""
+        """Read it. Raises OSError: the file cannot be read."""
         plate, read = self._plate, self.read
         if plate.snapshot != read.snapshot or read.offset > plate.frame_bytes:
             return Chunk(None, False)
         assert read.bytes_max > 0
         size = min(read.bytes_max, plate.frame_bytes - read.offset)
-        assert size >= 0, "the offset was looked at"
+        assert size >= 0, "the offset was checked"
         data = plate.tail.file.read_copy(FILE_HEADER_BYTES + read.offset, size)
         if len(data) != size:
             return Chunk(None, False)
@@ -442,5 +437,5 @@ class ReadChunkJob:
 
 
 def is_passing(error: BaseException) -> bool:
-    """True for a failure that says nothing about the disk: the same may succeed a moment later."""
+    """Return whether the disk may be fine: the same operation may succeed a moment later."""
     return isinstance(error, DiskFull | ThrottledBroker)

@@ -1,14 +1,12 @@
-"""The metadata log of a replica of the quorum: core/raft's `LogStore` on two files.
+"""A quorum replica's metadata log: core/raft's `LogStore` on two files.
 
-Owns `metadata.log` (a snapshot and the entries behind it, replaced as a whole by a newer
-snapshot) and `quorum-state` (term and vote). Both exist or neither, but for a start that was
-interrupted before any promise.
+Owns `metadata.log` (a snapshot and the entries after it, replaced as a whole by a newer snapshot)
+and `quorum-state` (term and vote). Both exist or neither, unless a start was interrupted before any
+promise.
 
 Invariants:
 - The hard state is never older than the newest entry: it is written first.
 - After a write with an unknown outcome nothing more is written until a restart.
-
-Must not know: which node leads, what records mean.
 """
 
 from __future__ import annotations
@@ -49,8 +47,7 @@ _NEW = HardState(0, None)
 
 
 class QuorumLog:
-    """The metadata log of a quorum's replica: what a Raft is shown of the disk, and how that
-    changes.
+    """A quorum replica's log as the Raft reads it, and its changes.
 
     `key`: this node and this directory.
     """
@@ -66,7 +63,7 @@ class QuorumLog:
         history: History,
     ) -> None:
         snapshot, entries = history
-        assert not entries or entries[-1].index >= snapshot.meta.index, "the history was judged"
+        assert not entries or entries[-1].index >= snapshot.meta.index, "the history was checked"
         item_bytes = len(pack_snapshot(snapshot))
         self.key = key
         self.hard_state = state
@@ -91,14 +88,14 @@ class QuorumLog:
     ) -> QuorumLog:
         """Open the log, or make a new one.
 
-        Args: see `MetadataLog.open`; `before_cut` is asked with the records of the snapshot and
+        Args: see `MetadataLog.open`; `before_cut` is called with the records of the snapshot and
             those of the entries.
-            if_no_voter: asked with the same, where `key` is no voter; says why this cannot be the
-                log of this directory, or nothing.
-            founds: a new log is that of a quorum of one; otherwise of a replica that no quorum
-                knows, and that has to be sent everything.
+            if_no_voter: called with the same, where `key` is no voter; returns why this cannot be
+                the log of this directory, or nothing.
+            founds: a new log is that of a quorum of one; otherwise of a replica outside of any
+                quorum, which needs to be sent everything.
 
-        Raises: what `MetadataLog.open` does.
+        Raises: as `MetadataLog.open`.
         """
         try:
             first = Snapshot(SnapshotMeta(0, 0, {key: ""} if founds else {}), b"")
@@ -145,33 +142,29 @@ class QuorumLog:
             first=pack_frame([pack_snapshot(first)]),
             judge=judge,
         )
-        # A vote that was given must not be forgotten because its file's name was never flushed.
+        # A vote must not be lost because its file's name was never flushed.
         file.flush_name()
         for suffix in (INSTALL_SUFFIX, ".new"):
             if disk.exists(path + suffix):
                 with contextlib.suppress(OSError):
                     disk.remove(path + suffix)
-        assert state is not None, "the files were judged"
+        assert state is not None, "the files were checked"
         return cls(key, file, state_path, state, unpack_history(path, list(file.records())))
 
-    # --- what a Raft looks at --------------------------------------------------------------------
+    # --- what a Raft reads -----------------------------------------------------------------------
     @property
     def first_index(self) -> int:
-        """See `LogStore`."""
         return self._entries[0].index if self._entries else self.snapshot.index + 1
 
     @property
     def last_index(self) -> int:
-        """See `LogStore`."""
         return self._entries[-1].index if self._entries else self.snapshot.index
 
     def term(self, index: int) -> int:
-        """See `LogStore`."""
         assert self.first_index <= index <= self.last_index
         return self._entries[index - self.first_index].term
 
     def entries(self, first: int, bytes_max: int) -> Sequence[Entry]:
-        """See `LogStore`."""
         assert first >= self.first_index
         found: list[Entry] = []
         size = 0
@@ -200,17 +193,18 @@ class QuorumLog:
         return self._file.wants_compaction
 
     def check_usable(self) -> None:
-        """Raises StorageFault when the log takes no more writes."""
+        """Raise StorageFault when the log takes no more writes."""
         self._file.check_usable()
 
     def take_records(self) -> bytes:
-        """The records of the snapshot that was there at opening; only once."""
+        """Return the records of the snapshot at opening, once."""
         records, self._records = self._records, b""
         return records
 
     # --- writing -------------------------------------------------------------------------------
     def begin_write(self, write: Write) -> WriteJob:
-        """A job that makes `write` durable. Raises StorageFault when the log takes no writes."""
+        """Return a job that makes `write` durable. Raises StorageFault when the log takes no
+        writes."""
         self.check_usable()
         append = None
         if write.entries:
@@ -222,7 +216,7 @@ class QuorumLog:
         return WriteJob(self._plate, write, append)
 
     def complete_write(self, job: WriteJob, written: Written) -> None:
-        """The job is back with `written`: show it."""
+        """Show the result of a finished job."""
         write = job.write
         assert written.restored is None or write.chunk is not None
         assert written.restored is None or job.append is None
@@ -236,12 +230,12 @@ class QuorumLog:
             self.snapshot = written.restored.meta
             self._entries.clear()
             self._file.replaced(written.size)
-        assert self.first_index <= self.snapshot.index + 1, "no gap behind the snapshot"
+        assert self.first_index <= self.snapshot.index + 1, "no gap after the snapshot"
 
     def fail_write(self, job: WriteJob, error: BaseException) -> bool:
-        """The job raised `error`. Returns whether the log is out of service now.
+        """Record the job's `error`. Returns whether the log is out of service now.
 
-        False: nothing that was shown has changed, and the write may be tried again, whole.
+        False: nothing that was shown has changed, and the whole write may be tried again.
         """
         if job.state_written and job.write.hard_state is not None:
             self.hard_state = job.write.hard_state
@@ -254,12 +248,13 @@ class QuorumLog:
     def begin_snapshot(
         self, meta: SnapshotMeta, make_records: Callable[[], bytes], *, kept: int
     ) -> SnapshotJob:
-        """A job that makes a snapshot of the state machine as of `meta` the beginning of the log.
+        """Return a job that makes a snapshot of the state machine as of `meta` the beginning of the
+        log.
 
-        Writes may be begun meanwhile. Raises StorageFault when the log takes no writes.
+        Writes may begin meanwhile. Raises StorageFault when the log takes no writes.
 
         Args:
-            kept: so many entries that the snapshot stands for stay, for slow followers.
+            kept: number of covered entries to keep, for slow followers.
         """
         assert self.snapshot.index <= meta.index <= self.last_index
         first_index = max(self.first_index, meta.index + 1 - kept)
@@ -274,7 +269,7 @@ class QuorumLog:
         )
 
     def complete_snapshot(self, job: SnapshotJob, size: int) -> None:
-        """The job is back with `size`: show the snapshot."""
+        """Show the snapshot of a finished job."""
         self._file.complete_compact(job.compact, size)
         if job.meta.index > self.snapshot.index:
             del self._entries[: job.first_index - self.first_index]
@@ -283,15 +278,13 @@ class QuorumLog:
         assert self.snapshot.index <= self.last_index
 
     def fail_snapshot(self, job: SnapshotJob, error: BaseException) -> bool:
-        """The job raised `error`. Returns whether the log is out of service now."""
+        """Record the job's `error`. Returns whether the log is out of service now."""
         return self._file.fail_compact(job.compact, error)
 
     def begin_read(self, read: SnapshotRead) -> ReadChunkJob:
-        """A job that reads a piece of the snapshot for a follower."""
         return ReadChunkJob(self._plate, read)
 
     def close(self) -> None:
-        """Everything is durable already."""
         self._file.close()
 
 
@@ -316,7 +309,7 @@ def _check(
     sets = (unpack_voters(e.data) for e in reversed(entries) if e.kind is EntryKind.VOTERS)
     voters = next(sets, snapshot.meta.voters)
     if len(voters) == 1 and key not in voters and next(iter(voters)).node_id == key.node_id:
-        # Nobody else can have sent it this log: two files of three tell which is another's.
+        # No other broker can have sent this log: two files of three show which is foreign.
         (other,) = voters
         if state.vote == key:
             whose = f"directory {other.directory_id!r}, {STATE_FILE} and node.json of"
@@ -329,11 +322,11 @@ def _check(
 
 
 def _records_of(path: str, items: Sequence[bytes]) -> list[bytes]:
-    """What the log holds for the state machine: of the snapshot, then of each entry behind it."""
+    """Return the state machine's records: the snapshot's, then those of each entry after it."""
     if not items:
         return []
     snapshot, entries = unpack_history(path, items)
-    # Entries that the snapshot stands for may be kept in front of others.
+    # Entries that the snapshot covers may be kept before others.
     behind = [entry for entry in entries if entry.index > snapshot.meta.index]
     assert not behind or behind[0].index == snapshot.meta.index + 1, "no gap behind the snapshot"
     records = [entry.data for entry in behind if entry.kind is EntryKind.DATA]
