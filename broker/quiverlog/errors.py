@@ -1,11 +1,11 @@
-"""THE table of errors: every failure that a user or a peer can see has a number here.
+"""The table of errors: every failure that a user or a peer can see has a number here.
 
 Owns the codes, which never change and are never reused (names may), and the two flags that drive
-every retry: `retriable` (the same request may succeed later) and `refresh_metadata` (ask for
-metadata first, the partition may have moved). Each message says what happened and what to do next.
+every retry: `retriable` (the same request may succeed later) and `refresh_metadata` (request
+metadata first, the partition may have moved). A message states what is wrong and what to do.
 
-Codes below 1000 travel on the wire. From 1000 on they are the client's own: a broker never sends
-them (Kafka's `Errors` bars client-only errors from its table for the same reason).
+Codes below 1000 are sent on the wire. From 1000 on they are the client's own: a broker never sends
+them.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ _BY_CODE: dict[int, type[QuiverlogError]] = {}
 
 
 class QuiverlogError(Exception):
-    """Base of every error that quiverlog raises on purpose.
+    """Base of quiverlog's errors.
 
     Args:
         message: what happened, with the values that matter; empty takes the class's hint alone.
@@ -131,13 +131,13 @@ class QuiverlogError(Exception):
 
     def __init__(self, message: str = "", **details: object) -> None:
         self.message = (message or self.hint)[:ERROR_MESSAGE_CHARS_MAX]
-        # Any: a value is handed on as it is, `seek(error.details["partition"], ...)`.
+        # Any: values are passed on unchanged, `seek(error.details["partition"], ...)`.
         self.details: dict[str, Any] = details
         super().__init__(self.message)
 
     @classmethod
     def code_name(cls) -> str:
-        """The name in capitals: `UnknownTopic` -> `UNKNOWN_TOPIC`."""
+        """Return the name in capitals: `UnknownTopic` -> `UNKNOWN_TOPIC`."""
         letters = (("_" if c.isupper() and i else "") + c for i, c in enumerate(cls.__name__))
         return "".join(letters).upper()
 
@@ -158,12 +158,12 @@ _BY_CODE[QuiverlogError.code] = QuiverlogError
 
 
 def error_class(code: int) -> type[QuiverlogError]:
-    """The class for a code; an unknown code (a newer peer) gives `QuiverlogError`."""
+    """Return the class for a code; an unknown code (a newer peer) gives `QuiverlogError`."""
     return _BY_CODE.get(code, QuiverlogError)
 
 
 def error_from_code(code: int, message: str = "", **details: object) -> QuiverlogError:
-    """Rebuild an error that came over the wire."""
+    """Return an error that came over the wire."""
     cls = error_class(code)
     if cls is QuiverlogError and code != QuiverlogError.code:
         message = f"error {code}: {message}"
@@ -275,7 +275,7 @@ class UnknownSchema(QuiverlogError):
     code = 30
     retriable = True
     refresh_metadata = True
-    hint = "The broker does not know this schema id for the topic; fetch the topic's schemas again."
+    hint = "The broker has no schema of this id for the topic: fetch the topic's schemas again."
 
 
 class NotLeader(QuiverlogError):
@@ -296,7 +296,7 @@ class UnknownLeaderEpoch(QuiverlogError):
     code = 33
     retriable = True
     refresh_metadata = True
-    hint = "The leader epoch is newer than the broker's: it has not heard of it yet."
+    hint = "The leader epoch is newer than the broker's metadata: try again in a moment."
 
 
 class OffsetOutOfRange(QuiverlogError):
@@ -387,12 +387,12 @@ class OutOfOrderSequence(QuiverlogError):
 
 class InvalidProducerEpoch(QuiverlogError):
     code = 53
-    hint = "A newer producer with the same identity has taken over."
+    hint = "A newer producer with the same identity writes now: close this one."
 
 
 class UnknownProducerId(QuiverlogError):
     code = 54
-    hint = "The broker no longer remembers this producer; open a new one."
+    hint = "The leader no longer has this producer's state: open a new producer."
 
 
 class InvalidTimestamp(QuiverlogError):
@@ -420,7 +420,7 @@ class CorruptLog(QuiverlogError):
     )
 
     def damage(self) -> tuple[int, int]:
-        """(first offset that cannot be read, next one that may be again); -1 where not known."""
+        """Return (first unreadable offset, next one that may be readable); -1: unknown."""
         start, end = self.details.get("offset", -1), self.details.get("end_offset", -1)
         return (start if isinstance(start, int) else -1), (end if isinstance(end, int) else -1)
 
@@ -461,7 +461,7 @@ class NotEnoughReplicasAfterAppend(QuiverlogError):
 class VoterChangePending(QuiverlogError):
     code = 64
     retriable = True
-    hint = "Another change of the quorum's voters is not committed yet, or the leader is new."
+    hint = "Try again: another change of the voters is not committed yet, or the leader is new."
 
 
 class VoterNotReady(QuiverlogError):
@@ -487,7 +487,7 @@ class TooFewBrokers(QuiverlogError):
 
 class BrokerAlive(QuiverlogError):
     code = 67
-    hint = "Stop it first; one that has died is fenced after a session of silence."
+    hint = "Stop it first; a dead broker is fenced when its session ends."
 
 
 class WrongCluster(QuiverlogError):
@@ -503,32 +503,32 @@ class WrongNode(QuiverlogError):
 class WrongListener(QuiverlogError):
     code = 72
     hint = (
-        "Brokers speak among themselves at the listener that `inter.broker.listener` names, and"
-        " with a single broker only when it was started with `cluster.id`."
+        "Brokers connect to each other at the listener that `inter.broker.listener` names, and"
+        " to a single broker only when it was started with `cluster.id`."
     )
 
 
 class InvalidFetchSession(QuiverlogError):
     code = 73
     retriable = True
-    hint = "The leader has another request in mind as the next of this session: begin a new one."
+    hint = "The leader expects another request of this session: begin a new session."
 
 
 class StaleBrokerEpoch(QuiverlogError):
     code = 74
-    hint = "The broker has been registered anew since: an earlier life of it is asking."
+    hint = "The broker has registered again since: this request is from before its restart."
 
 
 class IneligibleReplica(QuiverlogError):
     code = 75
     retriable = True
-    hint = "A replica that is proposed as in sync is fenced, on its way out, or was started anew."
+    hint = "A proposed in-sync replica is fenced, stopping, or has restarted: propose again."
 
 
 class OutdatedPartitionEpoch(QuiverlogError):
     code = 76
     refresh_metadata = True
-    hint = "The partition has changed since: what holds now comes with the metadata."
+    hint = "The partition has changed since: refresh metadata."
 
 
 class PeerUnreachable(QuiverlogError):
@@ -581,7 +581,7 @@ class OutcomeUnknown(QuiverlogError):
     code = 137
     retriable = True
     refresh_metadata = True
-    hint = "Whether it is done, or will be, is not known: ask again, or look."
+    hint = "The request may have been applied, or still be: repeat it, or check its effect."
 
 
 # --- listeners ---------------------------------------------------------------------------------

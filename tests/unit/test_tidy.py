@@ -60,21 +60,21 @@ PRIVATE_WORDS_MAX = {
     "cli": 165,
     "client": 165,
     "connector": 4,
-    "core": 8,
+    "core": 6,
     "demo": 125,
     "local": 175,
     "node": 245,
     "quiverlog": 170,
     "scripts": 90,
     "server": 240,
-    "storage": 100,
+    "storage": 88,
     "tests": 225,
     "wire": 4,
 }
 """How many of them a package may have in 10,000 words of docstrings and comments. Only falls."""
-PROSE_WORDS_MAX = 125_500
+PROSE_WORDS_MAX = 124_000
 """Words in the docstrings and comments of the product. Only falls, to some 70,000."""
-REASONS_MIN: dict[str, float] = {"batch": 1.3, "connector": 1.3, "core": 3.0, "wire": 1.2}
+REASONS_MIN: dict[str, float] = {"batch": 2.5, "connector": 1.3, "core": 3.0, "wire": 1.7}
 """Comments per 100 lines of code, for the packages where each was weighed. Only rises."""
 FUNCTION_LINES_MAX = 70
 LINE_CHARS_MAX = 100
