@@ -51,8 +51,7 @@ from quiverlog.wire import frames
 from quiverlog.wire.connection import ClientConnection
 from quiverlog.wire.messages import HelloRequest, Request, Response
 
-from .blocking import system_reason
-from .local_reads import ArrowMemory
+from .blocking import ArrowMemory, system_reason
 from .name_lookup import late_reason, lookup, numeric
 
 __all__ = ["AsyncConnection", "AsyncDriver", "IoThread"]

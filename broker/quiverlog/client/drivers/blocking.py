@@ -38,7 +38,6 @@ from quiverlog.client.base.results import Address
 from quiverlog.client.cluster.answers import check_answer
 from quiverlog.client.cluster.metadata import check
 from quiverlog.client.cluster.routing import Settings
-from quiverlog.client.rows.file_rows import FileRows
 from quiverlog.errors import (
     ClientClosed,
     ConnectionClosed,
@@ -55,15 +54,15 @@ from quiverlog.wire.connection import ClientConnection
 from quiverlog.wire.messages import FetchRequest, FetchResponse, HelloRequest, Request, Response
 
 from .local_reads import (
-    ArrowMemory,
     FileReading,
+    FileRows,
     LocalReads,
     asks_for_ranges,
     has_ranges,
 )
 from .name_lookup import late_reason, lookup, numeric
 
-__all__ = ["BlockingConnection", "BlockingDriver", "readable", "system_reason"]
+__all__ = ["ArrowMemory", "BlockingConnection", "BlockingDriver", "readable", "system_reason"]
 
 
 # One blocking connection to a broker: a socket with the protocol's state.
@@ -75,6 +74,21 @@ _OPTIONS: Final = (
     (socket.IPPROTO_TCP, socket.TCP_NODELAY),
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE),
 )
+
+
+class ArrowMemory:
+    """Buffers from Arrow's default memory pool; as `wire.buffers.Memory`. Its huge pages are used
+    again, and `pyarrow.total_allocated_bytes` counts them.
+    """
+
+    __slots__ = ()
+
+    def take(self, size: int) -> memoryview:
+        """A writable view of `size` bytes, aligned to 64, of arbitrary content."""
+        assert size > 0
+        import pyarrow as pa  # with the first large frame: commands without rows do without
+
+        return memoryview(pa.allocate_buffer(size)).cast("B")
 
 
 class BlockingConnection:

@@ -1,9 +1,10 @@
-"""Reading the files of a broker on this machine, and memory for received rows.
+"""Reading the files of a broker on this machine, in the place of rows that it would send.
 
-Owns whether a broker is asked for ranges of its files instead of rows, and the thread that reads
-them ahead. Whatever goes wrong with a file (another user's, another container's, deleted) is no
-failure: the rows are asked for again and the files are left alone for a while. Received rows lie
-in Arrow's memory, whose huge pages are reused, and `pyarrow.total_allocated_bytes` counts them.
+Owns which file an answer means, whether a broker is asked for ranges of its files, and the thread
+that reads them ahead. What a broker says of its files is not believed: sizes are compared, and what
+is read is checked like what is received. Trouble with a file (another user's, another container's,
+deleted) is no failure: the rows are asked for again and the files are left alone for a while. See
+docs/adr/0068.
 
 Must not know: connections, retries, what rows mean.
 """
@@ -12,22 +13,28 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import stat
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from queue import Empty, SimpleQueue
 from typing import Final, TypeAlias
 
 import msgspec
 
+from quiverlog.batch.header import peek
 from quiverlog.client.base.results import Address
-from quiverlog.client.rows.file_rows import FileRows
-from quiverlog.wire.messages import FetchRequest, FetchResponse
+from quiverlog.errors import InvalidResponse
+from quiverlog.limits import BATCH_HEADER_BYTES, FRAME_BYTES_MAX
+from quiverlog.wire.buffers import Memory
+from quiverlog.wire.messages import FetchPartitionResult, FetchRequest, FetchResponse, FileRange
 
 __all__ = [
-    "ArrowMemory",
     "FileReading",
+    "FileRows",
     "LocalReads",
     "asks_for_ranges",
     "has_ranges",
@@ -41,6 +48,123 @@ logger = logging.getLogger("quiverlog")
 
 Queue: TypeAlias = "SimpleQueue[FileReading | None]"
 """None ends the thread."""
+
+
+# A file of that name, device and inode may have other rows by the time that it is read: an answer
+# waits in the socket for as long as the program is busy, in which a log may be cut and written
+# anew, or a topic be deleted and made again (file systems give an inode to the next file). So the
+# file has to hold the last batch that the broker named, after all were read: where that is, so are
+# those before it. Files are read, not mapped: one that is cut meanwhile gives fewer bytes, where a
+# mapping would end the process.
+class FileRows:
+    """Room for an answer's rows, and what is to be read into it. `rows` are whole after `read`.
+
+    Nobody else has the room before that: who reads may be interrupted or left behind, and what it
+    still writes harms nobody.
+
+    Args:
+        response: made to say what it would have said of rows that were sent.
+        body: what was sent, of partitions whose rows are not in files.
+
+    Raises:
+        InvalidResponse: the sizes contradict each other.
+    """
+
+    __slots__ = ("_ranges", "rows")
+
+    def __init__(self, response: FetchResponse, body: memoryview, memory: Memory) -> None:
+        results = response.partitions
+        total = sum(map(_bytes_of, results))
+        sent_bytes = sum(result.batch_bytes for result in results if not result.file_ranges)
+        if sent_bytes != len(body):
+            raise InvalidResponse(f"A fetch's parts have {sent_bytes} bytes, its body {len(body)}.")
+        if total > FRAME_BYTES_MAX:
+            raise InvalidResponse(f"A fetch was answered with {total} bytes in files.")
+        self.rows = memory.take(total)[:total]
+        self._ranges: list[tuple[FileRange, memoryview]] = []
+        at = sent_at = 0
+        for result in results:
+            end = at + result.batch_bytes
+            if not result.file_ranges:
+                self.rows[at:end] = body[sent_at : sent_at + result.batch_bytes]
+                sent_at += result.batch_bytes
+            for one in result.file_ranges:
+                self._ranges.append((one, self.rows[at : at + one.byte_count]))
+                at += one.byte_count
+            at = end
+            result.file_ranges = []
+
+    def read(self) -> None:
+        """Read what lies in files, on whatever thread.
+
+        Raises:
+            OSError: a file cannot be read, or is not the one that was meant.
+        """
+        for one, room in self._ranges:
+            with _opened(one) as fd:
+                _read(one, fd, room)
+
+
+def _bytes_of(result: FetchPartitionResult) -> int:
+    """Bytes of one partition's rows, which its ranges have together."""
+    ranges = result.file_ranges
+    if result.batch_bytes < 0 or any(one.byte_count <= 0 or one.position < 0 for one in ranges):
+        raise InvalidResponse(f"partition {result.partition}: ranges {ranges[:3]} were answered.")
+    if not all(_last_fits(one) for one in ranges):
+        raise InvalidResponse(
+            f"partition {result.partition}: a range does not hold its last batch."
+        )
+    if ranges and sum(one.byte_count for one in ranges) != result.batch_bytes:
+        raise InvalidResponse(
+            f"partition {result.partition}: its ranges do not have {result.batch_bytes} bytes."
+        )
+    return result.batch_bytes
+
+
+def _last_fits(one: FileRange) -> bool:
+    if len(one.last_header) != BATCH_HEADER_BYTES:
+        return False
+    _, _, last_bytes = peek(one.last_header)
+    return BATCH_HEADER_BYTES <= last_bytes <= one.byte_count
+
+
+def _read(one: FileRange, fd: int, room: memoryview) -> None:
+    """Fill `room` with the range's bytes."""
+    position = one.position
+    while room:
+        count = os.preadv(fd, [room], position)
+        if not count:
+            raise OSError(f"{one.path} ends at {position}")
+        position += count
+        room = room[count:]
+    _, _, last_bytes = peek(one.last_header)
+    if os.pread(fd, BATCH_HEADER_BYTES, position - last_bytes) != one.last_header:
+        raise OSError(f"{one.path} has other rows by now")
+
+
+@contextmanager
+def _opened(one: FileRange) -> Iterator[int]:
+    """A descriptor of the file that is meant.
+
+    It is looked at before it is opened: to open a pipe lets its writer go on, into nothing, and to
+    open a device may start what it drives. Whatever takes its name after that is not waited for.
+    """
+    try:
+        _check_is_meant(one, os.stat(one.path))
+        fd = os.open(one.path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except ValueError as error:  # a name that no system would take
+        raise OSError(f"{one.path!r}: {error}") from error
+    try:
+        _check_is_meant(one, os.fstat(fd))
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _check_is_meant(one: FileRange, found: os.stat_result) -> None:
+    meant = (one.device, one.inode)
+    if not stat.S_ISREG(found.st_mode) or (found.st_dev, found.st_ino) != meant:
+        raise OSError(f"{one.path} is another file here")
 
 
 class FileReading:
@@ -176,17 +300,3 @@ def asks_for_ranges(request: FetchRequest) -> FetchRequest:
 def has_ranges(response: FetchResponse) -> bool:
     """True when some of the rows are to be read from files."""
     return any(result.file_ranges for result in response.partitions)
-
-
-# Memory that a client receives rows into: Arrow's own.
-class ArrowMemory:
-    """Buffers from Arrow's default memory pool; as `wire.buffers.Memory`."""
-
-    __slots__ = ()
-
-    def take(self, size: int) -> memoryview:
-        """A writable view of `size` bytes, aligned to 64, of arbitrary content."""
-        assert size > 0
-        import pyarrow as pa  # with the first large frame: commands without rows do without
-
-        return memoryview(pa.allocate_buffer(size)).cast("B")

@@ -15,8 +15,8 @@ import pytest
 
 import quiverlog
 from quiverlog.client.base.results import Address
+from quiverlog.client.drivers import local_reads
 from quiverlog.client.drivers.local_reads import LEFT_ALONE_S, LocalReads
-from quiverlog.client.rows import file_rows
 from quiverlog.errors import UnknownTopicId
 from quiverlog.wire import messages as m
 from tests.support.client_kinds import connect
@@ -89,7 +89,7 @@ def test_a_call_that_fails_costs_an_answer_and_no_row(
     broker: ScriptedBroker, monkeypatch: pytest.MonkeyPatch, name: str, number: int, nth: int
 ) -> None:
     system = System(name, nth, raising(number))
-    monkeypatch.setattr(file_rows, "os", system)
+    monkeypatch.setattr(local_reads, "os", system)
     opened = len(os.listdir("/proc/self/fd"))
     with quiverlog.connect(broker.bootstrap, request_timeout=10) as client:
         assert ids(client) == EXPECTED
@@ -105,7 +105,7 @@ def test_a_call_that_fails_costs_an_answer_and_no_row(
 def test_a_file_that_is_cut_meanwhile_ends_the_read_of_it(
     broker: ScriptedBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(file_rows, "os", System("preadv", 1, lambda *_: 0))
+    monkeypatch.setattr(local_reads, "os", System("preadv", 1, lambda *_: 0))
     with quiverlog.connect(broker.bootstrap) as client:
         assert ids(client) == EXPECTED
     assert wishes(broker)[-1] is False
@@ -118,7 +118,7 @@ def test_short_reads_are_gone_on_with(
         return os.preadv(fd, [rooms[0][:1000]], position)
 
     system = System("preadv", 1, little)
-    monkeypatch.setattr(file_rows, "os", system)
+    monkeypatch.setattr(local_reads, "os", system)
     with quiverlog.connect(broker.bootstrap) as client:
         assert ids(client) == EXPECTED
     assert system.calls > 2
@@ -142,7 +142,7 @@ def test_a_topic_that_is_deleted_before_its_files_are_opened_is_told_of(
             other.delete_topic("gone")
             raise FileNotFoundError(errno.ENOENT, "no such file", path)
 
-        monkeypatch.setattr(file_rows, "os", System("open", 1, too_late))
+        monkeypatch.setattr(local_reads, "os", System("open", 1, too_late))
         with pytest.raises(UnknownTopicId):
             reading.to_arrow()
 

@@ -16,7 +16,7 @@ import pytest
 
 import quiverlog
 from quiverlog.batch.header import SIZE_END, SIZE_OFFSET
-from quiverlog.client.rows import file_rows
+from quiverlog.client.drivers import local_reads
 from quiverlog.errors import InvalidResponse
 from quiverlog.limits import BATCH_ALIGNMENT_BYTES
 from quiverlog.wire import messages as m
@@ -95,7 +95,7 @@ def test_what_is_no_file_is_not_opened(
     for place in (pipe, Path("/dev/zero"), pipe.parent):
         broker.requests.clear()
         opening = System("open", 0, os.open)
-        monkeypatch.setattr(file_rows, "os", opening)
+        monkeypatch.setattr(local_reads, "os", opening)
         broker.fault(m.FetchRequest, changing(now_at(place)))
         with quiverlog.connect(broker.bootstrap) as client:
             assert ids(client) == EXPECTED
@@ -108,7 +108,7 @@ def test_a_pipe_that_takes_the_name_before_it_is_opened_does_not_hang(
 ) -> None:
     found = pipe.stat()
     was_a_file = os.stat_result((stat.S_IFREG | 0o600, *found[1:]))
-    monkeypatch.setattr(file_rows, "os", System("stat", 1, lambda _: was_a_file))
+    monkeypatch.setattr(local_reads, "os", System("stat", 1, lambda _: was_a_file))
     broker.fault(m.FetchRequest, changing(now_at(pipe)))
     with quiverlog.connect(broker.bootstrap, request_timeout=10) as client:
         assert ids(client) == EXPECTED
@@ -170,7 +170,7 @@ def test_a_file_that_is_written_anew_while_it_is_read_is_found_out(
         return count
 
     broker.fault(m.FetchRequest, changing(to_copy))
-    monkeypatch.setattr(file_rows, "os", System("preadv", 1, read_and_cut))
+    monkeypatch.setattr(local_reads, "os", System("preadv", 1, read_and_cut))
     with quiverlog.connect(broker.bootstrap) as client:
         assert ids(client) == EXPECTED
     assert wishes(broker)[-1] is False

@@ -19,8 +19,7 @@ import pytest
 
 import quiverlog
 from quiverlog.client.drivers import blocking, local_reads
-from quiverlog.client.drivers.local_reads import ArrowMemory
-from quiverlog.client.rows import file_rows
+from quiverlog.client.drivers.blocking import ArrowMemory
 from quiverlog.client.tables.fetcher import PartitionFetcher
 from quiverlog.wire import messages as m
 from tests.support.local_reads import (  # noqa: F401 (fixtures)
@@ -107,7 +106,7 @@ def test_all_answers_but_the_first_are_read_by_the_thread(
         by_thread.append(is_reader())
         return os.preadv(*arguments)
 
-    monkeypatch.setattr(file_rows, "os", System("preadv", 0, preadv, always=True))
+    monkeypatch.setattr(local_reads, "os", System("preadv", 0, preadv, always=True))
     with quiverlog.connect(broker.bootstrap) as client:
         assert reader(client) == EXPECTED
     assert all(wishes(broker))
@@ -127,7 +126,7 @@ def test_a_call_that_fails_there_costs_an_answer_and_no_row(
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     system = System(name, nth, fail)
-    monkeypatch.setattr(file_rows, "os", system)
+    monkeypatch.setattr(local_reads, "os", system)
     opened = descriptors()
     with quiverlog.connect(broker.bootstrap, request_timeout=10) as client:
         assert reader(client) == EXPECTED
@@ -185,10 +184,10 @@ def test_what_found_no_thread_is_read_by_none_later(
     broker: ScriptedBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who waited for the rows has read them by then, and handed them out."""
-    start, read = threading.Thread.start, file_rows.FileRows.read
+    start, read = threading.Thread.start, local_reads.FileRows.read
     refused = []
     seen: list[int] = []
-    kept: list[file_rows.FileRows] = []
+    kept: list[local_reads.FileRows] = []
 
     def start_second(self: threading.Thread) -> None:
         if self.name.startswith(THREAD) and not refused:
@@ -196,12 +195,12 @@ def test_what_found_no_thread_is_read_by_none_later(
             raise RuntimeError("can't start new thread")
         start(self)
 
-    def read_once(self: file_rows.FileRows) -> None:
+    def read_once(self: local_reads.FileRows) -> None:
         kept.append(self)  # so that no other has its id
         seen.append(id(self))
         read(self)
 
-    monkeypatch.setattr(file_rows.FileRows, "read", read_once)
+    monkeypatch.setattr(local_reads.FileRows, "read", read_once)
     with quiverlog.connect(broker.bootstrap) as client:
         monkeypatch.setattr(threading.Thread, "start", start_second)
         assert by_read(client) == EXPECTED
@@ -238,7 +237,7 @@ class Held:
         self.began = threading.Event()
         self.go_on = threading.Event()
         self.rooms: list[memoryview] = []
-        monkeypatch.setattr(file_rows, "os", System("preadv", 0, self._preadv, always=True))
+        monkeypatch.setattr(local_reads, "os", System("preadv", 0, self._preadv, always=True))
 
     def _preadv(self, fd: int, rooms: list[memoryview], position: int) -> int:
         if is_reader():
