@@ -313,7 +313,7 @@ WORK = (
 DISKS = (
     make_bug(
         "half a create: the record holds although no directory was made",
-        "node.metadata.metadata:Decisions._directories_made",
+        "node.metadata.metadata:Metadata._directories_made",
         "if failed:",
         "if False:",
         issue="1.9",

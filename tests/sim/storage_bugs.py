@@ -85,7 +85,7 @@ DURABILITY = (
     ),
     make_bug(
         "a trim that meets an empty last segment removes the next file",
-        "storage.log.log:TrimmableLog._is_given_up",
+        "storage.log.log:Log._is_given_up",
         "segment.end_offset <= start_offset and not next_name",
         "segment.end_offset <= start_offset",
         seed=2,
@@ -134,7 +134,7 @@ DURABILITY = (
     ),
     make_bug(
         "epochs go with the only files that know of them",
-        "storage.log.log:TrimmableLog.begin_trim",
+        "storage.log.log:Log.begin_trim",
         "self.epochs.dump() if doomed and self._unflushed.owes(self.epochs) else None",
         "None",
         seed=4,

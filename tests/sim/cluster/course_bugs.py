@@ -65,7 +65,7 @@ COURSE_BUGS: Final[tuple[Bug, ...]] = (
         shape=course("left behind", "replicated"),
         also=(
             (
-                "storage.log.log:TrimmableLog.complete_trim",
+                "storage.log.log:Log.complete_trim",
                 "self.epochs.truncate_to(0)",
                 "pass",
             ),

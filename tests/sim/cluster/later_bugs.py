@@ -50,7 +50,7 @@ LATER_BUGS: Final[tuple[Bug, ...]] = (
     ),
     make_bug(
         "a decision that was interrupted after its proposal is refused",
-        "node.metadata.metadata:Decisions._fail",
+        "node.metadata.metadata:Metadata._fail",
         "first = outcome_unknown(known)",
         "pass",
         seed=7,

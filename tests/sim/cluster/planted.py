@@ -174,7 +174,7 @@ BUGS: Final[tuple[Bug, ...]] = (
     ),
     make_bug(
         "a decision is confirmed although its controller was deposed",
-        "node.metadata.metadata:Decisions._tell",
+        "node.metadata.metadata:Metadata._tell",
         "decision.then(None if error is not None else self.image, error, now)",
         "decision.then(self.image, None, now)",
         seed=87,

@@ -60,7 +60,7 @@ from quiverlog.storage.metadata.quorum_log import QuorumLog
 from quiverlog.types import Now
 from quiverlog.wire import messages as m
 
-__all__ = ["ENTRY_BYTES_MAX", "Decisions", "Metadata"]
+__all__ = ["ENTRY_BYTES_MAX", "Metadata"]
 
 
 _BATCH_BYTES_MAX: Final = 4 * 1024 * 1024
@@ -70,43 +70,40 @@ _NOT_WRITTEN: Final = (DiskFull, ThrottledBroker)
 ENTRY_BYTES_MAX: Final = RAFT_APPEND_BYTES_MAX - ENTRY_OVERHEAD_BYTES
 
 
-class Decisions(Watched):
-    """Decisions of the controller on their way from being made to being proposed, or
-    to failing.
+_START_RECORDS: Final = 5_000
+"""Of one entry of a start, which has leader epochs for all partitions of a broker."""
+
+
+class Metadata(Watched):
+    """What the broker knows of topics, and how a decision becomes true.
 
     Args:
+        view: gets each image that takes the place of another one.
         make_directories: the job that makes them.
+        on_heard: called with the records of entries, and their versions, before `begin_to_serve`.
+        on_applied: called with the records that have just become true and with the partitions
+            whose directories were made for them (None: others have decided), before `then` is.
     """
 
     __slots__ = (
-        "_admission",
-        "_busy",
-        "_creating",
-        "_failed",
-        "_jobs",
-        "_logging",
-        "_make_directories",
-        "_making",
-        "_outbox",
-        "_owed",
-        "_place",
-        "_queue",
-        "_quorum",
-        "_view",
-        "failures",
-        "image",
-        "pending",
-    )
+        "_admission", "_busy", "_creating", "_failed", "_held", "_jobs", "_logging",
+        "_make_directories", "_making", "_on_applied", "_on_heard", "_outbox", "_owed",
+        "_owed_holds", "_place", "_queue", "_quorum", "_serving", "_view", "_wakeups", "cache",
+        "failures", "image", "pending",
+    )  # fmt: skip
 
     def __init__(
         self,
         jobs: Jobs,
+        wakeups: Wakeups,
         admission: Admission,
         outbox: Outbox,
         quorum: Quorum,
         view: MetadataView,
         *,
         make_directories: Callable[[Directories], Job],
+        on_applied: Callable[[Sequence[Record], Set[str] | None, Now], None],
+        on_heard: Callable[[Sequence[Record], int], None],
     ) -> None:
         super().__init__()
         self._jobs = jobs
@@ -130,7 +127,32 @@ class Decisions(Watched):
         self._view = view
         self.image = view.image
         self.pending = Image(view.image.given)
+        self._wakeups = wakeups
+        self._on_applied = on_applied
+        self._on_heard = on_heard
+        # Entries that were decided while somebody read the image.
+        self._held: deque[Entry] = deque()
+        # The image has the records that are owed already.
+        self._owed_holds = False
+        self._serving = False
+        self.cache: dict[str, m.TopicMetadata] = {}
 
+    @property
+    def log(self) -> QuorumLog:
+        """To look at."""
+        assert self._quorum.log is not None
+        return self._quorum.log
+
+    @property
+    def is_decided_here(self) -> bool:
+        """True when nobody else decides anything: what was decided is known here."""
+        return self._quorum.is_alone
+
+    def remember(self, answer: m.TopicMetadata) -> None:
+        """What METADATA says of a topic, until the image changes."""
+        self.cache[answer.name] = answer
+
+    # --- decisions on their way to being proposed, or to failing ----------------------------------
     @property
     def idle(self) -> bool:
         """True when no decision is under way."""
@@ -326,71 +348,6 @@ class Decisions(Watched):
         self.pending.revert(self.image, topic_ids)
         for decision in under_way:
             self.pending.replay_entry(decision.records)
-
-
-_START_RECORDS: Final = 5_000
-"""Of one entry of a start, which has leader epochs for all partitions of a broker."""
-
-
-class Metadata(Decisions):
-    """What the broker knows of topics, and how a decision becomes true.
-
-    Args:
-        view: gets each image that takes the place of another one.
-        on_heard: called with the records of entries, and their versions, before `begin_to_serve`.
-        on_applied: called with the records that have just become true and with the partitions
-            whose directories were made for them (None: others have decided), before `then` is.
-    """
-
-    __slots__ = (
-        "_held", "_on_applied", "_on_heard", "_owed_holds", "_serving", "_wakeups", "cache",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        jobs: Jobs,
-        wakeups: Wakeups,
-        admission: Admission,
-        outbox: Outbox,
-        quorum: Quorum,
-        view: MetadataView,
-        *,
-        make_directories: Callable[[Directories], Job],
-        on_applied: Callable[[Sequence[Record], Set[str] | None, Now], None],
-        on_heard: Callable[[Sequence[Record], int], None],
-    ) -> None:
-        super().__init__(
-            jobs,
-            admission,
-            outbox,
-            quorum,
-            view,
-            make_directories=make_directories,
-        )
-        self._wakeups = wakeups
-        self._on_applied = on_applied
-        self._on_heard = on_heard
-        # Entries that were decided while somebody read the image.
-        self._held: deque[Entry] = deque()
-        # The image has the records that are owed already.
-        self._owed_holds = False
-        self._serving = False
-        self.cache: dict[str, m.TopicMetadata] = {}
-
-    @property
-    def log(self) -> QuorumLog:
-        """To look at."""
-        assert self._quorum.log is not None
-        return self._quorum.log
-
-    @property
-    def is_decided_here(self) -> bool:
-        """True when nobody else decides anything: what was decided is known here."""
-        return self._quorum.is_alone
-
-    def remember(self, answer: m.TopicMetadata) -> None:
-        """What METADATA says of a topic, until the image changes."""
-        self.cache[answer.name] = answer
 
     # --- start ---------------------------------------------------------------------------------
     def commit_at_start(self, records: list[Record], now: Now) -> None:

@@ -51,7 +51,7 @@ from quiverlog.storage.segment.segment_files import SEGMENT_HEADER_BYTES
 from quiverlog.storage.segment.segments import IndexCache, Segments
 from quiverlog.types import NO_EPOCH, Now
 
-__all__ = ["AppendableLog", "Log", "LogConfig", "RecoveryReport", "TrimmableLog", "target"]
+__all__ = ["Log", "LogConfig", "RecoveryReport", "target"]
 
 
 Batches = Sequence[tuple[BatchHeader, memoryview]]
@@ -68,20 +68,20 @@ def _late_arrival_us(batches: Batches, now: Now) -> int:
     return now.wall_us if is_late else 0
 
 
-class AppendableLog(ReadableLog):
-    """The write side of a log: batches are stamped, written to the last segment, and indexed."""
+_HALF_CUT: Final = "a truncation failed half way"
+
+
+class Log(ReadableLog):
+    """One partition's log: segments in a row, seen as one sequence of offsets.
+
+    All attributes are for reading, except `config`.
+    """
 
     __slots__ = (
-        "_changed",
-        "_disk",
-        "_opened_at",
-        "_producers",
-        "_skipping",
-        "_truncation",
-        "_unflushed",
-        "fault",
+        "_changed", "_disk", "_last_given_up", "_opened_at", "_producers", "_skipping",
+        "_start_saved", "_told_producers", "_trim", "_truncation", "_unflushed", "fault",
         "flushed_offset",
-    )
+    )  # fmt: skip
 
     def __init__(
         self, disk: Disk, directory: str, config: LogConfig, indexes: IndexCache | None
@@ -98,502 +98,11 @@ class AppendableLog(ReadableLog):
         self.flushed_offset = 0
         self.fault = ""
         """Why the log takes no writes any more; empty while it does."""
-
-    def append(self, batches: Batches, leader_epoch: int, now: Now) -> int:
-        """Stamp and write batches (writable views, validated). Returns the first row's offset.
-
-        Raises:
-            BatchTooLarge: more rows or bytes than a segment may hold; nothing was appended.
-            DiskFull: nothing was appended.
-            StorageFault: nothing was appended; an earlier flush failed, or the disk does.
-        """
-        self._check_writable()
-        assert leader_epoch >= self.epochs.newest, "leader epochs never fall along a log"
-        base_offset = offset = self.log_end_offset
-        total = 0
-        for header, view in batches:
-            stamp(view, 0, offset, leader_epoch)
-            offset += header.row_count
-            total += len(view)
-        segment = self._writable(base_offset, total, offset, now)
-        self._write(segment, batches, offset, total, now, [(leader_epoch, base_offset)])
-        segment.note_arrival(_late_arrival_us(batches, now), base_offset)
-        assert self.log_end_offset == offset
-        return base_offset
-
-    def append_copied(self, batches: Batches, now: Now, arrived_us: int = -1) -> int:
-        """Write batches as another broker's log has them: stamps stay. Returns the log's new end.
-
-        They must go on where this log ends. The first batch of a log without rows may begin before
-        the log start, when that lies inside of it; one that ends there holds no row of this log.
-        What the batches tell of their producers is taken in, too: nobody checked them here.
-
-        Args:
-            arrived_us: when late ones among them arrived at the leader; 0: there are none; -1: it
-                did not tell.
-
-        Raises: as `append`, and
-            CorruptLog: the offsets or epochs do not join up; nothing was appended.
-        """
-        self._check_writable()
-        if not batches:
-            return self.log_end_offset
-        first = batches[0][0]
-        offset = self.log_end_offset
-        # A copy that found no room may have begun the first segment already.
-        fits = all(s.empty and s.base_offset == first.base_offset for s in self.segments)
-        if fits and first.base_offset < offset < first.next_offset:
-            offset = first.base_offset
-        base_offset = offset
-        total = 0
-        epochs: list[tuple[int, int]] = []
-        newest = self.epochs.newest
-        for header, view in batches:
-            if header.base_offset != offset or header.leader_epoch < newest:
-                name = short_name(self.directory)
-                raise CorruptLog(
-                    f"{name}: a copied batch begins at row {header.base_offset} in epoch"
-                    f" {header.leader_epoch}; the log ends at {offset} in epoch {newest}.",
-                    file=name,
-                    offset=offset,
-                )
-            assert BatchHeader.unpack(view) == header, "the bytes carry the stamps"
-            newest = header.leader_epoch
-            epochs.append((newest, offset))
-            offset = header.next_offset
-            total += len(view)
-        assert base_offset <= self.log_end_offset < offset, "the copied rows are the log's next"
-        segment = self._writable(base_offset, total, offset, now)
-        self._write(segment, batches, offset, total, now, epochs)
-        if arrived_us < 0:
-            arrived_us = _late_arrival_us(batches, now)
-        segment.note_arrival(arrived_us, base_offset)
-        assert self.epochs.newest == newest
-        if self._producers is not None:
-            for header, _ in batches:
-                self._producers.record(header, header.base_offset, now.mono_us)
-        return offset
-
-    def _check_writable(self) -> None:
-        if self.fault:
-            raise StorageFault(f"{short_name(self.directory)} takes no writes: {self.fault}.")
-        assert self._truncation is None, "a truncation is outstanding"
-        assert not self._skipping, "the log is about to begin elsewhere"
-
-    def _writable(self, base_offset: int, byte_count: int, end_offset: int, now: Now) -> Segment:
-        """The segment that takes these rows: the last one, or a new one.
-
-        Raises: as `append`, before anything is written.
-        """
-        assert 0 <= base_offset < end_offset
-        assert byte_count > 0
-        rows = end_offset - base_offset
-        if rows > SEGMENT_ROWS_MAX or byte_count > SEGMENT_BYTES_MAX - SEGMENT_HEADER_BYTES:
-            raise BatchTooLarge(
-                f"one append of {rows} rows and {byte_count} bytes; a segment takes"
-                f" {SEGMENT_ROWS_MAX} rows and {SEGMENT_BYTES_MAX} bytes."
-            )
-        segments = self._segments.items
-        last = segments[-1] if segments else None
-        if last is not None and not last.finished:
-            if last.created_us < 0:
-                last.load()
-            config = self.config
-            if end_offset - last.base_offset <= SEGMENT_ROWS_MAX and (
-                (
-                    last.file.size + byte_count <= config.roll_bytes
-                    and now.wall_us - last.created_us < self._roll_us(last)
-                )
-                or last.empty
-            ):
-                assert last.end_offset == base_offset, "rows follow each other without a gap"
-                return last
-            self.roll()
-        assert last is None or last.finished, "one segment takes appends"
-        flushed = min(self.flushed_offset, base_offset)
-        segment = Segment.create(self._disk, self.directory, base_offset, now.wall_us, flushed)
-        if last is not None and last.base_offset == base_offset:
-            # A power failure left it without a row and without a good header: its name is taken.
-            assert last.end_offset == base_offset
-            self._segments.take_last()
-            self._unflushed.forget(last)
-            self._indexes.forget(last)
-        self._segments.add(segment)
-        self._unflushed.names_changed = True
-        return segment
-
-    def _write(
-        self,
-        segment: Segment,
-        batches: Batches,
-        end_offset: int,
-        byte_count: int,
-        now: Now,
-        epochs: Sequence[tuple[int, int]],
-    ) -> None:
-        """Write stamped batches to `segment`. What comes after the write cannot fail."""
-        assert self._segments.items[-1] is segment, "only the last segment grows"
-        assert epochs[0][1] == segment.end_offset, "the first epoch begins with the first row"
-        segment.append(batches, end_offset, self.config.index_interval_bytes)
-        segment.appended_mono_us = now.mono_us
-        for epoch, offset in epochs:
-            if epoch > self.epochs.newest:
-                self.epochs.assign(epoch, offset)
-        self.log_end_offset = end_offset
-        self._segments.grew(byte_count)
-        self._changed = True
-        self._unflushed.appended(segment, byte_count, now)
-
-    def roll(self) -> None:
-        """The next append begins a new segment. No I/O: the next flush writes what it leaves."""
-        if self.segments and not self.segments[-1].finished:
-            last = self.segments[-1]
-            assert last.end_offset <= self.log_end_offset
-            last.finished = True
-            self._unflushed.rolled(last, self.log_end_offset, self._producers)
-            self._indexes.finished(last)
-
-    def roll_if_due(self, now: Now) -> None:
-        """An idle topic's segment is finished when its time has come."""
-        last = self.segments[-1] if self.segments else None
-        if last is None or last.created_us < 0 or last.empty:
-            return
-        if now.wall_us - last.created_us >= self._roll_us(last):
-            self.roll()
-
-    def _roll_us(self, segment: Segment) -> int:
-        return self.config.roll_us(has_late=segment.arrived_us > 0)
-
-    def arrived_us(self, offset: int, end_offset: int) -> int:
-        """When late rows of the segments that hold [offset, end_offset) arrived; 0: none is late.
-
-        They must have been loaded, as those are of which rows were read.
-        """
-        assert offset <= end_offset
-        latest_us = 0
-        for segment in self._segments.holding(offset):
-            if segment.base_offset >= end_offset:
-                break
-            if segment.arrived_from < end_offset:
-                latest_us = max(latest_us, segment.arrived_us)
-        return latest_us
-
-    def clock_jumped(self, now: Now) -> bool:
-        """The wall clock went ahead: perhaps it was behind, and so were the times of rows.
-
-        Rows that this process appended have arrived so long ago as its monotonic clock says. True
-        when there is something new to be flushed.
-        """
-        first = self._opened_at
-        changed = False
-        for segment in self._segments.items:
-            if segment.appended_mono_us >= 0 and segment.end_offset > first:
-                arrived_us = max(0, now.wall_us - (now.mono_us - segment.appended_mono_us))
-                segment.note_arrival(arrived_us, max(first, segment.base_offset))
-                assert not segment.dropped
-                if segment.owes_arrival and not self.fault:
-                    changed = True
-                    self._unflushed.header_changed(segment, now)
-        self._changed = self._changed or changed
-        return changed
-
-
-# Which rows are too old or too many.
-def target(
-    log: ReadableLog,
-    now: Now,
-    high_watermark: int,
-    *,
-    cold_ok: bool,
-    just_read: JustRead = (),
-    clock_us: int = 0,
-) -> int:
-    """Decide where the log should start: where it does or later. See `Log.retention_target`."""
-    if log.log_start_offset >= log.log_end_offset:
-        return log.log_start_offset
-    assert high_watermark >= 0
-    by_time = _by_time(log, now, max(clock_us, now.wall_us), cold_ok, just_read)
-    wanted = min(max(by_time, _by_size(log)), high_watermark)
-    start = max(wanted, log.log_start_offset)
-    assert start <= log.log_end_offset
-    assert start <= max(high_watermark, log.log_start_offset), "rows that are not replicated stay"
-    return start
-
-
-def _by_time(log: ReadableLog, now: Now, clock_us: int, cold_ok: bool, just_read: JustRead) -> int:
-    retention_ms = log.config.retention_ms
-    if retention_ms < 0:
-        return 0
-    cutoff_us = now.wall_us - retention_ms * 1000
-    oldest_us = log.oldest_us(cold_ok=cold_ok, just_read=just_read)
-    if oldest_us is not None and oldest_us >= cutoff_us:
-        return 0
-    found = log.offset_for_timestamp(cutoff_us, cold_ok=cold_ok, just_read=just_read)
-    end_offset = log.log_end_offset if found is None else found[0]
-    return _by_arrival(log, Now(now.mono_us, clock_us), cutoff_us, end_offset)
-
-
-def _by_arrival(log: ReadableLog, clock: Now, cutoff_us: int, end_offset: int) -> int:
-    """Where to stop in front of `end_offset`: at the first row that arrived after the cutoff.
-
-    The header of each segment in front of it was read, for `end_offset` was found by its index.
-    """
-    assert cutoff_us <= clock.wall_us
-    for segment in log.segments:
-        if segment.base_offset >= end_offset:
-            break
-        if not segment.created_us and not segment.arrived_us:  # A damaged header: it may have told.
-            segment.note_arrival(clock.wall_us, segment.base_offset)
-        assert segment.arrived_from >= segment.base_offset
-        if segment.arrival_by(clock) >= max(cutoff_us, 1):
-            return min(end_offset, segment.arrived_from)
-    return end_offset
-
-
-def _by_size(log: ReadableLog) -> int:
-    limit = log.config.retention_bytes
-    target = 0
-    if limit >= 0:
-        size = log.size_bytes
-        for segment in log.segments[:-1]:
-            if size <= limit:
-                break
-            size -= segment.file.size
-            assert size >= 0, "the log counts the bytes of all segments"
-            assert segment.end_offset >= target
-            target = segment.end_offset
-    return target
-
-
-class TrimmableLog(AppendableLog):
-    """A log's start: giving up the oldest rows, and the files that have none but such."""
-
-    __slots__ = ("_last_given_up", "_start_saved", "_told_producers", "_trim")
-
-    def __init__(
-        self, disk: Disk, directory: str, config: LogConfig, indexes: IndexCache | None
-    ) -> None:
-        super().__init__(disk, directory, config, indexes)
         self._start_saved = 0
         self._last_given_up = RecoveryPoint()
         """The end of the newest segment that was given up."""
         self._trim: TrimJob | None = None
         self._told_producers: Producers | None = None
-
-    @property
-    def start_saved(self) -> int:
-        """The log start that is on the disk: rows below it never come back."""
-        return self._start_saved
-
-    def begin_trim(self, offset: int, *, promised: bool = True) -> TrimJob | None:
-        """Give up the rows below `offset`; None when there is nothing to do. One at a time.
-
-        Args:
-            promised: somebody will be told that the rows are gone. Otherwise (retention, which
-                judges again after a crash) a start that frees no file is not written down: it moves
-                at once, and there is no job.
-
-        Raises:
-            OffsetOutOfRange: beyond the log's end.
-        """
-        assert self._trim is None, "a trim is outstanding"
-        assert self._truncation is None, "a truncation is outstanding"
-        if not 0 <= offset <= self.log_end_offset:
-            raise OffsetOutOfRange(f"offset {offset} is beyond the end {self.log_end_offset}.")
-        if offset <= self._start_saved:
-            return None
-        offset = max(offset, self.log_start_offset)
-        assert self._start_saved < offset <= self.log_end_offset
-        doomed = [s for s in self.segments if self._is_given_up(s, offset)]
-        assert doomed == self.segments[: len(doomed)], "the oldest files go, and none between"
-        if not promised and not doomed:
-            self._move_start(offset)
-            return None
-        snapshot = self._snapshot_before(doomed[-1].end_offset) if doomed else None
-        unflushed: tuple[Segment, ...] = ()
-        ahead = offset > self.flushed_offset if snapshot is None else snapshot.offset > offset
-        if ahead and self._producers is not None and not self.fault:
-            unflushed = self._unflushed.segments_all
-        indexes = tuple(segment.index_path for segment in doomed)
-        epochs = self.epochs.dump() if doomed and self._unflushed.owes(self.epochs) else None
-        newest = self.segments[-1] if len(doomed) < len(self.segments) else None
-        self._trim = TrimJob(
-            self._disk,
-            self.directory,
-            self._unflushed.fsyncs,
-            self._unflushed.marks,
-            offset,
-            indexes,
-            unflushed,
-            snapshot,
-            epochs,
-            newest,
-        )
-        return self._trim
-
-    def begin_skip(self, offset: int, told: bytes = b"", now: Now | None = None) -> TrimJob:
-        """Give up all rows and begin at `offset`, beyond the log's end. One at a time, as a trim.
-
-        For a copy of a log whose rows from this end on were given up. Nothing may be appended until
-        it is complete. The rows between cannot tell of their producers: `told`, a snapshot of whom
-        the log has rows below `offset`, takes the place of what is known here, and is on the disk
-        before the log begins there. Without it what is known here stays.
-
-        Raises:
-            CorruptLog: `told` is no snapshot.
-        """
-        assert self._trim is None, "a trim is outstanding"
-        assert self._truncation is None, "a truncation is outstanding"
-        assert offset > self.log_end_offset, "an end that is reached is trimmed to"
-        assert not self._skipping, "one trim at a time"
-        self._check_writable()
-        indexes = tuple(segment.index_path for segment in self.segments)
-        snapshot = self._snapshot_before(self.log_end_offset)
-        self._told_producers = None
-        if told and self._producers is not None:
-            producers = self._producers.blank(None if now is None else now.mono_us)
-            producers.restore(told)
-            self._told_producers = producers
-            snapshot = SnapshotFile(offset, producers.capture())
-        self._trim = TrimJob(
-            self._disk,
-            self.directory,
-            self._unflushed.fsyncs,
-            self._unflushed.marks,
-            offset,
-            indexes,
-            snapshot=snapshot,
-        )
-        self._skipping = True
-        return self._trim
-
-    def complete_trim(self, job: TrimJob, result: TrimResult) -> RemoveFilesJob | None:
-        """The new log start is on the disk: the rows below it are gone for readers from here on.
-
-        Returns the job that removes their files, None when there are none, or when they must stay
-        for the next start, which reads the disk.
-        """
-        assert job is self._trim
-        self._trim = None
-        self._start_saved = max(self._start_saved, job.offset)
-        if self._skipping:
-            assert self.log_end_offset < job.offset
-            self.log_end_offset = self.flushed_offset = job.offset
-            self.epochs.truncate_to(0)  # Nobody here knows where they ended.
-            self._skipping = False
-            if self._producers is not None and self._told_producers is not None:
-                self._producers.adopt(self._told_producers)
-        self._move_start(min(job.offset, self.log_end_offset))
-        assert self._start_saved <= self.log_start_offset <= self.log_end_offset
-        assert self.flushed_offset <= self.log_end_offset
-        snapshot = job.snapshot
-        if snapshot is not None and self.fault:
-            return None  # It may speak of rows that are on no disk: the files tell what is true.
-        if snapshot is not None and result.snapshot_saved:
-            self._unflushed.snapshot_saved(snapshot.offset)
-            snapshot = None
-        elif snapshot is not None:
-            self._unflushed.snapshot_lost(snapshot.offset)
-        return self._detach_given_up(snapshot)
-
-    def fail_trim(self, job: TrimJob, error: BaseException) -> None:
-        """The trim's `run` raised `error`: the log starts where it did.
-
-        A trim that had rows to flush may have failed at that, which is final, as in a flush.
-        """
-        assert job is self._trim
-        assert self._start_saved < job.offset, "what is on the disk stays there"
-        self._trim = None
-        self._skipping = False
-        if job.snapshot is not None:
-            self._unflushed.snapshot_lost(job.snapshot.offset)
-        if job.segments and not (isinstance(error, DiskFull) or out_of_descriptors(error)):
-            self.fault = self.fault or f"flush failed: {error}"
-
-    def _is_given_up(self, segment: Segment, start_offset: int) -> bool:
-        """True when the file may go with the rows below `start_offset`.
-
-        Not one without rows at the log's end: the next segment would have its name, and the job
-        that removes the old file would remove the new one.
-        """
-        next_name = segment.empty and segment.base_offset == self.log_end_offset
-        return segment.end_offset <= start_offset and not next_name
-
-    def _move_start(self, offset: int) -> None:
-        assert offset <= self.log_end_offset, "a log never begins behind its end"
-        if offset > self.log_start_offset:
-            self.log_start_offset = offset
-            self._oldest_us = None
-            self._changed = True
-            self.epochs.trim(offset)
-
-    def _detach_given_up(self, snapshot: SnapshotFile | None) -> RemoveFilesJob | None:
-        """Take the segments below the log start out; their files are still to be removed."""
-        paths: list[str] = []
-        byte_count, count = self.size_bytes, len(self.segments)
-        while self.segments and self._is_given_up(self.segments[0], self.log_start_offset):
-            segment = self._segments.take_first()
-            self._forget(segment)
-            size = segment.file.size
-            self._last_given_up = RecoveryPoint(segment.end_offset, segment.base_offset, size)
-            paths += [segment.index_path, segment.path]
-        if not paths:
-            return None
-        assert len(paths) == 2 * (count - len(self.segments)), "a segment is two files"
-        assert self.size_bytes <= byte_count, "files that go take their bytes with them"
-        return RemoveFilesJob(
-            self._disk,
-            self.directory,
-            tuple(paths),
-            byte_count - self.size_bytes,
-            count - len(self.segments),
-            snapshot,
-        )
-
-    def _forget(self, segment: Segment) -> None:
-        assert segment.dropped
-        self._unflushed.forget(segment)
-        self._indexes.forget(segment)
-
-    def retention_target(
-        self,
-        now: Now,
-        high_watermark: int,
-        *,
-        cold_ok: bool = True,
-        just_read: JustRead = (),
-        clock_us: int = 0,
-    ) -> int:
-        """Decide where the log should start: too old or too much goes. See `begin_trim`.
-
-        Args:
-            clock_us: the wall clock, where `now` has one that is behind because it is doubted.
-
-        Raises:
-            NotResident: only when not `cold_ok`.
-        """
-        return target(
-            self, now, high_watermark, cold_ok=cold_ok, just_read=just_read, clock_us=clock_us
-        )
-
-    def _snapshot_before(self, end_offset: int) -> SnapshotFile | None:
-        """The snapshot to make durable before files with rows below `end_offset` go, or None."""
-        assert 0 <= end_offset <= self.log_end_offset
-        if self._producers is None or self._unflushed.covered >= end_offset:
-            return None
-        return SnapshotFile(self.log_end_offset, self._producers.capture())
-
-
-_HALF_CUT: Final = "a truncation failed half way"
-
-
-class Log(TrimmableLog):
-    """One partition's log: segments in a row, seen as one sequence of offsets.
-
-    All attributes are for reading, except `config`.
-    """
-
-    __slots__ = ()
 
     # --- opening -------------------------------------------------------------------------------
     @classmethod
@@ -944,3 +453,473 @@ class Log(TrimmableLog):
         if self._last_given_up.offset == self.log_end_offset:
             return self._last_given_up
         return RecoveryPoint(self.log_end_offset)
+
+    # --- appending: batches are stamped, written and indexed --------------------------------------
+    def append(self, batches: Batches, leader_epoch: int, now: Now) -> int:
+        """Stamp and write batches (writable views, validated). Returns the first row's offset.
+
+        Raises:
+            BatchTooLarge: more rows or bytes than a segment may hold; nothing was appended.
+            DiskFull: nothing was appended.
+            StorageFault: nothing was appended; an earlier flush failed, or the disk does.
+        """
+        self._check_writable()
+        assert leader_epoch >= self.epochs.newest, "leader epochs never fall along a log"
+        base_offset = offset = self.log_end_offset
+        total = 0
+        for header, view in batches:
+            stamp(view, 0, offset, leader_epoch)
+            offset += header.row_count
+            total += len(view)
+        segment = self._writable(base_offset, total, offset, now)
+        self._write(segment, batches, offset, total, now, [(leader_epoch, base_offset)])
+        segment.note_arrival(_late_arrival_us(batches, now), base_offset)
+        assert self.log_end_offset == offset
+        return base_offset
+
+    def append_copied(self, batches: Batches, now: Now, arrived_us: int = -1) -> int:
+        """Write batches as another broker's log has them: stamps stay. Returns the log's new end.
+
+        They must go on where this log ends. The first batch of a log without rows may begin before
+        the log start, when that lies inside of it; one that ends there holds no row of this log.
+        What the batches tell of their producers is taken in, too: nobody checked them here.
+
+        Args:
+            arrived_us: when late ones among them arrived at the leader; 0: there are none; -1: it
+                did not tell.
+
+        Raises: as `append`, and
+            CorruptLog: the offsets or epochs do not join up; nothing was appended.
+        """
+        self._check_writable()
+        if not batches:
+            return self.log_end_offset
+        first = batches[0][0]
+        offset = self.log_end_offset
+        # A copy that found no room may have begun the first segment already.
+        fits = all(s.empty and s.base_offset == first.base_offset for s in self.segments)
+        if fits and first.base_offset < offset < first.next_offset:
+            offset = first.base_offset
+        base_offset = offset
+        total = 0
+        epochs: list[tuple[int, int]] = []
+        newest = self.epochs.newest
+        for header, view in batches:
+            if header.base_offset != offset or header.leader_epoch < newest:
+                name = short_name(self.directory)
+                raise CorruptLog(
+                    f"{name}: a copied batch begins at row {header.base_offset} in epoch"
+                    f" {header.leader_epoch}; the log ends at {offset} in epoch {newest}.",
+                    file=name,
+                    offset=offset,
+                )
+            assert BatchHeader.unpack(view) == header, "the bytes carry the stamps"
+            newest = header.leader_epoch
+            epochs.append((newest, offset))
+            offset = header.next_offset
+            total += len(view)
+        assert base_offset <= self.log_end_offset < offset, "the copied rows are the log's next"
+        segment = self._writable(base_offset, total, offset, now)
+        self._write(segment, batches, offset, total, now, epochs)
+        if arrived_us < 0:
+            arrived_us = _late_arrival_us(batches, now)
+        segment.note_arrival(arrived_us, base_offset)
+        assert self.epochs.newest == newest
+        if self._producers is not None:
+            for header, _ in batches:
+                self._producers.record(header, header.base_offset, now.mono_us)
+        return offset
+
+    def _check_writable(self) -> None:
+        if self.fault:
+            raise StorageFault(f"{short_name(self.directory)} takes no writes: {self.fault}.")
+        assert self._truncation is None, "a truncation is outstanding"
+        assert not self._skipping, "the log is about to begin elsewhere"
+
+    def _writable(self, base_offset: int, byte_count: int, end_offset: int, now: Now) -> Segment:
+        """The segment that takes these rows: the last one, or a new one.
+
+        Raises: as `append`, before anything is written.
+        """
+        assert 0 <= base_offset < end_offset
+        assert byte_count > 0
+        rows = end_offset - base_offset
+        if rows > SEGMENT_ROWS_MAX or byte_count > SEGMENT_BYTES_MAX - SEGMENT_HEADER_BYTES:
+            raise BatchTooLarge(
+                f"one append of {rows} rows and {byte_count} bytes; a segment takes"
+                f" {SEGMENT_ROWS_MAX} rows and {SEGMENT_BYTES_MAX} bytes."
+            )
+        segments = self._segments.items
+        last = segments[-1] if segments else None
+        if last is not None and not last.finished:
+            if last.created_us < 0:
+                last.load()
+            config = self.config
+            if end_offset - last.base_offset <= SEGMENT_ROWS_MAX and (
+                (
+                    last.file.size + byte_count <= config.roll_bytes
+                    and now.wall_us - last.created_us < self._roll_us(last)
+                )
+                or last.empty
+            ):
+                assert last.end_offset == base_offset, "rows follow each other without a gap"
+                return last
+            self.roll()
+        assert last is None or last.finished, "one segment takes appends"
+        flushed = min(self.flushed_offset, base_offset)
+        segment = Segment.create(self._disk, self.directory, base_offset, now.wall_us, flushed)
+        if last is not None and last.base_offset == base_offset:
+            # A power failure left it without a row and without a good header: its name is taken.
+            assert last.end_offset == base_offset
+            self._segments.take_last()
+            self._unflushed.forget(last)
+            self._indexes.forget(last)
+        self._segments.add(segment)
+        self._unflushed.names_changed = True
+        return segment
+
+    def _write(
+        self,
+        segment: Segment,
+        batches: Batches,
+        end_offset: int,
+        byte_count: int,
+        now: Now,
+        epochs: Sequence[tuple[int, int]],
+    ) -> None:
+        """Write stamped batches to `segment`. What comes after the write cannot fail."""
+        assert self._segments.items[-1] is segment, "only the last segment grows"
+        assert epochs[0][1] == segment.end_offset, "the first epoch begins with the first row"
+        segment.append(batches, end_offset, self.config.index_interval_bytes)
+        segment.appended_mono_us = now.mono_us
+        for epoch, offset in epochs:
+            if epoch > self.epochs.newest:
+                self.epochs.assign(epoch, offset)
+        self.log_end_offset = end_offset
+        self._segments.grew(byte_count)
+        self._changed = True
+        self._unflushed.appended(segment, byte_count, now)
+
+    def roll(self) -> None:
+        """The next append begins a new segment. No I/O: the next flush writes what it leaves."""
+        if self.segments and not self.segments[-1].finished:
+            last = self.segments[-1]
+            assert last.end_offset <= self.log_end_offset
+            last.finished = True
+            self._unflushed.rolled(last, self.log_end_offset, self._producers)
+            self._indexes.finished(last)
+
+    def roll_if_due(self, now: Now) -> None:
+        """An idle topic's segment is finished when its time has come."""
+        last = self.segments[-1] if self.segments else None
+        if last is None or last.created_us < 0 or last.empty:
+            return
+        if now.wall_us - last.created_us >= self._roll_us(last):
+            self.roll()
+
+    def _roll_us(self, segment: Segment) -> int:
+        return self.config.roll_us(has_late=segment.arrived_us > 0)
+
+    def arrived_us(self, offset: int, end_offset: int) -> int:
+        """When late rows of the segments that hold [offset, end_offset) arrived; 0: none is late.
+
+        They must have been loaded, as those are of which rows were read.
+        """
+        assert offset <= end_offset
+        latest_us = 0
+        for segment in self._segments.holding(offset):
+            if segment.base_offset >= end_offset:
+                break
+            if segment.arrived_from < end_offset:
+                latest_us = max(latest_us, segment.arrived_us)
+        return latest_us
+
+    def clock_jumped(self, now: Now) -> bool:
+        """The wall clock went ahead: perhaps it was behind, and so were the times of rows.
+
+        Rows that this process appended have arrived so long ago as its monotonic clock says. True
+        when there is something new to be flushed.
+        """
+        first = self._opened_at
+        changed = False
+        for segment in self._segments.items:
+            if segment.appended_mono_us >= 0 and segment.end_offset > first:
+                arrived_us = max(0, now.wall_us - (now.mono_us - segment.appended_mono_us))
+                segment.note_arrival(arrived_us, max(first, segment.base_offset))
+                assert not segment.dropped
+                if segment.owes_arrival and not self.fault:
+                    changed = True
+                    self._unflushed.header_changed(segment, now)
+        self._changed = self._changed or changed
+        return changed
+
+    # --- trimming: the oldest rows are given up ---------------------------------------------------
+    @property
+    def start_saved(self) -> int:
+        """The log start that is on the disk: rows below it never come back."""
+        return self._start_saved
+
+    def begin_trim(self, offset: int, *, promised: bool = True) -> TrimJob | None:
+        """Give up the rows below `offset`; None when there is nothing to do. One at a time.
+
+        Args:
+            promised: somebody will be told that the rows are gone. Otherwise (retention, which
+                judges again after a crash) a start that frees no file is not written down: it moves
+                at once, and there is no job.
+
+        Raises:
+            OffsetOutOfRange: beyond the log's end.
+        """
+        assert self._trim is None, "a trim is outstanding"
+        assert self._truncation is None, "a truncation is outstanding"
+        if not 0 <= offset <= self.log_end_offset:
+            raise OffsetOutOfRange(f"offset {offset} is beyond the end {self.log_end_offset}.")
+        if offset <= self._start_saved:
+            return None
+        offset = max(offset, self.log_start_offset)
+        assert self._start_saved < offset <= self.log_end_offset
+        doomed = [s for s in self.segments if self._is_given_up(s, offset)]
+        assert doomed == self.segments[: len(doomed)], "the oldest files go, and none between"
+        if not promised and not doomed:
+            self._move_start(offset)
+            return None
+        snapshot = self._snapshot_before(doomed[-1].end_offset) if doomed else None
+        unflushed: tuple[Segment, ...] = ()
+        ahead = offset > self.flushed_offset if snapshot is None else snapshot.offset > offset
+        if ahead and self._producers is not None and not self.fault:
+            unflushed = self._unflushed.segments_all
+        indexes = tuple(segment.index_path for segment in doomed)
+        epochs = self.epochs.dump() if doomed and self._unflushed.owes(self.epochs) else None
+        newest = self.segments[-1] if len(doomed) < len(self.segments) else None
+        self._trim = TrimJob(
+            self._disk,
+            self.directory,
+            self._unflushed.fsyncs,
+            self._unflushed.marks,
+            offset,
+            indexes,
+            unflushed,
+            snapshot,
+            epochs,
+            newest,
+        )
+        return self._trim
+
+    def begin_skip(self, offset: int, told: bytes = b"", now: Now | None = None) -> TrimJob:
+        """Give up all rows and begin at `offset`, beyond the log's end. One at a time, as a trim.
+
+        For a copy of a log whose rows from this end on were given up. Nothing may be appended until
+        it is complete. The rows between cannot tell of their producers: `told`, a snapshot of whom
+        the log has rows below `offset`, takes the place of what is known here, and is on the disk
+        before the log begins there. Without it what is known here stays.
+
+        Raises:
+            CorruptLog: `told` is no snapshot.
+        """
+        assert self._trim is None, "a trim is outstanding"
+        assert self._truncation is None, "a truncation is outstanding"
+        assert offset > self.log_end_offset, "an end that is reached is trimmed to"
+        assert not self._skipping, "one trim at a time"
+        self._check_writable()
+        indexes = tuple(segment.index_path for segment in self.segments)
+        snapshot = self._snapshot_before(self.log_end_offset)
+        self._told_producers = None
+        if told and self._producers is not None:
+            producers = self._producers.blank(None if now is None else now.mono_us)
+            producers.restore(told)
+            self._told_producers = producers
+            snapshot = SnapshotFile(offset, producers.capture())
+        self._trim = TrimJob(
+            self._disk,
+            self.directory,
+            self._unflushed.fsyncs,
+            self._unflushed.marks,
+            offset,
+            indexes,
+            snapshot=snapshot,
+        )
+        self._skipping = True
+        return self._trim
+
+    def complete_trim(self, job: TrimJob, result: TrimResult) -> RemoveFilesJob | None:
+        """The new log start is on the disk: the rows below it are gone for readers from here on.
+
+        Returns the job that removes their files, None when there are none, or when they must stay
+        for the next start, which reads the disk.
+        """
+        assert job is self._trim
+        self._trim = None
+        self._start_saved = max(self._start_saved, job.offset)
+        if self._skipping:
+            assert self.log_end_offset < job.offset
+            self.log_end_offset = self.flushed_offset = job.offset
+            self.epochs.truncate_to(0)  # Nobody here knows where they ended.
+            self._skipping = False
+            if self._producers is not None and self._told_producers is not None:
+                self._producers.adopt(self._told_producers)
+        self._move_start(min(job.offset, self.log_end_offset))
+        assert self._start_saved <= self.log_start_offset <= self.log_end_offset
+        assert self.flushed_offset <= self.log_end_offset
+        snapshot = job.snapshot
+        if snapshot is not None and self.fault:
+            return None  # It may speak of rows that are on no disk: the files tell what is true.
+        if snapshot is not None and result.snapshot_saved:
+            self._unflushed.snapshot_saved(snapshot.offset)
+            snapshot = None
+        elif snapshot is not None:
+            self._unflushed.snapshot_lost(snapshot.offset)
+        return self._detach_given_up(snapshot)
+
+    def fail_trim(self, job: TrimJob, error: BaseException) -> None:
+        """The trim's `run` raised `error`: the log starts where it did.
+
+        A trim that had rows to flush may have failed at that, which is final, as in a flush.
+        """
+        assert job is self._trim
+        assert self._start_saved < job.offset, "what is on the disk stays there"
+        self._trim = None
+        self._skipping = False
+        if job.snapshot is not None:
+            self._unflushed.snapshot_lost(job.snapshot.offset)
+        if job.segments and not (isinstance(error, DiskFull) or out_of_descriptors(error)):
+            self.fault = self.fault or f"flush failed: {error}"
+
+    def _is_given_up(self, segment: Segment, start_offset: int) -> bool:
+        """True when the file may go with the rows below `start_offset`.
+
+        Not one without rows at the log's end: the next segment would have its name, and the job
+        that removes the old file would remove the new one.
+        """
+        next_name = segment.empty and segment.base_offset == self.log_end_offset
+        return segment.end_offset <= start_offset and not next_name
+
+    def _move_start(self, offset: int) -> None:
+        assert offset <= self.log_end_offset, "a log never begins behind its end"
+        if offset > self.log_start_offset:
+            self.log_start_offset = offset
+            self._oldest_us = None
+            self._changed = True
+            self.epochs.trim(offset)
+
+    def _detach_given_up(self, snapshot: SnapshotFile | None) -> RemoveFilesJob | None:
+        """Take the segments below the log start out; their files are still to be removed."""
+        paths: list[str] = []
+        byte_count, count = self.size_bytes, len(self.segments)
+        while self.segments and self._is_given_up(self.segments[0], self.log_start_offset):
+            segment = self._segments.take_first()
+            self._forget(segment)
+            size = segment.file.size
+            self._last_given_up = RecoveryPoint(segment.end_offset, segment.base_offset, size)
+            paths += [segment.index_path, segment.path]
+        if not paths:
+            return None
+        assert len(paths) == 2 * (count - len(self.segments)), "a segment is two files"
+        assert self.size_bytes <= byte_count, "files that go take their bytes with them"
+        return RemoveFilesJob(
+            self._disk,
+            self.directory,
+            tuple(paths),
+            byte_count - self.size_bytes,
+            count - len(self.segments),
+            snapshot,
+        )
+
+    def _forget(self, segment: Segment) -> None:
+        assert segment.dropped
+        self._unflushed.forget(segment)
+        self._indexes.forget(segment)
+
+    def retention_target(
+        self,
+        now: Now,
+        high_watermark: int,
+        *,
+        cold_ok: bool = True,
+        just_read: JustRead = (),
+        clock_us: int = 0,
+    ) -> int:
+        """Decide where the log should start: too old or too much goes. See `begin_trim`.
+
+        Args:
+            clock_us: the wall clock, where `now` has one that is behind because it is doubted.
+
+        Raises:
+            NotResident: only when not `cold_ok`.
+        """
+        return target(
+            self, now, high_watermark, cold_ok=cold_ok, just_read=just_read, clock_us=clock_us
+        )
+
+    def _snapshot_before(self, end_offset: int) -> SnapshotFile | None:
+        """The snapshot to make durable before files with rows below `end_offset` go, or None."""
+        assert 0 <= end_offset <= self.log_end_offset
+        if self._producers is None or self._unflushed.covered >= end_offset:
+            return None
+        return SnapshotFile(self.log_end_offset, self._producers.capture())
+
+
+# Which rows are too old or too many.
+def target(
+    log: ReadableLog,
+    now: Now,
+    high_watermark: int,
+    *,
+    cold_ok: bool,
+    just_read: JustRead = (),
+    clock_us: int = 0,
+) -> int:
+    """Decide where the log should start: where it does or later. See `Log.retention_target`."""
+    if log.log_start_offset >= log.log_end_offset:
+        return log.log_start_offset
+    assert high_watermark >= 0
+    by_time = _by_time(log, now, max(clock_us, now.wall_us), cold_ok, just_read)
+    wanted = min(max(by_time, _by_size(log)), high_watermark)
+    start = max(wanted, log.log_start_offset)
+    assert start <= log.log_end_offset
+    assert start <= max(high_watermark, log.log_start_offset), "rows that are not replicated stay"
+    return start
+
+
+def _by_time(log: ReadableLog, now: Now, clock_us: int, cold_ok: bool, just_read: JustRead) -> int:
+    retention_ms = log.config.retention_ms
+    if retention_ms < 0:
+        return 0
+    cutoff_us = now.wall_us - retention_ms * 1000
+    oldest_us = log.oldest_us(cold_ok=cold_ok, just_read=just_read)
+    if oldest_us is not None and oldest_us >= cutoff_us:
+        return 0
+    found = log.offset_for_timestamp(cutoff_us, cold_ok=cold_ok, just_read=just_read)
+    end_offset = log.log_end_offset if found is None else found[0]
+    return _by_arrival(log, Now(now.mono_us, clock_us), cutoff_us, end_offset)
+
+
+def _by_arrival(log: ReadableLog, clock: Now, cutoff_us: int, end_offset: int) -> int:
+    """Where to stop in front of `end_offset`: at the first row that arrived after the cutoff.
+
+    The header of each segment in front of it was read, for `end_offset` was found by its index.
+    """
+    assert cutoff_us <= clock.wall_us
+    for segment in log.segments:
+        if segment.base_offset >= end_offset:
+            break
+        if not segment.created_us and not segment.arrived_us:  # A damaged header: it may have told.
+            segment.note_arrival(clock.wall_us, segment.base_offset)
+        assert segment.arrived_from >= segment.base_offset
+        if segment.arrival_by(clock) >= max(cutoff_us, 1):
+            return min(end_offset, segment.arrived_from)
+    return end_offset
+
+
+def _by_size(log: ReadableLog) -> int:
+    limit = log.config.retention_bytes
+    target = 0
+    if limit >= 0:
+        size = log.size_bytes
+        for segment in log.segments[:-1]:
+            if size <= limit:
+                break
+            size -= segment.file.size
+            assert size >= 0, "the log counts the bytes of all segments"
+            assert segment.end_offset >= target
+            target = segment.end_offset
+    return target

@@ -24,7 +24,7 @@ def test_a_node_names_itself_when_it_knows_all_that_was_decided(
     elected: int, *, is_leading: bool, decides_alone: bool, told: int
 ) -> None:
     broker: Any = SimpleNamespace(
-        membership=SimpleNamespace(controller=SimpleNamespace(controller_id=elected)),
+        controller=SimpleNamespace(controller_id=elected),
         config=SimpleNamespace(node_id=1),
         quorum=SimpleNamespace(is_leading=is_leading, decides_alone=decides_alone),
     )
