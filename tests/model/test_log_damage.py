@@ -64,7 +64,7 @@ def test_a_flipped_bit_is_reported_and_nothing_is_lost(
             lost += 1
             continue
         try:
-            (view,) = log.read(offset, bytes_max=1, end_offset=offset + 3)
+            (view,) = log.reader.read(offset, bytes_max=1, end_offset=offset + 3)
         except CorruptLog:
             lost += 1
         else:
@@ -73,7 +73,7 @@ def test_a_flipped_bit_is_reported_and_nothing_is_lost(
     assert lost <= 1
     base_offset = log.log_end_offset
     log.append([make_batch(3, NOW.wall_us, 1, 9)], 1, NOW)
-    assert log.read(base_offset, bytes_max=1, end_offset=log.log_end_offset)
+    assert log.reader.read(base_offset, bytes_max=1, end_offset=log.log_end_offset)
 
 
 @given(where=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
@@ -90,7 +90,7 @@ def test_damage_below_the_recovery_point_is_found_by_the_reader(where: float, bi
     lost = 0
     for number, data in enumerate(stored):
         try:
-            (view,) = log.read(3 * number, bytes_max=1, end_offset=3 * number + 3)
+            (view,) = log.reader.read(3 * number, bytes_max=1, end_offset=3 * number + 3)
         except CorruptLog:
             lost += 1
         else:

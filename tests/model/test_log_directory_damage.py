@@ -190,7 +190,7 @@ def ask(log: Log, question: Callable[..., object], cold_ok: bool) -> None:
             return
         except NotResident as cold:
             try:
-                log.complete_read(cold.job, cold.job.run())
+                log.reader.complete_read(cold.job, cold.job.run())
             except TYPED:
                 return
             done.append(cold.job)
@@ -203,16 +203,16 @@ def read_all(log: Log, rng: Random, cold_ok: bool) -> None:
     start, end = log.log_start_offset, log.log_end_offset
     now = Now(0, START_US)
     questions: list[Callable[..., object]] = [
-        partial(log.read, row, bytes_max=rng.choice([1, 300, 5_000]), end_offset=end)
+        partial(log.reader.read, row, bytes_max=rng.choice([1, 300, 5_000]), end_offset=end)
         for row in sorted({*range(start, min(end, start + 100)), max(start, end - 1), end})
     ]
     times_us = (START_US - 1, START_US, START_US + 500, START_US + 2_000)
-    questions += [partial(log.offset_for_timestamp, time_us) for time_us in times_us]
-    questions.append(partial(log.bytes_between, start, end, rng.choice([-1, 1, 500])))
-    questions += [log.oldest_us, partial(log.retention_target, now, end)]
+    questions += [partial(log.reader.offset_for_timestamp, time_us) for time_us in times_us]
+    questions.append(partial(log.reader.bytes_between, start, end, rng.choice([-1, 1, 500])))
+    questions += [log.reader.oldest_us, partial(log.retention_target, now, end)]
     for question in questions:
         ask(log, question, cold_ok)
-    log.load_newest_time()
+    log.reader.load_newest_time()
     for epoch in range(EPOCH_NEWEST + 2):
         log.epochs.end_offset_for(epoch)
 

@@ -66,7 +66,7 @@ def build(batches: list[Batch], *, indexed: bool, stop: str) -> World:
             flush(log)
     flush(log)
     if indexed:
-        log.segments[0].save_index()
+        log.reader.segments[0].save_index()
     if stop == "clean":
         log.close(clean=True)
     disk.kill()
@@ -82,7 +82,7 @@ def check_reads(log: Log, world: World, bytes_max: int) -> set[int]:
     end = min(log.log_end_offset, world.placed[-1].next_offset)
     for offset in range(log.log_start_offset, log.log_end_offset):
         try:
-            views = log.read(offset, bytes_max=bytes_max, end_offset=log.log_end_offset)
+            views = log.reader.read(offset, bytes_max=bytes_max, end_offset=log.log_end_offset)
         except CorruptLog as error:
             first, after = error.details["offset"], error.details["end_offset"]
             assert isinstance(first, int)

@@ -247,7 +247,9 @@ class LogMachine(RuleBasedStateMachine):
         self.promised = self.end
         self.reopen_after_crash()
 
-    @precondition(lambda self: self.log.segments and self.log.segments[0].base_offset == 0)
+    @precondition(
+        lambda self: self.log.reader.segments and self.log.reader.segments[0].base_offset == 0
+    )
     @rule()
     def kill_and_exchange_snapshots(self) -> None:
         """All batches are there to tell what is true."""
@@ -353,7 +355,7 @@ class LogMachine(RuleBasedStateMachine):
     def read(self, where: float, upto: float, size: int) -> None:
         offset = self.start + int((self.end - self.start) * where)
         end = offset + int((self.end - offset) * upto)
-        views = self.log.read(offset, bytes_max=size, end_offset=end)
+        views = self.log.reader.read(offset, bytes_max=size, end_offset=end)
         wanted = [b for b in self.stored if b.end > offset and b.offset < end]
         if offset >= end:
             wanted = []
@@ -366,8 +368,8 @@ class LogMachine(RuleBasedStateMachine):
         assert got == expected
         if views:
             assert BatchHeader.unpack(views[-1]).total_bytes == len(views[-1])
-        assert self.log.bytes_between(offset, end) == (end, sum(len(b.data) for b in wanted))
-        bounded_end, count = self.log.bytes_between(offset, end, size)
+        assert self.log.reader.bytes_between(offset, end) == (end, sum(len(b.data) for b in wanted))
+        bounded_end, count = self.log.reader.bytes_between(offset, end, size)
         assert count == len(expected)
         assert bounded_end == (
             min(end, BatchHeader.unpack(views[-1]).next_offset) if views else end
@@ -378,7 +380,7 @@ class LogMachine(RuleBasedStateMachine):
         at = self.now.wall_us - age * 1000
         found = next((b for b in self.stored if b.time_us >= at), None)
         want = None if found is None else (max(found.offset, self.start), found.time_us)
-        assert self.log.offset_for_timestamp(at) == want
+        assert self.log.reader.offset_for_timestamp(at) == want
 
     @invariant()
     def agrees(self) -> None:
@@ -389,7 +391,7 @@ class LogMachine(RuleBasedStateMachine):
         for batch in self.stored:
             epoch = log.epochs.epoch_for(max(batch.offset, self.start))
             assert epoch == batch.epoch or (epoch == -1 and batch.end <= self.revived_end)
-        assert log.size_bytes == sum(segment.file.size for segment in log.segments)
+        assert log.reader.size_bytes == sum(segment.file.size for segment in log.reader.segments)
 
 
 TestLog = LogMachine.TestCase

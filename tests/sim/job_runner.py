@@ -130,8 +130,8 @@ class JobRunner:
                 log.log_start_offset,
                 log.log_end_offset,
                 log.flushed_offset,
-                log.size_bytes,
-                [(segment.base_offset, segment.end_offset) for segment in log.segments],
+                log.reader.size_bytes,
+                [(segment.base_offset, segment.end_offset) for segment in log.reader.segments],
                 log.epochs.entries(),
                 state.high_watermark,
             )

@@ -195,7 +195,7 @@ WORK = (
     ),
     make_bug(
         "off-by-one in a sliced fetch",
-        "storage.log.log:Log._walk",
+        "storage.log.reader:LogReader._walk",
         "asked = (segment, offset,",
         "asked = (segment, min(offset + 1, end_offset - 1),",
     ),

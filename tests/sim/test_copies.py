@@ -177,7 +177,7 @@ class Copying:
         for number in () if self.lossy else (LEADER, COPY):
             replica = self.replica(number)
             if replica is not None and not replica.cutting:
-                size = replica.log.bytes_between(0, replica.state.high_watermark)[1]
+                size = replica.log.reader.bytes_between(0, replica.state.high_watermark)[1]
                 rows = self.rows(number)[:size]
                 for known in self.readable.values():
                     both = min(len(known), len(rows))

@@ -48,7 +48,7 @@ def flushed_log(*, known: int, power: bool = True, value: int = 0) -> FaultyDisk
     position = [64]
     for size in SIZES:
         log.append([batch(size, value)], 0, NOW)
-        position.append(log.size_bytes)
+        position.append(log.reader.size_bytes)
     flush(log)
     disk.kill()
     forget_point(disk, DIRECTORY)

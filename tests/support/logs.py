@@ -89,12 +89,16 @@ def foreign_snapshot(path: str, data: bytes) -> bytes:
 
 def retain(log: Log, now: Now, high_watermark: int) -> tuple[int, int, int]:
     """A round of retention: (log start, segments removed, bytes removed)."""
-    count, byte_count = log.segment_count, log.size_bytes
+    count, byte_count = log.reader.segment_count, log.reader.size_bytes
     job = log.begin_trim(log.retention_target(now, high_watermark), promised=False)
     if job is not None:
         _carry_out(log, job)
     log.roll_if_due(now)
-    return log.log_start_offset, count - log.segment_count, byte_count - log.size_bytes
+    return (
+        log.log_start_offset,
+        count - log.reader.segment_count,
+        byte_count - log.reader.size_bytes,
+    )
 
 
 def _carry_out(log: Log, job: TrimJob) -> None:

@@ -120,7 +120,7 @@ def _lag_of(replica: Replica, leadership: Leadership, now_us: int) -> _Lag:
 def _bytes_of(replica: Replica, rows: int, end: int) -> int:
     """As many as these rows take if they are as large as those of the log are on average."""
     held = end - replica.state.log_start_offset
-    return replica.log.size_bytes * min(rows, held) // held if rows and held > 0 else 0
+    return replica.log.reader.size_bytes * min(rows, held) // held if rows and held > 0 else 0
 
 
 def _quorum_lag(quorum: Quorum) -> int:

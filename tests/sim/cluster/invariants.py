@@ -335,14 +335,14 @@ class Invariants:
         disk, log = host.disk, replica.log
         while True:
             if not copy.path or not disk.exists(copy.path):
-                bases = [s.base_offset for s in log.segments if s.base_offset <= copy.offset]
+                bases = [s.base_offset for s in log.reader.segments if s.base_offset <= copy.offset]
                 if not bases:
                     return None
                 copy.path, copy.at = f"{log.directory}/{bases[-1]:020d}.log", SEGMENT_HEADER_BYTES
             data = disk.inode(copy.path).data
             if copy.at >= len(data):
                 # The log start may have moved on, into the middle of a later file.
-                bases = [s.base_offset for s in log.segments if s.base_offset <= copy.offset]
+                bases = [s.base_offset for s in log.reader.segments if s.base_offset <= copy.offset]
                 path = f"{log.directory}/{max(bases, default=0):020d}.log"
                 if not bases or path == copy.path:
                     copy.path = ""

@@ -35,5 +35,5 @@ def patience_us(cluster: Cluster, base_us: int = HEAL_US) -> int:
         assert host.node is not None
         for replica in host.node.broker.assignment.all_open():
             key = (replica.topic.topic_id, replica.name.partition)
-            files[key] = max(files.get(key, 0), len(replica.log.segments))
+            files[key] = max(files.get(key, 0), len(replica.log.reader.segments))
     return base_us * cluster.scenario.tempo.scale + FILE_US * sum(files.values())

@@ -239,7 +239,7 @@ def test_a_log_start_inside_of_a_batch_hides_none_of_the_rest() -> None:
     log = Log.open(disk, "data/t-0", config=config, clean=False, now=now)
     for number in range(9):
         log.append([make_batch(5, now.wall_us, 1, number + 1)], 0, now)
-    assert [one.base_offset for one in log.segments] == [0, 20, 40]
+    assert [one.base_offset for one in log.reader.segments] == [0, 20, 40]
     rules, copy = Invariants(), _Copy(1)
     host = SimpleNamespace(name="node-0", disk=disk, is_rotten=False)
     replica = SimpleNamespace(topic=SimpleNamespace(topic_id=bytes(16)), log=log, name=NAME)

@@ -253,8 +253,8 @@ def _describe_partition(
         description.high_watermark = state.high_watermark
         description.log_end_offset = state.log_end_offset
         description.flushed_offset = state.flushed_offset
-        description.size_bytes = replica.log.size_bytes
-        description.segments = replica.log.segment_count
+        description.size_bytes = replica.log.reader.size_bytes
+        description.segments = replica.log.reader.segment_count
     return description
 
 
@@ -434,7 +434,7 @@ def _held(broker: Broker, topic: TopicImage | None, name: str) -> tasks.Making[T
         replica = broker.assignment.find((topic.topic_id, partition.partition))
         size = ReplicaSize(partition.partition)  # It may not be open yet, or not at all.
         if replica is not None:
-            size.size_bytes = replica.log.size_bytes
+            size.size_bytes = replica.log.reader.size_bytes
             size.log_end_offset = replica.log.log_end_offset
         sizes.append(size)
     return TopicReplicas(name, topic.topic_id, sizes)

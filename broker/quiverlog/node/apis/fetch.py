@@ -282,7 +282,7 @@ def _read_replica(
     in_files: bool,
 ) -> list[Answer]:
     state = replica.state
-    log = replica.log
+    log = replica.log.reader
     high_watermark = state.high_watermark
     assert high_watermark <= log.log_end_offset
     result.leader_epoch = state.leader_epoch

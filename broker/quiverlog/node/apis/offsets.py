@@ -126,7 +126,7 @@ def _fill_range(
         raise out_of_range(replica, end)
     result.end_offset = end
     if start < end:
-        result.end_offset, result.byte_count = replica.log.bytes_between(
+        result.end_offset, result.byte_count = replica.log.reader.bytes_between(
             max(start, loaded.offset),
             end,
             entry.bytes_max,
@@ -533,7 +533,7 @@ def _fill_offset(
     elif entry.at < 0:
         raise InvalidRequest(f"{entry.at} is neither LATEST, EARLIEST nor a time since 1970.")
     else:
-        found = replica.log.offset_for_timestamp(
+        found = replica.log.reader.offset_for_timestamp(
             entry.at, from_offset=loaded.offset, cold_ok=False, just_read=loaded.reads
         )
         if found is None or found[0] >= state.high_watermark:

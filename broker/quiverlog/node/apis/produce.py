@@ -475,7 +475,7 @@ def _store(
 
 
 def _file_count(entries: Sequence[Entry]) -> int:
-    return sum(e.replica.log.segment_count for e in entries if e.replica is not None)
+    return sum(e.replica.log.reader.segment_count for e in entries if e.replica is not None)
 
 
 def _parts(held: HeldProduce) -> list[_Part]:

@@ -141,7 +141,7 @@ class ReplicaFetchWaiter(Waiter):
                     loaded = self._loaded.get(key)
                     if loaded is not None and loaded.error is not None:
                         raise loaded.error
-                    answers = replica.log.read_answers(
+                    answers = replica.log.reader.read_answers(
                         entry.offset,
                         bytes_max=min(limit, room),
                         end_offset=replica.log.log_end_offset,
@@ -151,7 +151,7 @@ class ReplicaFetchWaiter(Waiter):
                     views = views_of(answers)
                     end = answers[-1].next_offset if answers else entry.offset
                     assert entry.offset <= end <= replica.log.log_end_offset
-                    result.arrived_us = replica.log.arrived_us(entry.offset, end)
+                    result.arrived_us = replica.log.reader.arrived_us(entry.offset, end)
             except NotResident as cold:
                 in_vain = self._load(key, replica, cold)
                 if in_vain is None:

@@ -193,7 +193,7 @@ class Retention:
 
     def _newest_row_us(self) -> int | None:
         """The newest row of all logs; None: there is none."""
-        times = (replica.log.newest_us() for replica in self._assignment.all_open())
+        times = (replica.log.reader.newest_us() for replica in self._assignment.all_open())
         return max((time_us for time_us in times if time_us is not None), default=None)
 
     def run(self, now: Now) -> None:

@@ -126,7 +126,7 @@ def _done(
         error = StorageFault(error.message)
     try:
         if error is None and not replica.deleted:
-            replica.log.complete_read(job, result)
+            replica.log.reader.complete_read(job, result)
     except Exception as failure:
         error = failure
     then(result, error, now)

@@ -225,11 +225,11 @@ class OpenJob:
             result = job.run()
             assert isinstance(result, FlushResult)
             log.complete_flush(job, result)
-        load = log.begin_load()
+        load = log.reader.begin_load()
         if load is not None:
             # The first append must not wait for the newest segment's index.
-            log.complete_load(load, load.run())
-        log.load_newest_time()
+            log.reader.complete_load(load, load.run())
+        log.reader.load_newest_time()
         assert log.flushed_offset == log.log_end_offset, "readers see what no power loss takes"
         assert log.log_start_offset <= log.log_end_offset
         return OpenedReplica(log, producers)
@@ -348,7 +348,7 @@ class Removal:
         for replica in self._queue.values():
             if replica.jobs_running:
                 continue
-            byte_count += replica.log.size_bytes
+            byte_count += replica.log.reader.size_bytes
             if len(found) == _SLICE or (found and byte_count > _SLICE_BYTES):
                 break
             found.append(replica)

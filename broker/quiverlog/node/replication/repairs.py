@@ -333,7 +333,7 @@ class Repairs:
     def _make_anew(self, key: Key, leaving: _Leaving) -> None:
         size_bytes = 0
         if leaving.replica is not None:
-            size_bytes = leaving.replica.log.size_bytes
+            size_bytes = leaving.replica.log.reader.size_bytes
             try:
                 leaving.replica.log.close(clean=False)
             except (OSError, QuiverlogError) as error:

@@ -313,7 +313,7 @@ def log_sizes(node: Node | None) -> Iterator[LogSize]:
     if node is None:
         return
     for replica in list(node.broker.replicas.values()):
-        log = replica.log
+        log = replica.log.reader
         yield LogSize(
             replica.name.topic,
             log.size_bytes,

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from quiverlog.batch.header import BatchHeader, stamp
@@ -27,11 +28,17 @@ from quiverlog.errors import (
     QuiverlogError,
     StorageFault,
 )
-from quiverlog.limits import SEGMENT_BYTES_MAX, SEGMENT_ROWS_MAX
+from quiverlog.limits import (
+    INDEX_INTERVAL_BYTES,
+    RETENTION_MS_DEFAULT,
+    SEGMENT_BYTES_DEFAULT,
+    SEGMENT_BYTES_MAX,
+    SEGMENT_MS_DEFAULT,
+    SEGMENT_ROWS_MAX,
+)
 from quiverlog.storage.disk.disk import Disk, out_of_descriptors, short_name, what_failed
 from quiverlog.storage.log import checkpoint, opening
 from quiverlog.storage.log.checkpoint import Bounds, Producers, RecoveryPoint, restore_producers
-from quiverlog.storage.log.config import LogConfig
 from quiverlog.storage.log.flushing import Unflushed
 from quiverlog.storage.log.jobs import (
     FlushJob,
@@ -41,14 +48,14 @@ from quiverlog.storage.log.jobs import (
     TrimJob,
     TrimResult,
 )
-from quiverlog.storage.log.reader import ReadableLog
+from quiverlog.storage.log.reader import LogReader
 from quiverlog.storage.log.recovery import RecoveryReport
 from quiverlog.storage.log.truncation import TruncateJob, TruncateResult
 from quiverlog.storage.segment.damage import EPOCHS_ALL
 from quiverlog.storage.segment.reading_jobs import JustRead, LoadIndexJob
 from quiverlog.storage.segment.segment import Segment
 from quiverlog.storage.segment.segment_files import SEGMENT_HEADER_BYTES
-from quiverlog.storage.segment.segments import IndexCache, Segments
+from quiverlog.storage.segment.segments import IndexCache
 from quiverlog.types import NO_EPOCH, Now
 
 __all__ = ["Log", "LogConfig", "RecoveryReport", "target"]
@@ -56,6 +63,8 @@ __all__ = ["Log", "LogConfig", "RecoveryReport", "target"]
 
 Batches = Sequence[tuple[BatchHeader, memoryview]]
 """Whole batches: the header, and all bytes."""
+_LATE_ROLL_MS_MIN: Final = 60_000
+"""No segment is finished for its late rows before that: files are not free."""
 _LATE_US: Final = 1_000_000
 """Rows whose time is further behind their arrival are judged by the arrival. Others come so late as
 a producer and a network take, and their own time will do."""
@@ -71,31 +80,63 @@ def _late_arrival_us(batches: Batches, now: Now) -> int:
 _HALF_CUT: Final = "a truncation failed half way"
 
 
-class Log(ReadableLog):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogConfig:
+    """A topic's settings for its logs; -1 keeps for ever, or without bound."""
+
+    segment_bytes: int = SEGMENT_BYTES_DEFAULT
+    segment_ms: int = SEGMENT_MS_DEFAULT
+    index_interval_bytes: int = INDEX_INTERVAL_BYTES
+    retention_ms: int = RETENTION_MS_DEFAULT
+    retention_bytes: int = -1
+
+    @property
+    def roll_bytes(self) -> int:
+        """Segments are at most an eighth of `retention_bytes`, so that the bound can hold."""
+        if self.retention_bytes < 0:
+            return self.segment_bytes
+        return max(1, min(self.segment_bytes, self.retention_bytes // 8))
+
+    def roll_us(self, *, has_late: bool) -> int:
+        """At this age a segment is finished.
+
+        One with late rows soon: all its rows from the first of them on stay as long as the last.
+        """
+        if not has_late or self.retention_ms < 0:
+            return self.segment_ms * 1000
+        assert self.segment_ms > 0
+        return min(self.segment_ms, max(self.retention_ms // 8, _LATE_ROLL_MS_MIN)) * 1000
+
+
+class Log:
     """One partition's log: segments in a row, seen as one sequence of offsets.
 
-    All attributes are for reading, except `config`.
+    All attributes are for reading, except `config`. `reader` has its rows, and owns where it begins
+    and ends.
     """
 
     __slots__ = (
-        "_changed", "_disk", "_last_given_up", "_opened_at", "_producers", "_skipping",
-        "_start_saved", "_told_producers", "_trim", "_truncation", "_unflushed", "fault",
-        "flushed_offset",
+        "_changed", "_disk", "_indexes", "_last_given_up", "_opened_at", "_producers", "_segments",
+        "_skipping", "_start_saved", "_told_producers", "_trim", "_truncation", "_unflushed",
+        "config", "directory", "epochs", "fault", "flushed_offset", "reader",
     )  # fmt: skip
 
-    def __init__(
-        self, disk: Disk, directory: str, config: LogConfig, indexes: IndexCache | None
-    ) -> None:
-        super().__init__(directory, config, indexes)
+    def __init__(self, disk: Disk, reader: LogReader, config: LogConfig) -> None:
+        self.reader = reader
+        self.directory = reader.directory
+        self.epochs = reader.epochs
+        self._segments = reader.files
+        self._indexes = reader.indexes
+        self.config = config
         self._disk = disk
-        self._unflushed = Unflushed(disk, directory)
+        self._unflushed = Unflushed(disk, reader.directory)
         self._changed = False
-        self._opened_at = 0
+        self._opened_at = reader.log_end_offset
         """Rows from here on were appended by this process."""
         self._producers: Producers | None = None
         self._skipping = False
         self._truncation: TruncateJob | None = None
-        self.flushed_offset = 0
+        self.flushed_offset = reader.log_end_offset
         self.fault = ""
         """Why the log takes no writes any more; empty while it does."""
         self._start_saved = 0
@@ -103,6 +144,21 @@ class Log(ReadableLog):
         """The end of the newest segment that was given up."""
         self._trim: TrimJob | None = None
         self._told_producers: Producers | None = None
+
+    @property
+    def log_start_offset(self) -> int:
+        """The first row that is served."""
+        return self.reader.log_start_offset
+
+    @property
+    def log_end_offset(self) -> int:
+        """The offset of the next row."""
+        return self.reader.log_end_offset
+
+    @property
+    def recovery(self) -> RecoveryReport:
+        """What the opening found, and what was found since."""
+        return self.reader.recovery
 
     # --- opening -------------------------------------------------------------------------------
     @classmethod
@@ -116,7 +172,7 @@ class Log(ReadableLog):
         indexes: IndexCache | None = None,
     ) -> Log:
         """The log of a directory that holds none: what `open` finds there, without any I/O."""
-        log = cls(disk, directory, config, indexes)
+        log = cls(disk, LogReader(directory, indexes), config)
         log._producers = producers
         return log
 
@@ -149,11 +205,11 @@ class Log(ReadableLog):
             CorruptLog: its rows are of newer epochs than `epoch_newest`; they stay as they are.
             OSError, DiskFull, StorageFault: the disk failed.
         """
-        log = cls(disk, directory, config, indexes)
+        reader = LogReader(directory, indexes)
         found = opening.open_files(
             disk,
             directory,
-            log.epochs,
+            reader.epochs,
             clean=clean,
             now=now,
             epoch_newest=epoch_newest,
@@ -161,18 +217,16 @@ class Log(ReadableLog):
         )
         assert all(segment.finished for segment in found.segments[:-1])
         assert not found.segments or found.segments[-1].end_offset <= found.log_end_offset
-        log._segments = Segments(found.segments)
+        reader.opened(found.segments, found.log_start_offset, found.log_end_offset, found.report)
+        log = cls(disk, reader, config)
         log._unflushed.point = found.point
         log._unflushed.marks = found.marks
         log._unflushed.snapshots = found.snapshots
         log._start_saved = found.start_saved if found.start_durable else 0
         log._changed = found.changed
-        log.recovery = found.report
-        log.log_start_offset = found.log_start_offset
-        log.log_end_offset = log.flushed_offset = log._opened_at = found.log_end_offset
         log._producers = producers
         log._restore_producers(found.given_up)
-        for segment in log.segments:
+        for segment in reader.segments:
             if segment.index_note and segment.index_note not in log.recovery.notes:
                 log.recovery.notes.append(segment.index_note)
             segment.release_index()  # Nobody has asked for its rows yet, and no cache counts it.
@@ -192,8 +246,9 @@ class Log(ReadableLog):
             assert segment.end_offset <= self.log_start_offset, "no file that is read goes"
         if self._producers is not None:
             known = list(self._unflushed.snapshots)
-            if known and (load := self.begin_load()) is not None:  # It leads to the rows' headers.
-                self.complete_load(load, load.run())
+            # The index leads to the rows' headers.
+            if known and (load := self.reader.begin_load()) is not None:
+                self.reader.complete_load(load, load.run())
             self.recovery.notes += restore_producers(
                 self._disk,
                 self.directory,
@@ -231,7 +286,7 @@ class Log(ReadableLog):
         if self.fault:
             raise StorageFault(f"{short_name(self.directory)}: {self.fault}.")
         assert self.flushed_offset <= self.log_end_offset
-        last = self.segments[-1] if self.segments else None
+        last = self._segments.items[-1] if self._segments.items else None
         return self._unflushed.begin(self.log_end_offset, last, self.epochs, background=background)
 
     def complete_flush(self, job: FlushJob, result: FlushResult) -> int:
@@ -317,7 +372,7 @@ class Log(ReadableLog):
             self.epochs.dump(),
             self.log_start_offset,
             None if self._producers is None else self._producers.blank(),
-            self.segments[0].base_offset if self.segments else self.log_end_offset,
+            self._segments.items[0].base_offset if self._segments.items else self.log_end_offset,
         )
         return self._truncation
 
@@ -327,7 +382,7 @@ class Log(ReadableLog):
         self._truncation = None
         end = result.end_offset
         assert self.log_start_offset <= end <= self.log_end_offset
-        while self.segments and self.segments[-1].base_offset > result.last_base:
+        while self._segments.items and self._segments.items[-1].base_offset > result.last_base:
             self._forget(self._segments.take_last())
         if result.file is not None:
             old = self._segments.take_last()
@@ -338,26 +393,25 @@ class Log(ReadableLog):
             fresh.note_arrival(old.arrived_us, old.arrived_from)
             self._segments.add(fresh)
         self._unflushed.truncated(end, result.point)
-        if not self.segments:
+        if not self._segments.items:
             self._start_saved = max(self._start_saved, end)
             self._unflushed.marks.started(end)
             self._move_start(end)
         else:
-            self.segments[-1].end_at(end)
-        self.log_end_offset = end
+            self._segments.items[-1].end_at(end)
+        self.reader.cut_at(end)
         self.flushed_offset = min(self.flushed_offset, end)
         self._opened_at = min(self._opened_at, end)
-        self.epochs.truncate_to(end)
         self.epochs.dirty = False  # The job has written the list, cut like this one.
         self.epochs.saved = self.epochs.newest
-        self._oldest_us = None
         self._changed = True
         assert self.log_start_offset <= self.log_end_offset
         assert self._unflushed.point.offset <= self.flushed_offset
-        assert not self.segments or self.segments[-1].end_offset <= end
-        if self.segments and result.last_index is not None:
+        assert not self._segments.items or self._segments.items[-1].end_offset <= end
+        if self._segments.items and result.last_index is not None:
             # An append needs it, and must not wait for the disk.
-            self.complete_load(LoadIndexJob(self.directory, self.segments[-1]), result.last_index)
+            load = LoadIndexJob(self.directory, self._segments.items[-1])
+            self.reader.complete_load(load, result.last_index)
         if self._producers is not None and result.producers is not None:
             self._unflushed.snapshots = list(result.snapshots)
             self.recovery.damages += [d for d in result.damages if d not in self.recovery.damages]
@@ -386,7 +440,7 @@ class Log(ReadableLog):
 
     def forget_indexes(self) -> None:
         """Take this log out of the cache that all logs share: `close` may run in a job."""
-        for segment in self.segments:
+        for segment in self._segments.items:
             self._indexes.forget(segment)
 
     def close(self, *, clean: bool) -> None:
@@ -402,13 +456,13 @@ class Log(ReadableLog):
                 self._close_clean()
         finally:
             self.forget_indexes()  # Nothing is left to do there when a job closes the log.
-            for segment in self.segments:
+            for segment in self._segments.items:
                 segment.file.close()
 
     def _close_clean(self) -> None:
         if self.is_as_left:
             return
-        if not self.segments and not self.log_end_offset and not self._unflushed.snapshots:
+        if not self._segments.items and not self.log_end_offset and not self._unflushed.snapshots:
             # Never written: a start finds as much in no files, and its epoch in the metadata.
             # Thousands of such logs would take a stop several fsyncs each.
             return
@@ -424,7 +478,7 @@ class Log(ReadableLog):
 
     def _save_what_shortens_the_start(self) -> None:
         """Each of these can be rebuilt, and says what it covers."""
-        last = self.segments[-1] if self.segments else None
+        last = self._segments.items[-1] if self._segments.items else None
         marks = self._unflushed.marks
         if self.log_start_offset > self._start_saved:
             checkpoint.save_log_start(self._disk, self.directory, self.log_start_offset)
@@ -447,8 +501,8 @@ class Log(ReadableLog):
         When no segment is left, the point names the last one that was given up: its file may still
         be there, because the removal failed, and then a start knows it without a scan.
         """
-        if self.segments:
-            last = self.segments[-1]
+        if self._segments.items:
+            last = self._segments.items[-1]
             return RecoveryPoint(self.log_end_offset, last.base_offset, last.file.size)
         if self._last_given_up.offset == self.log_end_offset:
             return self._last_given_up
@@ -497,7 +551,7 @@ class Log(ReadableLog):
         first = batches[0][0]
         offset = self.log_end_offset
         # A copy that found no room may have begun the first segment already.
-        fits = all(s.empty and s.base_offset == first.base_offset for s in self.segments)
+        fits = all(s.empty and s.base_offset == first.base_offset for s in self._segments.items)
         if fits and first.base_offset < offset < first.next_offset:
             offset = first.base_offset
         base_offset = offset
@@ -595,15 +649,15 @@ class Log(ReadableLog):
         for epoch, offset in epochs:
             if epoch > self.epochs.newest:
                 self.epochs.assign(epoch, offset)
-        self.log_end_offset = end_offset
+        self.reader.log_end_offset = end_offset
         self._segments.grew(byte_count)
         self._changed = True
         self._unflushed.appended(segment, byte_count, now)
 
     def roll(self) -> None:
         """The next append begins a new segment. No I/O: the next flush writes what it leaves."""
-        if self.segments and not self.segments[-1].finished:
-            last = self.segments[-1]
+        if self._segments.items and not self._segments.items[-1].finished:
+            last = self._segments.items[-1]
             assert last.end_offset <= self.log_end_offset
             last.finished = True
             self._unflushed.rolled(last, self.log_end_offset, self._producers)
@@ -611,7 +665,7 @@ class Log(ReadableLog):
 
     def roll_if_due(self, now: Now) -> None:
         """An idle topic's segment is finished when its time has come."""
-        last = self.segments[-1] if self.segments else None
+        last = self._segments.items[-1] if self._segments.items else None
         if last is None or last.created_us < 0 or last.empty:
             return
         if now.wall_us - last.created_us >= self._roll_us(last):
@@ -619,20 +673,6 @@ class Log(ReadableLog):
 
     def _roll_us(self, segment: Segment) -> int:
         return self.config.roll_us(has_late=segment.arrived_us > 0)
-
-    def arrived_us(self, offset: int, end_offset: int) -> int:
-        """When late rows of the segments that hold [offset, end_offset) arrived; 0: none is late.
-
-        They must have been loaded, as those are of which rows were read.
-        """
-        assert offset <= end_offset
-        latest_us = 0
-        for segment in self._segments.holding(offset):
-            if segment.base_offset >= end_offset:
-                break
-            if segment.arrived_from < end_offset:
-                latest_us = max(latest_us, segment.arrived_us)
-        return latest_us
 
     def clock_jumped(self, now: Now) -> bool:
         """The wall clock went ahead: perhaps it was behind, and so were the times of rows.
@@ -678,8 +718,8 @@ class Log(ReadableLog):
             return None
         offset = max(offset, self.log_start_offset)
         assert self._start_saved < offset <= self.log_end_offset
-        doomed = [s for s in self.segments if self._is_given_up(s, offset)]
-        assert doomed == self.segments[: len(doomed)], "the oldest files go, and none between"
+        doomed = [s for s in self._segments.items if self._is_given_up(s, offset)]
+        assert doomed == self._segments.items[: len(doomed)], "the oldest go, and none between"
         if not promised and not doomed:
             self._move_start(offset)
             return None
@@ -690,7 +730,7 @@ class Log(ReadableLog):
             unflushed = self._unflushed.segments_all
         indexes = tuple(segment.index_path for segment in doomed)
         epochs = self.epochs.dump() if doomed and self._unflushed.owes(self.epochs) else None
-        newest = self.segments[-1] if len(doomed) < len(self.segments) else None
+        newest = self._segments.items[-1] if len(doomed) < len(self._segments.items) else None
         self._trim = TrimJob(
             self._disk,
             self.directory,
@@ -721,7 +761,7 @@ class Log(ReadableLog):
         assert offset > self.log_end_offset, "an end that is reached is trimmed to"
         assert not self._skipping, "one trim at a time"
         self._check_writable()
-        indexes = tuple(segment.index_path for segment in self.segments)
+        indexes = tuple(segment.index_path for segment in self._segments.items)
         snapshot = self._snapshot_before(self.log_end_offset)
         self._told_producers = None
         if told and self._producers is not None:
@@ -752,7 +792,7 @@ class Log(ReadableLog):
         self._start_saved = max(self._start_saved, job.offset)
         if self._skipping:
             assert self.log_end_offset < job.offset
-            self.log_end_offset = self.flushed_offset = job.offset
+            self.reader.log_end_offset = self.flushed_offset = job.offset
             self.epochs.truncate_to(0)  # Nobody here knows where they ended.
             self._skipping = False
             if self._producers is not None and self._told_producers is not None:
@@ -796,16 +836,15 @@ class Log(ReadableLog):
     def _move_start(self, offset: int) -> None:
         assert offset <= self.log_end_offset, "a log never begins behind its end"
         if offset > self.log_start_offset:
-            self.log_start_offset = offset
-            self._oldest_us = None
+            self.reader.start_at(offset)
             self._changed = True
-            self.epochs.trim(offset)
 
     def _detach_given_up(self, snapshot: SnapshotFile | None) -> RemoveFilesJob | None:
         """Take the segments below the log start out; their files are still to be removed."""
         paths: list[str] = []
-        byte_count, count = self.size_bytes, len(self.segments)
-        while self.segments and self._is_given_up(self.segments[0], self.log_start_offset):
+        segments = self._segments.items
+        byte_count, count = self._segments.byte_count, len(segments)
+        while segments and self._is_given_up(segments[0], self.log_start_offset):
             segment = self._segments.take_first()
             self._forget(segment)
             size = segment.file.size
@@ -813,14 +852,14 @@ class Log(ReadableLog):
             paths += [segment.index_path, segment.path]
         if not paths:
             return None
-        assert len(paths) == 2 * (count - len(self.segments)), "a segment is two files"
-        assert self.size_bytes <= byte_count, "files that go take their bytes with them"
+        assert len(paths) == 2 * (count - len(self._segments.items)), "a segment is two files"
+        assert self._segments.byte_count <= byte_count, "files that go take their bytes with them"
         return RemoveFilesJob(
             self._disk,
             self.directory,
             tuple(paths),
-            byte_count - self.size_bytes,
-            count - len(self.segments),
+            byte_count - self._segments.byte_count,
+            count - len(self._segments.items),
             snapshot,
         )
 
@@ -860,7 +899,7 @@ class Log(ReadableLog):
 
 # Which rows are too old or too many.
 def target(
-    log: ReadableLog,
+    log: Log,
     now: Now,
     high_watermark: int,
     *,
@@ -880,26 +919,26 @@ def target(
     return start
 
 
-def _by_time(log: ReadableLog, now: Now, clock_us: int, cold_ok: bool, just_read: JustRead) -> int:
+def _by_time(log: Log, now: Now, clock_us: int, cold_ok: bool, just_read: JustRead) -> int:
     retention_ms = log.config.retention_ms
     if retention_ms < 0:
         return 0
     cutoff_us = now.wall_us - retention_ms * 1000
-    oldest_us = log.oldest_us(cold_ok=cold_ok, just_read=just_read)
+    oldest_us = log.reader.oldest_us(cold_ok=cold_ok, just_read=just_read)
     if oldest_us is not None and oldest_us >= cutoff_us:
         return 0
-    found = log.offset_for_timestamp(cutoff_us, cold_ok=cold_ok, just_read=just_read)
+    found = log.reader.offset_for_timestamp(cutoff_us, cold_ok=cold_ok, just_read=just_read)
     end_offset = log.log_end_offset if found is None else found[0]
     return _by_arrival(log, Now(now.mono_us, clock_us), cutoff_us, end_offset)
 
 
-def _by_arrival(log: ReadableLog, clock: Now, cutoff_us: int, end_offset: int) -> int:
+def _by_arrival(log: Log, clock: Now, cutoff_us: int, end_offset: int) -> int:
     """Where to stop in front of `end_offset`: at the first row that arrived after the cutoff.
 
     The header of each segment in front of it was read, for `end_offset` was found by its index.
     """
     assert cutoff_us <= clock.wall_us
-    for segment in log.segments:
+    for segment in log.reader.segments:
         if segment.base_offset >= end_offset:
             break
         if not segment.created_us and not segment.arrived_us:  # A damaged header: it may have told.
@@ -910,12 +949,12 @@ def _by_arrival(log: ReadableLog, clock: Now, cutoff_us: int, end_offset: int) -
     return end_offset
 
 
-def _by_size(log: ReadableLog) -> int:
+def _by_size(log: Log) -> int:
     limit = log.config.retention_bytes
     target = 0
     if limit >= 0:
-        size = log.size_bytes
-        for segment in log.segments[:-1]:
+        size = log.reader.size_bytes
+        for segment in log.reader.segments[:-1]:
             if size <= limit:
                 break
             size -= segment.file.size

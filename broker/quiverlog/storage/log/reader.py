@@ -1,8 +1,9 @@
 """The read side of a log: rows, headers, times and sizes by offset.
 
-Owns the walk over segments, the answer about rows whose file is lost, and the question whether a
-read would wait for the disk, or for checksums of many bytes: then it raises NotResident with the
-job to run first. What a reader gets of one segment is in reading.py.
+Owns the segments, the memory of their indexes, the leader epochs, where the log begins and ends,
+the walk over segments, and the question whether a read would wait for the disk, or for checksums of
+many bytes: then it raises NotResident with the job to run first. What a reader gets of one segment
+is in reading.py. The log that has a reader changes what it owns; all others only read.
 
 Invariants: log_start_offset <= log_end_offset; only rows between them are served.
 """
@@ -16,7 +17,6 @@ from typing import Final, TypeVar
 
 from quiverlog.batch.header import BatchHeader
 from quiverlog.errors import CorruptLog, OffsetOutOfRange, QuiverlogError
-from quiverlog.storage.log.config import LogConfig
 from quiverlog.storage.log.recovery import RecoveryReport
 from quiverlog.storage.segment import reading
 from quiverlog.storage.segment.checks import LongWalk, Undiagnosed, Unverified
@@ -40,7 +40,7 @@ from quiverlog.storage.segment.segment import Segment
 from quiverlog.storage.segment.segment_files import LoadedIndex
 from quiverlog.storage.segment.segments import IndexCache, Segments
 
-__all__ = ["ReadableLog"]
+__all__ = ["LogReader"]
 
 _CHECKS_MAX: Final = 6
 """For one question to one segment. Rows are verified, twice where stamps among them are wrong, the
@@ -48,26 +48,27 @@ damage behind them is diagnosed, and the rows behind that verified, twice for th
 _Answer = TypeVar("_Answer")
 
 
-class ReadableLog:
-    """See the module docstring."""
+class LogReader:
+    """See the module docstring. A new one reads a log without rows.
+
+    `files`: the segments. `indexes`: bounds the memory of their indexes, together with other logs.
+    """
 
     __slots__ = (
-        "_indexes",
         "_oldest_us",
-        "_segments",
-        "config",
         "directory",
         "epochs",
+        "files",
+        "indexes",
         "log_end_offset",
         "log_start_offset",
         "recovery",
     )
 
-    def __init__(self, directory: str, config: LogConfig, indexes: IndexCache | None) -> None:
+    def __init__(self, directory: str, indexes: IndexCache | None) -> None:
         self.directory = directory
-        self.config = config
-        self._segments = Segments()
-        self._indexes = IndexCache() if indexes is None else indexes
+        self.files = Segments()
+        self.indexes = IndexCache() if indexes is None else indexes
         self._oldest_us: int | None = None
         self.log_start_offset = 0
         self.log_end_offset = 0
@@ -77,21 +78,48 @@ class ReadableLog:
     @property
     def segments(self) -> list[Segment]:
         """Oldest first; for reading."""
-        return self._segments.items
+        return self.files.items
 
     @property
     def segment_count(self) -> int:
         """Files that hold rows."""
-        return len(self._segments)
+        return len(self.files)
 
     @property
     def size_bytes(self) -> int:
         """Bytes of these files."""
-        return self._segments.byte_count
+        return self.files.byte_count
 
+    # --- what the log changes ------------------------------------------------------------------
+    def opened(
+        self, segments: Iterable[Segment], start_offset: int, end_offset: int, found: RecoveryReport
+    ) -> None:
+        """An opening has found these files."""
+        assert not self.files, "a log is opened once"
+        assert start_offset <= end_offset
+        for segment in segments:
+            self.files.add(segment)
+        self.log_start_offset, self.log_end_offset = start_offset, end_offset
+        self.recovery = found
+
+    def start_at(self, offset: int) -> None:
+        """Rows below are not served any more."""
+        assert self.log_start_offset <= offset <= self.log_end_offset
+        self.log_start_offset = offset
+        self._oldest_us = None
+        self.epochs.trim(offset)
+
+    def cut_at(self, offset: int) -> None:
+        """The log ends here, earlier than before."""
+        assert self.log_start_offset <= offset <= self.log_end_offset
+        self.log_end_offset = offset
+        self._oldest_us = None
+        self.epochs.truncate_to(offset)
+
+    # --- reading -------------------------------------------------------------------------------
     def headers(self, offset: int) -> Iterator[BatchHeader]:
         """Headers of the batches from the one that holds `offset` on; damaged ones left out."""
-        return self._segments.headers(offset, self.recovery.damages)
+        return self.files.headers(offset, self.recovery.damages)
 
     def read(
         self,
@@ -144,7 +172,7 @@ class ReadableLog:
             end_offset = self.log_end_offset
             if offset == end_offset:
                 return []
-            segments = self._segments.items
+            segments = self.files.items
             if segments and (newest := reading.read_newest(segments[-1], offset, bytes_max)):
                 return [newest]
         if offset >= end_offset:
@@ -168,14 +196,14 @@ class ReadableLog:
         """
         assert offset < end_offset <= self.log_end_offset
         bounds = (self.directory, self.log_start_offset, self.log_end_offset)
-        number = self._segments.number_of(offset)
+        number = self.files.number_of(offset)
         answers: list[reading.Answer] = []
         while number < len(self.segments) and offset < end_offset:
             segment = self.segments[number] if number >= 0 else None
             if segment is None or not segment.base_offset <= offset < segment.end_offset:
                 if answers:
                     break
-                raise self._segments.missing(number, *bounds)
+                raise self.files.missing(number, *bounds)
             try:
                 asked = (segment, offset, bytes_max, end_offset)
                 read = partial(reading.read, *asked)
@@ -197,7 +225,7 @@ class ReadableLog:
             offset = more.next_offset
             number += offset >= segment.end_offset
         if not answers:
-            raise self._segments.missing(len(self.segments) - 1, *bounds)
+            raise self.files.missing(len(self.segments) - 1, *bounds)
         return answers
 
     def _load(self, segment: Segment, cold_ok: bool) -> None:
@@ -206,7 +234,7 @@ class ReadableLog:
             if not cold_ok:
                 raise NotResident(LoadIndexJob(self.directory, segment))
             segment.load()
-        self._indexes.finished(segment)
+        self.indexes.finished(segment)
 
     def _ask(
         self,
@@ -250,14 +278,14 @@ class ReadableLog:
         """The load that an append (or a read at `offset`) would wait for; None: none."""
         if not self.segments or (offset is None and self.segments[-1].finished):
             return None
-        segment = self.segments[-1] if offset is None else self._segments.holding(offset)[0]
+        segment = self.segments[-1] if offset is None else self.files.holding(offset)[0]
         return LoadIndexJob(self.directory, segment) if segment.index is None else None
 
     def complete_load(self, job: LoadIndexJob, result: LoadedIndex) -> None:
         """An index was loaded."""
         if not job.segment.dropped:
             job.segment.take_index(result)
-            self._indexes.finished(job.segment)  # Whoever asked may be gone.
+            self.indexes.finished(job.segment)  # Whoever asked may be gone.
             if result.header_damage and result.header_damage not in self.recovery.damages:
                 self.recovery.damages.append(result.header_damage)
             if result.note and result.note not in self.recovery.notes:
@@ -293,7 +321,7 @@ class ReadableLog:
             NotResident: only when not `cold_ok`.
         """
         start = max(self.log_start_offset, from_offset)
-        for segment in self._segments.holding(start):
+        for segment in self.files.holding(start):
             if segment.is_older(at_us):
                 continue  # The indexes of all of them may be more than memory holds.
             asked = (segment, at_us, start, cursor_of(just_read, segment, at_us))
@@ -338,7 +366,7 @@ class ReadableLog:
                 f"{start} to {end} is not in {self.log_start_offset} to {self.log_end_offset}."
             )
         total = counted
-        for segment in self._segments.holding(start):
+        for segment in self.files.holding(start):
             if start >= end:
                 break
             if start >= segment.end_offset:
@@ -360,6 +388,20 @@ class ReadableLog:
                 return offset, total
             start = offset
         return end, total
+
+    def arrived_us(self, offset: int, end_offset: int) -> int:
+        """When late rows of the segments that hold [offset, end_offset) arrived; 0: none is late.
+
+        They must have been loaded, as those are of which rows were read.
+        """
+        assert offset <= end_offset
+        latest_us = 0
+        for segment in self.files.holding(offset):
+            if segment.base_offset >= end_offset:
+                break
+            if segment.arrived_from < end_offset:
+                latest_us = max(latest_us, segment.arrived_us)
+        return latest_us
 
     def load_newest_time(self) -> None:
         """Make `newest_us` known, in a job. What cannot be read stays unknown."""
@@ -384,7 +426,7 @@ class ReadableLog:
         """Time of the first row kept; None when the log is empty. Arguments and errors: `read`."""
         if self._oldest_us is None:
             start = self.log_start_offset
-            for segment in self._segments.holding(start):
+            for segment in self.files.holding(start):
                 find = partial(reading.first_header, segment, start)
                 spans = partial(reading.first_header_spans, segment, start)
                 try:

@@ -39,7 +39,7 @@ from tests.support.scripted_broker import Answer, ScriptedBroker
 def segment_of(broker: ScriptedBroker, topic_id: bytes) -> Path:
     """The only file of rows of a topic's first partition."""
     log = broker.on_loop(lambda: broker.node.broker.replicas[topic_id, 0].log)
-    (segment,) = log.segments
+    (segment,) = log.reader.segments
     return Path(segment.path)
 
 

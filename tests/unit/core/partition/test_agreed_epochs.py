@@ -111,7 +111,7 @@ def test_rows_follow_an_epoch_without_rows(disk: SimDisk) -> None:
     log.append([make_batch(1, NOW.wall_us, 1, 9)], 4, NOW)
     assert log.epochs.entries() == [(0, 0), (4, 2)]
     assert not log.is_tail_bare
-    (view,) = log.read(2, bytes_max=1, end_offset=3)
+    (view,) = log.reader.read(2, bytes_max=1, end_offset=3)
     assert BatchHeader.unpack(view).leader_epoch == 4
 
 

@@ -122,7 +122,7 @@ def test_rows_that_nobody_has_checked_are_checked_before_they_are_told_of(
     for number in range(6):
         node.produced(topic, batch_of([number] * 20_000))
     node.crash()
-    (segment,) = node.node.broker.replicas[topic, 0].log.segments
+    (segment,) = node.node.broker.replicas[topic, 0].log.reader.segments
     path = Path(segment.path)
     size = len(batch_of([0] * 20_000))
     data = bytearray(path.read_bytes())

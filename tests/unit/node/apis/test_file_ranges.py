@@ -153,7 +153,7 @@ def test_a_working_directory_that_is_gone_hides_relative_paths(
     node = NodeDriver(tmp_path)
     topic = node.create()
     node.produced(topic, batch_of([1] * 20_000))
-    segment = node.node.broker.replicas[topic, 0].log.segments[0]
+    segment = node.node.broker.replicas[topic, 0].log.reader.segments[0]
     working = tmp_path / "working"
     working.mkdir()
     monkeypatch.chdir(working)

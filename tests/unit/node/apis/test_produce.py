@@ -544,7 +544,7 @@ def test_batches_of_one_read_roll_segments_and_keep_their_producers(node: NodeDr
         node.request_many(requests[start : start + 4])
     while node.syncs:
         node.flush()
-    assert node.node.broker.replicas[topic, 0].log.segment_count > 3
+    assert node.node.broker.replicas[topic, 0].log.reader.segment_count > 3
     node.crash()
     for request, body in requests[-4:]:
         correlation = node.request(request, body)

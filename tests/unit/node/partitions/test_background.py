@@ -58,7 +58,7 @@ def test_a_memory_topic_is_flushed_after_30_s_and_a_start_scans_what_came_since(
 def test_a_memory_topic_is_flushed_when_a_segment_is_rolled(node: NodeDriver) -> None:
     topic = node.create(durability="memory", segment_bytes=str(64 * 1024))
     log = replica_of(node, topic).log
-    while len(log.segments) < 2:
+    while len(log.reader.segments) < 2:
         assert not node.syncs
         last = put(node, topic, 1_000)
     assert len(node.syncs) == 1
@@ -102,7 +102,7 @@ def test_a_log_whose_rows_were_all_taken_costs_an_idle_node_nothing(node: NodeDr
     topic = node.create(durability="memory", retention_ms="1000")
     put(node, topic)
     node.advance(20_000)
-    assert replica_of(node, topic).log.segments == []
+    assert replica_of(node, topic).log.reader.segments == []
     for _ in range(5):
         node.flush()
         node.advance(UNFLUSHED_MS_MAX)

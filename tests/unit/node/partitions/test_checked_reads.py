@@ -40,14 +40,14 @@ def fill(node: NodeDriver) -> bytes:
         at_us = START_WALL_US + number * 1_000_000
         node.produced(topic, bytes(batch_of(range(ROWS), at_us=at_us)))
     log = log_of(node, topic)
-    assert log.segment_count == 1
-    assert log.size_bytes > 32 * MIB
+    assert log.reader.segment_count == 1
+    assert log.reader.size_bytes > 32 * MIB
     return topic
 
 
 def change_byte(node: NodeDriver, topic: bytes, batch: int, at: int) -> None:
     """Damage one byte of a batch behind the broker's back."""
-    path = log_of(node, topic).segments[0].path
+    path = log_of(node, topic).reader.segments[0].path
     with open(path, "r+b") as file:
         position = 64
         for _ in range(batch):
@@ -125,7 +125,7 @@ def test_rows_in_front_of_damage_are_read_after_a_restart(node: NodeDriver) -> N
 def test_readers_of_many_places_do_not_undo_each_others_checks(node: NodeDriver) -> None:
     topic = fill(node)
     node.restart()
-    batch_bytes = (log_of(node, topic).size_bytes - 64) // BATCHES
+    batch_bytes = (log_of(node, topic).reader.size_bytes - 64) // BATCHES
     options = {"entry_bytes_max": batch_bytes, "bytes_max": batch_bytes, "max_wait_ms": 0}
     offsets = [number * ROWS for number in range(0, BATCHES, 4)]
     for offset in offsets:
@@ -155,9 +155,9 @@ def test_the_oldest_row_s_time_is_found_behind_damage_by_jobs(node: NodeDriver) 
     change_byte(node, topic, 0, 0)
     node.disk.bytes_on_loop = 0
     log = log_of(node, topic)
-    log._oldest_us = None
+    log.reader._oldest_us = None
     node.advance(600_000)  # Retention looks.
-    assert log._oldest_us == START_WALL_US + 1_000_000
+    assert log.reader._oldest_us == START_WALL_US + 1_000_000
     assert node.offset_of(topic, EARLIEST).offset == 0
     assert node.disk.bytes_on_loop < LOOKED_AT_MAX
 
@@ -172,8 +172,8 @@ def test_a_lookup_by_time_walks_over_a_segment_of_older_rows_in_a_job(node: Node
     entry = m.DeleteRecordsPartition(topic, 0, before_offset=1)
     node.call(m.DeleteRecordsRequest(partitions=[entry]))
     log = log_of(node, topic)
-    assert log.segment_count == 1
-    assert log.size_bytes > 3 * LOOKED_AT_MAX // 2
+    assert log.reader.segment_count == 1
+    assert log.reader.size_bytes > 3 * LOOKED_AT_MAX // 2
     for sought, expected in ((START_WALL_US + 7_900, 7_901), (START_WALL_US + 1_000_000, -1)):
         node.disk.bytes_on_loop = 0
         found = node.offset_of(topic, sought)

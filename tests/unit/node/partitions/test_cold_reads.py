@@ -13,7 +13,7 @@ import pytest
 
 from quiverlog import errors
 from quiverlog.node.partitions.replica import Replica
-from quiverlog.storage.log.log import Log
+from quiverlog.storage.log.reader import LogReader
 from quiverlog.storage.segment.segment_files import SegmentFiles
 from quiverlog.types import LATEST
 from quiverlog.wire import messages as m
@@ -49,7 +49,7 @@ def segments(node: NodeDriver, topic: bytes, count: int, rows: int = 200) -> Non
     """Fill so many segments; the rows' times rise by a second from batch to batch."""
     number = 0
     log = replica_of(node, topic).log
-    while len(log.segments) < count:
+    while len(log.reader.segments) < count:
         at_us = START_WALL_US + number * 1_000_000
         node.produced(topic, bytes(batch_of(range(rows), at_us=at_us)))
         number += 1
@@ -131,7 +131,7 @@ def test_a_second_segment_is_not_read_because_the_first_was_loaded(node: NodeDri
     topic = node.create(segment_bytes=str(64 * 1024))
     segments(node, topic, 3, rows=2_000)
     node.disk.evict()
-    first_end = replica_of(node, topic).log.segments[0].end_offset
+    first_end = replica_of(node, topic).log.reader.segments[0].end_offset
     result, body = node.fetched(topic, 0, entry_bytes_max=2**26, bytes_max=2**26)
     assert result.error_code == 0
     base, rows = rows_of(body)[-1]
@@ -144,7 +144,7 @@ def test_offsets_by_time_are_looked_up_by_jobs(node: NodeDriver) -> None:
     segments(node, topic, 4)
     expected = node.offset_of(topic, START_WALL_US + 70_000_000).offset
     assert expected == 70 * 200
-    for segment in replica_of(node, topic).log.segments:
+    for segment in replica_of(node, topic).log.reader.segments:
         segment.release_index()
     node.disk.evict()
     assert node.offset_of(topic, START_WALL_US + 70_000_000).offset == expected
@@ -186,7 +186,7 @@ def test_ranges_are_measured_by_jobs(node: NodeDriver, bytes_max: int) -> None:
     segments(node, topic, 4)
     entry = m.RangePartition(topic, 0, start_offset=250, end_offset=-1, bytes_max=bytes_max)
     warm, _ = node.call(m.DescribeRangesRequest(partitions=[entry]))
-    for segment in replica_of(node, topic).log.segments:
+    for segment in replica_of(node, topic).log.reader.segments:
         segment.release_index()
     node.disk.evict()
     cold, _ = node.call(m.DescribeRangesRequest(partitions=[entry]))
@@ -201,9 +201,9 @@ def test_a_walk_over_more_indexes_than_memory_holds_goes_on_where_it_was(node: N
     log = replica_of(node, topic).log
     entry = m.RangePartition(topic, 0, start_offset=0, end_offset=-1)
     warm, _ = node.call(m.DescribeRangesRequest(partitions=[entry]))
-    log._indexes._bytes_max = 1
-    for segment in log.segments:
-        log._indexes.forget(segment)
+    log.reader.indexes._bytes_max = 1
+    for segment in log.reader.segments:
+        log.reader.indexes.forget(segment)
         segment.release_index()
     node.hold_jobs = True
     asked = node.request(m.DescribeRangesRequest(partitions=[entry]))
@@ -220,8 +220,8 @@ def test_an_index_that_memory_loses_at_once_is_a_typed_error(
     topic = node.create(segment_bytes=str(64 * 1024))
     segments(node, topic, 2)
     log = replica_of(node, topic).log
-    log.segments[0].release_index()
-    monkeypatch.setattr(type(log), "complete_load", lambda *_: None)
+    log.reader.segments[0].release_index()
+    monkeypatch.setattr(LogReader, "complete_load", lambda *_: None)
     result, body = node.fetched(topic, 0)
     assert (result.error_code, body) == (errors.ThrottledBroker.code, b"")
     assert node.offset_of(topic, START_WALL_US).error_code == errors.ThrottledBroker.code
@@ -231,9 +231,9 @@ def test_retention_looks_at_cold_logs_by_jobs(node: NodeDriver) -> None:
     topic = node.create(segment_bytes=str(64 * 1024), retention_ms="600000")
     segments(node, topic, 3)
     log = replica_of(node, topic).log
-    for segment in log.segments:
+    for segment in log.reader.segments:
         segment.release_index()
-    log._oldest_us = None
+    log.reader._oldest_us = None
     node.disk.evict()
     node.advance(700_000)
     while node.syncs:
@@ -245,7 +245,7 @@ def test_retention_looks_at_cold_logs_by_jobs(node: NodeDriver) -> None:
 # --- jobs that come to nothing ------------------------------------------------------------------
 def unload(node: NodeDriver, topic: bytes) -> None:
     """No index and no row is in memory."""
-    for segment in replica_of(node, topic).log.segments:
+    for segment in replica_of(node, topic).log.reader.segments:
         segment.release_index()
     node.disk.evict()
 
@@ -265,7 +265,7 @@ def test_a_cold_lookup_that_a_trim_overtakes_is_answered(node: NodeDriver) -> No
     topic = node.create(segment_bytes=str(64 * 1024))
     segments(node, topic, 4)
     log = replica_of(node, topic).log
-    kept = log.segments[2].base_offset
+    kept = log.reader.segments[2].base_offset
     unload(node, topic)
     node.hold_jobs = True
     entry = m.ListOffsetsPartition(topic, 0, at=START_WALL_US)
@@ -286,7 +286,7 @@ def test_a_cold_fetch_that_a_trim_overtakes_is_out_of_range(node: NodeDriver) ->
     node.hold_jobs = True
     asked = node.request(node.fetch_request(topic, 0))
     assert node.jobs
-    give_up(node, topic, replica_of(node, topic).log.segments[2].base_offset)
+    give_up(node, topic, replica_of(node, topic).log.reader.segments[2].base_offset)
     node.run_until_idle()
     answer = node.answer(asked)
     assert answer is not None
@@ -329,7 +329,7 @@ def test_a_bug_in_a_cold_read_is_in_the_log(
     def broken(*_: object) -> None:
         raise AssertionError("planted")
 
-    monkeypatch.setattr(Log, "complete_read", broken)
+    monkeypatch.setattr(LogReader, "complete_read", broken)
     result, body = node.fetched(topic, 0)
     assert (result.error_code, body) == (errors.QuiverlogError.code, b"")
     assert node.metrics.internal_errors == 1

@@ -181,8 +181,8 @@ class Course:
         """Neither indexes nor pages of it are in memory."""
         for (topic, _), replica in self.node.node.broker.replicas.items():
             if topic == self.topics.get(name):
-                for segment in replica.log.segments:
-                    replica.log._indexes.forget(segment)
+                for segment in replica.log.reader.segments:
+                    replica.log.reader.indexes.forget(segment)
                     segment.release_index()
                     segment.file.close()
         self.node.disk.evict()

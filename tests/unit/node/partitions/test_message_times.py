@@ -93,9 +93,9 @@ def test_the_leader_stamps_rows_of_log_append_time(node: NodeDriver, batches: in
     for header in stored:
         assert header.timestamp_min_us == header.timestamp_max_us == node.wall_us
     log = node.node.broker.replicas[topic, 0].log
-    (view,) = log.read(0, bytes_max=1, end_offset=1)
+    (view,) = log.reader.read(0, bytes_max=1, end_offset=1)
     assert crc32c(view[CRC_START:]) == stored[0].crc32c, "readers check it"
-    assert log.arrived_us(0, batches) == 0, "none is late"
+    assert log.reader.arrived_us(0, batches) == 0, "none is late"
 
 
 def test_a_batch_that_comes_again_is_found_under_the_time_that_it_has(node: NodeDriver) -> None:

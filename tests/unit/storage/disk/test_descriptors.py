@@ -84,7 +84,7 @@ def test_a_flush_of_new_names_finds_a_descriptor_for_the_directory(tmp_path: Pat
     disk = PosixDisk(files_open_max=4, reserved_descriptors=RESERVED_DESCRIPTORS)
     logs = [new_log(disk, tmp_path / f"t-{n}") for n in range(8)]
     with ThreadPoolExecutor(len(logs)) as threads:
-        list(threads.map(lambda log: log.size_bytes, logs))  # The threads are there.
+        list(threads.map(lambda log: log.reader.size_bytes, logs))  # The threads are there.
         with no_descriptor_left():
             for _ in range(3):
                 for log in logs:
@@ -98,7 +98,7 @@ def test_a_flush_of_new_names_finds_a_descriptor_for_the_directory(tmp_path: Pat
                     assert log.complete_flush(job, result) == log.log_end_offset
                     assert result.point is not None, "the notes were written, too"
     for log in logs:
-        assert log.segment_count > 3
+        assert log.reader.segment_count > 3
         log.close(clean=False)
         assert (
             Log.open(disk, log.directory, config=log.config, clean=False, now=NOW).log_end_offset
@@ -111,7 +111,7 @@ def test_a_flush_without_a_descriptor_for_the_directory_is_no_fault(tmp_path: Pa
     disk = PosixDisk()
     log = new_log(disk, tmp_path / "t-0")
     append(log)
-    log.segments[-1].file.close()
+    log.reader.segments[-1].file.close()
     with no_descriptor_left():
         job = log.begin_flush()
         with pytest.raises(OSError, match="open files") as failed:

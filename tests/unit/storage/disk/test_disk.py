@@ -71,8 +71,8 @@ def fill_and_recover(place: Path, ballast: Path | None) -> None:
         append_until_full()
     assert 0 < len(stored) < 100
     assert log.log_end_offset == len(stored)
-    path = log.segments[-1].path
-    assert os.path.getsize(path) == log.segments[-1].file.size == log.size_bytes
+    path = log.reader.segments[-1].path
+    assert os.path.getsize(path) == log.reader.segments[-1].file.size == log.reader.size_bytes
     with pytest.raises(DiskFull):
         append()
     if ballast is not None:
@@ -83,7 +83,7 @@ def fill_and_recover(place: Path, ballast: Path | None) -> None:
     log = Log.open(disk, directory, config=config, clean=False, now=NOW)
     assert not log.recovery.damages
     assert log.recovery.bytes_truncated == 0
-    got = [bytes(log.read(n, bytes_max=1, end_offset=n + 1)[0]) for n in range(len(stored))]
+    got = [bytes(log.reader.read(n, bytes_max=1, end_offset=n + 1)[0]) for n in range(len(stored))]
     assert got == stored
 
 
@@ -188,9 +188,9 @@ def test_views_of_a_log_outlive_growth_retention_and_close(tmp_path: Path) -> No
     for number in range(40):
         header, view = make_batch(1, NOW.wall_us, 1_500, number + 1)
         log.append([(header, view)], 0, NOW)
-        (read,) = log.read(number, bytes_max=1, end_offset=number + 1)
+        (read,) = log.reader.read(number, bytes_max=1, end_offset=number + 1)
         kept.append((read, bytes(view)))
-    assert log.segment_count > 5
+    assert log.reader.segment_count > 5
     trim(log, 39)
     log.close(clean=True)
     with warnings.catch_warnings():

@@ -27,7 +27,7 @@ def readable(log: Log) -> list[int]:
     found = []
     for offset in range(log.log_start_offset, log.log_end_offset):
         try:
-            if log.read(offset, bytes_max=1, end_offset=offset + 1):
+            if log.reader.read(offset, bytes_max=1, end_offset=offset + 1):
                 found.append(offset)
         except CorruptLog:
             continue

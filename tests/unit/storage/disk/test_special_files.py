@@ -160,7 +160,7 @@ def test_a_partition_opens_without_its_small_files(
     producers = Remembered()
     log = open_log(producers, clean)
     assert (log.log_start_offset, log.log_end_offset) == (0, 3)
-    assert len(log.read(2, bytes_max=1, end_offset=3)) == 1
+    assert len(log.reader.read(2, bytes_max=1, end_offset=3)) == 1
     assert log.epochs.epoch_for(2) == 1
 
 
@@ -188,7 +188,7 @@ def readable(log: Log) -> list[int]:
     found = []
     for offset in range(log.log_start_offset, log.log_end_offset):
         try:
-            found += [offset] if log.read(offset, bytes_max=1, end_offset=offset + 1) else []
+            found += [offset] if log.reader.read(offset, bytes_max=1, end_offset=offset + 1) else []
         except CorruptLog:
             continue
     return found

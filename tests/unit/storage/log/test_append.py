@@ -53,7 +53,7 @@ def test_more_rows_than_a_segment_may_hold_are_refused_before_a_byte_is_written(
     with pytest.raises(BatchTooLarge):
         log.append([batch(BATCH_ROWS_MAX) for _ in range(258)], 0, NOW)
     assert disk.read_file(segment_path(DIRECTORY, 0)) == before
-    assert (log.log_end_offset, log.segment_count) == (3, 1)
+    assert (log.log_end_offset, log.reader.segment_count) == (3, 1)
     log.append([batch(3)], 0, NOW)
     disk.kill()
     log = open_log(disk)
@@ -65,7 +65,7 @@ def test_the_first_append_of_an_empty_segment_is_bounded_too() -> None:
     log = open_log(disk)
     with pytest.raises(BatchTooLarge):
         log.append([batch(BATCH_ROWS_MAX) for _ in range(258)], 0, NOW)
-    assert (log.log_end_offset, log.segment_count) == (0, 0)
+    assert (log.log_end_offset, log.reader.segment_count) == (0, 0)
 
 
 def test_a_segment_rolls_before_its_rows_leave_the_index() -> None:
@@ -73,14 +73,14 @@ def test_a_segment_rolls_before_its_rows_leave_the_index() -> None:
     log = open_log(disk, config=LogConfig(index_interval_bytes=1))
     for _ in range(2 * (SEGMENT_ROWS_MAX // BATCH_ROWS_MAX) + 3):
         log.append([batch(BATCH_ROWS_MAX)], 0, NOW)
-    spans = [segment.end_offset - segment.base_offset for segment in log.segments]
+    spans = [segment.end_offset - segment.base_offset for segment in log.reader.segments]
     assert len(spans) == 3
     assert max(spans) <= SEGMENT_ROWS_MAX
     disk.kill()
     end = log.log_end_offset
     log = open_log(disk)
     assert (log.log_end_offset, log.recovery.damages) == (end, [])
-    assert log.read(end - 1, bytes_max=1, end_offset=end)
+    assert log.reader.read(end - 1, bytes_max=1, end_offset=end)
 
 
 # --- whatever is raised -------------------------------------------------------------------------
@@ -98,8 +98,8 @@ def test_an_error_behind_the_write_leaves_the_log_as_it_was(
 
     log = reopened()
     log.append([batch(3, 1)], 0, NOW)
-    size = log.size_bytes
-    data = disk.read_file(log.segments[0].path)
+    size = log.reader.size_bytes
+    data = disk.read_file(log.reader.segments[0].path)
     add = SparseIndex.add
     calls = 0
 
@@ -115,12 +115,12 @@ def test_an_error_behind_the_write_leaves_the_log_as_it_was(
         log.append([batch(3, 2), batch(4, 3), batch(5, 4)], 7, NOW)
     monkeypatch.undo()
     assert calls == 2, "the error came behind the write"
-    assert (log.log_end_offset, log.size_bytes, log.epochs.newest) == (3, size, 0)
-    assert disk.read_file(log.segments[0].path) == data, "no orphan bytes"
+    assert (log.log_end_offset, log.reader.size_bytes, log.epochs.newest) == (3, size, 0)
+    assert disk.read_file(log.reader.segments[0].path) == data, "no orphan bytes"
     log.append([batch(1, 5)], 1, NOW)
     for again in (log, reopened()):
         assert (again.log_end_offset, again.recovery.damages) == (4, [])
-        (view,) = again.read(3, bytes_max=1, end_offset=4)
+        (view,) = again.reader.read(3, bytes_max=1, end_offset=4)
         assert view[-1] == 5
         assert again.epochs.entries() == [(0, 0), (1, 3)]
 
@@ -133,7 +133,7 @@ def test_copied_batches_keep_their_stamps_and_each_tells_its_epoch() -> None:
     batches = [copied(0, 3, 1), copied(3, 2, 1), copied(5, 4, 4), copied(9, 1, 6)]
     assert log.append_copied(batches, NOW) == 10
     assert log.epochs.entries() == [(1, 0), (4, 5), (6, 9)]
-    got = b"".join(bytes(view) for view in log.read(0, bytes_max=10_000, end_offset=10))
+    got = b"".join(bytes(view) for view in log.reader.read(0, bytes_max=10_000, end_offset=10))
     assert got == b"".join(bytes(view) for _, view in batches)
     flush(log)
     disk.crash()
@@ -166,14 +166,14 @@ def test_the_first_copy_of_an_empty_log_may_straddle_its_start() -> None:
     assert job is not None
     log.complete_trim(job, job.run())
     truncate(log, 5)
-    assert (log.log_start_offset, log.log_end_offset, log.segment_count) == (5, 5, 0)
+    assert (log.log_start_offset, log.log_end_offset, log.reader.segment_count) == (5, 5, 0)
     assert log.append_copied([copied(3, 6, 2)], NOW) == 9
     flush(log)
     disk.crash()
     log = open_log(disk)
     assert (log.log_start_offset, log.log_end_offset) == (5, 9)
     assert not log.recovery.damages
-    assert log.read(5, bytes_max=1, end_offset=9)
+    assert log.reader.read(5, bytes_max=1, end_offset=9)
 
 
 def test_the_checksum_of_the_helper_is_the_real_one() -> None:
@@ -187,7 +187,7 @@ def test_a_copy_that_ends_at_the_log_start_holds_no_row_of_it() -> None:
         log.append_copied([copied(3, 2, 2)], NOW)
     with pytest.raises(CorruptLog):
         log.append_copied([copied(3, 2, 2), copied(5, 2, 2)], NOW)
-    assert (log.log_start_offset, log.log_end_offset, log.segment_count) == (5, 5, 0)
+    assert (log.log_start_offset, log.log_end_offset, log.reader.segment_count) == (5, 5, 0)
     assert log.append_copied([copied(5, 2, 2)], NOW) == 7
 
 
@@ -203,7 +203,7 @@ def test_a_copy_begins_where_its_leader_s_log_does(first: int, rows: int, power:
         flush(log)
     skip(log, at)
     assert (log.log_start_offset, log.log_end_offset, log.flushed_offset) == (at, at, at)
-    assert log.segment_count == 0
+    assert log.reader.segment_count == 0
     assert not log.epochs.entries(), "where they ended the rows between would have told"
     begin = at - 5 + first
     assert log.append_copied([copied(begin, 6, 2), copied(begin + 6, 1, 2)], NOW) == begin + 7
@@ -215,7 +215,7 @@ def test_a_copy_begins_where_its_leader_s_log_does(first: int, rows: int, power:
     log = open_log(disk)
     assert (log.log_start_offset, log.log_end_offset) == (at, begin + 7)
     assert not log.recovery.damages
-    assert log.read(at, bytes_max=1, end_offset=begin + 7)
+    assert log.reader.read(at, bytes_max=1, end_offset=begin + 7)
     assert log.epochs.latest()[0] == 2
 
 
@@ -284,6 +284,6 @@ def test_no_walk_between_index_entries_is_long_whatever_a_topic_asks_for() -> No
     log = open_log(SimDisk(), config=LogConfig(index_interval_bytes=64 * MIB))
     for _ in range(40):
         log.append([make_batch(1, NOW.wall_us, 127, 1) for _ in range(10)], 0, NOW)
-    positions = [*log.segments[0].load().positions, log.segments[0].file.size]
+    positions = [*log.reader.segments[0].load().positions, log.reader.segments[0].file.size]
     assert positions[-1] > 3_000_000
     assert max(after - at for at, after in pairwise(positions)) <= 64 * KIB + 8192

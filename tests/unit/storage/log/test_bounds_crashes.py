@@ -81,7 +81,7 @@ class World:
             assert not log.recovery.damages
         for offset in range(log.log_start_offset, log.log_end_offset):
             try:
-                (view,) = log.read(offset, bytes_max=1, end_offset=offset + 1)
+                (view,) = log.reader.read(offset, bytes_max=1, end_offset=offset + 1)
             except CorruptLog as error:
                 first, end = error.damage()
                 assert self.lost_from <= first <= offset < end <= self.lost_to
@@ -288,7 +288,7 @@ def test_a_start_may_end_at_any_call(lost: bool, power: bool) -> None:
             world = begun(plate, aged=True)
             plate.kill()
             if lost:
-                newest = world.log.segments[-1]
+                newest = world.log.reader.segments[-1]
                 plate.take(newest.path)
                 world.lost_from, world.lost_to = newest.base_offset, world.flushed
                 world.kept = world.flushed

@@ -89,7 +89,7 @@ def told(disk: SimDisk, known: Bounds | None, epoch_newest: int) -> object:
         unflushed.marks._written,
         [
             [getattr(segment, name) for name in KEPT] + [segment.file.size]
-            for segment in log.segments
+            for segment in log.reader.segments
         ],
         files_of(disk),
     )

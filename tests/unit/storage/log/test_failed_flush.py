@@ -64,7 +64,7 @@ def test_what_recovery_calls_flushed_survives_a_power_loss(
     assert log.log_end_offset == end
     assert not log.recovery.damages
     for offset in range(0, end, 3):
-        assert log.read(offset, bytes_max=1, end_offset=end)
+        assert log.reader.read(offset, bytes_max=1, end_offset=end)
 
 
 @pytest.mark.parametrize("first", ["trim", "flush"])
@@ -125,7 +125,7 @@ def test_a_flush_that_had_no_descriptor_does_not_fail_the_next_one() -> None:
 
 
 def marks(log: Log) -> list[FlushedMark]:
-    return [read_header(segment.file, segment.base_offset).mark for segment in log.segments]
+    return [read_header(segment.file, segment.base_offset).mark for segment in log.reader.segments]
 
 
 def test_a_decision_that_was_read_at_the_start_survives_a_power_loss() -> None:

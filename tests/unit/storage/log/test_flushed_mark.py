@@ -41,7 +41,7 @@ def readable(log: Log) -> list[int]:
     found = []
     for offset in range(log.log_start_offset, log.log_end_offset):
         try:
-            views = log.read(offset, bytes_max=1, end_offset=offset + 1)
+            views = log.reader.read(offset, bytes_max=1, end_offset=offset + 1)
         except CorruptLog:
             continue
         assert BatchHeader.unpack(views[0]).base_offset == offset
@@ -277,12 +277,12 @@ def test_a_lost_first_segment_is_told_by_the_mark_of_the_next() -> None:
     for number in range(6):
         append(log, number)
         flush(log)
-    assert log.segment_count > 1
-    first, second = log.segments[0].path, log.segments[1].base_offset
+    assert log.reader.segment_count > 1
+    first, second = log.reader.segments[0].path, log.reader.segments[1].base_offset
     disk.kill()
     disk.remove(f"{DIRECTORY}/recovery-point")
     disk.remove(first)
     log = open_log(disk)
     assert f"rows 0 to {second} are missing" in log.recovery.damages[0]
     with pytest.raises(CorruptLog):
-        log.read(0, bytes_max=1, end_offset=log.log_end_offset)
+        log.reader.read(0, bytes_max=1, end_offset=log.log_end_offset)

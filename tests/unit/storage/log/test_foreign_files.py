@@ -94,7 +94,7 @@ def foreign_file(kind: str, name: str) -> bytes:
 
 
 def rows_of(log: Log) -> list[int]:
-    headers = log.headers(log.log_start_offset)
+    headers = log.reader.headers(log.log_start_offset)
     return [row for header in headers for row in range(header.base_offset, header.next_offset)]
 
 

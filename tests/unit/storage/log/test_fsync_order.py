@@ -34,7 +34,7 @@ def log_with_unflushed_files(disk: SimDisk) -> Log:
     append(log, 1)
     assert flush(log) == 3
     append(log, 6)
-    assert log.segment_count == 2
+    assert log.reader.segment_count == 2
     return log
 
 

@@ -103,7 +103,7 @@ def test_rolling_does_no_work_on_the_loop_but_making_the_next_file() -> None:
     append(log, 4)
     disk.operations.clear()
     append(log)
-    assert log.segment_count == 2
+    assert log.reader.segment_count == 2
     assert not {"fsync", "fsync_dir", "atomic", "rename", "unlink"} & set(+disk.operations)
 
 
@@ -115,11 +115,11 @@ def test_the_indexes_of_finished_segments_are_bounded() -> None:
     flush(log)
     for _ in range(2):
         for offset in range(0, 180, 3):
-            assert log.read(offset, bytes_max=1, end_offset=offset + 1)
-        loaded = [s for s in log.segments if s.finished and s.index is not None]
+            assert log.reader.read(offset, bytes_max=1, end_offset=offset + 1)
+        loaded = [s for s in log.reader.segments if s.finished and s.index is not None]
         held = sum(s.index.byte_count for s in loaded if s.index is not None)
         assert held == indexes.byte_count <= 200
-    assert 0 < len(loaded) < len(log.segments) - 1
+    assert 0 < len(loaded) < len(log.reader.segments) - 1
 
 
 def test_a_missing_index_is_a_job_for_who_may_not_wait() -> None:
@@ -130,15 +130,15 @@ def test_a_missing_index_is_a_job_for_who_may_not_wait() -> None:
     disk.process_death()
     log = open_log(disk, clean=True)
     with pytest.raises(NotResident) as raised:
-        log.read(0, bytes_max=1, end_offset=24, cold_ok=False)
+        log.reader.read(0, bytes_max=1, end_offset=24, cold_ok=False)
     job = raised.value.job
     assert isinstance(job, LoadIndexJob)
-    log.complete_load(job, job.run())
-    assert log.read(0, bytes_max=1, end_offset=24)
-    load = log.begin_load()
+    log.reader.complete_load(job, job.run())
+    assert log.reader.read(0, bytes_max=1, end_offset=24)
+    load = log.reader.begin_load()
     assert load is not None, "an append would wait for the last segment's index"
-    log.complete_load(load, load.run())
-    assert log.begin_load() is None
+    log.reader.complete_load(load, load.run())
+    assert log.reader.begin_load() is None
 
 
 def test_a_start_keeps_no_index_that_the_bound_does_not_count() -> None:
@@ -158,6 +158,6 @@ def test_a_start_keeps_no_index_that_the_bound_does_not_count() -> None:
         producers=producers,
         indexes=indexes,
     )
-    loaded = [s.index.byte_count for s in log.segments if s.finished and s.index is not None]
-    assert log.segment_count > 10
+    loaded = [s.index.byte_count for s in log.reader.segments if s.finished and s.index is not None]
+    assert log.reader.segment_count > 10
     assert sum(loaded) == indexes.byte_count

@@ -73,11 +73,11 @@ def test_files_that_know_of_each_other_are_lost_together(lost: Select) -> None:
     assert (log.log_start_offset, log.log_end_offset) == (TRIMMED, END)
     for offset in range(TRIMMED, END):
         if offset in readable:
-            views = log.read(offset, bytes_max=1, end_offset=offset + 1)
+            views = log.reader.read(offset, bytes_max=1, end_offset=offset + 1)
             assert b"".join(views) == stored[offset // ROWS * ROWS]
         else:
             with pytest.raises(CorruptLog):
-                log.read(offset, bytes_max=1, end_offset=offset + 1)
+                log.reader.read(offset, bytes_max=1, end_offset=offset + 1)
     assert bool(log.recovery.damages) == (len(readable) < END), "it is told where rows are gone"
     assert log.recovery.damages or log.recovery.notes
     assert log.append([make_batch(1, NOW.wall_us, 1, 9)], 5, NOW) == END
@@ -123,7 +123,7 @@ def test_a_broker_that_was_stopped_knows_what_it_had(tmp_path: Path) -> None:
     (replica,) = node.node.broker.replicas.values()
     assert replica.log.log_end_offset == 3
     with pytest.raises(CorruptLog, match="rows 0 to 3 are missing"):
-        replica.log.read(0, bytes_max=1, end_offset=3)
+        replica.log.reader.read(0, bytes_max=1, end_offset=3)
     assert node.produced(topic_id, batch_of([4])).base_offset == 3
     # In the same life the name may come to stand for another topic.
     assert node.node.broker.directory.written == {}

@@ -49,7 +49,7 @@ def young(seed: int = 0) -> tuple[SimDisk, Log, ProducerStates]:
     disk.make_dir(DIRECTORY)
     log, producers = open_log(disk)
     append(log, producers, 0, BATCHES)
-    assert len(log.segments) > 2
+    assert len(log.reader.segments) > 2
     return disk, log, producers
 
 
@@ -69,7 +69,7 @@ def sends_all_again(disk: SimDisk) -> Log:
     assert (log.log_start_offset, log.log_end_offset) == (0, ROWS * BATCHES)
     assert not log.recovery.damages
     for offset in range(0, ROWS * BATCHES, ROWS):
-        (view,) = log.read(offset, bytes_max=1, end_offset=offset + 1)
+        (view,) = log.reader.read(offset, bytes_max=1, end_offset=offset + 1)
         assert view[64 + 64] == offset // ROWS + 1
     return log
 
@@ -200,9 +200,9 @@ def test_behind_rows_that_were_given_up_the_log_begins_anew_where_it_began() -> 
     end = log.log_end_offset
     trim(log, end)
     append(log, producers, BATCHES, BATCHES + 8)
-    assert len(log.segments) > 1
+    assert len(log.reader.segments) > 1
     disk.kill()
-    disk.remove(segment_path(DIRECTORY, log.segments[0].base_offset))
+    disk.remove(segment_path(DIRECTORY, log.reader.segments[0].base_offset))
     log, producers = open_log(disk)
     assert (log.log_start_offset, log.log_end_offset) == (end, end)
     append(log, producers, BATCHES, BATCHES + 8)

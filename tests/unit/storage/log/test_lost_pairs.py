@@ -75,7 +75,7 @@ def unreadable(log: Log, stored: dict[int, bytes]) -> set[int]:
     bad: set[int] = set()
     for offset in range(log.log_start_offset, log.log_end_offset):
         try:
-            views = log.read(offset, bytes_max=1, end_offset=offset + 1)
+            views = log.reader.read(offset, bytes_max=1, end_offset=offset + 1)
         except CorruptLog as error:
             first, after = error.details["offset"], error.details["end_offset"]
             assert isinstance(first, int)

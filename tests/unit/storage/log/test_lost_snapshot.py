@@ -57,7 +57,7 @@ def test_a_snapshot_that_a_full_disk_takes_back_is_written_again() -> None:
     log.fail_trim(job, caught.value)
     disk.full = False
     trim(log, 12)
-    assert log.segment_count == 0
+    assert log.reader.segment_count == 0
     log.close(clean=False)
     _, again = open_log(disk)
     assert again.snapshot() == producers.snapshot()

@@ -172,14 +172,14 @@ def test_a_flush_that_runs_after_a_trim_knows_of_it() -> None:
     log.complete_flush(flushing, flushing.run())
     log.complete_trim(trimming, result)
     assert stored(disk, NOTES[0]) == stored(disk, NOTES[1]) == Bounds(16, 33)
-    newest = log.segments[-1]
+    newest = log.reader.segments[-1]
     assert read_header(newest.file, newest.base_offset).start_offset == 16
 
 
 def test_the_segment_before_learns_that_rows_followed() -> None:
     disk = SimDisk()
     log = filled(disk, 5)
-    before, last = log.segments[-2:]
+    before, last = log.reader.segments[-2:]
     assert read_header(before.file, before.base_offset).mark == FlushedMark(15, before.file.size)
     assert last.base_offset == 12
 
@@ -193,7 +193,7 @@ def test_rows_that_a_start_has_missed_are_missed_after_a_power_failure(
     """By either file alone: the segment that told of the rows as well is gone."""
     disk = SimDisk(seed)
     log = filled(disk)
-    end, newest = log.log_end_offset, log.segments[-1].path
+    end, newest = log.log_end_offset, log.reader.segments[-1].path
     del log
     disk.remove(newest)
     assert open_log(disk).log_end_offset == end
@@ -226,7 +226,7 @@ def test_a_directory_of_an_older_broker_opens(clean: bool) -> None:
     log = filled(disk)
     trim(log, 4)
     flush(log, background=True)
-    bases = [segment.base_offset for segment in log.segments]
+    bases = [segment.base_offset for segment in log.reader.segments]
     log.close(clean=clean)
     disk.kill()
     point = checkpoint.load_recovery_point(disk, DIRECTORY, NOTES).point
@@ -272,7 +272,7 @@ def test_a_power_failure_after_a_clean_stop_takes_no_bound_that_was_durable(seed
     """The newest segment is lost, and the note of the stop is gone: a start was under way."""
     disk = SimDisk(seed)
     log = filled(disk)
-    end, newest = log.log_end_offset, log.segments[-1].path
+    end, newest = log.log_end_offset, log.reader.segments[-1].path
     log.close(clean=True)
     disk.remove(newest)
     disk.crash()

@@ -92,8 +92,8 @@ def test_rolling_and_flushing_encode_no_producers_on_the_loop(
         disk.on_loop = True
         append(log, producers, pid)
         disk.on_loop = False
-    assert log.segment_count > 5
-    rolled_at = log.segments[-1].base_offset
+    assert log.reader.segment_count > 5
+    rolled_at = log.reader.segments[-1].base_offset
     append(log, producers, 7, 3)
     flush(log, disk)
     log.close(clean=False)
@@ -167,4 +167,4 @@ def test_what_a_truncation_leaves_is_read_by_its_job(
 
 def log_header(log: Log) -> Any:
     """The header of the newest batch."""
-    return next(log.headers(log.log_end_offset - 1))
+    return next(log.reader.headers(log.log_end_offset - 1))

@@ -110,7 +110,7 @@ def test_a_log_that_gave_up_all_its_rows_needs_no_flush_again_and_again(disk: Si
         append(log, 1)
         flush(log)
     trim(log, log.log_end_offset)
-    assert not log.segments
+    assert not log.reader.segments
     assert log.flush_due_us() is not None
     flush(log, background=True)
     assert log.flush_due_us() is None

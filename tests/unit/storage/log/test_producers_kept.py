@@ -148,8 +148,8 @@ def test_a_header_that_claims_rows_of_others_tells_nothing_of_its_producer(
     log, producers = open_log(disk)
     append(log, producers, range(18))
     flush(log, background=True)
-    (segment,) = [s for s in log.segments if s.base_offset <= number < s.end_offset]
-    before = [h for h in log.headers(segment.base_offset) if h.base_offset < number]
+    (segment,) = [s for s in log.reader.segments if s.base_offset <= number < s.end_offset]
+    before = [h for h in log.reader.headers(segment.base_offset) if h.base_offset < number]
     at = SEGMENT_HEADER_BYTES + sum(header.total_bytes for header in before)
     disk.kill()
     for name in disk.list(DIRECTORY):
@@ -173,12 +173,12 @@ def test_damage_that_is_met_while_producers_are_read_is_told() -> None:
     append(log, producers, range(18))
     flush(log, background=True)
     log.close(clean=True)
-    assert len(log.segments) > 1, "the damage lies in a file that is not looked at otherwise"
-    (segment,) = [one for one in log.segments if one.base_offset <= 7 < one.end_offset]
+    assert len(log.reader.segments) > 1, "the damage lies in a file that is not looked at otherwise"
+    (segment,) = [one for one in log.reader.segments if one.base_offset <= 7 < one.end_offset]
     for name in disk.list(DIRECTORY):
         if name.endswith(".snapshot"):
             disk.remove(f"{DIRECTORY}/{name}")
-    before = [h for h in log.headers(segment.base_offset) if h.base_offset < 7]
+    before = [h for h in log.reader.headers(segment.base_offset) if h.base_offset < 7]
     at = SEGMENT_HEADER_BYTES + sum(header.total_bytes for header in before)
     disk.kill()
     disk.flip_bit(segment.path, at * 8)

@@ -55,7 +55,7 @@ def test_rows_after_given_up_rows_that_were_lost_are_no_damage(stop: str) -> Non
     log = open_log(disk)
     assert not log.recovery.damages
     assert (log.log_start_offset, log.log_end_offset) == (2, 5)
-    assert log.read(2, bytes_max=1, end_offset=5)
+    assert log.reader.read(2, bytes_max=1, end_offset=5)
 
 
 def test_a_clean_start_knows_a_given_up_file_that_could_not_be_removed() -> None:
@@ -83,7 +83,7 @@ def test_damage_in_the_middle_of_several_segments(scanned: bool) -> None:
     for _ in range(15):
         append(log)
     flush(log)
-    bases = [segment.base_offset for segment in log.segments]
+    bases = [segment.base_offset for segment in log.reader.segments]
     assert bases == [0, 12, 24, 36]
     log.close(clean=not scanned)
     disk.kill()
@@ -93,11 +93,11 @@ def test_damage_in_the_middle_of_several_segments(scanned: bool) -> None:
         forget_point(disk, DIRECTORY)
     log = open_log(disk, clean=not scanned)
     assert len(log.recovery.damages) == (2 if scanned else 0)
-    assert (log.log_end_offset, log.segment_count) == (45, 4)
+    assert (log.log_end_offset, log.reader.segment_count) == (45, 4)
     for offset in range(0, 45, 3):
         if offset in (15, 27):
             with pytest.raises(CorruptLog) as raised:
-                log.read(offset, bytes_max=1, end_offset=45)
+                log.reader.read(offset, bytes_max=1, end_offset=45)
             details = raised.value.details
             base = offset - 3
             assert details["file"] == segment_path("t-0", base)
@@ -107,9 +107,9 @@ def test_damage_in_the_middle_of_several_segments(scanned: bool) -> None:
                 offset + 3,
             )
         else:
-            (view,) = log.read(offset, bytes_max=1, end_offset=offset + 3)
+            (view,) = log.reader.read(offset, bytes_max=1, end_offset=offset + 3)
             assert len(view) == 128
-    assert [len(v) for v in log.read(12, bytes_max=10_000, end_offset=45)] == [128]
+    assert [len(v) for v in log.reader.read(12, bytes_max=10_000, end_offset=45)] == [128]
 
 
 @pytest.mark.parametrize("number", [0, 1], ids=["the first", "the second"])
@@ -136,10 +136,10 @@ def test_damage_behind_the_recovery_point_when_the_epochs_are_lost_too(number: i
     for offset in range(0, 12, 3):
         if offset == bad:
             with pytest.raises(CorruptLog) as raised:
-                log.read(offset, bytes_max=1, end_offset=12)
+                log.reader.read(offset, bytes_max=1, end_offset=12)
             assert raised.value.details["end_offset"] == bad + 3
         else:
-            assert log.read(offset, bytes_max=1, end_offset=12)
+            assert log.reader.read(offset, bytes_max=1, end_offset=12)
 
 
 def test_a_segment_that_begins_with_damage_says_so_after_the_next_start_too() -> None:
@@ -159,9 +159,9 @@ def test_a_segment_that_begins_with_damage_says_so_after_the_next_start_too() ->
     assert segment_path(DIRECTORY, 0).replace(".log", ".index") in disk.paths()
     log = open_log(disk, clean=True)
     with pytest.raises(CorruptLog) as raised:
-        log.read(0, bytes_max=1, end_offset=6)
+        log.reader.read(0, bytes_max=1, end_offset=6)
     assert (raised.value.details["offset"], raised.value.details["end_offset"]) == (0, 3)
-    assert len(log.read(3, bytes_max=1_000, end_offset=6)) == 1
+    assert len(log.reader.read(3, bytes_max=1_000, end_offset=6)) == 1
 
 
 def test_the_node_tells_of_damage_that_its_start_found(tmp_path: Path) -> None:
@@ -343,8 +343,8 @@ def test_what_can_be_rebuilt_is_and_no_row_is_lost(name: str, clean: bool, how: 
     assert log.epochs.entries() == entries
     assert again.offsets == list(range(0, end, 3))
     for offset in range(0, end, 3):
-        assert log.read(offset, bytes_max=1, end_offset=end)
-    assert log.offset_for_timestamp(NOW.wall_us) == (0, NOW.wall_us)
+        assert log.reader.read(offset, bytes_max=1, end_offset=end)
+    assert log.reader.offset_for_timestamp(NOW.wall_us) == (0, NOW.wall_us)
     assert not log.recovery.damages
 
 
@@ -386,11 +386,11 @@ def test_a_scan_keeps_every_byte_that_was_written_whole(batch: int, at: int) -> 
     assert disk.read_file(path) == before
     assert (log.recovery.bytes_truncated, len(log.recovery.damages)) == (0, 1)
     for number in (n for n in range(3) if n != batch):
-        assert len(log.read(3 * number, bytes_max=1, end_offset=3 * number + 3)[0]) == 128
+        assert len(log.reader.read(3 * number, bytes_max=1, end_offset=3 * number + 3)[0]) == 128
     with pytest.raises(CorruptLog):
-        log.read(3 * batch, bytes_max=1, end_offset=3 * batch + 1)
+        log.reader.read(3 * batch, bytes_max=1, end_offset=3 * batch + 1)
     append(log)
-    assert log.read(log.log_end_offset - 3, bytes_max=1, end_offset=log.log_end_offset)
+    assert log.reader.read(log.log_end_offset - 3, bytes_max=1, end_offset=log.log_end_offset)
 
 
 @pytest.mark.parametrize("left", [1, 20, 63, 64, 65, 127])

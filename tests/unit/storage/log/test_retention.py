@@ -61,7 +61,7 @@ def test_an_idle_topic_gives_up_its_newest_segment_and_remembers_its_end() -> No
     for ms in range(5):
         append(log, ms)
     assert retain(log, at(200), 5)[:2] == (5, 1)
-    assert (log.segment_count, log.size_bytes) == (0, 0)
+    assert (log.reader.segment_count, log.reader.size_bytes) == (0, 0)
     assert [name for name in disk.list(DIRECTORY) if name.endswith((".log", ".index"))] == []
     disk.crash()
     log = open_log(disk)
@@ -73,22 +73,22 @@ def test_by_size_whole_segments_until_the_bound_holds(high_watermark: int) -> No
     log = open_log(SimDisk(), retention_bytes=8 * 320, segment_bytes=1 << 20, retention_ms=-1)
     for ms in range(100):
         append(log, ms)
-    bases = [segment.base_offset for segment in log.segments]
+    bases = [segment.base_offset for segment in log.reader.segments]
     assert bases == list(range(0, 100, 2)), "an eighth of the bound: two batches a segment"
     retain(log, at(100), high_watermark)
     if high_watermark == 100:
-        assert log.size_bytes == 8 * 320
+        assert log.reader.size_bytes == 8 * 320
         assert log.log_start_offset == 84
     else:
         assert log.log_start_offset == high_watermark
-        assert log.segments[0].base_offset <= high_watermark
+        assert log.reader.segments[0].base_offset <= high_watermark
 
 
 def test_by_size_a_log_of_exactly_the_bound_keeps_all() -> None:
     log = open_log(SimDisk(), retention_bytes=8 * 320, retention_ms=-1)
     for ms in range(16):
         append(log, ms)
-    assert log.size_bytes == 8 * 320
+    assert log.reader.size_bytes == 8 * 320
     retain(log, at(100), 16)
     assert log.log_start_offset == 0
     append(log, 16)
@@ -109,10 +109,10 @@ def test_an_idle_segment_is_finished_when_its_time_has_come() -> None:
     append(log, 0)
     retain(log, at(49), 1)
     append(log, 49)
-    assert log.segment_count == 1
+    assert log.reader.segment_count == 1
     retain(log, at(50), 2)
     append(log, 50)
-    assert log.segment_count == 2
+    assert log.reader.segment_count == 2
 
 
 @pytest.mark.parametrize("offset", [1, 3, 10])
@@ -128,7 +128,7 @@ def test_deleted_records_stay_deleted_after_a_crash(offset: int, seed: int) -> N
     log = open_log(disk)
     assert (log.log_start_offset, log.log_end_offset) == (offset, 10)
     with pytest.raises(OffsetOutOfRange):
-        log.read(offset - 1, bytes_max=1, end_offset=10)
+        log.reader.read(offset - 1, bytes_max=1, end_offset=10)
 
 
 def test_offsets_beyond_the_end_cannot_be_deleted() -> None:
@@ -230,8 +230,8 @@ def test_the_newest_time_is_known_where_the_last_file_is_empty() -> None:
     disk.capacity = None
     disk.kill()
     log = open_log(disk)
-    log.load_newest_time()
-    assert log.newest_us() == START_US + 7_000
+    log.reader.load_newest_time()
+    assert log.reader.newest_us() == START_US + 7_000
 
 
 def test_the_oldest_time_is_found_behind_a_segment_that_nobody_can_walk() -> None:
@@ -239,10 +239,10 @@ def test_the_oldest_time_is_found_behind_a_segment_that_nobody_can_walk() -> Non
     log = open_log(SimDisk(), segment_bytes=300)
     for ms in range(4):
         append(log, ms)
-    first, second = log.segments[:2]
+    first, second = log.reader.segments[:2]
     assert first.index is not None
     first.index.relative_offsets[0] += 1
     for _ in range(2):
-        log._oldest_us = None
-        assert log.oldest_us() == START_US + second.base_offset * 1000
+        log.reader._oldest_us = None
+        assert log.reader.oldest_us() == START_US + second.base_offset * 1000
     assert len(log.recovery.damages) == 1

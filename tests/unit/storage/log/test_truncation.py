@@ -46,7 +46,7 @@ def check(log: Log, start: int, end: int) -> None:
     assert (log.log_start_offset, log.log_end_offset) == (start, end)
     assert not log.recovery.damages
     for offset in range(start, end):
-        (view,) = log.read(offset, bytes_max=1, end_offset=offset + 1)
+        (view,) = log.reader.read(offset, bytes_max=1, end_offset=offset + 1)
         header = BatchHeader.unpack(view)
         assert header.base_offset == offset // 3 * 3
         assert view[-1] == offset // 3 + 1
@@ -102,7 +102,7 @@ def test_a_crash_at_any_step_leaves_the_old_log_or_the_new_one(
         log = open_log(disk)
         assert log.log_end_offset == base_offset + 2
         assert log.epochs.latest() == (2, base_offset)
-        assert log.read(base_offset, bytes_max=1, end_offset=base_offset + 2)
+        assert log.reader.read(base_offset, bytes_max=1, end_offset=base_offset + 2)
         if finished:
             break
     else:
@@ -130,9 +130,9 @@ def test_damage_in_front_of_the_cut_stays() -> None:
     log = open_log(disk)
     truncate(log, 18)
     assert log.log_end_offset == 18
-    assert log.read(15, bytes_max=1, end_offset=18)
+    assert log.reader.read(15, bytes_max=1, end_offset=18)
     with pytest.raises(CorruptLog):
-        log.read(12, bytes_max=1, end_offset=18)
+        log.reader.read(12, bytes_max=1, end_offset=18)
 
 
 def test_views_of_rows_that_are_cut_stay_what_they_were(tmp_path: Path) -> None:
@@ -141,12 +141,12 @@ def test_views_of_rows_that_are_cut_stay_what_they_were(tmp_path: Path) -> None:
     for number in range(4):
         log.append([make_batch(1, NOW.wall_us, 3_000, number + 1)], 0, NOW)
     flush(log)
-    views = log.read(0, bytes_max=1 << 20, end_offset=4)
+    views = log.reader.read(0, bytes_max=1 << 20, end_offset=4)
     before = [bytes(view) for view in views]
     truncate(log, 1)
     log.append([make_batch(1, NOW.wall_us, 4_000, 200)], 1, NOW)
     assert [bytes(view) for view in views] == before
-    assert log.read(1, bytes_max=1, end_offset=2)[0][-1] == 200
+    assert log.reader.read(1, bytes_max=1, end_offset=2)[0][-1] == 200
 
 
 # --- producers ----------------------------------------------------------------------------------
@@ -180,12 +180,12 @@ def test_rows_appended_behind_a_cut_inside_missing_rows_are_read(tmp_path: Path)
         log.append([make_batch(3, NOW.wall_us, 4, 1)], 1, NOW)
     flush(log)
     log.close(clean=True)
-    assert (log.segments[1].base_offset, log.segments[1].end_offset) == (3, 6)
+    assert (log.reader.segments[1].base_offset, log.reader.segments[1].end_offset) == (3, 6)
     (tmp_path / f"{3:020d}.log").unlink()
     log = Log.open(disk, directory, config=config, clean=True, now=NOW)
     assert truncate(log, 4) == 4
     log.append([make_batch(3, NOW.wall_us, 4, 2)], 1, NOW)
     with pytest.raises(CorruptLog) as caught:
-        log.read(3, bytes_max=1, end_offset=7)
+        log.reader.read(3, bytes_max=1, end_offset=7)
     assert (caught.value.details["offset"], caught.value.details["end_offset"]) == (3, 4)
-    assert len(log.read(4, bytes_max=1, end_offset=7)) == 1
+    assert len(log.reader.read(4, bytes_max=1, end_offset=7)) == 1

@@ -47,7 +47,7 @@ def readable(log: Log) -> list[int]:
     found = []
     for offset in range(log.log_start_offset, log.log_end_offset):
         try:
-            log.read(offset, bytes_max=1, end_offset=offset + 1)
+            log.reader.read(offset, bytes_max=1, end_offset=offset + 1)
         except CorruptLog:
             continue
         found.append(offset)

@@ -17,6 +17,7 @@ import pytest
 from quiverlog.batch.header import BatchHeader
 from quiverlog.errors import CorruptLog, UnsupportedFormat
 from quiverlog.storage.log.log import Log, LogConfig
+from quiverlog.storage.log.reader import LogReader
 from quiverlog.storage.segment.segment import segment_path
 from quiverlog.types import Now
 from tests.model.test_log_model import make_batch
@@ -101,7 +102,7 @@ def read_all(disk: SimDisk, stored: dict[int, bytes], *, clean: bool) -> Outcome
             bad.append(offset)
             continue
         try:
-            views = log.read(offset, bytes_max=1, end_offset=offset + 1)
+            views = log.reader.read(offset, bytes_max=1, end_offset=offset + 1)
         except CorruptLog as error:
             first, after = error.details["offset"], error.details["end_offset"]
             assert isinstance(first, int)
@@ -280,13 +281,13 @@ def test_a_damaged_leader_epoch_costs_its_batch_and_none_in_front(
     disk.flip_bit(path, 8 * (position_of(disk.read_file(path), batch) + byte) + 1)
     log = open_log(disk, clean=clean)
     start = max(bases[0], TRIMMED)
-    views = log.read(start, bytes_max=1 << 20, end_offset=log.log_end_offset)
+    views = log.reader.read(start, bytes_max=1 << 20, end_offset=log.log_end_offset)
     assert headers_of(bytes(64) + b"".join(views))[-1].next_offset == bases[batch]
     with pytest.raises(CorruptLog) as caught:
-        log.read(bases[batch], bytes_max=1 << 20, end_offset=log.log_end_offset)
+        log.reader.read(bases[batch], bytes_max=1 << 20, end_offset=log.log_end_offset)
     details = caught.value.details
     assert (details["offset"], details["end_offset"]) == (bases[batch], bases[batch + 1])
-    assert log.read(bases[batch + 1], bytes_max=1, end_offset=log.log_end_offset)
+    assert log.reader.read(bases[batch + 1], bytes_max=1, end_offset=log.log_end_offset)
 
 
 def headers_of(data: bytes) -> list[BatchHeader]:
@@ -305,13 +306,13 @@ def position_of(data: bytes, batch: int) -> int:
 def test_the_matrix_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     """A reader that gives another batch than was asked for is found."""
     disk, stored = build(clean=True)
-    read: Callable[..., list[memoryview]] = Log.read
+    read: Callable[..., list[memoryview]] = LogReader.read
 
-    def other(self: Log, offset: int, *, bytes_max: int, end_offset: int) -> list[memoryview]:
+    def other(self: LogReader, offset: int, *, bytes_max: int, end_offset: int) -> list[memoryview]:
         near = min(offset + ROWS, self.log_end_offset - 1)
         return read(self, near, bytes_max=bytes_max, end_offset=near + 1)
 
-    monkeypatch.setattr(Log, "read", other)
+    monkeypatch.setattr(LogReader, "read", other)
     with pytest.raises(AssertionError, match="a wrong row"):
         read_all(disk, stored, clean=True)
     assert segment_path(DIRECTORY, 0) in disk.paths()

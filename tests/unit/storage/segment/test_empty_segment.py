@@ -37,7 +37,7 @@ def log_that_found_no_room(disk: SimDisk) -> Log:
     with pytest.raises(DiskFull):
         append(log)
     disk.capacity = None
-    assert [(s.base_offset, s.empty) for s in log.segments] == [(0, False), (12, True)]
+    assert [(s.base_offset, s.empty) for s in log.reader.segments] == [(0, False), (12, True)]
     return log
 
 
@@ -56,11 +56,11 @@ def test_rows_that_are_appended_after_all_were_given_up_stay(reopened: bool) -> 
     append(log)
     assert flush(log) == 15
     remove.run()
-    assert log.read(12, bytes_max=1, end_offset=15)
+    assert log.reader.read(12, bytes_max=1, end_offset=15)
     disk.kill()
     log = open_log(disk)
     assert (log.log_start_offset, log.log_end_offset, log.recovery.damages) == (12, 15, [])
-    assert log.read(12, bytes_max=1, end_offset=15)
+    assert log.reader.read(12, bytes_max=1, end_offset=15)
 
 
 @pytest.mark.parametrize("bit", [0, 8 * 20 + 3, 8 * 40 + 1], ids=["magic", "base", "mark"])
@@ -68,7 +68,7 @@ def test_a_damaged_header_without_rows_keeps_nobody_from_appending(bit: int) -> 
     disk = SimDisk()
     log = log_that_found_no_room(disk)
     disk.kill()
-    disk.flip_bit(log.segments[-1].path, bit)
+    disk.flip_bit(log.reader.segments[-1].path, bit)
     log = open_log(disk)
     assert log.log_end_offset == 12
     append(log)
@@ -88,7 +88,7 @@ def test_a_segment_whose_first_page_never_arrived_gives_its_name_to_the_next(
     log = log_that_found_no_room(disk)
     for _ in range(batches):
         append(log)
-    path = log.segments[1].path
+    path = log.reader.segments[1].path
     disk.kill()
     data = disk.inode(path).data
     data[:lost] = bytes(min(lost, len(data)))
@@ -96,7 +96,7 @@ def test_a_segment_whose_first_page_never_arrived_gives_its_name_to_the_next(
     assert log.log_end_offset == 12
     append(log)
     assert flush(log) == 15
-    assert log.read(12, bytes_max=1, end_offset=15)
+    assert log.reader.read(12, bytes_max=1, end_offset=15)
     disk.kill()
     log = open_log(disk)
     assert (log.log_end_offset, log.recovery.damages) == (15, [])
@@ -110,7 +110,7 @@ def test_a_copy_that_begins_before_the_log_start_may_be_tried_again() -> None:
     flush(log)
     trim(log, 6)
     log = open_log(disk)
-    assert (log.log_start_offset, log.log_end_offset, log.segments) == (6, 6, [])
+    assert (log.log_start_offset, log.log_end_offset, log.reader.segments) == (6, 6, [])
     _, view = make_batch(4, NOW.wall_us, 1, 7)
     stamp(view, 0, 4, 0)
     copied = [(BatchHeader.unpack(view), view)]
@@ -120,4 +120,4 @@ def test_a_copy_that_begins_before_the_log_start_may_be_tried_again() -> None:
     disk.capacity = None
     assert log.append_copied(copied, NOW) == 8
     assert flush(log) == 8
-    assert log.read(6, bytes_max=1, end_offset=8)
+    assert log.reader.read(6, bytes_max=1, end_offset=8)

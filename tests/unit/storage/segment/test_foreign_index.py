@@ -42,9 +42,9 @@ def reopened(disk: SimDisk) -> Log:
 
 def true_times(disk: SimDisk) -> list[int]:
     log = reopened(disk)
-    for segment in log.segments:
+    for segment in log.reader.segments:
         segment.load()
-    found = [segment.newest_us for segment in log.segments]
+    found = [segment.newest_us for segment in log.reader.segments]
     log.close(clean=False)
     disk.kill()
     return found
@@ -52,10 +52,10 @@ def true_times(disk: SimDisk) -> list[int]:
 
 def load(log: Log, number: int) -> str:
     """Load the index of a segment, as a reader has it loaded; what the log notes of that."""
-    segment = log.segments[number]
-    job = log.begin_load(segment.base_offset)
+    segment = log.reader.segments[number]
+    job = log.reader.begin_load(segment.base_offset)
     if job is not None:
-        log.complete_load(job, job.run())
+        log.reader.complete_load(job, job.run())
     return " ".join(note for note in log.recovery.notes if str(segment.base_offset) in note)
 
 
@@ -75,14 +75,14 @@ def test_an_index_with_times_of_another_day(which: int, zigzag: int, days: int) 
     disk.write_file_atomic(f"{DIRECTORY}/{name}", foreign)
     log = reopened(disk)
     note = load(log, which)
-    assert log.segments[which].newest_us == expected[which]
+    assert log.reader.segments[which].newest_us == expected[which]
     assert f"t-0/{name} has other batches or times than the rows" in note
     assert disk.read_file(f"{DIRECTORY}/{name}.unusable") == foreign
     log.close(clean=True)
     disk.kill()
     log = reopened(disk)
     assert load(log, which) == "", "once is enough"
-    assert log.segments[which].newest_us == expected[which]
+    assert log.reader.segments[which].newest_us == expected[which]
 
 
 def test_an_index_with_other_places() -> None:
@@ -100,8 +100,8 @@ def test_an_index_with_other_places() -> None:
     disk.write_file_atomic(f"{DIRECTORY}/{name}", moved.dump(IndexSummary(*summary)))
     log = reopened(disk)
     assert "was not used" in load(log, 0)
-    assert log.segments[0].newest_us == expected[0]
-    assert list(log.segments[0].load().positions) != list(moved.positions)
+    assert log.reader.segments[0].newest_us == expected[0]
+    assert list(log.reader.segments[0].load().positions) != list(moved.positions)
 
 
 def test_damage_in_front_of_an_entry_is_no_reason_to_doubt_the_index() -> None:
@@ -118,4 +118,4 @@ def test_damage_in_front_of_an_entry_is_no_reason_to_doubt_the_index() -> None:
     log = reopened(disk)
     assert load(log, 0) == ""
     assert disk.read_file(f"{DIRECTORY}/{name}") == stored
-    assert list(log.segments[0].load().positions) == list(entries.positions)
+    assert list(log.reader.segments[0].load().positions) == list(entries.positions)

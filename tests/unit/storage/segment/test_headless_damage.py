@@ -42,7 +42,7 @@ def build(disk: SimDisk, batches: int) -> None:
 
 def check_missing(log: Log, first: int, end: int) -> None:
     with pytest.raises(CorruptLog) as caught:
-        log.read(first, bytes_max=1, end_offset=log.log_end_offset)
+        log.reader.read(first, bytes_max=1, end_offset=log.log_end_offset)
     assert (caught.value.details["offset"], caught.value.details["end_offset"]) == (first, end)
 
 
@@ -55,7 +55,7 @@ def test_the_rows_of_a_file_without_any_are_given_up(size: int, clean: bool) -> 
     log = open_log(disk, clean=clean)
     check_missing(log, 0, 6)
     assert trim(log, 6) == 6
-    assert (log.segments, log.size_bytes) == ([], 0)
+    assert (log.reader.segments, log.reader.size_bytes) == ([], 0)
     assert log.append([make_batch(3, NOW.wall_us, 1, 7)], 0, NOW) == 6
     flush(log)
     disk.kill()
@@ -77,7 +77,7 @@ def test_a_cut_behind_a_file_without_rows_leaves_them_missing(size: int, clean: 
     flush(log)
     for _ in range(2):
         check_missing(log, 0, 12)
-        assert log.read(12, bytes_max=1, end_offset=15)
+        assert log.reader.read(12, bytes_max=1, end_offset=15)
         disk.kill()
         log = open_log(disk, clean=False)
         assert (log.log_start_offset, log.log_end_offset) == (0, 15)

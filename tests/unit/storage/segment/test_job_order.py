@@ -37,7 +37,7 @@ def test_a_trim_that_waited_leaves_the_epochs_of_a_later_flush() -> None:
 
     log = Log.open(disk, DIRECTORY, config=config, clean=False, now=NOW)
     assert log.epochs.latest() == (2, 12)
-    assert log.read(12, bytes_max=1, end_offset=15)
+    assert log.reader.read(12, bytes_max=1, end_offset=15)
 
 
 def test_a_job_that_opens_a_file_that_went_leaves_it_closed(tmp_path: Path) -> None:
@@ -53,11 +53,11 @@ def test_a_job_that_opens_a_file_that_went_leaves_it_closed(tmp_path: Path) -> N
     done: list[ReadingJob] = []
     while not done or not isinstance(done[-1], VerifyJob):
         try:
-            log.read(0, bytes_max=300_000, end_offset=24, cold_ok=False, just_read=done)
+            log.reader.read(0, bytes_max=300_000, end_offset=24, cold_ok=False, just_read=done)
         except NotResident as cold:
             done.append(cold.job)
             if not isinstance(cold.job, VerifyJob):
-                log.complete_read(cold.job, cold.job.run())
+                log.reader.complete_read(cold.job, cold.job.run())
     verify = done[-1]
     assert isinstance(verify, VerifyJob)
     trim = log.begin_trim(9)
@@ -66,6 +66,6 @@ def test_a_job_that_opens_a_file_that_went_leaves_it_closed(tmp_path: Path) -> N
     assert files is not None
     result = verify.run()  # It was under way.
     files.run()
-    log.complete_read(verify, result)
+    log.reader.complete_read(verify, result)
     assert isinstance(verify.file, PosixFile)
     assert not verify.file.is_open

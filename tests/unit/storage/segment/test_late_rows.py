@@ -104,7 +104,7 @@ def test_a_flush_writes_the_arrival_before_the_rows_are_promised() -> None:
     append(log, 1_000, behind_ms=2 * HOUR_MS)
     flush(log)
     disk.crash()
-    segment = open_log(disk, ms=2_000).segments[0]
+    segment = open_log(disk, ms=2_000).reader.segments[0]
     header = read_header(segment.file, segment.base_offset)
     assert header.arrived_us >= at(1_000).wall_us
 
@@ -117,7 +117,7 @@ def test_a_copy_is_judged_by_what_the_leader_tells(told: int) -> None:
     arrived_us = told if told < 1 else START_US + told * 1000
     log.append_copied([(BatchHeader.unpack(view), view)], at(60_000), arrived_us)
     since_ms = {-1: 60_000, 0: -2 * HOUR_MS, 1_000: 1_000}[told]
-    assert log.arrived_us(0, 1) == (0 if told == 0 else START_US + since_ms * 1000)
+    assert log.reader.arrived_us(0, 1) == (0 if told == 0 else START_US + since_ms * 1000)
     retain(log, at(max(since_ms + HOUR_MS, 60_000)), 1)
     assert log.log_start_offset == (1 if told == 0 else 0)
     retain(log, at(since_ms + 1 + HOUR_MS), 1)
@@ -131,8 +131,8 @@ def test_a_leader_tells_of_the_segments_that_it_sends() -> None:
     append(log, 2_000, behind_ms=HOUR_MS)
     log.roll()
     append(log, 3_000)
-    assert [log.arrived_us(n, n + 1) for n in range(3)] == [0, at(2_000).wall_us, 0]
-    assert log.arrived_us(0, 3) == at(2_000).wall_us
+    assert [log.reader.arrived_us(n, n + 1) for n in range(3)] == [0, at(2_000).wall_us, 0]
+    assert log.reader.arrived_us(0, 3) == at(2_000).wall_us
 
 
 def test_a_cut_keeps_the_arrival() -> None:
@@ -142,7 +142,7 @@ def test_a_cut_keeps_the_arrival() -> None:
     append(log, 2_000)
     flush(log)
     truncate(log, 1)
-    assert log.arrived_us(0, 1) == at(1_000).wall_us
+    assert log.reader.arrived_us(0, 1) == at(1_000).wall_us
     log.close(clean=True)
     log = open_log(disk, clean=True)
     retain(log, at(1_000 + HOUR_MS), 1)
@@ -157,9 +157,9 @@ def test_a_segment_with_late_rows_is_finished_early(retention_ms: int, roll_ms: 
     log = open_log(SimDisk(), retention_ms=retention_ms)
     append(log, 0, behind_ms=HOUR_MS)
     append(log, roll_ms - 1, behind_ms=HOUR_MS)
-    assert log.segment_count == 1
+    assert log.reader.segment_count == 1
     append(log, roll_ms, behind_ms=HOUR_MS)
-    assert log.segment_count == 2
+    assert log.reader.segment_count == 2
 
 
 def test_an_arrival_that_has_not_come_yet_counts_as_now() -> None:
@@ -204,7 +204,7 @@ def test_late_rows_behind_an_arrival_that_has_not_come_yet_are_kept_from_their_o
     append(log, 10**10, behind_ms=10**10 + 2 * HOUR_MS)
     retain(log, at(1_000), 1)
     append(log, HOUR_MS, behind_ms=2 * HOUR_MS)
-    assert log.segment_count == 1
+    assert log.reader.segment_count == 1
     retain(log, at(2 * HOUR_MS), 2)
     assert log.log_start_offset == 0
     retain(log, at(3 * HOUR_MS + 1), 2)

@@ -164,10 +164,10 @@ def test_a_walk_over_a_size_that_lies_is_noticed() -> None:
     disk.flip_bit(PATH, 8 * (at + 12) + 7)  # 128 bytes less.
     log = open_log(disk, clean=True)
     for offset in range(12, 16):  # The rows that follow the carrier.
-        (view,) = log.read(offset, bytes_max=1, end_offset=20)
+        (view,) = log.reader.read(offset, bytes_max=1, end_offset=20)
         assert bytes(view) == stored[CARRIER + 1]
     with pytest.raises(CorruptLog) as caught:
-        log.read(8, bytes_max=1, end_offset=20)
+        log.reader.read(8, bytes_max=1, end_offset=20)
     assert (caught.value.details["offset"], caught.value.details["end_offset"]) == (8, 12)
 
 
@@ -180,10 +180,10 @@ def test_a_wide_read_in_front_of_a_lost_header(kept: bool, clean: bool) -> None:
     if not kept:
         disk.remove(PATH.replace(".log", ".index"))
     log = open_log(disk, clean=clean)
-    assert b"".join(log.read(0, bytes_max=1 << 20, end_offset=20)) == b"".join(stored[:2])
+    assert b"".join(log.reader.read(0, bytes_max=1 << 20, end_offset=20)) == b"".join(stored[:2])
     for offset in range(8, 20):  # One entry of an index covers all of these small batches.
         with pytest.raises(CorruptLog) as caught:
-            log.read(offset, bytes_max=1 << 20, end_offset=20)
+            log.reader.read(offset, bytes_max=1 << 20, end_offset=20)
         assert caught.value.details["offset"] == 8
         assert caught.value.details["end_offset"] == 20
 
@@ -206,7 +206,7 @@ def test_a_truncation_finds_its_cut_behind_a_lost_header() -> None:
     assert log.log_end_offset == 16
     for offset in range(8, 16):  # The new file has no index: its last batch went with the rest.
         with pytest.raises(CorruptLog):
-            log.read(offset, bytes_max=1, end_offset=16)
+            log.reader.read(offset, bytes_max=1, end_offset=16)
 
 
 def test_dump_log_goes_by_the_index_beside_the_file(tmp_path: Path) -> None:

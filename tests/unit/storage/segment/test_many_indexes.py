@@ -31,8 +31,8 @@ def old_log() -> Log:
     log.close(clean=True)
     cache = IndexCache(CACHE_BYTES)
     log = Log.open(disk, DIRECTORY, config=CONFIG, clean=True, now=START, indexes=cache)
-    index_bytes = sum(segment.load().byte_count for segment in log.segments)
-    for segment in log.segments:
+    index_bytes = sum(segment.load().byte_count for segment in log.reader.segments)
+    for segment in log.reader.segments:
         segment.release_index()
         segment.newest_us = -(2**63)
     assert index_bytes > 3 * CACHE_BYTES
@@ -54,7 +54,7 @@ def test_retention_of_more_indexes_than_memory_holds_ends(age_ms: int) -> None:
             if done and done[-1].segment is not cold.job.segment:
                 done.clear()
             done.append(cold.job)
-            log.complete_read(cold.job, cold.job.run())
+            log.reader.complete_read(cold.job, cold.job.run())
         total += 1
-        assert total <= JOBS_OF_A_SEGMENT_MAX * log.segment_count, "it does not end"
+        assert total <= JOBS_OF_A_SEGMENT_MAX * log.reader.segment_count, "it does not end"
     assert target == log.log_end_offset

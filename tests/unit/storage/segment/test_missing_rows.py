@@ -33,7 +33,7 @@ def test_a_read_ends_where_the_rows_of_a_lost_newest_segment_are_missing() -> No
     for _ in range(6):
         append(log)
     flush(log)
-    assert [segment.base_offset for segment in log.segments] == [0, 12]
+    assert [segment.base_offset for segment in log.reader.segments] == [0, 12]
     log.close(clean=True)
     disk.kill()
     disk.remove(segment_path(DIRECTORY, 12))
@@ -41,12 +41,12 @@ def test_a_read_ends_where_the_rows_of_a_lost_newest_segment_are_missing() -> No
     assert log.recovery.damages
     append(log)
     assert log.log_end_offset == 21
-    views = log.read(0, bytes_max=10_000, end_offset=21)
+    views = log.reader.read(0, bytes_max=10_000, end_offset=21)
     assert sum(map(len, views)) == 4 * 128
     with pytest.raises(CorruptLog) as raised:
-        log.read(12, bytes_max=10_000, end_offset=21)
+        log.reader.read(12, bytes_max=10_000, end_offset=21)
     assert raised.value.details["end_offset"] == 18
-    assert log.read(18, bytes_max=10_000, end_offset=21)
+    assert log.reader.read(18, bytes_max=10_000, end_offset=21)
 
 
 @pytest.mark.parametrize("lost", ["the end of the newest file", "the newest file"])
@@ -74,13 +74,13 @@ def test_rows_are_not_appended_behind_missing_ones_after_a_clean_restart(lost: s
     for base_offset in (18, 21):
         append(log)
         flush(log)
-        assert sum(map(len, log.read(base_offset, bytes_max=1, end_offset=24))) == 128
+        assert sum(map(len, log.reader.read(base_offset, bytes_max=1, end_offset=24))) == 128
     log.close(clean=True)
     disk.kill()
     log = open_log(disk, clean=True)
     for offset in missing:
         with pytest.raises(CorruptLog) as raised:
-            log.read(offset, bytes_max=1, end_offset=24)
+            log.reader.read(offset, bytes_max=1, end_offset=24)
         assert raised.value.details["end_offset"] == 18
     for offset in (18, 21):
-        assert sum(map(len, log.read(offset, bytes_max=1, end_offset=24))) == 128
+        assert sum(map(len, log.reader.read(offset, bytes_max=1, end_offset=24))) == 128

@@ -33,7 +33,7 @@ def filled_log(disk: SimDisk) -> Log:
 
 
 def newest(log: Log, offset: int, bytes_max: int = 1 << 20) -> list[memoryview]:
-    found = reading.read_newest(log.segments[-1], offset, bytes_max)
+    found = reading.read_newest(log.reader.segments[-1], offset, bytes_max)
     return [] if found is None else found.views
 
 
@@ -43,11 +43,11 @@ def test_both_ways_give_the_same_views(offset: int) -> None:
     found = [bytes(view) for view in newest(log, offset)]
     assert found, "this is the short way's case"
     with mock.patch.object(reading, "read_newest", return_value=None):
-        (long_way,) = log.read_answers(offset, bytes_max=1 << 20, end_offset=10)
-    (short_way,) = log.read_answers(offset, bytes_max=1 << 20, end_offset=10)
+        (long_way,) = log.reader.read_answers(offset, bytes_max=1 << 20, end_offset=10)
+    (short_way,) = log.reader.read_answers(offset, bytes_max=1 << 20, end_offset=10)
     assert found == [bytes(view) for view in long_way.views]
     assert short_way == long_way, "position and next offset, too"
-    stored = log.segments[-1].file.read_copy(short_way.position, short_way.byte_count)
+    stored = log.reader.segments[-1].file.read_copy(short_way.position, short_way.byte_count)
     assert stored == b"".join(found)
 
 
@@ -55,23 +55,23 @@ def test_what_is_not_the_newest_append_or_does_not_fit_is_left_to_the_long_way()
     log = filled_log(SimDisk())
     assert newest(log, 2) == []
     assert newest(log, 10) == []
-    size = log.segments[-1].file.size - log.segments[-1].tail[0]
+    size = log.reader.segments[-1].file.size - log.reader.segments[-1].tail[0]
     assert newest(log, 5, size - 1) == []
     assert newest(log, 5, size) != []
-    (view,) = log.read(5, bytes_max=1, end_offset=10)
+    (view,) = log.reader.read(5, bytes_max=1, end_offset=10)
     assert view == newest(log, 5)[0], "one batch at least"
 
 
 def test_rows_above_the_asked_end_do_not_go_out() -> None:
     log = filled_log(SimDisk())
-    views = log.read(3, bytes_max=1 << 20, end_offset=6)
+    views = log.reader.read(3, bytes_max=1 << 20, end_offset=6)
     assert [BatchHeader.unpack(view).next_offset for view in views] == [5, 6]
 
 
 def test_nothing_is_read_by_the_short_way_after_a_restart_or_a_refusal_of_the_disk() -> None:
     disk = SimDisk()
     log = filled_log(disk)
-    log.segments[-1].distrust()
+    log.reader.segments[-1].distrust()
     assert newest(log, 5) == []
     disk.kill()
     log = open_log(disk)
@@ -82,10 +82,10 @@ def test_nothing_is_read_by_the_short_way_after_a_restart_or_a_refusal_of_the_di
 def test_bytes_that_another_program_changed_are_left_to_the_long_way() -> None:
     disk = SimDisk()
     log = filled_log(disk)
-    start = log.segments[-1].tail[0]
+    start = log.reader.segments[-1].tail[0]
     data = bytearray(disk.read_file(segment_path(DIRECTORY, 0)))
     data[start] ^= 0xFF
     disk.inode(segment_path(DIRECTORY, 0)).data[start] = data[start]
     assert newest(log, 3) == []
     with pytest.raises(CorruptLog):
-        log.read(3, bytes_max=1 << 20, end_offset=10)
+        log.reader.read(3, bytes_max=1 << 20, end_offset=10)

@@ -45,7 +45,7 @@ def test_a_log_of_newer_epochs_than_the_metadata_log_takes_no_rows(clean: bool) 
         open_log(disk, clean=clean, epoch_newest=6)
     assert {path: disk.read_file(path) for path in disk.paths()} == files, "nothing was changed"
     log = open_log(disk, clean=clean, epoch_newest=7)
-    assert log.read(0, bytes_max=1, end_offset=3)
+    assert log.reader.read(0, bytes_max=1, end_offset=3)
 
 
 def test_a_partition_of_newer_epochs_is_offline_and_keeps_its_rows(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_a_partition_of_newer_epochs_is_offline_and_keeps_its_rows(tmp_path: Pat
     node = NodeDriver(tmp_path / "own")
     (replica,) = node.node.broker.replicas.values()
     assert replica.log.log_end_offset == 4
-    assert replica.log.read(3, bytes_max=1, end_offset=4)
+    assert replica.log.reader.read(3, bytes_max=1, end_offset=4)
 
 
 def test_a_second_unreadable_range_is_told_with_its_own_extent(
@@ -93,7 +93,7 @@ def test_a_second_unreadable_range_is_told_with_its_own_extent(
     for number in (1, 5):
         bad.append(64 + 128_064 * number + 70_000)  # More than a copy: read through a mapping.
         with pytest.raises(CorruptLog) as caught:
-            log.read(3 * number + 1, bytes_max=1, end_offset=24)
+            log.reader.read(3 * number + 1, bytes_max=1, end_offset=24)
         details = caught.value.details
         assert (details["offset"], details["end_offset"]) == (3 * number, 3 * number + 3)
 
@@ -109,10 +109,10 @@ def test_an_index_that_nobody_asks_for_again_is_counted() -> None:
     log.close(clean=True)
     log = open_log(disk, clean=True, indexes=indexes)
     with pytest.raises(NotResident) as cold:
-        log.read(0, bytes_max=1, end_offset=6, cold_ok=False)
+        log.reader.read(0, bytes_max=1, end_offset=6, cold_ok=False)
     job = cold.value.job
     assert isinstance(job, LoadIndexJob)
     before = indexes.byte_count
-    log.complete_read(job, job.run())
+    log.reader.complete_read(job, job.run())
     assert job.segment.index is not None
     assert indexes.byte_count == before + job.segment.index.byte_count

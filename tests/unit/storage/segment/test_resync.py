@@ -186,7 +186,7 @@ def test_an_unreadable_block_is_damage_of_its_rows_and_no_others(
         bad = []
         for offset in range(24):
             try:
-                (view,) = log.read(offset, bytes_max=1, end_offset=offset + 1)
+                (view,) = log.reader.read(offset, bytes_max=1, end_offset=offset + 1)
             except CorruptLog:
                 bad.append(offset)
             else:

@@ -54,10 +54,10 @@ def test_rows_of_epochs_that_an_older_file_does_not_know_are_damaged() -> None:
     log = open_log(disk, clean=True)
     for row in (29, 15, 3):
         with pytest.raises(CorruptLog) as caught:
-            log.read(row, bytes_max=1 << 20, end_offset=30)
+            log.reader.read(row, bytes_max=1 << 20, end_offset=30)
         first, end = caught.value.damage()
         assert first <= row < end
-    (view,) = log.read(0, bytes_max=1 << 20, end_offset=30)
+    (view,) = log.reader.read(0, bytes_max=1 << 20, end_offset=30)
     assert BatchHeader.unpack(view).next_offset == 3
 
 
@@ -72,7 +72,7 @@ def test_a_file_with_more_rows_than_fit_in_front_of_the_next_one() -> None:
     append(log, 3)
     log.roll()
     append(log, 2)
-    assert [segment.base_offset for segment in log.segments] == [0, 9]
+    assert [segment.base_offset for segment in log.reader.segments] == [0, 9]
     disk.kill()
     other[-100] ^= 1  # In the batch of rows 12 to 15.
     disk.write_file_atomic(segment_path(DIRECTORY, 0), bytes(other))
@@ -81,7 +81,7 @@ def test_a_file_with_more_rows_than_fit_in_front_of_the_next_one() -> None:
     assert (log.log_start_offset, log.log_end_offset) == (0, 15)
     assert log.recovery.damages
     for row in (0, 8, 9, 14):
-        (view,) = log.read(row, bytes_max=1, end_offset=15)
+        (view,) = log.reader.read(row, bytes_max=1, end_offset=15)
         assert BatchHeader.unpack(view).base_offset == row // 3 * 3
 
 
@@ -118,7 +118,7 @@ def check_empty_at_one(disk: SimDisk, log: Log) -> None:
     disk.kill()
     log = open_log(disk)
     assert (log.log_start_offset, log.log_end_offset) == (1, 4)
-    assert log.read(1, bytes_max=1, end_offset=4)
+    assert log.reader.read(1, bytes_max=1, end_offset=4)
 
 
 @pytest.mark.parametrize("offset", [2**62, 2**63 - 1, 10**20 - 1])
@@ -134,7 +134,7 @@ def test_a_name_behind_all_offsets_is_no_segment_of_the_log(offset: int) -> None
     assert (log.log_start_offset, log.log_end_offset) == (0, 12)
     assert any("no file of a partition" in note for note in log.recovery.notes)
     with pytest.raises(CorruptLog, match="rows 0 to 12 are missing"):
-        log.read(0, bytes_max=1, end_offset=12)
+        log.reader.read(0, bytes_max=1, end_offset=12)
     assert disk.exists(path), "left alone"
 
 
@@ -149,7 +149,7 @@ def test_a_walk_goes_on_behind_rows_that_are_missing_between_two_batches() -> No
     size = (len(data) - 64) // 3
     disk.write_file_atomic(path, data[: 64 + size] + data[64 + 2 * size :])
     log = open_log(disk)
-    (segment,) = log.segments
+    (segment,) = log.reader.segments
     segment.damages = [Damage(64 + size, 64 + size, 3, 6)]
     segment.end_offset = 9
     rows = [header.base_offset for _, header in reading.all_headers(segment, 0)]

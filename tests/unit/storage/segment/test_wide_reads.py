@@ -37,7 +37,7 @@ def read_on(log: Log, offset: int, bytes_max: int, stored: dict[int, bytes]) -> 
     bad: list[int] = []
     while offset < END:
         try:
-            views = log.read(offset, bytes_max=bytes_max, end_offset=END)
+            views = log.reader.read(offset, bytes_max=bytes_max, end_offset=END)
         except CorruptLog as error:
             after = error.details["end_offset"]
             assert isinstance(after, int)
@@ -117,7 +117,7 @@ def test_a_file_that_is_cut_under_the_broker_is_damage_of_that_range(
     log, stored = log_on(PosixDisk(), tmp_path, units)
     end = log.log_end_offset
     if warm:
-        assert log.read(0, bytes_max=1 << 20, end_offset=end)
+        assert log.reader.read(0, bytes_max=1 << 20, end_offset=end)
     path = segment_path(str(tmp_path), 0)
     size = os.stat(path).st_size
     left = cut(size)
@@ -125,7 +125,7 @@ def test_a_file_that_is_cut_under_the_broker_is_damage_of_that_range(
     whole = max(0, left - 64) // ((size - 64) // len(stored))
     for first in range(0, end, ROWS):
         try:
-            views = log.read(first, bytes_max=bytes_max, end_offset=end)
+            views = log.reader.read(first, bytes_max=bytes_max, end_offset=end)
         except CorruptLog as error:
             assert first >= whole * ROWS
             bad = error.details["offset"]
@@ -136,7 +136,7 @@ def test_a_file_that_is_cut_under_the_broker_is_damage_of_that_range(
             data = b"".join(views)
             assert data.startswith(stored[first])
             assert len(data) <= (size - 64) // len(stored) * whole
-    assert log.bytes_between(0, whole * ROWS)[0] == whole * ROWS
+    assert log.reader.bytes_between(0, whole * ROWS)[0] == whole * ROWS
 
 
 @pytest.mark.parametrize("missing", [1, 63, 64, 5_000])
