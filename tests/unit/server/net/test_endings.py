@@ -113,7 +113,7 @@ async def test_the_first_of_two_errors_is_told() -> None:
     async with serving() as server:
         client = await server.connect()
         good = b"".join(map(request, range(1, count + 1)))
-        unknown = bytes([0x93, 77, 1, 42])
+        unknown = bytes([0x93, 126, 1, 42])
         no_api = struct.pack("<II", 4 + len(unknown), len(unknown)) + unknown
         client.writer.write(good + no_api + request(count + 1) + bytes(8))
         answers = await client.receive(count + 2)
@@ -253,7 +253,7 @@ async def test_a_client_that_is_still_sending_gets_the_refusal() -> None:
 
 
 @pytest.mark.parametrize(
-    ("api", "version", "error"), [(77, 1, "UNKNOWN_API"), (1, 9, "UNSUPPORTED_VERSION")]
+    ("api", "version", "error"), [(126, 1, "UNKNOWN_API"), (1, 9, "UNSUPPORTED_VERSION")]
 )
 async def test_unknown_api_or_version_keeps_the_correlation_id(
     api: int, version: int, error: str
