@@ -41,7 +41,7 @@ COLD_SEGMENT_BYTES: Final = 1 << 20
 CHURN_PARTITIONS: Final = 20
 BOUND_S: Final = 60.0
 SAMPLE_S: Final = 2.0
-WRONG: Final = ("broker fenced", "standing down", "internal error")
+WRONG: Final = ("broker fenced", "stepping down", "internal error")
 COUNTERS: Final = (
     "quiverlog_quorum_term", "quiverlog_in_sync_shrinks_total",
     "quiverlog_retention_segments_deleted_total", "quiverlog_internal_errors_total",

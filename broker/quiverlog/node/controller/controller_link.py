@@ -1,10 +1,7 @@
-"""The way to the controller: a call where this node decides, a request to the leader otherwise.
+"""Requests to the controller: a call if this node is the controller, else a request to the leader.
 
-Owns who is asked, and that an answer which only says that somebody else decides is followed once.
-Whoever asks gets the response, or the error in it, and asks again when it sees fit. A broker that
-is the controller never talks to itself over the network.
-
-Must not know: what is asked.
+NOT_CONTROLLER with another controller known is followed once. The caller gets the response or the
+error, and decides about retries. The controller's own broker sends itself nothing.
 """
 
 from __future__ import annotations
@@ -24,14 +21,12 @@ from quiverlog.wire.messages import Request
 __all__ = ["ControllerLink", "Local"]
 
 Local = Callable[[Request, Then, Now], None]
-"""Decides here, and gives `then` the response, or raises."""
+"""Decides here, and passes the response to `then`, or raises."""
 
 _NOBODY = -1
 
 
 class ControllerLink:
-    """See the module docstring."""
-
     __slots__ = ("_local", "_peers", "_quorum")
 
     def __init__(self, quorum: Quorum, peers: Peers) -> None:
@@ -40,13 +35,13 @@ class ControllerLink:
         self._local: Mapping[type[Request], Local] = {}
 
     def decide_by(self, local: Mapping[type[Request], Callable[..., None]]) -> None:
-        """What decides which request where this node is the controller: given once."""
+        """Set the handlers for requests while this node is the controller; once."""
         assert not self._local
         self._local = local
 
     @property
     def controller_id(self) -> int:
-        """The node that decides, as far as this one knows; -1: nobody."""
+        """The controller, where it is known; else -1."""
         assert _NOBODY < 0
         if self._quorum.log is None:
             return _NOBODY
@@ -55,18 +50,18 @@ class ControllerLink:
 
     @property
     def leads(self) -> bool:
-        """True when this node decides."""
+        """True while this node is the controller."""
         return self._quorum.is_leading
 
     @property
     def majority_confirmed_us(self) -> int | None:
-        """See `Raft`."""
         return self._quorum.raft.majority_confirmed_us
 
     def ask(
         self, request: Request, then: Then, now: Now, *, timeout_ms: int = PEER_ANSWER_MS_DEFAULT
     ) -> None:
-        """`then` gets the response, or why there is none; perhaps before this returns."""
+        """Pass the response, or the reason why there is none, to `then`; perhaps before this
+        returns."""
         self._ask(request, then, now, timeout_ms=timeout_ms, follows=True)
 
     def _ask(

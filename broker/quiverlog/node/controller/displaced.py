@@ -1,13 +1,10 @@
-"""When a broker registers again that others have put out of its place.
+"""When a displaced broker registers again.
 
-Owns the pauses, and what the operator is told. A broker finds itself displaced (another life is
-registered under its node id) or held for stopping, which it did not ask for: a client spoke in its
-name, a copy of its disk was started, or there are two processes with one identity. It registers
-again after a session. Each time that this happens again soon, the pause doubles up to a bound, so
-that two such processes do not take each other's place at full speed. Where the other life has
-another data directory, this one's disk was replaced: it stays out.
-
-Must not know: requests, when it is asked.
+A broker is displaced when another process registers under its node id, or the controller holds it
+for stopping without its request: a client used its name, a copy of its disk was started, or two
+processes share an identity. It registers again after a session. If that happens again soon, the
+pause doubles up to a bound, so that two such processes do not displace each other at full speed. If
+the other process has another data directory, this one's disk was replaced: it stays out.
 """
 
 from __future__ import annotations
@@ -29,11 +26,11 @@ HELD: Final = "held for stopping, which this broker has not asked for"
 
 _WAIT_US_MAX: Final = BROKER_DISPLACED_MS_MAX * 1000
 _CALM_US: Final = 2 * _WAIT_US_MAX
-"""Longer than between two displacements that follow from each other."""
+"""Longer than between two displacements with the same cause."""
 
 
 class Displaced:
-    """`due_us`: when to register again; None: this broker has its place."""
+    """`due_us`: when to register again; None: the broker is not displaced."""
 
     __slots__ = ("_config", "_last_us", "_metadata", "_outbox", "_wait_us", "due_us")
 
@@ -46,7 +43,7 @@ class Displaced:
         self.due_us: int | None = None
 
     def look(self, how: str, session_us: int, now_us: int) -> None:
-        """The broker has lost its place (`how`), or has it (empty)."""
+        """Note that the broker is displaced (`how`), or is not (empty)."""
         if not how:
             self.due_us = None
         elif self.due_us is None:
@@ -58,8 +55,8 @@ class Displaced:
                 self._outbox.log("warning", how, at=at, registers_again_in_ms=waits_ms)
 
     def disk_was_replaced(self) -> None:
-        """Another data directory is registered: to register again would refuse that one for as
-        long as this one lives, with an earlier state of its rows."""
+        """Stay out, as another data directory is registered: registering again would refuse that
+        one as long as this process lives, with earlier rows."""
         self.due_us = None
         remedy = "stop this process: its disk was replaced, and it does not register again"
         at = str(self._config.endpoint)
@@ -75,23 +72,22 @@ class Displaced:
 
     @property
     def other_address(self) -> str:
-        """Where the process is that is registered in this broker's place."""
+        """The address of the process that is registered in this broker's place."""
         other = self._metadata.image.brokers[self._config.node_id]
         listener = self._config.inter_broker_listener
         return endpoint_of(other, listener) or str(Address(other.host, other.port))
 
     def is_due(self, now_us: int) -> bool:
-        """True when the broker is to register again."""
         return self.due_us is not None and now_us >= self.due_us
 
     def refused(self, session_us: int, now_us: int) -> None:
-        """The other process lives. To ask takes nothing from it, so the pause does not grow."""
+        """Keep the pause: the other process is alive, and this request took nothing from it."""
         if self.due_us is not None:
             self._wait_us = session_us
             self.due_us = now_us + session_us
 
     def asked(self, now_us: int) -> None:
-        """The broker has asked for its place. The next time it waits longer."""
+        """Lengthen the next pause, as the broker has registered again."""
         assert self._wait_us > 0
         self._wait_us = max(self._wait_us, min(2 * self._wait_us, _WAIT_US_MAX))
         self._last_us = now_us

@@ -1,12 +1,9 @@
-"""Elections of the active controller that follow from no broker's coming or going.
+"""Elections of the active controller without a broker's coming or going, and reports of them.
 
-Owns two kinds of rounds. *Preferred leaders*: of the partitions that another than their first
-replica leads, a round moves a bounded number back, because each move sends clients to another
-broker. *Full disks*: a broker whose disk is full leads no partition that another in-sync replica
-with room could lead; checked when a full disk is reported and for as long as one is. Owns the log
-lines and counts of unclean elections as well.
-
-Must not know: how a leader is found (core/controller/leaders.py), how a full disk is reported.
+*Preferred leaders*: a round gives a bounded number of partitions back to their first replica,
+because each move sends clients to another broker. *Full disks*: a broker with a full disk leads no
+partition that another in-sync replica with room could lead; checked when a full disk is reported
+and as long as one is.
 """
 
 from __future__ import annotations
@@ -30,15 +27,15 @@ __all__ = ["Elections", "FullDisks"]
 _AGAIN_US: Final = 2_000_000
 _NEXT_US: Final = 100_000
 _MOVES_MAX: Final = 500
-"""Partitions that get another leader in one decision; the next ones follow after a tenth."""
+"""Partitions that get another leader in one decision; the next ones follow a tenth of a second
+later."""
 
 
 class FullDisks:
-    """Brokers whose disks are full lead no partition that another one in sync, with room, could
-    lead.
+    """Moves leadership from brokers with full disks to in-sync replicas with room.
 
     Args:
-        full: the brokers whose disks are full, where this node decides; else nobody.
+        full: the brokers with full disks, if this node is the controller.
     """
 
     __slots__ = ("_due_us", "_full", "_known", "_metadata", "_outbox")
@@ -54,18 +51,18 @@ class FullDisks:
 
     @property
     def brokers(self) -> frozenset[int]:
-        """Those without room for rows."""
+        """The brokers without room for rows."""
         return self._full()
 
     def next_us(self) -> int | None:
-        """When `run` is to be called; 0: at once; None: no disk is full."""
+        """Return when to call `run`; 0: at once; None: no disk is full."""
         full = self._full()
         if not full:
             return None
         return self._due_us if full <= self._known else 0
 
     def run(self, now: Now) -> None:
-        """Have others lead, if it is time."""
+        """Move leadership, if it is time."""
         full = self._full()
         is_news = not full <= self._known
         self._known = full
@@ -98,21 +95,20 @@ class FullDisks:
 
 
 def _full_disks_nobody_waits(_result: object, _error: BaseException | None, _now: Now) -> None:
-    """What failed is looked at again as long as the disk is full."""
+    """Do nothing: a failed move is tried again as long as the disk is full."""
 
 
 _LOOKED_AT_MAX: Final = 1_000
-"""Partitions that a round looks at: there may be many whose first replica is gone."""
+"""Partitions per round: the first replica of many may be gone."""
 
 
 class Elections:
-    """Elections that no broker's coming or going asks for: the preferred leaders, and what is
-    said.
+    """Preferred leaders, and logs of unclean elections.
 
     Args:
-        full_disks: whose disks are full: nobody gives them partitions back.
-        entropy: source of random bytes, so that controllers' rounds do not fall together.
-        period_ms: between rounds, up to a tenth more or less; 0: there are none.
+        full_disks: brokers that get no partitions back.
+        entropy: source of random bytes, so that controllers' rounds do not coincide.
+        period_ms: between rounds, up to a tenth more or less; 0: none.
         moves_max: partitions that get another leader in one round.
     """
 
@@ -152,11 +148,11 @@ class Elections:
         self._period_us = period_ms * 1000
         self._moves_max = moves_max
         self._due_us: int | None = None
-        # Those of a pass that may take several rounds.
+        # The rest of a pass that takes several rounds.
         self._todo: deque[tuple[bytes, int]] = deque()
 
     def next_us(self) -> int | None:
-        """When the next round is; None: there is nothing to move, as far as is known."""
+        """Return when the next round is; None: nothing is to be moved."""
         full_us = self._full_disks.next_us()
         assert full_us is None or full_us >= 0
         if full_us is None or self._due_us is None:
@@ -164,19 +160,20 @@ class Elections:
         return min(self._due_us, full_us)
 
     def set_period(self, period_ms: int, now: Now) -> None:
-        """Another time between rounds, which begins now."""
+        """Change the time between rounds, from now on."""
         assert period_ms >= 0
         self._period_us = period_ms * 1000
         is_wanted = self._period_us and self._metadata.image.unpreferred
         self._due_us = self._next_round(now) if is_wanted else None
 
     def set_moves_max(self, moves_max: int, _now: Now) -> None:
-        """Another bound of each round."""
+        """Change the bound of each round."""
         assert moves_max >= 1
         self._moves_max = moves_max
 
     def applied(self, records: Sequence[Record], now: Now) -> None:
-        """These have become true: say what was lost, and have a round when there is a cause."""
+        """Log unclean elections, and schedule a round if partitions have another than their first
+        leader."""
         for record in records:
             if isinstance(record, PartitionChangeRecord) and record.unclean:
                 self._tell(record)
@@ -184,7 +181,7 @@ class Elections:
             self._due_us = self._next_round(now)
 
     def _tell(self, record: PartitionChangeRecord) -> None:
-        assert record.leader_id >= 0, "an unclean election elects somebody"
+        assert record.leader_id >= 0, "an unclean election has a leader"
         self._metrics.unclean_elections += 1
         topic = self._metadata.image.topics_by_id.get(record.topic_id)
         self._outbox.log(
@@ -217,7 +214,7 @@ class Elections:
         changes: list[Record] = []
         for _ in range(min(len(self._todo), _LOOKED_AT_MAX)):
             key = self._todo.popleft()
-            if key in image.unpreferred:  # Its topic may be gone.
+            if key in image.unpreferred:  # Its topic may be deleted.
                 changes += preferred_leader(image, *key, self._full_disks.brokers)
             if len(changes) == self._moves_max:
                 break
@@ -234,4 +231,4 @@ class Elections:
 
 
 def _nobody_waits(_result: object, _error: BaseException | None, _now: Now) -> None:
-    """What failed is tried again by a later round."""
+    """Do nothing: a later round tries again."""

@@ -1,13 +1,11 @@
-"""The decisions of a controller on who is in sync, as leaders ask for them (ALTER_PARTITION).
+"""ALTER_PARTITION at the controller, for requests of brokers and of its own broker.
 
-Owns what one request comes to: every partition is decided on its own
-(core.controller.alter_partition), all that may hold are proposed together, and the answer says what
-holds when they do. It is asked by other brokers over the wire, and by the controller's own broker
-directly.
+Each partition is decided on its own (core.controller.alter_partition), accepted changes are
+proposed together, and the answer has the state once they are committed.
 
-Decisions are made on what will hold when those under way do. Where one of these is about the same
-partition and an error would follow from it, the leader is told to ask again: what is under way may
-fail, and then nothing would tell the leader that its partition has not changed.
+Decisions rest on pending changes. If one of these is about the same partition and an error would
+follow from it, the leader is to retry: the pending change may fail, and then nothing would report
+to the leader that its partition has not changed.
 """
 
 from __future__ import annotations
@@ -39,8 +37,6 @@ __all__ = ["InSyncDecisions"]
 
 
 class InSyncDecisions:
-    """See the module docstring."""
-
     __slots__ = ("_metadata", "_quorum")
 
     def __init__(self, quorum: Quorum, metadata: Metadata) -> None:
@@ -48,11 +44,12 @@ class InSyncDecisions:
         self._metadata = metadata
 
     def decide(self, request: AlterPartitionRequest, then: Then, now: Now) -> None:
-        """Decide, and give `then` the response when what is taken holds, or has failed.
+        """Decide, and pass the response to `then` when the accepted changes are committed, or
+        failed.
 
         Raises:
-            NotController: another node decides, or nobody yet.
-            StaleBrokerEpoch: the asker was registered anew.
+            NotController: this node is not the controller.
+            StaleBrokerEpoch: the sender has registered again.
         """
         if not self._quorum.is_leading:
             raise NotController
@@ -120,13 +117,13 @@ class InSyncDecisions:
         error: BaseException | None,
         now: Now,
     ) -> None:
-        """What was taken holds, or nobody can say."""
+        """Answer with the committed state, or the error."""
         if not waiting:
-            return  # Called again after a bug of ours.
+            return  # Called again after a bug.
         failed = error if error is None or isinstance(error, QuiverlogError) else QuiverlogError()
         assert len(taken) <= len(response.partitions) + len(response.offline)
         for result in taken:
-            assert not result.error_code, "it was taken"
+            assert not result.error_code, "it was accepted"
             try:
                 if failed is not None:
                     raise failed

@@ -1,33 +1,12 @@
-"""Whether this broker may speak for the partitions of several replicas that it leads.
+"""The lease under which this broker leads partitions of several replicas.
 
-Owns the moment in which a leader stands down by itself: the controller has been out of reach for a
-session, so another broker may lead by now. Produces whose rows wait for copies are told that their
-outcome is unknown, readers at the end of the log to ask again; until the controller is heard again,
-nothing more is appended, and where the rows end is not said. Rows that were shown stay shown, and
-copies go on: both are as true under the next leader.
+Without contact to the controller for a session, another broker may lead: this one steps down. It
+appends nothing and reports no end of rows until contact is back; waiting produces get an unknown
+outcome. Rows served before stay available, and copying goes on: both hold under the next leader.
 
-A leader whose replica nobody may count on (a failed write, damaged rows: offline_replicas.py), or
-whose broker is about to stop, has asked for another one. The controller does not wait for the end
-of a session then, and the answer may be late: as long as somebody else could have been elected, it
-says no end, takes no trim, and tells no producer that rows are missing.
-
-What is asked of such a leader, and what becomes of it:
-
-| API | answered |
-|---|---|
-| PRODUCE, DELETE_RECORDS | NOT_LEADER: nothing is written, nothing given up (`Lookup.leading`) |
-| PRODUCE of idempotent producers | NOT_LEADER in partitions of one replica, too (`produce`) |
-| PRODUCE of who has asked for another leader | NOT_LEADER in place of a refused sequence |
-| LIST_OFFSETS, EPOCH_END_OFFSETS, DESCRIBE_RANGES | NOT_LEADER: ends may be others (`telling`) |
-| FETCH | rows that were shown; at their end NOT_LEADER (`Lookup.check_end`) |
-| DESCRIBE_TOPICS | no offsets (`offsets_are_known`) |
-| REPLICA_FETCH | as ever: a copy asks under a leader epoch, and cuts what the next leader lacks |
-
-A partition of one replica has no other leader, and goes on, but for batches of idempotent
-producers: an epoch may have ended that is not known to have (docs/adr/0069). A broker that is the
-whole quorum is never out of its own reach.
-
-Must not know: requests, heartbeats.
+A leader that asked for a successor (failed write, damaged rows, stopping) does the same while the
+controller may have elected one. Partitions of one replica go on, except for idempotent producers,
+whose epoch may have ended unnoticed (docs/adr/0069).
 """
 
 from __future__ import annotations
@@ -47,10 +26,22 @@ __all__ = ["Standing"]
 
 
 class Standing:
-    """See the module docstring.
+    """The lease.
+
+    | API | answered while it is over |
+    |---|---|
+    | PRODUCE, DELETE_RECORDS | NOT_LEADER: nothing is written or deleted (`Lookup.leading`) |
+    | PRODUCE of idempotent producers | NOT_LEADER in partitions of one replica, too (`produce`) |
+    | PRODUCE after asking for a successor | NOT_LEADER in place of a refused sequence |
+    | LIST_OFFSETS, EPOCH_END_OFFSETS, DESCRIBE_RANGES | NOT_LEADER: ends may be others (`telling`)
+        |
+    | FETCH | rows that were served; at their end NOT_LEADER (`Lookup.check_end`) |
+    | DESCRIBE_TOPICS | no offsets (`offsets_are_known`) |
+    | REPLICA_FETCH | as ever: a follower asks under a leader epoch, and cuts what its leader lacks
+        |
 
     Attributes:
-        is_over: this broker has stood down; False on a broker alone.
+        is_over: this broker has stepped down; False on a broker alone.
     """
 
     __slots__ = ("_membership", "_metadata", "_outbox", "_replicas", "_wakeups", "is_over")
@@ -71,7 +62,7 @@ class Standing:
         self.is_over = False
 
     def next_us(self) -> int | None:
-        """When the node is to look again: for what its membership has to do, or to stand down."""
+        """Return when to look again: for the membership's duties, or to step down."""
         due_us = self._membership.next_us()
         if self.is_over or not self._replicas:
             return due_us
@@ -82,14 +73,14 @@ class Standing:
         return ends_us
 
     def look(self, now: Now) -> None:
-        """To be called before anything else of a call of the node."""
+        """Check the lease; called before anything else in a call of the node."""
         was_over = self.is_over
         self.is_over = not self._membership.registration.may_lead(now)
         if self.is_over and not was_over:
             self._stand_down()
 
     def check(self, replica: Replica) -> None:
-        """Raise NotLeader where another broker may lead the partition by now."""
+        """Raise NotLeader where another broker may lead the partition."""
         assert not replica.deleted, "what is deleted is not found"
         if self.is_over and _has_copies(replica):
             raise NotLeader(
@@ -97,7 +88,7 @@ class Standing:
             )
 
     def check_end(self, replica: Replica) -> None:
-        """Raise NotLeader where another broker may have shown rows by now that are not here."""
+        """Raise NotLeader where another broker may have served rows that are not here."""
         self.check(replica)
         if self.hands_over(replica):
             raise NotLeader(
@@ -105,13 +96,13 @@ class Standing:
             )
 
     def hands_over(self, replica: Replica) -> bool:
-        """True while the controller may have somebody else lead, because this broker asked for it.
+        """Return whether the controller may have elected another leader at this broker's request.
 
-        Who is eligible and lives may lead after a failed write, or in place of a broker that is
-        about to stop: that one is in sync no more before it knows. A damaged leader asks for nobody
-        but those in sync, for it goes on with writes. Where nobody can lead but the dead, this one
-        answers: for as long as they are eligible, less than the minimum is in sync, and who comes
-        back and leads alone shows no more rows than are shown here.
+        An eligible live replica may lead after a failed write, or for a stopping broker, which
+        leaves the in-sync set before it learns so. A damaged leader asks only for in-sync replicas,
+        for it goes on with writes. If only dead replicas could lead, this one answers: while they
+        are eligible, fewer than the minimum are in sync, so one that returns and leads alone serves
+        no more rows than this one.
         """
         gives_up = replica.fault is not None or self._membership.registration.asks_to_stop
         if not gives_up and not replica.damage:
@@ -130,7 +121,7 @@ class Standing:
         return any(fit_epoch(image, node_id) is not None for node_id in eligible)
 
     def offsets_are_known(self, replica: Replica) -> bool:
-        """False where another broker may know better."""
+        """Return False where another broker may have other offsets."""
         assert not replica.deleted, "what is deleted is not found"
         return not (self.is_over and _has_copies(replica)) and not self.hands_over(replica)
 
@@ -139,7 +130,7 @@ class Standing:
         held = [replica for replica in self._replicas.values() if _has_copies(replica)]
         if held:
             self._outbox.log(
-                "warning", "standing down: the controller is out of reach", partitions=len(held)
+                "warning", "stepping down: the controller is out of reach", partitions=len(held)
             )
         for replica in held:
             replica.fail_replicated(

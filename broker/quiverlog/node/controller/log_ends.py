@@ -1,13 +1,10 @@
-"""Log ends of partitions without a leader: reported by brokers, decided by the controller.
+"""Log ends of partitions without a leader: reported by brokers, used by the controller.
 
-Owns both ends. A broker reports soon after the metadata changed and every two seconds while there
-is no leader, so that another controller learns of it as well; only of logs that stay as they are.
-A replica that cannot be read, or is missing, is reported as such, so that the controller does not
-wait for it. The controller keeps reports of its own term and elects the longest log when enough
-are known (core/controller/elections.py); until then it logs every ten seconds which brokers it
-awaits.
-
-Must not know: how requests travel, what follows from an election.
+A broker reports soon after a change of the metadata and every two seconds while there is no leader,
+so that a new controller gets them, too; only logs that do not change. Unreadable and missing
+replicas are reported as such, so that the controller does not wait for them. The controller keeps
+reports of its own term and elects the longest log when enough are known; until then it logs every
+ten seconds which brokers are missing.
 """
 
 from __future__ import annotations
@@ -55,11 +52,10 @@ Key = tuple[bytes, int]
 
 
 class LogEndDecisions:
-    """The controller's side of partitions that await logs: hosts what brokers tell of their log
-    ends.
+    """The controller's part.
 
     Args:
-        is_heard: whether a broker has a session, as far as this controller knows.
+        is_heard: whether a broker has a session with this controller.
     """
 
     __slots__ = ("_ends", "_is_heard", "_metadata", "_outbox", "_quorum", "_term", "_told_us")
@@ -76,15 +72,15 @@ class LogEndDecisions:
         self._outbox = outbox
         self._is_heard = is_heard
         self._ends = LogEnds()
-        self._term = 0  # In which this was told.
+        self._term = 0  # In which the last message was logged.
         self._told_us = _NEVER_US
 
     def decide(self, request: ReportLogEndsRequest, then: Then, now: Now) -> None:
-        """Take what a broker tells, and elect where that is enough. `then` is called at once.
+        """Record a broker's report, and elect a leader where possible. Calls `then` at once.
 
         Raises:
-            NotController: another node decides, or nobody yet.
-            StaleBrokerEpoch: the teller was registered anew.
+            NotController: this node is not the controller.
+            StaleBrokerEpoch: the sender has registered again.
         """
         self._follow_quorum()
         if not self._quorum.is_leading:
@@ -123,7 +119,7 @@ class LogEndDecisions:
         then(ReportLogEndsResponse(starts=starts), None, now)
 
     def of(self, image: Image, topic_id: bytes, number: int) -> dict[int, LogEnd]:
-        """What is known of the logs of a partition, by broker."""
+        """Return the known log ends of a partition, by broker."""
         self._follow_quorum()
         return self._ends.of(image, topic_id, number)
 
@@ -133,14 +129,14 @@ class LogEndDecisions:
             self._ends.clear()
             self._term = term
 
-    # --- what is said --------------------------------------------------------------------------
+    # --- logs ----------------------------------------------------------------------------------
     def _tell_elected(self, image: Image, key: Key, ends: dict[int, LogEnd]) -> None:
         self._outbox.log(
             "warning", "the longest log leads", partition=_name(image, key), logs=_shown(ends)
         )
 
     def _tell_waiting(self, image: Image, key: Key, now: Now) -> None:
-        """One of them stands for all: what is missing is a broker."""
+        """Log one of them for all: what is missing is a broker."""
         if now.mono_us < self._told_us + _TELL_US:
             return
         self._told_us = now.mono_us
@@ -161,7 +157,7 @@ class LogEndDecisions:
 def _start(
     image: Image, key: Key, ends: dict[int, LogEnd], broker_id: int
 ) -> list[PartitionLogStart]:
-    """Where this broker's log is to begin, if others know of rows in it that were deleted."""
+    """Return where this broker's log must begin, if others report rows in it as deleted."""
     own = ends.get(broker_id)
     if own is None or not own.is_log or own.is_offline:
         return []
@@ -180,47 +176,47 @@ def _name(image: Image, key: Key) -> str:
 
 
 def _may_lead(end: LogEnd) -> bool:
-    """Not before a restart, where the disk has failed."""
+    """Return False for a failed disk, which cannot lead before a restart."""
     return end.is_log and not end.is_offline
 
 
 def _shown(ends: dict[int, LogEnd]) -> str:
-    """Broker: leader epoch of the last row @ end."""
+    """Return "broker: leader epoch of the last row @ end" of each."""
     return ", ".join(f"{n}: {one.last_epoch}@{one.end_offset}" for n, one in sorted(ends.items()))
 
 
 def _nobody_waits(_result: object, _error: BaseException | None, _now: Now) -> None:
-    """What failed is decided again with the next report, in two seconds."""
+    """Do nothing: a failed change is decided again with the next report, in two seconds."""
 
 
 _AGAIN_US: Final = 2_000_000
 _PAUSE_US: Final = BROKER_RETRY_MS * 1000
 _LOOKED_AT_MAX: Final = 10 * ALTER_PARTITION_ENTRIES_MAX
-"""Partitions without a leader that one call looks at: most may be of other brokers."""
+"""Partitions without a leader that one call visits: most may be of other brokers."""
 _OFTEN: Final = (NotController, OutcomeUnknown, PeerUnreachable, StaleBrokerEpoch)
-"""Why a controller does not listen now, which passes."""
+"""Passing reasons for a controller not to accept reports."""
 
 
 class Copies(Protocol):
-    """The replicas here: those that are open, and those that cannot be opened."""
+    """The replicas here: the open ones, and those that cannot be opened."""
 
     @property
     def offline(self) -> Mapping[Key, Offline]:
         """Those that cannot be opened, and why."""
 
     def find(self, key: Key) -> Replica | None:
-        """The replica, if it is open."""
+        """Return the replica, if it is open."""
 
 
 class LogEndReports:
-    """Log ends that the controller is told: of the copies here whose partitions nobody leads.
+    """The broker's part: reports of its replicas whose partitions have no leader.
 
     Args:
         node_id: this broker.
         metadata: what this broker has applied.
-        broker_epoch: under which this life of the broker is registered; negative: it is not.
-        ask: tells the controller.
-        deleted: rows of a log here were deleted, as the log of another broker says.
+        broker_epoch: of this broker's registration; negative: it has none.
+        ask: sends to the controller.
+        deleted: called for rows of a log here that another broker's log reports as deleted.
     """
 
     __slots__ = (
@@ -256,13 +252,13 @@ class LogEndReports:
         self._deleted = deleted
         self._outbox = outbox
         self._in_flight: object = None
-        self._lost_us = 0  # When those are told of that are lost and led.
+        self._lost_us = 0  # When lost partitions that are led here are reported next.
         self._said_us = 0
         self._said_version = -1
-        self._skip = 0  # Of the partitions without a leader: where the next look begins.
+        self._skip = 0  # Partitions without a leader that were visited: the next call begins there.
 
     def next_us(self) -> int | None:
-        """When `run` is to be called at the latest; None: when something happens."""
+        """Return when to call `run` at the latest; None: after the next event."""
         image = self._metadata.image
         if not image.leaderless or self._in_flight is not None or not self._is_heard(image):
             return None
@@ -270,12 +266,12 @@ class LogEndReports:
         return self._said_us + (_PAUSE_US if is_news else _AGAIN_US)
 
     def _is_heard(self, image: Image) -> bool:
-        """A fenced broker's logs do not count yet."""
+        """Return whether the controller counts this broker's logs: not while it is fenced."""
         broker = image.brokers.get(self._node_id)
         return broker is not None and not broker.fenced and self._broker_epoch() >= 0
 
     def run(self, now: Now) -> None:
-        """Tell the controller, if it is time."""
+        """Report to the controller, if it is time."""
         due_us = self.next_us()
         if due_us is None or now.mono_us < due_us:
             self._tell_lost(now)
@@ -309,20 +305,21 @@ class LogEndReports:
             then(None, error, now)
 
     def _give_up(self, answer: ReportLogEndsResponse, now: Now) -> None:
-        """Rows that were deleted while this broker was away: without them, a log may lead."""
+        """Delete rows that were deleted while this broker was away: without them, its log may
+        lead."""
         image = self._metadata.image
         for one in answer.starts:
             key = (one.topic_id, one.partition)
             if key in image.leaderless and self._is_of(image, key, one.leader_epoch):
                 self._deleted(key, one.log_start_offset, now)
-                self._said_version = -1  # It is told again, soon.
+                self._said_version = -1  # Report it again, soon.
 
     @staticmethod
     def _is_of(image: Image, key: Key, leader_epoch: int) -> bool:
         return image.topics_by_id[key[0]].partitions[key[1]].leader_epoch == leader_epoch
 
     def _entries(self, image: Image) -> list[PartitionLogEnd]:
-        """Some of them; a later call goes on behind."""
+        """Return some reports; a later call continues after them."""
         entries: list[PartitionLogEnd] = []
         begin = self._skip if self._skip < len(image.leaderless) else 0
         looked_at = begin
@@ -338,7 +335,7 @@ class LogEndReports:
         return entries
 
     def _tell_lost(self, now: Now) -> None:
-        """Tell of only copies that are lost, if it is time. Who opens them again comes by often."""
+        """Report only copies that are lost, if it is time; opening retries call this often."""
         image, offline = self._metadata.image, self._copies.offline
         if not offline or now.mono_us < self._lost_us:
             return
@@ -354,7 +351,8 @@ class LogEndReports:
             self._tell(entries, now)
 
     def _lost(self, image: Image, key: Key) -> list[PartitionLogEnd]:
-        """That there is no log, where it was the only one and its partition is led here."""
+        """Return a report of no log, where it was the only one and this broker leads its
+        partition."""
         topic = image.topics_by_id.get(key[0])
         if topic is None or may_be_made(image, key, self._node_id):
             return []
@@ -364,7 +362,7 @@ class LogEndReports:
         return [PartitionLogEnd(*key, partition.leader_epoch, NO_EPOCH, MISSING)]
 
     def _end(self, key: Key, partition: PartitionImage) -> LogEnd | None:
-        """None: there is no copy here, or nothing can be said of it now."""
+        """Return the end; None: there is no copy here, or it is about to change."""
         if self._node_id not in partition.replicas:
             return None
         replica = self._copies.find(key)
@@ -380,15 +378,15 @@ class LogEndReports:
 
 
 def log_end(replica: Replica) -> LogEnd:
-    """Where a copy ends, and the newest epoch whose leader's log it is up to where that began.
+    """Return a copy's end and the newest epoch whose log it has up to where that epoch began.
 
-    An epoch that begins at the end counts without a row of it (docs/adr/0067). Where rows before
-    it were lost, a start has taken it out of the list.
+    An epoch that begins at the end counts without a row (docs/adr/0067). Where rows before it were
+    lost, the start has removed it from the list.
     """
     log = replica.log
     last_epoch, start_offset = log.epochs.latest()
-    assert start_offset <= log.log_end_offset, "an epoch behind the end says nothing"
+    assert start_offset <= log.log_end_offset, "no epoch begins after the end"
     assert last_epoch <= replica.state.leader_epoch
-    # One whose disk has failed has its rows in memory at least: whoever leads without them loses
-    # them, and a restart may find them.
+    # With a failed disk its rows are at least in memory: a leader without them loses them, and a
+    # restart may find them.
     return LogEnd(last_epoch, log.log_end_offset, log.start_saved, replica.fault is not None)

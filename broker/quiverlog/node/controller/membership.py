@@ -1,7 +1,6 @@
-"""This node among the brokers: its way to the controller, its registration, and everybody's; and
-what each tells of its logs where nobody leads.
+"""This node among the brokers: controller link, registrations, log ends, voters.
 
-Owns nothing but these three, put together, and the voters that change by themselves.
+Only puts these parts together.
 """
 
 from __future__ import annotations
@@ -30,15 +29,15 @@ __all__ = ["Membership"]
 
 
 class Membership:
-    """See the module docstring.
+    """The parts.
 
     Args:
         directory: the data directory, once it is taken.
-        copies: the replicas here, of whose logs the controller is told.
-        controller: gets what decides here.
+        copies: the replicas here, for reports of log ends.
+        controller: gets the handlers of this node.
         holds_back, is_disk_full, faulted: see `Registration`.
         deleted: see `LogEndReports`.
-        whereabouts: of the other brokers.
+        whereabouts: addresses of the other brokers.
     """
 
     __slots__ = (
@@ -113,21 +112,21 @@ class Membership:
 
     @property
     def full_disks(self) -> frozenset[int]:
-        """The brokers that have no room for rows, where this node decides; else nobody."""
+        """The brokers without room for rows, if this node is the controller."""
         return self.registrar.full_disks
 
     def begin(self, now: Now) -> None:
-        """There is a quorum to ask, or to be."""
+        """Start, as there is a quorum."""
         self._is_active = True
         self.registration.begin(now)
 
     def serve(self, now: Now) -> None:
-        """This broker serves clients from now on."""
+        """Serve clients from now on."""
         self._is_active = True
         self.registration.serve(now)
 
     def next_us(self) -> int | None:
-        """When `tick` is to be called at the latest; 0: at once; None: when something happens."""
+        """Return when to call `tick` at the latest; 0: at once; None: after the next event."""
         if not self._is_active:
             return None
         earliest = self.registration.next_us()
@@ -143,22 +142,22 @@ class Membership:
         return earliest
 
     def changed(self) -> None:
-        """What the metadata say of brokers is another."""
+        """Take over changed metadata of brokers."""
         self.registration.changed()
         self.voter_changes.changed()
 
     def stop(self, now: Now) -> None:
-        """The broker closes: nothing more is asked or decided here."""
+        """Stop: nothing more is requested or decided here."""
         self._is_active = False
         self.registrar.stop(now)
 
     @property
     def is_active(self) -> bool:
-        """True while brokers that ask may be answered."""
+        """True while other brokers get answers."""
         return self._is_active
 
     def tick(self, now: Now) -> None:
-        """The deadlines of both sides."""
+        """Act on the deadlines of all parts."""
         if not self._is_active:
             return
         self.registrar.tick(now)

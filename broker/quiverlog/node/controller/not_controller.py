@@ -1,11 +1,8 @@
-"""What only the controller can do, asked of another broker: refused, with who decides and where.
+"""Requests for the controller at another broker: refused with the controller's address.
 
-Owns that refusal, what a refused request is answered, and which of a broker's addresses belongs to
-whom. Brokers never forward.
-
-Also owns when the controller itself may refuse: decisions are made on what will hold when those
-under way do, but an answer that nothing is to be done, or that it cannot be, says what is. It waits
-until that is decided, else a client would be told of a topic that never came to be.
+Brokers never forward. The controller itself may have to wait: decisions rest on pending changes,
+but "nothing to do" and refusals are answers about committed state. They wait until it is decided;
+otherwise a client could read of a topic that was never created.
 """
 
 from __future__ import annotations
@@ -38,7 +35,7 @@ _Records = TypeVar("_Records")
 
 
 class Knowing(Protocol):
-    """The parts of a broker that know who decides, and where brokers are."""
+    """The parts of a broker that hold the controller and the brokers' addresses."""
 
     @property
     def clients(self) -> Clients: ...
@@ -57,9 +54,9 @@ class Knowing(Protocol):
 
 
 def endpoint_at(broker: Knowing, record: BrokerRecord, connection_id: int) -> Address:
-    """Where a broker is, for those who ask at this connection's listener.
+    """Return a broker's address for clients of this connection's listener.
 
-    Who has not registered such a listener is named with the address of the default one.
+    A broker without such a listener is named with its default one.
     """
     listener = broker.clients.listener_of(connection_id)
     told = record.listeners
@@ -70,18 +67,19 @@ def endpoint_at(broker: Knowing, record: BrokerRecord, connection_id: int) -> Ad
 
 
 def check_decides(broker: Knowing, connection_id: int) -> None:
-    """Ask before anything is looked up: what this broker knows may be old.
+    """Refuse unless this broker is the controller; called before any lookup, as metadata may be
+    old.
 
     Raises:
-        NotController: another broker decides, or nobody yet. A quorum of one says itself what
-            keeps it from deciding.
+        NotController: another broker is the controller, or none. A quorum of one reports its own
+            obstacle instead.
     """
     if broker.quorum.is_leading or broker.quorum.decides_alone:
         return
     found = _controller(broker, connection_id)
     if found is None:
         raise NotController("no controller is known.")
-    raise NotController(f"broker {found.node_id} at {found.host}:{found.port} decides.")
+    raise NotController(f"broker {found.node_id} at {found.host}:{found.port} is the controller.")
 
 
 def decided(
@@ -90,15 +88,14 @@ def decided(
     decide: Callable[[], _Records],
     until_free: Callable[[], Generator[Wait, object, None]] | None = None,
 ) -> Generator[Wait, object, _Records]:
-    """What `decide` finds to be changed. No change, and a refusal, rest on what is decided.
+    """Return what `decide` finds to change. No change, and a refusal, rest on committed state.
 
     Args:
-        decide: looks at what will hold; asked again where a decision that it may have rested on
-            has failed.
+        decide: reads pending state; called again if a pending decision that it may rest on failed.
         until_free: what to wait for each time before that.
 
     Raises:
-        NotController: this broker decides no more.
+        NotController: this broker is no longer the controller.
         QuiverlogError: whatever `decide` raises.
     """
     metadata = broker.metadata
@@ -123,10 +120,10 @@ def decided(
 
 
 def told_controller(broker: Knowing) -> int:
-    """Whom METADATA names: the node that decides; -1: nobody.
+    """Return the controller id for METADATA; -1 while no controller is known.
 
-    What it does not know does not exist, so a node that was elected names itself only when it
-    knows all that was decided before.
+    A newly elected node names itself only when it has applied everything decided before: what it
+    does not have does not exist.
     """
     found = broker.controller.controller_id
     quorum = broker.quorum
@@ -136,7 +133,7 @@ def told_controller(broker: Knowing) -> int:
 
 
 def _controller(broker: Knowing, connection_id: int) -> m.BrokerEndpoint | None:
-    """Another broker that decides, at the listener that was asked; None: nobody is known to."""
+    """Return the controller at the client's listener, if it is another known broker."""
     controller_id = broker.controller.controller_id
     record = broker.metadata.image.brokers.get(controller_id)
     if record is None or controller_id == broker.config.node_id:
@@ -148,7 +145,7 @@ def _controller(broker: Knowing, connection_id: int) -> m.BrokerEndpoint | None:
 def controller_for(
     broker: Knowing, connection_id: int, results: Iterable[m.TopicResult]
 ) -> m.BrokerEndpoint | None:
-    """What an answer names beside its entries: the controller, if one of them is about that."""
+    """Return the controller for an answer, if one of its entries is NOT_CONTROLLER."""
     if any(one.error_code == NotController.code for one in results):
         return _controller(broker, connection_id)
     return None
@@ -157,7 +154,7 @@ def controller_for(
 def refusal(
     broker: Knowing, connection_id: int, request: m.Request, error: QuiverlogError
 ) -> m.Response:
-    """The answer to a request that as a whole became an error."""
+    """Return the answer to a request that failed as a whole."""
     cls = APIS[request.API].response
     response = cls(error_code=error.code, error_message=error.message)
     if isinstance(error, NotController) and "controller" in cls.__struct_fields__:

@@ -1,15 +1,11 @@
-"""The controller's side of registrations: hosts the decisions of core.controller.registrations.
+"""The controller's side of registrations: hosts core.controller.registrations.
 
-Owns when these are asked: by a broker's request, and when somebody may have been silent for long.
-What they answer is proposed like every decision; a broker that registers is answered when that is
-decided. Before this node leads, and after it has, everything here is refused.
+Calls it for requests of brokers and when one may have been silent for long, and proposes its
+records; a registering broker gets its answer when that is decided. Refuses everything while this
+node is not the controller. A single broker has no deadline.
 
-A single broker has nobody to wait for: it is asked nothing, and has no deadline.
-
-Owns also who waits until all live brokers have applied what holds here (`everywhere`): each says in
-its heartbeats how far it is, and one that stays behind is fenced (core/controller/overdue.py).
-
-Must not know: how requests travel, what a broker does when it is told that it is fenced.
+Owns also the callers that wait until all live brokers have applied the present metadata
+(`everywhere`): heartbeats report versions, and a broker that lags is fenced (overdue.py).
 """
 
 from __future__ import annotations
@@ -53,11 +49,12 @@ _LONG_AGO_MS: Final = 2**31 - 1
 
 
 class Registrar:
-    """See the module docstring.
+    """The host.
 
     Args:
-        incarnation: of this life of this node.
-        controller_heard_us: which other node decided last, and when it last answered this one.
+        incarnation: of this start of this node.
+        controller_heard_us: which other node was controller last, and when it last answered this
+            one.
     """
 
     __slots__ = (
@@ -99,22 +96,22 @@ class Registrar:
         self._heard = controller_heard_us
         self._is_disk_full = is_disk_full
         self._faulted = faulted
-        self._faults: dict[int, int] = {}  # Of others: partitions that take no writes.
+        self._faults: dict[int, int] = {}  # Of other brokers: partitions that accept no writes.
         self._whereabouts = whereabouts
-        self._full_disks: set[int] = set()  # Of others, as they have said last.
+        self._full_disks: set[int] = set()  # Of other brokers, by their last heartbeat.
         self._machine: Registrations | None = None
         self._is_stopped = False
-        self._term = 0  # In which the machine has begun to decide; 0: it has not.
+        self._term = 0  # In which the machine has begun; 0: it has not.
         self._due_us: int | None = None
         self._waiting: deque[tuple[int, Then]] = deque()  # By version, ascending.
 
     # --- when ----------------------------------------------------------------------------------
     def next_us(self) -> int | None:
-        """When `tick` is to be called at the latest; 0: at once; None: when something happens."""
+        """Return when to call `tick` at the latest; 0: at once; None: after the next event."""
         return self._due_us if self._quorum.leading_term == self._term else 0
 
     def tick(self, now: Now) -> None:
-        """Begin or end to decide with the quorum; fence whoever was silent."""
+        """Start or stop with the quorum's leadership; fence silent brokers."""
         machine = self._follow_quorum(now)
         if machine is None:
             return
@@ -141,15 +138,18 @@ class Registrar:
             self._propose(records, now)
 
     def _last_heard(self) -> dict[int, int]:
-        """Of the controller before, which need not find out who decides now. Nobody is fenced too
-        soon by that, whichever of the earlier ones it is: no session that one of them has given
-        outlasts the moment by which the quorum has heard it by more than its length."""
+        """Return the last contact with the previous controller, which may not have found the new
+        one yet.
+
+        At least `led_before_us`: no session given by an earlier controller outlasts its last
+        confirmation by more than its length, so no broker is fenced too soon.
+        """
         led_before_us = self._quorum.raft.led_before_us
         assert led_before_us >= 0
         return {node_id: max(us, led_before_us) for node_id, us in self._heard().items()}
 
     def _follow_quorum(self, now: Now) -> Registrations | None:
-        """The machine, while this node decides."""
+        """Return the machine, while this node is the controller."""
         term = self._quorum.leading_term
         if term != self._term:
             if self._machine is None:
@@ -176,7 +176,7 @@ class Registrar:
 
     # --- requests ------------------------------------------------------------------------------
     def register(self, request: RegisterBrokerRequest, then: Then, now: Now) -> None:
-        """`then` gets the response when the registration is decided.
+        """Register a broker; `then` gets the response when that is decided.
 
         Raises:
             NotController, InvalidRequest, DuplicateNodeId, EarlierDiskState, PolicyViolation,
@@ -216,8 +216,8 @@ class Registrar:
             self._metadata.after_pending(now)(decided)
 
     def _check_disk(self, newcomer: BrokerRecord) -> None:
-        """A voter that lacks what it has acknowledged gets no decisions, so it would serve nothing
-        and keep the place from its newer disk. Raises EarlierDiskState."""
+        """Raise EarlierDiskState for a voter that lacks entries it has acknowledged: it gets no
+        decisions, so it would serve nothing and keep its newer disk out."""
         key = ReplicaKey(newcomer.node_id, newcomer.directory_id)
         index = self._quorum.raft.forgotten.get(key)
         if index is not None:
@@ -232,11 +232,11 @@ class Registrar:
         self._whereabouts.second_seen(node_id, second_at, str(at), now)
 
     def heartbeat(self, request: BrokerHeartbeatRequest, then: Then, now: Now) -> None:
-        """`then` gets the response at once. Raises what `beat` raises."""
+        """Pass the response to `then` at once. Raises like `beat`."""
         then(self.beat(request, now), None, now)
 
     def beat(self, request: BrokerHeartbeatRequest, now: Now) -> BrokerHeartbeatResponse:
-        """A broker is alive. What follows from that is proposed.
+        """Process a heartbeat. What follows from it is proposed.
 
         Raises:
             NotController, StaleBrokerEpoch.
@@ -274,7 +274,7 @@ class Registrar:
         )
 
     def _confirmed_ms(self, now: Now) -> int:
-        """How long ago a majority has surely heard this controller; rounded up."""
+        """Return how long ago a majority surely had contact with this controller; rounded up."""
         confirmed_us = self._quorum.raft.majority_confirmed_us
         if confirmed_us is None:
             raise NotController
@@ -283,15 +283,15 @@ class Registrar:
 
     @property
     def full_disks(self) -> frozenset[int]:
-        """The brokers that have no room for rows, while this node decides; else nobody."""
+        """The brokers without room for rows, if this node is the controller."""
         is_own = self._is_disk_full()
         if not (self._full_disks or is_own) or not self._quorum.is_leading:
             return frozenset()
         return frozenset({*self._full_disks, *((self._config.node_id,) if is_own else ())})
 
     def faulted(self, node_id: int) -> int:
-        """Partitions of a broker that take no writes, as it has reported; 0 where this node does
-        not decide."""
+        """Return how many partitions of a broker accept no writes, as reported; 0 on other
+        nodes."""
         if not self._quorum.is_leading:
             return 0
         if node_id == self._config.node_id:
@@ -299,9 +299,8 @@ class Registrar:
         return self._faults.get(node_id, 0)
 
     def metadata_lag(self, node_id: int) -> int:
-        """How many entries of the metadata a broker did not have when it was heard last; -1: nobody
-        knows here, who does not decide or has not heard it yet.
-        """
+        """Return how many metadata entries a broker lacked at its last heartbeat; -1: unknown
+        here."""
         version = self._metadata.image.version
         if not self._quorum.is_leading or self._machine is None:
             return -1
@@ -311,7 +310,7 @@ class Registrar:
         return -1 if known < 0 else max(0, version - known)
 
     def is_heard(self, node_id: int, now: Now) -> bool:
-        """True while a broker has a session: what it has to say will come."""
+        """Return whether a broker has a session: then its reports will come."""
         assert node_id >= 0
         if node_id == self._config.node_id:
             return True
@@ -319,12 +318,12 @@ class Registrar:
 
     # --- waiting for all brokers ---------------------------------------------------------------
     def everywhere(self, now: Now) -> Starter:
-        """Wait until all live brokers have applied what holds here now. To be yielded.
+        """Return a wait until all live brokers have applied the present metadata, to be yielded.
 
-        Bounded by a session and a half, and the record that fences who stays behind; raises:
-            BrokerShuttingDown: no broker tells this one any more how far it is.
-            NotController: another broker decides by now.
-            ThrottledBroker: too many wait.
+        Bounded by a session and a half, plus the record that fences a lagging broker. Raises:
+            BrokerShuttingDown: this broker gets no more heartbeats.
+            NotController: another broker is the controller now.
+            ThrottledBroker: too many callers wait.
         """
 
         def start(then: Then) -> None:
@@ -346,7 +345,7 @@ class Registrar:
         return start
 
     def stop(self, now: Now) -> None:
-        """The broker closes: nothing waits here any more, nor begins to."""
+        """Refuse all waiting callers, as the broker closes."""
         self._is_stopped = True
         self._refuse_waiting(BrokerShuttingDown(), now)
 
@@ -374,7 +373,7 @@ class Registrar:
             self._outbox.log("info", "broker unfenced", node=change.node_id)
 
     def _propose(self, records: list[Record], now: Now, then: Then | None = None) -> None:
-        """One entry, unless that would be too large (core/controller/records.py)."""
+        """Propose one entry, or several if it would be too large (core/controller/records.py)."""
         assert records
         parts = in_entries(records, ENTRY_BYTES_MAX)
         for number, part in enumerate(parts, start=1):
@@ -386,11 +385,12 @@ class Registrar:
                 raise
 
     def _proposed(self, _image: object, error: BaseException | None, now: Now) -> None:
-        """Nobody waits for it. What failed is looked at again: by the next heartbeat or silence."""
+        """Answer callers after a decision; after a failure, give a session to brokers without
+        one."""
         if error is None and self._machine is not None and self._term:
-            self._answer_waiting(self._machine, now)  # For one broker less, perhaps.
+            self._answer_waiting(self._machine, now)  # Perhaps one broker fewer has to apply it.
         if error is not None and self._machine is not None and self._term:
-            # Whoever is not fenced, and has no session, would never be.
+            # A live broker without a session would never be fenced.
             known = self._machine.sessions
             for broker in self._metadata.image.live_brokers():
                 if broker.node_id != self._config.node_id and not known.has(broker.node_id):
@@ -399,16 +399,16 @@ class Registrar:
 
 
 def _next_us(machine: Registrations, now: Now) -> int | None:
-    """When a session ends, or a version that is awaited becomes late."""
+    """Return when a session ends, or an awaited version becomes late."""
     session_us, late_us = machine.sessions.next_us(), machine.awaited.next_us()
     if late_us is None:
         return session_us
-    late_us = max(late_us, now.mono_us + BROKER_RETRY_MS * 1000)  # The fencing is under way.
+    late_us = max(late_us, now.mono_us + BROKER_RETRY_MS * 1000)  # The fencing is in progress.
     return late_us if session_us is None else min(session_us, late_us)
 
 
 def _newcomer(request: RegisterBrokerRequest) -> BrokerRecord:
-    """Raises InvalidRequest."""
+    """Return the registration of a request. Raises InvalidRequest."""
     if len(request.incarnation) != _INCARNATION_BYTES:
         raise InvalidRequest(f"an incarnation has {_INCARNATION_BYTES} bytes.")
     if not request.directory_id:

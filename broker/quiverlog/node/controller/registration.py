@@ -1,14 +1,12 @@
-"""This broker's own registration: register, heartbeat, learn whether it may lead.
+"""This broker's own registration: register, heartbeat, lead under a lease, leave.
 
-    serving ──▶ registering ──decided──▶ heartbeats ──told to stop──▶ leaving ──▶ may stop
+    serving ──▶ registering ──decided──▶ heartbeats ──asked to stop──▶ leaving ──▶ may stop
                      ▲                       │
-                     └──── a session ◀───────┴── another incarnation of this node id registered,
-                                                 or the controller was told that this one stops
+                     └──── a session ◀───────┴── displaced: see displaced.py
 
-Owns the leader's session: without an answer for so long a leader counts itself as fenced. It
-begins when a heartbeat is sent, the controller's when it arrives, so the leader stops first. A
-controller sends nothing and has no timer. `Registered` reads registrations from the image, none
-of an earlier incarnation. Must not know: what follows from fencing.
+A leader without an answer for a session counts itself as fenced. Its session begins when a
+heartbeat is sent, the controller's when it arrives, so the leader stops first. A controller sends
+nothing and has no timer. `Registered` reads registrations from the image.
 """
 
 from __future__ import annotations
@@ -54,11 +52,10 @@ __all__ = ["Registered", "Registration", "wants_vote"]
 
 
 _OFTEN: Final = (NotController, OutcomeUnknown, PeerUnreachable)
-"""The controller is about to be another one: said by the log of the quorum, and not here."""
+"""The controller is about to change, which the quorum logs."""
 
 
 def wants_vote(config: NodeConfig) -> bool:
-    """Whether the controller is to make this broker a voter."""
     return config.joins_quorum and ROLE_CONTROLLER in config.roles
 
 
@@ -66,16 +63,16 @@ _FORGOTTEN: Final = "the cluster has forgotten this broker"
 
 
 class Registration:
-    """This broker's own registration: registers, heartbeats, and learns whether it may lead.
+    """This broker's registration.
 
     Args:
-        image: the metadata as they hold.
+        image: the committed metadata.
         directory: the data directory of this broker, once it is taken.
-        is_alone: true while no other node could decide anything.
-        holds_back: true while the controller does not know yet which replicas here nobody may count
-            on: until then the broker stays fenced, so that none of them leads.
-        is_disk_full: true while this broker has no room for rows. A change is told at once.
-        faulted: how many partitions here take no writes, because a write or fsync has failed.
+        is_alone: true while no other node could be the controller.
+        holds_back: true until the controller has the replicas here that do not count: the broker
+            stays fenced, so that none of them leads.
+        is_disk_full: true while this broker has no room for rows; a change is reported at once.
+        faulted: partitions here that accept no writes, because a write or fsync has failed.
     """
 
     __slots__ = (
@@ -142,7 +139,7 @@ class Registration:
         self._told_full = False
         self._told_version = self._owed_version = 0
         self._known_us = 0
-        # (version, moment): the controller had applied the one when it decided at the other.
+        # (version, moment): the controller had applied the version when it decided at that moment.
         self._versions: tuple[int, int] | None = None
         self._session_us = config.broker_session_ms * 1000
         self._epoch = UNKNOWN_BROKER_EPOCH
@@ -156,37 +153,38 @@ class Registration:
         self._led = False
         self._serves = False
         self._stop_us: int | None = None
-        self._give_up_us = 0  # Nobody to hand over to was heard until then.
+        # Until then, a controller that could move leadership may still answer.
+        self._give_up_us = 0
         self._told = ""
         self.may_stop = False
-        # Which other node answered as the controller last, and when.
+        # The other node that last answered as the controller, and when.
         self.controller_heard: dict[int, int] = {}
 
-    # --- what the metadata say -----------------------------------------------------------------
+    # --- the metadata --------------------------------------------------------------------------
     def begin(self, now: Now) -> None:
-        """The broker has a quorum to ask: it registers, and is fenced until it serves."""
+        """Register, as there is a quorum; fenced until the broker serves."""
         assert self._next_us is None, "a broker begins once"
         self._next_us = now.mono_us
 
     def serve(self, now: Now) -> None:
-        """The broker serves from now on: it heartbeats."""
+        """Heartbeat from now on, as the broker serves."""
         self._serves = True
         self.changed()
         self._next_us = now.mono_us
 
     @property
     def is_registered(self) -> bool:
-        """True when the metadata name this life of the broker."""
+        """True when the metadata have this start of the broker."""
         self.changed()
         return self._epoch >= 0
 
     @property
     def epoch(self) -> int:
-        """The broker epoch of this life, as far as is known; negative: it is not registered."""
+        """The broker epoch of this start in the metadata; negative: not registered."""
         return self._epoch
 
     def changed(self) -> None:
-        """The metadata say something new of brokers."""
+        """Take over changed metadata of brokers."""
         broker = self._metadata.image.brokers.get(self._config.node_id)
         own = broker is not None and broker.incarnation == self._directory().incarnation
         self._epoch = broker.broker_epoch if broker is not None and own else UNKNOWN_BROKER_EPOCH
@@ -196,7 +194,7 @@ class Registration:
             self._outbox.log("error", _FORGOTTEN)
         is_replaced = self._was_registered and broker is not None and not own
         if is_replaced and not self._is_replaced:
-            self._place.due_us = None  # Also where it had its place for a moment between two looks.
+            self._place.due_us = None  # Also if it was registered for a moment between two calls.
         self._is_replaced = is_replaced
         was_disk_replaced = self._is_disk_replaced
         self._is_disk_replaced = (
@@ -213,15 +211,15 @@ class Registration:
 
     @property
     def _lost_place(self) -> str:
-        """How this broker has lost its place, and may have it back; empty: it has not."""
+        """Why this broker is displaced, with a chance to register again; empty: it is not."""
         if self._is_forgotten or self._is_disk_replaced or self._stop_us is not None:
             return ""
         return REPLACED if self._is_replaced else HELD if self._is_held else ""
 
     def may_lead(self, now: Now) -> bool:
-        """True while nobody else can have been made leader of what this broker leads.
+        """Return whether no other broker can have been elected for what this one leads.
 
-        False as soon as the controller has been out of reach for a session.
+        False as soon as the controller was out of reach for a session.
         """
         assert now.mono_us >= 0
         if self._is_alone():
@@ -233,11 +231,11 @@ class Registration:
         return now.mono_us < self._lease_us
 
     def owe_version(self) -> None:
-        """The controller waits until all brokers have applied what is applied here now."""
+        """Report the present version at once, as the controller waits for it."""
         self._owed_version = self._metadata.image.version
 
     def known_us(self, now: Now) -> int:
-        """What was decided up to this moment is applied here."""
+        """Return a moment up to which every decision is applied here."""
         if self._versions is not None and self._versions[0] <= self._metadata.image.version:
             self._known_us = max(self._known_us, self._versions[1])
             self._versions = None
@@ -260,7 +258,7 @@ class Registration:
         return ""
 
     def heard_ms(self, now: Now) -> int:
-        """How old is what this broker knows of the cluster; -1: it never heard of a controller."""
+        """Return the age of this broker's metadata; -1: there was no controller yet."""
         if self._is_alone():
             return 0
         known_us = self.known_us(now)
@@ -268,7 +266,7 @@ class Registration:
 
     @property
     def lease_ends_us(self) -> int | None:
-        """When `may_lead` becomes False unless the controller is heard; None: not by time."""
+        """When `may_lead` becomes False without contact to the controller; None: not by time."""
         if self._is_alone() or self._is_fenced or self._is_replaced or self._is_forgotten:
             return None
         return self._lease_us
@@ -276,13 +274,13 @@ class Registration:
     # --- when ----------------------------------------------------------------------------------
     @property
     def _is_quiet(self) -> bool:
-        """The controller knows of itself what it has to know."""
+        """True when the controller needs no heartbeat: it is this node."""
         if self._is_fenced or self._stop_us is not None:
             return False
         return (self._link.leads and self._led) or self._is_alone()
 
     def next_us(self) -> int | None:
-        """When `tick` is to be called at the latest; None: when something happens."""
+        """Return when to call `tick` at the latest; None: after the next event."""
         if self._next_us is None or self._in_flight or self._is_forgotten:
             return self._stop_us
         if self._lost_place:
@@ -297,8 +295,8 @@ class Registration:
 
     @property
     def _has_news(self) -> bool:
-        """The controller waits for a version that is applied now, or the disk has become full, or
-        has room again, since the controller was told last.
+        """True when the controller waits for an applied version, or the disk's fullness has changed
+        since the last heartbeat.
 
         Not of a fenced broker: it leads nothing, and may have to hold its heartbeats back.
         """
@@ -307,7 +305,7 @@ class Registration:
         return self._told_version < self._owed_version or self._is_disk_full() != self._told_full
 
     def tick(self, now: Now) -> None:
-        """Tell the controller what is to be told."""
+        """Send what is due to the controller."""
         if self._next_us is None:
             return
         self._follow_leadership(now)
@@ -327,13 +325,13 @@ class Registration:
             self._send(now, registers=self._epoch < 0)
 
     def _follow_leadership(self, now: Now) -> None:
-        """Who decides speaks for what it leads for a session after a majority has heard it: another
-        controller that is elected then waits as long before it gives this broker up."""
+        """Renew the lease of a controller: it leads for a session after a majority's contact, as
+        another elected controller waits that long before it elects others."""
         leads = self._link.leads
         confirmed_us = self._link.majority_confirmed_us if leads else None
         assert self._session_us > 0
         if confirmed_us is not None:
-            # Later than now, where nobody else has a vote: somebody may be given one.
+            # Not later than now, where no other node has a vote: one may get it.
             confirmed_us = min(confirmed_us, now.mono_us)
             self._lease_us = max(self._lease_us, confirmed_us + self._session_us)
         if self._led and not leads:
@@ -342,7 +340,7 @@ class Registration:
 
     # --- asking --------------------------------------------------------------------------------
     def _send(self, now: Now, *, registers: bool) -> None:
-        assert not self._in_flight, "one question at a time"
+        assert not self._in_flight, "one request at a time"
         self._in_flight = True
         then = partial(self._answered, self._link.controller_id, now.mono_us)
         timeout_ms = max(1, self._session_us // 2000)
@@ -425,7 +423,7 @@ class Registration:
 
     # --- leaving -------------------------------------------------------------------------------
     def leave(self, now: Now) -> bool:
-        """Ask to stop. False: nobody needs to hear of it, or somebody wants to stop at once."""
+        """Ask to stop. False: no other broker needs it, or this is the second request."""
         others = [
             one
             for one in self._metadata.image.live_brokers()
@@ -441,11 +439,11 @@ class Registration:
 
     @property
     def asks_to_stop(self) -> bool:
-        """True while the controller is asked to have others lead: it may have done so already."""
+        """True while the controller is asked to elect others: it may have done so already."""
         return self._stop_us is not None
 
     def has_left(self, now: Now) -> bool:
-        """True once, when the broker may stop, or has waited long enough."""
+        """Return True once, when the broker may stop or has waited long enough."""
         if self._stop_us is None:
             return False
         unheard = not self._link.leads and now.mono_us >= max(self._lease_us, self._give_up_us)
@@ -453,20 +451,17 @@ class Registration:
             return False
         if not self.may_stop:
             self._outbox.log("warning", "stopping without having handed over")
-        assert self._serves, "who leaves has served"
+        assert self._serves, "only a serving broker leaves"
         self._stop_us, self._next_us, self.may_stop = None, None, False
         return True
 
 
 class Registered:
-    """What the metadata say of brokers' registrations, for those who copy and those who are
-    copied.
-
-    The `Brokers` of leaderships.
+    """Registrations in the metadata, for leaderships (`Brokers`) and fetches of followers.
 
     Args:
         metadata: what this broker has applied.
-        incarnation: of this life of the broker.
+        incarnation: of this start of the broker.
     """
 
     __slots__ = ("_incarnation", "_metadata", "_node_id")
@@ -479,17 +474,16 @@ class Registered:
         self._incarnation = incarnation
 
     def fit_epoch(self, broker_id: int) -> int | None:
-        """See `Brokers`."""
         return fit_epoch(self._metadata.image, broker_id)
 
     def check_life(self, broker_id: int, broker_epoch: int) -> None:
-        """A broker asks under this epoch: it was given to it, as far as is known here.
+        """Check the broker epoch of a request, as far as the metadata here have it.
 
-        One that was never given would be remembered as that of a later life, and the broker itself
-        be refused until this one leads no more. Who is not registered at all holds no partition.
+        An epoch that was never given would count as a later start, and the broker itself be refused
+        as long as this one leads. An unregistered broker holds no partition.
 
         Raises:
-            StaleBrokerEpoch: no such registration is known here, or not yet.
+            StaleBrokerEpoch: the metadata here have no such registration yet.
         """
         broker = self._metadata.image.brokers.get(broker_id)
         if broker is not None and broker.broker_epoch < broker_epoch:
@@ -499,7 +493,7 @@ class Registered:
 
     @property
     def own_epoch(self) -> int:
-        """The broker epoch of this life; negative while it is not registered."""
+        """The broker epoch of this start; negative while it is not registered."""
         broker = self._metadata.image.brokers.get(self._node_id)
         if broker is None or broker.incarnation != self._incarnation():
             return -1

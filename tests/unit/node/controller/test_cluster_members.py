@@ -195,7 +195,7 @@ def test_what_only_the_controller_can_do_is_refused_elsewhere_with_its_address(
         assert answer.controller == m.BrokerEndpoint(1, "host-1", 9292, "")
         one = answer.topics[0] if hasattr(answer, "topics") else answer
         assert one.error_code == NotController.code
-        assert "broker 1 at host-1:9292 decides" in one.error_message
+        assert "broker 1 at host-1:9292 is the controller" in one.error_message
     members.down.add(1)
     members.run(3_000)
     answer = two.call(m.CreateTopicsRequest(topics=[new]))[0]

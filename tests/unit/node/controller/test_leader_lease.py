@@ -87,7 +87,7 @@ def world(tmp_path: Path) -> World:
 
 
 def warnings(member: Member) -> int:
-    return sum(line.event.startswith("standing down") for line in member.lines)
+    return sum(line.event.startswith("stepping down") for line in member.lines)
 
 
 def test_a_leader_out_of_reach_appends_nothing_and_says_no_end(world: World) -> None:
