@@ -13,7 +13,7 @@ from quiverlog.node.apis import describe
 from quiverlog.node.runtime import tasks
 from quiverlog.node.runtime.events import ConnectionClosed, Event, RequestReceived, Tick
 from quiverlog.node.runtime.tasks import STEPS_PER_CALL
-from quiverlog.storage.log.log import Log
+from quiverlog.storage.log.reader import LogReader
 from quiverlog.wire import messages as m
 from tests.support.node import NodeDriver, batch_of
 
@@ -143,7 +143,7 @@ def test_walks_over_batches_are_few_in_a_call(
     """Ten thousand entries, each of which looks at the headers of batches."""
     topic = node.create()
     node.produced(topic, batch_of([1] * 10))
-    walks = Counted(monkeypatch, Log, kind)
+    walks = Counted(monkeypatch, LogReader, kind)
     request: m.Request
     if kind == "bytes_between":
         request = m.DescribeRangesRequest(partitions=[m.RangePartition(topic, 0, 0, -1)] * 1_000)
