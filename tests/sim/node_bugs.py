@@ -89,7 +89,7 @@ METADATA = (
     make_bug(
         "directories of new topics are not flushed",
         "storage.directory.data_directory:PartitionDirectories.sync_partitions",
-        "self._disk.sync_dir(self.data_path)",
+        "self._disk.sync_dir(self.path)",
         "pass",
         seed=1,
     ),

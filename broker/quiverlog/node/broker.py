@@ -101,7 +101,7 @@ def make_copying(broker: Broker) -> Copying:
             broker.outbox,
             broker.metrics,
             broker.view,
-            lambda: broker.directory,
+            lambda: broker.directory.data,
             lambda: broker.assignment,
             offline_replicas,
             broker.replication.went_offline,
@@ -386,7 +386,7 @@ class Broker:
             self.outbox,
             self.quorum,
             self.view,
-            make_directories=lambda owners: CreateDirectoriesJob(self.directory, owners),
+            make_directories=lambda owners: CreateDirectoriesJob(self.directory.data, owners),
             on_applied=self._applied,
             on_heard=self.unmade.heard,
         )
@@ -500,7 +500,7 @@ class Broker:
         """The data directory is ours: all parts that work in it learn of it."""
         self.directory = directory
         self.copy_sessions.begin(1 + int.from_bytes(self.entropy(7), "big"))
-        self.removal.load(directory)
+        self.removal.load(directory.data)
         self.assignment.load(directory)
 
     def _applied(self, records: Sequence[Record], made: Set[str] | None, now: Now) -> None:

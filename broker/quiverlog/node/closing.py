@@ -73,7 +73,7 @@ class MarkCleanJob:
         metadata_bytes: int,
         written: dict[str, Bounds],
     ) -> None:
-        self.key = directory.data_path
+        self.key = directory.data.path
         self.kind = "clean mark"
         self._directory = directory
         self._clean = clean

@@ -71,14 +71,14 @@ class LeftoversJob:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self.owners, self._deleted = owners_of(broker, broker.metadata.image)
-        self.key = broker.directory.data_path
+        self.key = broker.directory.data.path
         self.kind = "leftovers"
 
     def run(self) -> Leftovers:
         """Nothing else uses the directory meanwhile. Raises UnsupportedFormat, StorageFault."""
         directory = self._broker.directory
         later: dict[str, bytes] = {}
-        removed, aside = directory.remove_leftovers(
+        removed, aside = directory.data.remove_leftovers(
             self.owners, self._deleted, written=directory.written, later=later
         )
         free_bytes = self._broker.disk.free_bytes(self._broker.config.data_dir)
@@ -235,7 +235,7 @@ def _load_metadata(broker: Broker, directory: DataDirectory, now: Now) -> None:
         broker.disk,
         directory.metadata_path,
         ReplicaKey(broker.config.node_id, directory.directory_id),
-        create=not directory.partitions(),
+        create=not directory.data.partitions(),
         founds=not broker.config.controllers,
         bytes_min=directory.metadata_bytes,
         before_cut=partial(_why_not_torn, broker, directory),
@@ -248,7 +248,7 @@ def _load_metadata(broker: Broker, directory: DataDirectory, now: Now) -> None:
     if not broker.quorum.is_alone:
         return  # What others have decided is in the image when they have told of it.
     if not image.topics and not image.removed_topic_ids:
-        unknown = directory.unknown_rows({}, ())
+        unknown = directory.data.unknown_rows({}, ())
         if unknown:
             path = f"{directory.metadata_path}/metadata.log"
             raise restore_error(path, f"knows no topic, yet there are rows in {_shown(unknown)}")
@@ -294,7 +294,7 @@ def _unknown_rows(broker: Broker, directory: DataDirectory, entries: Sequence[by
         if records:
             image.replay_entry(records)
     assert not image.brokers, "registrations are left out"
-    return directory.unknown_rows(*owners_of(broker, image))
+    return directory.data.unknown_rows(*owners_of(broker, image))
 
 
 def _is_of_brokers(

@@ -62,7 +62,7 @@ DAMAGE_BUGS: Final[tuple[Bug, ...]] = (
     make_bug(
         "damaged files keep the partition's name",
         "node.replication.repairs:MakeAnewJob.run",
-        "aside = set_aside_damaged(directory, self._disk, self._name, self._topic_id)",
+        "aside = set_aside_damaged(directories, self._disk, self._name, self._topic_id)",
         'aside = ""',
         shape=ROTTEN,
     ),

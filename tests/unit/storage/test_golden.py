@@ -159,8 +159,8 @@ def test_node_json_and_partition_json() -> None:
         b'"cluster_id":"000102030405060708090a0b0c0d0e0f","node_id":3,'
         b'"directory_id":"000102030405060708090a0b0c0d0e0f","crc32c":2347200280}\n'
     )
-    assert directory.create_partition("t-0", bytes(range(16)))
-    path = directory.partition_path("t-0")
+    assert directory.data.create_partition("t-0", bytes(range(16)))
+    path = directory.data.partition_path("t-0")
     assert disk.read_file(f"{path}/partition.json") == (
         b'{"magic":"quiverlog-partition","version":1,'
         b'"topic_id":"000102030405060708090a0b0c0d0e0f","name":"t-0"}\n'

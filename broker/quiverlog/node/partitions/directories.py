@@ -22,7 +22,7 @@ from quiverlog.limits import MIB
 from quiverlog.node.partitions.replica import Replica
 from quiverlog.node.runtime.jobs import Jobs, Urgency
 from quiverlog.node.runtime.outbox import Outbox
-from quiverlog.storage.directory.data_directory import DataDirectory
+from quiverlog.storage.directory.data_directory import PartitionDirectories
 from quiverlog.storage.disk.disk import Disk
 from quiverlog.storage.log.checkpoint import Bounds
 from quiverlog.storage.log.jobs import FlushResult
@@ -57,12 +57,12 @@ class MadeDirectories(NamedTuple):
 class CreateDirectoriesJob:
     """Directories for new partitions, durable; all of a topic's or none."""
 
-    __slots__ = ("_directory", "_owners", "key", "kind")
+    __slots__ = ("_directories", "_owners", "key", "kind")
 
-    def __init__(self, directory: DataDirectory, owners: Mapping[str, bytes]) -> None:
-        self.key = directory.data_path
+    def __init__(self, directories: PartitionDirectories, owners: Mapping[str, bytes]) -> None:
+        self.key = directories.path
         self.kind = "create directories"
-        self._directory = directory
+        self._directories = directories
         self._owners = owners
 
     def run(self) -> MadeDirectories:
@@ -74,19 +74,19 @@ class CreateDirectoriesJob:
                 continue
             try:
                 # One that is there already may be named by a record: it stays in any case.
-                if self._directory.create_partition(name, topic_id):
+                if self._directories.create_partition(name, topic_id):
                     made.setdefault(topic_id, []).append(name)
             except (OSError, QuiverlogError) as error:
                 failed[topic_id] = _creation_error(error)
         try:
-            self._directory.sync_partitions()
+            self._directories.sync_partitions()
         except (OSError, QuiverlogError) as error:
             failed = dict.fromkeys(self._owners.values(), _creation_error(error)) | failed
         # Nothing was logged yet: no record can name them.
         for topic_id in failed:
             for name in made.get(topic_id, ()):
                 with contextlib.suppress(OSError, QuiverlogError):
-                    self._directory.remove_partition(name)
+                    self._directories.remove_partition(name)
         new = {name: t for t, names in made.items() if t not in failed for name in names}
         assert new.keys() <= self._owners.keys(), "made for those who asked"
         return MadeDirectories(new, failed)
@@ -98,13 +98,13 @@ class LateDirectoriesJob:
     Each is made or not on its own, and durable.
     """
 
-    __slots__ = ("_directory", "_owners", "key", "kind")
+    __slots__ = ("_directories", "_owners", "key", "kind")
 
-    def __init__(self, directory: DataDirectory, owners: Mapping[str, bytes]) -> None:
+    def __init__(self, directories: PartitionDirectories, owners: Mapping[str, bytes]) -> None:
         assert owners
-        self.key = directory.data_path
+        self.key = directories.path
         self.kind = "create late directories"
-        self._directory = directory
+        self._directories = directories
         self._owners = owners
 
     def run(self) -> dict[str, bool | QuiverlogError]:
@@ -112,11 +112,11 @@ class LateDirectoriesJob:
         found: dict[str, bool | QuiverlogError] = {}
         for name, topic_id in self._owners.items():
             try:
-                found[name] = self._directory.create_partition(name, topic_id)
+                found[name] = self._directories.create_partition(name, topic_id)
             except (OSError, QuiverlogError) as error:
                 found[name] = _creation_error(error)
         try:
-            self._directory.sync_partitions()
+            self._directories.sync_partitions()
         except (OSError, QuiverlogError) as error:
             failed = _creation_error(error)
             # Made all the same, as the next attempt finds.
@@ -263,18 +263,18 @@ class OpenManyJob:
 class RemoveDirectoriesJob:
     """Remove the directories of deleted partitions, with one flush for all of them."""
 
-    __slots__ = ("_directory", "_owners", "key", "kind")
+    __slots__ = ("_directories", "_owners", "key", "kind")
 
-    def __init__(self, directory: DataDirectory, owners: Mapping[str, bytes]) -> None:
+    def __init__(self, directories: PartitionDirectories, owners: Mapping[str, bytes]) -> None:
         assert owners
-        self.key = directory.data_path
+        self.key = directories.path
         self.kind = "remove directories"
-        self._directory = directory
+        self._directories = directories
         self._owners = dict(owners)
 
     def run(self) -> None:
         """Raises OSError or QuiverlogError: the next start finds that no topic owns them."""
-        self._directory.remove_partitions(self._owners)
+        self._directories.remove_partitions(self._owners)
 
 
 _SLICE: Final = 16
@@ -290,7 +290,7 @@ class Removal:
 
     __slots__ = (
         "_busy",
-        "_directory",
+        "_directories",
         "_jobs",
         "_outbox",
         "_queue",
@@ -299,7 +299,7 @@ class Removal:
         "_unopened",
     )
 
-    _directory: DataDirectory
+    _directories: PartitionDirectories
 
     def __init__(self, jobs: Jobs, outbox: Outbox) -> None:
         self._jobs = jobs
@@ -311,9 +311,9 @@ class Removal:
         self._busy = False
         self._slices_left: int | None = None  # After a stop.
 
-    def load(self, directory: DataDirectory) -> None:
+    def load(self, directories: PartitionDirectories) -> None:
         """The partitions lie there."""
-        self._directory = directory
+        self._directories = directories
 
     @property
     def waiting(self) -> bool:
@@ -362,7 +362,7 @@ class Removal:
                 owners[name] = self._unopened.pop(name)
         if not owners:
             return
-        job = RemoveDirectoriesJob(self._directory, owners)
+        job = RemoveDirectoriesJob(self._directories, owners)
         self._removing = owners
         self._busy = True
         if self._slices_left is not None:

@@ -218,7 +218,7 @@ class LateDirectories:
             return
         assert len(keys) <= _PER_JOB_MAX
         self._is_making = True
-        job = LateDirectoriesJob(self._directory, {name: key[0] for name, key in keys.items()})
+        job = LateDirectoriesJob(self._directory.data, {name: key[0] for name, key in keys.items()})
         self._jobs.start(job, partial(self._made, keys))
 
     def _made(
@@ -432,7 +432,7 @@ class Openings:
         name = str(opening.name)
         job = OpenJob(
             self._disk,
-            self._directory.partition_path(name),
+            self._directory.data.partition_path(name),
             log_config(topic.config),
             now,
             clean=opening.clean,
@@ -538,7 +538,7 @@ class Openings:
         self._directory.written.pop(name, None)
 
     def _path(self, key: Key) -> str:
-        return self._directory.partition_path(str(self.under_way[key].name))
+        return self._directory.data.partition_path(str(self.under_way[key].name))
 
     def _opened(
         self, key: Key, topic: TopicImage, found: OpenedReplica | BaseException, now: Now

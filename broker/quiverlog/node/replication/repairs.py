@@ -30,7 +30,7 @@ from quiverlog.storage.directory.damaged_replicas import (
     mark_damaged,
     set_aside_damaged,
 )
-from quiverlog.storage.directory.data_directory import DataDirectory
+from quiverlog.storage.directory.data_directory import PartitionDirectories
 from quiverlog.storage.disk.disk import Disk
 from quiverlog.types import NO_EPOCH, Now, TopicPartition
 
@@ -75,12 +75,12 @@ class MakeAnewJob:
     """
 
     __slots__ = (
-        "_directory", "_disk", "_free_bytes_min", "_kept_max", "_name", "_topic_id", "key", "kind"
+        "_directories", "_disk", "_free_bytes_min", "_kept_max", "_name", "_topic_id", "key", "kind"
     )  # fmt: skip
 
     def __init__(
         self,
-        directory: DataDirectory,
+        directories: PartitionDirectories,
         disk: Disk,
         name: TopicPartition,
         topic_id: bytes,
@@ -89,9 +89,9 @@ class MakeAnewJob:
         free_bytes_min: int,
     ) -> None:
         assert free_bytes_min >= 0
-        self.key = directory.data_path
+        self.key = directories.path
         self.kind = "make replica anew"
-        self._directory = directory
+        self._directories = directories
         self._disk = disk
         self._name = str(name)
         self._topic_id = topic_id
@@ -100,15 +100,15 @@ class MakeAnewJob:
 
     def run(self) -> MadeAnew:
         """Raises OSError or QuiverlogError: the name has the old files, none, or an empty log."""
-        directory = self._directory
-        aside = set_aside_damaged(directory, self._disk, self._name, self._topic_id)
+        directories = self._directories
+        aside = set_aside_damaged(directories, self._disk, self._name, self._topic_id)
         removed, kept_too_many = [], ""
         try:
-            removed = keep_newest(directory, self._disk, self._kept_max, self._free_bytes_min)
+            removed = keep_newest(directories, self._disk, self._kept_max, self._free_bytes_min)
         except (OSError, QuiverlogError) as error:
             kept_too_many = str(error)
-        directory.create_partition(self._name, self._topic_id)
-        directory.sync_partitions()
+        directories.create_partition(self._name, self._topic_id)
+        directories.sync_partitions()
         return MadeAnew(aside, removed, kept_too_many)
 
 
@@ -156,7 +156,7 @@ class Repairs:
     __slots__ = (
         "_config",
         "_damaged",
-        "_directory",
+        "_directories",
         "_disk",
         "_holder",
         "_is_making",
@@ -180,7 +180,7 @@ class Repairs:
         outbox: Outbox,
         metrics: NodeMetrics,
         metadata: MetadataView,
-        directory: Callable[[], DataDirectory],
+        directories: Callable[[], PartitionDirectories],
         holder: Callable[[], Holder],
         tell: TellOffline,
         went_offline: Callable[[Replica], None],
@@ -192,7 +192,7 @@ class Repairs:
         self._outbox = outbox
         self._metrics = metrics
         self._metadata = metadata
-        self._directory = directory
+        self._directories = directories
         self._holder = holder
         self._tell = tell
         self._went_offline = went_offline
@@ -344,7 +344,7 @@ class Repairs:
         assert leaving.replica is None or leaving.replica.deleted
         self._is_making = True
         job = MakeAnewJob(
-            self._directory(),
+            self._directories(),
             self._disk,
             leaving.name,
             key[0],

@@ -53,12 +53,12 @@ def set_aside_damaged(
             return ""
         if read_topic_id(disk, path) not in (topic_id, b"", None):
             return ""
-        found = _kept(disk, directories.data_path)
+        found = _kept(disk, directories.path)
         number = 1 + max(found, default=0)
         aside = aside_name(name, topic_id, f".{number}", DAMAGED)
         assert not disk.exists(directories.partition_path(aside)), "numbers grow"
         disk.rename(path, directories.partition_path(aside))
-        disk.sync_dir(directories.data_path)
+        disk.sync_dir(directories.path)
     return aside
 
 
@@ -73,7 +73,7 @@ def keep_newest(
         StorageFault: not all went that should.
     """
     assert count_max >= 0
-    data_path = directories.data_path
+    data_path = directories.path
     removed: list[str] = []
     failure: QuiverlogError | None = None
     with typed_errors(data_path):

@@ -67,29 +67,26 @@ def _is_of_the_disk(error: QuiverlogError) -> bool:
 
 
 class PartitionDirectories:
-    """The partitions' directories: making them, removing them, and judging what a
-    start finds.
+    """The directories in `data/`: making them, removing them, and judging what a start finds.
 
-    `notes`: what the operator should hear.
+    `notes`: what the operator should read.
     """
 
-    __slots__ = ("_disk", "data_path", "notes")
+    __slots__ = ("_disk", "notes", "path")
 
-    def __init__(self, disk: Disk, data_path: str) -> None:
+    def __init__(self, disk: Disk, path: str) -> None:
         self._disk = disk
-        self.data_path = data_path
+        self.path = path
         self.notes: list[str] = []
 
     def partition_path(self, name: str) -> str:
         """The directory of the partition `name` (`<topic>-<partition>`)."""
-        return f"{self.data_path}/{name}"
+        return f"{self.path}/{name}"
 
     def partitions(self) -> list[str]:
         """Names of the partitions' directories; those on their way out or aside left out."""
-        with typed_errors(self.data_path):
-            return [
-                name for name in self._disk.directories(self.data_path) if is_partition_name(name)
-            ]
+        with typed_errors(self.path):
+            return [name for name in self._disk.directories(self.path) if is_partition_name(name)]
 
     def missing(self, names: Collection[str]) -> list[str]:
         """The names of the partitions that have no directory, sorted."""
@@ -131,8 +128,8 @@ class PartitionDirectories:
 
     def sync_partitions(self) -> None:
         """Make the names of all partitions' directories durable."""
-        with typed_errors(self.data_path):
-            self._disk.sync_dir(self.data_path)
+        with typed_errors(self.path):
+            self._disk.sync_dir(self.path)
 
     def remove_partition(self, name: str) -> None:
         """Remove a partition's directory, whoever's it is."""
@@ -213,9 +210,9 @@ class PartitionDirectories:
         """
         gone: list[str] = []
         aside: list[str] = []
-        with typed_errors(self.data_path):
-            names = self._disk.list(self.data_path)
-            directories = frozenset(self._disk.directories(self.data_path))
+        with typed_errors(self.path):
+            names = self._disk.list(self.path)
+            directories = frozenset(self._disk.directories(self.path))
         for name in names:
             if name not in directories:
                 self._note(name, "not a directory")
@@ -333,7 +330,7 @@ class PartitionDirectories:
             if not self._disk.exists(aside):
                 break
         self._disk.rename(path, aside)
-        self._disk.sync_dir(self.data_path)
+        self._disk.sync_dir(self.path)
 
 
 RESERVE_BYTES: Final = 512 * 1024
@@ -376,28 +373,32 @@ class ClockNote(NamedTuple):
     stayed_us: int = 0
 
 
-class DataDirectory(PartitionDirectories):
-    """The data directory as a whole: whose it is, who uses it, and whether it was
-    left in order.
+class DataDirectory:
+    """The data directory as a whole: whose it is, which process uses it, and whether it was left in
+    order.
 
     `incarnation` is new at every start.
 
+    `data`: the directories of partitions.
     `clean_incarnation`: of the life before this one, if it ended cleanly.
     `metadata_bytes`: length of the metadata log at the last clean stop; 0 when that is not known.
     `written`: the partitions that had rows at that stop, by name, so that they have files; and
     which rows. The opening of a log takes its entry out: from then on the log has the bounds.
-    `notes`: what the operator should hear of this start.
+    `notes`: what the operator should read of this start.
     """
 
     __slots__ = (
+        "_disk",
         "_lock",
         "clean",
         "clean_incarnation",
         "cluster_id",
+        "data",
         "directory_id",
         "incarnation",
         "metadata_bytes",
         "node_id",
+        "notes",
         "path",
         "written",
     )
@@ -412,7 +413,9 @@ class DataDirectory(PartitionDirectories):
         incarnation: bytes,
     ) -> None:
         assert incarnation
-        super().__init__(disk, f"{path}/data")
+        self.data = PartitionDirectories(disk, f"{path}/data")
+        self.notes = self.data.notes
+        self._disk = disk
         self._lock = lock
         self.path = path
         self.cluster_id = node.cluster_id
@@ -477,7 +480,7 @@ class DataDirectory(PartitionDirectories):
 
     def _restrict(self) -> None:
         """A backup that was put back may have left them open to other users."""
-        for path in (self.data_path, self.metadata_path):
+        for path in (self.data.path, self.metadata_path):
             with contextlib.suppress(OSError):
                 if self._disk.restrict(path):
                     self.notes.append(f"{path} was open to others: now only its owner may enter")

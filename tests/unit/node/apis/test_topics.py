@@ -245,7 +245,7 @@ def test_what_a_crash_left_behind_is_removed_at_start(node: NodeDriver) -> None:
     node.produced(topic, batch_of([1]))
     (path,) = Path(node.config.data_dir).rglob("t-0")
     for name in ("ghost-0", "t-1"):
-        node.node.broker.directory.create_partition(name, b"?" * 16)
+        node.node.broker.directory.data.create_partition(name, b"?" * 16)
     (path.parent / "t-1.deadbeef.deleted").mkdir()
     node.crash()
     (path,) = Path(node.config.data_dir).rglob("t-0")

@@ -28,8 +28,7 @@ class World:
         make = PartitionDirectories.create_partition
 
         def create(directory: PartitionDirectories, name: str, topic_id: bytes) -> bool:
-            assert isinstance(directory, DataDirectory)
-            if self.full and directory.node_id == THIRD:
+            if self.full and directory is self.third.node.broker.directory.data:
                 raise DiskFull("planted")
             return make(directory, name, topic_id)
 

@@ -96,7 +96,7 @@ def test_a_directory_that_was_there_before_is_looked_into(tmp_path: Path) -> Non
     topic = node.create()
     node.produced(topic, batch_of([1, 2]))
     directory = node.node.broker.directory
-    made = CreateDirectoriesJob(directory, {"t-0": topic, "u-0": b"u" * 16}).run()
+    made = CreateDirectoriesJob(directory.data, {"t-0": topic, "u-0": b"u" * 16}).run()
     assert made.made == {"u-0": b"u" * 16}
     assert made.failed == {}
 
@@ -120,7 +120,7 @@ def test_the_rows_of_a_directory_that_cannot_be_read_for_a_moment_stay(tmp_path:
     log = Path(node.config.data_dir) / "data" / "t-0" / f"{0:020d}.log"
     for times in (1, 2, 3):
         disk.left = times
-        made = CreateDirectoriesJob(node.node.broker.directory, {"t-0": topic}).run()
+        made = CreateDirectoriesJob(node.node.broker.directory.data, {"t-0": topic}).run()
         assert made.made == {}, times
         assert log.exists(), times
 

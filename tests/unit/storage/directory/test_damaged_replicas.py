@@ -69,7 +69,7 @@ def damaged(disk: PosixDisk, data: str, name: str = "t-0") -> PartitionDirectori
 def make_anew(disk: PosixDisk, directories: PartitionDirectories, kept_max: int = 4) -> MadeAnew:
     assert isinstance(directories, PartitionDirectories)
     job = MakeAnewJob(
-        directories,  # type: ignore[arg-type]  # What it needs of one.
+        directories,
         disk,
         NAME,
         TOPIC,
@@ -81,7 +81,7 @@ def make_anew(disk: PosixDisk, directories: PartitionDirectories, kept_max: int 
 
 def check_found(disk: PosixDisk, directories: PartitionDirectories) -> None:
     """The rows are in one place, whole; where they have their name they are marked."""
-    names = list(disk.directories(directories.data_path))
+    names = list(disk.directories(directories.path))
     holders = [n for n in names if SEGMENT in disk.list(directories.partition_path(n))]
     assert len(holders) == 1, names
     path = directories.partition_path(holders[0])
@@ -182,19 +182,19 @@ def test_none_of_them_is_a_partition_or_touched_by_a_start(tmp_path: Path) -> No
     directory = DataDirectory.open(disk, str(tmp_path), node_id=0, entropy=os.urandom)
     long = f"{'n' * 249}-9999"
     for name in ("t-0", long):
-        damaged(disk, directory.data_path, name)
-        aside = set_aside_damaged(directory, disk, name, TOPIC)
+        damaged(disk, directory.data.path, name)
+        aside = set_aside_damaged(directory.data, disk, name, TOPIC)
         assert len(os.fsencode(aside)) <= NAME_BYTES_MAX
-    assert directory.partitions() == []
+    assert directory.data.partitions() == []
     before = asides(tmp_path / "data")
     assert len(before) == 2
-    assert directory.remove_leftovers({"t-0": TOPIC}, {OTHER, TOPIC}) == ([], [])
+    assert directory.data.remove_leftovers({"t-0": TOPIC}, {OTHER, TOPIC}) == ([], [])
     assert asides(tmp_path / "data") == before
-    assert directory.unknown_rows({}, ()) == []
+    assert directory.data.unknown_rows({}, ()) == []
     assert directory.notes == []
-    assert set_aside_damaged(directory, disk, "t-7", TOPIC) == "", "there is none"
-    damaged(disk, directory.data_path, "t-1")
-    assert set_aside_damaged(directory, disk, "t-1", OTHER) == "", "it is another topic's"
+    assert set_aside_damaged(directory.data, disk, "t-7", TOPIC) == "", "there is none"
+    damaged(disk, directory.data.path, "t-1")
+    assert set_aside_damaged(directory.data, disk, "t-1", OTHER) == "", "it is another topic's"
 
 
 @pytest.mark.parametrize("clean", [True, False])

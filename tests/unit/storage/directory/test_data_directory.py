@@ -34,8 +34,8 @@ def place(tmp_path: Path) -> Path:
 
 def fill(directory: DataDirectory, name: str, topic_id: bytes = TOPIC) -> Path:
     """A partition with rows."""
-    assert directory.create_partition(name, topic_id)
-    path = Path(directory.partition_path(name))
+    assert directory.data.create_partition(name, topic_id)
+    path = Path(directory.data.partition_path(name))
     (path / f"{0:020d}.log").write_bytes(b"rows")
     return path
 
@@ -48,22 +48,22 @@ def test_topics_of_every_length_are_deleted_and_set_aside(place: Path, number: i
     directory = take(place)
     for name in names:
         fill(directory, name)
-    directory.sync_partitions()
-    directory.remove_partitions(dict.fromkeys(names[::2], TOPIC))
-    assert directory.partitions() == sorted(names[1::2])
+    directory.data.sync_partitions()
+    directory.data.remove_partitions(dict.fromkeys(names[::2], TOPIC))
+    assert directory.data.partitions() == sorted(names[1::2])
     for name in names[::2]:
         fill(directory, name, OTHER)
     directory.close(clean=False)
 
     directory = take(place)
-    removed, aside = directory.remove_leftovers(dict.fromkeys(names[::2], OTHER), [])
+    removed, aside = directory.data.remove_leftovers(dict.fromkeys(names[::2], OTHER), [])
     assert (removed, sorted(aside)) == ([], sorted(names[1::2]))
-    assert directory.partitions() == sorted(names[::2])
+    assert directory.data.partitions() == sorted(names[::2])
     orphans = [name for name in os.listdir(place / "data") if name.endswith(".orphan")]
     assert len(orphans) == len(aside)
     found = {(place / "data" / orphan / "partition.json").read_text() for orphan in orphans}
     assert all(any(f'"name":"{name}"' in text for text in found) for name in aside)
-    removed, aside = directory.remove_leftovers({}, [OTHER])
+    removed, aside = directory.data.remove_leftovers({}, [OTHER])
     assert sorted(removed) == sorted(names[::2])
     assert sorted(os.listdir(place / "data")) == sorted(orphans)
     assert directory.notes == []
@@ -83,11 +83,11 @@ def test_an_unfinished_removal_and_a_second_orphan_are_no_obstacle(place: Path) 
     for _ in range(2):
         path = fill(directory, "t-0")
         (place / "data" / doomed_name("t-0", TOPIC)).mkdir()
-        directory.remove_partition("t-0")
+        directory.data.remove_partition("t-0")
         assert not path.exists()
     for _ in range(3):
         fill(directory, "t-0")
-        assert directory.remove_leftovers({}, []) == ([], ["t-0"])
+        assert directory.data.remove_leftovers({}, []) == ([], ["t-0"])
     assert sorted(os.listdir(place / "data")) == [
         "t-0.00010203.1.orphan",
         "t-0.00010203.2.orphan",
@@ -112,11 +112,11 @@ def test_what_is_not_ours_is_left_alone_and_told(place: Path) -> None:
     before = sorted(os.listdir(data))
     directory.close(clean=False)
     directory = take(place)
-    assert directory.remove_leftovers({"t-0": TOPIC}, []) == ([], [])
+    assert directory.data.remove_leftovers({"t-0": TOPIC}, []) == ([], [])
     assert sorted(os.listdir(data)) == before
     assert len(directory.notes) == len(before) - 1
     assert all(note.isascii() for note in directory.notes)
-    assert directory.missing(["t-0", "t-1"]) == ["t-1"]
+    assert directory.data.missing(["t-0", "t-1"]) == ["t-1"]
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[]", None])
@@ -128,9 +128,9 @@ def test_a_partition_whose_file_cannot_be_read_is_kept_and_labelled(
     label.unlink()
     if content is not None:
         label.write_bytes(content)
-    assert directory.remove_leftovers({"t-0": TOPIC}, []) == ([], [])
+    assert directory.data.remove_leftovers({"t-0": TOPIC}, []) == ([], [])
     assert not directory.notes, "a power failure leaves it so"
-    assert read_topic_id(PosixDisk(), directory.partition_path("t-0")) == TOPIC
+    assert read_topic_id(PosixDisk(), directory.data.partition_path("t-0")) == TOPIC
 
 
 @pytest.mark.parametrize("length", [1, 15, 17, 200])
@@ -142,10 +142,10 @@ def test_a_topic_id_that_no_topic_has_stops_no_start(place: Path, length: int) -
         label = path / "partition.json"
         label.write_bytes(label.read_bytes().replace(TOPIC.hex().encode(), b"ab" * length))
         (path / f"{0:020d}.log").unlink()
-    removed, aside = directory.remove_leftovers({"t-0": TOPIC}, [])
+    removed, aside = directory.data.remove_leftovers({"t-0": TOPIC}, [])
     assert (removed, aside) == (["u-0"], [])
-    assert directory.partitions() == ["t-0"]
-    assert read_topic_id(PosixDisk(), directory.partition_path("t-0")) == TOPIC
+    assert directory.data.partitions() == ["t-0"]
+    assert read_topic_id(PosixDisk(), directory.data.partition_path("t-0")) == TOPIC
 
 
 def test_only_what_a_deletion_left_is_removed(place: Path) -> None:
@@ -155,7 +155,7 @@ def test_only_what_a_deletion_left_is_removed(place: Path) -> None:
     others = ["mystuff.deleted", "t-0.0123abcd.deleted", "t-0.deleted"]
     for name in [*ours, *others]:
         fill(directory, "t-0").rename(data / name)
-    gone, aside = directory.remove_leftovers({}, [])
+    gone, aside = directory.data.remove_leftovers({}, [])
     assert sorted(gone) == sorted(ours)
     assert sorted(aside) == others
     assert len(list(data.glob("*.deleted.*.orphan/partition.json"))) == 3
@@ -165,21 +165,21 @@ def test_an_unreadable_file_keeps_a_directory_from_being_judged(place: Path) -> 
     directory = take(place)
     fill(directory, "t-0")
     with failing_calls(0, errno.EIO, only="pread", for_ever=True):
-        assert directory.remove_leftovers({}, [TOPIC]) == ([], [])
+        assert directory.data.remove_leftovers({}, [TOPIC]) == ([], [])
     assert directory.notes
-    assert directory.partitions() == ["t-0"]
+    assert directory.data.partitions() == ["t-0"]
 
 
 def test_an_unfinished_creation_goes_and_a_newer_format_stops_the_start(place: Path) -> None:
     directory = take(place)
-    directory.create_partition("t-0", TOPIC)
+    directory.data.create_partition("t-0", TOPIC)
     (place / "data" / "t-1").mkdir()
-    assert directory.remove_leftovers({}, []) == (["t-0", "t-1"], [])
-    assert directory.create_partition("t-0", TOPIC)
-    path = Path(directory.partition_path("t-0")) / "partition.json"
+    assert directory.data.remove_leftovers({}, []) == (["t-0", "t-1"], [])
+    assert directory.data.create_partition("t-0", TOPIC)
+    path = Path(directory.data.partition_path("t-0")) / "partition.json"
     path.write_text(path.read_text().replace('"version":1', '"version":2'))
     with pytest.raises(UnsupportedFormat):
-        directory.remove_leftovers({"t-0": TOPIC}, [])
+        directory.data.remove_leftovers({"t-0": TOPIC}, [])
 
 
 def test_a_removal_that_resists_keeps_none_of_the_others(place: Path) -> None:
@@ -187,10 +187,10 @@ def test_a_removal_that_resists_keeps_none_of_the_others(place: Path) -> None:
     for number in range(3):
         fill(directory, f"t-{number}")
     with failing_calls(0, errno.EIO, only="unlink"), pytest.raises(QuiverlogError):
-        directory.remove_partitions({f"t-{number}": TOPIC for number in range(3)})
-    assert directory.partitions() == []
+        directory.data.remove_partitions({f"t-{number}": TOPIC for number in range(3)})
+    assert directory.data.partitions() == []
     assert len(os.listdir(place / "data")) == 1
-    removed, _ = directory.remove_leftovers({}, [])
+    removed, _ = directory.data.remove_leftovers({}, [])
     assert len(removed) == 1
     assert os.listdir(place / "data") == []
 
@@ -230,7 +230,7 @@ def test_only_the_owner_may_look(place: Path) -> None:
     before = os.umask(0)
     try:
         directory = take(place)
-        directory.create_partition("t-0", TOPIC)
+        directory.data.create_partition("t-0", TOPIC)
         directory.close(clean=True)
     finally:
         os.umask(before)
@@ -295,9 +295,9 @@ def test_every_system_call_may_fail_once(tmp_path: Path, number: int) -> None:
             break
         failed.add(calls.failed)
         directory = take(place)
-        directory.remove_leftovers({"kept-0": TOPIC}, [OTHER])
+        directory.data.remove_leftovers({"kept-0": TOPIC}, [OTHER])
         assert (place / "data" / "kept-0" / f"{0:020d}.log").read_bytes() == b"rows"
-        assert read_topic_id(PosixDisk(), directory.partition_path("kept-0")) == TOPIC
+        assert read_topic_id(PosixDisk(), directory.data.partition_path("kept-0")) == TOPIC
         for name in os.listdir(place / "data"):
             assert name == "kept-0", f"{name} is left after a failed {calls.failed}"
         directory.close(clean=True, metadata_bytes=1)
@@ -310,11 +310,11 @@ def live(place: Path) -> None:
     """Start, create, delete, and stop."""
     directory = take(place)
     try:
-        directory.remove_leftovers({"kept-0": TOPIC}, [OTHER])
-        directory.create_partition("new-0", OTHER)
-        directory.create_partition("new-1", OTHER)
-        directory.sync_partitions()
-        directory.remove_partitions({"new-0": OTHER, "new-1": OTHER})
+        directory.data.remove_leftovers({"kept-0": TOPIC}, [OTHER])
+        directory.data.create_partition("new-0", OTHER)
+        directory.data.create_partition("new-1", OTHER)
+        directory.data.sync_partitions()
+        directory.data.remove_partitions({"new-0": OTHER, "new-1": OTHER})
     finally:
         directory.close(clean=True)
 
