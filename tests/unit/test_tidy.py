@@ -66,7 +66,7 @@ PRIVATE_WORDS_MAX = {
     "node": 195,
     "quiverlog": 170,
     "scripts": 90,
-    "server": 240,
+    "server": 8,
     "storage": 88,
     "tests": 225,
     "wire": 4,

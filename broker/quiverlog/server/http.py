@@ -1,12 +1,12 @@
 """HTTP beside the broker: `/metrics`, `/healthz` and `/readyz`, on the same loop, by aiohttp.
 
-Owns the three paths and what a connection may cost: one request, so many bytes, so much time.
+Owns the three paths and what a connection may cost: one request, 8 KiB, two deadlines.
 `/healthz` answers 200 as long as the loop turns (a supervisor should restart a broker that does not
 answer); `/readyz` answers 200 while the broker takes clients and 503 with the reason while it
 recovers or stops. When all connections are taken, the oldest without a request gives way.
 
-Answers name no library and no version, quiverlog's included: not everybody who can reach the port
-needs to know what runs here. Imported when the port is first used: aiohttp takes long to import.
+Answers name no library and no version, quiverlog's included: not every client that reaches the port
+needs them. Imported when the port is first used: aiohttp takes long to import.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class HttpServer:
         self.metrics = metrics
         self.log = log
         self.open: dict[HttpConnection, None] = {}
-        """All connections, oldest first."""
+        """All connections, the oldest first."""
         self._runner: web.AppRunner | None = None
         self._acceptor: Acceptor | None = None
         self._rendering: dict[str, asyncio.Future[tuple[bytes, str]]] = {}

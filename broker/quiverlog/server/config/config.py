@@ -3,10 +3,8 @@
 Owns where values come from, their precedence (flag, environment, file, default), the TOML file
 and its bounds, and which values contradict each other. The keys are in `broker_keys`.
 
-Invariant: whatever is refused is refused before anything is opened, with the file and line, the
-variable or the flag that gave it.
-
-Must not know: sockets, the node.
+Invariant: a value is refused before anything is opened, with the file and line, the variable or
+the flag that gave it. Independent of sockets and the node.
 """
 
 from __future__ import annotations
@@ -49,7 +47,7 @@ __all__ = [
 ]
 
 
-# The configuration file: what a TOML file says, key by key, and in which line.
+# The configuration file: the values of a TOML file, key by key, and their lines.
 CONFIG_FILE_BYTES_MAX: Final = 65_536
 
 
@@ -82,7 +80,7 @@ def read_config_file(path: Path) -> list[FileValue]:
 
 
 def _read_bounded(path: Path) -> bytes:
-    # O_NONBLOCK: opening a FIFO would wait for somebody to open its other end.
+    # O_NONBLOCK: opening a FIFO would wait until its other end is opened.
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(fd, "rb", buffering=0) as file:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -125,12 +123,12 @@ def _lines_of(text: str) -> dict[str, int]:
     return found
 
 
-# What a broker's configuration may not say of the quorum: its roles and whom it asks, together.
+# The keys of the quorum that contradict each other: roles, and the brokers to ask.
 def refuse_lost_brokers(values: Mapping[str, Any], source: Callable[..., str]) -> None:
     """Raise InvalidConfig for a broker that could belong to no quorum, or to any.
 
     Args:
-        source: who said a key.
+        source: names where a key was given.
     """
     seeds = values["controller_quorum_bootstrap_servers"]
     if seeds and not values["cluster_id"]:
@@ -212,11 +210,11 @@ class BrokerConfig:
     """Those with a name; `default` is `listen` and `advertise`."""
     listeners_without_administration: frozenset[str]
     given: Mapping[str, Given]
-    """All that somebody said, by key, as text."""
+    """All values that were given, by key, as text."""
 
 
 class _Given(NamedTuple):
-    """A value and who said it, as a message names it."""
+    """A value and where it was given, as an error names it."""
 
     value: object
     source: str
@@ -229,17 +227,17 @@ def load_config(
     environ: Mapping[str, str] | None = None,
     flags: Mapping[str, object] | None = None,
 ) -> BrokerConfig:
-    """The configuration of one broker.
+    """Read the configuration of one broker.
 
     Args:
         path: a TOML file, or None.
         environ: where `QUIVERLOG_*` variables are looked for; None looks nowhere.
         flags: values from the command line by key name (`data.dir`), topic defaults among them
-            (`topic.defaults.retention.ms`). None stands for not given.
+            (`topic.defaults.retention.ms`). None: not given.
 
     Raises:
         InvalidConfig: an unknown key, a value of the wrong type or out of range, two that
-            contradict each other, a file that cannot be read; the message says where.
+            contradict each other, a file that cannot be read; the message names the place.
     """
     settings: dict[str, _Given] = {}
     if path is not None:

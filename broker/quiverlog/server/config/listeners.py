@@ -1,10 +1,10 @@
 """The listeners of a broker's configuration: `listeners.<name>.bind`, `.administration`, ...
 
-Owns what a listener may be called, its keys, and what listeners may not say together. The listener
-`default` is always there; where it is, the keys `listen` and `advertise` say. (The certificates of
-a listener would be further keys of it.)
+Owns the names of listeners, their keys, and which values contradict each other. The listener
+`default` always exists; the keys `listen` and `advertise` configure it. (The certificates of a
+listener would be further keys of it.)
 
-Must not know: where a value was given, sockets.
+Independent of where a value was given, and of sockets.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class ListenerConfig(NamedTuple):
 
 
 class Listeners(NamedTuple):
-    """What the configuration says of listeners."""
+    """The configured listeners."""
 
     named: dict[str, ListenerConfig]
     """All but `default`."""
@@ -93,13 +93,13 @@ def listener_key(name: str) -> tuple[str, str] | None:
 
 
 def parse_listeners(given: Mapping[str, tuple[object, str]]) -> Listeners:
-    """What these keys say together.
+    """Parse the keys of all listeners together.
 
     Args:
-        given: by configuration key, a value and who said it.
+        given: by configuration key, a value and where it was given.
 
     Raises:
-        InvalidConfig: a name or key that there is not, a value that is none, too many of them,
+        InvalidConfig: an unknown name or key, a bad value, too many listeners,
             no listener that serves administration.
     """
     found: dict[str, dict[str, Any]] = {}
@@ -145,10 +145,10 @@ def parse_listeners(given: Mapping[str, tuple[object, str]]) -> Listeners:
 
 
 def check_advertised(address: Address, source: str) -> None:
-    """What clients are told to connect to has to be one machine.
+    """Check that the address which METADATA returns to clients is that of one machine.
 
     Raises:
-        InvalidConfig: it stands for every address of whatever machine it is used on.
+        InvalidConfig: it means every address of the machine that uses it.
     """
     try:
         is_every = ipaddress.ip_address(address.host).is_unspecified
@@ -165,7 +165,8 @@ def check_advertised(address: Address, source: str) -> None:
 def refuse_shared_ports(
     bound: Iterable[tuple[str, Address | None]], source: Callable[..., str]
 ) -> None:
-    """Raise InvalidConfig where two of these (key, address) clash. `source`: who said a key."""
+    """Raise InvalidConfig where two of these (key, address) clash. `source` names where keys were
+    given."""
     seen: list[tuple[str, Address]] = []
     for key, address in bound:
         if address is None or not address.port:

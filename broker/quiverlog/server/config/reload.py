@@ -3,7 +3,7 @@
 Owns the thread that reads the file, the comparison with the values before, and which keys need a
 restart. A file that cannot be read leaves everything as it is.
 
-Must not know: what a key does.
+Independent of what a key does.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Reload(NamedTuple):
 
 
 def with_values(config: BrokerConfig, values: Mapping[str, str]) -> BrokerConfig:
-    """The configuration with these keys as these texts say."""
+    """Return the configuration with these keys parsed from these texts."""
     typed = {CONFIG_KEYS[key].field: CONFIG_KEYS[key].parse(text) for key, text in values.items()}
     return dataclasses.replace(config, **typed)
 
@@ -53,7 +53,7 @@ def _of_listeners(config: BrokerConfig) -> object:
 
 
 def compare_configs(running: BrokerConfig, found: BrokerConfig) -> Reload:
-    """What becomes of `running` when `found` is read."""
+    """Compare the running configuration with the one that was read."""
     changed: dict[str, tuple[object, object]] = {}
     values: dict[str, object] = {}
     restart = []
@@ -110,7 +110,7 @@ class ConfigReloader:
         self._apply = apply
 
     def request(self) -> None:
-        """Read the file soon. Does not raise; whatever the file says, the broker goes on."""
+        """Read the file soon. Does not raise; with any content of the file the broker goes on."""
         if self._read is None:
             self._log.warning(_EVENT, why="the broker was started without a file")
         elif self._apply is None:

@@ -1,4 +1,4 @@
 """Client connections: listeners, frames, replies, limits, memory.
 
-Owns every socket that clients connect to. Stands on `server.observe`.
+Owns every socket that clients connect to. Uses `server.observe`.
 """

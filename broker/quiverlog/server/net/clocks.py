@@ -1,7 +1,6 @@
 """The clocks of the process, read in one place.
 
-Owns both readings: the clock that only grows, for deadlines, and the time of day, for rows. Must
-not know: what the moments are used for.
+Owns both readings: the clock that only grows, for deadlines, and the time of day, for rows.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ __all__ = ["monotonic_us", "read_clocks"]
 
 
 def monotonic_us() -> int:
-    """This moment on the clock that only grows."""
+    """Return this moment on the clock that only grows."""
     return time.monotonic_ns() // 1000
 
 
 def read_clocks() -> Now:
-    """This moment, on both clocks."""
+    """Return this moment on both clocks."""
     # At every read of a socket: without the call that a named tuple's constructor is.
     return tuple.__new__(Now, (time.monotonic_ns() // 1000, time.time_ns() // 1000))

@@ -5,7 +5,7 @@ that breaks the protocol gets the answers to what it asked before, then one erro
 error the connection lingers for a moment, because closing at once makes the kernel discard the
 answer. `ConnectionContext` is what all connections of one event loop share.
 
-Must not know: what requests mean.
+Independent of what requests mean.
 """
 
 from __future__ import annotations
@@ -44,16 +44,15 @@ __all__ = ["ClientProtocol", "ConnectionContext", "Ending"]
 
 
 ANSWERS_S_MAX: Final = 5.0
-"""So long does the error wait for the answers to what was asked before."""
+"""Longest wait of the error for the answers to what was asked before."""
 LINGER_S: Final = 2.0
-"""After the last word, so long for the client to read it and close."""
+"""Time for the client to read the final error and close."""
 
 
 class Ending:
-    """The end of a connection: the error that is still to be told, and the moment after the last
-    word.
+    """The end of a connection: the error that is still to be sent, and the time after it.
 
-    `bool(ending)` is true while an error is to be told.
+    `bool(ending)` is true while an error waits to be sent.
     """
 
     __slots__ = ("_lingers", "_table", "_timer", "unreadable")
@@ -63,13 +62,13 @@ class Ending:
         self._timer: asyncio.TimerHandle | None = None
         self._lingers = False
         self.unreadable: Unreadable | None = None
-        """The request that cannot be read, to be told of after the answers."""
+        """The request that cannot be read; its error is sent behind the answers."""
 
     def __bool__(self) -> bool:
         return self.unreadable is not None
 
     def begin(self, unreadable: Unreadable, give_up: Callable[[], None]) -> bool:
-        """An error is to be told; True if it is the first.
+        """Keep an error to be sent; True if it is the first.
 
         One that is found later lies before it: requests of the backlog are read after the bytes
         behind them were found to be no frame. So the later one counts.
@@ -77,7 +76,7 @@ class Ending:
         Args:
             give_up: called when the answers have not come in time.
         """
-        assert not self._lingers, "the last word was said"
+        assert not self._lingers, "the final error was sent"
         is_first = self.unreadable is None
         self.unreadable = unreadable
         if is_first:
@@ -86,7 +85,7 @@ class Ending:
         return is_first
 
     def linger(self, transport: asyncio.Transport) -> None:
-        """The last word is said: send the end of the stream, close when the client has, or soon."""
+        """Send the end of the stream; close when the client has closed, or after `LINGER_S`."""
         self.over()
         table = self._table
         if table.lingering >= table.limits.lingering_max:
@@ -99,7 +98,7 @@ class Ending:
         self._timer = asyncio.get_running_loop().call_later(LINGER_S, transport.abort)
 
     def over(self) -> None:
-        """The connection is gone, or about to be: nothing is told or waited for."""
+        """Forget the error and the timer: the connection is closed, or about to be."""
         self.unreadable = None
         if self._timer is not None:
             self._timer.cancel()
@@ -135,7 +134,7 @@ class ConnectionContext(NamedTuple):
     """Received small frames lie here until they were handled; see `FrameReceiver`."""
     pool: BufferPool
     hide_paths: Callable[[str], str]
-    """Makes an error message fit for clients."""
+    """Takes paths of the broker out of an error message."""
     listener: str = LISTENER_DEFAULT
     """The listener that takes the connections."""
     serves_brokers: bool = False
@@ -146,10 +145,10 @@ CHUNK_REQUESTS_MAX: Final = 64
 """Requests of one connection that go to the node together, so that they share a write."""
 REQUESTS_PER_TURN: Final = 256
 TURN_US_MAX: Final = 3_000
-"""A turn ends after so long; the time is looked at after each request."""
+"""Longest turn; the time is looked at after each request."""
 READ_BYTES: Final = 64 * KIB
 BUSY_READ_BYTES: Final = 16 * KIB
-"""One read takes at most so many bytes of small frames, fewer where any connection has a backlog:
+"""Bytes of small frames that one read takes at most, fewer where any connection has a backlog:
 cutting thousands of tiny frames from a full receive buffer would be a long turn by itself."""
 REPORT_BYTES: Final = 256 * KIB
 """Gathered replies are reported to the memory budget in steps of this size."""
@@ -246,7 +245,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
             self.report()
 
     def _settle(self, first: Frame) -> bool:
-        """The first request says whether another broker connects. False: there is no place."""
+        """Learn from the first request whether a broker connects. False: there is no place."""
         self._is_settled = True
         if self._context.connections.settle(self, is_broker=is_brokers_hello(first.header)):
             return True
@@ -254,11 +253,11 @@ class ClientProtocol(asyncio.BufferedProtocol):
         return False
 
     def eof_received(self) -> bool:
-        """The client sends no more: what is buffered for it is still sent, then it is closed."""
+        """Send what is buffered, then close: the client sends no more."""
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Release all that the connection held, and tell the node."""
+        """Release all that the connection held, and report its end to the node."""
         self._closing = True
         self._release()
         context = self._context
@@ -297,7 +296,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
         if not self._ending:
             self._release_hold()
         elif not self.state.in_flight:
-            self._tell_error()
+            self._send_error()
 
     def _may_go_on(self) -> bool:
         in_flight_max = self._context.connections.limits.in_flight_max
@@ -408,7 +407,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
 
     # --- memory --------------------------------------------------------------------------------
     def measure(self) -> tuple[int, int]:
-        """(bytes that the connection makes us hold, since when in monotonic microseconds)."""
+        """Return (bytes held for the connection, since when in monotonic microseconds)."""
         unsent, unsent_us = self.replies.unsent(self.waiting_bytes, monotonic_us)
         since = [at for at in (self.state.frame_since_us, unsent_us) if at]
         since_us = min(since) if since else monotonic_us()
@@ -419,13 +418,13 @@ class ClientProtocol(asyncio.BufferedProtocol):
         self.abort("memory")
 
     def report(self) -> None:
-        """Tell the budget what the connection holds now."""
+        """Report to the memory budget what the connection holds now."""
         held_bytes, _ = self.measure()
         if held_bytes != self.held_bytes:
             self._context.memory.report(self, held_bytes)
 
     def _release(self) -> None:
-        """Let go of every buffer but the transport's, and of what is still to be told."""
+        """Release every buffer but the transport's, and the error that waits to be sent."""
         self._ending.over()
         self._backlog.clear()
         self.replies.clear()
@@ -444,7 +443,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
 
     @property
     def is_abandoned(self) -> bool:
-        """The client has hung up, and nothing was read that would say so."""
+        """The client has hung up, unseen because reading is paused."""
         return self._held and not self._write_paused and has_hung_up(self._transport)
 
     def limits_changed(self) -> None:
@@ -461,7 +460,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
             self._half_close()
 
     def turn_away(self) -> None:
-        """There is no place for it after all: say so, then close."""
+        """Send the error that there is no place, then close."""
         if self._closing:
             return
         places = self._context.connections.places
@@ -485,9 +484,9 @@ class ClientProtocol(asyncio.BufferedProtocol):
         self._context.memory.forget(self)
 
     def _protocol_error(self, unreadable: Unreadable) -> None:
-        """Read no more; the error is told when what was asked before is answered."""
+        """Read no more; the error is sent when what was asked before is answered."""
         error = unreadable[0]
-        if self._ending.begin(unreadable, self._tell_error):
+        if self._ending.begin(unreadable, self._send_error):
             self._context.metrics.count_closed("protocol")
             self._context.metrics.count_error(error.code)
             self._context.log.warning("protocol error", peer=self.peer, error=str(error))
@@ -495,10 +494,10 @@ class ClientProtocol(asyncio.BufferedProtocol):
         self._receiver.fail(error)
         self._hold()
         self._context.runner.tell(RequestsEnded(self.connection_id))
-        self._context.turns.request(self)  # where the error is told when all is answered
+        self._context.turns.request(self)  # where the error is sent when all is answered
 
-    def _tell_error(self) -> None:
-        """The answers are out, or late: the last word."""
+    def _send_error(self) -> None:
+        """Send the error: the answers before it are out, or late."""
         if self._ending.unreadable is not None:
             self._refuse(*self._ending.unreadable)
 
@@ -509,7 +508,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
     def _half_close(self) -> None:
         """Send the end of the stream, and throw away what still comes for a moment."""
         if self.state.rests:
-            self._context.connections.stir(self)  # It may take its last word too slowly.
+            self._context.connections.stir(self)  # The client may take the error too slowly.
         self._closing = True
         self._release()
         self.report()

@@ -11,13 +11,13 @@ Closing an overdue connection is the protocol's work.
 One in which something is under way (`is_quiet` is false) is looked at every time. In a quiet one
 only bytes of its client or the passing of the idle limit change anything: it rests in the slot of
 the moment at which it could have been idle for too long, until bytes come (`stir`) or that slot is
-due. So ten thousand connections that say nothing cost a look nothing. Bytes do not take a
+due. So ten thousand silent connections cost a look nothing. Bytes do not take a
 connection out of its slot: when that is due, it gets a later one.
 
 Invariant: each connection of the table stirs, or rests in a slot that is due at most one slot after
 its idle limit has passed.
 
-Must not know: sockets, frames, the node.
+Independent of sockets, frames and the node.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class Connection(Holder, TurnTaker, Protocol):
 
     @property
     def is_abandoned(self) -> bool:
-        """The client has hung up, and nothing was read that would say so."""
+        """The client has hung up, unseen because reading is paused."""
 
     def queue(
         self, response: Response, correlation_id: int, body: Sequence[memoryview] = ()
@@ -152,13 +152,13 @@ class Connection(Holder, TurnTaker, Protocol):
         """Close now and drop what was not sent."""
 
     def turn_away(self) -> None:
-        """There is no place for it after all: say so, then close."""
+        """Send the error that there is no place, then close."""
 
     def report(self) -> None:
-        """Tell the memory budget what the connection holds now."""
+        """Report to the memory budget what the connection holds now."""
 
     def limits_changed(self) -> None:
-        """Take over what the table's new limits say."""
+        """Take over the table's new limits."""
 
 
 class ConnectionTable:
@@ -184,7 +184,7 @@ class ConnectionTable:
         self._door: dict[Connection, None] = {}
         self._next_id = 1
         self.lingering = 0
-        """Connections that were told their last word and wait for the client to close."""
+        """Connections whose final error was sent, and that wait for the client to close."""
         # Those that the next look is for.
         self._stirring: dict[Connection, None] = {}
         # The others, by the number of the slot that is due when the limit may have passed.
@@ -227,7 +227,7 @@ class ConnectionTable:
         return connection_id
 
     def settle(self, connection: Connection, *, is_broker: bool) -> bool:
-        """A first request has said whether another broker connects. False: it has no place."""
+        """Settle the place by the first request. False: it has none."""
         state = connection.state
         if is_broker:
             self._door.pop(connection, None)
@@ -247,7 +247,6 @@ class ConnectionTable:
         connection.turn_away()
 
     def remove(self, connection_id: int) -> None:
-        """Take the connection out of the table; its id is not used again."""
         removed = self.by_id.pop(connection_id, None)
         assert removed is not None, connection_id
         self._leave(removed)
@@ -273,7 +272,7 @@ class ConnectionTable:
         self._stirring[connection] = None
 
     def look(self, now_us: int) -> list[Exception]:
-        """Close what is overdue, and tell the memory budget of what is under way.
+        """Close what is overdue, and report to the memory budget what is under way.
 
         Looks at connections that stir and at those whose time may have come. Returns failures:
         what fails for one leaves the others theirs.
@@ -308,7 +307,7 @@ class ConnectionTable:
         if reason is not None:
             connection.abort(reason)
             return
-        if not state.rests:  # Of one that has said nothing since, the budget knows all.
+        if not state.rests:  # The budget is up to date for one that was silent since.
             connection.report()
         if not (waiting or state.in_flight or state.frame_since_us or connection.is_held):
             self._rest(connection)

@@ -3,10 +3,8 @@
 Owns the acceptors, and a port that listens before anything can answer there. The event loop's
 servers accept all waiting connections at once: a thousand clients would take the descriptors that a
 flush needs. Here each connection has its protocol, which counts or refuses it, before the next is
-accepted. A connection knows its listener's name: addresses in METADATA and the APIs between brokers
-depend on it.
-
-Must not know: what is spoken, which limits there are.
+accepted. A connection has its listener's name: addresses in METADATA and the APIs between brokers
+depend on it. Independent of the protocol and of limits.
 """
 
 from __future__ import annotations
@@ -34,9 +32,9 @@ _GONE: Final = frozenset(
         errno.ENOPROTOOPT,
     )
 )
-"""The connection was gone again before it was taken: Linux says of it what the network said."""
+"""The connection ended before it was accepted: Linux returns the error of the network for it."""
 _PAUSE_S: Final = 0.1
-"""After an accept that the system refused, so long until the next."""
+"""Pause after an accept that the system refused."""
 
 
 def begin_to_listen(sock: socket.socket, backlog: int) -> None:
@@ -80,7 +78,7 @@ class Acceptor:
     def close(self) -> None:
         """Accept no more. Connections that were accepted live on."""
         self._is_closed = True
-        if not self._is_taking:  # uvloop would close that connection without telling its protocol.
+        if not self._is_taking:  # uvloop would close that connection without calling its protocol.
             self._task.cancel()
         self._socket.close()
 
@@ -116,7 +114,7 @@ _BACKLOG: Final = 4_096
 
 
 def socket_address(sock: socket.socket) -> Address:
-    """Where a bound socket is."""
+    """Return the address of a bound socket."""
     return Address(*sock.getsockname()[:2])
 
 

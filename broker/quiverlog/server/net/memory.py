@@ -1,10 +1,9 @@
 """One budget of memory for all connections.
 
 Counts what clients make the broker hold: frames that are not complete, requests that wait for their
-turn, and replies that were not taken. Whoever makes the sum exceed the budget does not lose by that
-alone: the connection that costs most is closed, where cost is bytes times the time they have been
-held. So a client that sends a large frame at full speed outlives forty that each keep half a frame
-lying about.
+turn, and replies that were not taken. When the sum exceeds the budget, the connection that costs
+most is closed, where cost is bytes times the time they have been held. So a client that sends a
+large frame at full speed outlives forty that each leave half a frame unfinished.
 
 What the node keeps of requests that wait (partitions of long polls, copies of produces whose rows
 are checked) has bounds of its own; it leaves the connections less room, at least half of it.
@@ -12,7 +11,7 @@ are checked) has bounds of its own; it leaves the connections less room, at leas
 Not counted: bodies that are views of mapped log files (the page cache holds them, and gives them
 up when memory is short).
 
-Must not know: sockets, frames, why a connection holds what it holds.
+Independent of sockets and frames.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class Holder(Protocol):
     """A connection, as the budget sees it."""
 
     held_bytes: int
-    """Bytes that `MemoryBudget.report` was told of last."""
+    """Bytes of the last `MemoryBudget.report`."""
 
     def measure(self) -> tuple[int, int]:
         """(bytes held now, since when in monotonic microseconds)."""
@@ -40,7 +39,7 @@ class Holder(Protocol):
 
 
 class MemoryBudget:
-    """See the module docstring.
+    """Closes the most expensive connection when all together hold too much.
 
     Args:
         bytes_max: what all holders may hold together.
@@ -85,7 +84,7 @@ class MemoryBudget:
         return self.bytes_max - min(self._kept_bytes(), self.bytes_max // 2)
 
     def report(self, holder: Holder, held_bytes: int) -> None:
-        """`holder` holds so much from now on. May close it, or others, before it returns."""
+        """Record what `holder` holds now. May close it, or others, before it returns."""
         assert held_bytes >= 0
         self.used_bytes += held_bytes - holder.held_bytes
         holder.held_bytes = held_bytes
@@ -95,13 +94,12 @@ class MemoryBudget:
             self._make_room()
 
     def forget(self, holder: Holder) -> None:
-        """`holder` is gone, and what it held."""
         self.used_bytes -= holder.held_bytes
         holder.held_bytes = 0
         assert self.used_bytes >= 0
 
     def _make_room(self) -> None:
-        """Measure everybody anew (clients take replies without our seeing it), then close."""
+        """Measure all holders anew (clients take replies unseen by the broker), then close."""
         now_us, room_bytes = self._now_us(), self._room_bytes
         costs = []
         for holder in self._holders():

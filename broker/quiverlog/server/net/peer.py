@@ -1,6 +1,6 @@
-"""The other end of a connection, as the kernel knows it: its name, and whether it is still there.
+"""The other end of a connection, as the kernel reports it: its name, and whether it is still there.
 
-Whatever the system refuses to say or to do costs no connection.
+A call that the system refuses costs no connection.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def peer_name(transport: asyncio.BaseTransport) -> str:
 
 
 def origin_of(peer: str, *, may_be_broker: bool) -> Origin:
-    """What places depend on, of the end with this `peer_name`."""
+    """Return what the place of a connection depends on, by its `peer_name`."""
     try:
         host = parse_address(peer).host
         is_loopback = ip_address(host.partition("%")[0].removeprefix("::ffff:")).is_loopback
@@ -48,7 +48,8 @@ def origin_of(peer: str, *, may_be_broker: bool) -> Origin:
 
 
 def is_on_this_machine(transport: asyncio.BaseTransport) -> bool:
-    """Both ends have one address. A tunnel's end counts: what is told must be no secret."""
+    """Return whether both ends have one address. So has the local end of a tunnel: this is no proof
+    that the client may see secrets."""
     try:
         ends = [transport.get_extra_info(name) for name in ("peername", "sockname")]
     except OSError:
@@ -57,7 +58,7 @@ def is_on_this_machine(transport: asyncio.BaseTransport) -> bool:
 
 
 def keep_alive(transport: asyncio.BaseTransport) -> None:
-    """Have the kernel find out that a peer vanished without a word, within two minutes."""
+    """Have the kernel find out within two minutes that a peer vanished without closing."""
     sock = transport.get_extra_info("socket")
     if sock is None or sock.family == socket.AF_UNIX:
         return
@@ -68,7 +69,7 @@ def keep_alive(transport: asyncio.BaseTransport) -> None:
 
 
 def has_hung_up(transport: asyncio.BaseTransport) -> bool:
-    """The peer has closed its side, which nobody is told while nothing is read."""
+    """Return whether the peer has closed its side: a paused transport does not report that."""
     sock = transport.get_extra_info("socket")
     if sock is None or _TCP_INFO is None:
         return False

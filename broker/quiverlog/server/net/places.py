@@ -1,14 +1,14 @@
 """Which place a connection takes: a client's, another broker's, an operator's, or one at the door.
 
-Owns the counts, and who may have a place when the clients' are all taken. So many places are kept
-for other brokers and for connections from this machine that no number of clients can take them.
+Owns the counts, and which connections get a place when those of clients are all taken. Places are
+reserved for other brokers and for connections from this machine: no number of clients takes them.
 
-At a listener that brokers share with clients, a connection is a client's until its HELLO says
-otherwise. Where clients find no place, it waits at the door for that word: a few places, of which a
-newcomer takes the one that has waited longest, so that silent connections keep no broker out.
-Nothing proves yet that a connection which says it is a broker's is one.
+At a listener that brokers share with clients, a connection counts as a client's until its HELLO
+names a broker. Where clients find no place, it waits at the door for its HELLO: a few places, of
+which a newcomer takes the one that has waited longest, so that silent connections keep no broker
+out. The claim to be a broker is not proved yet.
 
-Must not know: sockets, frames, time.
+Independent of sockets, frames and time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Place(enum.Enum):
     """From this machine, when clients find no place any more."""
     BROKER = "broker"
     DOOR = "door"
-    """No place, unless its HELLO says that it is a broker's."""
+    """No place, unless its HELLO names a broker."""
 
     @property
     def is_counted(self) -> bool:
@@ -42,7 +42,7 @@ class Place(enum.Enum):
 class Origin(NamedTuple):
     """Where a connection comes from.
 
-    `network`: one text for all addresses of one machine; empty: not known, and not counted.
+    `network`: one text for all addresses of one machine; empty: unknown, and not counted.
     `may_be_broker`: its listener serves brokers.
     """
 
@@ -66,7 +66,7 @@ class PlaceLimits(NamedTuple):
 
 
 class Places:
-    """See the module docstring."""
+    """Counts the places that are taken, by kind."""
 
     __slots__ = ("_by_address", "_taken", "limits")
 
@@ -77,11 +77,11 @@ class Places:
         self._by_address: Counter[str] = Counter()
 
     def taken(self, place: Place) -> int:
-        """How many connections have a place of this kind."""
+        """Return the number of connections with a place of this kind."""
         return self._taken[place]
 
     def enter(self, origin: Origin) -> Place:
-        """The place of a new connection; NONE: it is to be refused."""
+        """Return the place of a new connection; NONE: refuse it."""
         limits = self.limits
         if self.why_refused(origin) is None:
             place = Place.CLIENT
@@ -95,7 +95,7 @@ class Places:
         return place
 
     def claim(self, place: Place, origin: Origin) -> Place:
-        """A HELLO says that a broker connects: the place from now on, NONE where there is none."""
+        """Return the place of a connection whose HELLO names a broker; NONE: it has none."""
         assert origin.may_be_broker
         if self._taken[Place.BROKER] < self.limits.brokers:
             self.leave(place, origin)
@@ -107,7 +107,6 @@ class Places:
         return Place.NONE
 
     def leave(self, place: Place, origin: Origin) -> None:
-        """Give a place back."""
         if place is Place.NONE:
             return
         assert self._taken[place] > 0, place
@@ -118,7 +117,7 @@ class Places:
                 del self._by_address[origin.network]
 
     def why_refused(self, origin: Origin) -> QuiverlogError | None:
-        """Why a client from there finds no place; None: it finds one."""
+        """Return the error for a client from there; None: it finds a place."""
         limits = self.limits
         if self._taken[Place.CLIENT] >= limits.clients:
             return TooManyConnections(f"the broker has its {limits.clients} connections.")

@@ -5,7 +5,7 @@ copies of our own: bodies that are views of mapped log files cost no memory of t
 
 Invariant: every response becomes exactly one frame: itself, or an error where it cannot be encoded.
 
-Must not know: the socket, flow control, what a response means.
+Independent of the socket, of flow control, and of what a response means.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _COPIES: Final = frozenset((bytes, bytearray))
 
 
 class Replies:
-    """See the module docstring.
+    """Encodes and gathers replies.
 
     Args:
-        hide_paths: makes an error message fit for clients.
+        hide_paths: takes paths of the broker out of an error message.
     """
 
     __slots__ = (
@@ -106,7 +106,7 @@ class Replies:
             self.all_taken()
         elif not self._unsent_since_us:
             self._unsent_since_us = now_us()
-        # Which of the sent bytes wait is not known: at most all that were copies.
+        # It cannot be seen which of the sent bytes wait: at most all that were copies.
         unsent_bytes = self.copied_bytes + min(waiting_bytes, self._copied_sent_bytes)
         return unsent_bytes, self._unsent_since_us
 
@@ -116,7 +116,6 @@ class Replies:
         self._unsent_since_us = 0
 
     def clear(self) -> None:
-        """Drop what gathered."""
         self.parts = []
         self.gathered_bytes = 0
         self.copied_bytes = 0
@@ -162,8 +161,8 @@ _PARTS: Final = tuple(
 def path_hider(*directories: str) -> Callable[[str], str]:
     """A function that makes paths below `directories` relative to them.
 
-    Where a broker keeps its data is nobody's business but its operator's; the part below names the
-    partition and the file, which the client's user may tell the operator. Only whole names at the
+    Only the operator needs the path of the data; the part below names the partition and the file,
+    which the client's user can pass on. Only whole names at the
     beginning of a path are replaced, and a relative directory by itself may be any word.
     """
     names = sorted({d.rstrip("/") for d in directories if d.strip("./")}, key=len, reverse=True)

@@ -24,7 +24,7 @@ Unreadable = tuple[QuiverlogError, int, int]
 
 
 def is_brokers_hello(header: memoryview) -> bool:
-    """True for a HELLO that says it comes from another broker; nothing proves it yet."""
+    """Return whether this is a HELLO that names another broker, which is not proved yet."""
     try:
         request = decode_request(header)
     except QuiverlogError:
@@ -40,7 +40,7 @@ class RequestFeed:
     def __init__(self, metrics: ServerMetrics) -> None:
         self._metrics = metrics
         self.may_read_files = False
-        """The client is on this machine, and may be told where rows lie in files of the broker."""
+        """The client is on this machine: answers may name where rows lie in files of the broker."""
         self.taken = 0
         """How many frames of the last `events` went to the node."""
         self.unreadable: Unreadable | None = None
@@ -142,7 +142,6 @@ class Backlog:
         return frames, self._received_ns
 
     def clear(self) -> None:
-        """Drop what waits."""
         self._frames = []
         self.byte_count = 0
 

@@ -1,10 +1,8 @@
 """Round robin between connections that have more to do than one turn allows.
 
 Owns the ring of waiting connections and the time that one pass over it may take. Between two passes
-the loop polls its sockets, so that whoever has just sent a request is served before the busy ones
-have their next turn.
-
-Must not know: what a turn does.
+the loop polls its sockets, so that a client that has just sent a request is served before the busy
+ones have their next turn.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from typing import Final, Protocol
 __all__ = ["PASS_US_MAX", "TurnTaker", "Turns"]
 
 PASS_US_MAX: Final = 4_000
-"""So long may turns follow each other before the loop looks at its sockets and timers again."""
+"""Longest time of turns in a row; then the loop polls its sockets and timers."""
 
 
 class TurnTaker(Protocol):
@@ -30,7 +28,7 @@ class TurnTaker(Protocol):
 
 
 class Turns:
-    """See the module docstring."""
+    """The ring of those that wait for a turn."""
 
     __slots__ = ("_loop", "_now_us", "_ring", "_scheduled")
 

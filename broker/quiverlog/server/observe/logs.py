@@ -3,8 +3,8 @@
 Owns how a line looks, which level is written, how many lines of one kind (what clients can cause
 must not fill the disk: lines beyond the bound of a window are counted, and the count is written
 with the next one), and closed standard streams. A log that cannot be written never stops the
-broker. Lines are for events that an operator wants to know of, never for a request: a line costs
-10 microseconds.
+broker. Lines are for events that an operator needs, never for a request: a line costs 10
+microseconds.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = [
     "bridge_logging",
     "hold_standard_streams",
     "make_logger",
-    "say",
+    "write_line",
 ]
 
 
@@ -67,7 +67,7 @@ WHOLE_KINDS: Final = frozenset(
 """Never left out. The node writes each once for a partition in a start or a life, however often it
 is met again, but for what retention took: that is one line for a topic in a second."""
 KINDS_MAX: Final = 1_000
-"""Kinds that are told apart; beyond, they count as one."""
+"""Kinds that are counted apart; beyond, they count as one."""
 _OTHER_KINDS: Final = "other lines"
 
 
@@ -118,7 +118,7 @@ class LineRate:
         return LeftOut(kind, left_out)
 
     def ended(self, now_s: float) -> list[LeftOut]:
-        """The counts of windows that have ended without another line; each is told once."""
+        """Return the counts of windows that ended without another line, each once."""
         found = []
         for kind, window in list(self._windows.items()):
             if now_s - window.began_s >= WINDOW_S:
@@ -150,8 +150,8 @@ def hold_standard_streams() -> None:
         sys.stderr = open(STDERR, "w", closefd=False)  # noqa: SIM115
 
 
-def say(line: str, number: int) -> None:
-    """Write a line at once. That nobody takes it, or there is no room, ends no broker.
+def write_line(line: str, number: int) -> None:
+    """Write a line at once. A closed pipe or a full disk ends no broker.
 
     Not through Python's stream: that keeps what it could not write, fails with it once more when
     the process ends, and makes its exit code 120.
@@ -188,7 +188,7 @@ class LogControl:
         return self._rate.left_out_total
 
     def write_left_out(self, logger: Logger) -> None:
-        """Say how many lines were left out of kinds that have stopped. Call it now and then."""
+        """Log how many lines were left out of kinds that have stopped. Called periodically."""
         with self._lock:
             ended = self._rate.ended(self._clock_s())
         for kind, count in ended:
@@ -209,10 +209,10 @@ class LogControl:
 
 
 class _StandardError:
-    """Lines go out at once: Python's stream keeps what it could not write (see `say`)."""
+    """Lines go out at once: Python's stream keeps what it could not write (see `write_line`)."""
 
     def write(self, text: str) -> None:
-        say(text.removesuffix("\n"), STDERR)
+        write_line(text.removesuffix("\n"), STDERR)
 
     def flush(self) -> None: ...
 

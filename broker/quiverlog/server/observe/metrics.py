@@ -1,13 +1,13 @@
 """What the server counts.
 
 Owns the counters of requests, connections, the loop and the disk as plain slots: adding to one
-costs tens of nanoseconds; a `prometheus_client` counter costs 600. metrics_text.py turns them into
-text when somebody asks.
+costs tens of nanoseconds; a `prometheus_client` counter costs 600. metrics_text.py renders
+them as text at a scrape.
 
 Invariants: counters only grow; nothing here is on a request's path but `RequestCounters` and
 `Histogram.observe`.
 
-Must not know: connections, the loop, HTTP, how numbers are shown.
+Independent of connections, the loop, HTTP, and how numbers are shown.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class Histogram:
 
 
 class RecentMax:
-    """The largest of the last one or two minutes, for whoever asks and however often.
+    """The largest value of the last one or two minutes, however many scrapers read it.
 
-    Two windows of a minute: a look that began a new maximum would take it from the next who looks.
+    Two windows of a minute: a read that began a new maximum would hide it from the next scraper.
     """
 
     WINDOW_S: Final = 60.0
@@ -157,7 +157,7 @@ class ServerMetrics:
         self.disk_free_bytes = 0
 
     def count_job(self, kind: str, elapsed_us: int) -> None:
-        """A job of this kind has run for so long."""
+        """Count a job of this kind and the time that it ran."""
         counters = self.job_kinds.get(kind)
         if counters is None:
             counters = self.job_kinds[kind] = JobCounters()
@@ -165,25 +165,23 @@ class ServerMetrics:
         counters.elapsed_us += elapsed_us
 
     def count_peer_failure(self, error: str) -> None:
-        """A connection to another broker failed, or could not be made."""
+        """Count a connection to another broker that failed, or could not be made."""
         self.peer_failures[error] = self.peer_failures.get(error, 0) + 1
 
     def count_error(self, code: int) -> None:
-        """One answer carried this error code."""
         self.errors[code] = self.errors.get(code, 0) + 1
 
     def count_refused(self, error: QuiverlogError) -> None:
-        """There was no place for a connection."""
         name = error.code_name()
         self.connections_refused_by[name] = self.connections_refused_by.get(name, 0) + 1
 
     def count_closed(self, reason: str) -> None:
-        """The broker closed a connection on its own account."""
+        """Count a connection that the broker closed by itself."""
         self.connections_closed_by[reason] = self.connections_closed_by.get(reason, 0) + 1
 
 
 class Gauges(NamedTuple):
-    """Numbers that are looked up when somebody asks, not counted."""
+    """Numbers that are looked up at a scrape, not counted."""
 
     memory_bytes: int = 0
     memory_bytes_max: int = 0

@@ -1,12 +1,12 @@
 """How what the server and the node count becomes Prometheus' text.
 
-Owns the names of the metric families. Imported when somebody asks for the text for the first time,
+Owns the names of the metric families. Imported at the first scrape,
 never by a start: the library takes as long to import as 150 partitions take to open.
 
 Invariant: the number of series is bounded (topics beyond `topics_max` are counted together as
 `_other`).
 
-Must not know: connections, the loop, HTTP.
+Independent of connections, the loop and HTTP.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class MetricsExporter:
         return ()
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
-        """The text of `/metrics` and its content type: OpenMetrics for those who ask for that."""
+        """Return the text of `/metrics`, in OpenMetrics where `accept` names it, and its type."""
         generate, content_type = choose_encoder(accept)
         return generate(self._registry), content_type
 
@@ -169,7 +169,7 @@ class MetricsExporter:
         """From what handlers took, which is counted anyway: 1 is an idle broker, 0 a full one."""
         now_s = self._clock()
         handled_us = sum(self._metrics.requests[api].handling.sum_us for api in Api)
-        # Those who look share the windows, so that none takes the other's time from it.
+        # Scrapers share the windows, so that none shortens the other's.
         if now_s - self._handled[0] >= IDLE_WINDOW_S:
             self._handled_before, self._handled = self._handled, (now_s, handled_us)
         then_s, before_us = self._handled_before
@@ -289,7 +289,7 @@ class MetricsExporter:
         yield displaced
 
     def _cluster(self) -> Iterator[Metric]:
-        """What the node says of its cluster, under the names that it has for that."""
+        """The numbers of the node about its cluster, under its own names."""
         now = self._cluster_gauges()
         for name, value in zip(now._fields, now, strict=True):
             yield _gauge(name, name.replace("_", " ").capitalize() + ".", value)

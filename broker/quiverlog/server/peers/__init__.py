@@ -1,4 +1,4 @@
 """Connections to other brokers.
 
-Owns one link per broker and purpose. Stands on `server.net` (memory, peers' names).
+Owns one link per broker and purpose. Uses `server.net` (memory, peers' names).
 """

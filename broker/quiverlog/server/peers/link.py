@@ -90,7 +90,7 @@ class PeerQueue:
         return len(self._waiting)
 
     def add(self, effect: SendToPeer) -> bool:
-        """False: there is no room, and somebody waits for the answer."""
+        """Keep a request; False: there is no room, and a caller waits for the answer."""
         cost = _REQUEST_BYTES + body_bytes(effect.body)
         while self._waiting and self._is_over(cost):
             if not self._drop_oldest():
@@ -105,14 +105,13 @@ class PeerQueue:
         return True
 
     def take(self) -> SendToPeer:
-        """The next one to be sent."""
         effect, cost = self._waiting.popleft()
         self.byte_count -= cost
         assert self.byte_count >= 0
         return effect
 
     def clear(self) -> tuple[int, ...]:
-        """Nothing of it will be sent: the tokens that somebody waits for."""
+        """Drop all; returns the tokens for which callers wait."""
         tokens = tuple(e.token for e, _ in self._waiting if e.token != NO_TOKEN)
         self._dropped += len(self._waiting) - len(tokens)
         self._waiting.clear()
@@ -120,7 +119,7 @@ class PeerQueue:
         return tokens
 
     def take_dropped(self) -> int:
-        """How many gave way that nobody waited for, since this was asked last."""
+        """Return the number of dropped requests without a waiter since the last call."""
         dropped, self._dropped = self._dropped, 0
         return dropped
 
@@ -166,13 +165,13 @@ _JOIN_BYTES_MAX: Final = 64 * 1024
 
 
 class Listener(Protocol):
-    """Who is told of what happens on the connection."""
+    """Receives the events of a connection."""
 
     def greeted(self, hello: HelloResponse) -> None:
-        """The broker has said who it is. Raises QuiverlogError: it is somebody else."""
+        """HELLO was answered. Raises QuiverlogError: another broker answered it."""
 
     def answered(self, answers: list[tuple[int, Response, memoryview]]) -> None:
-        """(token, response, body) of requests, in the order in which they came."""
+        """Take (token, response, body) of requests, in the order in which they came."""
 
     def heard(self) -> None:
         """Bytes have come."""
@@ -181,14 +180,14 @@ class Listener(Protocol):
         """More may be sent."""
 
     def ended(self, conversation: Conversation, error: QuiverlogError) -> None:
-        """The connection is gone, or of no use any more; nothing else is told after this."""
+        """The connection is gone, or of no use any more; the last call."""
 
 
 class Conversation(asyncio.BufferedProtocol):
     """One connection to another broker: bytes out, answers in, HELLO first.
 
     Args:
-        client_id: how we call ourselves.
+        client_id: this broker's name in HELLO.
     """
 
     def __init__(self, listener: Listener, client_id: str) -> None:
@@ -200,11 +199,11 @@ class Conversation(asyncio.BufferedProtocol):
         self._tokens: dict[int, int] = {}
         self._is_paused = self.is_over = False
         self.was_quiet = False
-        """The other side ended it while nothing was under way: say, after a long idleness."""
+        """The other side ended it while nothing was under way, as after a long idleness."""
 
     # --- the transport's calls -----------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Say HELLO; nothing else is sent before it is answered."""
+        """Send HELLO; nothing else is sent before it is answered."""
         self._transport = cast("asyncio.Transport", transport)
         keep_alive(transport)
         self._write([self._protocol.hello(self._client_id, VERSION, BROKER_SOFTWARE)])
@@ -214,7 +213,7 @@ class Conversation(asyncio.BufferedProtocol):
         return self._receiver.get_buffer(sizehint)
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Bytes were received: tell the answers that are now complete."""
+        """Hand on the answers that are now complete."""
         if self.is_over:
             return
         self._listener.heard()
@@ -256,7 +255,7 @@ class Conversation(asyncio.BufferedProtocol):
     # --- the link's calls ----------------------------------------------------------------------
     @property
     def is_ready(self) -> bool:
-        """The other broker has said who it is, and may be asked."""
+        """HELLO is answered: requests may be sent."""
         return not self.is_over and self._protocol.state is ConnectionState.READY
 
     @property
@@ -271,7 +270,7 @@ class Conversation(asyncio.BufferedProtocol):
 
     @property
     def held_bytes(self) -> int:
-        """What the connection makes us hold."""
+        """Bytes held for the connection."""
         if self.is_over:
             return 0
         return self._receiver.buffered_bytes + self._transport.get_write_buffer_size()
@@ -288,7 +287,7 @@ class Conversation(asyncio.BufferedProtocol):
         self._write([head, *effect.body])
 
     def end(self, error: QuiverlogError) -> None:
-        """Close, and tell so. A second call does nothing."""
+        """Close, and report `error` to the listener. A second call does nothing."""
         if not self.is_over:
             self.is_over = True
             self._protocol.close()
@@ -315,7 +314,7 @@ class Conversation(asyncio.BufferedProtocol):
 
 
 _WRONG: Final = (WrongCluster, WrongNode)
-"""Somebody else is behind the address."""
+"""Another broker is behind the address."""
 
 
 def _reason(error: Exception) -> str:
@@ -398,7 +397,7 @@ class PeerLink:
         self._rests_until_s = 0.0
 
     def close(self) -> None:
-        """For ever. Whoever waits is told."""
+        """End it for ever; requests that wait fail."""
         self._is_closed = True
         self._failed(PeerUnreachable("the broker ends its connections."))
         self._stop_timer()
@@ -428,15 +427,15 @@ class PeerLink:
         except UnknownApi:
             self._not_spoken(conversation, effect)
         except QuiverlogError as error:
-            # What it does not speak now it may speak after its next start: HELLO tells.
+            # An API that it lacks now it may have after its next start: HELLO lists them.
             if effect.token != NO_TOKEN:
                 self._context.later(PeerClosed(self.peer, (effect.token,), error))
             conversation.end(error)
-        except OSError as error:  # Under way, as far as the conversation knows: its end tells.
+        except OSError as error:  # The conversation counts it as under way, and ends it.
             conversation.end(PeerUnreachable(f"it cannot be written to: {_reason(error)}."))
 
     def _not_spoken(self, conversation: Conversation, effect: SendToPeer) -> None:
-        """The broker is the right one, and does not speak with brokers there."""
+        """The broker is the right one, and its listener serves no brokers."""
         error = WrongListener(
             f"{self.address} serves no {effect.request.API.name}: its broker is still starting, or"
             " this is not the listener where brokers meet, or it was started without `cluster.id`"
@@ -481,7 +480,7 @@ class PeerLink:
 
     # --- from the connection -------------------------------------------------------------------
     def greeted(self, hello: HelloResponse) -> None:
-        """Is it the broker that was meant."""
+        """Check that it is the broker that was meant."""
         cluster_id, node_id = self._context.cluster_id, self.peer.node_id
         if hello.cluster_id != cluster_id:
             raise WrongCluster(
@@ -494,7 +493,7 @@ class PeerLink:
         )
 
     def answered(self, answers: list[tuple[int, Response, memoryview]]) -> None:
-        """Tell the node; what nobody waits for ends here."""
+        """Hand answers to the node; those without a waiter end here."""
         self._backoff.succeeded()
         events: list[Event] = []
         for token, response, body in answers:
@@ -531,7 +530,7 @@ class PeerLink:
 
     # --- failures ------------------------------------------------------------------------------
     def _refused(self, response: Response) -> None:
-        """An answer that nobody waits for says why something was not received."""
+        """Handle an answer without a waiter: the reason why a message was refused."""
         kind = error_class(response.error_code)
         error = kind(response.error_message)
         if kind in _WRONG and self._conversation is not None:

@@ -1,9 +1,8 @@
 """Connections to the other brokers: what the node sends there, and what comes back.
 
-Owns the links by node and purpose, their number, and when the node hears of ends: later, never
-while it runs. Addresses come from the node; a broker that is not among them is not connected to.
-
-Must not know: what a request means, who is whom in the cluster.
+Owns the links by node and purpose, their number, and when ends are reported to the node: later,
+never while it runs. Addresses come from the node; a broker that is not among them is not connected
+to. Independent of what a request means.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ __all__ = ["PeerConnections"]
 
 
 class PeerConnections:
-    """See the module docstring.
+    """The links, by node and purpose.
 
     Args:
         node_id: this broker's own.
-        connections_max: how many there may be at once; there are descriptors for so many.
+        connections_max: how many there may be at once, by the plan of descriptors.
         seed: for the chance in the rests after failures.
         deliver: gives events to the node.
     """
@@ -61,7 +60,7 @@ class PeerConnections:
             cluster_id=cluster_id,
             client_id=f"broker-{node_id}",
             deliver=deliver,
-            later=self._tell_later,
+            later=self._deliver_later,
             may_open=self._may_open,
             memory=memory,
             metrics=metrics,
@@ -117,13 +116,13 @@ class PeerConnections:
     def _refuse(self, effect: SendToPeer) -> None:
         if effect.token != NO_TOKEN:
             unknown = PeerUnreachable(f"no address of node {effect.peer.node_id} is known.")
-            self._tell_later(PeerClosed(effect.peer, (effect.token,), unknown))
+            self._deliver_later(PeerClosed(effect.peer, (effect.token,), unknown))
 
-    def _tell_later(self, event: Event) -> None:
+    def _deliver_later(self, event: Event) -> None:
         if not self._later:
-            self._loop.call_soon(self._tell)
+            self._loop.call_soon(self._deliver_gathered)
         self._later.append(event)
 
-    def _tell(self) -> None:
+    def _deliver_gathered(self) -> None:
         events, self._later = self._later, []
         self._deliver(*events)

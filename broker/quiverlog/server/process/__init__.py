@@ -1,4 +1,4 @@
 """The broker process: start, signals, threads, jobs, the loop around the node, stop.
 
-Owns the life of all parts. Stands on every other package of the server.
+Owns the life of all parts. Uses every other package of the server.
 """

@@ -3,7 +3,7 @@
 Owns their life on the loop (start, reload, stop, periodic checks), and which part of the
 configuration goes to the node and to connections.
 
-Must not know: signals, exit codes, configuration files, where sockets come from.
+Independent of signals, exit codes, configuration files and where sockets come from.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ if TYPE_CHECKING:
 __all__ = ["BrokerServer", "connection_limits", "node_config"]
 
 
-# From a broker's configuration to what its node is told at its making.
+# From a broker's configuration to that of its node.
 def node_config(config: BrokerConfig, advertised: Mapping[str, Address]) -> NodeConfig:
-    """The node's part of the configuration.
+    """Return the node's part of the configuration.
 
     Args:
-        advertised: what those who ask at each listener are told to connect to.
+        advertised: the address that METADATA returns at each listener.
     """
     host, port = advertised[LISTENER_DEFAULT]
     return NodeConfig(
@@ -120,7 +120,7 @@ class BrokerServer:
     HTTP, watches.
 
     Args:
-        advertised: what those who ask at each listener are told to connect to.
+        advertised: the address that METADATA returns at each listener.
 
     Raises:
         InvalidConfig: the process may open too few files.
@@ -163,7 +163,7 @@ class BrokerServer:
         )
         self._turns = Turns(self._loop, now_us=monotonic_us)
         self._http_connections_max = plan.http
-        self._exporter: MetricsExporter | None = None  # Made when somebody asks.
+        self._exporter: MetricsExporter | None = None  # Made at the first scrape.
         self._node: Node | None = None
         self._runner: NodeRunner | None = None
         self._peers: PeerConnections | None = None
@@ -207,7 +207,7 @@ class BrokerServer:
         """Recover, then take clients on all of `listen`; False: `stop` was set before.
 
         Raises:
-            QuiverlogError: the data directory cannot be used; the message says why.
+            QuiverlogError: the data directory cannot be used; the message has the reason.
         """
         assert self._node is None, "started twice"
         self._collector.rest()
@@ -304,7 +304,7 @@ class BrokerServer:
                 )
 
     def ready_line(self) -> str:
-        """The line on standard output that says where the broker listens, when it is ready."""
+        """Return the line on standard output with the addresses, when the broker is ready."""
         config = self._config
         durability = config.topic_defaults.get("durability", "flushed")
         clients, http = self._addresses
@@ -315,7 +315,7 @@ class BrokerServer:
 
     # --- reload --------------------------------------------------------------------------------
     def reload(self, found: BrokerConfig) -> None:
-        """Take over what may change at once and is not set in the cluster; say what may not."""
+        """Take over what may change at once and is not set in the cluster; log what may not."""
         assert self._runner is not None
         reload = compare_configs(self._given, found)
         self._given = reload.config
@@ -334,7 +334,6 @@ class BrokerServer:
 
     @property
     def shutdown_timeout_s(self) -> float:
-        """How long a stop may take."""
         return self._config.shutdown_timeout_ms / 1000
 
     # --- stop ----------------------------------------------------------------------------------
@@ -380,7 +379,7 @@ class BrokerServer:
             await self._http_port.close()
 
     async def _part_from_clients(self, deadline: float) -> None:
-        """Let replies reach those who still read, for a moment."""
+        """Let replies reach clients that still read, for a moment."""
         until = min(deadline, self._loop.time() + _FLUSH_REPLIES_S)
         while self._loop.time() < until:
             if not any(c.waiting_bytes for c in self._connections.by_id.values()):

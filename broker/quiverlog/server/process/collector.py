@@ -11,8 +11,6 @@ fifth of its time: there are hardly any until it ends (`rest`), and what it made
 Counting references frees a frozen object like any other; only a cycle that becomes garbage while
 it is frozen stays. So everything is thawed and looked at once more when the frozen objects have
 doubled, preferably in a second in which no client sends anything.
-
-Must not know: what is collected.
 """
 
 from __future__ import annotations
@@ -31,13 +29,13 @@ _THRESHOLDS_OF_A_START: Final = (500_000, 50, 50)
 """Every 10,000 partitions the newest objects are looked at: garbage has a bound."""
 _LOOK_S: Final = 1.0
 GROWTH_MIN: Final = 100_000
-"""So many more objects than at the last thaw may be frozen in any case."""
+"""Growth of the frozen objects since the last thaw below which there is no other."""
 PATIENCE: Final = 60
-"""So many seconds may pass without an idle one before everything is thawed all the same."""
+"""Seconds without an idle one after which everything is thawed all the same."""
 
 
 class Collector:
-    """See the module docstring. What it does takes effect for the whole process, until `stop`.
+    """Sets the process's garbage collector, until `stop`.
 
     Args:
         traffic: a number that changes when clients send something.
@@ -49,9 +47,9 @@ class Collector:
         self._is_at_work = False
         self._thresholds = gc.get_threshold()
         self._timer: asyncio.TimerHandle | None = None
-        # Objects that were frozen: at the last thaw, and since. `gc.get_freeze_count` would say it,
-        # and takes 28 ms for 5,000 partitions, because it walks them all: so what a start made is
-        # not counted (None) before it matters.
+        # Objects that were frozen: at the last thaw, and since. `gc.get_freeze_count` would count
+        # them, and takes 28 ms for 5,000 partitions, because it walks them all: so what a start
+        # made is not counted (None) before it matters.
         self._kept: int | None = None
         self._grown = 0
         self._waited = 0
@@ -70,7 +68,7 @@ class Collector:
             self.rest()
         gc.freeze()
         self._kept, self._grown = None, 0
-        gc.set_threshold(*_THRESHOLDS)  # Before, so many new objects would be looked at.
+        gc.set_threshold(*_THRESHOLDS)  # Earlier, all that the start made would be looked at.
         gc.callbacks.append(self._freeze_survivors)
         self._look_later()
 

@@ -9,8 +9,6 @@ while it is still whole, so that a flush never fails to open its file because of
 
 Invariant: the parts never add up to more than `files_max`; where that leaves too few clients, there
 is no plan.
-
-Must not know: sockets, the disk.
 """
 
 from __future__ import annotations
@@ -58,7 +56,7 @@ class DescriptorPlan:
 
     @property
     def door(self) -> int:
-        """Those of the refusals that may wait for the word that they are another broker's."""
+        """Those of the refusals that may wait for their HELLO to name a broker."""
         return self.refusals // 4
 
     def __post_init__(self) -> None:
@@ -73,7 +71,7 @@ def plan_descriptors(
     """Share out `files_max` descriptors.
 
     Raises:
-        InvalidConfig: too few to work with; the message says what to do.
+        InvalidConfig: too few to work with; the message has the number that is needed.
     """
     assert job_threads >= 1
     assert listeners >= 1
@@ -115,7 +113,7 @@ def _shares(files_max: int, http_wanted: int, at_work: int) -> tuple[int, ...]:
 
 
 def raise_file_limit() -> int:
-    """Let the process open as many files as its hard limit says. Returns that number."""
+    """Raise the limit of open files to the hard limit. Returns the limit from now on."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 1_048_576 if hard == resource.RLIM_INFINITY else hard
     if soft == resource.RLIM_INFINITY or soft >= wanted:

@@ -2,10 +2,8 @@
 
 Owns the thread. A look is some calls of the file system, each of which waits for as long as a disk
 or a network file system does not answer: the loop gets what was found, and never waits for it. Not
-a job, because jobs of all kinds may be under way for seconds, and a directory that somebody has put
-in the place of ours must be noticed meanwhile.
-
-Must not know: what is done about it.
+a job, because jobs of all kinds may be under way for seconds, and another directory in the place of
+ours must be noticed meanwhile.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ _PERIOD_S: Final = 1.0
 
 
 class DiskLook(NamedTuple):
-    """One look at the disk. `free_bytes`: None when it cannot be measured; `error` says why."""
+    """One look at the disk. `free_bytes` None: it cannot be measured; `error` is the reason."""
 
     is_owned: bool
     free_bytes: int | None
@@ -29,7 +27,7 @@ class DiskLook(NamedTuple):
 
 
 class DiskWatch:
-    """See the module docstring.
+    """Looks until `stop`.
 
     Args:
         is_owned: whether the directory is still the one that was locked; called in the thread.
@@ -52,21 +50,21 @@ class DiskWatch:
         self._found = found
         self._period_s = period_s
         self._stopped = threading.Event()
-        # Nobody waits for it at the end: a disk that hangs must not keep the process from ending.
+        # Not joined at the end: a disk that hangs must not keep the process from ending.
         self._thread = threading.Thread(target=self._run, name="disk-watch", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Look no more. What a look that is under way finds is not told."""
+        """Look no more. The result of a look that is under way is dropped."""
         self._stopped.set()
 
     def _run(self) -> None:
         while not self._stopped.is_set():
             look = self._look()
             try:
-                self._loop.call_soon_threadsafe(self._tell, look)
+                self._loop.call_soon_threadsafe(self._report, look)
             except RuntimeError:
-                return  # The loop is closed: nobody is there to be told.
+                return  # The loop is closed.
             self._stopped.wait(self._period_s)
 
     def _look(self) -> DiskLook:
@@ -77,6 +75,6 @@ class DiskWatch:
             free_bytes, error = None, str(failure)
         return DiskLook(self._is_owned(), free_bytes, error)
 
-    def _tell(self, look: DiskLook) -> None:
+    def _report(self, look: DiskLook) -> None:
         if not self._stopped.is_set():
             self._found(look)

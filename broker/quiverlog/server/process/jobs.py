@@ -9,7 +9,7 @@ acknowledgement never waits behind a recovery, a removal or a compaction of anot
 checks of rows, which take processor time for seconds and no disk. Logs are closed by the threads of
 flushes: it is their last flush, and thousands of fsyncs side by side share the disk's commits.
 
-Must not know: what a job does, what the node does with the result.
+Independent of what a job does.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class _Queue:
 
 
 class JobPool:
-    """See the module docstring.
+    """The threads and the queues.
 
     Args:
         flush_threads: how many flushes may run at once.
@@ -149,7 +149,7 @@ class JobPool:
             }
 
     def close(self, timeout_s: float) -> bool:
-        """Let all submitted jobs finish, for so long. True when all threads have ended."""
+        """Let all submitted jobs finish within `timeout_s`. True when all threads have ended."""
         with self._lock:
             self._closing = True
             self._wake_all()
@@ -184,7 +184,7 @@ class JobPool:
             error: BaseException | None = None
             try:
                 result = job.run()
-            except BaseException as caught:  # whatever it was, the node must hear of it
+            except BaseException as caught:  # whatever it was, the node must have it
                 error = caught
             ended_ns = time.perf_counter_ns()
             waited_us = (started_ns - submitted.submitted_ns) // 1000

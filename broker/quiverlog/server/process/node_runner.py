@@ -5,7 +5,7 @@ their end on the loop; `handle_many` gathers effects, `flush` sends all that gat
 connection in one write. The timer follows `next_deadline_us`: it may fire early (the node then
 does nothing), never late.
 
-Must not know: frames, sockets, what a request means.
+Independent of frames, sockets and what a request means.
 """
 
 from __future__ import annotations
@@ -43,13 +43,14 @@ from quiverlog.types import Now
 __all__ = ["NodeRunner"]
 
 _REST_S: Final = 0.001
-"""Between two pieces of work that nobody waits for as for a flush: the loop's smallest unit."""
+"""Between two pieces of work that are less urgent than a flush: the loop's smallest unit."""
 
 
 class NodeRunner:
-    """See the module docstring. `shutdown_complete` is set when the node has said so.
+    """Feeds the node and performs its effects.
 
-    `marked_clean`: it said as well that the data directory is marked for the next start.
+    `shutdown_complete` is set by the node's ShutdownComplete, `marked_clean` by its `clean`: the
+    data directory is marked for the next start.
     """
 
     def __init__(
@@ -102,9 +103,9 @@ class NodeRunner:
         return self.start_complete.is_set()
 
     def handle_many(self, events: Iterable[Event], now: Now) -> None:
-        """Events that came together. What they answer waits for `flush`.
+        """Handle events that came together; answers wait for `flush`.
 
-        After `close` the node hears of nothing: it would ask for jobs that nobody runs.
+        After `close` events are dropped: the node would ask for jobs that no thread runs.
         """
         if self._closed:
             return
@@ -113,7 +114,7 @@ class NodeRunner:
             self.perform(effects)
 
     def tell(self, *events: Event) -> None:
-        """Events from outside a connection: handle them now and send what they answer."""
+        """Handle events from outside a connection now, and send the answers."""
         self.handle_many(events, self._clocks())
         self.flush()
 

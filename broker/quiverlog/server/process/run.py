@@ -2,8 +2,6 @@
 
 Owns the way from arguments to an exit code, what each signal does, and READY=1 and STOPPING=1 to
 a supervisor (sd_notify). An error before the broker serves is one line and an exit code.
-
-Must not know: what the broker does while it runs.
 """
 
 from __future__ import annotations
@@ -46,7 +44,7 @@ from quiverlog.server.observe.logs import (
     bridge_logging,
     hold_standard_streams,
     make_logger,
-    say,
+    write_line,
 )
 from quiverlog.server.process.broker_server import BrokerServer
 
@@ -59,8 +57,8 @@ _IGNORED: Final = (
 )  # fmt: skip
 
 _SAME_S: Final = 0.1
-"""Who stops a broker through a launcher is heard twice: the launcher passes on what the whole group
-of processes was sent. A person who has lost patience is not as fast."""
+"""A signal through a launcher arrives twice: the launcher passes on what the whole process group
+received. A person who loses patience is not as fast."""
 
 
 def hold_hangups() -> None:
@@ -107,17 +105,17 @@ def handle_signals(
         faulthandler.register(signal.SIGUSR1, all_threads=True)
 
 
-# What the program that started the broker is told: ready, stopping, and that the loop turns.
+# What the broker reports to the program that started it: ready, stopping, and that the loop turns.
 _SOCKET: Final = "NOTIFY_SOCKET"
 _WATCHDOG_US: Final = "WATCHDOG_USEC"
 _WATCHDOG_PID: Final = "WATCHDOG_PID"
 
 
 class Supervisor:
-    """Whoever started this process.
+    """The program that started this process (sd_notify).
 
     Args:
-        environ: where its socket is named, and how often it wants to hear that the loop turns.
+        environ: names its socket, and the period of its watchdog.
     """
 
     def __init__(self, environ: MutableMapping[str, str]) -> None:
@@ -134,24 +132,24 @@ class Supervisor:
 
     def ready(self) -> None:
         """Clients may connect."""
-        self._tell("READY=1")
+        self._notify("READY=1")
 
     def stopping(self) -> None:
         """The end has begun; it may take as long as `shutdown.timeout.ms`."""
-        self._tell("STOPPING=1")
+        self._notify("STOPPING=1")
 
     def watch(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Tell from now on that the loop turns, if anybody wants to know. End it with `close`."""
+        """Report from now on that the loop turns, if there is a watchdog. End it with `close`."""
         if self._period_s > 0:
-            self._tell("WATCHDOG=1")
+            self._notify("WATCHDOG=1")
             self._timer = loop.call_later(self._period_s, self.watch, loop)
 
     def close(self) -> None:
-        """Tell nothing more by itself."""
+        """Report nothing more by itself."""
         if self._timer is not None:
             self._timer.cancel()
 
-    def _tell(self, what: str) -> None:
+    def _notify(self, what: str) -> None:
         if not self._address:
             return
         with contextlib.suppress(OSError, ValueError), _datagrams() as sock:
@@ -191,13 +189,13 @@ _REFUSED_PATHS = frozenset(
 )
 """The data directory cannot be used by this user, is none, or something else has a file's name."""
 _SWITCH_INTERVAL_S = 0.001
-"""A thread that renders metrics gives the interpreter back to the loop after so long."""
+"""Longest time that a thread which renders metrics keeps the interpreter from the loop."""
 
 
 def run_broker(
     config: BrokerConfig, *, read_config: Callable[[], BrokerConfig] | None = None
 ) -> int:
-    """Run a broker in this process until it is told to stop. Returns the exit code.
+    """Run a broker in this process until a signal stops it. Returns the exit code.
 
     Args:
         read_config: reads the configuration once more (SIGHUP); None: there is no file to read.
@@ -213,7 +211,7 @@ def run_broker(
     except QuiverlogError as error:
         if isinstance(error.__cause__, OSError) and not isinstance(error, _REFUSALS):
             return _path_failed(error.__cause__, str(error.details.get("file", "")))
-        say(f"quiverlog broker: {' '.join(str(error).split())}", STDERR)
+        write_line(f"quiverlog broker: {' '.join(str(error).split())}", STDERR)
         return EXIT_REFUSED if isinstance(error, _REFUSALS) else EXIT_FAILED
     except OSError as error:
         return _path_failed(error, "")
@@ -223,9 +221,9 @@ def run_broker(
 
 
 def _path_failed(error: OSError, path: str) -> int:
-    """Say which path, whole: errors of the storage, made for clients as well, shorten it."""
+    """Print the whole path: errors of the storage, made for clients as well, shorten it."""
     name = error.filename or path
-    say(f"quiverlog broker: {f'{name}: ' if name else ''}{error.strerror or error}", STDERR)
+    write_line(f"quiverlog broker: {f'{name}: ' if name else ''}{error.strerror or error}", STDERR)
     return EXIT_REFUSED if error.errno in _REFUSED_PATHS else EXIT_FAILED
 
 
@@ -257,7 +255,7 @@ async def _run(
         try:
             if await server.start(listen, http, entropy=secrets.token_bytes, stop=stop):
                 reloader.begin(server.reload)
-                say(server.ready_line(), STDOUT)
+                write_line(server.ready_line(), STDOUT)
                 supervisor.ready()
                 await stop.wait()
         except BaseException:
@@ -295,7 +293,7 @@ def bind(address: Address, key: str) -> socket.socket:
 
 
 def advertised_address(config: ListenerConfig, listen: socket.socket, log: Logger) -> Address:
-    """What those who ask at a listener are told to connect to."""
+    """Return the address that METADATA returns at a listener."""
     bound = Address(*listen.getsockname()[:2])
     if config.advertise is not None:
         return Address(config.advertise.host, config.advertise.port or bound.port)
