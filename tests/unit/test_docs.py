@@ -32,12 +32,20 @@ def _code(markdown: str) -> str:
     return "\n".join(re.findall(r"```.*?```|`[^`]*`", markdown, re.DOTALL))
 
 
-def test_the_paths_that_the_architecture_names_exist() -> None:
-    page = (ROOT / "docs" / "architecture.md").read_text()
-    named = set(re.findall(r"`((?:[a-z_]+/)+(?:[a-z_]+\.py)?)`", page))
-    assert len(named) > 30
-    homes = (ROOT, ROOT / "broker" / "quiverlog")
-    assert not {path for path in named if not any((home / path).exists() for home in homes)}
+def test_the_paths_that_pages_name_exist() -> None:
+    """From the root of the repository, or from the package `quiverlog` as in the architecture."""
+    homes = (ROOT, ROOT / "broker", ROOT / "broker" / "quiverlog")
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+    missing = []
+    for page in pages:
+        named = set(re.findall(r"`((?:[a-z_]+/)+[a-z_]+\.py)`", page.read_text()))
+        assert page.name != "architecture.md" or len(named) > 30
+        missing += [
+            f"{page.name}: {path}"
+            for path in named
+            if not any((home / path).exists() for home in homes)
+        ]
+    assert not missing
 
 
 def test_every_package_says_what_it_owns() -> None:
