@@ -147,6 +147,7 @@ class LogView:
         self.partitions = tuple(
             TopicPartition(n, p) for n, t in sorted(self.topics.items()) for p in t.partitions
         )
+        assert len(set(self.partitions)) == len(self.partitions)
         self.stale = False
 
     def _named(self) -> tuple[str, ...] | None:
@@ -244,6 +245,7 @@ class LogView:
                     names = ", ".join(map(str, left[:10]))
                     raise RequestTimedOut(f"no broker leads {names}: no answer in time.")
                 self.pause(PAUSE_S)
+        assert result.keys() <= at.keys()
         return result
 
     def _sort(
@@ -366,6 +368,7 @@ class LogView:
             except OffsetOutOfRange:
                 if len(asked) == 1:
                     return {}
+            assert len(asked) > 1
             halves = asked[: len(asked) // 2], asked[len(asked) // 2 :]
             return question(halves[0], pinned) | question(halves[1], pinned)
 

@@ -93,6 +93,7 @@ def share_bytes(
     if sum(sizes) <= bytes_max:
         return {b.key: size for b, size in zip(backlogs, sizes, strict=True) if size}
     shares = _shares(sizes, bytes_max, _rotation(backlogs))
+    assert sum(shares) == bytes_max
     return {b.key: share for b, share in zip(backlogs, shares, strict=True) if share}
 
 
@@ -114,6 +115,7 @@ def admit_bytes(
             continue
         ends[backlog.key] = min(end, backlog.end)
         taken += size
+    assert all(ends[b.key] >= b.start for b in backlogs), "no partition goes back"
     return ends
 
 
@@ -144,6 +146,8 @@ def _shares(amounts: Sequence[int], total: int, turn: int) -> list[int]:
     served = set(empty)
     for i in [i for i in fractions if i not in served and shares[i] < amounts[i]][:rest]:
         shares[i] += 1
+    assert sum(shares) == total
+    assert all(0 <= share <= amount for share, amount in zip(shares, amounts, strict=True))
     return _share_with_empty(shares, line)
 
 
@@ -184,6 +188,7 @@ def split_ranges(
         pieces = [p for r in pieces for p in _cut(r, -(-r.rows // rows_max))]
     if tasks_min is not None and len(pieces) < tasks_min:
         pieces = _cut_to_count(pieces, tasks_min)
+    assert sum(piece.rows for piece in pieces) == sum(r.rows for r in todo), "no row twice"
     limit = rows_min if rows_max is None else min(rows_min, rows_max)
     return _merge_small(pieces, limit, tasks_min or 1)
 
@@ -192,6 +197,7 @@ def _cut(whole: Range, parts: int) -> list[Range]:
     """Return near-equal consecutive pieces, none empty."""
     parts = max(1, min(parts, whole.rows))
     edges = [whole.start + whole.rows * i // parts for i in range(parts + 1)]
+    assert (edges[0], edges[-1]) == (whole.start, whole.end)
     # Only the first piece follows the row whose epoch is known.
     return [
         whole._replace(start=a, end=b, epoch=whole.epoch if i == 0 else -1)
@@ -227,4 +233,6 @@ def _merge_small(pieces: Sequence[Range], limit: int, tasks_min: int) -> list[li
         else:
             tasks.append([piece])
             open_rows = piece.rows if piece.rows < limit else 0
+    assert sum(map(len, tasks)) == len(pieces)
+    assert len(tasks) >= min(tasks_min, len(pieces))
     return tasks

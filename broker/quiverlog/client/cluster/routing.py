@@ -424,6 +424,7 @@ class Cluster:
     ) -> Operation[tuple[Address, Reply]]:
         """As `call_any`, and who it was."""
         addresses = self.addresses()
+        assert addresses, "a client has an address to begin with"
         failures: list[QuiverlogError] = []
         best: tuple[Doubt, Address, Reply] | None = None
         for number, address in enumerate(addresses, start=1):
@@ -457,6 +458,7 @@ class Cluster:
         if best is not None:
             self._known.answered(best[1])
             return best[1], best[2]
+        assert len(failures) == len(addresses), "each has answered, or has failed"
         kinds = [type(error) for error in failures]
         kind = next((kind for kind in (*NOT_READY, RequestTimedOut) if kind in kinds), None)
         said = dict.fromkeys(error.message for error in failures)  # each once
@@ -606,6 +608,7 @@ class Cluster:
 
     def _look_at_controller(self, names: list[str], found: Look) -> Operation[Look]:
         """Ask whoever decides for names that another broker does not know."""
+        assert names
         controller = found.controller
         patience_s = math.inf
         if controller is not None:
@@ -638,6 +641,7 @@ class Cluster:
             known = metadata.topics.get(name)
         if known is None:
             raise UnknownTopic(f"There is no topic {name!r}.", topic=name)
+        assert known.name == name
         return known
 
     def heard_late(
@@ -676,6 +680,7 @@ class Cluster:
                 assert isinstance(response, m.TopicSchemasResponse)
                 versions += response.schemas
                 check_history_size(versions)
+                assert response.next_schema_id == 0 or response.next_schema_id > first_id
                 first_id = response.next_schema_id
             history = history_from_wire(versions, topic)
         except UnknownTopicId as error:

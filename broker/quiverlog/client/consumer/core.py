@@ -139,6 +139,7 @@ class ConsumerCore:
             stored, *before = self._on_its_way
             if not (self._ready and self._ready[0] is stored):
                 self._ready.appendleft(stored)
+            assert self._ready[0] is stored
             position = self._positions[stored.partition]
             position.delivered, position.delivered_epoch = before
 
@@ -167,6 +168,7 @@ class ConsumerCore:
             partition_info(topic, partition)
         self._positions = yield from self._finder.resolve(chosen)
         self._order = list(chosen)
+        assert self._positions.keys() == set(chosen), "each partition has its turn"
         self._look_again_s = self.clock() + self._look_every_s()
 
     # --- reading --------------------------------------------------------------------------------
@@ -269,6 +271,7 @@ class ConsumerCore:
         logger.warning("rows of a follower are read again from the leader: %s", error.message)
         self._fetches.choice.failed(stored.partition, stored.follower, self.clock())
         self._ready = deque(b for b in self._ready if b.partition != stored.partition)
+        assert position.delivered < position.offset, "rows that were handed out are not read again"
         position.offset, position.last_epoch = position.delivered, position.delivered_epoch
 
     def _receive(self, pending: PendingReply) -> Operation[None]:
@@ -293,6 +296,7 @@ class ConsumerCore:
     def _receive_copies(self, request: Request, parts: Sequence[FetchedPartition]) -> None:
         """What a follower says. Rows are progress; all else is between the leader and us."""
         source = request.source
+        assert source.is_follower
         behind: list[int] = []
         brought = failed = False
         for fetched in parts:
@@ -324,6 +328,7 @@ class ConsumerCore:
             self._recovered()
 
     def _receive_rows(self, request: Request, parts: Sequence[FetchedPartition]) -> None:
+        assert not request.source.is_follower
         failure: QuiverlogError | None = None
         brought = False
         limit_s = self._cluster.settings.request_timeout_s
@@ -386,6 +391,7 @@ class ConsumerCore:
         position.empty_since_s = None
         self._cluster.progressed()
         self._order = [*order, position.partition]
+        assert len(self._order) == len(self._positions), "each partition has one turn"
         return True
 
     def _look_for_ends(self) -> Operation[None]:
@@ -435,6 +441,7 @@ class ConsumerCore:
         if new:
             positions = {**self._positions, **(yield from self._finder.added(new))}
             self._positions, self._order = positions, [*self._order, *new]
+            assert len(self._order) == len(self._positions), "each partition has one turn"
 
 
 # The part of both consumers that does not wait: one round of reading, and what to drop at the

@@ -168,6 +168,7 @@ class Fetches:
 
     def _start_free(self, free: Sequence[Position]) -> Operation[bool]:
         """False: a follower cannot be asked, so its leader is to be."""
+        assert free
         topic = yield from self.current_topic()
         sources: dict[Source, list[Position]] = {}
         for position in free:
@@ -185,11 +186,14 @@ class Fetches:
     def _ask(
         self, topic: TopicInfo, source: Source, positions: Sequence[Position], bytes_max: int
     ) -> Operation[bool]:
+        assert bytes_max > 0
+        assert all(one.source != source for one in self.requests), "one request for each source"
         request = self._request(topic, source, positions, bytes_max)
         timeout_s = self._cluster.settings.request_timeout_s
         if source.is_follower:
             timeout_s = min(timeout_s, FOLLOWER_TIMEOUT_S)
         offsets = {position.partition: position.offset for position in positions}
+        assert len(offsets) == len(positions), "a partition is asked for once"
         for partition in offsets:
             self.choice.asked(partition, source.follower, self._clock())
         timeout_s += request.max_wait_ms / 1000

@@ -72,6 +72,7 @@ class Position:
 
     def seek(self, offset: int) -> None:
         """Go on from there, whatever was read before."""
+        assert offset >= 0
         self.offset = self.delivered = offset
         self.last_epoch = self.delivered_epoch = NO_EPOCH
         self.is_from_earliest = self.may_be_gone = False
@@ -82,6 +83,7 @@ class Position:
         after = error.details.get("next_offset")
         if not isinstance(error, CorruptLog) or not isinstance(after, int) or after <= self.offset:
             return False
+        assert self.delivered == self.offset, "rows that wait would be stepped over"
         logger.warning("stepping over rows (skip_corrupt): %s", error.message)
         self.offset = self.delivered = after
         return True
@@ -123,6 +125,7 @@ class Position:
             return False
         if fetched.log_start_offset <= self.offset:
             return False
+        assert self.delivered == self.offset, "nothing was read yet"
         self.offset = self.delivered = fetched.log_start_offset
         return True
 
@@ -175,6 +178,7 @@ class PositionFinder:
                 offset = min(offset, latest[p])
             if p in latest and offset > latest[p]:  # nothing would be asked for, nothing refused
                 raise (yield from self._beyond(p, offset, latest[p]))
+            assert offset >= 0
             positions[p] = Position(
                 p,
                 offset,

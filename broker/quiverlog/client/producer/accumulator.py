@@ -165,6 +165,9 @@ class Accumulator:
         self._convert_pending(now)
         for partition in list(self._open):
             self._close(partition, now)
+        assert not self._open
+        assert not self._pending
+        assert self.buffered_bytes == 0
 
     def close_lingered(self, now: Now) -> None:
         """Close the batches that have waited long enough."""
@@ -194,6 +197,7 @@ class Accumulator:
             self.buffered_bytes -= opened.byte_count
             for _, receiver in opened.pieces:
                 self._failed(receiver, error)
+        assert self.buffered_bytes == 0
 
     def _rows_per_batch(self, batch: pa.RecordBatch) -> int:
         if not batch.num_rows:
@@ -239,12 +243,14 @@ class Accumulator:
     def _convert_pending(self, now: Now) -> None:
         pending, self._pending = self._pending, {}
         for partition, group in pending.items():
+            assert len(group.rows) == len(group.deliveries)
             self.buffered_bytes -= group.byte_count
             try:
                 batch = self._converter.from_rows(group.rows)
             except Exception:  # a program's rows may raise anything
                 self._convert_singly(partition, group, now)
                 continue
+            assert batch.num_rows == len(group.rows)
             self._row_bytes = max(1, batch.nbytes // len(group.rows))
             self._add_converted(partition, batch, group.deliveries, now)
 
@@ -283,6 +289,7 @@ class Accumulator:
             part = RowsDelivery(deliveries[done : done + rows.num_rows])
             done += rows.num_rows
             self._add(target, rows, part, now)
+        assert done == batch.num_rows, "each row has its receiver"
 
     # --- closing --------------------------------------------------------------------------------
     def _close(self, partition: int, now: Now) -> None:

@@ -174,6 +174,7 @@ class ProducerCore:
             needs_metadata = True
         moments = [self._accumulator.wake_at_us(), self._sender.wake_at_us(now)]
         wake_at_us = min((at for at in moments if at is not None), default=None)
+        assert wake_at_us is not None or not self.buffered_bytes, "rows that wait are looked at"
         return Work(
             calls,
             needs_metadata,
@@ -241,11 +242,14 @@ class ProducerCore:
         self.is_topic_doubted = False
         self._sender.topic_changed(topic)
         self._accumulator.topic = topic
+        assert self._accumulator.topic is self._sender.topic
 
     def fail_all(self, error: QuiverlogError) -> None:
         """Give up everything that is not acknowledged."""
         self._accumulator.fail_all(error)
         self._sender.fail_all(error)
+        assert not self._sender.has_unsent
+        assert self.buffered_bytes == 0, "each byte that was counted is given back"
 
     def _failed_try(
         self,

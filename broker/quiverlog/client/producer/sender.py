@@ -87,6 +87,7 @@ class PartitionQueue:
 
     def append(self, batch: EncodedBatch) -> None:
         """A closed batch joins at the end."""
+        assert not batch.is_done
         batch.index = self.next_index
         self.next_index += 1
         self.queue.append(batch)
@@ -96,6 +97,7 @@ class PartitionQueue:
         if self.retry and not self.in_flight:
             self.queue.extendleft(sorted(self.retry, key=lambda b: -b.index))
             self.retry.clear()
+            assert self.queue[0].index <= self.queue[-1].index
 
     def next_batch(self, now: Now) -> EncodedBatch | None:
         """The batch that may be sent now."""
@@ -252,6 +254,7 @@ class Sender:
         numbering = queue.numbering
         if numbering.identity == self.identity and numbering.needs_epoch:
             return False
+        assert not queue.in_flight, "what is under way keeps its numbers"
         numbering.renew(self.identity, queue.queue)
         return True
 
@@ -343,10 +346,12 @@ class Sender:
             )
         )
         call.body.append(batch.encoded)
+        assert queue.partition not in call.batches
         call.batches[queue.partition] = batch
         batch.attempts += 1
         batch.leader, batch.sent_us = leader, now.mono_us
         queue.in_flight.append(batch)
+        assert len(queue.in_flight) <= PRODUCER_IN_FLIGHT_MAX
 
     # --- what became of it ----------------------------------------------------------------------
     def acknowledge(self, partition: int, batch: EncodedBatch, r: m.ProducePartitionResult) -> None:
@@ -363,6 +368,7 @@ class Sender:
         for receiver, row_count in batch.pieces:
             receiver.acknowledge(Produced(partition, offset, row_count, level, r.duplicate))
             offset += row_count
+        assert offset - r.base_offset == batch.row_count, "each row has one receiver"
         self._finish(batch)
 
     def failed_try(
@@ -459,6 +465,7 @@ class Sender:
     def _try_again(
         self, queue: PartitionQueue, batch: EncodedBatch, error: QuiverlogError, now: Now
     ) -> None:
+        assert not batch.is_done
         queue.in_flight.remove(batch)
         queue.retry.append(batch)
         wait_us = round(pause_s(error, batch.attempts - 1, self._jitter()) * 1_000_000)
@@ -491,6 +498,7 @@ class Sender:
         return named(final, self.topic.name, queue.partition)
 
     def _finish(self, batch: EncodedBatch) -> None:
+        assert not batch.is_done, "a batch is acknowledged or failed, once"
         batch.is_done = True
         self.buffered_bytes -= len(batch.encoded)
         assert self.buffered_bytes >= 0

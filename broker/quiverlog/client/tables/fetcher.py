@@ -105,6 +105,7 @@ class FetchCore:
             The request under way, to be abandoned.
         """
         assert batch.follower != LEADER
+        assert batch.start < self.position
         self._choice.failed(self._partition, batch.follower, self._cluster.clock())
         self.position, self._last_epoch = batch.start, epoch
         pending, self.pending = self.pending, None
@@ -169,6 +170,7 @@ class FetchCore:
             self._failures = self._empty_streak = 0
             self.position = batches[-1].next_offset
             self._last_epoch = batches[-1].header.leader_epoch
+            assert offset < self.position <= self._end
         self._heard(follower, offset, fetched.high_watermark)
         if batches and self.position < self._end:
             try:
@@ -230,6 +232,8 @@ class FetchCore:
             self._empty_streak += 1
 
     def _start(self) -> Operation[PendingReply]:
+        assert self.pending is None, "one request at a time"
+        assert self.position < self._end
         self._follower = LEADER
         age_max_s = IN_SYNC_EVERY_S if self._choice.wants_followers else math.inf
         topic = yield from meant_topic(
