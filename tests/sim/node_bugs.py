@@ -36,7 +36,7 @@ METADATA = (
         "self.file = new",
         "pass",
         issue="1.9",
-        seed=0,
+        seed=9,
         shape={**CHANGING, "death_interval_ms": 400},
     ),
     make_bug(
@@ -54,7 +54,7 @@ METADATA = (
         "except DiskFull:",
         "except ZeroDivisionError:",
         issue="1.9",
-        seed=0,
+        seed=7,
         shape={
             **QUIET,
             "producers": 4,
@@ -98,7 +98,7 @@ METADATA = (
         "node.lifecycle:_start_in",
         "records.extend(restarted_alone(image, config.node_id))",
         "pass",
-        seed=5,
+        seed=2,
         shape={
             **QUIET,
             "topics": LOSSY_TOPIC,
@@ -160,7 +160,7 @@ WORK = (
         "assert offset == end_offset",
         "assert offset == end_offset and offset % 61",
         issue="1.1",
-        seed=1,
+        seed=2,
         shape={**QUIET},
     ),
     make_bug(
@@ -168,7 +168,7 @@ WORK = (
         "node.partitions.replica:Replica.append",
         "except (DiskFull, ThrottledBroker):\n        self.producers.drop_staged()",
         "except (DiskFull, ThrottledBroker):\n        self.producers.commit_staged()",
-        seed=0,
+        seed=4,
         shape={**QUIET, "full_disk_interval_ms": 500, "rows_max": 8},
     ),
     make_bug(
@@ -198,6 +198,7 @@ WORK = (
         "storage.log.reader:LogReader._walk",
         "asked = (segment, offset,",
         "asked = (segment, min(offset + 1, end_offset - 1),",
+        seed=1,
     ),
     make_bug(
         "files are cut before they are removed",
@@ -205,7 +206,7 @@ WORK = (
         "_remove(self.disk, path)",
         "self.disk.exists(path) and self.disk.open(path, create=False).truncate(0)",
         issue="1.8",
-        seed=2,
+        seed=1,
         shape={
             **QUIET,
             "readers": 2,
@@ -264,7 +265,6 @@ WORK = (
         "if not result.error_code and not answers.is_next(self):",
         "if False:",
         issue="1.18",
-        seed=1,
         shape={**OVERTAKING},
     ),
     make_bug(

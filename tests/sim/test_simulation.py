@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 from collections import Counter
+from itertools import chain
 
 import pytest
 
@@ -22,11 +23,12 @@ from .run import RunResult, simulate
 from .scenario import Scenario
 from .stats import MUST_HAPPEN
 
-_SEEDS = 24
-_CHUNK = 6
+_SEEDS = 16
+_CHUNK = 4
 _FRESH_SEEDS = 4
 _DURATION_MS = 4_000
 _HUNT_SEEDS = 30
+_HUNT_MS = 2_000
 _FAULTS = (
     "bit flip in .log",
     "death between a job and its notice",
@@ -85,8 +87,8 @@ def test_the_runs_are_not_vacuous() -> None:
     assert {DiskFull.code, OffsetOutOfRange.code, StorageFault.code} <= errors.keys()
     assert sum(result.lives for result in results) > 3 * _SEEDS
     assert sum(result.power_losses for result in results) > _SEEDS
-    assert sum(result.rows_acknowledged for result in results) > 800 * _SEEDS
-    assert sum(result.rows_seen for result in results) > 800 * _SEEDS
+    assert sum(result.rows_acknowledged for result in results) > 500 * _SEEDS
+    assert sum(result.rows_seen for result in results) > 500 * _SEEDS
     idle = [result.seed for result in results if not result.rows_acknowledged]
     assert len(idle) <= 2, f"nothing was written in {idle}"
 
@@ -101,16 +103,17 @@ _SHAPES: tuple[dict[str, object], ...] = (
 @pytest.mark.long
 def test_everything_that_is_simulated_happens() -> None:
     counts: Counter[str] = Counter()
-    results = [_run(seed) for seed in range(_SEEDS)]
-    results += [
+    aimed = (
         simulate(seed, duration_ms=_DURATION_MS, shape=shape)
-        for shape in _SHAPES
         for seed in range(8)
-    ]
-    for result in results:
+        for shape in _SHAPES
+    )
+    for result in chain((_run(seed) for seed in range(_SEEDS)), aimed):
         counts.update(result.faults)
         counts.update(result.events)
-    assert not [kind for kind in MUST_HAPPEN if not counts[kind]]
+        if all(counts[kind] for kind in MUST_HAPPEN):
+            return
+    raise AssertionError([kind for kind in MUST_HAPPEN if not counts[kind]])
 
 
 def test_every_bug_can_be_planted() -> None:
@@ -127,8 +130,10 @@ def test_every_bug_can_be_planted() -> None:
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
 def test_a_planted_bug_is_caught(bug: Bug) -> None:
-    """By a seed that the healthy broker passes (`hunt` looks)."""
-    caught = hunt(bug, seeds=range(_HUNT_SEEDS), duration_ms=_DURATION_MS)
+    """By a seed that the healthy broker passes: its own in a short run, or one of some."""
+    caught = hunt(bug, seeds=(), duration_ms=_HUNT_MS)
+    if caught.seed is None:
+        caught = hunt(bug, seeds=range(_HUNT_SEEDS), duration_ms=_DURATION_MS)
     if caught.said.startswith("cannot be planted"):
         pytest.skip(caught.said)
     assert caught.seed is not None
@@ -144,17 +149,16 @@ def test_a_seed_says_it_all(seed: int) -> None:
         "from tests.sim.run import simulate;"
         f"print(simulate({seed}, duration_ms={_DURATION_MS}).trace)"
     )
-    traces = {_run(seed).trace, simulate(seed, duration_ms=_DURATION_MS).trace}
-    for hash_seed in ("1", "2"):
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            env={**os.environ, "PYTHONHASHSEED": hash_seed},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        traces.add(done.stdout.strip())
-    assert len(traces) == 1
-    assert _run(seed + 1).trace not in traces
+    other = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONHASHSEED": other},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    again = simulate(seed, duration_ms=_DURATION_MS).trace
+    assert _run(seed).trace == again == done.stdout.strip()
+    assert _run(seed + 1).trace != again

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -30,6 +31,8 @@ class CallLog:
 
     def __init__(self) -> None:
         self.names: list[str] = []
+        self.places: list[tuple[object, ...]] = []
+        """Of each call: the lines of the product that led to it. Only where none is to fail."""
         self.failed = ""
 
 
@@ -41,6 +44,14 @@ class _Os:
 
     def __getattr__(self, name: str) -> Any:
         return self._replaced.get(name) or getattr(os, name)
+
+
+def _lines_of_the_product() -> Iterator[tuple[str, int]]:
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").startswith("quiverlog."):
+            yield frame.f_code.co_filename, frame.f_lineno
+        frame = frame.f_back
 
 
 @contextlib.contextmanager
@@ -60,6 +71,8 @@ def failing_calls(
             if only in ("", name):
                 count = len(log.names)
                 log.names.append(name)
+                if nth < 0:
+                    log.places.append((name, *_lines_of_the_product()))
                 if count == nth or (for_ever and count > nth):
                     log.failed = log.failed or name
                     if name == "pwrite":

@@ -152,7 +152,7 @@ CLIENT_BUGS: Final[tuple[Bug, ...]] = (
         "client.consumer.fetches:Fetches._request",
         "position.last_epoch,",
         "-1,",
-        seed=6,
+        seed=3,
         shape={**_CLIENT, "all_power_interval_ms": 1_500},
     ),
     make_bug(
@@ -160,6 +160,7 @@ CLIENT_BUGS: Final[tuple[Bug, ...]] = (
         "core.controller.elections:_settle",
         "config.unclean_leader_election or unclean_ends is not None",
         "True",
+        seed=2,
         shape={**_PROGRAMS, "kill_interval_ms": 600, "down_ms": 2_000},
     ),
     make_bug(

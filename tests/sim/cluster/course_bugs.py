@@ -11,7 +11,7 @@ from tests.sim.bug import Bug, make_bug
 
 from .client_plan import ClientPlan
 from .fault_plan import FaultPlan
-from .shapes import QUIET, course, topics
+from .shapes import LONG, QUIET, course, topics
 
 __all__ = ["COURSE_BUGS"]
 
@@ -44,6 +44,7 @@ COURSE_BUGS: Final[tuple[Bug, ...]] = (
         "core.replication.follower:Follower.answered",
         "if result.leader_epoch not in (self._leader_epoch, NO_EPOCH):",
         "if False:",
+        seed=1,
         shape=course("late answer"),
     ),
     make_bug(
@@ -83,6 +84,7 @@ COURSE_BUGS: Final[tuple[Bug, ...]] = (
         "node.apis.offsets:_wait_for_copies",
         "if not waits:",
         "if True:",
+        seed=1,
         shape=course("trimmed", "replicated"),
     ),
     make_bug(
@@ -121,6 +123,7 @@ COURSE_BUGS: Final[tuple[Bug, ...]] = (
         "core.raft.election:Election.lead",
         "self.led_before_us = max(self._granted.values())",
         "self.led_before_us = self.heard_us",
+        seed=1,
         shape=course("half heard", nodes=3),
     ),
     make_bug(
@@ -128,7 +131,7 @@ COURSE_BUGS: Final[tuple[Bug, ...]] = (
         "node.controller.registration:Registration._answered",
         "begin_us = sent_us - answer.confirmed_ms * 1000",
         "begin_us = sent_us",
-        shape=course("minority", nodes=5),
+        shape=course("minority", nodes=5, **LONG),
     ),
     make_bug(
         "whoever leads without a known log waits for its directory",

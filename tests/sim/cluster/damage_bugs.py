@@ -11,13 +11,13 @@ from typing import Final
 from tests.sim.bug import Bug, make_bug
 
 from .fault_plan import FaultPlan
-from .shapes import ROTTEN, course
+from .shapes import LONG, ROTTEN, course
 
 __all__ = ["DAMAGE_BUGS"]
 
-FAILED: Final = course("failed disk", "replicated_flushed", plan=FaultPlan(page_order=1))
+FAILED: Final = course("failed disk", "replicated_flushed", plan=FaultPlan(page_order=1), **LONG)
 """A plan that is not calm: who cannot write leaves those in sync before the lag time."""
-FULL: Final = course("full disks", nodes=5)
+FULL: Final = course("full disks", nodes=5, **LONG)
 """Two of five disks are full: metadata are decided all the same."""
 
 DAMAGE_BUGS: Final[tuple[Bug, ...]] = (
@@ -42,6 +42,7 @@ DAMAGE_BUGS: Final[tuple[Bug, ...]] = (
         "node.replication.offline_replicas:OfflineReplicas.run",
         "if keys:",
         "if False:",
+        seed=2,
         shape=ROTTEN,
     ),
     make_bug(
@@ -49,6 +50,7 @@ DAMAGE_BUGS: Final[tuple[Bug, ...]] = (
         "core.controller.replica_offline:replica_offline",
         "_with(partition.replaced_disks, broker_id) if is_anew else None",
         "None",
+        seed=2,
         shape=ROTTEN,
     ),
     make_bug(
@@ -64,6 +66,7 @@ DAMAGE_BUGS: Final[tuple[Bug, ...]] = (
         "node.replication.repairs:MakeAnewJob.run",
         "aside = set_aside_damaged(directories, self._disk, self._name, self._topic_id)",
         'aside = ""',
+        seed=2,
         shape=ROTTEN,
     ),
     make_bug(
@@ -121,6 +124,6 @@ DAMAGE_BUGS: Final[tuple[Bug, ...]] = (
         "NoteMadeJob(self._directory, self._metadata.image.version, waiting)",
         "NoteMadeJob(self._directory, self._metadata.image.version, [])",
         seed=1,
-        shape=course("never made"),
+        shape=course("never made", **LONG),
     ),
 )

@@ -32,6 +32,7 @@ LATER_BUGS: Final[tuple[Bug, ...]] = (
         "node.controller.displaced:Displaced._begins",
         "self.due_us = now_us + self._wait_us",
         "self.due_us = now_us + 10**12",
+        seed=1,
         shape=ROBBED,
     ),
     make_bug(
@@ -39,6 +40,7 @@ LATER_BUGS: Final[tuple[Bug, ...]] = (
         "core.controller.registrations:Registrations.register",
         "and not before.in_shutdown:",
         "and True:",
+        seed=2,
         shape=ROBBED,
     ),
     make_bug(
@@ -53,7 +55,7 @@ LATER_BUGS: Final[tuple[Bug, ...]] = (
         "node.metadata.metadata:Metadata._fail",
         "first = outcome_unknown(known)",
         "pass",
-        seed=7,
+        seed=87,
         shape=MANAGED,
     ),
     make_bug(
@@ -75,6 +77,7 @@ LATER_BUGS: Final[tuple[Bug, ...]] = (
         "core.partition.leadership:Leadership.set_replicas",
         "caught_up_us = now_us if is_in_sync else NEVER_US",
         "caught_up_us = NEVER_US",
+        seed=5,
         shape=NEWBORN,
     ),
     make_bug(
@@ -90,6 +93,7 @@ LATER_BUGS: Final[tuple[Bug, ...]] = (
         "node.controller.registration:Registration._answered",
         "self._lease_us = max(self._lease_us, begin_us + self._session_us)",
         "self._lease_us = max(self._lease_us, begin_us + 9 * self._session_us)",
+        seed=5,
         shape=UNHEARD,
     ),
     make_bug(
@@ -148,6 +152,7 @@ LATER_BUGS: Final[tuple[Bug, ...]] = (
                 "if batch[2] < offset]",
             ),
         ),
+        seed=1,
         shape=course("cut inside", "replicated", rows_max=24),
     ),
     make_bug(

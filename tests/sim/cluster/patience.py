@@ -28,7 +28,8 @@ def patience_us(cluster: Cluster, base_us: int = HEAL_US) -> int:
     """So long may pass from now on.
 
     Args:
-        base_us: what it takes at the shipped timing, where there is nothing to copy.
+        base_us: what it takes at the shipped timing, where there is nothing to copy; a scenario may
+            want it sooner.
     """
     files: dict[Key, int] = {}
     for host in cluster.living:
@@ -36,4 +37,6 @@ def patience_us(cluster: Cluster, base_us: int = HEAL_US) -> int:
         for replica in host.node.broker.assignment.all_open():
             key = (replica.topic.topic_id, replica.name.partition)
             files[key] = max(files.get(key, 0), len(replica.log.reader.segments))
-    return base_us * cluster.scenario.tempo.scale + FILE_US * sum(files.values())
+    scenario = cluster.scenario
+    base_us = min(base_us, scenario.heal_ms * 1_000)
+    return base_us * scenario.tempo.scale + FILE_US * sum(files.values())

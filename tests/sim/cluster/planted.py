@@ -20,6 +20,7 @@ from .shapes import (
     HANDED,
     JOINING,
     LEAN,
+    LONG,
     MANAGED,
     NEWBORN,
     POWER,
@@ -51,7 +52,7 @@ BUGS: Final[tuple[Bug, ...]] = (
         "core.replication.follower:Follower.answered",
         "offset = max(offset, log.log_start_offset)",
         "offset = log.high_watermark",
-        seed=3,
+        seed=1,
         shape=LEAN,
     ),
     make_bug(
@@ -73,6 +74,7 @@ BUGS: Final[tuple[Bug, ...]] = (
         "storage.segment.epochs:LeaderEpochs.truncate_to",
         "while self._starts and self._starts[-1] >= offset:",
         "while self._starts and self._starts[-1] > offset:",
+        seed=5,
         shape=NEWBORN,
     ),
     make_bug(
@@ -102,7 +104,7 @@ BUGS: Final[tuple[Bug, ...]] = (
         "core.controller.alter_partition:_check_members",
         "if epoch != fit and not stays_unheard:",
         "if False:",
-        seed=4,
+        seed=16,
         shape=JOINING,
         also=(
             (
@@ -126,13 +128,14 @@ BUGS: Final[tuple[Bug, ...]] = (
         "if leadership is None or check(state, epochs, session.broker_id, entry).error_code:",
         "if leadership is None or entry.offset > state.log_end_offset:",
         seed=3,
-        shape=HANDED,
+        shape={**HANDED, **LONG},
     ),
     make_bug(
         "election outside the ISR",
         "core.controller.leaders:successor",
         "leader_id = first_of(partition.replicas, alive, in_sync)",
         "leader_id = first_of(partition.replicas, alive)",
+        seed=1,
         shape=SPLIT,
     ),
     make_bug(
@@ -140,6 +143,7 @@ BUGS: Final[tuple[Bug, ...]] = (
         "core.controller.registrations:Registrations.register",
         "follows = elections.broker_restarted_uncleanly(pending, newcomer.node_id)",
         "follows = []",
+        seed=6,
         shape=POWER,
     ),
     make_bug(
@@ -161,7 +165,6 @@ BUGS: Final[tuple[Bug, ...]] = (
         "node.apis.offsets:check_current",
         "if not replica.state.is_current:",
         "if False:",
-        seed=3,
         shape=ASKED,
     ),
     make_bug(
@@ -170,7 +173,7 @@ BUGS: Final[tuple[Bug, ...]] = (
         "if self.is_over and _has_copies(replica):",
         "if False:",
         seed=10,
-        shape=ASKED,
+        shape={**ASKED, **LONG},
     ),
     make_bug(
         "a decision is confirmed although its controller was deposed",

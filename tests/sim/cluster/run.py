@@ -121,7 +121,7 @@ class _Run:
     def _until(self, condition: Callable[[], bool], bound_us: int, what: str) -> int:
         """Let time pass until something is so. Returns how long it took."""
         begin_us = self.world.mono_us
-        bound_us = patience_us(self.cluster, min(bound_us, self.scenario.heal_ms * 1_000))
+        bound_us = patience_us(self.cluster, bound_us)
         if not condition():
             self.world.run(bound_us, until=condition)
             if not condition():

@@ -5,7 +5,7 @@ Owns the shapes that bugs share. Each is quiet but for what its bugs need.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from .aimed import AimPlan
 from .client_plan import NO_CLIENTS, ClientPlan
@@ -14,7 +14,7 @@ from .scenario import ClusterTopic
 from .tempo import SHIPPED
 
 __all__ = [
-    "ALL_POWER", "ASKED", "CAROUSEL", "DIVERGING", "FLUSHED", "HANDED", "JOINING", "LEAN",
+    "ALL_POWER", "ASKED", "CAROUSEL", "DIVERGING", "FLUSHED", "HANDED", "JOINING", "LEAN", "LONG",
     "MANAGED", "MOVING", "NEWBORN", "POWER", "QUIET", "ROBBED", "ROTTEN", "SPLIT", "STOPPED",
     "STRANDED", "STRICT", "UNHEARD", "UNTOLD", "WIPED", "course", "topics",
 ]  # fmt: skip
@@ -64,8 +64,10 @@ QUIET: Final[dict[str, object]] = {
     "down_ms": 500,
     "buggy_everywhere": True,
     "plan": CALM,
-    "heal_ms": 15_000,
+    "heal_ms": 10_000,
 }
+LONG: Final[dict[str, Any]] = {"duration_ms": 6_000}
+"""Beside a shape: most bugs are met in half the time."""
 POWER: Final = {
     **QUIET,
     "power_interval_ms": 700,

@@ -41,20 +41,20 @@ def _batch(base_offset: int, *, epoch: int = 3) -> bytes:
 ROWS: Final = {base: _batch(base) for base in (0, 4, 8)}
 
 
-def _cluster(*, scale: int = 1, files: tuple[int, ...] = ()) -> Any:
+def _cluster(*, scale: int = 1, files: tuple[int, ...] = (), heal_ms: int = 60_000) -> Any:
     """One living broker, with a log of so many files for each partition."""
     replicas = [
         SimpleNamespace(
             topic=SimpleNamespace(topic_id=KEY[0]),
             name=SimpleNamespace(partition=number),
-            log=SimpleNamespace(segments=[None] * count),
+            log=SimpleNamespace(reader=SimpleNamespace(segments=[None] * count)),
         )
         for number, count in enumerate(files)
     ]
     broker = SimpleNamespace(assignment=SimpleNamespace(all_open=lambda: replicas))
     return SimpleNamespace(
         living=[SimpleNamespace(node=SimpleNamespace(broker=broker))],
-        scenario=SimpleNamespace(tempo=SimpleNamespace(scale=scale)),
+        scenario=SimpleNamespace(tempo=SimpleNamespace(scale=scale), heal_ms=heal_ms),
     )
 
 
@@ -192,4 +192,5 @@ def test_a_copy_that_is_not_here_just_now_is_to_be_read_all_the_same() -> None:
 def test_patience_is_of_the_tempo_and_of_what_there_is_to_copy() -> None:
     assert patience_us(_cluster()) == HEAL_US
     assert patience_us(_cluster(scale=30), 1_000) == 30_000
+    assert patience_us(_cluster(scale=3, heal_ms=10_000)) == 30_000_000
     assert patience_us(_cluster(scale=10, files=(200, 50))) == 10 * HEAL_US + 250 * FILE_US

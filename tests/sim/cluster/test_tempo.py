@@ -110,9 +110,9 @@ def test_no_seed_has_hours_without_faults_and_load() -> None:
 
 
 def test_a_slow_cluster_keeps_every_promise() -> None:
-    result = simulate(3, duration_ms=3_000, shape={"tempo": _SLOW})
+    result = simulate(3, duration_ms=1_000, shape={"tempo": _SLOW})
     assert result.tempo is _SLOW
-    assert result.simulated_s > 3 * _SLOW.stretch
+    assert result.simulated_s > _SLOW.stretch
     assert result.rows_acknowledged > 0
 
 
