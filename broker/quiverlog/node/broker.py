@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
 from functools import partial
-from typing import Final, NamedTuple
+from operator import attrgetter
+from typing import Any, Final, NamedTuple
 
 from quiverlog.core.controller.records import (
     BrokerChangeRecord,
@@ -69,7 +70,7 @@ from quiverlog.storage.disk.disk import Disk
 from quiverlog.types import Now, TopicPartition
 from quiverlog.wire import messages as m
 
-__all__ = ["Broker", "Copying", "Timed", "make_copying"]
+__all__ = ["Broker", "Copying", "Ending", "Timed", "make_copying"]
 
 
 def make_copying(broker: Broker) -> Copying:
@@ -202,6 +203,19 @@ class Timed(NamedTuple):
 
     next_us: Callable[[], int | None]
     run: Callable[[Now], None] | None
+    phases: tuple[Phase, ...] = ()
+
+
+class Ending(NamedTuple):
+    """A part for which a call of the node may leave something to do at its end.
+
+    is_due: of `part`: there is something.
+    phases: in which of the broker's phases; empty: in all.
+    """
+
+    part: Any
+    is_due: Callable[[Any], Any]
+    run: Callable[[Now], None]
     phases: tuple[Phase, ...] = ()
 
 
@@ -479,6 +493,8 @@ class Broker:
         running = (Phase.RUNNING,)
         assignment = self.assignment
         return [
+            Timed(self.tasks.next_us, self.tasks.ticked),
+            Timed(self.wakeups.next_us, None),
             Timed(self.purgatory.next_deadline_us, None),
             Timed(self.peers.next_us, self.peers.expire),
             Timed(self.flushes.next_us, self.flushes.run),
@@ -494,6 +510,17 @@ class Broker:
                 (Phase.STARTING,),
             ),
             Timed(self.copying.next_us, None, running),
+        ]
+
+    def endings(self) -> list[Ending]:
+        """All parts that the end of a call may give something to do, in their order."""
+        waiting, copying = attrgetter("waiting"), self.copying
+        return [
+            Ending(copying, attrgetter("is_needed"), copying.run, (Phase.RUNNING,)),
+            Ending(self.tasks, attrgetter("ends_calls"), self.tasks.end_call),
+            Ending(self.wakeups, attrgetter("busy"), self.wakeups.run),
+            Ending(self.flushes, waiting, self.flushes.run),
+            Ending(self.removal, waiting, self.removal.run),
         ]
 
     def take(self, directory: DataDirectory) -> None:

@@ -37,6 +37,7 @@ from quiverlog.node.runtime.admission import Phase
 from quiverlog.node.runtime.config import NodeConfig
 from quiverlog.node.runtime.effects import Effect
 from quiverlog.node.runtime.events import (
+    AT_ONCE_US,
     ConfigReloaded,
     ConnectionClosed,
     ConnectionOpened,
@@ -73,8 +74,6 @@ _SERVED_ALWAYS: Final = frozenset(
     (m.HelloRequest, QuorumRequest, RegisterBrokerRequest, BrokerHeartbeatRequest)
 )
 """What other brokers may wait for before this one serves clients, and while it stops."""
-_AT_ONCE_US: Final = 0
-"""A deadline that has passed."""
 
 
 class Node:
@@ -88,8 +87,8 @@ class Node:
     """
 
     __slots__ = (
-        "_asked", "_asked_running", "_closing", "_handlers", "_joining", "_steps_handlers",
-        "_turns", "_turns_always", "broker",
+        "_asked", "_asked_running", "_closing", "_ends", "_ends_running", "_handlers", "_joining",
+        "_steps_handlers", "_turns", "_turns_always", "broker",
     )  # fmt: skip
 
     def __init__(
@@ -108,7 +107,7 @@ class Node:
         self._list_turns()
 
     def _list_turns(self) -> None:
-        """Which parts are asked for their deadlines, and which a tick runs, in which phase."""
+        """In each phase: what is asked for its deadline, what a tick runs, what ends a call."""
         timed = [*self.broker.timed(), Timed(self._joining.next_us, None)]
         self._turns_always = [one.run for one in timed if one.run and not one.phases]
         self._turns = {
@@ -118,7 +117,13 @@ class Node:
             phase: [one.next_us for one in timed if not one.phases or phase in one.phases]
             for phase in Phase
         }
-        self._asked_running = self._asked[Phase.RUNNING]
+        self._asked_running = self._asked[_RUNNING]
+        endings = self.broker.endings()
+        self._ends = {
+            phase: [one[:3] for one in endings if not one.phases or phase in one.phases]
+            for phase in Phase
+        }
+        self._ends_running = self._ends[_RUNNING]
 
     # --- from outside --------------------------------------------------------------------------
     def start(self, now: Now) -> list[Effect]:
@@ -140,7 +145,6 @@ class Node:
         Better than one call each: produces to one log share a write, and all share a flush.
         Every body must stay valid until this returns.
         """
-        is_tick = False
         self._guarded(self.broker.standing.look, now)
         self._guarded(self.broker.retention.watch, now)
         for event in events:
@@ -148,11 +152,10 @@ class Node:
                 if type(event) is RequestReceived:
                     self._request(event, now)
                 else:
-                    is_tick = is_tick or type(event) is Tick
                     self._take(event, now)
             except Exception as error:
                 self._event_broken(event, error, now)
-        return self._effects(now, is_tick=is_tick)
+        return self._effects(now)
 
     @property
     def held_bytes(self) -> int:
@@ -176,37 +179,31 @@ class Node:
         phase = broker.admission.phase
         earliest: int | None = None
         try:
-            if broker.tasks.busy or broker.wakeups.busy:
-                return _AT_ONCE_US
             # Asked after every call: the lists are made once.
             asked = self._asked_running if phase is _RUNNING else self._asked[phase]
             for next_us in asked:
                 due_us = next_us()
                 if due_us is not None and (earliest is None or due_us < earliest):
                     earliest = due_us
+                    if due_us <= AT_ONCE_US:
+                        break
         except Exception as error:
             broker.outbox.internal_error("looking for the next deadline", error)
             return None
         return earliest
 
     # --- events --------------------------------------------------------------------------------
-    def _effects(self, now: Now, *, is_tick: bool = False) -> list[Effect]:
+    def _effects(self, now: Now) -> list[Effect]:
         """The end of a call: what events have left to be done, each part on its own."""
         broker = self.broker
         if broker.staging.produces:
             self._guarded(broker.staging.finish, now)
             if broker.staging.produces:
                 broker.staging.abandon()
-        if broker.copying.is_needed and broker.admission.phase is _RUNNING:
-            self._guarded(broker.copying.run, now)
-        if broker.tasks.busy:
-            self._guarded(broker.tasks.run if is_tick else broker.tasks.begin, now)
-        if broker.wakeups.busy:
-            self._guarded(broker.wakeups.run, now)
-        if broker.flushes.waiting:
-            self._guarded(broker.flushes.run, now)
-        if broker.removal.waiting:
-            self._guarded(lambda _: broker.removal.run(), now)
+        phase = broker.admission.phase
+        for part, is_due, run in self._ends_running if phase is _RUNNING else self._ends[phase]:
+            if is_due(part):
+                self._guarded(run, now)
         phase = broker.admission.phase
         if phase is not _RUNNING:
             self._go_on_with(phase, now)

@@ -339,7 +339,7 @@ class Removal:
         """Begin with a few more at most."""
         self._slices_left = _SLICES_AT_STOP
 
-    def run(self) -> None:
+    def run(self, _now: Now) -> None:
         """Begin with the next few, if none are under way."""
         if not self.waiting:
             return
@@ -376,7 +376,7 @@ class Removal:
         self._removing = {}
         if error is not None:
             self._outbox.log("warning", "directories not removed", count=count, why=str(error))
-        self.run()
+        self.run(now)
 
     def check_free(self, names: Mapping[str, bytes]) -> None:
         """Refuse names whose old files a running job still knows: they cannot be created yet.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 import msgspec
 
@@ -12,6 +13,7 @@ from quiverlog.node.runtime.effects import Job, Peer
 from quiverlog.wire.messages import Request, Response
 
 __all__ = [
+    "AT_ONCE_US",
     "ConfigReloaded",
     "ConnectionClosed",
     "ConnectionOpened",
@@ -25,6 +27,9 @@ __all__ = [
     "Shutdown",
     "Tick",
 ]
+
+AT_ONCE_US: Final = 0
+"""The deadline of a part that wants a tick at once."""
 
 
 class RequestReceived(msgspec.Struct, gc=False):

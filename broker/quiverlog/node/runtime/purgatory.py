@@ -19,6 +19,7 @@ from typing import ClassVar, Final, NamedTuple, Protocol
 
 from quiverlog.errors import QuiverlogError
 from quiverlog.node.runtime.clients import Account, Clients
+from quiverlog.node.runtime.events import AT_ONCE_US
 from quiverlog.node.runtime.outbox import Outbox
 from quiverlog.node.runtime.tasks import Call, Wait
 from quiverlog.types import Now
@@ -342,6 +343,10 @@ class Wakeups:
     def busy(self) -> bool:
         """True while readers are left to be looked at."""
         return bool(self._marked or self._round or self._changed)
+
+    def next_us(self) -> int | None:
+        """When a tick is wanted: at once, or when something happens."""
+        return AT_ONCE_US if self.busy else None
 
     def listen(self, listener: Callable[[Watched], None]) -> None:
         """Have somebody else hear of each change, too: the sessions that copy partitions."""

@@ -29,7 +29,7 @@ from quiverlog.limits import (
     REQUESTS_WAITING_BYTES_MAX,
     SCHEMAS_DESCRIBED_BYTES_MAX,
 )
-from quiverlog.node.runtime.events import RequestReceived
+from quiverlog.node.runtime.events import AT_ONCE_US, RequestReceived
 from quiverlog.node.runtime.jobs import Starter, Then
 from quiverlog.node.runtime.outbox import Outbox
 from quiverlog.types import Now
@@ -153,13 +153,16 @@ class Tasks:
         fail: answers a request with an error.
     """
 
-    __slots__ = ("_fail", "_held_by", "_new", "_outbox", "_ready", "held_bytes", "live")
+    __slots__ = (
+        "_fail", "_held_by", "_is_tick", "_new", "_outbox", "_ready", "held_bytes", "live"
+    )  # fmt: skip
 
     def __init__(
         self, outbox: Outbox, fail: Callable[[int, Request, QuiverlogError], None]
     ) -> None:
         self._outbox = outbox
         self._fail = fail
+        self._is_tick = False
         # Those that have not begun, by connection, in the order of their turns.
         self._new: dict[int, deque[Call]] = {}
         # Those that go on with a value or an exception.
@@ -172,6 +175,27 @@ class Tasks:
     def busy(self) -> bool:
         """True when a task has steps that could be made at once."""
         return bool(self._ready or self._new)
+
+    def next_us(self) -> int | None:
+        """When a tick is wanted: at once, or when something happens."""
+        return AT_ONCE_US if self._ready or self._new else None
+
+    @property
+    def ends_calls(self) -> bool:
+        """True when `end_call` has something to do."""
+        return bool(self._ready or self._new) or self._is_tick
+
+    def ticked(self, _now: Now) -> None:
+        """This call of the node is a tick: those half way go on at its end."""
+        self._is_tick = True
+
+    def end_call(self, now: Now) -> None:
+        """The share of this call of the node: after a tick all may go on, else new ones begin."""
+        is_tick, self._is_tick = self._is_tick, False
+        if is_tick:
+            self.run(now)
+        else:
+            self.begin(now)
 
     def start(self, call: Call, steps: Steps, *, bare: bool = False) -> None:
         """The first step is made in this call of the node, if its bound allows.

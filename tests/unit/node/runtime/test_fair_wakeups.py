@@ -294,6 +294,7 @@ def test_decisions_that_are_logged_together_mark_those_who_wait_for_metadata_onc
         marks.append(len(self._round))
 
     monkeypatch.setattr(Wakeups, "run", counted)
+    node.node._list_turns()
     node.hold_jobs = False
     node.run_until_idle()
     assert all(node.answer(one) is not None for one in (*waiting, *altered))
