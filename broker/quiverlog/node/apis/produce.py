@@ -3,8 +3,8 @@
 Owns the order of checks (leader epoch, durability, room, bytes, producer) and the result of each
 entry. Batches are checked at once, or by a job where that takes long; then entries are admitted,
 and `Staging.finish` writes once per log what all requests of one socket read have brought. A
-request of many entries takes steps, so that other requests have their turns; one waiter answers
-for all.
+request of few entries is one step, made at once; one of many takes steps, so that other requests
+have their turns, and one waiter answers for all.
 
 Invariants: the batches of an entry are stored together or not at all, entries independently; an
 answer with `flushed` is sent after the fsync that covers the rows, for a repetition as well. An
@@ -46,40 +46,46 @@ from quiverlog.node.runtime.tasks import Call, Steps, Wait
 from quiverlog.types import PRODUCER_IDS_END, Durability, Now
 from quiverlog.wire import messages as m
 
-__all__ = [
-    "Entry",
-    "admit_all",
-    "check_sizes",
-    "handle_narrow_produce",
-    "handle_produce",
-    "look",
-    "take_turns",
-]
+__all__ = ["ENTRIES_INLINE_MAX", "ENTRIES_PER_STEP", "STAGE_COST", "check_sizes", "handle_produce"]
 
 
 _MEMORY: Final = Durability.MEMORY
 
 
-def handle_narrow_produce(broker: Broker, event: RequestReceived, now: Now) -> None:
-    """Check and admit the batches; or let them wait for a check that takes longer."""
-    request = event.request
+ENTRIES_INLINE_MAX: Final = 64
+"""A produce of more entries is taken in steps."""
+ENTRIES_PER_STEP: Final = 2
+STAGE_COST: Final = 1
+_FILE_COST: Final = 4
+"""In steps (see `Call.cost`): appending takes some 20 us an entry, and 200 to begin a file."""
+
+
+def handle_produce(broker: Broker, event: RequestReceived, now: Now) -> None:
+    """Check and admit the batches at once; or hold the produce until its turn.
+
+    It waits behind others of its connection, for a check that takes longer, and for its steps where
+    it has many entries.
+    """
+    request, body, connection_id = event.request, event.body, event.connection_id
     assert isinstance(request, m.ProduceRequest)
-    body = event.body
     check_sizes(request.partitions, len(body))
-    connection_id = event.connection_id
     held_produces = broker.held_produces
-    if held_produces.has_line(connection_id):
-        broker.admission.check_writable()
-        held_produces.hold(connection_id, request, body)
-        return
-    entries = look(broker, request, body)
-    if check_quick(entries, now.wall_us):
-        _stage(broker, connection_id, request, body, entries, now)
-        return
+    is_wide = len(request.partitions) > ENTRIES_INLINE_MAX
+    is_first = not held_produces.has_line(connection_id)
+    if is_first and not is_wide:
+        entries = look(broker, request, body)
+        if check_quick(entries, now.wall_us):
+            _stage_whole(broker, connection_id, request, body, entries, now)
+            return
     broker.admission.check_writable()
+    if is_wide and broker.purgatory.live >= broker.config.requests_waiting_max:
+        raise ThrottledBroker
     held = held_produces.hold(connection_id, request, body)
+    held.begin = partial(_begin, broker, held) if is_wide else None
+    if not is_first:
+        return
     try:
-        _start_check(broker, held, look(broker, request, held.body), now)
+        _go_on(broker, held, now)
     except Exception:
         held_produces.release(held)
         raise
@@ -121,7 +127,18 @@ def look(broker: Broker, request: m.ProduceRequest, body: memoryview) -> list[En
     return found
 
 
-def _stage(
+def _look_again(
+    broker: Broker, request: m.ProduceRequest, body: memoryview, checked: Sequence[Entry]
+) -> list[Entry]:
+    """What was checked by a job: a leader may have changed, a topic gone, a disk failed since."""
+    entries = look(broker, request, body)
+    for entry, check in zip(entries, checked, strict=True):
+        if entry.error is None:
+            entry.take(check)
+    return entries
+
+
+def _stage_whole(
     broker: Broker,
     connection_id: int,
     request: m.ProduceRequest,
@@ -129,7 +146,7 @@ def _stage(
     entries: list[Entry],
     now: Now,
 ) -> None:
-    """Admit what was checked; `Staging.finish` appends it with all that is admitted meanwhile."""
+    """Admit a request in one step; `Staging.finish` appends it with all admitted meanwhile."""
     staging = broker.staging
     # Only here, between requests: entries of one request must not be parted by a failed append.
     if staging.produces and staging.byte_count + len(body) > STAGED_BYTES_MAX:
@@ -139,14 +156,27 @@ def _stage(
         raise ThrottledBroker
     staging.byte_count += len(body)
     results = [m.ProducePartitionResult(a.topic_id, a.partition) for a in request.partitions]
+    _stage(broker, connection_id, request, entries, results, None, now)
+
+
+def _stage(
+    broker: Broker,
+    connection_id: int,
+    request: m.ProduceRequest,
+    entries: list[Entry],
+    results: list[m.ProducePartitionResult],
+    waiter: ProduceWaiter | None,
+    now: Now,
+) -> None:
+    """Admit these entries of a request, or all of them: then there is no waiter yet."""
     staged: list[StagedEntry] = []
     # Before its entries are admitted: whatever they meet, `finish` answers this request.
     response = m.ProduceResponse(partitions=results)
-    staging.produces.append(Staged(connection_id, request, response, staged))
-    admit_all(broker, entries, results, staged, now)
+    broker.staging.produces.append(Staged(connection_id, request, response, staged, waiter))
+    _admit_all(broker, entries, results, staged, now)
 
 
-def admit_all(
+def _admit_all(
     broker: Broker,
     entries: list[Entry],
     results: list[m.ProducePartitionResult],
@@ -173,8 +203,13 @@ def admit_all(
             staged.append((replica, end_offset, result))
 
 
-# --- checks that take long --------------------------------------------------------------------
-def _start_check(broker: Broker, held: HeldProduce, entries: list[Entry], now: Now) -> None:
+# --- produces that wait ------------------------------------------------------------------------
+def _go_on(broker: Broker, held: HeldProduce, now: Now) -> None:
+    """The first of its line: a job checks it, before its steps or at once."""
+    if held.begin is not None:
+        held.begin(now)
+        return
+    entries = look(broker, held.request, held.body)
     job = CheckJob(held.connection_id, entries, now.wall_us)
     broker.jobs.start(job, partial(_checked, broker, held, entries), Urgency.CHECK)
 
@@ -195,19 +230,15 @@ def _checked(
     try:
         if error is not None:
             raise error
-        # A leader that changed, a topic that was deleted, a fault: looked at again.
-        entries = look(broker, held.request, held.body)
-        for entry, check in zip(entries, checked, strict=True):
-            if entry.error is None:
-                entry.take(check)
-        _stage(broker, held.connection_id, held.request, held.body, entries, now)
+        entries = _look_again(broker, held.request, held.body, checked)
+        _stage_whole(broker, held.connection_id, held.request, held.body, entries, now)
     except Exception as failure:
         _fail(broker, held, failure)
     finally:
-        take_turns(broker, held, now)
+        _take_turns(broker, held, now)
 
 
-def take_turns(broker: Broker, held: HeldProduce, now: Now) -> None:
+def _take_turns(broker: Broker, held: HeldProduce, now: Now) -> None:
     """Take the produces behind a finished one, up to one whose check takes long."""
     following = broker.held_produces.release(held)
     while following is not None:
@@ -216,13 +247,13 @@ def take_turns(broker: Broker, held: HeldProduce, now: Now) -> None:
         if following.begin is not None:
             following.begin(now)
             return
+        request, body = following.request, following.body
         try:
-            entries = look(broker, following.request, following.body)
+            entries = look(broker, request, body)
             if not check_quick(entries, now.wall_us):
-                entries = look(broker, following.request, following.body)
-                _start_check(broker, following, entries, now)
+                _go_on(broker, following, now)
                 return
-            _stage(broker, following.connection_id, following.request, following.body, entries, now)
+            _stage_whole(broker, following.connection_id, request, body, entries, now)
         except Exception as failure:
             _fail(broker, following, failure)
         following = broker.held_produces.release(following)
@@ -358,41 +389,13 @@ def _check_producer(
         raise
 
 
-# PRODUCE of many entries: a few at a time, so that others have their turns.
-ENTRIES_INLINE_MAX: Final = 64
-"""A produce of more entries is taken in steps."""
-ENTRIES_PER_STEP: Final = 2
-STAGE_COST: Final = 1
-_FILE_COST: Final = 4
-"""In steps (see `Call.cost`): appending takes some 20 us an entry, and 200 to begin a file."""
-
-
+# --- many entries: a few at a time, so that other requests have their turns ---------------------
 class _Part(NamedTuple):
     """Some entries of a request, as a request. `first`: the number of the first of them."""
 
     request: m.ProduceRequest
     body: memoryview
     first: int
-
-
-def handle_produce(broker: Broker, event: RequestReceived, now: Now) -> None:
-    """Take a produce: at once (produce.py), or in steps where it has many entries."""
-    request = event.request
-    assert isinstance(request, m.ProduceRequest)
-    if len(request.partitions) <= ENTRIES_INLINE_MAX:
-        handle_narrow_produce(broker, event, now)
-        return
-    check_sizes(request.partitions, len(event.body))
-    broker.admission.check_writable()
-    if broker.purgatory.live >= broker.config.requests_waiting_max:
-        raise ThrottledBroker
-    held_produces = broker.held_produces
-    assert not broker.staging.is_last(request), "a wide produce is staged in parts"
-    is_first = not held_produces.has_line(event.connection_id)
-    held = held_produces.hold(event.connection_id, request, event.body)
-    held.begin = partial(_begin, broker, held)
-    if is_first:
-        held.begin(now)
 
 
 def _begin(broker: Broker, held: HeldProduce, now: Now) -> None:
@@ -414,7 +417,7 @@ def _in_steps(broker: Broker, held: HeldProduce, call: Call) -> Steps:
         yield from _store(broker, held, call, response, waiters)
     except Exception as error:
         failure = error
-    take_turns(broker, held, call.now)
+    _take_turns(broker, held, call.now)
     if broker.staging.produces:
         broker.staging.finish(call.now)
     if failure is not None:
@@ -445,11 +448,7 @@ def _store(
     waiter.expect()
     assert len(every) == len(response.partitions), "each entry was looked at"
     for part, checks in zip(parts, checked, strict=True):
-        # A leader that changed, a topic that was deleted, a fault: looked at again.
-        entries = look(broker, part.request, part.body)
-        for entry, check in zip(entries, checks, strict=True):
-            if entry.error is None:
-                entry.take(check)
+        entries = _look_again(broker, part.request, part.body, checks)
         try:
             broker.admission.check_room()
         except DiskFull as error:
@@ -457,13 +456,8 @@ def _store(
                 entry.refuse(error)
         assert not broker.staging.produces, "steps are made between events"
         results = response.partitions[part.first : part.first + len(entries)]
-        staged: list[StagedEntry] = []
-        part_response = m.ProduceResponse(partitions=results)
-        broker.staging.produces.append(
-            Staged(held.connection_id, part.request, part_response, staged, waiter)
-        )
         file_count = _file_count(entries)
-        admit_all(broker, entries, results, staged, call.now)
+        _stage(broker, held.connection_id, part.request, entries, results, waiter, call.now)
         broker.staging.finish(call.now)
         for entry, result in zip(entries, results, strict=True):
             if entry.replica is None and not waiter.done:
