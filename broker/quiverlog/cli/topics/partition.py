@@ -5,7 +5,7 @@ Owns how they are listed and how leaders are asked for; `reassign` has a module 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from quiverlog.cli.console.probes import Seen
     from quiverlog.client.client import Client
 
-__all__ = ["elect_leaders", "partition"]
+__all__ = ["elect_leaders", "election_options", "partition"]
 
 
 @click.group()
@@ -167,21 +167,31 @@ def _rows(
 
 
 # --- elect ---------------------------------------------------------------------------------------
+def election_options(command: Callable[..., None]) -> Callable[..., None]:
+    """What `partition elect` and `topic elect` are told beside the topic."""
+    options = (
+        click.option(
+            "--partition",
+            "partitions",
+            type=click.IntRange(0, PARTITIONS_PER_TOPIC_MAX - 1),
+            multiple=True,
+            help="Only this one of the topic; may be given several times.",
+        ),
+        click.option(
+            "--unclean",
+            is_flag=True,
+            help="Where there is no leader, let the longest log that is known: rows may be lost.",
+        ),
+        click.option("--yes", "-y", is_flag=True, help="Do not ask."),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
 @partition.command()
 @click.argument("name", metavar="[TOPIC]", required=False, shell_complete=complete_topics)
-@click.option(
-    "--partition",
-    "partitions",
-    type=click.IntRange(0, PARTITIONS_PER_TOPIC_MAX - 1),
-    multiple=True,
-    help="Only this one of the topic; may be given several times.",
-)
-@click.option(
-    "--unclean",
-    is_flag=True,
-    help="Where there is no leader, let the longest log that is known: rows may be lost.",
-)
-@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@election_options
 @bootstrap_option
 @format_option()
 @debug_option

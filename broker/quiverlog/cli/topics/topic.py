@@ -27,7 +27,7 @@ from quiverlog.cli.console.options import (
 from quiverlog.cli.console.output import join, print_json, print_table
 from quiverlog.cli.formats.new_topic import new_topic_options, said_of, schema_from_options
 from quiverlog.cli.moves.reassign import change_factor
-from quiverlog.cli.topics.partition import elect_leaders
+from quiverlog.cli.topics.partition import elect_leaders, election_options
 from quiverlog.cli.topics.topic_detail import detail_json, print_detail
 from quiverlog.limits import PARTITIONS_PER_TOPIC_MAX, REPLICATION_FACTOR_MAX
 
@@ -244,19 +244,7 @@ def delete(
 
 @topic.command()
 @click.argument("name", shell_complete=complete_topics)
-@click.option(
-    "--partition",
-    "partitions",
-    type=click.IntRange(0, PARTITIONS_PER_TOPIC_MAX - 1),
-    multiple=True,
-    help="Only this one; may be given several times.",
-)
-@click.option(
-    "--unclean",
-    is_flag=True,
-    help="Where there is no leader, let the longest log that is known: rows may be lost.",
-)
-@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@election_options
 @bootstrap_option
 @format_option()
 @debug_option
