@@ -1,4 +1,4 @@
-"""Ctrl-C at a chosen place: where the interpreter looks for signals, and at none else.
+"""Ctrl-C at a chosen place of the product, where the interpreter looks for signals: nowhere else.
 
 CPython looks for them behind calls (of functions written in C, and at the beginning of others) and
 at the ends of loops. Between two of those places statements are whole.
@@ -9,14 +9,19 @@ from __future__ import annotations
 import dis
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, Final, TypeVar
+
+import quiverlog
 
 __all__ = ["Place", "interrupted_at", "places_of"]
 
 T = TypeVar("T")
 Place = tuple[str, int]
 """File and line."""
+
+_PRODUCT: Final = str(Path(quiverlog.__file__).parent)
 
 _LOOKS_BEHIND: Final = frozenset(
     dis.opmap[name] for name in ("CALL", "CALL_FUNCTION_EX", "RESUME", "JUMP_BACKWARD")
@@ -35,6 +40,10 @@ class _Trace:
     def __call__(self, frame: FrameType, event: str, _: Any) -> Any:
         code = frame.f_code
         if event == "call":
+            if not code.co_filename.startswith(_PRODUCT):
+                if frame.f_back in self._last:  # as at a return, of which nothing is heard
+                    self._last[frame.f_back] = None
+                return None
             frame.f_trace_opcodes, frame.f_trace_lines = True, False
         elif event == "return":
             self._last.pop(frame, None)
