@@ -14,8 +14,8 @@ from quiverlog.wire import messages as m
 
 from .admin import cluster as cluster_questions
 from .admin import topics as topic_questions
-from .admin.moves import ReplicaSizes, replica_sizes
 from .admin.producers import ProducerDescription, describe_producer
+from .admin.replica_sizes import ReplicaSizes, replica_sizes
 from .base.arguments import (
     INT32,
     INT64,

@@ -57,7 +57,7 @@ def rebalance_cluster(
     before all else: replicas of a partition never lie closer together than they did.
     """
     from quiverlog.cli.moves.reassign import How, carry_out
-    from quiverlog.client.admin.moves import rebalance
+    from quiverlog.core.placement.moves import rebalance
 
     how = How(dry_run, throttle, wait_s, ignore_room, output_format)
     with open_client(bootstrap, timeout_s=timeout_s) as client:

@@ -33,7 +33,7 @@ from quiverlog.cli.console.waiting import Patience, polls, shown_waiting
 from quiverlog.cli.moves.placement import look
 from quiverlog.cli.moves.run import check_plan, start_plan
 from quiverlog.client.admin.cluster import change_voters, decommission_broker
-from quiverlog.client.admin.moves import Move, evacuate
+from quiverlog.core.placement.moves import Move, evacuate
 from quiverlog.errors import BrokerAlive, InvalidReplicationFactor, QuiverlogError
 from quiverlog.wire.decommission_messages import DecommissionStep
 from quiverlog.wire.voters_messages import ChangeVotersRequest, VoterChange

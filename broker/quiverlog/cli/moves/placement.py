@@ -12,12 +12,12 @@ from quiverlog.cli.console.failures import CommandFailed
 from quiverlog.cli.console.output import human_bytes
 from quiverlog.cli.console.waiting import polls
 from quiverlog.client.admin.cluster import list_moves
-from quiverlog.client.admin.moves import Layout, Move, PlanBroker, PlanPartition
+from quiverlog.core.placement.moves import Layout, Move, PlanBroker, PlanPartition
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from quiverlog.client.admin.moves import ReplicaSizes
+    from quiverlog.client.admin.replica_sizes import ReplicaSizes
     from quiverlog.client.base.results import ClusterDetail, PartitionMove, TopicInfo
     from quiverlog.client.client import Client
 

@@ -15,7 +15,7 @@ import msgspec
 
 from quiverlog.cli.console.failures import CommandFailed
 from quiverlog.cli.moves.placement import Placement
-from quiverlog.client.admin.moves import Move
+from quiverlog.core.placement.moves import Move
 from quiverlog.limits import PARTITIONS_PER_TOPIC_MAX, REPLICATION_FACTOR_MAX
 
 __all__ = ["PLAN_BYTES_MAX", "plan_text", "read_plan"]

@@ -29,8 +29,8 @@ from quiverlog.limits import PARTITIONS_PER_TOPIC_MAX, REPLICATION_FACTOR_MAX
 
 if TYPE_CHECKING:
     from quiverlog.cli.moves.placement import Placement
-    from quiverlog.client.admin.moves import Move
     from quiverlog.client.client import Client
+    from quiverlog.core.placement.moves import Move
 
 __all__ = ["How", "carry_out", "change_factor", "reassign"]
 
@@ -92,7 +92,7 @@ class _Wish:
 
     def plan(self, placement: Placement) -> list[Move]:
         from quiverlog.cli.moves.plan_file import read_plan
-        from quiverlog.client.admin.moves import evacuate, with_replication_factor
+        from quiverlog.core.placement.moves import evacuate, with_replication_factor
 
         if self.plan_file is not None:
             return read_plan(self.plan_file, placement)
@@ -123,7 +123,7 @@ class _Wish:
             raise CommandFailed(f"{self.topic} has no partition {unknown[0]}.")
 
     def _to(self, placement: Placement) -> list[Move]:
-        from quiverlog.client.admin.moves import evacuate
+        from quiverlog.core.placement.moves import evacuate
 
         assert self.topic is not None
         known = {one.node_id for one in placement.brokers}

@@ -19,8 +19,9 @@ from quiverlog.client.admin.cluster import list_moves, reassign_partitions
 from quiverlog.errors import QuiverlogError, UnknownPartition, UnknownTopic
 
 if TYPE_CHECKING:
-    from quiverlog.client.admin.moves import Move, ReplicaSizes
+    from quiverlog.client.admin.replica_sizes import ReplicaSizes
     from quiverlog.client.client import Client
+    from quiverlog.core.placement.moves import Move
 
 __all__ = ["check_plan", "elect_preferred", "start_plan", "wait_for"]
 

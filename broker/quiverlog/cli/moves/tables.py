@@ -9,8 +9,8 @@ from quiverlog.cli.console.output import counted, human_bytes, join, print_table
 
 if TYPE_CHECKING:
     from quiverlog.cli.moves.placement import Placement
-    from quiverlog.client.admin.moves import Move
     from quiverlog.client.base.results import PartitionMove
+    from quiverlog.core.placement.moves import Move
 
 __all__ = ["moves_json", "plan_json", "print_moves", "print_plan"]
 

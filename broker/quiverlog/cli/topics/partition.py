@@ -133,7 +133,7 @@ def _rows(
         answer: the brokers that answer, where no controller can be asked.
     """
     from quiverlog.client.admin.cluster import list_moves
-    from quiverlog.client.admin.moves import replica_sizes
+    from quiverlog.client.admin.replica_sizes import replica_sizes
 
     found = client.metadata(topics or None)
     moves = client.run(list_moves(client.cluster)) if answer is None else {}

@@ -24,7 +24,6 @@ from quiverlog.core.controller.configs import (
     why_no_topic_key,
 )
 from quiverlog.core.controller.image import Image
-from quiverlog.core.controller.placement import Place, place
 from quiverlog.core.controller.records import (
     BrokerRecord,
     ConfigRecord,
@@ -36,6 +35,7 @@ from quiverlog.core.controller.records import (
     TopicRecord,
 )
 from quiverlog.core.controller.topic_image import TopicImage
+from quiverlog.core.placement.placement import Place, place
 from quiverlog.errors import (
     IncompatibleSchema,
     InvalidConfig,

@@ -8,7 +8,7 @@ same order. Evening out leaders changes only the order of replicas, by the short
 hand-overs.
 
 Invariant: a broker holds a partition once; its sums are those of the replicas it holds.
-Must not know: clocks, how fast things move.
+Independent of clocks and of how fast replicas are copied.
 """
 
 from __future__ import annotations
@@ -16,16 +16,11 @@ from __future__ import annotations
 import bisect
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final, NamedTuple
 
-from quiverlog.client.base.commands import Operation
-from quiverlog.client.cluster.metadata import check
-from quiverlog.client.cluster.routing import Cluster
-from quiverlog.errors import InvalidReplicationFactor, QuiverlogError
+from quiverlog.errors import InvalidReplicationFactor
 from quiverlog.limits import REPLICATION_FACTOR_MAX
-from quiverlog.wire.placement_messages import DescribeReplicasRequest, DescribeReplicasResponse
 
 __all__ = [
     "Crowding",
@@ -33,11 +28,9 @@ __all__ = [
     "Move",
     "PlanBroker",
     "PlanPartition",
-    "ReplicaSizes",
     "evacuate",
     "even_leaders",
     "rebalance",
-    "replica_sizes",
     "with_replication_factor",
 ]
 
@@ -46,7 +39,7 @@ class PlanBroker(NamedTuple):
     """A broker as planners see it.
 
     `takes`: it is alive, stays, and may be given more. `free_bytes`: what its disk has room for
-    besides what it holds; None: not known, which is taken for enough.
+    besides what it holds; None: unknown, which is taken for enough.
     """
 
     node_id: int
@@ -59,8 +52,8 @@ class PlanBroker(NamedTuple):
 class PlanPartition(NamedTuple):
     """A partition as planners see it.
 
-    `replicas`: who is to hold it, the preferred leader first. `coming`: those of them that copy it
-    still, because it moves already.
+    `replicas`: the brokers that are to hold it, the preferred leader first. `coming`: those of
+    them that copy it still, because it moves already.
     """
 
     topic: str
@@ -89,12 +82,12 @@ class Move(NamedTuple):
 
     @property
     def added(self) -> tuple[int, ...]:
-        """Who copies it."""
+        """The brokers that copy it."""
         return tuple(n for n in self.after if n not in self.before or n in self.coming)
 
     @property
     def removed(self) -> tuple[int, ...]:
-        """Who gives it up."""
+        """The brokers that give it up."""
         return tuple(n for n in self.before if n not in self.after)
 
     @property
@@ -116,8 +109,7 @@ class Crowding(NamedTuple):
 
 
 class Layout:
-    """Who holds which partition, as a plan changes it: the table that planners of
-    moves work on.
+    """The brokers of each partition, as a plan changes them: the table that planners work on.
 
     Args:
         brokers: all that are registered.
@@ -139,7 +131,7 @@ class Layout:
 
     @property
     def takers(self) -> list[int]:
-        """Who may be given more, by id."""
+        """The brokers that may be given more, by id."""
         return sorted(n for n, one in self.brokers.items() if one.takes)
 
     def change(self, at: int, replicas: tuple[int, ...]) -> None:
@@ -167,16 +159,16 @@ class Layout:
         return self.incoming_bytes[node_id] + partition.size_bytes <= free
 
     def copies(self, at: int, replicas: Sequence[int]) -> int:
-        """So many brokers had to copy the partition if these held it."""
+        """The number of brokers that had to copy the partition if these held it."""
         partition = self.partitions[at]
         return len(partition.move(tuple(replicas)).added)
 
     def crowding(self, replicas: Sequence[int]) -> Crowding:
-        """How close together these are. A broker that nobody knows any more is close to none."""
+        """How close together these are. A broker that is registered no more is close to none."""
         places = [self._place(node_id) for node_id in replicas]
         rack_pairs = _pairs(Counter(rack for rack, _ in places))
         host_pairs = _pairs(Counter(places))
-        assert host_pairs <= rack_pairs, "who shares a host shares a rack"
+        assert host_pairs <= rack_pairs, "replicas of one host are in one rack"
         return Crowding(rack_pairs, host_pairs)
 
     def nearness(self, node_id: int, others: Collection[int]) -> Crowding:
@@ -215,7 +207,7 @@ def _pairs(counts: Counter[object] | Counter[tuple[object, object]]) -> int:
     return sum(count * (count - 1) // 2 for count in counts.values())
 
 
-# Evening out who leads: only the order of the replicas changes, so nothing is copied.
+# Evening out the leaders: only the order of the replicas changes, so nothing is copied.
 def even_leaders(layout: Layout) -> None:
     """Change the order of replicas until brokers differ by one in what they lead, or cannot."""
     takers = frozenset(layout.takers)
@@ -287,7 +279,7 @@ _ROUNDS_MAX: Final = 8
 _LOOKS_MAX: Final = 2_000_000
 """Replicas looked at in one plan: some seconds. What is found by then is the plan."""
 _CHOICES: Final = 16
-"""Of so many replicas that may move the one moves whose topic gains most."""
+"""The replicas that are compared for one step: the one moves whose topic gains most."""
 _BIG_ONES: Final = 32
 _TOLERATED: Final = 10
 """Bytes are even within the mean over this."""
@@ -303,8 +295,8 @@ def rebalance(
 
     Args:
         brokers: all that are registered, alive or not.
-        partitions: all of the cluster, with sizes where they are known.
-        copies_max: so many replicas are copied at the most, the most useful ones first.
+        partitions: all of the cluster, with the sizes that brokers have reported.
+        copies_max: the most replicas that are copied, the most useful ones first.
     """
     layout = Layout(brokers, partitions)
     if len(layout.takers) < 2:
@@ -333,7 +325,7 @@ class _Plan:
         self._looks_left = _LOOKS_MAX
         self._ideals: dict[int, Crowding] = {}
         self.steps = 0
-        # What a broker holds, smallest first: whoever looks for a size finds it.
+        # What a broker holds, smallest first, because steps look for a size.
         self._held: dict[int, list[tuple[int, int]]] = {n: [] for n in self._takers}
         for at, replicas in enumerate(layout.replicas):
             for node_id in replicas:
@@ -358,7 +350,7 @@ class _Plan:
                 crowding = now
 
     def _ideal(self, count: int) -> Crowding:
-        """The fewest pairs that so many replicas can make."""
+        """The fewest pairs that this number of replicas can make."""
         if count not in self._ideals:
             chosen: list[int] = []
             for _ in range(min(count, len(self._takers))):
@@ -368,7 +360,7 @@ class _Plan:
         return self._ideals[count]
 
     def _further_apart(self, at: int) -> tuple[int, int] | None:
-        """Who gives the partition to whom, so that fewer pairs are left; the best of all."""
+        """The brokers that give and take the partition, so that the fewest pairs are left."""
         layout, replicas = self._layout, self._layout.replicas[at]
         best: tuple[tuple[int, ...], tuple[int, int]] | None = None
         for donor in replicas:
@@ -517,7 +509,7 @@ class _Plan:
         return copies <= self._copies_left and self._layout.has_room(taker, at)
 
     def _copies_of(self, at: int, donor: int, taker: int) -> int:
-        """So many copies more does the plan need; fewer than none where one goes back."""
+        """The copies that the plan then needs more; less than 0 where one goes back."""
         original = self._layout.partitions[at].replicas
         return (taker not in original) - (donor not in original)
 
@@ -532,8 +524,8 @@ class _Plan:
         assert self._copies_left >= 0
 
 
-# Plans that follow from one wish: nothing is to lie on some brokers; a topic is to have so many
-# replicas.
+# Plans that follow from one wish: nothing is to lie on some brokers; a topic is to have a
+# number of replicas.
 def evacuate(
     brokers: Iterable[PlanBroker],
     partitions: Sequence[PlanPartition],
@@ -545,9 +537,9 @@ def evacuate(
 
     Args:
         brokers: all that are registered, alive or not, those that leave among them.
-        partitions: all of the cluster, so that the emptiest brokers are known.
+        partitions: all of the cluster, so that the emptiest brokers are found.
         leaving: node ids. They may be dead.
-        means: says of a partition whether it is to move at all.
+        means: whether a partition is to move at all.
 
     Returns:
         One move for each partition that one of them holds.
@@ -574,7 +566,7 @@ def with_replication_factor(
     topic: str,
     factor: int,
 ) -> list[Move]:
-    """Each partition of the topic is to have so many replicas; those that it has stay if they can.
+    """Give each partition of the topic this number of replicas; those that it has stay if they can.
 
     A replica that is one too many is given up where it is closest to others, on a broker that is
     not alive before one that is, one that has no rows yet before one that has, and the preferred
@@ -606,7 +598,7 @@ def with_replication_factor(
 
 
 def _taker(layout: Layout, at: int, kept: Sequence[int], held: Collection[int]) -> int:
-    """Who is to hold the partition besides those that keep it."""
+    """The broker that is to hold the partition besides those that keep it."""
     able = [n for n in layout.takers if n not in held]
     with_room = [n for n in able if layout.has_room(n, at)]
     topic, number = layout.partitions[at].topic, layout.partitions[at].partition
@@ -657,79 +649,3 @@ def _surplus(layout: Layout, at: int, replicas: Sequence[int]) -> int:
         )
 
     return min(replicas, key=value)
-
-
-# How large the replicas are, told by the brokers that hold them, and how much room these have.
-_BROKER_S_MAX: Final = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaSizes:
-    """What brokers have said of the replicas on their disks.
-
-    Attributes:
-        by_partition: (topic, partition) -> node id -> stored bytes there; -1: not open there.
-        room_bytes: node id -> so much more takes its disk.
-        silent: brokers that did not answer.
-    """
-
-    by_partition: dict[tuple[str, int], dict[int, int]] = field(default_factory=dict)
-    room_bytes: dict[int, int] = field(default_factory=dict)
-    silent: list[int] = field(default_factory=list)
-
-    def largest(self, topic: str, partition: int) -> int:
-        """What whoever has most of it has; 0 where nobody says."""
-        return max(0, *self.by_partition.get((topic, partition), {-1: 0}).values())
-
-    def at(self, topic: str, partition: int, node_id: int) -> int | None:
-        """What this broker has; None where it does not say."""
-        size = self.by_partition.get((topic, partition), {}).get(node_id, -1)
-        return None if size < 0 else size
-
-
-def replica_sizes(
-    cluster: Cluster, names: Sequence[str] | None = None, brokers: Collection[int] | None = None
-) -> Operation[ReplicaSizes]:
-    """Of some topics, or all; told by some brokers, or all that are alive."""
-
-    def attempt() -> Operation[ReplicaSizes]:
-        yield from cluster.refresh([])
-        found = ReplicaSizes()
-        asked = sorted(cluster.metadata.brokers if brokers is None else brokers)
-        failure: QuiverlogError | None = None
-        for node_id in asked:
-            try:
-                yield from _ask(cluster, node_id, names, found)
-            except QuiverlogError as error:
-                failure = error
-                found.silent.append(node_id)
-        if failure is not None and len(found.silent) == len(asked):
-            raise failure
-        return found
-
-    return (yield from cluster.retrying(attempt))
-
-
-def _ask(
-    cluster: Cluster, node_id: int, names: Sequence[str] | None, found: ReplicaSizes
-) -> Operation[None]:
-    first_name = ""
-    timeout_s = min(_BROKER_S_MAX, cluster.settings.request_timeout_s)
-    while True:
-        request = DescribeReplicasRequest(
-            names=None if names is None else list(names), first_name=first_name
-        )
-        address = cluster.address_of(node_id)
-        reply = yield cluster.call(address, request, timeout_s=timeout_s)
-        check(reply.response)
-        response = reply.response
-        assert isinstance(response, DescribeReplicasResponse)
-        if response.room_bytes >= 0:
-            found.room_bytes[node_id] = response.room_bytes
-        for topic in response.topics:
-            for one in topic.replicas:
-                sizes = found.by_partition.setdefault((topic.name, one.partition), {})
-                sizes[node_id] = one.size_bytes
-        first_name = response.next_name
-        if not first_name:
-            return

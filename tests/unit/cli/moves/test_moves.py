@@ -16,7 +16,8 @@ from quiverlog.cli.moves.options import moving_options
 from quiverlog.cli.moves.placement import Placement, check_room
 from quiverlog.cli.moves.plan_file import plan_text, read_plan
 from quiverlog.cli.moves.reassign import How, carry_out
-from quiverlog.client.admin.moves import Move, PlanBroker, PlanPartition, ReplicaSizes
+from quiverlog.client.admin.replica_sizes import ReplicaSizes
+from quiverlog.core.placement.moves import Move, PlanBroker, PlanPartition
 from quiverlog.server.net.replies import _PARTS
 from quiverlog.wire.registry import APIS
 

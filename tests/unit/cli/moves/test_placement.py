@@ -11,8 +11,9 @@ import pytest
 from quiverlog.cli.console import waiting
 from quiverlog.cli.moves import placement
 from quiverlog.cli.moves import run as moves_run
-from quiverlog.client.admin.moves import Move, ReplicaSizes
+from quiverlog.client.admin.replica_sizes import ReplicaSizes
 from quiverlog.client.base.results import PartitionMove
+from quiverlog.core.placement.moves import Move
 
 MOVES = {"t": {0: PartitionMove((1, 2, 3), (1, 2), (3,), (2,))}}
 BEFORE, MEANWHILE, AFTER = (1, 2), (1, 2, 3), (1, 3)

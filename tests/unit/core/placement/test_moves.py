@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quiverlog.client.admin.moves import (
+from quiverlog.core.placement.moves import (
     Layout,
     Move,
     PlanBroker,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quiverlog.core.controller.placement import Place, place
+from quiverlog.core.placement.placement import Place, place
 
 Replicas = Sequence[tuple[int, ...]]
 
