@@ -1,5 +1,4 @@
 """Both ends of replication: follower fetchers, the in-sync set, log starts of followers, repairs.
 
-Owns what a follower asks for and what a leader knows of its followers. Stands on
-`node.partitions`. Must not know: how requests of clients are answered.
+Owns a follower's requests and a leader's state of its followers. Uses `node.partitions`.
 """

@@ -1,10 +1,7 @@
-"""The fetch sessions of followers, and which of their fetches wait here for news.
+"""The fetch sessions of followers, and their fetches that wait here.
 
-Owns both, and the way of news to them: a partition that moved is put into the sessions that copy
-it, and the fetch that waits for one of them looks again. With one replica there are none, and
-nothing is done.
-
-Must not know: how a fetch is answered (`replica_fetch`).
+A partition that moved is marked in the sessions that replicate it, and a waiting fetch of such a
+session looks again. With one replica there are no sessions, and nothing is done.
 """
 
 from __future__ import annotations
@@ -19,8 +16,6 @@ __all__ = ["CopySessions"]
 
 
 class CopySessions:
-    """See the module docstring."""
-
     __slots__ = ("_parked", "_wakeups", "sessions")
 
     def __init__(self, wakeups: Wakeups) -> None:
@@ -30,12 +25,13 @@ class CopySessions:
         self._parked: dict[FetchSession, Waiter] = {}
 
     def begin(self, first_id: int) -> None:
-        """The broker begins its life: sessions of an earlier one have other numbers."""
+        """Start with ids that no session of an earlier registration had."""
         assert not self._parked, "nobody was served before"
         self.sessions = FetchSessions(first_id)
 
     def moved(self, replica: Replica) -> None:
-        """Rows, the high watermark or the log start of a partition have moved."""
+        """Mark the partition in its followers' sessions: its rows, high watermark or log start
+        moved."""
         leadership = replica.state.leadership
         if leadership is None or not leadership.followers:
             return
@@ -45,14 +41,15 @@ class CopySessions:
                 self.look_again(session)
 
     def look_again(self, session: FetchSession) -> None:
-        """There is news for the fetch that waits, if one does."""
+        """Wake the session's waiting fetch, if one does."""
         waiter = self._parked.get(session)
         if waiter is not None:
             assert not waiter.done
             self._wakeups.mark(waiter, (0,))
 
     def end_wait(self, broker_id: int, session_id: int, now: Now) -> None:
-        """Answer the fetch of this session that waits, if one does: the follower has news."""
+        """Answer the session's waiting fetch, if one does: the follower has something new to
+        send."""
         for session, waiter in self._parked.items():
             if (session.broker_id, session.session_id) == (broker_id, session_id):
                 assert not waiter.done, "who has an answer waits no more"
@@ -61,13 +58,13 @@ class CopySessions:
                 return
 
     def park(self, session: FetchSession, waiter: Waiter) -> Waiter | None:
-        """This fetch waits for news. Returns the one that did so before."""
+        """Hold this fetch until something moves. Returns the one held before."""
         assert not waiter.done
         before = self._parked.get(session)
         self._parked[session] = waiter
         return before
 
     def release(self, session: FetchSession, waiter: Waiter) -> None:
-        """The follower does not any more."""
+        """Forget the fetch, if it is the one held."""
         if self._parked.get(session) is waiter:
             del self._parked[session]

@@ -1,9 +1,7 @@
-"""One partition that is copied here: its replica, as the machine of the copy reads it.
+"""One partition replicated here: its replica as the follower state machine reads it.
 
-Owns the pair, the job that cuts its log, also one that is to be run again, and the check of rows
-that came from a leader: they are as their producers sent them.
-
-Must not know: who leads, when a leader is asked.
+Owns the pair, the job that truncates its log (kept for a retry), and the check of fetched rows:
+their bytes are as their producers sent them.
 """
 
 from __future__ import annotations
@@ -30,10 +28,11 @@ _AGAIN_US: Final = 1_000_000
 
 
 class Copy:
-    """See the module docstring. `step`: what is to be done to its log, from `cut_from_us` on.
+    """A follower's replica and its pending step.
 
-    `producers`: where it is to begin elsewhere, what its leader knows of those before.
-    `waits_at`: where its leader's rows are damaged; -1: nowhere that is known.
+    `step`: what is to be done to its log, not before `cut_from_us`. `producers`: for a log that
+    begins elsewhere, the leader's producer state at that offset. `waits_at`: the offset where the
+    leader's rows are damaged; -1: none known.
     """
 
     __slots__ = (
@@ -54,7 +53,7 @@ class Copy:
 
     # --- cutting -------------------------------------------------------------------------------
     def begin_cut(self, now: Now, outbox: Outbox) -> TruncateJob | TrimJob | None:
-        """The job that does the step; None: there is nothing to do."""
+        """Return the job for the step; None: nothing to do."""
         assert self.step is not None
         assert self.replica.cutting, "nothing is appended meanwhile"
         job, self._put_off = self._put_off, None
@@ -66,9 +65,9 @@ class Copy:
         return self._begin_skip(self.step.offset, now, outbox)
 
     def fail_cut(self, job: TruncateJob | TrimJob | None, error: BaseException, now: Now) -> bool:
-        """The step was not done; True: it will be tried again, and the log is cut until then.
+        """Note a failed step. True: it is retried, and the log stays in truncation until then.
 
-        For want of room or of descriptors nothing is lost: a job may be run again at any point.
+        Lack of disk space or file descriptors loses nothing: a job can run again from any point.
         """
         assert self.replica.cutting
         log = self.replica.log
@@ -86,18 +85,18 @@ class Copy:
         return True
 
     def _begin_skip(self, offset: int, now: Now, outbox: Outbox) -> TrimJob:
-        """Begin at `offset`, with what the leader knows of the producers before."""
+        """Begin at `offset`, with the leader's producer state at that offset."""
         try:
             return self.replica.log.begin_skip(offset, self.producers, now)
-        except CorruptLog as error:  # A leader of a later version says it in another way.
+        except CorruptLog as error:  # A leader of a later version may use another format.
             name, why = str(self.replica.name), error.message
             outbox.log("warning", "producers of a leader not read", partition=name, why=why)
             return self.replica.log.begin_skip(offset)
 
     # --- flushing ------------------------------------------------------------------------------
     def wants_flush(self, result: ReplicaFetchResult) -> bool:
-        """True where a producer waits for this disk, too, or may (the topic says so), or the
-        leader for its epoch: the list of epochs is to say that the rows here are its own."""
+        """True if a flush here is awaited: by a producer (or the topic's durability says one may),
+        or by the leader for its epoch, as the list of epochs vouches for the rows here."""
         log = self.replica.log
         if self.replica.fault is not None:
             return False
@@ -143,7 +142,7 @@ class Copy:
 
 
 def checked_rows(replica: Replica, rows: memoryview) -> list[tuple[BatchHeader, memoryview]]:
-    """The batches of an answer: their bytes are as their producers have sent them.
+    """Split an answer into batches, and check that their bytes are as their producers sent them.
 
     Raises:
         CorruptBatch: the checksum of one is wrong.

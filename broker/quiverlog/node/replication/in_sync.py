@@ -1,18 +1,14 @@
-"""Who is in sync of the partitions that are led here: when to look, and asking the controller.
+"""In-sync sets of partitions led here: when to look at one, and proposals to the controller.
 
-Owns when a leadership is looked at, the requests to the controller and what their answers mean.
-Decided is in the core (core.partition.leadership, in_sync): this is its host. A partition is looked
-at when a follower that is out of sync has asked, when somebody who counts has been behind for the
-lag time, when the metadata say something new of it or of brokers, and again after a proposal that
-was not taken.
+The decision is in the core (core.partition.leadership, in_sync); this is its host. A partition is
+looked at when a follower out of sync has fetched, when a follower that counts has been behind for
+the lag time, when the metadata of it or of brokers changed, and after a proposal was not taken.
 
-One request is under way at a time, with all partitions that have something to propose; what comes
-up meanwhile is in the next. What was proposed and not answered is proposed again, the same.
+One request is under way at a time, for all partitions with a proposal; later ones are in the next.
+An unanswered proposal is sent again unchanged.
 
-Nothing here grows with partitions whose followers have all rows: deadlines are in a heap, one for
-each partition that has somebody behind, and are found to be over or not when they come.
-
-Must not know: who the controller is, how rows are copied.
+Cost does not grow with partitions whose followers have all rows: deadlines are in a heap, one for
+each partition with a follower behind, and are checked when they expire.
 """
 
 from __future__ import annotations
@@ -47,8 +43,8 @@ from quiverlog.wire.replica_messages import (
 __all__ = ["InSyncChanges"]
 
 _LOOKS_PER_CALL: Final = ALTER_PARTITION_ENTRIES_MAX
-"""Partitions looked at in one call of the node, 5 to 10 us each: what fills a request. With fewer
-in each the quorum decides the more often, and a broker that is back waits for each."""
+"""Partitions looked at in one call of the node, 5 to 10 us each: as many as fill a request. Smaller
+requests mean more quorum commits, and a broker that is back waits for each."""
 _RETRY_US: Final = IN_SYNC_RETRY_MS * 1000
 
 AskController = Callable[[AlterPartitionRequest, Then, Now], None]
@@ -56,7 +52,7 @@ AskController = Callable[[AlterPartitionRequest, Then, Now], None]
 
 
 class _Asked(NamedTuple):
-    """What was proposed of one partition, for the leadership that it was proposed under."""
+    """A proposal, with the leadership that made it."""
 
     replica: Replica
     leadership: Leadership
@@ -64,12 +60,12 @@ class _Asked(NamedTuple):
 
 
 class InSyncChanges:
-    """See the module docstring.
+    """Proposes changes of in-sync sets, one request at a time.
 
     Args:
         node_id: this broker.
-        broker_epoch: under which it is registered now; negative: it is not.
-        brokers: what the metadata say of brokers.
+        broker_epoch: returns the epoch of its registration; negative: not registered.
+        brokers: the brokers by the metadata.
     """
 
     __slots__ = (
@@ -106,29 +102,30 @@ class InSyncChanges:
         self._wakeups = wakeups
         self._outbox = outbox
         self._metrics = metrics
-        # To be looked at in the next call.
+        # Looked at in the next call.
         self._looks: dict[Replica, None] = {}
-        # To be looked at when the request under way is back.
+        # Looked at when the request under way is answered.
         self._wanting: dict[Replica, None] = {}
-        # When partitions are looked at next, and (moment, number, partition) in a heap. An entry
-        # that is not the one in `_due` is out of date.
+        # The next deadline of each partition, and (moment, number, partition) in a heap. A heap
+        # entry other than the one in `_due` is out of date: a heap has no cheap removal.
         self._due: dict[Replica, int] = {}
         self._deadlines: list[tuple[int, int, Replica]] = []
         self._numbers = count()
         self._in_flight: list[_Asked] | None = None
-        # Who was in sync, when looked at last.
+        # The in-sync set when last looked at.
         self._told: dict[Replica, frozenset[int]] = {}
 
     # --- what happened -------------------------------------------------------------------------
     def look_at(self, replicas: Iterable[Replica]) -> None:
-        """The metadata say something new of these, which are led here, or of brokers."""
+        """Look at these partitions led here: their metadata changed, or those of brokers."""
         for replica in replicas:
             leadership = replica.state.leadership
             if leadership is not None and leadership.followers:
                 self._looks[replica] = None
 
     def heard(self, replica: Replica, broker_id: int) -> None:
-        """A follower has asked: one that is out of sync may have come up, or a move may end."""
+        """Look if the follower that fetched is out of sync and may have caught up, or a move may
+        end."""
         leadership = replica.state.leadership
         if leadership is not None and (
             leadership.leaving or broker_id not in leadership.in_sync.committed
@@ -136,9 +133,11 @@ class InSyncChanges:
             self._looks[replica] = None
 
     def grown(self, replica: Replica) -> None:
-        """A partition led here, with followers, has moved: some may be behind from now on.
+        """Set a deadline for a partition led here, with followers, that moved: some may be behind
+        now.
 
-        Who waits for a partition also hears of it when it goes; then nobody is to follow it.
+        Called also when a partition is deleted, as for every waiter; then there is nothing to
+        follow.
         """
         if replica.deleted:
             return
@@ -150,7 +149,7 @@ class InSyncChanges:
                 self._set_deadline(replica, leadership.deadline_us(replica.state.log_end_offset))
 
     def forget(self, replica: Replica) -> None:
-        """The partition is not led here any more."""
+        """Drop the partition: it is no longer led here."""
         self._looks.pop(replica, None)
         self._wanting.pop(replica, None)
         self._due.pop(replica, None)
@@ -182,7 +181,7 @@ class InSyncChanges:
             heapq.heappush(self._deadlines, (due_us, next(self._numbers), replica))
 
     def run(self, now: Now) -> None:
-        """Look at the partitions whose turn it is, and ask the controller for what is to change."""
+        """Look at the partitions that are due, and send the controller their proposals."""
         self._expire(now)
         asked: list[_Asked] = []
         assert len(self._due) <= len(self._deadlines), "a deadline is found by its moment"
@@ -232,7 +231,7 @@ class InSyncChanges:
         self._moved(replica)
 
     def _moved(self, replica: Replica) -> None:
-        """Who counts may have changed, and with it what readers may see."""
+        """Advance the high watermark: the set of replicas that count may have changed."""
         if replica.state.followers_moved():
             self._wakeups.changed(replica)
         replica.look_at_answers()
@@ -253,7 +252,7 @@ class InSyncChanges:
     def _answered(
         self, asked: list[_Asked], answer: object, error: BaseException | None, now: Now
     ) -> None:
-        """What was decided, or that nobody knows."""
+        """Settle each proposal: decided, refused, or of unknown outcome."""
         if self._in_flight is not asked:
             return  # Called again after a bug of ours.
         self._in_flight = None
@@ -282,11 +281,11 @@ class InSyncChanges:
         assert result is None or result.partition == replica.name.partition
         code = 0 if result is None else result.error_code
         if result is not None and not code and result.leader_epoch != leadership.leader_epoch:
-            code = FencedLeaderEpoch.code  # It has held, and somebody else leads since.
+            code = FencedLeaderEpoch.code  # It was decided, and another broker leads since.
         if code in SETTLED_BY_METADATA:
             leadership.refused(code)
         elif result is None or code:
-            # What failed half way may yet become true, so only these errors prove anything.
+            # A decision that failed half way may still commit: only these errors prove it did not.
             if code in PROVES_NOTHING_CHANGED:
                 leadership.refused(code)
             else:
@@ -299,7 +298,8 @@ class InSyncChanges:
         self._moved(replica)
 
     def _tell(self, replica: Replica, after: frozenset[int]) -> None:
-        """Log and count who has left and who has come, whoever said so first."""
+        """Log and count brokers that left or joined, whether proposed here or decided by the
+        controller."""
         before = self._told.get(replica)
         self._told[replica] = after
         if before is not None and after != before:

@@ -1,12 +1,10 @@
 """Log starts of followers: following the leader's, and requests that wait until followers have.
 
-Owns, on a follower, the start that each leader sent: a start moved by retention is followed
-without a write; one promised to a client (DELETE_RECORDS) is on the follower's disk before it
-counts as followed. On a leader, the DELETE_RECORDS requests that wait. A follower counts while
-its broker is alive or it is in sync; below `min.insync.replicas` nothing is confirmed, because a
-broker that is away may lead next. With one replica no request waits.
-
-Must not know: how a start moves, how the leader's start arrives.
+On a follower: the start that each leader sent. One moved by retention is followed without a write;
+one promised to a client (DELETE_RECORDS) is on the follower's disk before it counts as followed. On
+a leader: the DELETE_RECORDS requests that wait. A follower counts while its broker is alive or it
+is in sync; below `min.insync.replicas` nothing is confirmed, because a broker that is away may lead
+next. With one replica no request waits.
 """
 
 from __future__ import annotations
@@ -32,12 +30,11 @@ class _Said(NamedTuple):
 
 
 class FollowedStarts:
-    """The log starts of copies: a copy begins where its leader's log does, and decides nothing
-    itself.
+    """Moves the log start of each follower to its leader's.
 
     Args:
-        moved: called with a copy whose start has moved: its leader is to know.
-        failed: called with a copy that could not be trimmed now.
+        moved: called with a replica whose start has moved: its leader needs the new one.
+        failed: called with a replica that could not be trimmed now.
     """
 
     __slots__ = ("_failed", "_moved", "_said", "_trims")
@@ -54,7 +51,7 @@ class FollowedStarts:
         self._said: dict[Replica, _Said] = {}
 
     def said(self, replica: Replica, start_offset: int, saved_offset: int, now: Now) -> None:
-        """The leader's log begins there, and rows below `saved_offset` never come back."""
+        """Take the leader's log start; rows below `saved_offset` never come back."""
         log = replica.log
         assert not replica.state.leads, "a leader decides itself"
         if start_offset <= log.log_start_offset and saved_offset <= log.start_saved:
@@ -64,7 +61,7 @@ class FollowedStarts:
         self.go_on(replica, now)
 
     def go_on(self, replica: Replica, now: Now) -> None:
-        """Follow what was said last, as far as the copy has rows and nothing else is under way."""
+        """Follow the leader's last start, as far as there are rows here and no other job runs."""
         said = self._said.get(replica)
         if said is None or replica.state.leads or replica.deleted:
             self._said.pop(replica, None)
@@ -77,7 +74,7 @@ class FollowedStarts:
         start = min(said.start_offset, end)
         promised = saved > log.start_saved
         if not promised and start <= log.log_start_offset:
-            return  # The rest comes with rows.
+            return  # The rest follows when rows are fetched.
         assert log.log_start_offset <= end
         then = partial(self._trimmed, [replica])
         try:
@@ -99,7 +96,7 @@ class FollowedStarts:
                 self.go_on(replica, now)
 
     def forget(self, replica: Replica) -> None:
-        """The partition has no leader elsewhere any more, or is not here."""
+        """Drop the replica: its partition has no leader elsewhere any more, or is not here."""
         self._said.pop(replica, None)
 
 
@@ -110,25 +107,24 @@ class _Waiting(NamedTuple):
 
 
 class CopiedStarts:
-    """Requests that wait until the copies of a partition begin where its log does
-    (DELETE_RECORDS).
-    """
+    """Requests that wait until the followers' logs begin where the leader's does
+    (DELETE_RECORDS)."""
 
     __slots__ = ("_brokers", "_outbox", "_waiting")
 
     def __init__(self, brokers: Brokers, outbox: Outbox) -> None:
         self._brokers = brokers
         self._outbox = outbox
-        # As many as requests of DELETE_RECORDS are under way, a few partitions of each.
+        # Bounded by the DELETE_RECORDS requests under way, a few partitions each.
         self._waiting: dict[Replica, list[_Waiting]] = {}
 
     @property
     def is_needed(self) -> bool:
-        """True while somebody waits."""
+        """True while a request waits."""
         return bool(self._waiting)
 
     def starter(self, replica: Replica, offset: int, deadline_us: int, now: Now) -> Starter:
-        """Wait until all live copies begin at `offset` or later. To be yielded."""
+        """Return a wait, to be yielded, until all live followers begin at `offset` or later."""
 
         def start(then: Then) -> None:
             self._waiting.setdefault(replica, []).append(_Waiting(offset, deadline_us, then))
@@ -142,12 +138,13 @@ class CopiedStarts:
         return min(moments, default=None)
 
     def run(self, now: Now) -> None:
-        """Look at all that wait: deadlines, leaders and brokers may have changed."""
+        """Look at all waiting requests: deadlines, leaders and brokers may have changed."""
         for replica in list(self._waiting):
             self.look(replica, now)
 
     def look(self, replica: Replica, now: Now) -> None:
-        """A copy of this partition has said where it begins, or the partition is led elsewhere."""
+        """Look at the requests of one partition: a follower's start moved, or its leader
+        changed."""
         waiting = self._waiting.pop(replica, None)
         if waiting is None:
             return
@@ -192,9 +189,9 @@ class CopiedStarts:
             self._outbox.internal_error("after copies have moved their starts", failure)
 
     def stop(self, now: Now) -> None:
-        """The broker stops: nobody waits any longer."""
+        """Answer all waiting requests: the broker stops."""
         waiting = [one for some in self._waiting.values() for one in some]
         self._waiting.clear()
         for one in waiting:
             self._tell(one, RequestTimedOut("the broker stops before all copies follow."), now)
-        assert not self._waiting, "whoever is told asks for nothing more"
+        assert not self._waiting, "no request waits again after its answer"

@@ -1,13 +1,12 @@
-"""Replicas here that nobody may count on: the controller is told, and others hold their partitions.
+"""Replicas here that must not count: reported to the controller until the metadata say so.
 
-Owns which these are, and asking for as long as the metadata count on them: a failed write or fsync,
-a log that could not be opened, damaged rows. Only where a partition has more than one replica:
-with one, the leader goes on serving what can be read.
+They are offline after a failed write or fsync, a log that could not be opened, or damaged rows.
+Only where a partition has more than one replica: with one, the leader keeps serving what can be
+read.
 
-One with damaged rows is told with the leader epoch it is known in, until a later one holds. Where
-it leads, it is told when somebody else is in sync: before, nobody would take over without loss.
-
-Must not know: what failed, who leads next.
+A replica with damaged rows is reported with the leader epoch of the finding, until a later one
+holds. If it leads, it is reported once another replica is in sync: before, no replica could take
+over without loss.
 """
 
 from __future__ import annotations
@@ -36,13 +35,13 @@ _ALWAYS_US: Final = -(2**62)
 
 
 class OfflineReplicas:
-    """See the module docstring.
+    """Reports offline replicas to the controller.
 
     Args:
         node_id: this broker.
-        broker_epoch: under which it is registered now; negative: it is not.
-        metadata: what this broker has applied.
-        ask: has the controller decide.
+        broker_epoch: returns the epoch of its registration; negative: not registered.
+        metadata: as applied by this broker.
+        ask: sends the request to the controller.
     """
 
     __slots__ = (
@@ -70,7 +69,7 @@ class OfflineReplicas:
         self._metadata = metadata
         self._ask = ask
         self._outbox = outbox
-        # With the leader epoch that is to be over; NO_EPOCH: none is.
+        # With the leader epoch that must be over; NO_EPOCH: none.
         self._keys: dict[Key, int] = {}
         self._untold: set[Key] = set()
         self._in_flight: object = None
@@ -78,20 +77,20 @@ class OfflineReplicas:
 
     @property
     def is_needed(self) -> bool:
-        """True while the controller is to be told of a replica."""
+        """True while a replica is to be reported."""
         return bool(self._keys)
 
     @property
     def is_untold(self) -> bool:
-        """True while the controller has not heard of all of them, and might have one lead."""
+        """True while a report is missing, and the controller could elect such a replica."""
         left = [(key, self._keys[key]) for key in self._untold]
         return any(self._is_counted_on(*one) and self._is_to_tell(*one) for one in left)
 
     def changed(self, key: Key, *, is_offline: bool, leader_epoch: int = NO_EPOCH) -> None:
-        """This replica cannot be counted on until it is opened again; or it is open again.
+        """Note a replica as offline until it is opened again, or as open again.
 
         Args:
-            leader_epoch: under which it may have been counted, if it is to be made anew.
+            leader_epoch: the last under which it may have counted, if it is to be replaced.
         """
         self._untold.discard(key)
         if not is_offline:
@@ -108,7 +107,7 @@ class OfflineReplicas:
         return max(self._try_us, 0)
 
     def _is_counted_on(self, key: Key, leader_epoch: int) -> bool:
-        """True when others could hold the partition, and the metadata still count on this one."""
+        """True if the metadata still count on this replica, and others could hold the partition."""
         try:
             _, partition = find_partition(self._metadata.image, *key)
         except QuiverlogError:
@@ -117,14 +116,13 @@ class OfflineReplicas:
         counted = (*partition.in_sync_replicas, *partition.eligible_leader_replicas)
         is_anew = leader_epoch != NO_EPOCH
         is_known = is_anew and partition.leader_epoch <= leader_epoch
-        # Its log counts, where all of them are asked, until it is noted to count for nothing.
+        # While all logs are asked for, its log counts until its disk is noted as replaced.
         is_known = is_known or (is_anew and self._node_id not in partition.replaced_disks)
         return len(partition.replicas) > 1 and (is_known or self._node_id in counted)
 
     def _is_to_tell(self, key: Key, leader_epoch: int) -> bool:
-        """False for a damaged leader whose rows nobody else has for certain: it goes on; and
-        while logs are asked for: then it is told with the others what this one has.
-        """
+        """False for a damaged leader without another in-sync replica: it keeps leading. False also
+        while logs are asked for: the report of logs covers it."""
         _, partition = find_partition(self._metadata.image, *key)
         assert len(partition.replicas) > 1
         is_alone = partition.in_sync_replicas == (self._node_id,)
@@ -133,7 +131,7 @@ class OfflineReplicas:
         return not partition.awaits_logs and (partition.leader_id != self._node_id or not is_alone)
 
     def run(self, now: Now) -> None:
-        """Tell the controller, if it is time."""
+        """Report to the controller, if due."""
         if self._in_flight is not None or now.mono_us < self._try_us:
             return
         counted = {k: epoch for k, epoch in self._keys.items() if self._is_counted_on(k, epoch)}

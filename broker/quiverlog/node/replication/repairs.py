@@ -4,10 +4,10 @@
                      │   ▲────────────────── it could not be remade ◀──────────────┘
                      └── leads, and no other replica is in sync: goes on
 
-Owns which replicas these are and their jobs. Only where a partition has more than one replica. A
-damaged follower stops fetching; a damaged leader takes writes until another leads. Files are let
-go when by the metadata no other replica relies on them, in a leader epoch later than any in which
-this replica has fetched. A start in the middle finds the marked replica, none, or the empty one.
+Only where a partition has more than one replica. A damaged follower stops fetching; a damaged
+leader takes writes until another leads. Files are released when by the metadata no other replica
+relies on them, in a leader epoch later than any in which this replica has fetched. A restart in the
+middle finds the marked replica, none, or the empty one.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from quiverlog.types import NO_EPOCH, Now, TopicPartition
 __all__ = ["Holder", "MadeAnew", "MakeAnewJob", "MarkDamagedJob", "Repairs", "TellOffline"]
 
 
-# The jobs of a repair: marking a replica whose rows are damaged, and making it anew.
+# The jobs of a repair: marking a replica with damaged rows, and replacing it.
 class MadeAnew(NamedTuple):
-    """`aside`: what the directory with the damaged files is called; empty where there was none.
+    """`aside`: the name of the directory with the damaged files; empty: there was none.
 
     `removed`: names of those that were kept until now. `kept_too_many`: why others stayed.
     """
@@ -50,7 +50,7 @@ class MadeAnew(NamedTuple):
 
 
 class MarkDamagedJob:
-    """Have the next start know that rows are damaged, which it may not look at."""
+    """Note on disk that rows are damaged: the next start may not check them."""
 
     __slots__ = ("_disk", "_why", "key", "kind")
 
@@ -61,17 +61,16 @@ class MarkDamagedJob:
         self._why = why
 
     def run(self) -> None:
-        """Raises DiskFull, StorageFault, ThrottledBroker: the damage is to be found again."""
+        """Raises DiskFull, StorageFault, ThrottledBroker: then the damage has to be found again."""
         mark_damaged(self._disk, self.key, self._why)
 
 
 class MakeAnewJob:
-    """Set the files of a partition aside, and make an empty directory for it.
+    """Set a partition's files aside, and make an empty directory for it.
 
     Args:
-        size_bytes: so much is expected to be copied: those set aside make room for it.
-        kept_max: so many of those that were set aside stay, of all partitions.
-        free_bytes_min: with less room on the disk fewer stay, or none.
+        kept_max: how many set-aside directories stay, of all partitions.
+        free_bytes_min: with less free space fewer stay, or none.
     """
 
     __slots__ = (
@@ -116,7 +115,7 @@ _RETRY_US: Final = 5_000_000
 
 
 class Holder(Protocol):
-    """Who holds the replicas of this broker."""
+    """The replicas of this broker."""
 
     def find(self, key: Key) -> Replica | None:
         """The replica, led or followed."""
@@ -125,14 +124,15 @@ class Holder(Protocol):
         """True for a partition that could not be opened, and is not being opened now."""
 
     def let_go_damaged(self, key: Key) -> tuple[TopicPartition, Replica | None]:
-        """Let nobody use its files any more, but jobs that are under way."""
+        """Release its files to all but the jobs under way; return its name, and the replica if
+        open."""
 
     def open_again(self, key: Key, name: TopicPartition, now: Now, *, new: bool) -> None:
         """Open what has its name now; `new`: an empty directory."""
 
 
 class TellOffline(Protocol):
-    """Who has the controller know of replicas that cannot be counted on."""
+    """Reports replicas that must not count to the controller."""
 
     def changed(self, key: Key, *, is_offline: bool, leader_epoch: int = NO_EPOCH) -> None:
         """See `OfflineReplicas`."""
@@ -145,12 +145,11 @@ class _Leaving(NamedTuple):
 
 
 class Repairs:
-    """Replicas here whose rows are damaged: they leave, are set aside, and are copied again.
+    """Replicas here with damaged rows: released, set aside, and fetched again.
 
     Args:
-        image: what the metadata say now.
-        holder: asked for once there is something to do.
-        went_offline: a copy asks for nothing any more.
+        holder: returns the replicas; called once there is something to do.
+        went_offline: called with a replica that stops fetching.
     """
 
     __slots__ = (
@@ -196,25 +195,25 @@ class Repairs:
         self._holder = holder
         self._tell = tell
         self._went_offline = went_offline
-        # By the leader epoch under which each may have been counted.
+        # With the last leader epoch under which each may have counted.
         self._damaged: dict[Key, int] = {}
         self._leaving: dict[Key, _Leaving] = {}
         self._is_making = False
-        self._looked_at = -1  # The version of the metadata.
+        self._looked_at = -1  # A version of the metadata.
         self._not_before_us = 0
 
     def set_kept(self, kept_max: int, _now: Now) -> None:
-        """So many are left when the next is made anew."""
+        """Set how many set-aside directories stay, from the next repair on."""
         self._kept_max = kept_max
 
     # --- what happened -------------------------------------------------------------------------
     def found(self, replica: Replica, why: str) -> None:
-        """Rows of this replica are damaged, or cannot be read."""
+        """Note that rows of this replica are damaged or cannot be read, and report it."""
         key = (replica.topic.topic_id, replica.name.partition)
         partition = self._partition(key)
         if replica.damage or replica.deleted or partition is None or len(partition.replicas) < 2:
             return
-        assert key not in self._leaving, "what is let go is read by nobody"
+        assert key not in self._leaving, "released files are not read"
         replica.damage = why
         self._outbox.log("error", "replica damaged", partition=str(replica.name), why=why)
         self._is_damaged(key, partition)
@@ -225,7 +224,7 @@ class Repairs:
             self._jobs.start(job, partial(self._marked, [replica]))
 
     def opened(self, key: Key, replica: Replica) -> None:
-        """The log of a partition is open, whatever it was before."""
+        """Note that the log of a partition is open; damage found at opening begins a repair."""
         self._damaged.pop(key, None)
         self._tell.changed(key, is_offline=False)
         if replica.log.recovery.damages:
@@ -233,7 +232,8 @@ class Repairs:
         self._count()
 
     def failed(self, key: Key, error: BaseException) -> None:
-        """The log of a partition cannot be opened."""
+        """Note that the log of a partition cannot be opened: damage begins a repair, else it is
+        offline."""
         partition = self._partition(key)
         if partition is not None and len(partition.replicas) > 1 and is_damage(error):
             self._is_damaged(key, partition)
@@ -274,14 +274,17 @@ class Repairs:
         return bool(self._damaged or self._leaving)
 
     def is_leaving(self, key: Key) -> bool:
-        """True while the files of a partition are being exchanged: nobody may open them."""
+        """True while the files of a partition are exchanged: it must not be opened."""
         return key in self._leaving
 
     def check_free(self, names: Mapping[str, bytes]) -> None:
-        """Raise ThrottledBroker while the files of partitions of these names are exchanged.
+        """Refuse partitions of these names while their files are exchanged.
 
         Args:
             names: topic ids by partition name.
+
+        Raises:
+            ThrottledBroker: the files of one are.
         """
         if any(str(one.name) in names for one in self._leaving.values()):
             raise ThrottledBroker("a damaged replica of this name is set aside: try again.")
@@ -297,7 +300,7 @@ class Repairs:
 
     # --- letting go ----------------------------------------------------------------------------
     def run(self, now: Now) -> None:
-        """Let go of what nobody relies on any more, and make the next one anew."""
+        """Release replicas that no other relies on any more, and replace the next one."""
         if self._is_making or now.mono_us < self._not_before_us:
             return
         if self._looked_at != self._metadata.image.version:
@@ -326,7 +329,7 @@ class Repairs:
             del self._damaged[key]
             self._tell.changed(key, is_offline=False)
             name, replica = holder.let_go_damaged(key)
-            assert replica is None or replica.deleted, "nobody reads it any more"
+            assert replica is None or replica.deleted, "released replicas are deleted"
             assert holder.find(key) is None
             self._leaving[key] = _Leaving(name, replica, leader_epoch)
 
@@ -386,5 +389,5 @@ class Repairs:
 
 
 def _is_free(leaving: _Leaving) -> bool:
-    """No job uses the files."""
+    """True if no job uses the files."""
     return leaving.replica is None or leaving.replica.jobs_running == 0

@@ -1,13 +1,11 @@
 """Follower fetchers: replicas here whose partitions other brokers lead.
 
-Owns the machine of each follower (`core.replication.follower`), one fetcher per leader, the
+Owns each follower's state machine (`core.replication.follower`), one fetcher per leader, the
 requests made of its plans, and the jobs that truncate a log. Rows are checked, appended and
-confirmed with the next fetch. Without work it costs as much as there are leaders.
+confirmed with the next fetch. Without work the cost is per leader, not per partition.
 
-Invariant: while a truncation runs (`Replica.cutting`) nothing is appended, no flush begins, and
-the partition is not led here, whatever the metadata say.
-
-Must not know: how the metadata come about, connections.
+Invariant: while a truncation runs (`Replica.cutting`) nothing is appended, no flush begins, and the
+partition is not led here, whatever the metadata say.
 """
 
 from __future__ import annotations
@@ -51,7 +49,8 @@ __all__ = ["Replication", "end_of_wait", "fetch_of"]
 
 # What a follower sends to a leader: the next fetch of a session, and the end of a fetch's wait.
 def fetch_of(plan: FetchPlan, node_id: int, broker_epoch: int) -> ReplicaFetchRequest:
-    """The fetch; a broker that is not registered now (a negative epoch) asks as if it were new."""
+    """Return the request; a broker that is not registered (negative epoch) sends 0, as a new
+    one."""
     assert plan.session_id or not plan.may_wait, "what begins a session is not held back"
     return ReplicaFetchRequest(
         replica_id=node_id,
@@ -65,7 +64,8 @@ def fetch_of(plan: FetchPlan, node_id: int, broker_epoch: int) -> ReplicaFetchRe
 
 
 def end_of_wait(session_id: int, node_id: int, broker_epoch: int) -> ReplicaFetchRequest:
-    """Has the leader answer the fetch of this session that it holds back: there is news for it."""
+    """Return the request that ends the wait of this session's fetch: the follower has news to
+    send."""
     assert session_id > 0, "only the fetch of a session is held back"
     return ReplicaFetchRequest(
         replica_id=node_id,
@@ -76,18 +76,18 @@ def end_of_wait(session_id: int, node_id: int, broker_epoch: int) -> ReplicaFetc
 
 
 _ANSWER_MS: Final = REPLICA_FETCH_WAIT_MS + 4_500
-"""A leader that says nothing for so long is given up."""
+"""A leader that does not answer in this time is given up."""
 
 
 class Replication:
-    """The copies of partitions that other brokers lead: the host of their machines.
+    """The followers here: the host of their state machines.
 
     Args:
         node_id: this broker.
-        broker_epoch: under which it is registered now; negative: it is not.
-        starts: has copies begin where their leaders' logs do.
-        cut_done: called when the log of a partition may be led again.
-        quota: how fast partitions that move here are copied.
+        broker_epoch: returns the epoch of its registration; negative: not registered.
+        starts: moves followers' log starts to their leaders'.
+        cut_done: called when a truncation has ended and the partition may be led here again.
+        quota: limits the rate of partitions that move here.
     """
 
     __slots__ = (
@@ -127,7 +127,8 @@ class Replication:
     def follow(
         self, key: Key, replica: Replica, leader_id: int, leader_epoch: int, now: Now
     ) -> None:
-        """Another broker leads the partition under this epoch; a negative id: none does."""
+        """Follow another broker, which leads the partition under this epoch; a negative id: none
+        does."""
         copy = self._copies.get(key)
         if copy is None:
             copy = self._copies[key] = Copy(key, replica)
@@ -144,7 +145,8 @@ class Replication:
             self._told(copy, now)
 
     def leave(self, key: Key) -> bool:
-        """The partition is led here, or goes. False: not yet, for its log is being cut."""
+        """Stop following: the partition is led here, or goes. False: not yet, its log is in
+        truncation."""
         copy = self._copies.get(key)
         if copy is None:
             return True
@@ -167,9 +169,9 @@ class Replication:
             self._fetchers[copy.leader_id].told(copy.key, now.mono_us)
 
     def shown(self, key: Key) -> Replica | None:
-        """The copy, if readers may be shown its rows below its high watermark.
+        """Return the replica if readers may have its rows below its high watermark.
 
-        Its log was found to agree with that of the leader of this epoch, and its disk is well.
+        Its log agrees with that of the leader of this epoch, and its disk has no fault.
         """
         copy = self._copies.get(key)
         if copy is None or copy.follower.phase is not Phase.FETCHING:
@@ -180,9 +182,9 @@ class Replication:
         return replica if replica.fault is None else None
 
     def moved(self, replica: Replica) -> None:
-        """Something of a copy has moved: its leader is to know, if it was told otherwise.
+        """Fetch anew if the leader's state of this replica is out of date.
 
-        It waits for what is on the disk if it has asked for that, and for a new start.
+        A flush that the leader waits for, and a new log start, end the wait of a fetch under way.
         """
         copy = self._copies.get((replica.topic.topic_id, replica.name.partition))
         if copy is None:
@@ -194,7 +196,7 @@ class Replication:
             self._fetchers[copy.leader_id].told(copy.key, 0, urgent=urgent)
 
     def went_offline(self, replica: Replica) -> None:
-        """A replica takes no writes, or has lost rows: if it is a copy, it copies no more."""
+        """Stop fetching: the replica takes no writes, or has lost rows."""
         copy = self._copies.get((replica.topic.topic_id, replica.name.partition))
         if copy is not None:
             copy.follower.went_offline()
@@ -202,19 +204,20 @@ class Replication:
                 self._fetchers[copy.leader_id].told(copy.key, 0)
 
     def start_failed(self, replica: Replica, now: Now) -> None:
-        """The start of a copy could not follow its leader's: ask the leader again, later."""
+        """Fetch again later: the start of a replica could not follow its leader's."""
         copy = self._copies.get((replica.topic.topic_id, replica.name.partition))
         if copy is not None and copy.follower.may_fetch:
             copy.follower.failed(now.mono_us)
             self._told(copy, now)
 
     def set_move_rate(self, bytes_per_s: int, now: Now) -> None:
-        """Another rate for partitions that move here: no copy rests because of the one before."""
+        """Change the rate of moving partitions: pauses of the old rate end."""
         for copy in self._quota.set_rate(bytes_per_s, self._copies.values(), now.mono_us):
             self._told(copy, now)
 
     def deleted_below(self, key: Key, offset: int, now: Now) -> None:
-        """Rows of a copy that nobody leads were deleted while this broker was away."""
+        """Move the start of a replica without a leader: rows were deleted while this broker was
+        away."""
         if key in self._copies:
             self._starts.said(self._copies[key].replica, offset, offset, now)
 
@@ -231,7 +234,7 @@ class Replication:
         return min(dues, default=None)
 
     def run(self, now: Now) -> None:
-        """Begin the cuts that can be, and ask each leader that is to be asked."""
+        """Begin the truncations that can be, and send the fetches that are due."""
         for copy in list(self._to_cut.values()):
             self._begin_cut(copy, now)
         for leader_id, fetcher in self._fetchers.items():
@@ -259,10 +262,11 @@ class Replication:
             fetcher.failed(now.mono_us)
 
     def _end_wait(self, leader_id: int, session_id: int, now: Now) -> None:
-        """Have the leader answer the fetch that it holds back: there is news for it."""
+        """Ask the leader to answer the fetch that it holds: there is news for it."""
         request = end_of_wait(session_id, self._node_id, self._broker_epoch())
         peer = Peer(leader_id, Purpose.FETCH)
-        # Should it get lost, the fetch is answered in its time, or is lost, too. Nobody waits.
+        # If this gets lost, the fetch is answered when its wait ends, or is lost too: no caller
+        # waits.
         with contextlib.suppress(QuiverlogError):
             self._peers.ask(peer, request, lambda *_: None, now, timeout_ms=_ANSWER_MS)
 
@@ -305,7 +309,8 @@ class Replication:
         self._wakeups.changed(copy.replica)
 
     def _waits_for_damaged(self, copy: Copy, why: str) -> None:
-        """The leader hands over, if anybody has the rows; or they have to be given up."""
+        """Log once per offset: the leader is replaced if another replica has the rows; else they
+        have to be given up."""
         if copy.waits_at != copy.log_end_offset:
             copy.waits_at = copy.log_end_offset
             self._outbox.log(
