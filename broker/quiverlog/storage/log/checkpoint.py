@@ -2,9 +2,9 @@
 
 Owns `log-start`, its copy, `truncate-to`, `recovery-point` and `producers-<offset>.snapshot`
 (docs/storage-format.md has their fields), and the order in which producer state is read back: the
-newest good snapshot that is not ahead of the log, then the batch headers behind it. A snapshot of
-another log is not believed (docs/adr/0072): the last batch in front of it, the newest batch that
-it names, and each producer's first batch behind it must agree with it.
+newest good snapshot that is not ahead of the log, then the batch headers after it. A snapshot of
+another log is rejected (docs/adr/0072): the last batch before its offset, the newest batch that it
+names, and each producer's first batch after it must agree with it.
 
 Invariant: a damaged file counts as missing; the log is scanned or replayed from further back.
 """
@@ -89,11 +89,11 @@ class Producers(Protocol):
         """Take the states as they are now, cheaply; a job calls the result, which encodes them."""
 
     def blank(self, now_us: int | None = None) -> Self:
-        """Empty ones of the same kind, to be restored. `now_us`: when those that are found were
-        seen; None: as these were."""
+        """Return empty states of the same kind, to be restored. `now_us`: when restored producers
+        were last seen; None: as in these states."""
 
     def adopt(self, restored: Self) -> None:
-        """Take over the states of `restored`, which nobody else uses any more."""
+        """Take over the states of `restored`, which has no other user."""
 
     def record(self, header: BatchHeader, base_offset: int, now_us: int) -> None: ...
 
@@ -103,10 +103,11 @@ class Producers(Protocol):
 
     @property
     def newest_offset(self) -> int:
-        """The first row of the newest batch that is remembered; -1: there is none."""
+        """The first row of the newest batch in these states; -1: none."""
 
     def check(self, header: BatchHeader) -> int | None:
-        """Where the batch was stored, or None for a new one. Raises what refuses it."""
+        """Return where the batch was stored, None for a new one. Raises the error that refuses
+        it."""
 
 
 class RecoveryPoint(NamedTuple):
@@ -118,17 +119,17 @@ class RecoveryPoint(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """The rows [start_offset, end_offset) that a log is known to have had on the disk."""
+    """The rows [start_offset, end_offset) that were on the disk for certain."""
 
     start_offset: int
     end_offset: int
 
 
 class StoredPoint(NamedTuple):
-    """What `recovery-point` and its copy tell together.
+    """The combined contents of `recovery-point` and its copy.
 
-    `contents`: of each that is good. `bad`: names of those that are there and are not.
-    `agree`: both are there and say the same, bounds as well.
+    `contents`: of each good file. `bad`: names of existing files that are not good. `agree`: both
+    exist and are equal, bounds as well.
     """
 
     point: RecoveryPoint
@@ -141,9 +142,9 @@ class StoredPoint(NamedTuple):
 class _Copies:
     """The copies of one small file, or its only one.
 
-    One that is damaged counts as lost, and the other, or the log, says what it said. One that the
-    disk does not give now may be sound: while no other is, nothing is concluded from its silence.
-    A log whose recovery point was silent for a moment was cut to nothing.
+    A damaged one counts as lost: the other, or the log, has the value. One that the disk does not
+    deliver now may be good: while no other is, its absence proves nothing. (A log whose recovery
+    point was unreadable for a moment was once cut to nothing.)
     """
 
     def __init__(self, disk: Disk, magic: bytes, size: int) -> None:
@@ -154,7 +155,7 @@ class _Copies:
         self._is_known = False
 
     def read(self, path: str) -> bytes | None:
-        """The file's bytes; None when it is not there, or cannot be read."""
+        """Return the file's bytes; None if it does not exist, or cannot be read."""
         try:
             return self._disk.read_file(path)
         except FileNotFoundError:
@@ -167,7 +168,7 @@ class _Copies:
             return None
 
     def payload(self, data: bytes | None, path: str) -> bytes | None:
-        """What is in the file's frame; None when that is no good."""
+        """Return the payload of the file's frame; None if the frame is damaged."""
         if data is None:
             return None
         try:
@@ -180,13 +181,17 @@ class _Copies:
         return payload
 
     def check(self) -> None:
-        """Raises OSError: no copy is good, and one was not given by the disk."""
+        """Raise the disk's error if no copy is good, and one could not be read.
+
+        Raises:
+            OSError: that of the read.
+        """
         if self._silent is not None and not self._is_known:
             raise self._silent
 
 
 def _load(disk: Disk, magic: bytes, size: int, *paths: str) -> list[bytes]:
-    """The payloads of the good ones. Raises OSError: see `_Copies`."""
+    """Return the payloads of the good ones. Raises OSError: see `_Copies`."""
     copies = _Copies(disk, magic, size)
     found = [copies.payload(copies.read(path), path) for path in paths]
     copies.check()
@@ -194,7 +199,6 @@ def _load(disk: Disk, magic: bytes, size: int, *paths: str) -> list[bytes]:
 
 
 def pack_log_start(offset: int) -> bytes:
-    """The file's bytes."""
     assert offset >= 0
     return pack_file(_LOG_START_MAGIC, _VERSION, _OFFSET.pack(offset))
 
@@ -207,7 +211,8 @@ def save_log_start(disk: Disk, directory: str, offset: int) -> None:
 
 
 def load_log_start(disk: Disk, directory: str, names: Sequence[str]) -> int | None:
-    """The log start by the newest good file; 0 if none was written, None if all are damaged."""
+    """Return the highest log start of the good files; 0 if none was written, None if all are
+    damaged."""
     good = load_log_starts(disk, directory, names)
     if good:
         return max(good)
@@ -215,7 +220,7 @@ def load_log_start(disk: Disk, directory: str, names: Sequence[str]) -> int | No
 
 
 def load_log_starts(disk: Disk, directory: str, names: Sequence[str]) -> list[int]:
-    """What each good file says."""
+    """Return the log start of each good file."""
     paths = [f"{directory}/{name}" for name in LOG_START_FILES if name in names]
     found = _load(disk, _LOG_START_MAGIC, _OFFSET.size, *paths)
     assert len(found) <= len(paths)
@@ -223,7 +228,8 @@ def load_log_starts(disk: Disk, directory: str, names: Sequence[str]) -> list[in
 
 
 def pack_truncation(offset: int, directory: str) -> bytes:
-    """The file's bytes. They name the partition: nothing else could tell whose rows are to go."""
+    """Return the file's bytes. They name the partition, so that a file of another one is
+    recognized."""
     assert offset >= 0
     return pack_file(_TRUNCATION_MAGIC, _VERSION, _OFFSET.pack(offset) + _name_check(directory))
 
@@ -233,21 +239,21 @@ def _name_check(directory: str) -> bytes:
 
 
 def is_truncation_of_another(disk: Disk, directory: str) -> bool:
-    """True where `truncate-to` names another partition."""
+    """True if `truncate-to` names another partition."""
     path = f"{directory}/{TRUNCATION_FILE}"
     found = _load(disk, _TRUNCATION_MAGIC, _TRUNCATION_BYTES, path)
     return any(payload[_OFFSET.size :] != _name_check(directory) for payload in found)
 
 
 def load_truncation(disk: Disk, directory: str) -> int | None:
-    """The offset of a truncation that did not end; None when there is none (or it is damaged)."""
+    """Return the offset of an unfinished truncation; None if there is none (or it is damaged)."""
     path = f"{directory}/{TRUNCATION_FILE}"
     found = _load(disk, _TRUNCATION_MAGIC, _TRUNCATION_BYTES, path)
     return int(_OFFSET.unpack_from(found[0])[0]) if found else None
 
 
 def pack_recovery_point(point: RecoveryPoint, bounds: Bounds) -> bytes:
-    """The file's bytes: always as many, because it is written over in place."""
+    """Return the file's bytes: of constant length, because it is overwritten in place."""
     assert point.offset >= 0
     assert point.base_offset <= point.offset, "the point lies in its segment"
     assert bounds.start_offset >= 0
@@ -257,12 +263,12 @@ def pack_recovery_point(point: RecoveryPoint, bounds: Bounds) -> bytes:
 
 
 def load_recovery_point(disk: Disk, directory: str, names: Sequence[str]) -> StoredPoint:
-    """From the file and its copy; an empty point when there is none.
+    """Read the file and its copy; an empty point if there is none.
 
-    Both points are true, and so are both bounds: the later ones count.
+    Both points are valid, and so are both bounds: the later ones count.
 
     Args:
-        names: what is in the directory.
+        names: the directory's entries.
     """
     point, known = RecoveryPoint(), Bounds(0, 0)
     contents: dict[str, bytes] = {}
@@ -274,7 +280,8 @@ def load_recovery_point(disk: Disk, directory: str, names: Sequence[str]) -> Sto
         if name not in names:
             continue
         data = copies.read(f"{directory}/{name}")
-        if data is not None and data == good:  # Nearly always.
+        # Nearly always: then the frame need not be checked twice.
+        if data is not None and data == good:
             contents[name] = data
             agree = True
             continue
@@ -291,7 +298,7 @@ def load_recovery_point(disk: Disk, directory: str, names: Sequence[str]) -> Sto
 
 
 def snapshot_offsets(names: list[str]) -> list[int]:
-    """Offsets of the snapshots among a directory's names, newest first."""
+    """Return the offsets of the snapshots among a directory's names, newest first."""
     found = (own_offset(name, "snapshot") for name in names)
     return sorted((offset for offset in found if offset is not None), reverse=True)
 
@@ -301,7 +308,6 @@ def _snapshot_path(directory: str, offset: int) -> str:
 
 
 def pack_snapshot(offset: int, blob: bytes) -> bytes:
-    """The file's bytes."""
     assert offset >= 0
     return pack_file(_SNAPSHOT_MAGIC, _VERSION, _OFFSET.pack(offset) + blob)
 
@@ -313,13 +319,14 @@ def write_snapshot(disk: Disk, directory: str, offset: int, blob: bytes) -> None
 
 
 def drop_snapshot(disk: Disk, directory: str, offset: int) -> None:
-    """Remove a snapshot; a missing one is fine, and a directory of that name is not ours."""
+    """Remove a snapshot; a missing one is fine, and a directory of that name is not a snapshot."""
     with contextlib.suppress(FileNotFoundError, IsADirectoryError):
         disk.remove(_snapshot_path(directory, offset))
 
 
 def move_snapshot_aside(disk: Disk, directory: str, offset: int) -> str:
-    """Of one that tells of another log's batches. Returns a note; raises OSError, StorageFault."""
+    """Rename a snapshot with another log's batches. Returns a note; raises OSError,
+    StorageFault."""
     path = _snapshot_path(directory, offset)
     new = rename_aside(disk, directory, path.rpartition("/")[2], disk.list(directory))
     return (
@@ -329,7 +336,7 @@ def move_snapshot_aside(disk: Disk, directory: str, offset: int) -> str:
 
 
 def load_snapshot(disk: Disk, directory: str, offset: int) -> bytes | None:
-    """The blob of a producer snapshot, None when the file is damaged."""
+    """Return the blob of a producer snapshot, None if the file is damaged."""
     path = _snapshot_path(directory, offset)
     found = _load(disk, _SNAPSHOT_MAGIC, _OFFSET.size, path)
     if not found or _OFFSET.unpack_from(found[0])[0] != offset:
@@ -337,7 +344,7 @@ def load_snapshot(disk: Disk, directory: str, offset: int) -> bytes | None:
     return found[0][_OFFSET.size :]
 
 
-# What a partition knows of its producers, read again from its files.
+# Restoring producer state from the files.
 def restore_producers(
     disk: Disk,
     directory: str,
@@ -349,12 +356,13 @@ def restore_producers(
     damages: list[str],
     given_up: Sequence[Segment] = (),
 ) -> list[str]:
-    """The newest snapshot that is whole, this log's and not ahead of it; then the headers after it.
+    """Restore the newest snapshot that is whole, this log's and not ahead of it; then replay
+    headers.
 
-    Also those below the log start: a batch that was given up may be sent again. Snapshots that are
-    no good are removed, from the disk and from `snapshots`; those of another log are moved aside,
-    and the notes of it returned. One at an offset inside of a batch does not tell of this batch: it
-    is that of a copy whose rows begin there (docs/adr/0050).
+    Headers below the log start are replayed too: a trimmed batch may be sent again. Bad snapshots
+    are removed, from the disk and from `snapshots`; those of another log are moved aside, with a
+    note returned for each. A snapshot at an offset inside a batch does not cover that batch: it is
+    that of a follower whose rows begin there (docs/adr/0050).
 
     Raises OSError, StorageFault: the disk failed.
     """
@@ -370,7 +378,7 @@ def restore_producers(
                 notes.append(move_snapshot_aside(disk, directory, offset))
         snapshots.remove(offset)
         drop_snapshot(disk, directory, offset)
-        # One that is ahead must not come back once other rows have taken its offsets.
+        # A snapshot that is ahead must not come back once other rows have taken its offsets.
         disk.sync_dir(directory)
     else:
         producers.restore(b"")
@@ -380,7 +388,7 @@ def restore_producers(
 
 
 class _Rows:
-    """The headers of a log's batches, and what they say of a snapshot."""
+    """The headers of a log's batches, to check and complete a snapshot."""
 
     def __init__(
         self,
@@ -397,9 +405,9 @@ class _Rows:
         self._damages = damages
 
     def replay(self, producers: Producers, start: int) -> bool:
-        """Take in the batches behind the snapshot of `start`; 0: there is none.
+        """Replay the batches after the snapshot of `start`; 0: there is none.
 
-        False, half way, where one of them cannot have followed what the snapshot tells.
+        Returns False, half way, if one of them cannot follow the snapshot's state.
         """
         assert 0 <= start <= self._end
         seen = joined = start
@@ -408,7 +416,7 @@ class _Rows:
             if header.next_offset <= seen:
                 continue
             assert header.next_offset <= self._end, "rows that the log does not have"
-            # Behind rows that are missing a producer may have gone on from these.
+            # After missing rows a producer may have continued from those.
             if start and header.base_offset <= joined and header.producer_id not in met:
                 met.add(header.producer_id)
                 if not _may_follow(producers, header) and self._is_sound(header):
@@ -420,7 +428,8 @@ class _Rows:
         return True
 
     def _headers(self, start: int) -> Iterator[BatchHeader]:
-        """Of those below the log start as many as can be read: damage is nobody's loss there."""
+        """Yield the headers from `start`; below the log start as many as can be read, as damage
+        there loses no row."""
         seen = start
         for segment in self._given_up:
             with contextlib.suppress(CorruptLog, UnsupportedFormat):
@@ -436,7 +445,8 @@ class _Rows:
         yield from self._segments.headers(max(seen, self._start), self._damages)
 
     def _report_damages(self, first: int) -> None:
-        """Also of what the walk has stepped over itself: less is known now than there was."""
+        """Report also the damage that this walk has skipped: producer state from those rows is
+        missing."""
         assert self._start <= first <= self._end
         met = [(one, place) for one in self._segments.holding(first) for place in one.damages]
         for segment, place in met:
@@ -446,10 +456,10 @@ class _Rows:
                 self._damages.append(message)
 
     def confirm(self, producers: Producers, offset: int) -> bool:
-        """False where the rows in front of `offset` say that these producers are another log's.
+        """Return False if the rows before `offset` prove that these producers are another log's.
 
-        Also for no producers where the rows have one: it may have been silent for a day, and then
-        nothing is lost by asking the rows.
+        Also for no producers where the rows have one: it may be expired, and then replaying the
+        rows costs nothing but time.
         """
         assert 0 <= offset <= self._end
         before = self._batch_with(offset - 1)
@@ -470,13 +480,13 @@ class _Rows:
         return None if found is None else found[2]
 
     def _is_sound(self, header: BatchHeader) -> bool:
-        """True where the checksum vouches for what the header says of its producer."""
+        """True if the checksum covers the header's producer fields."""
         found = self._find(header.base_offset)
         assert found is None or found[2].base_offset <= header.base_offset
         return found is not None and reading.is_sound(*found)
 
     def _find(self, offset: int) -> tuple[Segment, int, BatchHeader] | None:
-        """The batch with this row, where that can be told from the headers."""
+        """Return the batch with this row, if the headers lead to it."""
         for segment in (*self._given_up, *self._segments.holding(offset)[:1]):
             if segment.base_offset <= offset < segment.end_offset:
                 with contextlib.suppress(CorruptLog, UnsupportedFormat, reading.Undiagnosed):
@@ -486,9 +496,9 @@ class _Rows:
 
 
 def _may_follow(producers: Producers, header: BatchHeader) -> bool:
-    """False for a batch that no leader has stored behind what is known of its producer.
+    """Return False for a batch that no leader can have stored after its producer's state.
 
-    One that was forgotten in between, after a day of silence, has begun anew.
+    A producer that expired in between (a day without batches) starts with a new state.
     """
     if header.producer_id < 0 or header.base_sequence == 0:
         return True

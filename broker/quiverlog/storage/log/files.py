@@ -1,11 +1,10 @@
-"""Partitions' directories and strange files in them: whose a directory is, strays, lost names.
+"""Partitions' directories and foreign files in them: owners, strays, lost names.
 
-Owns three rules. `partition.json` says which partition a directory belongs to; directories on
-their way out are named by ids, so no topic name collides with one. A file with a segment's name
-whose rows its neighbour already holds is a stray and is moved aside: content decides, not the
-name. A log whose first file lost its name in a power failure before any flush ends in front of
-the others (adr/0017); if rows may have been flushed, the files stay and the rows count as
-missing.
+Owns three rules. `partition.json` names the partition of a directory; directories to be removed are
+named by ids, so no topic name collides with one. A file with a segment's name whose rows its
+neighbour already holds is a stray and is moved aside: content decides, not the name. A log whose
+first file lost its name in a power failure before any flush ends before the others (adr/0017); if
+rows may have been flushed, the files stay and the rows count as missing.
 """
 
 from __future__ import annotations
@@ -61,15 +60,15 @@ _DOOMED: Final = re.compile(r"(?:[0-9a-f]{32}|unknown)-[0-9a-f]{8}\.deleted")
 ORPHAN: Final = ".orphan"
 DAMAGED: Final = ".damaged"
 DAMAGED_FILE: Final = "damaged"
-"""There where rows were found to be damaged: they come from other brokers again, whatever a later
-start finds of the damage. What it says is for people."""
+"""Exists where rows were found damaged: they are fetched from other brokers again, whatever a later
+start finds of the damage. Its content is for operators."""
 PARTITION_FILE: Final = "partition.json"
 EMPTIED_FILE: Final = "emptied"
-"""There where a start after a clean stop found nothing: nobody may take it for a new partition."""
+"""Exists where a start after a clean stop found nothing: it must not pass for a new partition."""
 NAME_BYTES_MAX: Final = 255
 _TOPIC_ID_BYTES: Final = 16
 _DAMAGED_BITS_MAX: Final = 4
-"""Two random ids differ in 64 of 128 bits; in so few, once in 10^31 pairs."""
+"""Two random ids differ in 64 of 128 bits; in at most 4, once in 10^31 pairs."""
 _MAGIC: Final = "quiverlog-partition"
 _VERSION: Final = 1
 _PARTITION_NAME: Final = re.compile(r".+-[0-9]+", re.DOTALL)
@@ -85,16 +84,18 @@ class PartitionFile(msgspec.Struct, kw_only=True):
 
 
 _DECODER: Final = msgspec.json.Decoder(PartitionFile)
-"""Made here: partitions are opened by threads, and msgspec describes a type in one thread only."""
+"""Made here: partitions are opened by threads, and msgspec builds a decoder for a type in one
+thread only."""
 
 
 def is_partition_name(name: str) -> bool:
-    """True for what may be `<topic>-<partition>`."""
+    """True for a name that may be `<topic>-<partition>`."""
     return _PARTITION_NAME.fullmatch(name) is not None
 
 
 def doomed_name(name: str, topic_id: bytes) -> str:
-    """What a partition's directory is called on its way out: short, one for each partition."""
+    """Return the name of a partition's directory that is to be removed: short, one per
+    partition."""
     assert len(topic_id) in (0, _TOPIC_ID_BYTES)
     owner = topic_id.hex() or "unknown"
     doomed = f"{owner}-{crc32c(os.fsencode(name)):08x}{DELETED}"
@@ -104,18 +105,17 @@ def doomed_name(name: str, topic_id: bytes) -> str:
 
 
 def is_doomed_name(name: str) -> bool:
-    """True for a name of `doomed_name`."""
     return _DOOMED.fullmatch(name) is not None
 
 
 def orphan_name(name: str, topic_id: bytes, attempt: int) -> str:
-    """What a directory that no topic owns is called: its own name, cut where it is too long."""
+    """Return the name for a directory without a topic: its own name, cut if too long."""
     assert attempt >= 0
     return aside_name(name, topic_id, f".{attempt}" if attempt else "", ORPHAN)
 
 
 def aside_name(name: str, topic_id: bytes, number: str, kind: str) -> str:
-    """What a partition's directory that was set aside is called."""
+    """Return the name for a partition's directory that is set aside."""
     end = f".{topic_id.hex()[:8] or 'unknown'}{number}{kind}"
     raw = os.fsencode(name)
     if len(raw) + len(end) > NAME_BYTES_MAX:
@@ -128,15 +128,15 @@ def aside_name(name: str, topic_id: bytes, number: str, kind: str) -> str:
 
 
 def printable(name: str) -> str:
-    """A name that anybody may have put there, as a log line takes it."""
+    """Return an arbitrary file name in a form that fits a log line."""
     return ascii(name)[1:-1]
 
 
 def read_topic_id(disk: Disk, directory: str) -> bytes | None:
-    """The id of the topic that a directory belongs to.
+    """Return the id of the directory's topic.
 
-    Empty when its file is missing or torn, as a power failure during the creation leaves it, or
-    holds what is no topic's id; None when it cannot be read, so that nobody knows.
+    Empty if its file is missing or torn, as a power failure during the creation leaves it, or has
+    no valid id; None if it cannot be read, so that the owner is unknown.
 
     Raises:
         UnsupportedFormat: a newer version wrote it.
@@ -156,7 +156,7 @@ def read_topic_id(disk: Disk, directory: str) -> bytes | None:
 
 
 def names_itself(disk: Disk, directory: str, name: str) -> bool:
-    """True when the file in a partition's directory has the directory's name."""
+    """True if the file in a partition's directory has the directory's name."""
     try:
         data = disk.read_file(f"{directory}/{PARTITION_FILE}")
         return _DECODER.decode(data).name == printable(name)
@@ -165,14 +165,14 @@ def names_itself(disk: Disk, directory: str, name: str) -> bool:
 
 
 def is_damaged_id(found: bytes, own: bytes) -> bool:
-    """True when `found` differs from `own` in so few bits that no other topic has that id."""
+    """True if `found` differs from `own` in few enough bits to be a damaged copy of it."""
     if len(found) != len(own) or found == own:
         return False
     return sum((a ^ b).bit_count() for a, b in zip(found, own, strict=True)) <= _DAMAGED_BITS_MAX
 
 
 def write_partition_file(disk: Disk, directory: str, name: str, topic_id: bytes) -> None:
-    """Say whose directory this is. Durable with the first rows: see `create_partition`."""
+    """Write the directory's owner. Durable with the first rows: see `create_partition`."""
     file = PartitionFile(topic_id=topic_id.hex(), name=printable(name))
     try:
         disk.write_file_atomic(
@@ -184,23 +184,23 @@ def write_partition_file(disk: Disk, directory: str, name: str, topic_id: bytes)
 
 
 def sync_partition_file(disk: Disk, directory: str) -> None:
-    """Bring what says whose rows these are to the disk.
+    """Make the directory's owner durable.
 
-    Without it they are nobody's once their topic is deleted, and stay for ever. Its failure is none
-    of the rows'.
+    Without it, files stay for ever once their topic is deleted. A failure here does not concern the
+    rows.
     """
     with contextlib.suppress(OSError):
         disk.open(f"{directory}/{PARTITION_FILE}", create=False).sync()
 
 
-# Files that have a segment's name and hold nothing of its rows, while their neighbour has them.
+# Files with a segment's name but none of its rows, which their neighbour holds.
 def set_aside_strays(
     disk: Disk, directory: str, segments: list[Segment], names: Sequence[str]
 ) -> list[str]:
-    """Take strays out of `segments`, which are in order, and move them aside; notes on them.
+    """Take strays out of `segments`, which are in order, and move them aside; return notes on them.
 
     Args:
-        names: what is in the directory.
+        names: the directory's entries.
 
     Raises:
         StorageFault: one cannot be moved.
@@ -219,7 +219,7 @@ def set_aside_strays(
         segment.file.close()
         owner = short_name(kept[-1].path)
         notes.append(f"{name} holds no batch, its rows are in {owner}: moved to {new}.")
-    assert len(kept) + len(notes) == len(segments), "each is kept or told"
+    assert len(kept) + len(notes) == len(segments), "each is kept or noted"
     assert kept[:1] == segments[:1], "the first one has no neighbour in front of it"
     if notes:
         for segment, following in pairwise(kept):
@@ -231,10 +231,10 @@ def set_aside_strays(
 
 
 def _is_void(segment: Segment, indexed: bool) -> bool:
-    """True when no batch of its rows begins the file.
+    """True if the file does not begin with a batch of its rows.
 
     Args:
-        indexed: it has an index file, so that it had rows when it was finished.
+        indexed: it has an index file, so it had rows when it was finished.
     """
     file = segment.file
     if file.size < SEGMENT_HEADER_BYTES + BATCH_HEADER_BYTES:
@@ -253,7 +253,7 @@ def _is_void(segment: Segment, indexed: bool) -> bool:
 
 
 def _reaches(segment: Segment, following: Segment) -> bool:
-    """True when a good batch of `segment` holds rows that `following` would begin with."""
+    """True if a good batch of `segment` holds the row that `following` would begin with."""
     file, offset = segment.file, following.base_offset
     if file.size <= SEGMENT_HEADER_BYTES or segment.files.ends_by_index(offset):
         return False
@@ -266,7 +266,7 @@ def _reaches(segment: Segment, following: Segment) -> bool:
     return False
 
 
-# A log whose first file has lost its name, while files behind it are there.
+# A log whose first file has lost its name, while later files exist.
 def lost_unflushed(
     segments: Sequence[Segment],
     start_offset: int,
@@ -274,15 +274,15 @@ def lost_unflushed(
     names: Sequence[str],
     moved: Sequence[str],
 ) -> bool:
-    """True when the log should end at its start, in front of all its files.
+    """True if the log should end at its start, before all its files.
 
-    Indexes and snapshots count, because they are written when a flush has succeeded, and so does
-    what had the name of a segment and was no file: somebody has put it there.
+    Indexes and snapshots count, because they are written after a flush, and so does an entry with a
+    segment's name that was no file: it was put there by hand.
 
     Args:
-        known_offset: what the log's small files and the last stop know.
-        names: what is in the directory.
-        moved: names of what was moved aside, because it was no file.
+        known_offset: the end by the log's small files and the last stop.
+        names: the directory's entries.
+        moved: names of entries that were moved aside, because they were no files.
 
     Raises:
         UnsupportedFormat: a newer version wrote one of the segments.
@@ -303,7 +303,8 @@ def lost_unflushed(
 
 
 def _knows_more(segment: Segment, offset: int) -> bool:
-    """A damaged header may know of rows above `offset`; zeros or half of it never arrived."""
+    """True if the header has bounds above `offset`, or is damaged and may have had; zeros or half a
+    header never arrived."""
     file = segment.file
     if file.size < SEGMENT_HEADER_BYTES:
         return False

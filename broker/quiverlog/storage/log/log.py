@@ -1,13 +1,13 @@
-"""One partition's log: segments in a row, seen as one sequence of offsets. One thread uses a log.
+"""One partition's log: consecutive segments as one sequence of offsets. One thread uses a log.
 
 Owns opening and closing, append, roll, flush, trim, truncation and retention; reading is in
 `reader`. What waits for the disk is a job (`jobs`): begun here, run elsewhere, completed here.
 
 Invariants:
 - log_start_offset <= log_end_offset; rows below flushed_offset survive a power failure.
-- An append is stored whole or not at all; offsets have no gap; leader epochs never fall.
+- An append is stored whole or not at all; offsets have no gap; leader epochs never decrease.
 - A failed flush is final (`fault`): the kernel may have dropped the pages.
-- log_start_offset never falls; it is on the disk before the rows below disappear for readers.
+- log_start_offset never decreases; it is on the disk before the rows below disappear for readers.
 - Retention by time moves the start batch by batch, by size a segment at a time, neither beyond
   the high watermark.
 """
@@ -66,12 +66,12 @@ Batches = Sequence[tuple[BatchHeader, memoryview]]
 _LATE_ROLL_MS_MIN: Final = 60_000
 """No segment is finished for its late rows before that: files are not free."""
 _LATE_US: Final = 1_000_000
-"""Rows whose time is further behind their arrival are judged by the arrival. Others come so late as
-a producer and a network take, and their own time will do."""
+"""Rows with a time further behind their arrival are retained by the arrival. Below that the
+difference is the delay of a producer and its network, and their own time is used."""
 
 
 def _late_arrival_us(batches: Batches, now: Now) -> int:
-    """This moment, where one of the batches is late; 0: none is."""
+    """Return this moment if one of the batches is late, else 0."""
     late_us = now.wall_us - _LATE_US
     is_late = any(header.timestamp_max_us < late_us for header, _ in batches)
     return now.wall_us if is_late else 0
@@ -92,15 +92,17 @@ class LogConfig:
 
     @property
     def roll_bytes(self) -> int:
-        """Segments are at most an eighth of `retention_bytes`, so that the bound can hold."""
+        """The size at which a segment is finished: at most an eighth of `retention_bytes`, so that
+        the bound can hold."""
         if self.retention_bytes < 0:
             return self.segment_bytes
         return max(1, min(self.segment_bytes, self.retention_bytes // 8))
 
     def roll_us(self, *, has_late: bool) -> int:
-        """At this age a segment is finished.
+        """Return the age at which a segment is finished.
 
-        One with late rows soon: all its rows from the first of them on stay as long as the last.
+        A segment with late rows is finished early: all its rows from the first late one stay as
+        long as the last.
         """
         if not has_late or self.retention_ms < 0:
             return self.segment_ms * 1000
@@ -109,10 +111,10 @@ class LogConfig:
 
 
 class Log:
-    """One partition's log: segments in a row, seen as one sequence of offsets.
+    """One partition's log.
 
-    All attributes are for reading, except `config`. `reader` has its rows, and owns where it begins
-    and ends.
+    All attributes are for reading, except `config`. `reader` has its rows, and owns its start and
+    end.
     """
 
     __slots__ = (
@@ -171,7 +173,7 @@ class Log:
         producers: Producers | None = None,
         indexes: IndexCache | None = None,
     ) -> Log:
-        """The log of a directory that holds none: what `open` finds there, without any I/O."""
+        """Return the log of an empty directory: the result of `open` without its I/O."""
         log = cls(disk, LogReader(directory, indexes), config)
         log._producers = producers
         return log
@@ -193,12 +195,12 @@ class Log:
         """Open the log in `directory`, which must exist; recover it unless `clean`. In any thread.
 
         Args:
-            clean: the whole broker was stopped in order. A log whose recovery point does not agree
-                with its files is scanned all the same.
+            clean: the broker was stopped in order. A log whose recovery point does not agree with
+                its files is scanned nevertheless.
             producers: restored from the newest snapshot, then replayed with all later headers.
             epoch_newest: no row can have been written under a newer leader epoch.
             indexes: bounds the memory of indexes, together with other logs.
-            known: what the log held when it was last closed, if that was written down elsewhere.
+            known: the log's bounds at its last close, if noted elsewhere.
 
         Raises:
             UnsupportedFormat: a newer quiverlog wrote a file.
@@ -233,10 +235,8 @@ class Log:
         return log
 
     def distrust(self, offset: int) -> None:
-        """Somebody was given other bytes for rows from `offset` on than were written: verify them.
-
-        Also those that this process has written, whose bytes it need not look at otherwise.
-        """
+        """Verify rows from `offset` on, also those written by this process: a reader got other
+        bytes than were written."""
         for segment in self._segments.holding(offset)[:1]:
             assert not segment.dropped
             segment.distrust()
@@ -246,7 +246,7 @@ class Log:
             assert segment.end_offset <= self.log_start_offset, "no file that is read goes"
         if self._producers is not None:
             known = list(self._unflushed.snapshots)
-            # The index leads to the rows' headers.
+            # The replay finds the rows' headers by the index.
             if known and (load := self.reader.begin_load()) is not None:
                 self.reader.complete_load(load, load.run())
             self.recovery.notes += restore_producers(
@@ -262,7 +262,8 @@ class Log:
             )
             self._changed |= self._unflushed.snapshots != known  # The next stop writes one anew.
         if given_up and self.log_start_offset > self._start_saved:
-            # A start that finds `log-start` again takes them.
+            # Their files stay: the start is not on the disk, and the next opening may find an
+            # earlier one.
             opening.given_up_files(given_up)
         elif given_up:
             files = opening.given_up_files(given_up)
@@ -277,7 +278,7 @@ class Log:
         """Make the job that flushes all that is unflushed now. At most one is outstanding.
 
         Args:
-            background: nobody waits for it, so it also writes the recovery point.
+            background: no request waits for it, so it also writes the recovery point.
 
         Raises:
             StorageFault: an earlier flush failed.
@@ -290,11 +291,11 @@ class Log:
         return self._unflushed.begin(self.log_end_offset, last, self.epochs, background=background)
 
     def complete_flush(self, job: FlushJob, result: FlushResult) -> int:
-        """The flush is done: returns the new flushed offset.
+        """Take a flush's result; return the new flushed offset.
 
         Raises:
-            StorageFault: an earlier job failed at an fsync. The kernel tells of lost pages once, so
-                that this one succeeded proves nothing; see `fail_flush`.
+            StorageFault: an earlier job failed at an fsync. The kernel reports lost pages once, so
+                the success of this one proves nothing; see `fail_flush`.
         """
         if self.fault:
             raise StorageFault(f"{short_name(self.directory)}: {self.fault}.")
@@ -304,9 +305,9 @@ class Log:
         return self.flushed_offset
 
     def fail_flush(self, job: FlushJob, error: BaseException) -> bool:
-        """The flush raised `error`. True: a write or fsync failed, which is final for the log.
+        """Take a flush's failure. True: a write or fsync failed, which is final for the log.
 
-        False: there was no descriptor, so nothing was tried; flush again later.
+        False: no file descriptor was free, so nothing was tried; flush again later.
         """
         self._unflushed.postpone(job, self.epochs)
         if not out_of_descriptors(error):
@@ -337,10 +338,11 @@ class Log:
         return newest != NO_EPOCH and start_offset >= self.log_end_offset
 
     def agreed(self, epoch: int, start_offset: int) -> bool:
-        """The log is that of this epoch's leader up to `start_offset`, with which it began to lead.
+        """Note that the log equals that of the epoch's leader up to `start_offset`, where it began
+        to lead.
 
-        True when the list is to be brought to the disk, so that it says so after a crash as well.
-        Rows of the epoch say it themselves.
+        True if the list has to be written, so that this holds after a crash as well. Rows of the
+        epoch prove it by themselves.
         """
         assert epoch >= 0
         if start_offset != self.log_end_offset or start_offset <= self.log_start_offset:
@@ -351,11 +353,11 @@ class Log:
 
     # --- truncating ----------------------------------------------------------------------------
     def begin_truncate(self, offset: int) -> TruncateJob | None:
-        """Cut the rows from `offset` on; None when there are none.
+        """Begin to truncate the rows from `offset` on; None if there are none.
 
-        No flush and no trim may be outstanding. The job knows the files by name: nothing may be
-        appended, flushed or given up until it is complete. A batch goes whole, so the log may end
-        before `offset`.
+        No flush and no trim may be outstanding. The job holds the files' names: nothing may be
+        appended, flushed or trimmed until it is complete. A batch is removed whole, so the log may
+        end before `offset`.
         """
         assert self._unflushed.outstanding is None, "a flush is outstanding"
         assert self._truncation is None, "a truncation is outstanding"
@@ -377,7 +379,8 @@ class Log:
         return self._truncation
 
     def complete_truncate(self, job: TruncateJob, result: TruncateResult) -> int:
-        """The rows are cut; returns the log's new end. Views of them stay what they were."""
+        """Take a truncation's result; return the log's new end. Views of removed rows stay
+        valid."""
         assert job is self._truncation
         self._truncation = None
         end = result.end_offset
@@ -420,13 +423,13 @@ class Log:
         return end
 
     def fail_truncate(self, job: TruncateJob) -> None:
-        """The truncation's `run` raised: half of it may be done, so the log takes no writes."""
+        """Take a truncation's failure: half of it may be done, so the log takes no writes."""
         assert job is self._truncation
         self._truncation = None
         self.fault = _HALF_CUT
 
     def truncate_again(self, job: TruncateJob) -> None:
-        """Before a job that has failed for want of room or descriptors is run again."""
+        """Prepare to run a job again that failed for lack of disk space or file descriptors."""
         assert self._truncation is None
         assert self.fault == _HALF_CUT, "nothing was written since, or read into memory"
         self.fault = ""
@@ -435,7 +438,7 @@ class Log:
     # --- closing -------------------------------------------------------------------------------
     @property
     def is_as_left(self) -> bool:
-        """True when the files say all already: a clean close has nothing to write."""
+        """True if the files are complete: a clean close has nothing to write."""
         return not (self._changed or self.epochs.dirty or self.fault)
 
     def forget_indexes(self) -> None:
@@ -444,18 +447,18 @@ class Log:
             self._indexes.forget(segment)
 
     def close(self, *, clean: bool) -> None:
-        """Let go of the files. `clean`: flush, and write what lets the next start skip the scan.
+        """Close the files. `clean`: flush, and write what lets the next start skip the scan.
 
-        What cannot be written of the latter makes the next start scan this log, no more.
+        If the latter cannot be written, the next start scans this log; that is no failure.
 
         Raises:
-            OSError, QuiverlogError: not clean; the files are let go all the same.
+            OSError, QuiverlogError: not clean; the files are closed nevertheless.
         """
         try:
             if clean and not self.fault:
                 self._close_clean()
         finally:
-            self.forget_indexes()  # Nothing is left to do there when a job closes the log.
+            self.forget_indexes()  # Here for a job that closes the log it is already done.
             for segment in self._segments.items:
                 segment.file.close()
 
@@ -463,8 +466,8 @@ class Log:
         if self.is_as_left:
             return
         if not self._segments.items and not self.log_end_offset and not self._unflushed.snapshots:
-            # Never written: a start finds as much in no files, and its epoch in the metadata.
-            # Thousands of such logs would take a stop several fsyncs each.
+            # Never written: a start finds the same without files, and the epoch in the metadata.
+            # Thousands of such logs would cost a stop several fsyncs each.
             return
         if self._producers is not None and self._changed:
             self._unflushed.snapshot(self.log_end_offset, self._producers)
@@ -472,34 +475,35 @@ class Log:
         self.complete_flush(job, job.run())
         assert self.flushed_offset == self.log_end_offset, "a clean log is on the disk"
         if self._changed:
-            # The rows are safe. A full disk, say, makes the next start longer, and not unclean.
+            # The rows are safe. An error here, as of a full disk, makes the next start longer, not
+            # unclean.
             with contextlib.suppress(OSError, QuiverlogError):
                 self._save_what_shortens_the_start()
 
     def _save_what_shortens_the_start(self) -> None:
-        """Each of these can be rebuilt, and says what it covers."""
+        """Write files that can be rebuilt, each with the range it covers."""
         last = self._segments.items[-1] if self._segments.items else None
         marks = self._unflushed.marks
         if self.log_start_offset > self._start_saved:
             checkpoint.save_log_start(self._disk, self.directory, self.log_start_offset)
             marks.started(self.log_start_offset)
         whole = last is None or last.joins(self.log_end_offset)
-        # A start that believed a point behind missing rows would append there. The point stands for
-        # the epochs before it as well.
+        # A start that trusted a point behind missing rows would append there. The point also
+        # vouches for the epochs before it.
         if whole and not self.epochs.dirty:
             point = self._end_point()
             assert point.offset == self.flushed_offset
-            # In place: the file may be the only durable one that tells of the newest rows, and a
-            # new one that no fsync has covered would take its place after a power failure.
+            # In place: the file may be the only durable one with the newest rows' point, and a new
+            # one without an fsync would replace it after a power failure.
             marks.move_point(point)
         if last is not None:
             last.save_index()
 
     def _end_point(self) -> RecoveryPoint:
-        """The recovery point at the log's end.
+        """Return the recovery point at the log's end.
 
-        When no segment is left, the point names the last one that was given up: its file may still
-        be there, because the removal failed, and then a start knows it without a scan.
+        If no segment is left, the point names the last one that was removed: its file may still
+        exist, because the removal failed, and then a start recognizes it without a scan.
         """
         if self._segments.items:
             last = self._segments.items[-1]
@@ -532,15 +536,16 @@ class Log:
         return base_offset
 
     def append_copied(self, batches: Batches, now: Now, arrived_us: int = -1) -> int:
-        """Write batches as another broker's log has them: stamps stay. Returns the log's new end.
+        """Write batches of another broker's log with their stamps. Returns the log's new end.
 
-        They must go on where this log ends. The first batch of a log without rows may begin before
-        the log start, when that lies inside of it; one that ends there holds no row of this log.
-        What the batches tell of their producers is taken in, too: nobody checked them here.
-
+        They must begin at this log's end. The first batch of a log without rows may begin before
+            the log
+        start, if the start is inside it; one that ends there holds no row of this log. Their
+            producers are
+        recorded too, without the checks of a produce request.
         Args:
-            arrived_us: when late ones among them arrived at the leader; 0: there are none; -1: it
-                did not tell.
+            arrived_us: when late ones among them arrived at the leader; 0: there are none; -1: the
+                leader did not send it.
 
         Raises: as `append`, and
             CorruptLog: the offsets or epochs do not join up; nothing was appended.
@@ -550,7 +555,7 @@ class Log:
             return self.log_end_offset
         first = batches[0][0]
         offset = self.log_end_offset
-        # A copy that found no room may have begun the first segment already.
+        # An earlier append that found no space may have created the first segment already.
         fits = all(s.empty and s.base_offset == first.base_offset for s in self._segments.items)
         if fits and first.base_offset < offset < first.next_offset:
             offset = first.base_offset
@@ -591,7 +596,7 @@ class Log:
         assert not self._skipping, "the log is about to begin elsewhere"
 
     def _writable(self, base_offset: int, byte_count: int, end_offset: int, now: Now) -> Segment:
-        """The segment that takes these rows: the last one, or a new one.
+        """Return the segment for these rows: the last one, or a new one.
 
         Raises: as `append`, before anything is written.
         """
@@ -623,7 +628,8 @@ class Log:
         flushed = min(self.flushed_offset, base_offset)
         segment = Segment.create(self._disk, self.directory, base_offset, now.wall_us, flushed)
         if last is not None and last.base_offset == base_offset:
-            # A power failure left it without a row and without a good header: its name is taken.
+            # After a power failure it has no row and no good header; the new segment takes its
+            # name.
             assert last.end_offset == base_offset
             self._segments.take_last()
             self._unflushed.forget(last)
@@ -641,7 +647,7 @@ class Log:
         now: Now,
         epochs: Sequence[tuple[int, int]],
     ) -> None:
-        """Write stamped batches to `segment`. What comes after the write cannot fail."""
+        """Write stamped batches to `segment`. Nothing after the write can fail."""
         assert self._segments.items[-1] is segment, "only the last segment grows"
         assert epochs[0][1] == segment.end_offset, "the first epoch begins with the first row"
         segment.append(batches, end_offset, self.config.index_interval_bytes)
@@ -655,7 +661,7 @@ class Log:
         self._unflushed.appended(segment, byte_count, now)
 
     def roll(self) -> None:
-        """The next append begins a new segment. No I/O: the next flush writes what it leaves."""
+        """Finish the last segment. No I/O: the next flush writes its index and snapshot."""
         if self._segments.items and not self._segments.items[-1].finished:
             last = self._segments.items[-1]
             assert last.end_offset <= self.log_end_offset
@@ -664,7 +670,7 @@ class Log:
             self._indexes.finished(last)
 
     def roll_if_due(self, now: Now) -> None:
-        """An idle topic's segment is finished when its time has come."""
+        """Finish an idle topic's segment at its age limit."""
         last = self._segments.items[-1] if self._segments.items else None
         if last is None or last.created_us < 0 or last.empty:
             return
@@ -675,10 +681,11 @@ class Log:
         return self.config.roll_us(has_late=segment.arrived_us > 0)
 
     def clock_jumped(self, now: Now) -> bool:
-        """The wall clock went ahead: perhaps it was behind, and so were the times of rows.
+        """Correct arrival times after the wall clock went ahead: it may have been behind, and with
+        it the times of rows.
 
-        Rows that this process appended have arrived so long ago as its monotonic clock says. True
-        when there is something new to be flushed.
+        The age of rows that this process appended is known from its monotonic clock. True if there
+        is something new to be flushed.
         """
         first = self._opened_at
         changed = False
@@ -700,12 +707,14 @@ class Log:
         return self._start_saved
 
     def begin_trim(self, offset: int, *, promised: bool = True) -> TrimJob | None:
-        """Give up the rows below `offset`; None when there is nothing to do. One at a time.
+        """Begin to remove the rows below `offset`; None if there is nothing to do. One at a time.
 
         Args:
-            promised: somebody will be told that the rows are gone. Otherwise (retention, which
-                judges again after a crash) a start that frees no file is not written down: it moves
-                at once, and there is no job.
+            promised: a client gets the answer that the rows are gone. Otherwise (retention, which
+                decides
+                again after a crash) a start that frees no file is not written: it moves at once,
+                    and
+                there is no job.
 
         Raises:
             OffsetOutOfRange: beyond the log's end.
@@ -746,12 +755,13 @@ class Log:
         return self._trim
 
     def begin_skip(self, offset: int, told: bytes = b"", now: Now | None = None) -> TrimJob:
-        """Give up all rows and begin at `offset`, beyond the log's end. One at a time, as a trim.
+        """Begin to remove all rows and start at `offset`, beyond the log's end. One at a time, as a
+        trim.
 
-        For a copy of a log whose rows from this end on were given up. Nothing may be appended until
-        it is complete. The rows between cannot tell of their producers: `told`, a snapshot of whom
-        the log has rows below `offset`, takes the place of what is known here, and is on the disk
-        before the log begins there. Without it what is known here stays.
+        For a follower whose leader has removed the rows from this end on. Nothing may be appended
+        until it is complete. The rows between are missing, so their producers are too: `told`, the
+        leader's snapshot of producers at `offset`, replaces the state here, and is on the disk
+        before the log begins there. Without it the state here stays.
 
         Raises:
             CorruptLog: `told` is no snapshot.
@@ -782,10 +792,11 @@ class Log:
         return self._trim
 
     def complete_trim(self, job: TrimJob, result: TrimResult) -> RemoveFilesJob | None:
-        """The new log start is on the disk: the rows below it are gone for readers from here on.
+        """Take a trim's result: the new log start is on the disk, and readers lose the rows below
+        it.
 
-        Returns the job that removes their files, None when there are none, or when they must stay
-        for the next start, which reads the disk.
+        Returns the job that removes their files; None if there are none, or if they must stay for
+        the next start, which reads the disk.
         """
         assert job is self._trim
         self._trim = None
@@ -793,7 +804,7 @@ class Log:
         if self._skipping:
             assert self.log_end_offset < job.offset
             self.reader.log_end_offset = self.flushed_offset = job.offset
-            self.epochs.truncate_to(0)  # Nobody here knows where they ended.
+            self.epochs.truncate_to(0)  # The epochs of the missing rows are unknown here.
             self._skipping = False
             if self._producers is not None and self._told_producers is not None:
                 self._producers.adopt(self._told_producers)
@@ -802,7 +813,8 @@ class Log:
         assert self.flushed_offset <= self.log_end_offset
         snapshot = job.snapshot
         if snapshot is not None and self.fault:
-            return None  # It may speak of rows that are on no disk: the files tell what is true.
+            # It may cover rows that are not on the disk: the files decide at the next start.
+            return None
         if snapshot is not None and result.snapshot_saved:
             self._unflushed.snapshot_saved(snapshot.offset)
             snapshot = None
@@ -811,9 +823,9 @@ class Log:
         return self._detach_given_up(snapshot)
 
     def fail_trim(self, job: TrimJob, error: BaseException) -> None:
-        """The trim's `run` raised `error`: the log starts where it did.
+        """Take a trim's failure: the log start stays.
 
-        A trim that had rows to flush may have failed at that, which is final, as in a flush.
+        If the job had to flush rows, the flush may have failed, which is final.
         """
         assert job is self._trim
         assert self._start_saved < job.offset, "what is on the disk stays there"
@@ -825,7 +837,7 @@ class Log:
             self.fault = self.fault or f"flush failed: {error}"
 
     def _is_given_up(self, segment: Segment, start_offset: int) -> bool:
-        """True when the file may go with the rows below `start_offset`.
+        """True if the file may be removed with the rows below `start_offset`.
 
         Not one without rows at the log's end: the next segment would have its name, and the job
         that removes the old file would remove the new one.
@@ -840,7 +852,7 @@ class Log:
             self._changed = True
 
     def _detach_given_up(self, snapshot: SnapshotFile | None) -> RemoveFilesJob | None:
-        """Take the segments below the log start out; their files are still to be removed."""
+        """Take out the segments below the log start; return the job that removes their files."""
         paths: list[str] = []
         segments = self._segments.items
         byte_count, count = self._segments.byte_count, len(segments)
@@ -877,10 +889,10 @@ class Log:
         just_read: JustRead = (),
         clock_us: int = 0,
     ) -> int:
-        """Decide where the log should start: too old or too much goes. See `begin_trim`.
+        """Return where the log should start by its retention limits. See `begin_trim`.
 
         Args:
-            clock_us: the wall clock, where `now` has one that is behind because it is doubted.
+            clock_us: the wall clock, where that of `now` is held back because it is doubted.
 
         Raises:
             NotResident: only when not `cold_ok`.
@@ -897,7 +909,7 @@ class Log:
         return SnapshotFile(self.log_end_offset, self._producers.capture())
 
 
-# Which rows are too old or too many.
+# Retention.
 def target(
     log: Log,
     now: Now,
@@ -907,7 +919,7 @@ def target(
     just_read: JustRead = (),
     clock_us: int = 0,
 ) -> int:
-    """Decide where the log should start: where it does or later. See `Log.retention_target`."""
+    """Return where the log should start: not before its start. See `Log.retention_target`."""
     if log.log_start_offset >= log.log_end_offset:
         return log.log_start_offset
     assert high_watermark >= 0
@@ -933,15 +945,16 @@ def _by_time(log: Log, now: Now, clock_us: int, cold_ok: bool, just_read: JustRe
 
 
 def _by_arrival(log: Log, clock: Now, cutoff_us: int, end_offset: int) -> int:
-    """Where to stop in front of `end_offset`: at the first row that arrived after the cutoff.
+    """Return the first row before `end_offset` that arrived after the cutoff, else `end_offset`.
 
-    The header of each segment in front of it was read, for `end_offset` was found by its index.
+    The header of each segment before it was read, as `end_offset` was found by its index.
     """
     assert cutoff_us <= clock.wall_us
     for segment in log.reader.segments:
         if segment.base_offset >= end_offset:
             break
-        if not segment.created_us and not segment.arrived_us:  # A damaged header: it may have told.
+        # A damaged header: the arrival that it held is unknown, so assume now.
+        if not segment.created_us and not segment.arrived_us:
             segment.note_arrival(clock.wall_us, segment.base_offset)
         assert segment.arrived_from >= segment.base_offset
         if segment.arrival_by(clock) >= max(cutoff_us, 1):

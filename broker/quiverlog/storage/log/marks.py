@@ -1,10 +1,9 @@
-"""What a log's files say of its bounds, without an fsync, and which fsyncs have failed.
+"""A log's bounds in its files, written without an fsync, and the state of its fsyncs.
 
 Owns `recovery-point` and `recovery-point-copy`, rewritten in place after every flush and trim
-(adr/0023): exact after the end of a process, and true of some earlier moment after a power
-failure, because bounds only grow. `Fsyncs` is shared by the jobs of one log: the kernel reports
-pages that it could not write once and drops them, so after a failed fsync no later one proves
-anything.
+(adr/0023): exact after the end of a process, and true of some earlier moment after a power failure,
+because bounds only grow. `Fsyncs` is shared by the jobs of one log: the kernel reports pages that
+it could not write once and drops them, so after a failed fsync no later one proves anything.
 
 Invariant: jobs of one log run one after another; the loop changes these only while none runs.
 """
@@ -31,12 +30,11 @@ __all__ = ["Fsyncs", "Marks"]
 
 
 class Marks:
-    """What a log's files say of its bounds, written without an fsync, each bound in several
-    files.
+    """A log's bounds in its files, written without an fsync, each in several files.
 
     Attributes:
         bounds: the log start that is on the disk, and the end of what is flushed.
-        point: the recovery point that the files have.
+        point: the recovery point in the files.
     """
 
     __slots__ = ("_directory", "_disk", "_written", "bounds", "point")
@@ -49,34 +47,34 @@ class Marks:
         self.point = RecoveryPoint() if stored is None else stored.point
 
     def flushed(self, end_offset: int) -> None:
-        """All rows below `end_offset` are on the disk, durably."""
+        """Note that all rows below `end_offset` are durable."""
         assert end_offset >= 0
         start, end = self.bounds
         self.bounds = Bounds(start, max(end, end_offset))
 
     def started(self, start_offset: int) -> None:
-        """The file `log-start` says where the log begins, durably."""
+        """Note that `log-start` has this start, durably."""
         assert start_offset >= 0
         start, end = self.bounds
         self.bounds = Bounds(max(start, start_offset), end)
 
     def contents(self, point: RecoveryPoint) -> bytes:
-        """The file `recovery-point` with a newer point."""
+        """Return the contents of `recovery-point` with a newer point."""
         assert point.offset <= self.bounds.end_offset, "it vouches for flushed rows only"
         return pack_recovery_point(point, self.bounds)
 
     def saved(self, point: RecoveryPoint, contents: bytes) -> None:
-        """The file `recovery-point` was replaced by one with these contents."""
+        """Note that `recovery-point` was replaced by a file with these contents."""
         self.point = point
         self._written[RECOVERY_FILE] = contents
 
     def move_point(self, point: RecoveryPoint) -> None:
-        """Write both files in place with another point, true as the one that they have."""
+        """Write both files in place with another valid point."""
         self.point = point
         self.write()
 
     def lowered(self, point: RecoveryPoint, bounds: Bounds) -> None:
-        """A truncation has written this lower point and these bounds."""
+        """Note that a truncation has written this lower point and these bounds."""
         assert bounds.end_offset <= self.bounds.end_offset
         assert bounds.start_offset == self.bounds.start_offset, "it moves the end alone"
         self.point = point
@@ -84,7 +82,7 @@ class Marks:
         self._written.clear()
 
     def write(self) -> None:
-        """Write both files in place, where they say something else. No error counts."""
+        """Write both files in place where they differ. Errors are ignored: the files are hints."""
         contents = self.contents(self.point)
         for name in (RECOVERY_FILE, RECOVERY_COPY_FILE):
             if self._written.get(name) == contents:
@@ -97,9 +95,10 @@ class Marks:
             self._written[name] = contents
 
     def save(self) -> None:
-        """As `write`, durably and all: rows are missing, and no file of theirs tells it any more.
+        """Write both files durably and unconditionally: rows are missing, and no other file says
+        so.
 
-        No error counts: the next start that finds them missing tries again.
+        Errors are ignored: the next start that finds the rows missing tries again.
         """
         contents = self.contents(self.point)
         for name in (RECOVERY_FILE, RECOVERY_COPY_FILE):
@@ -109,11 +108,11 @@ class Marks:
                 self._written[name] = contents
 
     def write_header(self, segment: Segment, created_us: int, mark: FlushedMark) -> bool:
-        """Say in a segment's header what is flushed. False: it says what it said."""
+        """Write the flushed mark to a segment's header. False: the header is unchanged."""
         if segment.dropped:
             return False
         bounds = (mark, self.bounds.start_offset)
-        arrived_us = segment.arrived_us  # Once: the loop may let it grow meanwhile.
+        arrived_us = segment.arrived_us  # Read once: the loop may raise it meanwhile.
         header = pack_segment_header(segment.base_offset, created_us, *bounds, arrived_us)
         try:
             segment.file.write_head(header)
@@ -123,15 +122,15 @@ class Marks:
         return True
 
     def write_arrival(self, segment: Segment) -> None:
-        """Say in a segment's header when its late rows arrived, if it does not. Not durable.
+        """Write the arrival of a segment's late rows to its header, if it lacks it. Not durable.
 
-        In front of the fsync of these rows: that brings it to the disk with them.
+        Called before the fsync of these rows, which makes it durable with them.
         """
         if segment.owes_arrival:
             self._write_again(segment)
 
     def write_start(self, segment: Segment) -> None:
-        """Say in a segment's header where the log starts, and leave the rest of the header."""
+        """Write the log start to a segment's header, and keep the rest of it."""
         self._write_again(segment)
 
     def _write_again(self, segment: Segment) -> None:
@@ -145,10 +144,9 @@ class Marks:
 
 
 class Fsyncs:
-    """The fsyncs of one log's rows, whoever asks for them: after one that failed none proves
-    anything.
+    """The fsyncs of one log's rows: after one that failed no later one proves anything.
 
-    For the log's jobs alone: the loop goes by `Log.fault`.
+    For the log's jobs alone: the loop reads `Log.fault`.
     """
 
     __slots__ = ("_failure",)
@@ -157,7 +155,7 @@ class Fsyncs:
         self._failure = ""
 
     def rows(self, segment: Segment) -> None:
-        """Bring a segment's bytes to the disk; one whose file was given up and is gone has none.
+        """Make a segment's bytes durable; a segment that was removed has none.
 
         Raises:
             StorageFault: an earlier fsync of this log failed.
@@ -182,6 +180,6 @@ class Fsyncs:
         except FileNotFoundError:
             raise
         except BaseException as error:
-            if not out_of_descriptors(error):  # Then nothing was tried.
+            if not out_of_descriptors(error):  # Then no fsync was tried.
                 self._failure = str(error) or type(error).__name__
             raise
