@@ -153,7 +153,8 @@ class Door:
         self.connections += 1
         self._open.add(connection)
         if self._is_deaf:
-            connection.stop_reading()
+            # Not at once: asyncio of Python 3.11.2 reads what was paused in `connection_made`.
+            asyncio.get_running_loop().call_soon(connection.stop_reading)
 
     def closed(self, connection: _Connection) -> None:
         self._open.discard(connection)
