@@ -9,7 +9,6 @@ A driver must answer:
 - `Call` with a `Reply`; `CallMany` with a list of replies and errors, in the calls' order;
 - `Start` with a pending reply once the request is on its way; `Finish` with the `Reply` itself;
 - `FinishAny` with one of those given whose reply is there (or failed), or None when the time is up;
-- `Advance` with False where another one would be in vain; it waits for nothing;
 - `Abandon` with None: nobody will ask for that reply;
 - `Sleep` with None, later.
 
@@ -29,7 +28,6 @@ from .results import Address
 
 __all__ = [
     "Abandon",
-    "Advance",
     "Buffer",
     "Call",
     "CallMany",
@@ -111,16 +109,6 @@ class FinishAny:
 
 
 @dataclass(frozen=True, slots=True)
-class Advance:
-    """Take in what has come of started requests, while the program is busy with earlier replies.
-
-    What a driver does with it is its own affair. Failures are kept for `Finish` and `FinishAny`.
-    """
-
-    pending: Sequence[PendingReply]
-
-
-@dataclass(frozen=True, slots=True)
 class Abandon:
     """Forget a started request."""
 
@@ -134,7 +122,7 @@ class Sleep:
     seconds: float
 
 
-Command: TypeAlias = Call | CallMany | Start | Finish | FinishAny | Advance | Abandon | Sleep
+Command: TypeAlias = Call | CallMany | Start | Finish | FinishAny | Abandon | Sleep
 
 Operation: TypeAlias = Generator[Command, Any, T]
 """A piece of client logic; see the module's docstring."""

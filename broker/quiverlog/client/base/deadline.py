@@ -21,7 +21,6 @@ from quiverlog.limits import (
 
 from .commands import (
     Abandon,
-    Advance,
     Call,
     CallMany,
     Command,
@@ -111,7 +110,7 @@ def _cut(command: Command, left_s: float) -> Command:
             return FinishAny(pending, max(0.0, min(timeout_s, left_s)))
         case Sleep(seconds):
             return Sleep(min(seconds, left_s))
-        case Finish() | Advance() | Abandon():
+        case Finish() | Abandon():
             return command
 
 

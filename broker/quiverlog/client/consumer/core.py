@@ -241,7 +241,6 @@ class ConsumerCore:
     def _next_ready(self) -> Operation[ConsumerBatch | None]:
         """Decode what waits. What fails stays where it is."""
         while self._ready:
-            yield from self._fetches.advance()
             stored = self._ready[0]
             batch: ConsumerBatch | None = None
             try:

@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 from quiverlog.client.base.commands import (
     Abandon,
-    Advance,
     Call,
     Finish,
     FinishAny,
@@ -139,8 +138,6 @@ class Fetches:
     def __init__(self, cluster: Cluster, topic: str, options: ConsumerOptions) -> None:
         self.topic_id = b""
         self.requests: list[Request] = []
-        self._may_advance = False
-        """Something may have come of them."""
         self.pauses = Pauses(cluster.clock, cluster.jitter)
         spread = int(cluster.jitter() * 1_000)
         self.choice = ReplicaChoice(options.fetch_from, options.client_rack, spread)
@@ -206,7 +203,6 @@ class Fetches:
             named(error, self._topic, *offsets)
             raise
         self.requests.append(Request(pending, source, offsets, self._clock()))
-        self._may_advance = True
         return True
 
     def _source(self, topic: TopicInfo, partition: int) -> Source:
@@ -248,11 +244,6 @@ class Fetches:
         )
 
     # --- answers --------------------------------------------------------------------------------
-    def advance(self) -> Operation[None]:
-        """Earlier rows are used now: what comes meanwhile may be taken in."""
-        if self._may_advance:
-            self._may_advance = yield Advance([request.pending for request in self.requests])
-
     def wait(self, deadline_s: float) -> Operation[PendingReply | None]:
         """The first request that is answered; None when it is time to look around."""
         began_s = self._clock()

@@ -20,7 +20,6 @@ from typing import Any, TypeVar, assert_never, cast
 
 from quiverlog.client.base.commands import (
     Abandon,
-    Advance,
     Buffer,
     Call,
     CallMany,
@@ -281,8 +280,6 @@ class AsyncDriver:
                 return await self._finish_any(pending_many, timeout_s)
             case CallMany(calls):
                 return await self._call_many(calls)
-            case Advance():
-                return False  # the loop takes in what comes
             case Abandon(pending):
                 self.abandon(pending)
                 return None

@@ -21,7 +21,6 @@ from typing import Final, TypeVar, assert_never
 
 from quiverlog.client.base.commands import (
     Abandon,
-    Advance,
     Buffer,
     Call,
     CallMany,
@@ -51,10 +50,9 @@ from quiverlog.errors import (
 from quiverlog.version import VERSION
 from quiverlog.wire import frames
 from quiverlog.wire.connection import ClientConnection
-from quiverlog.wire.messages import FetchRequest, FetchResponse, HelloRequest, Request, Response
+from quiverlog.wire.messages import FetchRequest, FetchResponse, HelloRequest, Request
 
 from .local_reads import (
-    FileReading,
     FileRows,
     LocalReads,
     asks_for_ranges,
@@ -101,8 +99,6 @@ class BlockingConnection:
         self._local_reads = local_reads
         self._asks_for_ranges = False
         """Of the request under way: its rows may be in files of this machine."""
-        self._reading: tuple[FetchResponse, FileReading] | None = None
-        """The answer that has come, some of whose rows are being read from files."""
         self.is_spent = False
         """More than the answer has come: no request may use this connection any more."""
         self._memory = ArrowMemory()
@@ -165,20 +161,6 @@ class BlockingConnection:
             if reply is not None:
                 return reply
 
-    @property
-    def has_answer(self) -> bool:
-        """The answer has come, and needs no more of the socket: its rows are in files."""
-        return self._reading is not None
-
-    def advance(self) -> Reply | None:
-        """What has arrived, without waiting: rows in files are read by a thread from now on."""
-        assert self._reading is None, "there is no more to come"
-        self._socket.settimeout(0.0)
-        try:
-            return self._receive_some(is_ahead=True)
-        except BlockingIOError:
-            return None
-
     def receive_ready(self) -> Reply | None:
         """What has arrived, without waiting: the reply once all of it is there.
 
@@ -202,9 +184,7 @@ class BlockingConnection:
         """Close the socket. A second call does nothing."""
         self._socket.close()
 
-    def _receive_some(self, *, is_ahead: bool = False) -> Reply | None:
-        if self._reading is not None:
-            return self._with_file_rows(*self._reading)
+    def _receive_some(self) -> Reply | None:
         try:
             room = self._receiver.get_buffer()
             count = self._socket.recv_into(room)
@@ -223,29 +203,15 @@ class BlockingConnection:
         receiver = self._receiver
         self.is_spent = len(found) > 1 or receiver.partial or receiver.error is not None
         _, response, body = self._protocol.receive(found[0])
-        if not (
-            self._asks_for_ranges and isinstance(response, FetchResponse) and has_ranges(response)
-        ):
-            return self._checked(response, body)
-        reading = FileReading(FileRows(response, body, self._memory))
-        if not is_ahead:
-            return self._with_file_rows(response, reading)
-        self._reading = response, reading
-        self._local_reads.read_ahead(reading)
-        return None
-
-    def _with_file_rows(self, response: FetchResponse, reading: FileReading) -> Reply | None:
-        """The reply; None: its rows have to be sent, and are asked for."""
-        self._reading = None
-        try:
-            body = reading.finish()
-        except OSError as error:
-            self._local_reads.failed(self.address, error)
-            self._ask_for_rows()
-            return None
-        return self._checked(response, body)
-
-    def _checked(self, response: Response, body: memoryview) -> Reply:
+        if self._asks_for_ranges and isinstance(response, FetchResponse) and has_ranges(response):
+            file_rows = FileRows(response, body, self._memory)
+            try:
+                file_rows.read()
+            except OSError as error:
+                self._local_reads.failed(self.address, error)
+                self._ask_for_rows()
+                return None
+            body = file_rows.rows
         check_answer(self._request, response, len(body))
         return Reply(response, body)
 
@@ -427,7 +393,6 @@ class BlockingDriver:
         """Close the idle connections; those in use are closed when their request ends."""
         with self._lock:
             self._closed = True
-            self._local_reads.close()
             idle, self._idle = self._idle, {}
         for connection in (c for connections in idle.values() for c in connections):
             connection.close()
@@ -445,8 +410,6 @@ class BlockingDriver:
                 return self._finish_any(pending_many, timeout_s)
             case CallMany(calls):
                 return self._call_many(calls)
-            case Advance(pending_many):
-                return self._advance(pending_many)
             case Abandon(pending):
                 self.abandon(pending)
                 return None
@@ -532,11 +495,6 @@ class BlockingDriver:
                 return pending
             waiting[pending.connection.fileno()] = pending
         while True:
-            for pending in waiting.values():
-                if pending.connection is not None and pending.connection.has_answer:
-                    self._receive(pending, pending.connection.receive_ready)
-                    if pending.is_ready:
-                        return pending
             connections = [p.connection for p in waiting.values() if p.connection is not None]
             wait_s = min([end_s - time.monotonic(), *(c.left_s for c in connections)])
             ready = readable(connections, max(0.0, wait_s))
@@ -550,17 +508,6 @@ class BlockingDriver:
                     return pending
             if time.monotonic() >= end_s:
                 return None
-
-    def _advance(self, pending_many: Sequence[PendingReply]) -> bool:
-        """Take in what has come; False when all of it has."""
-        is_waiting = False
-        for pending in pending_many:
-            assert isinstance(pending, BlockingReply)
-            connection = pending.connection
-            if connection is not None and not connection.has_answer:
-                self._receive(pending, connection.advance)
-                is_waiting = is_waiting or not (pending.is_ready or connection.has_answer)
-        return is_waiting
 
     def _receive(self, pending: BlockingReply, receive: Callable[[], Reply | None]) -> None:
         """Take in what there is. What goes wrong is kept, for who waits for the reply."""

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Self
 
 from quiverlog.client.base.commands import (
     Abandon,
-    Advance,
     Call,
     Finish,
     FinishAny,
@@ -78,8 +77,6 @@ class FetchCore:
         self.position = start_offset
         """The offset after the last row that has arrived."""
         self.pending: PendingReply | None = None
-        self._may_advance = False
-        """Something may have come of it."""
         self._cluster = cluster
         self._topic = topic
         self._topic_id = topic_id
@@ -149,11 +146,6 @@ class FetchCore:
                 )
             yield from self._pause_if_early()
         return []
-
-    def advance(self) -> Operation[None]:
-        """Earlier rows are used now: what comes meanwhile may be taken in."""
-        if self.pending is not None and self._may_advance:
-            self._may_advance = yield Advance((self.pending,))
 
     def _take(self) -> Operation[list[StoredBatch]]:
         if self.pending is None:
@@ -269,7 +261,6 @@ class FetchCore:
         timeout_s += FETCH_MAX_WAIT_MS_DEFAULT / 1000
         pending: PendingReply = yield Start(Call(address, request, timeout_s, channel="fetch"))
         self._sent_s = self._cluster.clock()
-        self._may_advance = True
         return pending
 
     def _recover(self, error: QuiverlogError) -> Operation[None]:
@@ -361,7 +352,7 @@ class PartitionFetcher:
                 # Taken away only when decoded: a batch that cannot be is met by every call.
                 stored = self._batches[0]
                 try:
-                    batch = self._client.run(self._decoded(stored))
+                    batch = self._client.run(self._decoder.decode(stored))
                 except QuiverlogError:
                     if stored.follower == LEADER:
                         raise
@@ -375,10 +366,6 @@ class PartitionFetcher:
             if not found:
                 raise StopIteration
             self._batches.extend(found)
-
-    def _decoded(self, stored: StoredBatch) -> Operation[ConsumerBatch]:
-        yield from self._core.advance()
-        return (yield from self._decoder.decode(stored))
 
     def close(self) -> None:
         """Drop the request under way."""

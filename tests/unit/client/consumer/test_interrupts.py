@@ -5,7 +5,6 @@ The broker is the real node behind real sockets, on a real disk, in the test's p
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -72,10 +71,3 @@ def test_no_row_is_lost_or_doubled(client: quiverlog.Client, step: Step, is_last
     assert len(chosen) > 100
     for place, nth in chosen.items():
         assert read_all(client, step, nth) == EXPECTED, place
-
-
-def test_the_end_of_a_process_waits_for_no_thread(client: quiverlog.Client) -> None:
-    assert read_all(client, by_next, 0) == EXPECTED
-    readers = [t for t in threading.enumerate() if t.name.startswith("quiverlog-local-read")]
-    assert readers
-    assert all(thread.daemon for thread in readers)
