@@ -107,7 +107,7 @@ def the_status_is_of_one(left: GrowingCluster, lost: list[str], at: str) -> None
     assert "1 of 3 answer here" in status.out
     assert "1 answer here, 2 are needed" in status.out
     assert all(address in status.out for address in lost)
-    waited = "waiting for a broker that decides until", "waiting for answers of"
+    waited = "waiting for a controller until", "waiting for answers of"
     assert any(text in status.err for text in waited), "no silence of more than two seconds"
 
 

@@ -1,8 +1,7 @@
 """The `quiverlog` command.
 
-Owns the way from an argument list to an exit code, and nothing of what the commands do. Importing
-this package must stay cheap (`quiverlog --version` answers in well under 150 ms): click, rich and
-pyarrow are only imported by the command that needs them.
+From an argument list to an exit code. Importing this package must stay cheap (`quiverlog --version`
+answers in well under 150 ms): a command imports click, rich and pyarrow only when it needs them.
 """
 
 from __future__ import annotations
@@ -22,17 +21,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: the words after `quiverlog`; None takes them from `sys.argv`.
 
     Returns:
-        the exit code, one of `quiverlog.cli.console.failures.ExitCode`.
+        One of `quiverlog.cli.console.failures.ExitCode`.
     """
     words = sys.argv[1:] if arguments is None else list(arguments)
     if words == ["--version"]:
-        # Scripts ask this often: it shall not even cost the import of click.
+        # Scripts ask this often: it shall not cost even the import of click.
         from quiverlog.version import VERSION
 
         try:
             print(f"quiverlog {VERSION}", flush=True)
         except OSError as error:
-            # What it holds has nowhere to go; the interpreter would try once more at its end.
+            # The interpreter would flush the old one again at its end.
             sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
             if not isinstance(error, BrokenPipeError):
                 print(f"quiverlog: {error.strerror}", file=sys.stderr)
@@ -41,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         from quiverlog.cli.app import run
     except ModuleNotFoundError as error:
-        # A client-only installation has no click. Say so; anything else missing is our bug.
+        # A client-only installation has no click; any other missing module is a bug of ours.
         if error.name not in {"click", "rich"}:
             raise
         from quiverlog.installing import install_line
@@ -50,8 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"quiverlog: the command line needs {error.name}: {line}", file=sys.stderr)
         return 1
     code = run(words)
-    # The process ends, and the interpreter would look at all of its memory twice. DuckDB counts
-    # what is left of it then, and complains on stderr.
+    # The process ends, and the interpreter would scan all of its memory twice. DuckDB counts
+    # its remaining objects then, and complains on stderr.
     if arguments is None and "duckdb" not in sys.modules:
         gc.freeze()
     return code

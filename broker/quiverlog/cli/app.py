@@ -1,7 +1,6 @@
 """The root of the command line: the table of commands, `--version`, `--debug`, shell completion.
 
-Owns which commands exist and where they lie; a command's module is imported when it is called or
-listed, never before.
+A command's module is imported when the command is called or listed, never before.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ class LazyGroup(click.Group):
         try:
             return super().invoke(ctx)
         except BrokenPipeError as error:
-            return report(error)  # click itself would leave with 1
+            return report(error)  # click itself would exit with 1
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[Any, Any, list[str]]:
         if args and args[0] not in _COMMANDS and not args[0].startswith("-"):
@@ -121,7 +120,7 @@ def _run(arguments: Sequence[str], *, debug: bool) -> int:
     except click.exceptions.NoArgsIsHelpError as question:  # a group without a word
         click.echo(question.format_message())
         return ExitCode.OK
-    except SystemExit as error:  # shell completion answers and leaves
+    except SystemExit as error:  # shell completion prints its answer and exits
         return error.code if isinstance(error.code, int) else ExitCode.OK
     except BaseException as error:
         return report(error, debug=debug)
@@ -147,8 +146,8 @@ def completion(shell: str) -> None:
     completer_class = get_completion_class(shell)
     assert completer_class is not None
     completer = completer_class(cli, {}, "quiverlog", _COMPLETE_VARIABLE)
-    # `source()` would also start bash to ask for its version; the template is what is wanted.
+    # `source()` would also run bash for its version; only the template is needed.
     template = completer.source_template
-    if shell == "fish":  # click's script drops what stands behind the first comma of a help text
+    if shell == "fish":  # click's script drops what follows the first comma of a help text
         template = template.replace('split "," ', 'split --max 1 "," ')
     click.echo(template % completer.source_vars())

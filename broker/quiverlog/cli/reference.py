@@ -1,6 +1,6 @@
-"""docs/cli.md, made from the commands themselves so that it cannot fall behind them.
+"""docs/cli.md, generated from the commands so that it cannot fall behind them.
 
-Owns the page's shape. `make docs` writes it, a test compares it.
+`make docs` writes it, a test compares it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,6 @@ _SKIPPED = {"help"}
 
 
 def render() -> str:
-    """The whole page."""
     return "".join(_page())
 
 

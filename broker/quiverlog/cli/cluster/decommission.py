@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from quiverlog.cli.console.failures import CommandFailed
-from quiverlog.cli.console.interrupts import said_on_interrupt
+from quiverlog.cli.console.interrupts import printed_on_interrupt
 from quiverlog.cli.console.options import (
     INT32_MAX,
     bootstrap_option,
@@ -90,7 +90,7 @@ def decommission(
         elif dry_run:
             moves, state = _plan(client, node_id), _State.PLANNED
         else:
-            with said_on_interrupt(_GOES_ON.format(node_id=node_id)):
+            with printed_on_interrupt(_GOES_ON.format(node_id=node_id)):
                 state = _decommission(client, node_id, is_waiting=not no_wait)
     _show_state(node_id, state, moves, output_format)
 

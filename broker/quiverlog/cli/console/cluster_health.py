@@ -1,7 +1,6 @@
-"""What is not as it should be in a cluster, what to do about it, and who may be restarted now.
+"""Findings about a cluster, with advice, and whether a broker may be restarted now.
 
-Owns the judgement, of what DESCRIBE_CLUSTER says alone: pure functions. How it is asked for, waited
-for and shown is the commands'.
+Pure functions of DESCRIBE_CLUSTER's answers; commands ask, wait and print.
 """
 
 from __future__ import annotations
@@ -39,14 +38,15 @@ __all__ = [
 ]
 
 VOTER_SILENT_S: Final = 1.0
-"""A voter answers ten times in a second; who has not for so long is taken for gone."""
+"""A voter that has not answered for this long is considered down. Voters answer ten times a second.
+"""
 VOTER_LAG_MAX: Final = 1_000
-"""Entries that a voter may lack and still be counted on: it takes over in a moment."""
+"""Entries that a voter may lack and still count: it catches up in a moment."""
 _TOPICS_NAMED_MAX: Final = 3
 
 
 class Finding(NamedTuple):
-    """Something that is not as it should be, and what to do. Warnings leave a cluster healthy."""
+    """A problem and what to do about it. Warnings leave a cluster healthy."""
 
     text: str
     is_warning: bool = False
@@ -54,9 +54,9 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RestartVerdict:
-    """Whether a broker may be restarted now without any request's failing.
+    """Whether a restart of the broker now fails no request.
 
-    `reasons`: why it may not. `notes`: what it costs all the same, however long one waits.
+    `reasons`: what forbids it. `notes`: costs that waiting does not avoid.
     """
 
     node_id: int
@@ -65,48 +65,47 @@ class RestartVerdict:
 
     @property
     def may_restart(self) -> bool:
-        """Nothing is against it."""
         return not self.reasons
 
 
 def is_healthy(found: ClusterDetail, probes: Sequence[Probe] = ()) -> bool:
-    """Everything is as it should be, but for warnings."""
+    """Return whether there are no findings except warnings."""
     return all(one.is_warning for one in findings(found, probes))
 
 
 def findings(found: ClusterDetail, probes: Sequence[Probe] = ()) -> list[Finding]:
-    """What is not as it should be, worst first.
+    """Return the problems, worst first.
 
     Args:
-        probes: addresses that were asked from here.
+        probes: answers of the addresses that were asked from this machine.
     """
-    said = [
+    found_here = [
         *_of_quorum(found),
         *_of_probes(found, probes),
         *_of_brokers(found),
         *_of_partitions(found),
     ]
-    return sorted(said, key=lambda one: one.is_warning)
+    return sorted(found_here, key=lambda one: one.is_warning)
 
 
 def as_known(found: ClusterDetail) -> str:
-    """Whose knowledge the figures are, and how old."""
+    """Return which broker's metadata the figures are from, and their age."""
     age = "of unknown age" if found.age_s is None else f"{found.age_s:.1f} s old"
     if found.is_current:
-        return f"broker {found.told_by}, which decides: {age}"
+        return f"broker {found.told_by}, the controller: {age}"
     if found.controller is None:
         why = "it knows of no controller"
     elif found.is_behind:
         why = "it does not reach the controller"
     else:
-        why = f"broker {found.controller}, which decides, did not answer"
+        why = f"broker {found.controller}, the controller, did not answer"
     return f"broker {found.told_by}: {age}, {why}"
 
 
 def spare_voters(found: ClusterDetail) -> int:
-    """How many of the voters that are heard may be lost, with a majority left.
+    """Return how many voters may be lost of those that answer, with a majority left.
 
-    None, as far as is known, where it is not the controller that tells.
+    0 unless the answer is the controller's: it alone has the voters' lag.
     """
     if not found.is_current:
         return 0
@@ -116,16 +115,16 @@ def spare_voters(found: ClusterDetail) -> int:
 
 # --- the cluster --------------------------------------------------------------------------------
 def _of_quorum(found: ClusterDetail) -> list[Finding]:
-    voters, said = found.voters, list[Finding]()
+    voters, found_here = found.voters, list[Finding]()
     if found.controller is None:
-        said.append(
+        found_here.append(
             Finding(
                 f"There is no controller: {_majority(found)} of the {len(voters)} voters have to "
                 "run and to reach each other. Start those that do not."
             )
         )
     elif found.is_behind:
-        said.append(
+        found_here.append(
             Finding(
                 f"Broker {found.told_by} has not reached a controller for a session, and none "
                 "of the brokers that answered has: all of this may be old. Look at the brokers "
@@ -133,30 +132,29 @@ def _of_quorum(found: ClusterDetail) -> list[Finding]:
             )
         )
     elif found.told_by != found.controller:
-        said.append(
+        found_here.append(
             Finding(
-                f"Broker {found.controller} decides and did not answer: how far the voters have "
-                "come is known there. If it stays away, the others elect another within two "
-                "seconds."
+                f"The controller, broker {found.controller}, did not answer: only it has the "
+                "voters' lag. If it stays away, the other voters elect another within two seconds."
             )
         )
-    fenced = _fenced(found)  # Told as such.
+    fenced = _fenced(found)  # They have a finding of their own.
     away = [
         str(one.node_id)
         for one in voters
         if not _is_counted_on(found, one) and one.node_id not in fenced
     ]
     if away:
-        said.append(
+        found_here.append(
             Finding(
-                f"Voters that are not heard or lag behind: {', '.join(away)}. If one is gone for "
+                f"Voters that do not answer or lag behind: {', '.join(away)}. If one is gone for "
                 "good, take its vote: quiverlog quorum remove."
             )
         )
     if len(voters) == 2:
         text = "Two voters: the loss of either stops all decisions. Start a third broker."
-        said.append(Finding(text, is_warning=True))
-    return said
+        found_here.append(Finding(text, is_warning=True))
+    return found_here
 
 
 def _of_probes(found: ClusterDetail, probes: Sequence[Probe]) -> list[Finding]:
@@ -176,10 +174,10 @@ def _of_probes(found: ClusterDetail, probes: Sequence[Probe]) -> list[Finding]:
 
 
 def _of_brokers(found: ClusterDetail) -> list[Finding]:
-    said = []
+    found_here = []
     fenced = [str(one.node_id) for one in found.brokers if one.fenced]
     if fenced:
-        said.append(
+        found_here.append(
             Finding(
                 f"Fenced: {', '.join(fenced)}. They do not run or do not reach the controller; "
                 "the log of each says why."
@@ -187,23 +185,23 @@ def _of_brokers(found: ClusterDetail) -> list[Finding]:
         )
     full = [str(one.node_id) for one in found.brokers if one.disk_full]
     if full:
-        said.append(
+        found_here.append(
             Finding(
                 f"Without room for rows: {', '.join(full)}. Make room on their disks; until then "
                 "others lead what they can, and the rest takes no rows."
             )
         )
-    said += [Finding(" ".join(failed_writes(one))) for one in found.brokers if one.faulted]
-    said += [Finding(" ".join(two_processes(one))) for one in found.brokers if one.second_at]
+    found_here += [Finding(" ".join(failed_writes(one))) for one in found.brokers if one.faulted]
+    found_here += [Finding(" ".join(two_processes(one))) for one in found.brokers if one.second_at]
     stopping = [str(one.node_id) for one in found.brokers if one.in_shutdown and not one.fenced]
     if stopping:
         text = f"Stopping: {', '.join(stopping)}. They hand over what they lead, and end then."
-        said.append(Finding(text, is_warning=True))
-    return said
+        found_here.append(Finding(text, is_warning=True))
+    return found_here
 
 
 def failed_writes(broker: BrokerDetail) -> tuple[str, str]:
-    """The finding about a broker whose disk has failed a write or fsync, and the advice."""
+    """Return the finding about a broker whose disk has failed a write or fsync, and the advice."""
     count = counted(broker.faulted, "partition takes no writes", "partitions take no writes")
     return (
         f"Broker {broker.node_id}: {count}, because a write or fsync has failed there.",
@@ -213,7 +211,7 @@ def failed_writes(broker: BrokerDetail) -> tuple[str, str]:
 
 
 def two_processes(broker: BrokerDetail) -> tuple[str, str]:
-    """The finding about a second process under a broker's node id, and the advice."""
+    """Return the finding about a second process under a broker's node id, and the advice."""
     return (
         f"Two processes have node id {broker.node_id}: the broker, at {broker.host}:{broker.port},"
         f" and one at {broker.second_at}, which is refused.",
@@ -222,23 +220,23 @@ def two_processes(broker: BrokerDetail) -> tuple[str, str]:
 
 
 def _of_partitions(found: ClusterDetail) -> list[Finding]:
-    said = []
+    found_here = []
     if not found.is_current and found.partitions:
-        said.append(
+        found_here.append(
             Finding(
                 "How partitions are now is not known without the controller: the figures are as of "
                 "then. Leaders that do not answer lead nothing that can be reached."
             )
         )
     if found.offline:
-        said.append(
+        found_here.append(
             Finding(
                 "Partitions without a leader: start the brokers that hold them "
                 "(quiverlog topic describe), or give up rows with quiverlog topic elect --unclean."
             )
         )
     elif found.under_min_in_sync:
-        said.append(
+        found_here.append(
             Finding(
                 "Partitions below min.insync.replicas take no replicated rows until more of their "
                 "brokers run."
@@ -256,8 +254,8 @@ def _of_partitions(found: ClusterDetail) -> list[Finding]:
                 f" Broker {', '.join(running)} runs: if its copies do not catch up within a minute,"
                 " look at its disk and its log, then restart it."
             )
-        said.append(Finding(f"Copies out of sync: {_copies(behind)}. {advice}"))
-    return said
+        found_here.append(Finding(f"Copies out of sync: {_copies(behind)}. {advice}"))
+    return found_here
 
 
 def _copies(brokers: list[BrokerDetail]) -> str:
@@ -273,8 +271,10 @@ def _majority(found: ClusterDetail) -> int:
 
 
 def _is_counted_on(found: ClusterDetail, voter: QuorumReplicaDetail) -> bool:
-    """Whether the controller hears it, and it follows. Where nobody knows, nothing counts against
-    it. One that is fenced has just stopped, or starts: it may be heard, and is not relied on.
+    """Return whether the controller has contact with the voter, and it follows.
+
+    Without the controller's figures every voter counts. A fenced one never does: it has just
+    stopped or is starting, even where it still answers.
     """
     if voter.node_id in _fenced(found):
         return False
@@ -289,23 +289,23 @@ def _holders(found: ClusterDetail) -> list[BrokerDetail]:
 
 
 def replicas_possible(found: ClusterDetail) -> int:
-    """How many replicas a topic gets without being asked, when all brokers run."""
+    """Return the default replication factor of a new topic when all brokers run."""
     return min(REPLICATION_FACTOR_DEFAULT, len(_holders(found)))
 
 
 def with_fewer_replicas(found: ClusterDetail, topics: Iterable[TopicInfo]) -> list[TopicInfo]:
-    """The topics that have fewer than the cluster has brokers for, by their names."""
+    """Return the topics with fewer replicas than the cluster has brokers for, by name."""
     few = [one for one in topics if 0 < one.replicas < replicas_possible(found)]
     return sorted((one for one in few if not one.is_internal), key=lambda one: one.name)
 
 
 def fewer_replicas(found: ClusterDetail, few: list[TopicInfo]) -> tuple[str, str]:
-    """What is said of them, and what to do: the command that raises the first (there is one), or
-    to wait until it can be followed."""
+    """Return the finding about such topics, and the advice: the command that raises the first, or
+    to wait until enough brokers are live."""
     named = ", ".join(f"{one.name} ({one.replicas})" for one in few[:_TOPICS_NAMED_MAX])
     more = f" and {len(few) - _TOPICS_NAMED_MAX:,} more" if len(few) > _TOPICS_NAMED_MAX else ""
     possible = replicas_possible(found)
-    said = (
+    found_here = (
         f"Topics with fewer replicas than the {possible} that this cluster has brokers for: "
         f"{named}{more}."
     )
@@ -313,16 +313,16 @@ def fewer_replicas(found: ClusterDetail, few: list[TopicInfo]) -> tuple[str, str
     live = sum(not one.fenced and not one.in_shutdown for one in holders)
     if live >= possible:
         command = f"quiverlog topic alter {few[0].name} --replication-factor {possible}"
-        return said, f"To raise the first: {command}"
+        return found_here, f"To raise the first: {command}"
     wait = f"{live} of the {len(holders)} brokers that hold partitions are live: nothing is to be"
-    return said, f"{wait} done about it until {possible} of them are live."
+    return found_here, f"{wait} done about it until {possible} of them are live."
 
 
 # --- one broker ---------------------------------------------------------------------------------
 def may_restart(seen: Seen, node_id: int) -> RestartVerdict:
-    """Whether this broker may be stopped and started again now.
+    """Return whether this broker may be stopped and started again now.
 
-    One that is fenced, or does not answer, serves no client, so that the quorum alone counts.
+    One that is fenced or does not answer serves no client: only the quorum counts then.
     """
     found, silent = seen.as_probed, seen.silent_brokers
     fenced = _fenced(seen.found)
@@ -364,9 +364,9 @@ def _quorum_without(found: ClusterDetail, node_id: int) -> list[str]:
     if found.controller is None:
         return ["there is no controller"]
     if found.is_behind:
-        return [f"broker {found.told_by}, which tells this, does not reach the controller"]
+        return [f"broker {found.told_by}, which reports this, does not reach the controller"]
     if found.told_by != found.controller:
-        return [f"broker {found.controller}, which decides, does not answer"]
+        return [f"broker {found.controller}, the controller, does not answer"]
     voters, needed = found.voters, _majority(found)
     left = [one for one in voters if one.node_id != node_id and _is_counted_on(found, one)]
     if len(left) >= needed:
@@ -374,6 +374,6 @@ def _quorum_without(found: ClusterDetail, node_id: int) -> list[str]:
     if len(voters) == 1:
         return ["it is the only voter: nothing is decided until it is back"]
     return [
-        f"the quorum has no voter to spare: without it {len(left)} of {len(voters)} are heard, "
+        f"the quorum has no voter to spare: without it {len(left)} of {len(voters)} answer, "
         f"{needed} are needed"
     ]

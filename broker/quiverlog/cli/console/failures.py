@@ -1,7 +1,7 @@
 """From an exception to one line on stderr and an exit code.
 
-Owns the exit codes (docs/cli.md lists them) and the wording of what went wrong. A person sees one
-line and never a traceback, unless `--debug` asked for it.
+Owns the exit codes (docs/cli.md lists them). The user sees one line, and a traceback only with
+`--debug`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,6 @@ class ExitCode(enum.IntEnum):
 
     @property
     def meaning(self) -> str:
-        """One sentence for the documentation."""
         return _MEANINGS[self]
 
 
@@ -63,7 +62,7 @@ _MEANINGS = {
 
 
 class CommandFailed(Exception):
-    """A command cannot go on; its text is the one line that the person sees."""
+    """A command cannot go on; the user sees its text as one line."""
 
     def __init__(self, message: str, exit_code: ExitCode = ExitCode.FAILED) -> None:
         super().__init__(message)
@@ -71,20 +70,20 @@ class CommandFailed(Exception):
 
 
 PARSER_ERRORS = (ValueError, TypeError, LookupError, ArithmeticError, RecursionError, MemoryError)
-"""What parsers raise for bytes that they were not made for. Arrow's own errors are among them."""
+"""What parsers raise on malformed bytes. Arrow's own errors are among them."""
 
 
 @contextlib.contextmanager
 def reading(name: str, what: str, *, next_step: str = "") -> Iterator[None]:
-    """Where a person's file is read: whatever its bytes make a parser raise fails the command.
+    """Turn what a parser raises on a user's file into the failure of the command.
 
     Args:
         name: the file.
-        what: what it was read as.
+        what: the format that it is read as.
         next_step: a sentence about what to do.
 
     Raises:
-        CommandFailed: with exit code 1. The file system's errors pass, they name the file.
+        CommandFailed: with exit code 1. The file system's errors pass: they name the file.
     """
     try:
         yield
@@ -93,7 +92,7 @@ def reading(name: str, what: str, *, next_step: str = "") -> Iterator[None]:
 
 
 def unreadable(name: str, what: str, error: BaseException, *, next_step: str = "") -> CommandFailed:
-    """The failure to read a person's file, with the first line of the parser's words."""
+    """Return the failure to read a user's file, with the first line of the parser's message."""
     said = first_line(error)
     if isinstance(error, RecursionError):
         said = "it is nested too deeply"
@@ -103,12 +102,12 @@ def unreadable(name: str, what: str, error: BaseException, *, next_step: str = "
 
 
 def first_line(error: BaseException) -> str:
-    """Of a library's words, without the full stop."""
+    """Return the first line of a library's message, without the full stop."""
     return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
 def report(error: BaseException, *, debug: bool = False) -> int:
-    """Tell the person about `error` on stderr and return the exit code."""
+    """Print one line about `error` on stderr and return the exit code."""
     if isinstance(error, click.exceptions.Exit):
         return error.exit_code
     if isinstance(error, BrokenPipeError):
@@ -121,12 +120,12 @@ def report(error: BaseException, *, debug: bool = False) -> int:
 
 
 def one_line(text: str) -> str:
-    """`text` without line breaks and runs of blanks, and with control characters escaped."""
+    """Return `text` without line breaks and runs of blanks, with control characters escaped."""
     return printable(" ".join(text.split()))
 
 
 def explain(error: BaseException) -> tuple[str, ExitCode]:
-    """What to say about `error`, and the exit code."""
+    """Return the message about `error`, and the exit code."""
     match error:
         case KeyboardInterrupt() | click.Abort():
             return "interrupted", ExitCode.INTERRUPTED
@@ -175,6 +174,6 @@ def _missing_module(error: ModuleNotFoundError) -> tuple[str, ExitCode]:
 
 
 def _reader_went_away() -> int:
-    """`quiverlog consume | head`: stop quietly; what stdout still holds has nowhere to go."""
+    """End quietly, as in `quiverlog consume | head`: what stdout still holds cannot be written."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return ExitCode.OK

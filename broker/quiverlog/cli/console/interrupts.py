@@ -1,8 +1,6 @@
-"""Ctrl-C: held back, carried to what does not hear it, and told what it does not end.
+"""Ctrl-C: delayed, passed on to a library that ignores signals, or answered with a line of text.
 
-It is held back while something must not be cut in two.
-
-Owns the handler of SIGINT while it is another than Python's.
+Owns the handler of SIGINT while it is not Python's own.
 """
 
 from __future__ import annotations
@@ -16,14 +14,14 @@ from types import FrameType
 
 import click
 
-__all__ = ["interrupts_carried_to", "interrupts_held", "said_on_interrupt"]
+__all__ = ["interrupts_carried_to", "interrupts_held", "printed_on_interrupt"]
 
 _AGAIN_S = 0.05
 
 
 @contextlib.contextmanager
 def interrupts_held() -> Iterator[None]:
-    """Ctrl-C that comes meanwhile is raised at the end, not in the middle."""
+    """Delay a Ctrl-C that comes meanwhile to the end: what runs must not be cut in two."""
     if not _is_ours():
         yield
         return
@@ -44,12 +42,11 @@ def interrupts_held() -> Iterator[None]:
 
 @contextlib.contextmanager
 def interrupts_carried_to(stop: Callable[[], object]) -> Iterator[None]:
-    """Ctrl-C calls `stop` at once, from another thread, until this ends, and then is raised.
+    """On Ctrl-C call `stop` at once, from another thread, and raise at the end.
 
-    For a library's call that waits without a look at signals, or that ends the wrong way when
-    Python tells it of one: DuckDB gives the query up then, and waits for tasks that nobody told.
-    `stop` is called again and again because it may come between two statements, where it counts
-    for neither.
+    For a library call that ignores signals while it waits, or ends wrongly when Python passes one
+    on: DuckDB gives the query up then and waits for tasks that were not cancelled. `stop` is
+    repeated because between two statements it has no effect on either.
     """
     pair = _socket_pair() if _is_ours() else None
     if pair is None:
@@ -96,8 +93,8 @@ def interrupts_carried_to(stop: Callable[[], object]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def said_on_interrupt(text: str) -> Iterator[None]:
-    """Around all that has brokers begin something and waits for it, which goes on without us."""
+def printed_on_interrupt(text: str) -> Iterator[None]:
+    """On Ctrl-C print `text`: what the brokers have begun continues without the command."""
     try:
         yield
     except KeyboardInterrupt:
@@ -106,7 +103,7 @@ def said_on_interrupt(text: str) -> Iterator[None]:
 
 
 def _socket_pair() -> tuple[socket.socket, socket.socket] | None:
-    """None: there are no descriptors left. Ctrl-C is then heard when the library is done."""
+    """Return None where no descriptors are left: Ctrl-C then waits until the library returns."""
     try:
         return socket.socketpair()
     except OSError:
@@ -114,7 +111,7 @@ def _socket_pair() -> tuple[socket.socket, socket.socket] | None:
 
 
 def _is_ours() -> bool:
-    """False where somebody else has decided what Ctrl-C means."""
+    """Return False where an embedding program has set its own handler."""
     return (
         threading.current_thread() is threading.main_thread()
         and signal.getsignal(signal.SIGINT) is signal.default_int_handler

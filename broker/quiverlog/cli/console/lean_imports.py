@@ -1,10 +1,9 @@
-"""Importing no more than a command needs, where its start counts.
+"""Imports without the optional modules that a command never uses.
 
-Owns what is hidden while modules are imported. pyarrow imports numpy where that is installed, for
-conversions that neither a broker nor `produce` makes, and structlog imports rich, for tracebacks
-in colours. They take what cannot be imported for what is not there. Best of five turns, processor
-time and memory of all imports: a broker 0.31 s and 64 MB, otherwise 0.50 s and 79 MB; `produce`
-0.27 s and 57 MB, otherwise 0.34 s and 68 MB.
+pyarrow imports numpy where it is installed, for conversions that neither a broker nor `produce`
+makes; structlog imports rich, for tracebacks in colours. Both do without. Best of five, processor
+time and memory of all imports: a broker 0.31 s and 64 MB instead of 0.50 s and 79 MB; `produce`
+0.27 s and 57 MB instead of 0.34 s and 68 MB.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ __all__ = ["lean_imports"]
 
 @contextlib.contextmanager
 def lean_imports(*hidden: str) -> Iterator[None]:
-    """For the time of a `with`: these modules cannot be imported, unless they were before.
+    """Make these modules fail to import, unless they are imported already.
 
-    Nor is memory searched for garbage: what an import makes lives for ever (a tenth of a start).
+    Collects no garbage meanwhile: what an import makes stays (a tenth of a start).
     """
     absent = [name for name in hidden if name not in sys.modules]
     for name in absent:

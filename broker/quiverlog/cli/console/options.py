@@ -1,7 +1,7 @@
 """Options and parameter types that several commands share, under the names that Kafka uses.
 
-Owns how a bootstrap address, a `k=v` configuration, a column list and an output format are written
-on the command line, and how a client is opened from them.
+Owns the spelling of bootstrap addresses, `k=v` configurations, column lists and output formats,
+and how a client is opened from them.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
 SECONDS_MAX = 1_000_000
 _LEFT_S_MIN = 0.5
-"""For what follows a look at all addresses that took all the time: a broker that runs answers."""
+"""What remains after a probe of all addresses used up the time: a running broker answers in it."""
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 class Seconds(click.FloatRange):
-    """A time span, from `min` to eleven days; neither `nan` nor `inf` is one."""
+    """A time span from `min` to eleven days; refuses `nan` and `inf`."""
 
     def __init__(self, min: float = 0.1) -> None:
         super().__init__(min=min, max=SECONDS_MAX)
@@ -67,7 +67,7 @@ class Seconds(click.FloatRange):
 
 
 def whole_number(text: str, number_max: int) -> int | None:
-    """The number that `text` writes in digits, from 0 to `number_max`; None if it does not."""
+    """Return the number that `text` writes in digits, from 0 to `number_max`; else None."""
     digits = text.strip()
     if not (digits.isascii() and digits.isdigit()) or len(digits) > len(str(number_max)):
         return None
@@ -87,7 +87,7 @@ def check_addresses(_ctx: click.Context, _parameter: click.Parameter, value: str
 
 
 def _bootstrap(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str:
-    """What was typed, or the profile's, or the default."""
+    """Return the option's value, or the profile's, or the default."""
     if value is None:
         from quiverlog.cli.console.profiles import chosen_bootstrap
 
@@ -96,7 +96,7 @@ def _bootstrap(ctx: click.Context, parameter: click.Parameter, value: str | None
 
 
 def bootstrap_option(command: _Command) -> _Command:
-    """`--bootstrap-server HOST:PORT[,HOST:PORT...]`, and `--timeout` beside it."""
+    """Add `--bootstrap-server HOST:PORT[,HOST:PORT...]` and `--timeout`."""
     command = click.option(
         "--timeout",
         "timeout_s",
@@ -120,7 +120,7 @@ def bootstrap_option(command: _Command) -> _Command:
 
 
 def format_option(*formats: str) -> Callable[[_Command], _Command]:
-    """`--format`, `table` unless told otherwise; `json` is always there for scripts."""
+    """Add `--format`, by default `table`; `json` is always there for scripts."""
     choices = formats or ("table", "json")
 
     def decorate(command: _Command) -> _Command:
@@ -137,14 +137,14 @@ def format_option(*formats: str) -> Callable[[_Command], _Command]:
 
 
 def debug_option(command: _Command) -> _Command:
-    """`--debug` after the command's name means the same as before it."""
+    """Accept `--debug` after the command's name too."""
     return click.option(
         "--debug", is_flag=True, hidden=True, expose_value=False, help="Show tracebacks."
     )(command)
 
 
 def topic_option(command: _Command) -> _Command:
-    """`--topic NAME`, completed from the broker."""
+    """Add `--topic NAME`, completed from the broker."""
     return click.option(
         "--topic",
         "-t",
@@ -156,13 +156,13 @@ def topic_option(command: _Command) -> _Command:
 
 
 def was_given(parameter: str) -> bool:
-    """Whether the person gave a value to this parameter of the command that runs."""
+    """Return whether the user gave this parameter a value."""
     source = click.get_current_context().get_parameter_source(parameter)
     return source not in (None, click.core.ParameterSource.DEFAULT)
 
 
 def config_option(command: _Command) -> _Command:
-    """`--config key=value`, as often as needed."""
+    """Add `--config key=value`, which may be repeated."""
     return click.option(
         "--config",
         "-c",
@@ -212,24 +212,24 @@ def open_client(
     skipped: Iterable[str] = (),
     began_s: float | None = None,
 ) -> Iterator[Client]:
-    """A client for the time of one command; says on stderr what it waits for.
+    """Open a client for one command; stderr names what it waits for.
 
-    A `--timeout` that was given bounds all steps of the command together: nothing goes on for
-    longer without progress, which rows that were stored or read are.
+    A `--timeout` that was given bounds all steps of the command together: nothing continues for
+    longer without progress, which is rows stored or read.
 
     Args:
         bootstrap: addresses, separated by commas.
         timeout_s: seconds to reach a broker.
         request_timeout_s: seconds for one operation, unless a timeout was given; None leaves it to
             the client.
-        skipped: addresses that are known not to answer, and are not asked what any broker knows.
-        began_s: since when a timeout that was given runs, of the monotonic clock; None: from now.
+        skipped: addresses that did not answer before, and get no request that any broker answers.
+        began_s: start of a given timeout, of the monotonic clock; None: now.
 
     Raises:
         ConnectionFailed: no address answered in time.
         InvalidArgument: an address is not HOST:PORT.
     """
-    from quiverlog.cli.console.waiting import told_waits
+    from quiverlog.cli.console.waiting import shown_waits
     from quiverlog.client.client import Client
 
     more = {} if request_timeout_s is None else {"request_timeout": request_timeout_s}
@@ -245,19 +245,18 @@ def open_client(
         left_s = given_s if began_s is None else max(_LEFT_S_MIN, began_s + given_s - now_s)
         deadline_s = now_s + left_s
         cluster.patience_s, cluster.deadline_s = given_s, deadline_s
-    with contextlib.closing(client), told_waits(cluster.waits, lambda: cluster.deadline_s):
+    with contextlib.closing(client), shown_waits(cluster.waits, lambda: cluster.deadline_s):
         try:
             client.run(cluster.first_contact())
             cluster.deadline_s = deadline_s
         except RequestTimedOut as error:
-            # Nothing was asked yet, so nothing can have happened: it is a broker that is not
-            # reached.
+            # No request was sent yet, so the outcome is not unknown: no broker was reached.
             raise ConnectionFailed(error.message) from error
         yield client
 
 
 def given_timeout_s() -> float | None:
-    """The `--timeout` of the command that runs, where one was typed."""
+    """Return the `--timeout` of the running command, if it was given."""
     context = click.get_current_context(silent=True)
     if context is None or not was_given("timeout_s"):
         return None
@@ -265,12 +264,12 @@ def given_timeout_s() -> float | None:
 
 
 def without_end(client: Client) -> None:
-    """What follows waits for as long as it takes, and shows how far it is."""
+    """Remove the time limit: what follows takes as long as it takes, and shows its progress."""
     client.cluster.deadline_s = client.cluster.patience_s = math.inf
 
 
 def complete_topics(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
-    """Names of topics for shell completion. A broker that does not answer at once gives none."""
+    """Return topic names for shell completion; none unless a broker answers at once."""
     with contextlib.suppress(Exception):
         bootstrap = ctx.params.get("bootstrap") or BOOTSTRAP_DEFAULT
         with open_client(bootstrap, timeout_s=1.0) as client:
@@ -279,7 +278,7 @@ def complete_topics(ctx: click.Context, _: click.Parameter, incomplete: str) -> 
 
 
 def confirmed(question: str) -> None:
-    """Ask on a terminal; a script has no terminal and must say --yes."""
+    """Ask on a terminal; a script has none and needs --yes."""
     import sys
 
     if not sys.stdin.isatty():

@@ -1,7 +1,7 @@
 """What commands print: tables for people, JSON for programs.
 
-Owns the look; knows nothing of what the values mean. JSON goes to stdout in one piece and
-contains no colour; tables fall back to plain text when stdout is not a terminal.
+JSON goes to stdout in one piece and contains no colour; tables fall back to plain text when stdout
+is not a terminal.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ __all__ = [
 _GAP: Final = 3
 """Between two columns of a table."""
 _PIPE_WIDTH: Final = 1 << 20
-"""A table is no wider than its cells; a line that is broken is nothing to search in."""
+"""A table is no wider than its cells, and a broken line is no use to grep."""
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A rich console. Piped output is as wide as it needs to be, so that nothing is cut."""
+    """Return a rich console. Piped output is as wide as it needs to be, so that nothing is cut."""
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
@@ -44,7 +44,7 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def print_json(value: object) -> None:
-    """One JSON document on stdout, indented, with a line break at its end."""
+    """Print one JSON document, indented, with a line break at its end."""
     import msgspec
 
     text = msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=2).decode()
@@ -61,10 +61,10 @@ def print_json(value: object) -> None:
 def print_table(
     columns: Sequence[str], rows: Iterable[Sequence[object]], *, right: Sequence[str] = ()
 ) -> None:
-    """A table without lines between its rows. `right` names the columns of numbers.
+    """Print a table without lines between its rows. `right` names the columns of numbers.
 
-    In a narrow terminal cells are broken at blanks, and no word is cut: a number in two pieces is
-    another number, and half a name is nothing to copy. The terminal breaks lines that remain long.
+    A narrow terminal breaks cells at blanks and never within a word: half a number is another
+    number, and half a name cannot be copied. The terminal breaks lines that remain long.
     """
     from rich.box import SIMPLE_HEAD
     from rich.cells import cell_len
@@ -92,7 +92,7 @@ def print_table(
 
 
 def print_fields(fields: Mapping[str, object]) -> None:
-    """One `name  value` line per field."""
+    """Print one `name  value` line per field."""
     width = max((len(name) for name in fields), default=0)
     for name, value in fields.items():
         print(f"{name:<{width}}  {_cell(value)}")
@@ -123,5 +123,5 @@ def human_bytes(value: float) -> str:
 
 
 def join(values: Any) -> str:
-    """With commas, as the command line takes them."""
+    """Join with commas, as options take several values."""
     return ",".join(str(value) for value in values)

@@ -1,9 +1,9 @@
-"""What each broker says of the cluster, asked from here, all at once.
+"""What each broker reports of the cluster, asked from this machine, all at once.
 
-Owns the questions and whom of those that answer is believed: the broker that decides, else one that
-reaches a controller, else the one that knows most. A picture that one broker has may be old, and a
-broker that it calls live be dead, so every address is asked: those that were given, and those of
-all registered brokers. A silent one is given up soon. Must not know what follows from it.
+Owns which answer is used: the controller's, else one of a broker that reaches a controller, else
+the one with the newest metadata. One broker's metadata may be old, and a broker that is live in it
+may be dead, so every address is asked: the given ones and those of all registered brokers. A broker
+that does not answer is given up soon.
 """
 
 from __future__ import annotations
@@ -29,15 +29,13 @@ _PROBE_S_MIN: Final = 0.1
 _GIVEN_PART: Final = 2 / 3
 _AT_ONCE_MAX: Final = 64
 _ELECTION_S: Final = 3.0
-"""So long is waited for a controller: an election takes a second."""
+"""How long to wait for a controller: an election takes a second."""
 _PAUSE_S: Final = 0.25
 _NAMED_MAX: Final = 8
 
 
 class Probe(NamedTuple):
-    """One address, asked once. `found`: what the broker there says; None: nothing, for this
-    `failure`.
-    """
+    """One address, asked once. `found`: the answer of the broker there; None for a `failure`."""
 
     address: str
     found: ClusterDetail | None
@@ -46,18 +44,17 @@ class Probe(NamedTuple):
 
     @property
     def answers(self) -> bool:
-        """A broker answered."""
         return self.found is not None
 
     @property
     def node_id(self) -> int | None:
-        """Who answered."""
+        """The broker that answered."""
         return None if self.found is None else self.found.told_by
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The cluster as one broker knows it, and which brokers answer from here.
+    """The cluster from one broker's metadata, and which brokers answer on this machine.
 
     Attributes:
         few: topics with fewer replicas than they could have.
@@ -69,14 +66,14 @@ class Seen:
 
     @property
     def answering(self) -> set[int]:
-        """The registered brokers that answered, at whichever address."""
+        """Return the registered brokers that answered, at any address."""
         answered = {one.node_id for one in self.probes if one.node_id is not None}
         return {one.node_id for one in self.found.brokers} & answered
 
     @property
     def as_probed(self) -> ClusterDetail:
-        """The cluster, with the brokers fenced that were asked and did not answer: for a session
-        after its end the controller takes a broker for live."""
+        """Return the cluster with brokers that did not answer as fenced: for a session after its
+        end the controller counts a broker as live."""
         silent = self.silent_brokers
         brokers = [
             replace(one, fenced=True) if one.node_id in silent else one
@@ -86,7 +83,7 @@ class Seen:
 
     @property
     def silent_brokers(self) -> dict[int, str]:
-        """Node id -> why there was no answer, of the brokers that were asked and gave none."""
+        """Return node id -> failure, of the brokers that were asked and did not answer."""
         failures = {one.address: one.failure for one in self.probes if not one.answers}
         answering = self.answering
         addresses = {one.node_id: str(Address(one.host, one.port)) for one in self.found.brokers}
@@ -98,17 +95,17 @@ class Seen:
 
     @property
     def silent(self) -> list[str]:
-        """Addresses at which nobody answered."""
+        """Return the addresses without an answer."""
         return [one.address for one in self.probes if not one.answers]
 
 
 def look(bootstrap: str, timeout_s: float, *, wait_s: float = _ELECTION_S) -> Seen | None:
-    """What the broker says that is believed most; None: no address that was given answers.
+    """Return the answer to use; None: no given address answers.
 
     Args:
-        wait_s: so long for a controller.
+        wait_s: how long to wait for a controller.
     """
-    from quiverlog.cli.console.waiting import told_waits
+    from quiverlog.cli.console.waiting import shown_waits
     from quiverlog.client.base.waits import Waits
 
     began_s = time.monotonic()
@@ -116,12 +113,12 @@ def look(bootstrap: str, timeout_s: float, *, wait_s: float = _ELECTION_S) -> Se
     given = [str(one) for one in parse_addresses(bootstrap, port_default=PORT_DEFAULT)]
     waits = Waits(time.monotonic)
     longest_s = until_s - began_s + min(timeout_s, _PROBE_S_MAX)
-    with told_waits(waits, lambda: math.inf), waits.of(longest_s) as wait:
+    with shown_waits(waits, lambda: math.inf), waits.of(longest_s) as wait:
         wait.reason = "cluster"
         wait.what = f"answers of {', '.join(given[:_NAMED_MAX])}"
         while True:
             round_began_s = time.monotonic()
-            # Those that turn up by it are asked as well, in what is left.
+            # Brokers found in the answers are asked as well, in the time left.
             probes = probe(given, (end_s - round_began_s) * _GIVEN_PART)
             best = _best(probes)
             if best is None:
@@ -135,12 +132,12 @@ def look(bootstrap: str, timeout_s: float, *, wait_s: float = _ELECTION_S) -> Se
             next_end_s = now_s + _PAUSE_S + (now_s - round_began_s)
             if best.is_current or now_s >= until_s or next_end_s > end_s:
                 return Seen(best, probes)
-            wait.what = "a broker that decides"
+            wait.what = "a controller"
             time.sleep(_PAUSE_S)
 
 
 def seen_or_failure(bootstrap: str, timeout_s: float) -> Seen:
-    """As `look`. Where nobody answers that soon, one broker is asked with more patience.
+    """As `look`. Where no broker answers that soon, one is asked with the usual timeout.
 
     Raises:
         QuiverlogError: why none of the addresses answers.
@@ -169,12 +166,12 @@ def _best(probes: Sequence[Probe]) -> ClusterDetail | None:
 
 
 def probe_brokers(found: ClusterDetail, timeout_s: float = _PROBE_S_MAX) -> list[Probe]:
-    """Ask every registered broker where it says that it is."""
+    """Ask every registered broker at its advertised address."""
     return probe([str(Address(one.host, one.port)) for one in found.brokers], timeout_s)
 
 
 def probe(addresses: Iterable[str], timeout_s: float) -> list[Probe]:
-    """Ask all at once; what has not answered in time does not answer. In the given order."""
+    """Ask all at once, and return the probes in the given order; a late answer is a failure."""
     asked = list(dict.fromkeys(addresses))
     limit_s = min(timeout_s, _PROBE_S_MAX)
     answers: dict[str, Probe] = {}
@@ -184,7 +181,7 @@ def probe(addresses: Iterable[str], timeout_s: float) -> list[Probe]:
         with places:
             answers[address] = _ask(address, limit_s)
 
-    # Daemons: a name that does not resolve may hold one up for longer than anybody waits here.
+    # Daemons: the lookup of a name may block one for longer than the command waits.
     threads = [threading.Thread(target=ask, args=(one,), daemon=True) for one in asked]
     for thread in threads:
         thread.start()

@@ -1,4 +1,4 @@
-"""Profiles: names for the brokers that a person works with, in a file of the user's own.
+"""Profiles: names for the brokers that a user works with, in a file in the user's home.
 
 Owns the file (`quiverlog/profiles.toml` in the user's configuration folder) and its form:
 
@@ -7,9 +7,9 @@ Owns the file (`quiverlog/profiles.toml` in the user's configuration folder) and
     [profile.test]
     bootstrap-server = "test-1:9292,test-2:9292"
 
-The file is replaced whole, so that a crash leaves the old one. Its mode keeps others from reading
-it: credentials will be written there one day. A word of the command line and the environment win
-over a profile.
+The file is replaced whole, so that a crash leaves the old one. Only its owner may read it:
+credentials will be in it one day. The command line and the environment take precedence over a
+profile.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ _BOOTSTRAP: Final = "bootstrap-server"
 
 @dataclass(slots=True)
 class Profiles:
-    """What the file says: profile -> bootstrap servers, and the one in use."""
+    """The file's content: profile -> bootstrap servers, and the one in use."""
 
     bootstraps: dict[str, str] = field(default_factory=dict)
     in_use: str | None = None
 
 
 def path_of_profiles() -> Path:
-    """Where the file is; the variable XDG_CONFIG_HOME moves it."""
+    """Return the file's path; the variable XDG_CONFIG_HOME moves it."""
     return Path(click.get_app_dir("quiverlog")) / "profiles.toml"
 
 
 def load() -> Profiles:
-    """Read the file; none is no profiles.
+    """Read the file; a missing one has no profiles.
 
     Raises:
-        CommandFailed: it cannot be read as what it should be.
+        CommandFailed: it is no file of profiles.
     """
     path = path_of_profiles()
     try:
@@ -75,7 +75,7 @@ def save(profiles: Profiles) -> None:
     lines = [] if profiles.in_use is None else [f"use = {_quoted(profiles.in_use)}\n"]
     for name, bootstrap in sorted(profiles.bootstraps.items()):
         lines.append(f"\n[profile.{_quoted(name)}]\n{_BOOTSTRAP} = {_quoted(bootstrap)}\n")
-    # A temporary file is its maker's alone from the beginning.
+    # A temporary file is readable for its owner alone from the start.
     number, name = tempfile.mkstemp(dir=path.parent, prefix=".profiles-")
     try:
         with os.fdopen(number, "w", encoding="utf-8") as file:
@@ -87,12 +87,12 @@ def save(profiles: Profiles) -> None:
 
 
 def _quoted(text: str) -> str:
-    """A basic string of TOML: JSON's escapes are among its own, but for surrogates."""
+    """Return a basic string of TOML: its escapes include JSON's, except for surrogates."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def chosen_bootstrap(profile: str | None) -> str | None:
-    """The addresses of the profile that was named, or else is in use; None without one.
+    """Return the addresses of the named profile, else of the one in use; None without one.
 
     Raises:
         CommandFailed: there is no such profile.

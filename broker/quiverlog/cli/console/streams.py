@@ -1,8 +1,7 @@
-"""Standard streams as a command may find them: closed, a terminal, of an encoding that lacks
-characters.
+"""Standard streams as a command may find them: closed, a terminal, of a poor encoding.
 
 Owns that a command can always print. A stream that the shell closed (`>&-`) is None in Python, and
-its number would go to the next file that is opened.
+its descriptor's number would be given to the next file that is opened.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ __all__ = ["flush_output", "prepare_streams"]
 
 
 class _ClosedOutput(io.RawIOBase):
-    """Stands for a closed standard output: the first write to it is an error that says so.
+    """Replaces a closed standard output: the first write raises an error that names the cause.
 
-    What is left in the buffers before it comes again when the program ends, and has been told.
+    At the end of the program the buffers are flushed once more; that error has been reported.
     """
 
     _is_told = False
@@ -38,7 +37,7 @@ class _ClosedOutput(io.RawIOBase):
 
 
 class _ClosedInput(io.RawIOBase):
-    """Stands for a closed standard input: no rows were given, which is not the same as none."""
+    """Replaces a closed standard input: a missing input is an error, unlike an empty one."""
 
     def readable(self) -> bool:
         return True
@@ -48,7 +47,7 @@ class _ClosedInput(io.RawIOBase):
 
 
 def prepare_streams() -> None:
-    """Give closed streams stand-ins, by their numbers; escape what cannot be encoded or shown."""
+    """Replace closed streams, under their numbers; escape what cannot be encoded or shown."""
     if sys.stdin is None:
         _null("r")  # keeps number 0 from the next file
         sys.stdin = io.TextIOWrapper(io.BufferedReader(_ClosedInput()), "utf-8")
@@ -74,15 +73,15 @@ def _null(mode: str) -> io.TextIOWrapper:
 
 
 def flush_output(code: int, *, debug: bool = False) -> int:
-    """Write what stdout still holds; the exit code, which tells of a failure to do so.
+    """Write what stdout still holds; return the exit code, which is FAILED if that fails.
 
-    Without this the interpreter finds out at its end, and says it in its own words.
+    Otherwise the interpreter flushes at its end, with a message of its own.
     """
     try:
         sys.stdout.flush()
     except OSError as error:
         if isinstance(sys.stdout, io.TextIOWrapper):
-            sys.stdout = _null("w")  # what it holds has nowhere to go
+            sys.stdout = _null("w")  # the old one would be flushed again at the end
         if code == ExitCode.OK and not isinstance(error, BrokenPipeError):
             return report(error, debug=debug)
     return code

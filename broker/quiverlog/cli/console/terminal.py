@@ -1,13 +1,12 @@
-"""What may reach a terminal: text without characters that steer it.
+"""What may reach a terminal: text without characters that control it.
 
-Owns the rule and its place. Names of columns, values of rows and messages of a broker are a
-stranger's; escape codes in them set titles and colours or hide text, C1 codes do the same in one
-character, bidirectional overrides turn text around. `shield` puts the rule between a standard
-stream and its terminal, so whatever prints, by whatever way, goes through it. A pipe or a file gets
-the data as they are.
+Names of columns, values of rows and messages of a broker may be an attacker's: escape codes set
+titles and colours or hide text, C1 codes do so in one character, bidirectional overrides reorder
+text. `shield` wraps a standard stream that is a terminal, so everything printed passes the rule. A
+pipe or a file gets the data as they are.
 
-Only what draws a terminal itself (rich) writes to the stream behind the shield; it is given cells
-that went through `printable`.
+Only rich, which draws the terminal itself, writes to the stream behind the shield; its cells have
+gone through `printable`.
 """
 
 from __future__ import annotations
@@ -20,14 +19,13 @@ from typing import IO, Any, Final, TextIO
 __all__ = ["ShieldedBytes", "clear_screen", "printable", "shield", "unshielded"]
 
 _LAYOUT: Final = "\n\t"
-"""What text of several lines is made of."""
+"""The control characters of text in several lines."""
 
 
 def printable(text: str, *, keep: str = "") -> str:
-    """`text` with its control and other invisible characters escaped, but for those of `keep`.
+    """Return `text` with control and other invisible characters escaped, except those of `keep`.
 
-    From DEL on they are escaped as in JSON, which has escaped the control characters before it:
-    JSON stays JSON.
+    From DEL on they are escaped as in JSON, whose encoder escapes the ones below: JSON stays JSON.
     """
     if text.isprintable():
         return text
@@ -43,7 +41,7 @@ def _escaped(character: str) -> str:
 
 
 class ShieldedBytes(io.BufferedIOBase):
-    """Takes the bytes of text for a terminal; `target` gets what may be shown."""
+    """Takes encoded text for a terminal; `target` gets it escaped."""
 
     def __init__(self, target: IO[bytes], encoding: str) -> None:
         self._target = target
@@ -70,7 +68,7 @@ class ShieldedBytes(io.BufferedIOBase):
 
 
 class _ShieldedText(io.TextIOWrapper):
-    """A standard stream on a terminal; `behind` is the stream that it was."""
+    """A standard stream on a terminal; `behind` is the original one."""
 
     def __init__(self, behind: io.TextIOWrapper) -> None:
         target: Any = behind.buffer
@@ -80,19 +78,19 @@ class _ShieldedText(io.TextIOWrapper):
 
 
 def shield(stream: TextIO) -> TextIO:
-    """The stream for text that may be a stranger's: itself where it is no terminal."""
+    """Return the stream for text from outside: itself where it is no terminal."""
     if isinstance(stream, io.TextIOWrapper) and stream.isatty():
         return stream if isinstance(stream, _ShieldedText) else _ShieldedText(stream)
     return stream
 
 
 def unshielded(stream: TextIO) -> TextIO:
-    """The stream for what draws a terminal itself, from text that is `printable`."""
+    """Return the stream for a library that draws a terminal, from text that is `printable`."""
     return stream.behind if isinstance(stream, _ShieldedText) else stream
 
 
 def clear_screen(stream: TextIO) -> None:
-    """Begin a terminal anew; nothing happens to a pipe, or to a terminal that cannot do it."""
+    """Clear a terminal; a pipe, or a terminal that cannot, is left as it is."""
     if not stream.isatty() or os.environ.get("TERM", "") in ("", "dumb"):
         return
     stream.flush()

@@ -1,7 +1,6 @@
-"""How a command waits for the cluster: how often it asks, what it passes over, how that looks.
+"""How a command waits for the cluster: pace, passing errors, and the progress that it shows.
 
-Owns the pace and the patience of all commands that wait, and what they show meanwhile: a bar on a
-terminal, lines elsewhere, on stderr, so that stdout has the result alone.
+Progress is a bar on a terminal and lines elsewhere, on stderr, so that stdout has only the result.
 """
 
 from __future__ import annotations
@@ -25,18 +24,18 @@ if TYPE_CHECKING:
 
     from quiverlog.client.base.waits import Waits
 
-__all__ = ["Patience", "Waiting", "polls", "shown_waiting", "told_waits"]
+__all__ = ["Patience", "Waiting", "polls", "shown_waiting", "shown_waits"]
 
 _T = TypeVar("_T")
 _LINE_EVERY_S: Final = 5.0
 _POLL_S: Final = 0.25
 _SILENCE_S_MAX: Final = 60.0
-"""So long may nobody answer who waits: another controller is elected in a few seconds."""
+"""How long a wait tolerates no answer: another controller is elected in a few seconds."""
 _SILENCE_S_SHOWN: Final = 5.0
 
 
 def polls(wait_s: float = float("inf")) -> Iterator[bool]:
-    """Go round at once, and then again after pauses, as long as there is time: at least once.
+    """Yield at once, and again after pauses, while there is time: at least once.
 
     Yields:
         Whether this is the last time.
@@ -49,9 +48,9 @@ def polls(wait_s: float = float("inf")) -> Iterator[bool]:
 
 
 class Patience:
-    """Who waits for minutes passes over what passes: a controller that dies, one that is elected.
+    """Retries a question through passing errors, such as a controller's failure and an election.
 
-    Not for what is refused, nor for a cluster that says nothing at all any more.
+    Refusals are raised, and so is a cluster that does not answer for `silence_s`.
     """
 
     def __init__(self, silence_s: float = _SILENCE_S_MAX) -> None:
@@ -59,7 +58,7 @@ class Patience:
         self._heard_s = time.monotonic()
 
     def ask(self, question: Callable[[], _T]) -> _T | None:
-        """The answer; None: none this time. Raises QuiverlogError."""
+        """Return the answer; None: none this time. Raises QuiverlogError."""
         try:
             answer = question()
         except QuiverlogError as error:
@@ -71,50 +70,50 @@ class Patience:
 
     @property
     def note(self) -> str:
-        """To be shown behind what is waited for."""
+        """Return a remark to show behind what is waited for."""
         is_long = time.monotonic() - self._heard_s > _SILENCE_S_SHOWN
         return "; no controller answers" if is_long else ""
 
 
 @contextlib.contextmanager
-def told_waits(waits: Waits, deadline_s: Callable[[], float]) -> Iterator[None]:
-    """For the time of a `with`, a line on stderr says what takes longer than two seconds.
+def shown_waits(waits: Waits, deadline_s: Callable[[], float]) -> Iterator[None]:
+    """Print a line on stderr about each wait that takes longer than two seconds.
 
-    It is said again when something else is waited for, and not when the same takes longer.
+    Printed again when the reason changes, and not when the same takes longer.
 
     Args:
         deadline_s: when the command gives up, in seconds of the monotonic clock.
     """
-    logging.getLogger("quiverlog.waiting").disabled = True  # that is for programs
+    logging.getLogger("quiverlog.waiting").disabled = True  # its records are for programs
     over = threading.Event()
-    teller = threading.Thread(
-        target=_tell, args=(waits, deadline_s, over), name="quiverlog-waits", daemon=True
+    printer = threading.Thread(
+        target=_print_waits, args=(waits, deadline_s, over), name="quiverlog-waits", daemon=True
     )
-    teller.start()
+    printer.start()
     try:
         yield
     finally:
         over.set()
 
 
-def _tell(waits: Waits, deadline_s: Callable[[], float], over: threading.Event) -> None:
-    told: set[str] = set()
+def _print_waits(waits: Waits, deadline_s: Callable[[], float], over: threading.Event) -> None:
+    printed: set[str] = set()
     was_quiet = False
     while not over.wait(_POLL_S):
         wait = waits.longest()
         if wait is None:
-            # Twice: between two steps of one operation nothing is waited for.
-            if was_quiet and told:
-                told.clear()
+            # Two polls in a row: between two steps of one operation there is no wait for a moment.
+            if was_quiet and printed:
+                printed.clear()
                 if waits.are_endless:
                     print("quiverlog: it answers again; reading on.", file=sys.stderr, flush=True)
             was_quiet = True
             continue
         was_quiet = False
         now_s = time.monotonic()
-        if now_s - wait.since_s < TELL_AFTER_S or wait.reason in told:
+        if now_s - wait.since_s < TELL_AFTER_S or wait.reason in printed:
             continue
-        told.add(wait.reason)
+        printed.add(wait.reason)
         until_s = min(wait.until_s, deadline_s())
         moment = ""
         if until_s < math.inf:
@@ -124,13 +123,13 @@ def _tell(waits: Waits, deadline_s: Callable[[], float], over: threading.Event) 
 
 
 class Waiting(Protocol):
-    """Takes how much is done of how much, and what is waited for."""
+    """Takes the progress, and what is waited for."""
 
     def show(self, done: float, total: float, text: str) -> None: ...
 
 
 class _Lines:
-    """A line when another thing is waited for, and now and then when it takes long."""
+    """Prints a line when the reason changes, and now and then when it takes long."""
 
     def __init__(self, title: str) -> None:
         self._title = title
@@ -155,7 +154,7 @@ class _Bar:
 
 @contextlib.contextmanager
 def shown_waiting(title: str) -> Iterator[Waiting]:
-    """Show it for the time of a `with`; the bar is gone afterwards."""
+    """Show a bar or lines for the time of a `with`; the bar is gone afterwards."""
     shown = console(stderr=True)
     if not shown.is_terminal:
         yield _Lines(title)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from quiverlog.cli.console.failures import CommandFailed
-from quiverlog.cli.console.interrupts import said_on_interrupt
+from quiverlog.cli.console.interrupts import printed_on_interrupt
 from quiverlog.cli.console.options import (
     INT32_MAX,
     bootstrap_option,
@@ -285,7 +285,7 @@ def carry_out(
     if confirm is not None:
         confirm()
         client.cluster.progressed()
-    with said_on_interrupt(_GOES_ON):
+    with printed_on_interrupt(_GOES_ON):
         _run_plan(client, moves, how)
 
 
@@ -355,7 +355,7 @@ def _moving(
             )
     left = list(moving)
     if wait_s and moving:
-        with said_on_interrupt(_GOES_ON):
+        with printed_on_interrupt(_GOES_ON):
             left = wait_for(client, {key: one.adding for key, one in moving.items()}, wait_s)
         now = look(client).moving
         moving = {key: now[key] for key in left if key in now}

@@ -92,21 +92,21 @@ def test_a_cluster_as_it_should_be_lets_any_of_its_brokers_go() -> None:
         (with_broker(2, moving=5), 2, "5 of its partitions are moving"),
         (cluster(offline=1), 1, "1 partition has no leader"),
         (cluster(controller=None), 1, "there is no controller"),
-        (cluster(told_by=2), 3, "broker 1, which decides, does not answer"),
+        (cluster(told_by=2), 3, "broker 1, the controller, does not answer"),
         (
             with_voters(voter(1), voter(2), voter(3, silent_s=VOTER_SILENT_S)),
             2,
-            "the quorum has no voter to spare: without it 1 of 3 are heard, 2 are needed",
+            "the quorum has no voter to spare: without it 1 of 3 answer, 2 are needed",
         ),
         (
             with_voters(voter(1), voter(2), voter(3, lag=VOTER_LAG_MAX + 1)),
             2,
-            "the quorum has no voter to spare: without it 1 of 3 are heard, 2 are needed",
+            "the quorum has no voter to spare: without it 1 of 3 answer, 2 are needed",
         ),
         (
             with_voters(voter(1), voter(2)),
             2,
-            "the quorum has no voter to spare: without it 1 of 2 are heard, 2 are needed",
+            "the quorum has no voter to spare: without it 1 of 2 answer, 2 are needed",
         ),
         (with_voters(voter(1)), 1, "it is the only voter: nothing is decided until it is back"),
         (
@@ -146,7 +146,7 @@ def test_what_does_not_speak_against_a_restart(found: ClusterDetail, node_id: in
 def test_a_voter_that_has_just_stopped_is_not_relied_on_though_it_was_just_heard() -> None:
     found = with_broker(2, fenced=True)
     assert may_restart(Seen(found), 1).reasons == (
-        "the quorum has no voter to spare: without it 1 of 3 are heard, 2 are needed",
+        "the quorum has no voter to spare: without it 1 of 3 answer, 2 are needed",
         "broker 2 is fenced",
     )
     assert spare_voters(found) == 0
@@ -168,7 +168,7 @@ def seen_without(found: ClusterDetail, *silent: int) -> Seen:
 def test_a_broker_that_does_not_answer_is_not_counted_on() -> None:
     """Though the controller takes it for live, until its session is over."""
     silent = "broker 3 does not answer here (refused)"
-    no_spare = "the quorum has no voter to spare: without it 1 of 3 are heard, 2 are needed"
+    no_spare = "the quorum has no voter to spare: without it 1 of 3 answer, 2 are needed"
     assert may_restart(seen_without(cluster(), 3), 1).reasons == (no_spare, silent)
     five = with_voters(*(voter(n) for n in (1, 2, 3, 4, 5)))
     assert may_restart(seen_without(five, 3), 1).reasons == (silent,)

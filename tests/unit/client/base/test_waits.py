@@ -9,7 +9,7 @@ import time
 import pytest
 
 from quiverlog.cli.console import waiting
-from quiverlog.cli.console.waiting import told_waits
+from quiverlog.cli.console.waiting import shown_waits
 from quiverlog.client.base.commands import Call, Sleep
 from quiverlog.client.base.deadline import within
 from quiverlog.client.base.results import Address
@@ -233,7 +233,7 @@ def test_the_command_line_says_it_once_and_again_for_another_thing(
         said.extend(capfd.readouterr().err.splitlines())
         return [line.rpartition(" until ")[0] for line in said]
 
-    with told_waits(waits, lambda: float("inf")):
+    with shown_waits(waits, lambda: float("inf")):
         looks(3)
         assert now_said() == [], "it has not taken two seconds"
         other.since_s -= 1.0
@@ -260,7 +260,7 @@ def test_what_has_no_end_is_said_without_one_and_then_that_it_is_there_again(
         said.extend(capfd.readouterr().err.splitlines())
         return len(said) >= count
 
-    with told_waits(waits, lambda: float("inf")):
+    with shown_waits(waits, lambda: float("inf")):
         until(lambda: has_said(1), timeout_s=10)
         waits.others.remove(other)
         until(lambda: has_said(2), timeout_s=10)

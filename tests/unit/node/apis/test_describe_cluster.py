@@ -209,7 +209,7 @@ def test_a_controller_that_does_not_answer_leaves_what_is_known() -> None:
     assert asked == [ONE, TWO]
     assert (found.told_by, found.quorum[0].lag) == (1, None)
     (said,) = texts(found)
-    assert "Broker 2 decides and did not answer" in said
+    assert "The controller, broker 2, did not answer" in said
 
 
 def test_who_knows_less_than_the_first_is_not_believed() -> None:
