@@ -8,6 +8,7 @@ from __future__ import annotations
 from quiverlog.client.producer.core import Identity
 from quiverlog.core.partition.producers import ProducerStates
 from quiverlog.errors import (
+    ClientClosed,
     ConnectionClosed,
     CorruptBatch,
     DeliveryTimedOut,
@@ -213,3 +214,15 @@ def test_an_answer_of_who_gives_out_epochs_may_be_lost() -> None:
     settle(world)
     assert world.core.identity == Identity(11, 0), "the older one is over, so a new id does"
     assert world.logs[0].ids == [0, 4, 5, 6]
+
+
+def test_rows_that_are_given_up_are_no_longer_counted() -> None:
+    """Rows that wait to be converted, a closed batch, and one that is under way."""
+    world = sent(1)
+    world.send_to(1, 3)
+    world.send_one(2)
+    assert world.core.buffered_bytes > 0
+    world.core.fail_all(ClientClosed("gone"))
+    assert world.core.buffered_bytes == 0
+    assert not world.core.has_unsent
+    assert all(isinstance(error, ClientClosed) for error in errors(world)[1:])
