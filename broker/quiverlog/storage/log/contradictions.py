@@ -1,15 +1,15 @@
-"""Small files of a partition that contradict the others: well formed, and another's or another
-day's.
+"""Small files of a partition that contradict the others: well formed, but another partition's or
+out of date.
 
-Owns which of them is not believed. Each is as good as lost then, which opening.py knows how to live
-with; it is moved aside for an operator, and named. One file is never believed against two, and none
-against the rows themselves:
+Owns which of them is rejected. It then counts as lost, which opening.py handles; it is moved aside
+for an operator, and named. One file is never trusted against two, and none against the rows
+themselves:
 
 - the two log starts differ: the one that another file confirms counts, else the smaller. A crash
-  between the two leaves such a picture too, and rows are given up when both are written;
+  between the two leaves the same state, and rows are trimmed when both are written;
 - a log start, or a recovery point that its copy contradicts, lies beyond the end of all rows;
 - the epochs of `leader-epochs` are not those that the rows carry;
-- `truncate-to` is there after a clean stop, or is another partition's.
+- `truncate-to` exists after a clean stop, or is another partition's.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ __all__ = ["agree_with_rows", "move_contradictions_aside"]
 
 _FOREVER: Final = 2**63
 _VOTES_PER_SEGMENT_MAX: Final = 64
-"""So many batches say of what epoch they are: one that is damaged is not believed either."""
+"""Batches that are asked for their epoch: one damaged batch must not decide."""
 
 
 def move_contradictions_aside(
     disk: Disk, directory: str, names: list[str], *, clean: bool, known: Bounds | None
 ) -> tuple[list[str], list[str]]:
-    """See the module docstring. Returns (names that are left, notes for the operator).
+    """Move rejected files aside. Returns (names that are left, notes for the operator).
 
     Raises OSError, StorageFault: the disk failed.
     """
@@ -66,7 +66,8 @@ def move_contradictions_aside(
 def agree_with_rows(
     epochs: LeaderEpochs, segments: Sequence[Segment], start_offset: int, end_offset: int
 ) -> bool:
-    """False when the first batch of a segment, below `end_offset`, is of another epoch than listed.
+    """Return False if the first batch of a segment, below `end_offset`, is of another epoch than
+    listed.
 
     Looks at the first and the last of the segments.
     """
@@ -130,7 +131,7 @@ class _Look:
         return found
 
     def _end_of_rows(self) -> int:
-        """Where the rows in the files end; for ever, where damage keeps it from being told."""
+        """Return the end of the rows in the files; a maximum, where damage hides it."""
         if self._reach < 0:
             self._reach = max([0, *(header.mark.offset for header in self._headers())])
             for segment in self._files()[-1:]:
@@ -162,7 +163,7 @@ class _Look:
         elif len(starts) == 1 or (starts and self._clean and confirmed):
             (start,) = set(starts.values())
             alone = len(starts) == 1 and start not in confirmed
-            # Where no rows are left, and nothing tells of any, it gives up none.
+            # Without rows, and without another file that has any, the start trims nothing.
             beyond = alone and start > self._end_of_rows() and bool(self._files() or confirmed)
             if not beyond and not (alone and self._clean and confirmed):
                 return

@@ -1,8 +1,8 @@
-"""What of a log is not on the disk yet, and the jobs that bring it there.
+"""The part of a log that is not on the disk yet, and the jobs that bring it there.
 
 Owns the list of segments with unflushed bytes, what finished segments leave to be written (index
 and producer snapshot, which cost the loop no I/O that way), the recovery point, and the rule when a
-log must be flushed although nobody waits for it.
+log must be flushed although no request waits for it.
 
 Invariant: at most one FlushJob is outstanding. What it captured belongs to it until it is complete
 (then it is on the disk) or postponed (then it is here again).
@@ -26,11 +26,12 @@ from quiverlog.types import Now
 __all__ = ["Unflushed"]
 
 _CHECKPOINT_BYTES: Final = 8 * 1024 * 1024
-"""So many flushed bytes after the last recovery point a new one is written."""
+"""A new recovery point is written when this much was flushed after the last one: a start after a
+crash scans no more."""
 
 
 class Unflushed:
-    """See the module docstring.
+    """A log's unflushed segments, indexes, snapshots and marks.
 
     Attributes:
         covered: offset of the newest producer snapshot that this process made durable; -1: none.
@@ -38,8 +39,8 @@ class Unflushed:
         snapshots: offsets of the producer snapshots on the disk, newest first.
         outstanding: the flush under way.
         segments: those with unflushed bytes, oldest first.
-        label_saved: the file that says whose rows these are is on the disk.
-        marks: what the files say of the log's bounds; its jobs share it.
+        label_saved: `partition.json` is on the disk.
+        marks: the log's bounds in its files; shared with its jobs.
         names_changed: files were made whose names may not be durable.
         indexes: of finished segments, not written yet.
     """
@@ -73,8 +74,8 @@ class Unflushed:
         self._appended_us = 0
         self._finished: Segment | None = None
         self._point_behind = False
-        # A flush in the background is owed to it. Not after a try that failed: the next append asks
-        # again, where a date in the past would ask for one flush after the other.
+        # A background flush is due for the point. Cleared by a failed attempt: the next append sets
+        # it again, where a due time in the past would cause one flush after the other.
         self._point_due = False
         self._rolled = False
         self._since_us: int | None = None
@@ -93,7 +94,7 @@ class Unflushed:
 
     # --- what happened -------------------------------------------------------------------------
     def appended(self, segment: Segment, byte_count: int, now: Now) -> None:
-        """Rows were written to the page cache."""
+        """Note rows that were written to the page cache."""
         assert byte_count > 0
         assert not segment.dropped
         if not self.segments or self.segments[-1] is not segment:
@@ -105,7 +106,7 @@ class Unflushed:
             self._since_us = now.mono_us
 
     def header_changed(self, segment: Segment, now: Now) -> None:
-        """What its header is to say is not on the disk."""
+        """Note that a segment's header on the disk is out of date."""
         assert not segment.dropped
         if segment not in self.segments:
             self.segments.append(segment)
@@ -114,7 +115,7 @@ class Unflushed:
             self._since_us = now.mono_us
 
     def rolled(self, segment: Segment, end_offset: int, producers: Producers | None) -> None:
-        """`segment` takes no more appends: its index and a snapshot go with the next flush."""
+        """Note that `segment` is finished: its index and a snapshot go with the next flush."""
         assert segment.finished
         assert segment.end_offset <= end_offset
         self._rolled = True
@@ -125,20 +126,20 @@ class Unflushed:
             self.snapshot(end_offset, producers)
 
     def snapshot(self, end_offset: int, producers: Producers) -> None:
-        """The next flush writes what the partition knows of its producers now."""
+        """Have the next flush write the present producer state."""
         unsaved = self.snapshots_unsaved
         assert not unsaved or unsaved[-1].offset <= end_offset, "the newest ones are kept"
         unsaved.append(SnapshotFile(end_offset, producers.capture()))
         del self.snapshots_unsaved[:-SNAPSHOTS_KEPT]
 
     def snapshot_saved(self, offset: int) -> None:
-        """A snapshot is on the disk, durably."""
+        """Note that a snapshot is durable."""
         assert offset >= 0
         self.snapshots = sorted({offset, *self.snapshots}, reverse=True)
         self.covered = max(self.covered, offset)
 
     def snapshot_lost(self, offset: int) -> None:
-        """A snapshot may be gone: it gave way to a log start on a full disk."""
+        """Note that a snapshot may be gone: it gave way to a log start on a full disk."""
         self.snapshots = [one for one in self.snapshots if one != offset]
         if self.covered == offset:
             self.covered = -1
@@ -150,12 +151,12 @@ class Unflushed:
         return tuple(dict.fromkeys((*under_way, *self.segments)))
 
     def owes(self, epochs: LeaderEpochs) -> bool:
-        """True when epochs may not be on the disk: new ones, or those of a flush under way."""
+        """True if epochs may not be on the disk: new ones, or those of a flush under way."""
         under_way = self.outstanding
         return epochs.dirty or (under_way is not None and under_way.epochs is not None)
 
     def forget(self, segment: Segment) -> None:
-        """The segment's files are about to go."""
+        """Drop a segment whose files are to be removed."""
         assert segment.dropped, "jobs under way must hear of it"
         if segment in self.segments:
             self.segments.remove(segment)
@@ -216,7 +217,7 @@ class Unflushed:
     def _next_point(
         self, end_offset: int, last: Segment | None, background: bool
     ) -> RecoveryPoint | None:
-        """The recovery point that this flush should write; None when the last one will do."""
+        """Return the recovery point for this flush; None if the last one is near enough."""
         if last is None or not self._point_behind or not last.joins(end_offset):
             return None
         point = RecoveryPoint(end_offset, last.base_offset, last.file.size)
@@ -226,13 +227,14 @@ class Unflushed:
         return point
 
     def _next_mark(self, end_offset: int, last: Segment | None) -> MarkWrite | None:
-        """The mark for the last segment's header; None when the segment has no unflushed bytes."""
+        """Return the mark for the last segment's header; None if the segment has no unflushed
+        bytes."""
         if last is None or last not in self.segments or last.created_us <= 0:
             return None
         return MarkWrite(last, last.created_us, FlushedMark(end_offset, last.file.size))
 
     def _mark_before(self, end_offset: int, last: Segment | None) -> MarkWrite | None:
-        """The mark for the finished segment behind which rows are flushed for the first time."""
+        """Return the mark for the finished segment, once the first rows after it are flushed."""
         before = self._finished
         if before is None or before is last or last not in self.segments:
             return None
@@ -242,7 +244,7 @@ class Unflushed:
         return MarkWrite(before, before.created_us, FlushedMark(end_offset, before.file.size))
 
     def complete(self, job: FlushJob, result: FlushResult, epochs: LeaderEpochs) -> None:
-        """The flush job has run: take in which notes it has written."""
+        """Take the result of a flush job."""
         assert job is self.outstanding
         assert result.point in (None, job.point), "the job writes the point that it was given"
         assert job.epochs is not None or result.epochs_saved, "there was nothing to save"
@@ -281,7 +283,7 @@ class Unflushed:
         del self.snapshots_unsaved[:-SNAPSHOTS_KEPT]
 
     def truncated(self, end_offset: int, point: RecoveryPoint) -> None:
-        """The log ends at `end_offset`, and nothing outstanding may speak of what came after."""
+        """End the log at `end_offset`: drop all that covers rows after it."""
         assert self.outstanding is None
         assert point.offset <= end_offset
         self.point = point
@@ -298,7 +300,7 @@ class Unflushed:
         self._point_behind = self._point_due = True
 
     def due_us(self) -> int | None:
-        """When a flush in the background is due: see `Log.flush_due_us`."""
+        """Return the time of the next background flush: see `Log.flush_due_us`."""
         if self.outstanding is not None:
             return None
         if self._rolled or self.byte_count >= UNFLUSHED_BYTES_MAX:

@@ -1,10 +1,9 @@
 """Work of a log that may block: made on the loop, run off it, completed on the loop again.
 
 Owns the values that carry such work. A job captures all it needs when it is made: `run` changes
-nothing that the loop reads, but for the knowledge of failed fsyncs that jobs share (marks.py). Of
-what the loop changes it reads `Segment.dropped`, which is set once and only spares it work, and the
-size of a file, which only grows. It returns a value or raises, and the log takes either in
-afterwards:
+nothing that the loop reads, except the failed fsyncs that jobs share (marks.py). Of what the loop
+changes it reads `Segment.dropped`, which is set once and only saves it work, and the size of a
+file, which only grows. It returns a value or raises, and the log takes the outcome:
 
 | job            | made by                       | taken in by                         |
 |----------------|-------------------------------|-------------------------------------|
@@ -16,9 +15,9 @@ afterwards:
 | TruncateJob    | `Log.begin_truncate`          | `complete_truncate`, `fail_truncate`|
 
 Jobs with the same `key` must run one after another, but not in the order in which they were begun:
-whoever starts them may let a flush overtake reads and trims (node/runtime/jobs.py). So a job that
-was begun earlier must not write older notes over newer ones (`TrimJob`, its epochs). A job of which
-`run` raised has no result; those with a `fail_...` must hear of it.
+the caller may let a flush overtake reads and trims (node/runtime/jobs.py). So a job that was begun
+earlier must not overwrite newer files with older contents (`TrimJob`, its epochs). A job has no
+result when its `run` raised; those with a `fail_...` must get the error.
 """
 
 from __future__ import annotations
@@ -54,11 +53,11 @@ __all__ = [
 
 
 class Job(Protocol):
-    """See the module docstring."""
+    """Work that may block; see the table above."""
 
     @property
     def key(self) -> str:
-        """Jobs of one key are run one after another."""
+        """Jobs of one key run one after another."""
 
     @property
     def kind(self) -> str:
@@ -88,7 +87,7 @@ class SnapshotFile(NamedTuple):
 
 
 class MarkWrite(NamedTuple):
-    """What a segment's header is to say when the flush that writes it has succeeded."""
+    """The mark that a segment's header gets once the flush that writes it has succeeded."""
 
     segment: Segment
     created_us: int
@@ -96,7 +95,7 @@ class MarkWrite(NamedTuple):
 
 
 class FlushResult(NamedTuple):
-    """The notes that a flush has written; False or None where the disk had no room for one."""
+    """What a flush has written besides rows; False or None where the disk had no space for it."""
 
     epochs_saved: bool = True
     snapshots_saved: bool = True
@@ -105,22 +104,21 @@ class FlushResult(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FlushJob:
-    """Everything below `end_offset` to the disk; then the notes that shorten the next start.
+    """Bring everything below `end_offset` to the disk; then what shortens the next start.
 
-    `epochs`: the list of leader epochs to save, with `newest_epoch` as its last.
-    `names_changed`: files were made since the last flush, so the directory needs an fsync.
-    `label`: flush the file that says whose rows these are, before anything else. It goes with the
-    first flush, and thousands of new directories cost no fsync. Rows that are promised without it
-    would be taken for those of a topic that was created anew under their name while this broker was
-    down.
-    `mark`: written when the rows are on the disk, and durable with the next flush: that costs no
-    fsync, and a start after a crash knows all flushes but the last one (adr/0017). `mark_before`:
-    the same for the segment before, whose header learns once that rows followed.
-    `marks`: where else it is written, in case that the newest segment is lost (adr/0023).
+    `epochs`: the list of leader epochs to save, with `newest_epoch` as its last. `names_changed`:
+    files were made since the last flush, so the directory needs an fsync. `label`: flush
+    `partition.json` before anything else. It goes with the first flush, and thousands of new
+    directories cost no fsync. Acknowledged rows without it would be taken for those of a topic that
+    was created anew under their name while this broker was down. `mark`: written when the rows are
+    on the disk, and durable with the next flush: that costs no fsync, and a start after a crash
+    finds all flushes but the last one (adr/0017). `mark_before`: the same for the segment before,
+    whose header gets it once when rows follow. `marks`: other files with the mark, in case the
+    newest segment is lost (adr/0023).
 
-    Mark and recovery point vouch for all rows below `end_offset`: for those that are not in
-    `segments`, because earlier flushes of this process have covered them, each completed before the
-    next is begun; for these, because `fsyncs` raises once any fsync of this log has failed.
+    Mark and recovery point cover all rows below `end_offset`: for those not in `segments`, because
+    earlier flushes of this process have covered them, each completed before the next is begun; for
+    these, because `fsyncs` raises once any fsync of this log has failed.
     """
 
     kind: ClassVar[str] = "flush"
@@ -142,7 +140,7 @@ class FlushJob:
     label: bool = False
 
     def run(self) -> FlushResult:
-        """Raises OSError or StorageFault; `Log.fail_flush` judges whether that is a fault."""
+        """Raises OSError or StorageFault; `Log.fail_flush` decides whether that is a fault."""
         assert self.mark is None or self.mark.segment in self.segments, "a mark of unflushed bytes"
         assert self.mark is None or self.mark.mark.offset == self.end_offset
         assert self.point is None or self.point.offset == self.end_offset
@@ -157,22 +155,23 @@ class FlushJob:
         result = self._save_notes()
         self.marks.write()
         if marked and self.point is not None and result.point is None:
-            # Whatever recovery point there is may be far behind: the mark takes its place.
+            # The recovery point on the disk may be far behind: the mark takes its place.
             assert self.mark is not None
             self.fsyncs.rows(self.mark.segment)
         return result._replace(snapshots_saved=self._save_what_can_be_rebuilt())
 
     def _write_mark(self) -> bool:
-        """No error counts: the rows are on the disk, and a start believes the older mark."""
+        """Errors are ignored: the rows are on the disk, and a start uses the older mark."""
         self.marks.flushed(self.end_offset)
         if self.mark_before is not None:
             self.marks.write_header(*self.mark_before)
         return self.mark is not None and self.marks.write_header(*self.mark)
 
     def _save_what_can_be_rebuilt(self) -> bool:
-        """Indexes and snapshots say what they cover; False: there was no room for all of them.
+        """Write indexes and snapshots, each with the range it covers; False: no space for all of
+        them.
 
-        Snapshots are flushed: they tell of batches whose files may go.
+        Snapshots are flushed: the files with their batches may be removed.
         """
         try:
             for path, summary, index in self.indexes:
@@ -188,10 +187,10 @@ class FlushJob:
             return False
 
     def _save_notes(self) -> FlushResult:
-        """Epochs, then the recovery point, which says that the epochs before it are saved.
+        """Write the epochs, then the recovery point, which vouches for the epochs before it.
 
-        Both can be read again from the batches. The rows are on the disk by now: a disk that has
-        no room for the notes, or a process without descriptors, leaves them to a later flush.
+        Both can be read again from the batches. The rows are on the disk by now: with a full disk,
+        or without file descriptors, these are left to a later flush.
         """
         epochs_saved = self.epochs is None
         try:
@@ -214,21 +213,22 @@ class FlushJob:
 
 # --- giving up rows ---------------------------------------------------------------------------
 class TrimResult(NamedTuple):
-    """`snapshot_saved`: False when the disk had no room for it (or none was needed)."""
+    """`snapshot_saved`: False if the disk had no space for it (or none was needed)."""
 
     snapshot_saved: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrimJob:
-    """Write down that the log starts at `offset`.
+    """Write the log start `offset`.
 
-    Where files are about to go, what the partition knew of its producers is on the disk before:
-    the batches in them can still be sent again, and nothing else would tell that they were stored.
-    So are the leader epochs that are known from these batches only (`epochs`; none without room).
+    Before files are removed, the producer state from their batches is made durable: these batches
+    can still be sent again, and nothing else would show that they were stored. So are the leader
+    epochs that only these batches have (`epochs`; skipped without space).
 
-    `scratch`: indexes that may make room. `segments`: unflushed rows that are given up, or that the
-    snapshot speaks of. `newest`: the segment whose header learns of it, too (adr/0023).
+    `scratch`: indexes that can be removed to free space. `segments`: unflushed rows that are
+    trimmed, or that the snapshot covers. `newest`: the segment whose header gets the start, too
+    (adr/0023).
     """
 
     kind: ClassVar[str] = "trim"
@@ -244,7 +244,7 @@ class TrimJob:
     newest: Segment | None = None
 
     def run(self) -> TrimResult:
-        """Raises DiskFull, StorageFault or OSError: the log starts where it did."""
+        """Raises DiskFull, StorageFault or OSError: the log start stays."""
         assert self.offset > 0
         assert self.newest is None or self.newest.index_path not in self.scratch
         scratch = list(self.scratch)
@@ -267,7 +267,8 @@ class TrimJob:
         return TrimResult(saved)
 
     def _flush(self) -> None:
-        """A start drops a snapshot that is ahead of the log, and cannot replay lost batches."""
+        """Flush the rows that the snapshot covers: a start drops a snapshot that is ahead of the
+        log."""
         try:
             for segment in self.segments:
                 if not segment.dropped:
@@ -317,10 +318,10 @@ class TrimJob:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RemoveFilesJob:
-    """Remove files of which no row is readable any more. What resists goes at the next start.
+    """Remove files without readable rows. What cannot be removed goes at the next start.
 
-    `snapshot`: not written yet, because the disk was full. It takes the first room that there is;
-    only a crash before that forgets the producers of the files that went.
+    `snapshot`: not written yet, because the disk was full. It takes the first space that is freed;
+    only a crash before that loses the producers of the removed files.
     """
 
     kind: ClassVar[str] = "remove files"

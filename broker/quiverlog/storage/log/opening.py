@@ -1,11 +1,11 @@
-"""Opening a log: from the files of a directory to what the log knows of them, in any thread.
+"""Opening a log: reading the files of a directory into a log's state, in any thread.
 
-Owns the order. Where everything is as a clean stop leaves it, take that (`clean_log`): each file
-is read and checked, nothing is written, and at the first difference the long way begins.
-Otherwise: finish a truncation that was interrupted, read the small files, drop what was given up,
-then believe the recovery point or scan. Both ways end in the same `OpenedFiles`; a test compares
-them over every kind of damage. Rows that the files should hold and do not are reported as
-missing: below the first segment, or above its end up to what is known to be on the disk.
+Owns the order. If everything is as a clean stop leaves it, take that (`open_as_left`): each file is
+read and checked, nothing is written, and at the first difference the long way begins. Otherwise:
+finish an interrupted truncation, read the small files, drop what was trimmed, then trust the
+recovery point or scan. Both ways end in the same `OpenedFiles`; a test compares them over every
+kind of damage. Rows that the files should hold and do not are reported as missing: below the first
+segment, or above its end up to the highest offset that was durable for certain.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ __all__ = ["OpenedFiles", "given_up_files", "open_as_left", "open_files"]
 class OpenedFiles:
     """The files of a log as found. `writable`: the last segment takes more appends.
 
-    `given_up`: files below the log start, which go once nothing needs to be read from them.
-    `start_durable`: `log-start` or its copy says where the log starts. Where neither does, files
-    must stay, and every start tells it again until the next trim: the broker may die before it is
-    heard.
+    `given_up`: files below the log start, removed once nothing needs to be read from them.
+    `start_durable`: `log-start` or its copy has the log start. If neither does, the files must
+    stay, and every start reports it again until the next trim: the broker may die before the report
+    is read.
     """
 
     segments: list[Segment]
@@ -92,11 +92,12 @@ def open_as_left(
     epoch_newest: int,
     known: Bounds | None,
 ) -> OpenedFiles | None:
-    """See the module docstring. Never raises. Fills `epochs`, unless the answer is None.
+    """Open the files if they are as a clean stop leaves them, else None. Never raises. Fills
+    `epochs`, unless the result is None.
 
     Args:
-        entries: what is in the directory, in order: names, and which of them are files.
-        known: the bounds that were written down elsewhere.
+        entries: the directory's entries in order: names, and which of them are files.
+        known: the bounds that were noted elsewhere.
     """
     try:
         return _open(disk, directory, entries, epochs, epoch_newest, known)
@@ -146,7 +147,7 @@ def _open(
     path = f"{directory}/{EPOCHS_FILE}"
     epochs.load(path, disk.read_file(path))
     if epochs.newest > epoch_newest or not agree_with_rows(epochs, segments, start, end):
-        epochs.truncate_to(0)  # The list is read again, or the rows are.
+        epochs.truncate_to(0)  # The caller fills it anew.
         return None
     epochs.trim(start)
     snapshots.reverse()
@@ -176,12 +177,12 @@ def _segments(
     start: int,
     stored: StoredPoint,
 ) -> list[Segment] | None:
-    """The segments of these bases, in order; None unless they are as the point says."""
+    """Return the segments of these bases, in order; None unless they agree with the point."""
     point = stored.point
     if bases[-1] != point.base_offset or not bases[0] <= start:
         return None
     if point.offset <= point.base_offset or (bases[1:] or [point.offset])[0] <= start:
-        return None  # Nothing follows, or files wait for their removal.
+        return None  # Nothing follows the start, or files wait for their removal.
     segments: list[Segment] = []
     for base_offset in bases:
         path = segment_path(directory, base_offset)
@@ -210,7 +211,7 @@ def open_files(
     epoch_newest: int,
     known: Bounds | None,
 ) -> OpenedFiles:
-    """See the module docstring; arguments and errors as `Log.open`. Fills `epochs`."""
+    """Open the files of a log; arguments and errors as `Log.open`. Fills `epochs`."""
     try:
         entries = disk.entries(directory)
         if clean:
@@ -303,10 +304,10 @@ class _Opening:
         return found
 
     def _known_start(self, start: int, *, clean: bool) -> int:
-        """The log start by what other files say of it; `start` is what its own ones do."""
+        """Return the log start by the other files; `start` is that of the log-start files."""
         known = self._known.start_offset
         if not clean and not start and not known:
-            # The bounds are gone as well, or there were none. The newest segment may be new.
+            # The bounds are lost too, or there were none. The newest segment may have no mark yet.
             for segment in self._found.segments[-2:]:
                 with contextlib.suppress(CorruptLog):
                     header = read_header(segment.file, segment.base_offset)
@@ -325,11 +326,11 @@ class _Opening:
         return found.segments[0].base_offset if found.segments else found.point.offset
 
     def _write_marks(self) -> None:
-        """Say in all places what was found, where one of them says less or is damaged."""
+        """Write the bounds found to all places where one is lower or damaged."""
         found, marks = self._found, self._found.marks
         marks.started(found.start_saved)
         marks.flushed(found.log_end_offset)
-        for name in self._stored.bad:  # Bytes too many would stay behind what is written over.
+        for name in self._stored.bad:  # Otherwise surplus bytes would remain after an overwrite.
             with contextlib.suppress(OSError):
                 truncation.remove_files(self._disk, (f"{self._directory}/{name}",))
         if self._missing_at_end:
@@ -343,7 +344,8 @@ class _Opening:
         self._found.report.damages.append(what)
 
     def _drop_given_up(self) -> None:
-        """Files below the log start that a power failure brought back, perhaps not all of them."""
+        """Take out files below the log start that a power failure brought back, perhaps not all of
+        them."""
         segments = self._found.segments
         while len(segments) > 1 and segments[0].end_offset <= self._found.start_saved:
             self._found.given_up.append(segments.pop(0))
@@ -367,14 +369,16 @@ class _Opening:
         if found.point.base_offset >= 0:
             is_whole = self._read_epochs_again()
             if unreadable is not None and not is_whole:
-                # A list that lacks some epochs would say of their rows that they are older.
+                # With some epochs missing from the list, their rows would pass for older ones.
                 raise unreadable
         return not found.segments
 
     def _check_epochs(self, path: str) -> None:
-        """A metadata log that is older than the rows would have new ones stored under old epochs.
+        """Refuse rows of newer epochs than the metadata log: new rows would be stored under old
+        epochs.
 
-        Raises CorruptLog.
+        Raises:
+            CorruptLog: they are.
         """
         if self._epochs.newest > self._epoch_newest:
             name = short_name(path)
@@ -386,9 +390,9 @@ class _Opening:
             )
 
     def _read_epochs_again(self) -> bool:
-        """From the batches below the recovery point; what lies above is scanned anyway.
+        """Rebuild the epochs from the batches below the recovery point; the rest is scanned anyway.
 
-        Returns False when some could not be read.
+        Returns False if some could not be read.
         """
         point, is_whole = self._found.point, True
         stamps: list[tuple[int, int]] = []
@@ -405,14 +409,14 @@ class _Opening:
                     is_whole = is_whole and header.base_offset <= at
                     at = header.next_offset
             is_whole = is_whole and at >= segment.end_offset
-            # Its end may turn out to be another, and with it how many rows are damaged.
+            # The segment's end may change, and with it the number of damaged rows.
             segment.index = None
             segment.damages = damages
         assign_epochs(self._epochs, stamps, self._epoch_newest)
         return is_whole
 
     def _believe_point(self) -> bool:
-        """Take the recovery point's word for the end, if the files agree with it."""
+        """Take the log's end from the recovery point, if the files agree with it."""
         found = self._found
         point = found.point
         if not found.segments:
@@ -434,7 +438,7 @@ class _Opening:
         found, point = self._found, self._found.point
         segments = found.segments
         if segments and segments[-1].base_offset < point.base_offset:
-            # The files behind this one are gone. It ends where the next began, at the latest.
+            # The files after this one are gone. It ends where the next began, at the latest.
             segments[-1].end_offset = point.base_offset
             segments[-1].finished = True
         kept = list(segments)
@@ -453,7 +457,7 @@ class _Opening:
                 self._remove_files(segment)
         left = [segment for segment in kept if not segment.dropped]
         assert left == segments, "a file is the log's, or it is removed"
-        if kept and not segments:  # They must not come back behind rows that end where they began.
+        if kept and not segments:  # They must not come back after rows that end where they began.
             self._disk.sync_dir(self._directory)
         for segment in touched:
             if not segment.dropped:
@@ -471,7 +475,7 @@ class _Opening:
             self._report_missing(max(reached, found.start_saved), flushed)
         found.log_end_offset = end
         self._epochs.truncate_to(end + 1)
-        # After damage at the very end the rest of the file is nothing to append to.
+        # Nothing is appended after damage at the very end.
         last = segments[-1] if segments else None
         found.writable = (
             last is not None
@@ -483,7 +487,7 @@ class _Opening:
         found.changed = True
 
     def _drop_behind_lost_name(self) -> int:
-        """Drop all files where the first one's name is lost, and no flush was; their bytes."""
+        """Drop all files if the first one's name is lost, and no flush was; return their bytes."""
         found, segments, start = self._found, self._found.segments, self._found.start_saved
         known = max(found.point.offset, *self._known)
         if not lost_unflushed(segments, start, known, self._names, self._lost):
@@ -503,9 +507,9 @@ class _Opening:
     def _flush_again(self, segment: Segment) -> None:
         """Write what was scanned once more, in place, and flush it.
 
-        The last process may have died of a failed flush. What it wrote is in the cache, and was
-        just read there; the kernel may hold it for written and a bare sync do nothing. In place,
-        because the rows may be acknowledged: none may be missing for a moment.
+        The last process may have died of a failed flush. What it wrote is in the page cache, and
+        was just read there; the kernel may count it as written, and an fsync alone would do
+        nothing. In place, because the rows may be acknowledged: none may be missing for a moment.
         """
         assert not segment.dropped
         segment.drop_index()
@@ -525,7 +529,7 @@ class _Opening:
         self._report(f"{name}: rows {first} to {end} are missing.")
 
     def _place_bounds(self) -> None:
-        """Drop what the log start has passed; know where the log begins."""
+        """Drop segments before the log start, and set the log's bounds."""
         found = self._found
         segments = found.segments
         if segments and segments[0].base_offset > found.start_saved:
@@ -538,7 +542,7 @@ class _Opening:
         ):
             found.given_up.append(segments.pop())
         if segments and segments[-1].empty and segments[-1].base_offset != found.log_end_offset:
-            # Its rows were given up and lost in a crash: a row at the end is not its first.
+            # Its rows were trimmed and lost in a crash: a row at the end is not its first.
             found.writable = False
         found.writable = found.writable and bool(segments)
         for segment in segments[: len(segments) - found.writable]:
@@ -555,7 +559,7 @@ class _Opening:
 
 
 def given_up_files(given_up: Sequence[Segment]) -> tuple[str, ...]:
-    """Let go of these segments; their files, oldest first."""
+    """Close these segments; return the paths of their files, oldest first."""
     paths: list[str] = []
     for segment in given_up:
         segment.dropped = True

@@ -1,15 +1,15 @@
-"""Cutting rows off a log's end, so that a crash at any step leaves the old log or the new one.
+"""Truncating a log, so that a crash at any step leaves the old log or the new one.
 
-Owns the steps, which only know the files; a truncation that a crash interrupted is found by its
-mark (`truncate-to`) and carried out by the next start:
+Owns the steps, which read only the files; an interrupted truncation is found by its mark
+(`truncate-to`) and finished by the next start:
 
-1. The cut is found, and the mark that tells it is on the disk.
+1. The cut is found, and the mark with it is on the disk.
 2. What must never be ahead of the rows is lowered, durably: recovery point, epochs, snapshots.
-3. Files of rows that go are removed. The file that keeps some of its rows is not cut: readers may
-   be looking at its mapped bytes. What stays is written to a new file that takes the name.
-4. The mark is removed, durably, before anything new is appended: it would take that too.
+3. Files of removed rows are removed. The file that keeps some of its rows is not truncated: readers
+   may have its bytes mapped. The rest is written to a new file that takes the name.
+4. The mark is removed, durably, before anything new is appended: it would remove that too.
 
-A batch goes whole: a cut inside of one cuts in front of it, and so does one inside of damage.
+A batch is removed whole: a cut inside one cuts before it, and so does one inside damage.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ _COPY_BYTES: Final = 1024 * 1024
 class TruncateResult(NamedTuple):
     """The log ends at `end_offset`; its last segment begins at `last_base` (-1: none is left).
 
-    `file`: that segment's new file, if it was written anew. `point`: the lowered recovery point.
-    `producers`: what is known of them now, with the `snapshots` that are left.
-    `last_index`: of the last segment, so that the next append does not wait for it.
+    `file`: that segment's new file, if it was rewritten. `point`: the lowered recovery point.
+    `producers`: their restored state, with the `snapshots` that are left. `last_index`: of the last
+    segment, so that the next append does not wait for it.
     """
 
     end_offset: int
@@ -72,11 +72,11 @@ class TruncateResult(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TruncateJob:
-    """Cut the rows from `offset` on. `end_offset`: where the log ends now.
+    """Truncate the rows from `offset` on. `end_offset`: the log's present end.
 
-    `first_base`: the log's oldest file. Files in front of it were given up and are still there,
-    for the next start to remove: what they hold is none of the log's rows, whatever they say.
-    `producers`: empty ones, to be restored here; None where nobody asks for them.
+    `first_base`: the log's oldest file. Earlier files were trimmed and still exist, for the next
+    start to remove: they hold none of the log's rows. `producers`: empty states, to be restored
+    here; None: not wanted.
     """
 
     kind: ClassVar[str] = "truncate"
@@ -93,7 +93,7 @@ class TruncateJob:
         """Raises DiskFull, StorageFault or OSError; run it again, or the next start will."""
         assert 0 <= self.offset < self.end_offset, "there are rows to cut"
         assert self.start_offset <= self.end_offset
-        # Epochs that were assigned since the last flush are known in memory only.
+        # Epochs that were assigned since the last flush exist in memory only.
         self.disk.write_file_atomic(f"{self.key}/{EPOCHS_FILE}", self.epochs)
         result = _carry_out(
             self.disk,
@@ -133,10 +133,10 @@ class TruncateJob:
 
 
 def finish(disk: Disk, directory: str, names: list[str]) -> list[str]:
-    """Carry out what a crash interrupted. Called before a log is opened.
+    """Finish a truncation that a crash interrupted. Called before a log is opened.
 
     Args:
-        names: what is in the directory. Returns what is there afterwards.
+        names: the directory's entries. Returns those afterwards.
     """
     cut = [name for name in names if name.endswith(_CUT_SUFFIX)]
     if not cut and TRUNCATION_FILE not in names:
@@ -144,7 +144,7 @@ def finish(disk: Disk, directory: str, names: list[str]) -> list[str]:
     remove_files(disk, (f"{directory}/{name}" for name in cut))
     if TRUNCATION_FILE in names:
         offset = checkpoint.load_truncation(disk, directory)
-        if offset is None:  # It is written whole or not at all, so this is damage. Cut nothing.
+        if offset is None:  # It is written whole or not at all, so this is damage. Remove no rows.
             remove_files(disk, (f"{directory}/{TRUNCATION_FILE}",))
             disk.sync_dir(directory)
         else:
@@ -155,9 +155,9 @@ def finish(disk: Disk, directory: str, names: list[str]) -> list[str]:
 
 
 def find_segments(disk: Disk, directory: str, names: Iterable[str]) -> list[Segment]:
-    """The segments of a directory in order; a segment ends where the next begins.
+    """Return the segments of a directory in order; a segment ends where the next begins.
 
-    A name that leads to no file (a dangling link, a directory) counts as none.
+    A name without a file (a dangling link, a directory) counts as none.
     """
     bases = sorted(base for name in names if (base := own_offset(name, "log")) is not None)
     segments: list[Segment] = []
@@ -195,7 +195,7 @@ def _carry_out(
     start_offset: int = 0,
     first_base: int = 0,
 ) -> TruncateResult:
-    """The steps. `start_offset`: where the log starts, which its file may not say (or not yet)."""
+    """Run the steps. `start_offset`: the log start, which its file may not have yet."""
     names = disk.list(directory)
     segments = _from_base(find_segments(disk, directory, names), first_base)
     stored = checkpoint.load_recovery_point(disk, directory, names)
@@ -216,11 +216,11 @@ def _carry_out(
             doomed, kept, end = kept + doomed, [], start
     assert start <= end, "the log never ends before its start"
     assert end <= offset, "no row that was to go stays"
-    # The end, not what was asked for: with some of the files gone the same cut is to be found.
+    # The end, not the requested offset: with some of the files gone the same cut must be found.
     mark = checkpoint.pack_truncation(end, directory)
     disk.write_file_atomic(f"{directory}/{TRUNCATION_FILE}", mark)
     if not kept:
-        # Nothing else will know which offset comes next.
+        # No other file will have the next offset.
         checkpoint.save_log_start(disk, directory, end)
     last = kept[-1] if kept else None
     point = _lower_notes(disk, directory, end, position, stored, last)
@@ -237,7 +237,7 @@ def _carry_out(
 
 
 def _find_cut(segment: Segment, offset: int, known_end: int | None) -> tuple[int, int]:
-    """(first offset that goes, its byte) in the segment that holds `offset`."""
+    """Return (first removed offset, its byte) in the segment that holds `offset`."""
     size = segment.file.size
     at, end = SEGMENT_HEADER_BYTES, segment.base_offset
     if size <= SEGMENT_HEADER_BYTES:
@@ -271,13 +271,13 @@ def _lower_notes(
     stored: StoredPoint,
     last: Segment | None,
 ) -> RecoveryPoint:
-    """Recovery point, epochs and snapshots must not speak of rows that go. Durable.
+    """Lower recovery point, epochs and snapshots below the removed rows. Durable.
 
-    The copy of the recovery point goes: the next flush makes it anew.
+    The copy of the recovery point is removed: the next flush writes it.
     """
     point, bounds = stored.point, stored.bounds
     assert last is None or last.base_offset <= end
-    # A file that keeps all its bytes may have lost some before: then it has no header, even.
+    # A file that keeps all its bytes may have lost some before, even its header.
     assert last is None or 0 <= position <= last.file.size
     assert last is None or position > SEGMENT_HEADER_BYTES or position == last.file.size
     base_offset = last.base_offset if last is not None else -1
@@ -306,7 +306,7 @@ def _lower_notes(
 
 
 def _lower_marks(kept: Sequence[Segment], end: int) -> None:
-    """Headers of segments that stay must not tell of flushed rows that go. Durable."""
+    """Lower the flushed marks in the headers of segments that stay. Durable."""
     for segment in kept:
         with contextlib.suppress(CorruptLog, UnsupportedFormat):
             created_us, mark, *rest = read_header(segment.file, segment.base_offset)
@@ -318,7 +318,8 @@ def _lower_marks(kept: Sequence[Segment], end: int) -> None:
 
 
 def _write_anew(disk: Disk, segment: Segment, size: int, end_offset: int) -> File:
-    """The first `size` bytes of a segment, up to row `end_offset`, as a file of the same name."""
+    """Write the first `size` bytes of a segment, up to row `end_offset`, as a file of the same
+    name."""
     assert SEGMENT_HEADER_BYTES < size < segment.file.size
     path = f"{segment.path}{_CUT_SUFFIX}"
     remove_files(disk, (path,))
@@ -332,7 +333,7 @@ def _write_anew(disk: Disk, segment: Segment, size: int, end_offset: int) -> Fil
 
 
 def _header_anew(segment: Segment, size: int, end_offset: int) -> bytes:
-    """The segment's header; its mark must not speak of rows that go."""
+    """Return the segment's header with a mark no higher than the rows that stay."""
     with contextlib.suppress(CorruptLog, UnsupportedFormat):
         created_us, mark, *rest = read_header(segment.file, segment.base_offset)
         if mark.position > size:
