@@ -63,11 +63,11 @@ PRIVATE_WORDS_MAX = {
     "core": 6,
     "demo": 125,
     "local": 175,
-    "node": 167,
+    "node": 138,
     "quiverlog": 170,
     "scripts": 90,
     "server": 8,
-    "storage": 53,
+    "storage": 31,
     "tests": 225,
     "wire": 4,
 }

@@ -1,20 +1,18 @@
-"""Partitions that were never made here: known after a death, too.
+"""Partitions whose directories were never made here: recognized after a crash, too.
 
-A broker hears of a partition when it is decided, and makes the directory then. A death in between,
-or a disk without room until then, leaves a partition without a directory, as a lost one is. The
-only copy of a partition that was never made has no rows, so it may begin; one that is lost has an
-operator decide (docs/adr/0054, 0056).
+A broker makes a partition's directory when it applies the decision. A crash in between, or a disk
+without space, leaves a partition without a directory, as a lost one is. The only replica of a
+partition that was never made has no rows, so it may begin; a lost one has to be decided about by an
+operator (docs/adr/0054, 0056).
 
-Owns the note in the data directory that tells the two apart: up to which version of the metadata
-partitions that others have placed here have their directories, and which had none then. It is
-written a second after there was something to note, and what a start finds behind it counts as not
-made. Only of the only copies: of others the logs of all are asked.
+Owns the note in the data directory that distinguishes the two: up to which metadata version
+partitions placed here by other brokers have their directories, and which had none then. It is
+written a second after a change, and what a start finds after it counts as not made. Only for single
+replicas: with more, the logs of all are asked.
 
-A directory is durable before a row is in it, and is noted a little later. So a note that is late
-says of a partition with rows that it was never made; that matters where its directory is removed
-before the note is written: within that second, or while the disk has no room for it.
-
-Must not know: how directories are made.
+A directory is durable before a row is in it, and is noted a little later. So a late note lists a
+partition with rows as never made; that matters if its directory is removed before the note is
+written: within that second, or while the disk has no space for it.
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ _RETRY_US: Final = 5_000_000
 
 
 class NoteMadeJob:
-    """Write the note."""
+    """Writes the note."""
 
     __slots__ = ("_directory", "_unmade", "_version", "key", "kind")
 
@@ -55,12 +53,12 @@ class NoteMadeJob:
 
 
 class Unmade:
-    """See the module docstring.
+    """The partitions here whose directories were never made.
 
     Args:
-        metadata: what this broker has applied.
-        waiting: the partitions here that wait for their directories, whyever.
-        is_alone: true while nobody else places partitions here.
+        metadata: as applied by this broker.
+        waiting: returns the partitions here without directories, for any reason.
+        is_alone: true while no other broker places partitions here.
     """
 
     __slots__ = (
@@ -96,15 +94,15 @@ class Unmade:
         self._is_alone = is_alone
         self._jobs = jobs
         self._outbox = outbox
-        self._noted_version: int | None = None  # Of an earlier life; None: all have theirs.
+        self._noted_version: int | None = None  # Of an earlier process; None: all have theirs.
         self._noted_unmade: Collection[Key] = ()
-        self._placed: set[Key] = set()  # Behind the note, as the start has heard.
+        self._placed: set[Key] = set()  # Placed after the note, as replayed by the start.
         self._due_us: int | None = 0
         self._is_writing = self._is_told = False
 
     # --- a start -------------------------------------------------------------------------------
     def load(self, directory: DataDirectory) -> None:
-        """Read the note of an earlier life, off the loop."""
+        """Read the note of an earlier process, off the loop."""
         assert self._noted_version is None, "a broker starts once"
         self._directory = directory
         noted = directory.noted_made()
@@ -112,13 +110,13 @@ class Unmade:
             self._noted_version, self._noted_unmade = noted
 
     def heard(self, records: Sequence[Record], version: int) -> None:
-        """A start has heard what was decided, here or by others."""
+        """Take records that the start replays, decided here or elsewhere."""
         assert version >= 0
         if self._noted_version is not None and version > self._noted_version:
             self._placed.update(self._placed_by(records))
 
     def at_start(self) -> frozenset[Key]:
-        """The only copies here whose directories were never made; asked once."""
+        """Return the single replicas here whose directories were never made; called once."""
         image = self._metadata.image
         if self._is_alone():
             return frozenset()
@@ -136,7 +134,7 @@ class Unmade:
         if topic is None or key[1] >= len(topic.partitions):
             return False
         if str(TopicPartition(topic.name, key[1])) in self._directory.written:
-            return False  # The mark of the last stop knows rows of it: the note is another's.
+            return False  # The last stop noted rows of it: the note is another directory's.
         return topic.partitions[key[1]].replicas == (self._node_id,)
 
     def _placed_by(self, records: Sequence[Record]) -> list[Key]:
@@ -149,7 +147,7 @@ class Unmade:
 
     # --- the note ------------------------------------------------------------------------------
     def applied(self, records: Sequence[Record], now: Now) -> None:
-        """This holds from now on, whoever has decided it."""
+        """Schedule a note if records just applied place partitions here."""
         if self._due_us is None and self._placed_by(records):
             self._due_us = now.mono_us + _PAUSE_US
 
@@ -158,14 +156,14 @@ class Unmade:
         return None if self._is_writing or self._is_alone() else self._due_us
 
     def run(self, now: Now) -> None:
-        """Write the note, if it is time."""
+        """Write the note, if it is due."""
         due_us = self.next_us()
         if due_us is None or now.mono_us < due_us:
             return
         assert not self._is_writing, "one note at a time"
         waiting = sorted(set(self._waiting()))
         self._is_writing = True
-        # For as long as some wait there is something to note.
+        # While some wait, their state changes without records.
         self._due_us = now.mono_us + _PAUSE_US if waiting else None
         job = NoteMadeJob(self._directory, self._metadata.image.version, waiting)
         self._jobs.start(job, self._written, Urgency.BACKGROUND)

@@ -1,7 +1,4 @@
-"""A decision of the controller on its way from being made to being true.
-
-Must not know: how it becomes durable (metadata.py).
-"""
+"""A decision of the controller, until it is applied or has failed."""
 
 from __future__ import annotations
 
@@ -27,10 +24,10 @@ class Decision(NamedTuple):
     directories: Directories
     made: set[str]
     then: Then
-    after: list[Then]  # Others who wait until it holds or has failed.
+    after: list[Then]  # Called when it is applied or has failed.
 
     def note_made(self, made: Directories) -> None:
-        """These directories were made, for this decision and others."""
+        """Note the directories among these that were made for this decision."""
         self.made.update(n for n, topic_id in self.directories.items() if made.get(n) == topic_id)
 
 
@@ -56,11 +53,11 @@ def take_refused(
 
 
 def outcome_unknown(error: BaseException) -> OutcomeUnknown:
-    """What is said of a proposal that may be on some disk, here or elsewhere."""
+    """Return the error for a proposal that may be on some disk, here or elsewhere."""
     told = error.message if isinstance(error, QuiverlogError) else why(error)
     return OutcomeUnknown(f"deciding was interrupted after the proposal: {told}")
 
 
 def why(error: BaseException) -> str:
-    """What failed, in the system's words where it has some."""
+    """Return the system's message for an error, if it has one."""
     return (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__

@@ -1,14 +1,12 @@
-"""The metadata image of this broker, and the way from a proposal to a decided record.
+"""The metadata image of this broker, and the way from a proposal to an applied record.
 
 Owns the image, the decisions that are proposed and not committed yet (`pending` is the image with
 them), and the requests that wait for either. A decision is durable when the quorum has committed
-it; then `on_applied` brings the node to what it says.
+it; then `on_applied` changes the node accordingly.
 
-Invariants: records are applied in the order of the log, each once; `pending` follows the image by
-proposals that are under way, and falls back to it when they fail. A decision that failed after it
-was proposed may still come true: its files stay, and its error is OutcomeUnknown.
-
-Must not know: what requests mean, how replicas open.
+Invariants: records are applied in the order of the log, each once; `pending` is the image plus the
+proposals under way, and falls back to it when they fail. A decision that failed after it was
+proposed may still commit: its files stay, and its error is OutcomeUnknown.
 """
 
 from __future__ import annotations
@@ -64,9 +62,9 @@ __all__ = ["ENTRY_BYTES_MAX", "Metadata"]
 
 
 _BATCH_BYTES_MAX: Final = 4 * 1024 * 1024
-"""Decisions that wait together are proposed together, up to so many bytes."""
+"""Waiting decisions are proposed together, up to this size."""
 _NOT_WRITTEN: Final = (DiskFull, ThrottledBroker)
-"""The entry is not on this disk; of a lone replica that is all there is."""
+"""The entry is not on this disk; of the only replica, so it is on no disk."""
 ENTRY_BYTES_MAX: Final = RAFT_APPEND_BYTES_MAX - ENTRY_OVERHEAD_BYTES
 
 
@@ -75,14 +73,14 @@ _START_RECORDS: Final = 5_000
 
 
 class Metadata(Watched):
-    """What the broker knows of topics, and how a decision becomes true.
+    """The metadata image of the broker, and its pending decisions.
 
     Args:
-        view: gets each image that takes the place of another one.
-        make_directories: the job that makes them.
+        view: gets each image that replaces another one.
+        make_directories: returns the job that makes them.
         on_heard: called with the records of entries, and their versions, before `begin_to_serve`.
-        on_applied: called with the records that have just become true and with the partitions
-            whose directories were made for them (None: others have decided), before `then` is.
+        on_applied: called with records just applied and with the partitions whose directories were
+            made for them (None: another broker's decision), before `then` is.
     """
 
     __slots__ = (
@@ -114,15 +112,15 @@ class Metadata(Watched):
         self._queue: deque[Decision] = deque()
         self._logging: deque[Decision] = deque()
         self._failed: deque[tuple[Decision, BaseException]] = deque()
-        # Topics that decisions under way create, by name: how many of these.
+        # Number of decisions under way that create a topic, by its name.
         self._creating: Counter[str] = Counter()
         self._busy = False
         self._making = False
-        # Where the next of those that were proposed is; None when nothing is.
+        # The index of the next proposed entry; None: nothing is proposed.
         self._place: Place | None = None
         # Records of this start that are not decided yet.
         self._owed: deque[list[Record]] = deque()
-        # How many decisions have failed: `pending` said then what was never decided.
+        # Failed decisions: `pending` contained them, and may have been read.
         self.failures = 0
         self._view = view
         self.image = view.image
@@ -130,26 +128,26 @@ class Metadata(Watched):
         self._wakeups = wakeups
         self._on_applied = on_applied
         self._on_heard = on_heard
-        # Entries that were decided while somebody read the image.
+        # Entries committed while a snapshot reads the image.
         self._held: deque[Entry] = deque()
-        # The image has the records that are owed already.
+        # The image already has the records of `_owed`.
         self._owed_holds = False
         self._serving = False
         self.cache: dict[str, m.TopicMetadata] = {}
 
     @property
     def log(self) -> QuorumLog:
-        """To look at."""
+        """For reading only."""
         assert self._quorum.log is not None
         return self._quorum.log
 
     @property
     def is_decided_here(self) -> bool:
-        """True when nobody else decides anything: what was decided is known here."""
+        """True if no other broker decides: all that was decided is applied here."""
         return self._quorum.is_alone
 
     def remember(self, answer: m.TopicMetadata) -> None:
-        """What METADATA says of a topic, until the image changes."""
+        """Cache METADATA's answer for a topic, until the image changes."""
         self.cache[answer.name] = answer
 
     # --- decisions on their way to being proposed, or to failing ----------------------------------
@@ -162,11 +160,11 @@ class Metadata(Watched):
     def propose(
         self, records: list[Record], now: Now, then: Then, directories: Directories | None = None
     ) -> None:
-        """Make a decision of the controller durable, then true, then call `then`.
+        """Make a decision of the controller durable, then apply it, then call `then`.
 
         `then` gets the image, or OutcomeUnknown: it was proposed, and its entry may be on some
-        disk. DiskFull, StorageFault, NotController and ThrottledBroker: it is not true, and never
-        will be.
+        disk. DiskFull, StorageFault, NotController and ThrottledBroker: it is not applied, and
+        never will be.
 
         Raises:
             PolicyViolation: the change is too large.
@@ -187,23 +185,23 @@ class Metadata(Watched):
         self._start_next(now)
 
     def proposal(self, records: list[Record], now: Now) -> Starter:
-        """`propose`, to be yielded by a handler that waits for it."""
+        """Return `propose`, to be yielded by a handler that waits for it."""
         return lambda then: self.propose(records, now, then)
 
     @property
     def are_under_way(self) -> bool:
-        """True while `pending` says what is not decided."""
+        """True while `pending` has undecided changes."""
         return bool(self._queue or self._logging)
 
     def is_ending(self, name: str) -> bool:
-        """True while a topic of this name exists, or will, and its end is being decided."""
+        """True while a topic of this name exists, or will, and its deletion is under way."""
         there = name in self.image.topics or self._creating[name] > 0
         return there and name not in self.pending.topics
 
     def after_pending(self, now: Now) -> Starter:
-        """Wait until the decisions that are under way now hold or have failed. To be yielded.
+        """Return a wait, to be yielded, until the decisions under way are applied or have failed.
 
-        Not for those that come later: under constant load there is always one more.
+        Not for later ones: under constant load there is always one more.
         """
 
         def start(then: Then) -> None:
@@ -221,16 +219,16 @@ class Metadata(Watched):
         self._guarded(self._start_job, now)
 
     def _guarded(self, begin: Callable[[Now], None], now: Now) -> None:
-        """Begin the next step; a quorum that decides nothing here refuses all that is under way."""
+        """Begin the next step; if it raises, all that is under way is refused."""
         try:
             begin(now)
         except Exception as error:
             self.interrupted(error, now)
 
     def _start_job(self, now: Now) -> None:
-        """Take what waits, up to a bound; make the directories that it needs, or log it."""
+        """Take waiting decisions, up to a bound; make their directories, or propose them."""
         assert not self._logging
-        # Before any directory is made: those of a decision that failed must stay as they are.
+        # Before any directory is made: those of a failed decision must stay as they are.
         if not self._quorum.check_leading(now):
             return
         self._busy = True
@@ -287,12 +285,13 @@ class Metadata(Watched):
 
     def interrupted(self, error: BaseException, now: Now) -> None:
         """See `StateMachine`."""
-        self._busy = self._making  # Their directories are made all the same; then it goes on.
+        # Directories under way are made nevertheless; the job's end goes on with the queue.
+        self._busy = self._making
         is_proposed, self._place = self._place is not None, None
         self._fail(error, now, is_proposed=is_proposed)
 
     def _tell(self, decision: Decision, error: BaseException | None, now: Now) -> None:
-        """The decision holds, or has failed: tell who proposed it, and who waits for that."""
+        """Call the proposer and all that wait for the decision."""
         for name in names_created(decision.records):
             self._creating[name] -= 1
             if not self._creating[name]:
@@ -307,7 +306,7 @@ class Metadata(Watched):
                 then(self.image, None, now)
 
     def _fail(self, error: BaseException, now: Now, *, is_proposed: bool) -> None:
-        """None of the decisions under way holds: those behind were decided upon those before."""
+        """Fail all decisions under way: each was made on top of those before."""
         known = self._as_error(error)
         first = known
         if is_proposed and not (self._quorum.is_alone and isinstance(known, _NOT_WRITTEN)):
@@ -320,7 +319,7 @@ class Metadata(Watched):
         self._tell_failed(known, now)
 
     def _as_error(self, error: BaseException) -> BaseException:
-        """The error table's name for what became of a decision."""
+        """Return an error of the error table for a failed decision."""
         if isinstance(error, DiskFull):
             self._admission.disk_filled()
         elif not isinstance(error, QuiverlogError):
@@ -338,9 +337,9 @@ class Metadata(Watched):
             self._tell(*self._failed.popleft(), now)
 
     def _reset_pending(self, failed: Sequence[Record]) -> None:
-        """The image, and on top of it all that is under way; `failed`: what is so no more.
+        """Reset `pending` to the image plus what is under way; `failed`: the records to take back.
 
-        A full disk refuses decisions one by one: other topics than theirs are not touched.
+        A full disk refuses decisions one by one: topics of other decisions are not touched.
         """
         under_way = [*self._logging, *self._queue]
         records = [*failed, *(record for decision in under_way for record in decision.records)]
@@ -351,10 +350,10 @@ class Metadata(Watched):
 
     # --- start ---------------------------------------------------------------------------------
     def commit_at_start(self, records: list[Record], now: Now) -> None:
-        """Before anybody is served, off the loop: have records decided at once, by a quorum of one.
+        """Commit records before any request is served, off the loop, by a quorum of one.
 
-        A disk without room makes the broker owe them: readers are served, and nothing may be
-        written under the epochs that they begin until they are durable.
+        On a full disk they stay pending: readers are served, and nothing may be written under the
+        epochs that they begin until they are durable.
 
         Raises:
             StorageFault, OSError: not durable, nothing changed.
@@ -372,7 +371,7 @@ class Metadata(Watched):
         self._serving = True
 
     def begin_to_serve(self) -> None:
-        """What is decided from now on is brought about at once; what was before, by the caller."""
+        """From now on apply decisions to the node at once; earlier ones are the caller's."""
         self._serving = True
 
     @property
@@ -381,15 +380,15 @@ class Metadata(Watched):
         return bool(self._owed)
 
     def pay(self, now: Now) -> None:
-        """Have the records decided that the start could not; called when the disk has room again.
+        """Commit the pending records of the start; called when the disk has space again.
 
-        The next decision does so too, and this is for a broker without decisions.
+        The next decision does so too; this is for a broker without decisions.
         """
         if self._owed:
             self._quorum.try_again(now)
 
     def give_defaults(self, given: Mapping[str, str]) -> None:
-        """The process was told other defaults of topics: what METADATA says of them is new."""
+        """Set the process's defaults of topics: METADATA's answers change."""
         for one in (self.image, self.pending):
             one.give_defaults(given)
         self.cache.clear()
@@ -445,7 +444,7 @@ class Metadata(Watched):
             self.pending.decided(records, entry.index)
 
     def _follow(self, entry: Entry, decision: Decision | None, now: Now) -> None:
-        """Bring what is here to what the image says."""
+        """Change the node according to the image."""
         if not self._serving:
             return
         try:
@@ -484,13 +483,13 @@ class Metadata(Watched):
     # --- snapshots -----------------------------------------------------------------------------
     @property
     def may_be_captured(self) -> bool:
-        """See `StateMachine`. What is owed is in the image, and nobody has decided it."""
+        """See `StateMachine`. Pending records of a start are in the image, but not committed."""
         return not self.image.frozen and not self._owed
 
     def capture(self) -> Callable[[], bytes]:
         """See `StateMachine`."""
-        # It takes as long as there are topics. Nothing is applied before `captured`, and
-        # decisions wait in the queue.
+        # It takes time by the number of topics. Nothing is applied before `captured`, and decisions
+        # wait in the queue.
         image = self.image
         image.frozen = True
         return lambda: encode_long_entry(image.snapshot_records())
@@ -504,5 +503,5 @@ class Metadata(Watched):
 
 
 def _of_others(records: Sequence[Record]) -> list[Record]:
-    """Records that this node has not proposed: ids set aside are not its own to give out."""
+    """Records of other nodes' proposals: their blocks of producer ids are not used here."""
     return [record for record in records if not isinstance(record, ProducerIdBlockRecord)]

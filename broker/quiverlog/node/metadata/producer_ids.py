@@ -1,13 +1,13 @@
-"""Producer ids and epochs: each is given out once, and what was never given out is refused.
+"""Producer ids and epochs: each is assigned once, and one that was never assigned is refused.
 
-Owns the block of ids that this life gives out from. Blocks and epochs are decisions (metadata.py):
-an id or an epoch is durable before anybody hears of it, and known again after a restart. The rest
-of a block is given up by a restart, and counts as given out from then on. So does every block that
-another broker has set aside: which of its ids were given out is known there only.
+Owns the block of ids that this process assigns from. Blocks and epochs are decisions (metadata.py):
+an id or an epoch is durable before a client gets it, and present after a restart. The rest of a
+block is abandoned by a restart, and counts as assigned from then on. So does every block of another
+broker: only that one has its assigned ids.
 
-Where others decide, an id that is not known here may have been given out a moment ago. Owns since
-when producers ask with such ids and epochs: one was never given out when this broker has applied
-what the controller had decided by then, or has heard nothing of it for five seconds.
+With other brokers deciding, an id that is missing here may have been assigned a moment ago. Owns
+since when producers use such ids and epochs: one was never assigned if this broker has applied what
+the controller had decided by then, or has had no contact to it for five seconds.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _UNHEARD_US_MAX = PRODUCERS_UNHEARD_MS_MAX * 1_000
 
 
 class ProducerIds:
-    """See the module docstring. Ids of our block below `next` were given out.
+    """Assigns producer ids; ids of this broker's block below `next` are assigned.
 
     Args:
-        known_us: what was decided up to this moment is applied here.
+        known_us: returns the time up to which decisions are applied here.
     """
 
     __slots__ = ("_end", "_known_us", "_metadata", "_unheard", "next")
@@ -37,22 +37,22 @@ class ProducerIds:
     def __init__(self, metadata: Metadata, known_us: Callable[[Now], int]) -> None:
         self._metadata = metadata
         self._known_us = known_us
-        # By id and epoch: when it was asked for first, and last; longest not asked for first.
+        # By id and epoch: time of its first and last request; the least recent first.
         self._unheard: dict[tuple[int, int], tuple[int, int]] = {}
         self.next = 0
         self._end = 0
 
     def start(self) -> None:
-        """Give out no id that an earlier life may have given out."""
+        """Begin after all ids that an earlier process may have assigned."""
         self.next = self._end = self._metadata.image.next_producer_id
 
     @property
     def exhausted(self) -> bool:
-        """True when another block of ids must be set aside first."""
+        """True if another block of ids must be reserved first."""
         return self.next >= self._end
 
     def block_added(self, record: ProducerIdBlockRecord) -> None:
-        """A block is ours to give out."""
+        """Take a block for this broker."""
         start = record.next_producer_id - PRODUCER_ID_BLOCK
         assert start >= self._end, "blocks are not given out twice"
         if self.exhausted:
@@ -62,24 +62,24 @@ class ProducerIds:
         assert not self.exhausted
 
     def take(self) -> int:
-        """An id that nobody had before."""
+        """Assign and return an id."""
         assert not self.exhausted
         self.next += 1
         return self.next - 1
 
     def may_be_given(self, producer_id: int) -> bool:
-        """False: nobody has that id, as far as this broker has heard."""
+        """False: the id was not assigned, by the metadata applied here."""
         is_ours_to_give = self.next <= producer_id < self._end
         return producer_id < self._metadata.image.next_producer_id and not is_ours_to_give
 
     def may_be_unheard(self, producer_id: int, epoch: int, now: Now) -> bool:
-        """Of one that is not known here. True: others may have given it out a moment ago."""
+        """For an id or epoch that is missing here. True: it may have been assigned a moment ago."""
         if self._metadata.is_decided_here:
             return False
         unheard, at_us = self._unheard, now.mono_us
         first_us, last_us = unheard.pop((producer_id, epoch), (at_us, at_us))
         if at_us - last_us >= _UNHEARD_US_MAX:
-            first_us = at_us  # Another producer asks, which may have been given it since.
+            first_us = at_us  # Another producer, which may have got it since.
         elif self._known_us(now) > first_us or at_us - first_us >= _UNHEARD_US_MAX:
             return False
         if len(unheard) >= PRODUCERS_UNHEARD_MAX:
@@ -88,9 +88,9 @@ class ProducerIds:
         return True
 
     def newest_epoch(self, producer_id: int) -> int:
-        """The newest epoch that was given out, or is about to be."""
+        """The newest epoch assigned, or being assigned."""
         return self._metadata.pending.producer_epochs.get(producer_id, 0)
 
     def given_epoch(self, producer_id: int) -> int:
-        """The newest epoch that somebody may have heard of; 0 where it is not known any more."""
+        """The newest epoch that a client may have; 0 if it is no longer in the metadata."""
         return self._metadata.image.producer_epochs.get(producer_id, 0)

@@ -3,12 +3,11 @@
     propose ─▶ Raft ─▶ Write ─▶ job ─▶ persisted ─▶ committed ─▶ machine.apply
     step    ─▶      ─▶ messages ─▶ send
 
-A full disk or a lack of descriptors is a crash to the Raft: it hands over, and a new Raft begins
-a second later over the same log (`interrupted`). After any other failed write nothing is tried
-before a restart. A voter that lacks entries which it had acknowledged is reported once, loudly.
+A full disk or a lack of file descriptors counts as a crash of the Raft: it hands over, and a new
+Raft begins a second later over the same log (`interrupted`). After any other failed write nothing
+is tried before a restart. A voter that lacks entries which it had acknowledged is reported once.
 Invariants: entries reach the machine in order, each once; the only voter leads after its machine
-has applied its whole log, any other leader after an entry of its own term; one snapshot at a
-time. Must not know: what entries mean, how messages travel.
+has applied its whole log, any other leader after an entry of its own term; one snapshot at a time.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ __all__ = [
 ]
 
 
-# What is said of a voter that lacks decisions which it has acknowledged: loudly, and once.
+# Reported for a voter that lacks entries which it has acknowledged: once, as an error.
 _EVENT = "a voter has forgotten decisions"
 
 
@@ -80,7 +79,7 @@ def tell_forgotten(
     forgotten: Mapping[ReplicaKey, int],
     told: frozenset[ReplicaKey],
 ) -> frozenset[ReplicaKey]:
-    """Say it of those of whom it was not said yet; returns of whom it was."""
+    """Report the voters not yet in `told`; return all that are reported now."""
     for key, index in forgotten.items():
         if key not in told:
             report("error", _EVENT, _words(own, key, index))
@@ -100,28 +99,29 @@ def _words(own: ReplicaKey, key: ReplicaKey, index: int) -> str:
     )
 
 
-# What a quorum's host is given: a state machine, something that runs jobs, and random numbers.
+# What a quorum's host is given: a state machine, a runner of jobs, and random numbers.
 class StateMachine(Protocol):
-    """What the log's entries add up to."""
+    """The state that the log's entries result in."""
 
     def apply(self, entry: Entry, now: Now) -> None:
-        """An entry is decided."""
+        """Apply a committed entry."""
 
     def restore(self, snapshot: Snapshot, now: Now) -> None:
-        """Be what the snapshot says, whatever was before."""
+        """Replace the state by the snapshot's."""
 
     def leads(self, now: Now) -> None:
-        """This node decides from now on, and the machine knows all that was decided before."""
+        """This node leads from now on, and all entries of earlier leaders are applied."""
 
     def interrupted(self, error: BaseException, now: Now) -> None:
-        """This node decides no more: what is proposed and not applied may be lost."""
+        """This node no longer leads: proposals that are not applied may be lost."""
 
     @property
     def may_be_captured(self) -> bool:
-        """True when it is exactly what has been applied."""
+        """True if the state equals what has been applied."""
 
     def capture(self) -> Callable[[], bytes]:
-        """What makes a snapshot of it as it is now, in a job. It holds still until `captured`."""
+        """Return the function that makes a snapshot of the present state, in a job. The state must
+        not change until `captured`."""
 
     def captured(self, now: Now) -> None:
         """The snapshot is made, or has failed."""
@@ -134,7 +134,7 @@ class Runner(Protocol):
 
 
 class InlineRunner:
-    """Jobs that are run at once: before the loop runs, a start may wait for the disk."""
+    """Runs jobs at once: before the loop runs, a start may wait for the disk."""
 
     def __init__(self) -> None:
         self._queue: deque[tuple[Job, Then]] = deque()
@@ -166,29 +166,29 @@ class Dice:
 
 
 def traceback_of(error: BaseException) -> str:
-    """Where a bug was met."""
+    """Return the error with its traceback."""
     return "".join(traceback.format_exception(error))
 
 
 NEVER: Final = 1 << 62
 _RETRY_US: Final = 1_000_000
 _KEPT_ENTRIES: Final = 1_000
-"""So many entries that a snapshot stands for stay where there are followers: one that was away for
-a moment needs these, and not the whole snapshot."""
+"""Entries kept behind a snapshot where there are followers: one that was away for a moment needs
+these, and not the whole snapshot."""
 
 
 _ALL_BYTES: Final = 1 << 62
 
 
 class Quorum:
-    """Hosts this node's replica of the metadata log, and does what a Raft has a host for: messages
-    out, writes, applied entries, snapshots.
+    """Hosts this node's replica of the metadata log: sends messages, writes, applies entries, makes
+    snapshots.
 
     Args:
         runner: runs jobs.
         report: writes a line of the log: level, event, reason.
         send: hands messages to the network, which may lose them.
-        voters_changed: is told of the voters, at the start and whenever they are others.
+        voters_changed: called with the voters, at the start and after each change.
         seeds: node ids to ask for the log while it names no voters.
     """
 
@@ -239,7 +239,7 @@ class Quorum:
 
     # --- start ---------------------------------------------------------------------------------
     def start(self, log: QuorumLog, machine: StateMachine, now: Now) -> None:
-        """Take over the log, and have the machine become what is known to be decided."""
+        """Take over the log, and restore the machine from its snapshot."""
         assert self.log is None
         self.log = log
         self._machine = machine
@@ -253,9 +253,9 @@ class Quorum:
                 self._apply(entry, now)
 
     def settle(self, now: Now) -> None:
-        """Off the loop, before anybody is served: do all there is to do, jobs too.
+        """Off the loop, before any request is served: do all pending work, jobs too.
 
-        Raises: what keeps this replica from writing.
+        Raises: the error that keeps this replica from writing.
         """
         assert self._starting, "only before anybody is served"
         runner = self._runner
@@ -270,7 +270,7 @@ class Quorum:
             raise self._error
 
     def follow(self, now: Now) -> None:
-        """On the loop, or before it runs: begin, where others may have to be waited for."""
+        """On the loop, or before it runs: begin, where other replicas may be needed."""
         assert not self.is_alone, "what it would wait for is on its own disk: `settle`"
         self.go_on(now)
 
@@ -282,20 +282,20 @@ class Quorum:
 
     @property
     def leading_term(self) -> int:
-        """The term in which this node decides; 0 while it does not."""
+        """The term in which this node leads; 0 while it does not."""
         return self._told_term
 
     @property
     def is_changing(self) -> bool:
-        """True while somebody waits for a change of the voters."""
+        """True while a request waits for a change of the voters."""
         return self._change is not None
 
     def check_leading(self, now: Now) -> bool:
         """True: propose; False: wait for `leads`, or for `interrupted`.
 
         Raises:
-            StorageFault: nothing is decided here before a restart.
-            NotController: another node decides, or nobody yet.
+            StorageFault: this node needs a restart before it can decide.
+            NotController: another node leads, or none yet.
         """
         self._log.check_usable()
         if self.is_leading:
@@ -308,9 +308,10 @@ class Quorum:
 
     # --- from outside --------------------------------------------------------------------------
     def propose(self, data: Sequence[bytes], now: Now) -> Place:
-        """Propose entries, one behind the other; returns the place of the last. Call `go_on` then.
+        """Propose entries in this order; return the place of the last. Call `go_on` then.
 
-        They are decided when they are applied with that index and term; others may be instead.
+        They are committed when they are applied with that index and term; others may be in their
+        place.
 
         Raises:
             NotController, ThrottledBroker: nothing was proposed.
@@ -323,18 +324,18 @@ class Quorum:
             raise ThrottledBroker("too many decisions wait for the quorum.") from refused
 
     def when_decided(self, place: Place, then: Then, now: Now) -> None:
-        """Call `then` when what was proposed there holds, or with NotController if it is lost, or
-        with OutcomeUnknown if others may yet have it."""
+        """Call `then` when the proposal at `place` is applied; with NotController if it is lost,
+        with OutcomeUnknown if other replicas may have it."""
         assert self._change is None, "one change of the voters at a time"
         self._change = (place, then)
         self.go_on(now)
 
     def step(self, message: Message, now: Now) -> None:
-        """A message of another replica arrived."""
+        """Take a message of another replica."""
         self.take((message,), now)
 
     def take(self, messages: Sequence[Message], now: Now) -> None:
-        """Messages of another replica arrived, in this order."""
+        """Take messages of another replica, in this order."""
         assert self.log is not None, "messages come when the log is open"
 
         def step() -> None:
@@ -351,7 +352,7 @@ class Quorum:
         self._drive(step, now)
 
     def told_leader(self, leader: ReplicaKey, now: Now) -> None:
-        """Another broker, asked for the leader, names it."""
+        """Take the leader that another broker named when asked."""
         if self.log is not None and not self._is_stopped:
             self._drive(partial(self.raft.told_leader, leader), now)
 
@@ -360,7 +361,7 @@ class Quorum:
         return self._due_us
 
     def tick(self, now: Now) -> None:
-        """`next_us` has come; calling it early does nothing."""
+        """Run what is due; early calls do nothing."""
         if now.mono_us < self._due_us:
             return
         if self._error is not None:
@@ -369,27 +370,27 @@ class Quorum:
             self._drive(partial(self.raft.tick, now.mono_us), now)
 
     def hand_over(self, now: Now) -> None:
-        """The broker stops: let another voter lead, if this one does."""
+        """Let another voter lead, if this one does: the broker stops."""
         if self.raft.role is Role.LEADER and not self.is_alone:
             with contextlib.suppress(ProposalRefused):
                 self.raft.transfer_leadership(None, now.mono_us)
             self.go_on(now)
 
     def stop(self, now: Now) -> None:
-        """Write and promise nothing more: the log is about to be closed."""
+        """Write and acknowledge nothing more: the log is about to be closed."""
         assert self._writing is None, "every job is back"
         self._is_stopped = True
         self._stop(BrokerShuttingDown(), now, out_of_service=True)
         self._due_us = self._retry_us = NEVER
 
     def try_again(self, now: Now) -> None:
-        """What kept this replica from writing may be over."""
+        """Try again if the fault that kept this replica from writing may be over."""
         if self._error is not None and not self._log.fault:
             self._retry(now)
 
     # --- what a Raft has a host for ---------------------------------------------------------------
     def _begin(self, now: Now) -> None:
-        """A Raft over what is on the disk."""
+        """Begin a new Raft over the log on the disk."""
         log = self._log
         assert not self._snapshotting, "the log is about to be replaced"
         self._error = None
@@ -407,30 +408,30 @@ class Quorum:
 
     @property
     def is_alone(self) -> bool:
-        """True when this replica is the whole quorum: what its disk holds is decided."""
+        """True if this replica is the only voter: what its disk holds is committed."""
         voters = self.raft.voters
         return len(voters) == 1 and self._log.key in voters
 
     @property
     def decides_alone(self) -> bool:
-        """True when nobody else decides, and all that others have decided before is applied.
+        """True if this is the only voter, and everything committed under other leaders is applied.
 
-        Not yet for who was left as the only voter while it followed: its log holds entries of the
-        leader before that its machine has not seen, and what is decided comes after these.
+        Not yet for a follower that became the only voter: its log holds entries of the leader
+        before that its machine has not applied, and new decisions come after these.
         """
         return self.is_alone and self.applied_index >= self._alone_from
 
     def _retry(self, now: Now) -> None:
         if self._is_stopped or self._snapshotting or self._writing is not None:
-            # The Raft would begin with what is about to be replaced.
+            # The Raft would begin with a log that is about to be replaced.
             self._retry_us = self._due_us = now.mono_us + _RETRY_US
             return
         self._begin(now)
-        # The last one may have ended before the machine was told of a snapshot.
+        # The last Raft may have ended before the machine got a snapshot.
         self._drive(partial(self._take_restored, now), now)
 
     def _drive(self, step: Callable[[], None], now: Now) -> None:
-        """Do a step, and what the Raft wants done then; what goes wrong ends the Raft."""
+        """Do a step and the Raft's resulting work; an error ends the Raft."""
         try:
             step()
         except Exception as error:
@@ -438,7 +439,7 @@ class Quorum:
         self.go_on(now)
 
     def _met_bug(self, error: Exception, now: Now) -> None:
-        """A bug of ours. What the Raft believes to be done may not be: it begins anew."""
+        """Begin a new Raft after a bug of ours: its state may differ from what was done."""
         if self._starting:
             raise error
         self._report("error", "the quorum met a bug", traceback_of(error))
@@ -446,7 +447,7 @@ class Quorum:
 
     # --- duties --------------------------------------------------------------------------------
     def go_on(self, now: Now) -> None:
-        """Do what the Raft wants done. Called from within, it leaves that to the outer call."""
+        """Do the Raft's work. A nested call leaves it to the outer one."""
         if self._pumping:
             return
         self._pumping = True
@@ -468,7 +469,7 @@ class Quorum:
 
     @property
     def knows_all(self) -> bool:
-        """True when all is applied that was decided before the present leader was elected."""
+        """True if everything committed before the present leader's election is applied."""
         raft = self.raft
         return raft.leader is not None and raft.log.term(self.applied_index) == raft.term
 
@@ -513,7 +514,7 @@ class Quorum:
             self._apply(entry, now)
 
     def _take_restored(self, now: Now) -> None:
-        """Have the machine become what a snapshot from elsewhere says; tried until it succeeds."""
+        """Restore the machine from another replica's snapshot; repeated until it succeeds."""
         restored = self._restored
         if restored is not None:
             assert restored.meta.index > self.applied_index, "a snapshot takes nothing back"
@@ -523,7 +524,7 @@ class Quorum:
 
     def _apply(self, entry: Entry, now: Now) -> None:
         if entry.index <= self.applied_index:
-            return  # An earlier Raft over the same log has told of it.
+            return  # An earlier Raft over the same log has applied it.
         assert entry.index == self.applied_index + 1, "entries are applied in order"
         self._machine.apply(entry, now)
         self.applied_index = entry.index
@@ -532,13 +533,13 @@ class Quorum:
             self._end_change(None if is_it else NotController(), now)
 
     def _end_change(self, error: BaseException | None, now: Now) -> None:
-        """What is waited for holds, is lost (NotController), or may hold all the same."""
+        """End the wait for a change: applied, lost (NotController), or unknown."""
         change, self._change = self._change, None
         if change is not None:
             change[1](None, error, now)
 
     def _lose_change(self, now: Now) -> None:
-        """This replica does not lead any more; what it knows to be committed will be applied."""
+        """End the wait for a change unless it is committed: this replica no longer leads."""
         change = self._change
         if change is not None:
             log = self.raft.log
@@ -576,11 +577,11 @@ class Quorum:
         self.go_on(now)
 
     def _stop(self, error: BaseException, now: Now, *, out_of_service: bool) -> None:
-        """This Raft writes no more; out of service: nor does any after it."""
+        """End this Raft's writes; out of service: no other Raft begins."""
         if self._error is not None and not out_of_service:
             return
         if self._error is None:
-            # What broke it may keep it from handing over.
+            # The fault may keep it from handing over.
             with contextlib.suppress(Exception):
                 self.raft.fail(now.mono_us)
         if out_of_service and not isinstance(error, QuiverlogError):
@@ -595,7 +596,7 @@ class Quorum:
 
     # --- snapshots -----------------------------------------------------------------------------
     def _snapshot_if_long(self, now: Now) -> None:
-        """Make a snapshot the beginning of the log, where most of it is history."""
+        """Replace the log's beginning by a snapshot, if most of it is outdated."""
         if self._snapshotting or self._error is not None or not self._log.wants_compaction:
             return
         if self._writing is not None and self._writing.chunk is not None:
@@ -647,7 +648,7 @@ class Quorum:
         self, raft: Raft, read: SnapshotRead, result: object, error: BaseException | None, now: Now
     ) -> None:
         if raft is not self.raft:
-            return  # It began anew, and with it the transfer.
+            return  # A new Raft has begun, and with it the transfer.
         chunk = result if isinstance(result, Chunk) else Chunk(None, False)
         if error is not None:
             self._report("error", "a snapshot of the metadata cannot be read", why(error))
@@ -667,11 +668,11 @@ def sender(
     leads: Callable[[ReplicaKey, Now], None],
     log: Callable[..., None],
 ) -> Callable[[Sequence[Message], Now], None]:
-    """What hands messages of this node's replica to the network.
+    """Return the function that hands messages of this node's replica to the network.
 
     Args:
-        leads: takes the leader that another broker names.
-        log: takes a line of the log.
+        leads: called with the leader that another broker names.
+        log: writes a line of the log.
     """
     refusal, logged_us = "", 0  # Why another broker takes no messages of this one.
     endpoint = str(config.endpoint)

@@ -1,11 +1,8 @@
-"""Whether another replica is where it says it is: asked over a connection that this broker opens.
+"""Check that another replica has the address that a change of voters names.
 
-Owns the question that comes before a vote is given, taken or moved. What a replica says of itself
-in its requests can be said by any client. So this broker connects to the endpoint that the change
-names: the broker there says at HELLO which cluster and node it is (the server looks at that), and
-in its answer to a QUORUM without messages which directory it has.
-
-Must not know: which change is about to be made, who wants it.
+It comes before a vote is given, taken or moved. Any client could claim a replica's id in a request,
+so this broker connects to the endpoint itself: the broker there names its cluster and node at HELLO
+(checked by the server), and its directory in the answer to a QUORUM without messages.
 """
 
 from __future__ import annotations
@@ -31,7 +28,7 @@ _ANSWER_MS: Final = 3_000
 
 
 class Reach:
-    """See the module docstring."""
+    """Checks addresses of replicas, each by a connection of this broker."""
 
     __slots__ = ("_config", "_directory", "_peers", "_whereabouts")
 
@@ -48,9 +45,9 @@ class Reach:
         self._directory = directory
 
     def check(self, key: ReplicaKey, endpoint: str, now: Now, then: Then) -> None:
-        """`then` gets None when that replica has answered there, or VoterNotReady."""
+        """Call `then` with None when that replica has answered there, else with VoterNotReady."""
         if key == ReplicaKey(self._config.node_id, self._directory().directory_id):
-            then(None, None, now)  # It is this one.
+            then(None, None, now)  # It is this replica.
             return
         request = QuorumRequest(
             cluster_id=self._directory().cluster_id,
@@ -72,7 +69,7 @@ class Reach:
             then(None, _not_reached(key, endpoint, error), now)
 
     def _check_address(self, key: ReplicaKey, endpoint: str) -> None:
-        """Connections go where the node is known to be: that has to be what the change names."""
+        """Refuse an endpoint other than the node's address here, which connections go to."""
         known: Address | None = self._whereabouts.known().get(key.node_id)
         if str(known) != endpoint:
             raise VoterNotReady(f"node {key.node_id} is known at {known}.")

@@ -1,9 +1,7 @@
-"""Changes of the quorum's voters: which change comes next, and carrying it out.
+"""Changes of the quorum's voters: planning the next one, and carrying it out.
 
-Owns the plan (when a broker joins the quorum by itself, when a voter with another disk is
-replaced) and the one change that is under way at a time.
-
-Must not know: how a change becomes durable, which requests ask for one.
+Owns the plan (when a broker joins the quorum automatically, when a voter with a replaced disk is
+removed) and the one change that is under way at a time.
 """
 
 from __future__ import annotations
@@ -28,9 +26,9 @@ from quiverlog.types import Now
 __all__ = ["Kind", "Planned", "VoterChanges", "endpoint_of", "plan"]
 
 
-# Which change of the voters should be next, of what the metadata say. Pure functions.
+# Planning: pure functions of the metadata.
 class Kind(enum.Enum):
-    """What is to be done with a replica."""
+    """The kind of a change."""
 
     ADD = "voter added"
     REMOVE = "voter removed"
@@ -49,7 +47,7 @@ class Planned(NamedTuple):
 def plan(
     own: ReplicaKey, voters: Voters, brokers: Mapping[int, BrokerRecord], listener: str
 ) -> Planned | None:
-    """The next change; None: the voters are as they should be.
+    """Return the next change; None: the voters are as planned.
 
     Args:
         own: the replica that leads.
@@ -100,7 +98,7 @@ def _joining(voters: Voters, live: Mapping[int, BrokerRecord], listener: str) ->
 
 def _moved(voters: Voters, live: Mapping[int, BrokerRecord], listener: str) -> Planned | None:
     if len(voters) == 1:
-        return None  # It has nobody to tell.
+        return None  # No other voter needs its address.
     for voter, endpoint in sorted(voters.items()):
         broker = live.get(voter.node_id)
         if broker is not None and broker.directory_id == voter.directory_id:
@@ -111,21 +109,21 @@ def _moved(voters: Voters, live: Mapping[int, BrokerRecord], listener: str) -> P
 
 
 def endpoint_of(broker: BrokerRecord, listener: str) -> str:
-    """Where other brokers reach it; empty: it has not said."""
+    """Return the address for other brokers; empty: none is registered."""
     endpoints = {name: str(Address(host, port)) for name, host, port in broker.listeners}
     return endpoints.get(listener, "")
 
 
 _RETRY_US: Final = 500_000
 _REACHED_US: Final = 5_000_000
-"""So long it counts that a replica was reached."""
+"""A successful contact with a replica counts for this time."""
 
 _Where = tuple[ReplicaKey, str]
 """A replica, and the endpoint at which it is to be reached."""
 
 
 class VoterChanges:
-    """Voters that change by themselves, where this node leads the quorum."""
+    """Changes voters automatically while this node leads the quorum."""
 
     __slots__ = (
         "_asked", "_config", "_due_us", "_metadata", "_outbox", "_quorum", "_reach", "_reached_us",
@@ -146,9 +144,9 @@ class VoterChanges:
         self._outbox = outbox
         self._reach = reach
         self._asked: set[_Where] = set()
-        self._reached_us: dict[_Where, int] = {}  # Who is to get a vote, and when it was reached.
+        self._reached_us: dict[_Where, int] = {}  # By future voter: the time of the last contact.
         self._told = ""
-        self._term = 0  # In which the plan was looked at.
+        self._term = 0  # The term in which the plan was last evaluated.
         self._due_us: int | None = None
 
     def next_us(self) -> int | None:
@@ -158,11 +156,11 @@ class VoterChanges:
         return self._due_us if self._quorum.leading_term == self._term else 0
 
     def changed(self) -> None:
-        """Brokers have changed in the metadata."""
+        """Evaluate the plan again: brokers have changed in the metadata."""
         self._due_us = 0
 
     def tick(self, now: Now) -> None:
-        """Begin the next change, if there is one and its time has come."""
+        """Begin the next change, if there is one and it is due."""
         quorum = self._quorum
         if not quorum.is_leading:
             self._term = 0
@@ -193,11 +191,12 @@ class VoterChanges:
         raft = self._quorum.raft
         if not all(raft.is_caught_up(key, now.mono_us) for key in planned.follow):
             return False
-        # The disk is gone for good. Who stays is heard, and can decide and add the new one.
+        # The disk is gone for good, and the remaining voters are a majority that can add the new
+        # one.
         return planned.kind is not Kind.REMOVE or raft.is_silent(planned.key, now.mono_us)
 
     def _are_reached(self, planned: Planned, now: Now) -> bool:
-        """Those who are to vote were reached just now; those who were not are asked."""
+        """Return whether the future voters were reached recently; ask those that were not."""
         brokers, listener = self._metadata.image.brokers, self._config.inter_broker_listener
         wanted = [(key, endpoint_of(brokers[key.node_id], listener)) for key in planned.follow]
         if planned.kind is Kind.MOVE:
@@ -232,7 +231,7 @@ class VoterChanges:
             return raft.remove_voter(planned.key, now.mono_us)
         if planned.kind is Kind.MOVE:
             return raft.move_voter(planned.key, planned.endpoint, now.mono_us)
-        # A quorum of one has written down no address of its own.
+        # A quorum of one has no address of its own in the log yet.
         own = str(self._config.endpoint)
         return raft.add_voter(planned.key, planned.endpoint, now.mono_us, own_endpoint=own)
 
@@ -240,7 +239,7 @@ class VoterChanges:
         self, planned: Planned, _result: object, error: BaseException | None, now: Now
     ) -> None:
         if error is not None:
-            return  # Whoever leads now looks at it again.
+            return  # The next leader evaluates the plan again.
         self._due_us = 0
         key = planned.key
         self._outbox.log(
