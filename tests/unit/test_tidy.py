@@ -11,7 +11,7 @@ import io
 import re
 import subprocess
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -140,15 +140,16 @@ class Looked:
         self.name = str(path.relative_to(ROOT))
         source = path.read_text()
         tree = ast.parse(source)
+        nodes = list(ast.walk(tree))
         docstring = ast.get_docstring(tree) or ""
         self.lines = len(source.splitlines())
         self.is_written = not GENERATED.search(docstring)
         self.needs_docstring = not docstring and bool(path.name != "__init__.py" or source.strip())
-        self.docstrings = list(docstrings(tree))
-        self.comments, self.reasons, self.code_lines = comments(source, tree)
+        self.docstrings = list(docstrings(nodes))
+        self.comments, self.reasons, self.code_lines = comments(source, nodes, self.docstrings)
         self.long_functions = [
             f"{place(path, node.lineno)} {node.name} has {length} lines"
-            for node in ast.walk(tree)
+            for node in nodes
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
             and (length := (node.end_lineno or node.lineno) - node.lineno + 1) > FUNCTION_LINES_MAX
         ]
@@ -159,29 +160,29 @@ def looked() -> tuple[Looked, ...]:
     return tuple(Looked(path) for path in python_files())
 
 
-def docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:
+def docstrings(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
     """(line, text) of each string that stands alone."""
-    for node in ast.walk(tree):
+    for node in nodes:
         docstring = node.value if isinstance(node, ast.Expr) else None
         if isinstance(docstring, ast.Constant) and isinstance(docstring.value, str):
             yield docstring.lineno, docstring.value
 
 
-def comments(source: str, tree: ast.AST) -> tuple[list[str], int, int]:
+def comments(
+    source: str, nodes: Iterable[ast.AST], docstrings: Iterable[tuple[int, str]]
+) -> tuple[list[str], int, int]:
     """The text of each comment, how many blocks they form, and the lines of code around them.
 
     Notes to tools (`noqa`, `type:`) are code.
     """
     in_text = {
         line
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.Constant | ast.JoinedStr) and (node.end_lineno or 0) > node.lineno
         for line in range(node.lineno, (node.end_lineno or 0) + 1)
     }
     in_docstring = {
-        line
-        for start, text in docstrings(tree)
-        for line in range(start, start + text.count("\n") + 1)
+        line for start, text in docstrings for line in range(start, start + text.count("\n") + 1)
     }
     in_text |= in_docstring
     found, blocks, code, before = [], 0, 0, False
@@ -416,7 +417,12 @@ def test_comments_are_found_where_code_is() -> None:
         "# one reason,\n# two lines\na = 1  # another\nb = '''\n# text\n'''\n"
         'c = 2  # type: ignore[x]\n"""Docs  # of c."""\n'
     )
-    assert comments(source, ast.parse(source)) == (["one reason,", "two lines", "another"], 2, 5)
+    nodes = list(ast.walk(ast.parse(source)))
+    assert comments(source, nodes, docstrings(nodes)) == (
+        ["one reason,", "two lines", "another"],
+        2,
+        5,
+    )
 
 
 def test_docstrings_and_comments_state_and_do_not_ask() -> None:
@@ -468,7 +474,8 @@ def test_docstrings_name_what_they_speak_of() -> None:
 
 
 def test_what_begins_with_a_pronoun() -> None:
-    found = docstrings(ast.parse("def f():\n    'It is closed.'\n\ndef g():\n    'Items.'\n"))
+    source = "def f():\n    'It is closed.'\n\ndef g():\n    'Items.'\n"
+    found = docstrings(ast.walk(ast.parse(source)))
     assert [line for line, text in found if PRONOUN.match(text)] == [2]
 
 
