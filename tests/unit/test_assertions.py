@@ -25,7 +25,11 @@ BROKER: Final = Path(quiverlog.errors.__file__).parent
 TRIVIAL_LINES_MAX: Final = 5
 CONNECTOR: Final = Path("../../connector/pyspark_quiverlog")
 FLOORS: Final = {
-    "core": 2.0,
+    "core/controller": 1.9,
+    "core/partition": 2.0,
+    "core/placement": 0.75,  # Plans: functions from values to values, nothing that is kept.
+    "core/raft": 2.0,
+    "core/replication": 1.8,
     "node": 0.95,
     "storage": 1.4,
     "client": 0.31,

@@ -123,9 +123,9 @@ def test_what_does_not_exist_yet_is_refused_with_the_reason(table: str, key: str
     assert where.find(key) is None
     assert len(where.why_unknown(key)) > 20
     if table == "topic":
-        with pytest.raises(InvalidConfig, match="not there yet"):
+        with pytest.raises(InvalidConfig, match="does not exist yet"):
             check_configs({key: "delete"})
-        with pytest.raises(InvalidConfig, match="not there yet"):
+        with pytest.raises(InvalidConfig, match="does not exist yet"):
             load_config(flags={f"topic.defaults.{key}": "delete"})
 
 

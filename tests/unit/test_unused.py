@@ -47,6 +47,7 @@ EXCEPTIONS: Final[dict[str, str]] = {
         ],
         "programs call it",
     ),
+    "broker/quiverlog/server/http.py:handle_error": "aiohttp calls it",
     "broker/quiverlog/client/tables/duckdb.py:scanner": "DuckDB calls it",
     "broker/quiverlog/client/tables/duckdb.py:to_reader": "DuckDB calls it",
     "connector/pyspark_quiverlog/option_table.py:options_page": "scripts/build_docs.py calls it",

@@ -118,6 +118,7 @@ def handle_describe_producer(broker: Broker, call: Call) -> Steps:
         lambda name: _written(broker, topics.get(name), name, call),
         lambda _name: 0,
     )
+    assert not next_name or next_name > request.first_name, "pages go on"
     ids = broker.producer_ids
     return DescribeProducerResponse(
         node_id=broker.config.node_id,
@@ -143,6 +144,8 @@ def _written(
             continue
         progress = replica.producers.progress(request.producer_id, call.now.mono_us)
         if progress is not None:
+            assert progress.last_offset < replica.log.log_end_offset, "its rows are stored"
+            assert progress.idle_us >= 0
             partitions.append(
                 ProducerPartition(
                     number,
