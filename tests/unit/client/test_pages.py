@@ -78,3 +78,18 @@ def test_pages_of_schemas(broker: ScriptedBroker, client: Any) -> None:
     ):
         other.schemas("t")
     assert len(broker.seen(m.TopicSchemasRequest)) < 20
+
+
+def test_a_later_epoch_than_the_one_asked_for(broker: ScriptedBroker, client: Any) -> None:
+    """Spark walks back through a partition's epochs by these answers."""
+
+    def later(request: Any, response: Any, body: bytes) -> tuple[m.Response, bytes]:
+        response.partitions[0].epoch = request.partitions[0].epoch + 1
+        return response, body
+
+    asked = {quiverlog.TopicPartition("t", 0): 0}
+    (end,) = client.epoch_end_offsets(asked).values()
+    assert end.leader_epoch == 0
+    broker.always(m.EpochEndOffsetsRequest, Answer(later))
+    with pytest.raises(quiverlog.InvalidResponse, match="epoch 1 came for epoch 0"):
+        client.epoch_end_offsets(asked)

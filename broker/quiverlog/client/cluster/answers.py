@@ -309,7 +309,9 @@ def _check_delete_records(request: Any, response: Any, _: int) -> None:
 
 
 def _check_epoch_end_offsets(request: Any, response: Any, _: int) -> None:
-    _answered_partitions(request, response)
+    for entry, result in _answered_partitions(request, response):
+        if result.epoch > entry.epoch:  # A reader that walks back through the epochs gets on.
+            raise _wrong(result, f"epoch {result.epoch} came for epoch {entry.epoch}")
 
 
 def _check_describe_ranges(request: Any, response: Any, _: int) -> None:
