@@ -77,7 +77,7 @@ def make_copying(broker: Broker) -> Copying:
     """The parts, in a broker that is being made: they find the others when they need them."""
     offline_replicas = OfflineReplicas(
         broker.config.node_id,
-        lambda: broker.registered.own_epoch,
+        broker.registered.own_epoch,
         broker.view,
         broker.controller.ask,
         broker.outbox,
@@ -86,7 +86,7 @@ def make_copying(broker: Broker) -> Copying:
         broker.replication,
         InSyncChanges(
             broker.config.node_id,
-            lambda: broker.registered.own_epoch,
+            broker.registered.own_epoch,
             broker.registered,
             broker.controller.ask,
             broker.wakeups,
@@ -362,7 +362,7 @@ class Broker:
     def _make_replication(self) -> Replication:
         return Replication(
             self.config.node_id,
-            lambda: self.registered.own_epoch,
+            self.registered.own_epoch,
             self.peers,
             self.jobs,
             self.flushes,
@@ -474,7 +474,7 @@ class Broker:
             lambda: self.offline_replicas.is_untold,
             lambda: self.admission.disk_full,
             lambda: self.metrics.partitions_with_faults,
-            lambda key, offset, now: self.replication.deleted_below(key, offset, now),
+            self.replication.deleted_below,
             self.whereabouts,
         )
 

@@ -491,7 +491,6 @@ class Registered:
                 f"a registration of broker {broker_id} under {broker_epoch} is not known here yet."
             )
 
-    @property
     def own_epoch(self) -> int:
         """The broker epoch of this start; negative while it is not registered."""
         broker = self._metadata.image.brokers.get(self._node_id)
