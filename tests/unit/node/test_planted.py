@@ -27,7 +27,7 @@ GUARDS = {
     # The way out itself: what it is made of cannot also be what fails.
     "Node.handle_many", "Node.handle", "Node._effects", "Node._guarded", "Node._fail",
     "Node._broken", "Node._event_broken", "Node._list_turns",
-    "Broker.timed", "Node.next_deadline_us", "Node.start", "Broker.fail",
+    "Broker.endings", "Broker.timed", "Node.next_deadline_us", "Node.start", "Broker.fail",
     "Purgatory.fail", "ProduceWaiter.broken", "Staging._fail", "Tasks._end", "Tasks._as_error",
     "Tasks._advance", "Jobs.done", "Jobs._start_next", "Waiter.answer", "Outbox.take",
     "Outbox.internal_error", "Outbox.respond", "Outbox.emit", "offsets.fail_entry",
