@@ -1,8 +1,8 @@
-"""What the columns of a CSV file are called, and what of their text a number does not keep.
+"""Names for a CSV file's columns, and the search for text that a number does not keep.
 
-Owns the names that are made up where a header has none (pandas writes an index so) or one twice,
-and the search for zeros and plus signs in front of numbers: 01234 is a zip code, +4912 a telephone.
-Where the type is not given such a column is text; where it is a number, that is told.
+Names are made up where a header has none (pandas writes an index so) or one twice. Zeros and plus
+signs in front of numbers are searched for: 01234 is a zip code, +4912 a telephone. Such a column is
+text where the type is not given; where it is a number, the user gets a warning.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.types as t
 
-__all__ = ["Padded", "column_names", "in_our_words", "is_number"]
+__all__ = ["Padded", "column_names", "is_number", "with_advice"]
 
 INDEX: Final = "index"
-"""What a first column without a name is called: pandas' own word."""
+"""The name of a first column without one, as pandas calls it."""
 _WHOLE_AS_FLOAT: Final = re.compile(r"not int\d+: invalid value '-?\d+\.0'")
 _PADDED: Final = r"^\s*[+-]?0[0-9]|^\s*\+[0-9]"
 
@@ -25,14 +25,14 @@ _PADDED: Final = r"^\s*[+-]?0[0-9]|^\s*\+[0-9]"
 def column_names(
     header: Sequence[str], topic: pa.Schema | None, chosen: Sequence[str] | None
 ) -> tuple[list[str], list[str]]:
-    """Names for all columns, and what is to be told of those that are made up.
+    """Return names for all columns, and notes about those that are made up.
 
     Args:
-        topic: the columns that there are, if they are known.
-        chosen: the columns that the person takes, if not all.
+        topic: the topic's columns, if they are known.
+        chosen: the columns that the user takes, if not all.
 
     Raises:
-        pa.ArrowInvalid: a made-up name is none of the topic's, and the person has chosen none.
+        pa.ArrowInvalid: a made-up name is none of the topic's, and the user has chosen none.
     """
     taken = set(header)
     has_all_names = topic is not None and "" in topic.names  # columns that are in no topic
@@ -58,7 +58,7 @@ def column_names(
 
 
 def _free(name: str, taken: set[str], given: str) -> str:
-    """`a_1` for the second `a`, as `quiverlog sql` has it."""
+    """Return `a_1` for the second `a`, as `quiverlog sql` does."""
     found, number = name, 0
     while found in taken or found == given:
         number += 1
@@ -76,45 +76,47 @@ def _note(number: int, given: str, name: str) -> str:
     return f"{_what(number, given)}: it is taken as {name!r}"
 
 
-def in_our_words(said: str) -> str:
-    """pyarrow's words for a cell, with what a person can do about it."""
-    if "expected a zone offset" in said:
-        said = said.partition(". If these")[0].replace("expected a zone offset in ", "")
-        return f"{said} has no time zone: write one behind it (Z, +02:00), or use timestamp_ntz"
-    said = said.replace(
+def with_advice(message: str) -> str:
+    """Return pyarrow's message about a cell with what the user can do about it."""
+    if "expected a zone offset" in message:
+        message = message.partition(". If these")[0].replace("expected a zone offset in ", "")
+        return f"{message} has no time zone: write one behind it (Z, +02:00), or use timestamp_ntz"
+    message = message.replace(
         "not Rescaling Decimal value would cause data loss",
         "a value has more digits behind the point than the column's type",
     )
-    if _WHOLE_AS_FLOAT.search(said):
-        said += ' (pandas writes whole numbers so where some are missing: .astype("Int64") first)'
-    return said
+    if _WHOLE_AS_FLOAT.search(message):
+        message += (
+            ' (pandas writes whole numbers so where some are missing: .astype("Int64") first)'
+        )
+    return message
 
 
 def is_number(kind: pa.DataType) -> bool:
-    """Whether zeros in front are lost."""
+    """Return whether zeros in front are lost."""
     return bool(t.is_integer(kind) or t.is_floating(kind) or t.is_decimal(kind))
 
 
 class Padded:
-    """Finds out in which texts numbers may begin with a zero or a plus sign, without a look at
-    their columns: there mostly are none."""
+    """Searches text for numbers that may begin with a zero or a plus sign, before a look at the
+    columns: mostly there are none."""
 
     def __init__(self, delimiter: str) -> None:
         mark = re.escape(delimiter.encode())
-        # Each begins with what is searched for fast.
+        # Each begins with a literal, which `re` finds fast.
         self._zeros = [re.compile(begin + b"-?0[0-9]") for begin in (mark, rb"\n", rb"\r")]
         self._quoted = re.compile(rb'"[+-]?0?[0-9]')
         self._plus = re.compile(rb"\+[0-9]")
 
     def may_be_in(self, text: bytes) -> bool:
-        """False: there are none. True says nothing."""
+        """Return False where there are none; True needs a look at the columns."""
         if text[:1] in (b"0", b"+", b"-") or self._plus.search(text) or self._quoted.search(text):
             return True
         return any(zeros.search(text) for zeros in self._zeros)
 
     @staticmethod
     def first(column: pa.ChunkedArray) -> str | None:
-        """The first such text of a column."""
+        """Return the first such text of a column."""
         import pyarrow.compute as pc
 
         found = column.filter(pc.match_substring_regex(column, _PADDED))

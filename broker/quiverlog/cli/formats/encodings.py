@@ -1,7 +1,7 @@
-"""Text in other encodings than UTF-8, and what is said of bytes that are no UTF-8.
+"""Text in other encodings than UTF-8, and the error about bytes that are not UTF-8.
 
-Owns the way from an encoding to UTF-8, which is all that the readers know. Nothing is guessed: any
-bytes are text in Latin-1, so a wrong guess would be stored.
+The readers get UTF-8 only. No encoding is guessed: any bytes are text in Latin-1, so a wrong guess
+would be stored.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _PIECE_BYTES = 1 << 16
 
 
 def codec_of(name: str) -> str | None:
-    """The encoding's own name; None for UTF-8, which needs no work.
+    """Return the encoding's canonical name; None for UTF-8, which needs no conversion.
 
     Raises:
         click.UsageError: there is no encoding of text with this name.
@@ -34,17 +34,17 @@ def codec_of(name: str) -> str | None:
 
 
 def in_utf8(binary: io.BufferedReader, codec: str) -> io.BufferedReader:
-    """The same text as UTF-8. Reading it raises UnicodeError where it is in another encoding."""
+    """Return the text as UTF-8. Reading it raises UnicodeError where it is in another encoding."""
     return io.BufferedReader(_Recoded(binary, codec))
 
 
 def recoded(name: str) -> str:
-    """What to do with a file in another encoding, at the end of a sentence."""
+    """Return the advice for a file in another encoding, at the end of a sentence."""
     return f"--encoding says what it is in, e.g. --encoding {name}"
 
 
 def no_utf8(text: bytes) -> str | None:
-    """What is wrong with these bytes; None when they are UTF-8."""
+    """Return what is wrong with these bytes; None when they are UTF-8."""
     try:
         text.decode()
     except UnicodeDecodeError as error:
@@ -53,7 +53,7 @@ def no_utf8(text: bytes) -> str | None:
 
 
 class _Recoded(io.RawIOBase):
-    """Text in UTF-8; what has come is given at once, as pipes want it."""
+    """Text in UTF-8; returns what has arrived at once, as rows of a pipe need it."""
 
     def __init__(self, binary: io.BufferedReader, codec: str) -> None:
         self._binary = binary

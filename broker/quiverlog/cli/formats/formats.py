@@ -1,7 +1,7 @@
 """File formats by the names of files, the same for what `produce` reads and `consume` writes.
 
-Owns which suffix stands for which format and compression. A suffix that is not in the table is
-refused, never guessed at: rows of one format under the name of another are found out too late.
+An unknown suffix is refused, never guessed at: rows of one format under the name of another are
+found out too late.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ _FORMATS = {
 }
 _COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
 _SUFFIX_CHARS_MAX = 12
-"""What comes after the last dot of a longer name is no suffix that anybody chose."""
+"""A longer end after the last dot is no suffix."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileKind:
-    """What a name says: a format, None where it has no suffix; and a codec of pyarrow, or None."""
+    """A name's format, None where it has no suffix; and a codec of pyarrow, or None."""
 
     format: str | None
     compression: str | None = None
 
 
 def kind_of(path: str, *, option: str) -> FileKind:
-    """What the name of a file stands for. `-`, and a name without a suffix, say nothing.
+    """Return the format of a file's name. `-`, and a name without a suffix, have none.
 
     Args:
         option: the option that names the format where the suffix does not.
@@ -66,12 +66,11 @@ def kind_of(path: str, *, option: str) -> FileKind:
 
 
 def compression_of(path: str) -> str | None:
-    """The codec that the name's end stands for, whatever comes before it."""
+    """Return the codec of the name's last suffix, whatever is in front of it."""
     if path == "-":
         return None
     return _COMPRESSIONS.get(Path(path).suffix.lower())
 
 
 def _known_suffixes() -> str:
-    """For people: every suffix, and that a codec's may follow."""
     return f"{' '.join(_FORMATS)} (then {' '.join(_COMPRESSIONS)} if compressed)"

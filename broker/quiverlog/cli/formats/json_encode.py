@@ -1,7 +1,7 @@
 """Values written in the notation of json_values.py, for JSON, CSV, tables and templates.
 
-Owns what stands in for values that JSON has no word for; whatever has no notation at all is refused
-by its column's name.
+Owns the substitutes for values that JSON cannot write; a value without any notation is refused with
+its column's name.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ Convert = Callable[[Any], Any]
 
 
 def encodable(column: pa.Array, name: str) -> list[Any]:
-    """A column as values that msgspec writes in the notation above.
+    """Return a column as values that msgspec writes in the notation above.
 
     Raises:
         CommandFailed: a value has no notation; names the column and what to use.
     """
     try:
-        # Python has no nanoseconds: times are made text by Arrow.
+        # datetime has no nanoseconds: Arrow makes the times text.
         plain = column
         if has_time(column.type):
             plain = column.cast(with_times_as(column.type, pa.string()))
@@ -46,7 +46,7 @@ def encodable(column: pa.Array, name: str) -> list[Any]:
 
 
 def json_lines(batch: pa.RecordBatch) -> bytes:
-    """The rows as JSON, one object per line. Raises CommandFailed."""
+    """Return the rows as JSON, one object per line. Raises CommandFailed."""
     names = batch.schema.names
     if not names:
         return b"{}\n" * int(batch.num_rows)
@@ -57,7 +57,7 @@ def json_lines(batch: pa.RecordBatch) -> bytes:
 
 
 def json_text(value: Any) -> str:
-    """One value of `encodable` as text: JSON, without the quotes of what is text there."""
+    """Return one value of `encodable` as JSON, but text without its quotes."""
     text = _ENCODER.encode(value).decode()
     return text[1:-1] if text.startswith('"') else text
 
@@ -71,20 +71,20 @@ def _unwritable(name: str, kind: pa.DataType, error: Exception) -> CommandFailed
 
 
 def to_text(column: pa.Array, name: str) -> pa.Array:
-    """A column as text, one cell of CSV per value; null stays null. Raises CommandFailed."""
+    """Return a column as text, one CSV cell per value; null stays null. Raises CommandFailed."""
     values = encodable(column, name)
     return pa.array([None if x is None else json_text(x) for x in values], pa.string())
 
 
 def has_time(kind: pa.DataType) -> bool:
-    """Whether values have times of day in them, at any depth."""
+    """Return whether values have times of day in them, at any depth."""
     if t.is_time(kind):
         return True
     return any(has_time(kind.field(i).type) for i in range(kind.num_fields))
 
 
 def _encoder(kind: pa.DataType) -> Convert | None:
-    """What turns a Python value into what msgspec writes rightly; None: it does so already."""
+    """Return the conversion of a Python value for msgspec; None where none is needed."""
     if t.is_floating(kind):
         return _plain_float
     if t.is_list(kind):

@@ -41,7 +41,7 @@ Convert = Callable[[Any], Any]
 
 
 def lines_decoder(kinds: Iterable[pa.DataType]) -> msgspec.json.Decoder[Any]:
-    """A decoder of JSON for columns of these types; decimals given as numbers lose no digit."""
+    """Return a decoder for columns of these types; decimals given as numbers lose no digit."""
     exact = any(_has_decimal(kind) for kind in kinds)
     return msgspec.json.Decoder(float_hook=Decimal if exact else None)
 
@@ -53,12 +53,12 @@ def _has_decimal(kind: pa.DataType) -> bool:
 
 
 def is_text_in_csv(kind: pa.DataType) -> bool:
-    """Whether a cell of CSV is in the notation of JSON; pyarrow itself reads the others."""
+    """Return whether a CSV cell has the notation of JSON; pyarrow itself reads the others."""
     return bool(t.is_nested(kind) or t.is_binary(kind) or t.is_duration(kind))
 
 
 def from_text(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Cells of CSV as values of `kind`. Raises what `decode_column` raises."""
+    """Return CSV cells as values of `kind`. Raises what `decode_column` raises."""
     texts = column.to_pylist()
     if t.is_nested(kind):
         decoder = lines_decoder([kind])
@@ -74,10 +74,10 @@ def _json(decoder: msgspec.json.Decoder[Any], text: str) -> Any:
 
 
 def decode_column(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """What JSON held for a column, as an array of its type.
+    """Return JSON values of a column as an array of its type.
 
     Raises:
-        ValueError: a value is not of this type; says which one. (Arrow's errors are ValueErrors
+        ValueError: a value is not of this type; names the value. (Arrow's errors are ValueErrors
             or TypeErrors; TypeError and OverflowError may come too.)
     """
     convert = _decoder(kind)
@@ -94,7 +94,8 @@ def decode_column(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
 
 
 def _why_not(values: Sequence[Any], kind: pa.DataType) -> str | None:
-    """Arrow names C types and what it took from the first value; None where it says it better."""
+    """Return the reason in this file's terms, because Arrow names C types and the type that it
+    inferred from the first value; None where Arrow's is better."""
     bits = kind.bit_width if t.is_integer(kind) else 0
     for value in values:
         if bits and isinstance(value, int) and not -(2 ** (bits - 1)) <= value < 2 ** (bits - 1):
@@ -112,7 +113,7 @@ def _why_not(values: Sequence[Any], kind: pa.DataType) -> str | None:
 
 
 def _taken_as_it_is(kind: pa.DataType) -> set[type]:
-    """Python types that `pa.array` takes exactly, without help."""
+    """Return the Python types that `pa.array` takes exactly, without help."""
     nothing = {type(None)}
     if t.is_integer(kind):
         return nothing | {int}
@@ -126,8 +127,8 @@ def _taken_as_it_is(kind: pa.DataType) -> set[type]:
 
 
 def _check_float32(values: Sequence[Any], array: pa.Array) -> None:
-    """A double that is too large for a float would become an infinity without a word."""
-    # Importing it takes as long as all of pyarrow, and most commands have no use for it.
+    """Refuse a double too large for a float: Arrow would silently store an infinity."""
+    # Importing it takes as long as all of pyarrow, and most commands do not need it.
     import pyarrow.compute as pc
 
     if pc.any(pc.is_inf(array)).as_py():
@@ -137,7 +138,7 @@ def _check_float32(values: Sequence[Any], array: pa.Array) -> None:
 
 
 def _decoder(kind: pa.DataType) -> Convert:
-    """What turns a JSON value that is not null into what `pa.array` takes exactly."""
+    """Return what turns a JSON value that is not null into what `pa.array` takes exactly."""
     for matches, convert in _SCALARS:
         if matches(kind):
             return convert
@@ -214,7 +215,7 @@ def _float(value: Any) -> float:
             return _NON_FINITE[value]
     elif isinstance(value, Decimal):
         number = float(value)
-        if math.isinf(number):  # JSON has no infinity: it would become one without a word
+        if math.isinf(number):  # JSON has no infinity: the number was too large, silently
             raise ValueError(f"{value} is too large for a double")
         return number
     elif type(value) in (int, float):
@@ -283,7 +284,7 @@ def _time(value: Any) -> int:
 
 
 def _duration(value: Any) -> int:
-    """Microseconds: pyarrow itself takes no timedelta at the end of the range."""
+    """Return microseconds: pyarrow takes no timedelta at the end of the range."""
     try:
         return msgspec.convert(_expect(value, str, "a duration"), timedelta) // _MICROSECOND
     except (msgspec.ValidationError, ValueError) as error:

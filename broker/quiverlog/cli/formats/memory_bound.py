@@ -1,7 +1,7 @@
-"""How much memory a person's file may take: a few kilobytes of Parquet can hold gigabytes of text.
+"""A bound on the memory that a user's file may take: kilobytes of Parquet can hold gigabytes.
 
-Owns the bound, which the operating system keeps: whatever reads the file, at whatever depth of it,
-is refused memory beyond the bound and raises, instead of the machine's other processes being ended.
+The operating system enforces it: the reader, at whatever depth, is refused memory beyond the bound
+and raises, where otherwise the machine's other processes would be ended.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ __all__ = ["bounded_memory", "too_large"]
 _STACK_BYTES = 8 * MIB
 _THREADS = 32
 _DATA_PAGES = 5
-"""Which figure of /proc/self/statm counts what RLIMIT_DATA bounds."""
+"""The field of /proc/self/statm that counts what RLIMIT_DATA bounds."""
 
 
 @contextlib.contextmanager
 def bounded_memory(name: str, bytes_max: int = FILE_MEMORY_BYTES_MAX) -> Iterator[None]:
-    """For the time of a `with`, this process gets so much memory beyond what it has.
+    """Bound the memory of this process, for the time of a `with`, beyond what it has.
 
     Args:
         name: the file that is read meanwhile.
@@ -34,9 +34,9 @@ def bounded_memory(name: str, bytes_max: int = FILE_MEMORY_BYTES_MAX) -> Iterato
     """
     import pyarrow as pa
 
-    pa.allocate_buffer(1)  # reserves the room that Arrow keeps; it is not the file's
+    pa.allocate_buffer(1)  # makes Arrow reserve its arena now, which is not the file's memory
     before, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    # Stacks of threads that begin meanwhile count from their first byte to their last.
+    # The stack of a thread that starts meanwhile counts in full.
     threads_bytes = ((os.cpu_count() or 1) + _THREADS) * _STACK_BYTES
     bound = _data_bytes() + threads_bytes + bytes_max
     if before != resource.RLIM_INFINITY:
@@ -51,7 +51,7 @@ def bounded_memory(name: str, bytes_max: int = FILE_MEMORY_BYTES_MAX) -> Iterato
 
 
 def too_large(name: str, bytes_max: int = FILE_MEMORY_BYTES_MAX) -> FileTooLarge:
-    """The error about a file for which the memory was not enough."""
+    """Return the error about a file for which the memory was not enough."""
     return FileTooLarge(
         f"{name}: reading it takes more than {bytes_max // MIB} MiB of memory at once. "
         "Write the file with fewer or smaller values in a row, a batch or a compressed block.",

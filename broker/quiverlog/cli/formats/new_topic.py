@@ -1,4 +1,4 @@
-"""What a new topic shall be like, as options: shared by the commands that can create one."""
+"""The options that describe a new topic, shared by the commands that can create one."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ __all__ = [
     "REPLICATION_FACTOR_SHOWN",
     "check_as_it_is",
     "new_topic_options",
-    "said_of",
     "schema_from_options",
+    "summary_of",
 ]
 
 REPLICATION_FACTOR_SHOWN = f"{REPLICATION_FACTOR_DEFAULT}, or one on each broker where fewer live"
@@ -37,11 +37,11 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 def new_topic_options(note: str = "", schema_note: str = "") -> Callable[[_Command], _Command]:
-    """`--schema`, `--schema-file`, `--partitions`, `--replication-factor` and `--key`.
+    """Add `--schema`, `--schema-file`, `--partitions`, `--replication-factor` and `--key`.
 
     Args:
-        note: what each help begins with.
-        schema_note: what the help of `--schema` ends with.
+        note: the beginning of each help text.
+        schema_note: the end of the help of `--schema`.
     """
     options = (
         click.option(
@@ -87,8 +87,8 @@ def new_topic_options(note: str = "", schema_note: str = "") -> Callable[[_Comma
     return decorate
 
 
-def said_of(info: TopicInfo) -> str:
-    """What became of a new topic: how safe its rows are, without being asked."""
+def summary_of(info: TopicInfo) -> str:
+    """Return partitions, copies and durability of a topic, in words."""
     partitions = f"{len(info.partitions)} partition{'s' * (len(info.partitions) != 1)}"
     copies = f"{info.replicas} replica{'s' * (info.replicas != 1)}"
     return f"{partitions}, {copies}, durability {info.durability.label}"
@@ -97,11 +97,11 @@ def said_of(info: TopicInfo) -> str:
 def check_as_it_is(
     client: Client, name: str, create: dict[str, Any], *, is_other: bool = False
 ) -> None:
-    """What was typed of a new topic must be true of one that is there: it changes nothing.
+    """Check that options for a new topic are true of the topic that exists: they do not change it.
 
     Args:
         create: the options that describe a new topic, by their names.
-        is_other: its columns are others than those that were typed.
+        is_other: its columns differ from those that were given.
 
     Raises:
         click.UsageError: names the first option that is not true.
@@ -120,7 +120,7 @@ def check_as_it_is(
 def _truths(
     client: Client, name: str, create: dict[str, Any], given: set[str], is_other: bool
 ) -> list[tuple[bool, str, str]]:
-    """What was typed, by its option: whether the topic is another, and what it has."""
+    """Return for each given option: whether the topic differs, and what it has."""
     detail = client.describe_topic(name)
     configs = {key: config.value for key, config in detail.configs.items()}
     truths: list[tuple[bool, str, str]] = []
@@ -142,7 +142,7 @@ def _truths(
 
 
 def schema_from_options(schema: str | None, schema_file: Path | None) -> pa.Schema | None:
-    """The schema that `--schema` or `--schema-file` describe; None when neither is given.
+    """Return the schema of `--schema` or `--schema-file`; None when neither is given.
 
     Raises:
         click.BadParameter: the text or the file holds no schema, or both options are given.

@@ -1,7 +1,7 @@
 """The file that a command writes: which names it may have, and that nothing is lost by it.
 
-Owns two refusals. A name without a known suffix is mostly no name: `-o start` is an offset to kcat
-and rpk. And a file that is there is written over on demand only, however it came there.
+Two refusals: a name without a known suffix is mostly no name, as `-o start` is an offset to kcat
+and rpk; and an existing file is overwritten only on demand.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _OFFSET: Final = re.compile(
     r"beginning|start|earliest|smallest|end|latest|largest|stored|[se]?@.*|[+-]?\d+(:[+-]?\d+)?",
     re.IGNORECASE | re.ASCII,
 )
-"""What `-o` takes in kcat and rpk."""
+"""Values of `-o` in kcat and rpk."""
 _STARTS: Final = {
     "beginning": "earliest", "start": "earliest", "smallest": "earliest",
     "end": "latest", "largest": "latest",
@@ -37,8 +37,8 @@ _DESCRIPTOR: Final = re.compile(
 force_option = click.option("--force", is_flag=True, help="Write over a file that is there.")
 
 
-def _as_we_say(offset: str) -> str:
-    """The options for what `-o` is in kcat and rpk, where there are any."""
+def _own_options(offset: str) -> str:
+    """Return this command's options for a value of `-o` in kcat and rpk."""
     word = _STARTS.get(offset.lower(), offset.lower())
     if word in ("earliest", "latest") or word.isdigit():
         return f"--from {word}"
@@ -47,11 +47,11 @@ def _as_we_say(offset: str) -> str:
     return "--from 0 or --from 2024-05-06T07:08:09Z"
 
 
-def output_kind(output: str, told: str | None, *, reads_offsets: bool = False) -> FileKind:
-    """The format and the compression of an output, `-` being stdout.
+def output_kind(output: str, given: str | None, *, reads_offsets: bool = False) -> FileKind:
+    """Return the format and the compression of an output, `-` being stdout.
 
     Args:
-        told: the format that the person named, or None.
+        given: the format that the user named, or None.
         reads_offsets: the command has `--from`, which the name may have been meant for.
 
     Raises:
@@ -60,11 +60,11 @@ def output_kind(output: str, told: str | None, *, reads_offsets: bool = False) -
     if reads_offsets and _OFFSET.fullmatch(output):
         raise click.UsageError(
             f"-o is --output, a file to write, and {output!r} looks like an offset: where to begin "
-            f"is --from, as in {_as_we_say(output)}. A file of that name is ./{output}, with "
+            f"is --from, as in {_own_options(output)}. A file of that name is ./{output}, with "
             "--format."
         )
-    if told is not None:
-        return FileKind(told, compression_of(output))
+    if given is not None:
+        return FileKind(given, compression_of(output))
     found = kind_of(output, option="--format")
     if found.format is None and output != "-" and not is_special(output):
         hint = "; where to begin is --from" if reads_offsets else ""
@@ -76,9 +76,9 @@ def output_kind(output: str, told: str | None, *, reads_offsets: bool = False) -
 
 
 def is_special(output: str) -> bool:
-    """True for a pipe or a device, whose opening may wait, and which Ctrl-C shall end.
+    """Return True for a pipe or a device, whose opening may block, and which Ctrl-C shall end.
 
-    And for what is open already, where the shell has chosen what is written over.
+    Also for a descriptor that is open already: there the shell has decided about overwriting.
     """
     if _descriptor(output) is not None:
         return True
@@ -86,7 +86,7 @@ def is_special(output: str) -> bool:
 
 
 def _descriptor(output: str) -> int | None:
-    """The number behind `/dev/stdout`, `/dev/fd/3` and their like; None for all other names."""
+    """Return the number in `/dev/stdout`, `/dev/fd/3` and the like; None for all other names."""
     found = _DESCRIPTOR.fullmatch(output)
     if found is None:
         return None
@@ -94,7 +94,7 @@ def _descriptor(output: str) -> int | None:
 
 
 def check_free(output: str | Path, *, force: bool) -> None:
-    """Before any work is done for it.
+    """Refuse an existing file, before any work is done for it.
 
     Raises:
         CommandFailed: a file with something in it is there.
@@ -109,7 +109,7 @@ def check_free(output: str | Path, *, force: bool) -> None:
 
 
 def free_name(path: Path) -> Path:
-    """The path, or one with a number behind its stem where a file of that name is there."""
+    """Return the path, or one with a number after its stem where such a file exists."""
     found, number = path, 1
     while found.exists():
         number += 1
@@ -118,7 +118,7 @@ def free_name(path: Path) -> Path:
 
 
 def open_new(output: str, *, force: bool) -> IO[bytes]:
-    """Open it for writing; the file may have come since `check_free`.
+    """Open it for writing; the file may have been created since `check_free`.
 
     Raises:
         CommandFailed: a file with something in it is there.
@@ -126,7 +126,7 @@ def open_new(output: str, *, force: bool) -> IO[bytes]:
     """
     descriptor = _descriptor(output)
     if descriptor is not None:
-        # Opened by its name, a file that the shell appends to would lose what it has.
+        # Opened by name it would be truncated, also where the shell appends to it.
         try:
             return open(os.dup(descriptor), "wb")
         except OSError as error:

@@ -1,9 +1,9 @@
 """CSV as record batches: RFC 4180 with a header line.
 
-Owns where CSV may be cut: at the end of a record; a line end within quotes is none. pyarrow parses
-one block after the other. Its own streaming reader gives a row of a pipe only when the next one has
-come, and batches without the text, which the checks of infinities and of zeros in front of numbers
-look at.
+Owns where CSV may be cut: at the end of a record, and not at a line end within quotes. pyarrow
+parses one block after the other. Its own streaming reader returns a pipe's row only when the next
+one has arrived, and batches without the text, which the checks of infinities and of zeros in front
+of numbers need.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.csv as csv
 import pyarrow.types as t
 
-from quiverlog.cli.formats.csv_columns import Padded, column_names, in_our_words, is_number
+from quiverlog.cli.formats.csv_columns import Padded, column_names, is_number, with_advice
 from quiverlog.cli.formats.encodings import no_utf8
 from quiverlog.cli.formats.json_values import from_text, is_text_in_csv
 from quiverlog.cli.formats.read_text import (
@@ -35,10 +35,10 @@ from quiverlog.cli.formats.read_text import (
 __all__ = ["read_csv"]
 
 _PIECE_BYTES: Final = 1 << 20
-"""What one processor parses of a block."""
+"""The part of a block that one processor parses."""
 _LINE_ENDS: Final = b"\r\n"
 _COLUMN: Final = re.compile(r"In CSV column #(\d+): (Row #\d+: )?(?:CSV conversion error to )?")
-"""pyarrow names the row as well where it happens to know it."""
+"""pyarrow names the row only sometimes."""
 _LINE_END: Final = re.compile(rb"\r\n?|\n")
 _ROW: Final = re.compile(r"[Rr]ow #(\d+)")
 _NO_TYPES: Final[Mapping[str, pa.DataType]] = MappingProxyType({})
@@ -46,7 +46,7 @@ _NO_UTF8: Final = "invalid UTF8"
 
 
 def read_csv(source: CountingFile, options: TextOptions) -> tuple[pa.Schema, Batches]:
-    """The columns, and the rows batch by batch. Text without a header has neither."""
+    """Return the columns, and the rows in batches. Text without a header has neither."""
     text_types = {name: k for name, k in options.types().items() if is_text_in_csv(k)}
     reader = _Reader(options, text_types)
     schema, batches = reader.read(source)
@@ -89,7 +89,7 @@ class _Reader:
         self._names: list[str] = []
         self._rows_before = 0
         self._has_types = False
-        """Of all columns: the first rows have told those that are not given."""
+        """Of all columns: those that are not given are inferred from the first rows."""
         self._types = {
             name: pa.string() if name in text_types else kind
             for name, kind in options.types().items()
@@ -97,7 +97,7 @@ class _Reader:
         self._records = _Records(options.delimiter)
         self._padded = Padded(options.delimiter)
         self._watched: dict[str, pa.DataType] = {}
-        """Columns of numbers of which no zero in front was seen yet."""
+        """Number columns in which no zero in front was found yet."""
 
     def read(self, source: CountingFile) -> tuple[pa.Schema, Batches]:
         blocks = self._whole_records(blocks_of(source, self._options))
@@ -109,10 +109,10 @@ class _Reader:
         return first.schema, self._batches(first, blocks)
 
     def _first_rows(self, blocks: Iterator[bytes]) -> pa.Table | None:
-        """The first block that tells the columns; without a topic types need a row, too."""
+        """Return the first block with the columns; without a topic, types need a row, too."""
         text = b""
         for block in blocks:
-            text = (text + block).removeprefix(BOM)  # pyarrow knows it in a first line
+            text = (text + block).removeprefix(BOM)  # pyarrow skips it at the start of a file only
             check_record(len(text))
             end = self._records.first_end(text)
             if not text[:end].strip(b"\r\n"):
@@ -125,29 +125,31 @@ class _Reader:
             return self._table(b"") if self._names else None
 
     def _checked(self, first: pa.Table, text: bytes) -> pa.Table:
-        """pyarrow by itself makes rounded numbers of whole ones that no integer type holds, and
-        bytes of text in another encoding."""
-        told = dict(self._types)
-        _check_utf8(first, told)
-        numbers = {f.name: f.type for f in first.schema if f.name not in told and is_number(f.type)}
+        """Correct what pyarrow infers: floats for whole numbers beyond 64 bits, and bytes for text
+        in another encoding."""
+        given = dict(self._types)
+        _check_utf8(first, given)
+        numbers = {
+            f.name: f.type for f in first.schema if f.name not in given and is_number(f.type)
+        }
         if padded := self._padded_columns(text, numbers):
             for name, found in padded.items():
-                self._options.tell(
+                self._options.warn(
                     f"column {name!r} is taken as text, because of {found}; --schema says otherwise"
                 )
             self._types |= dict.fromkeys(padded, pa.string())
             first = self._table(text)
-        # Of a type that somebody has named it is mentioned only where whole numbers lose a zero.
+        # Where the type was given, only whole numbers that lose a zero are worth a warning.
         self._watched = {
             f.name: f.type
             for f in first.schema
-            if (t.is_integer(f.type) if f.name in told else is_number(f.type))
+            if (t.is_integer(f.type) if f.name in given else is_number(f.type))
         }
-        self._tell_lost_zeros(text)
+        self._warn_of_lost_zeros(text)
         rounded = [
             f.name
             for f, column in zip(first.schema, first.columns, strict=True)
-            if f.name not in told and t.is_float64(f.type) and _is_beyond_integers(column)
+            if f.name not in given and t.is_float64(f.type) and _is_beyond_integers(column)
         ]
         if rounded:
             written = self._parsed(text, self._conversion(dict.fromkeys(rounded, pa.string())))
@@ -160,11 +162,11 @@ class _Reader:
         yield from first.to_batches()
         with self._errors():
             for block in blocks:
-                # pyarrow takes nothing but empty lines for an error; of one column they are rows.
+                # pyarrow refuses a block of empty lines; of one column they are rows.
                 if len(self._names) > 1 and block[0] in _LINE_ENDS and not block.strip(_LINE_ENDS):
                     continue
                 table = self._table(block)
-                self._tell_lost_zeros(block)
+                self._warn_of_lost_zeros(block)
                 self._rows_before += table.num_rows
                 yield from table.to_batches()
 
@@ -181,13 +183,13 @@ class _Reader:
                 parts.append(block[end:])
                 waiting += len(block) - end
                 check_record(waiting)
-        if inside:  # pyarrow would make one value of all that follows the quote
+        if inside:  # pyarrow would make one value of everything after the quote
             raise pa.ArrowInvalid("the text ends within quotes: a closing quote is missing")
         if parts:
             yield b"".join(parts)
 
     def _padded_columns(self, text: bytes, columns: Mapping[str, pa.DataType]) -> dict[str, str]:
-        """Those of the columns with numbers that begin with a zero or a plus sign, with one."""
+        """Return the columns with numbers that begin with a zero or a plus sign, with one each."""
         if not columns or not self._padded.may_be_in(text):
             return {}
         conversion = self._conversion(dict.fromkeys(columns, pa.string()))
@@ -196,11 +198,11 @@ class _Reader:
         found = {name: self._padded.first(written.column(name)) for name in columns}
         return {name: one for name, one in found.items() if one is not None}
 
-    def _tell_lost_zeros(self, text: bytes) -> None:
-        """Once a column."""
+    def _warn_of_lost_zeros(self, text: bytes) -> None:
+        """Warn once a column."""
         for name, found in self._padded_columns(text, dict(self._watched)).items():
             kind = self._watched.pop(name)
-            self._options.tell(
+            self._options.warn(
                 f"column {name!r} is {kind}, which does not keep what is in front of {found}: "
                 "text (string) does"
             )
@@ -208,13 +210,13 @@ class _Reader:
     def _header(self, line: bytes) -> list[str]:
         if (wrong := no_utf8(line)) is not None:
             raise pa.ArrowInvalid(f"the line with the names of the columns: {wrong}")
-        # Of one value without a line's end pyarrow says that the text is empty.
+        # Without a line end pyarrow refuses a single value as empty text.
         header = csv.read_csv(io.BytesIO(line + b"\n"), parse_options=self._parsing())
         names, notes = column_names(
             header.column_names, self._options.schema, self._options.columns
         )
         for note in notes:
-            self._options.tell(note)
+            self._options.warn(note)
         return names
 
     def _table(self, text: bytes) -> pa.Table:
@@ -234,7 +236,7 @@ class _Reader:
         try:
             return self._by_arrow(text, conversion)
         except pa.ArrowInvalid as error:
-            if _NO_UTF8 in str(error):  # without the byte, and sometimes without the row
+            if _NO_UTF8 in str(error):  # Arrow names no byte, and sometimes no row
                 texts = [name for name, kind in self._types.items() if t.is_string(kind)]
                 as_bytes = self._conversion(dict.fromkeys(texts, pa.binary()))
                 _check_utf8(self._by_arrow(text, as_bytes))
@@ -242,7 +244,8 @@ class _Reader:
 
     def _by_arrow(self, text: bytes, conversion: csv.ConvertOptions) -> pa.Table:
         if len(text) > _PIECE_BYTES and self._has_types:
-            # On all processors. pyarrow then names no row, and takes no record longer than a piece.
+            # On all processors. It names no row and takes no record longer than a piece, so that
+            # a failure here is tried again below.
             with contextlib.suppress(pa.ArrowInvalid):
                 return self._pieces_by_arrow(text, conversion, _PIECE_BYTES)
         return self._pieces_by_arrow(text, conversion, len(text))
@@ -267,7 +270,7 @@ class _Reader:
     def _parsing(self, *, has_quotes: bool = True) -> csv.ParseOptions:
         return csv.ParseOptions(
             delimiter=self._options.delimiter,
-            # Both cost time where there are none.
+            # Both cost time, so they are off where the text has none.
             quote_char='"' if has_quotes else False,
             newlines_in_values=has_quotes,
             # Of a single column an empty line is a row without a value.
@@ -285,11 +288,11 @@ class _Reader:
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
-        """pyarrow counts columns from 0 and, in a block, rows from its beginning."""
+        """Correct pyarrow's numbers: columns from 0, and rows from the block's beginning."""
         try:
             yield
         except pa.ArrowInvalid as error:
-            text = in_our_words(_COLUMN.sub(self._column_name, str(error)))
+            text = with_advice(_COLUMN.sub(self._column_name, str(error)))
             raise pa.ArrowInvalid(_ROW.sub(self._row_number, text)) from error
 
     def _column_name(self, match: re.Match[str]) -> str:
@@ -304,18 +307,18 @@ class _Reader:
 def _has_infinity(column: pa.ChunkedArray) -> bool:
     if not t.is_floating(column.type):
         return False
-    # Not by pyarrow.compute: it makes a function of each of its kernels, 25 ms of a start.
+    # Not by pyarrow.compute: it makes a function of each of its kernels, 25 ms at start.
     from pyarrow._compute import call_function
 
     total = call_function("sum", [column]).as_py()
     if total is None or math.isfinite(total):
-        return False  # Infinity leaves no finite sum, which is found faster than both extremes.
+        return False  # an infinity leaves no finite sum, which is faster than both extremes
     extremes = call_function("min_max", [column]).as_py()
     return math.inf in (-extremes["min"], extremes["max"])
 
 
 def _check_infinities(name: str, column: pa.ChunkedArray, written: pa.ChunkedArray) -> None:
-    """pyarrow makes infinity of a number that is too large, which is another value."""
+    """Refuse a number that is too large: pyarrow makes an infinity of it."""
     import pyarrow.compute as pc
 
     texts = written.filter(pc.is_inf(column))
@@ -324,10 +327,10 @@ def _check_infinities(name: str, column: pa.ChunkedArray, written: pa.ChunkedArr
         raise pa.ArrowInvalid(f"column {name!r}: {numbers[0]} is too large for {column.type}")
 
 
-def _check_utf8(table: pa.Table, told: Container[str] = ()) -> None:
-    """Where nobody has told that bytes are wanted, those are found that are no text."""
+def _check_utf8(table: pa.Table, given: Container[str] = ()) -> None:
+    """Refuse bytes that are no text, in columns whose type was not given as binary."""
     for name, column in zip(table.schema.names, table.columns, strict=True):
-        is_wrong = t.is_binary(column.type) and name not in told
+        is_wrong = t.is_binary(column.type) and name not in given
         values = column.to_pylist() if is_wrong else ()
         for number, value in enumerate(values, 1):
             if value is not None and (wrong := no_utf8(value)) is not None:
@@ -351,22 +354,23 @@ def _check_whole(name: str, written: pa.ChunkedArray) -> None:
 
 
 class _Records:
-    """Finds out whether a line's end lies within quotes, as pyarrow's parser sees them."""
+    """Finds record ends: whether a line end lies within quotes, as in pyarrow's parser."""
 
     def __init__(self, delimiter: str) -> None:
         self._before = frozenset((b"", b"\r", b"\n", delimiter.encode()))
-        """A quote opens a field only at its beginning; elsewhere it is a character as any."""
+        """A quote opens a field only at its beginning; elsewhere it is an ordinary character."""
         mark = re.escape(delimiter.encode())
         self._close = re.compile(rb'[^"]*+(?:""[^"]*+)*+"')
         """Possessive: the first of two quotes in a row never closes a field."""
         self._rest = re.compile(rb"(?:(?!" + mark + rb")[^\r\n])*")
 
     def ends_inside(self, text: bytes, inside: bool) -> bool:
-        """Whether the end of `text` is within a quoted field; `inside` says it of its beginning."""
+        """Return whether the end of `text` is within a quoted field, as its beginning is if
+        `inside`."""
         return self.last_end(text, inside)[1]
 
     def last_end(self, text: bytes, inside: bool) -> tuple[int, bool]:
-        """Where the last record ends that ends in `text` (0: none does), and as `ends_inside`."""
+        """Return the end of the last whole record in `text` (0: none), and as `ends_inside`."""
         if not inside and b'"' not in text:
             return len(text), False
         at = end = 0
@@ -387,9 +391,9 @@ class _Records:
             at, inside = quote + 1, True
 
     def first_end(self, text: bytes) -> int:
-        """Where the first record of `text` ends, its line's end and empty lines before included.
+        """Return the end of the first record, with its line end and empty lines before it.
 
-        A line may end with CR alone, as pyarrow's parser has it.
+        A line may end with CR alone, as in pyarrow's parser.
         """
         start = end = len(text) - len(text.lstrip(b"\r\n"))
         inside = False

@@ -1,8 +1,8 @@
 """Files as record batches: what `produce` reads.
 
-Owns the formats, how one is recognised, and how a column's type decides how its text is read.
-Values are read with the topic's types where there is a topic; whatever does not fit is refused by
-the reader or by the producer, with the column's name, never bent.
+Owns how a format is recognised and how a column's type decides how its text is read. With a topic,
+values are read as its types; the reader or the producer refuses what does not fit, with the
+column's name, and never alters it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FORMATS = ("auto", "csv", "tsv", "json", "parquet", "arrow", "lines")
 _ROWS_PER_BATCH = 65_536
 _FEWER_ROWS = 16
 _UNREADABLE = (pa.ArrowException, OSError, *PARSER_ERRORS)
-"""What pyarrow raises on bytes that are not what they should be: OSError where they break off."""
+"""What pyarrow raises on malformed bytes: OSError where they end early."""
 _ARROW_FILE, _ARROW_STREAM, _PARQUET = b"ARROW1", b"\xff\xff\xff\xff", b"PAR1"
 _ARROW_FILE_HEAD_BYTES = 8
 _OF_TEXT = ("auto", "csv", "tsv", "json")
@@ -50,7 +50,7 @@ _PACKED = {
     b"BZh": "bz2",
 }
 _BZ2_BLOCK = b"1AY&SY"
-"""Behind `BZh` and a digit; letters alone might begin a CSV file."""
+"""After `BZh` and a digit; letters alone might begin a CSV file."""
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
 _PEEK_BYTES = 16
 
@@ -63,9 +63,9 @@ class _Progress(Protocol):
 
 @dataclass(slots=True)
 class Source:
-    """An opened file: its columns, and its rows batch by batch.
+    """An opened file: its columns, and its rows in batches.
 
-    `total` is in rows where the file says how many it has, in bytes otherwise; None if unknown.
+    `total` is in rows where the file has their number, in bytes otherwise; None if unknown.
     """
 
     schema: pa.Schema
@@ -85,32 +85,32 @@ def open_source(
     null_values: tuple[str, ...] = ("",),
     delimiter: str = ",",
     encoding: str = "utf-8",
-    tell: Callable[[str], None] = lambda _note: None,
+    warn: Callable[[str], None] = lambda _note: None,
 ) -> Iterator[Source]:
     """Open a file, or stdin for `-`, for the time of a `with`.
 
     Args:
         path: may end in .gz, .bz2, .zst or .lz4 as well.
-        file_format: one of `FORMATS`; `auto` goes by the name, then by the first bytes.
+        file_format: one of `FORMATS`; `auto` uses the name, then the first bytes.
         schema: the topic's columns; None infers them from the file.
         columns: take only these columns of the file.
-        null_values: CSV fields that stand for no value.
+        null_values: CSV fields that mean null.
         encoding: of text.
-        tell: takes what the person should know of the values.
+        warn: takes notes for the user about the values.
 
     Raises:
         click.UsageError: the name's suffix is not known, and the format was not given; the encoding
             is not known, or the file is no text.
         OSError: the file cannot be read.
-        CommandFailed: it is not what its name or the option says.
+        CommandFailed: it is not of the format of its name or the option.
         FileTooLarge: its rows take more memory than a file may.
     """
     if file_format == "auto":
         file_format = format_by_name(path) or "auto"
     codec = codec_of(encoding)
     opened, size, streamed = _open_binary(path)
-    options = TextOptions(schema, columns, null_values, delimiter, tell, streamed)
-    # A file's own bytes it may take in any case: one batch of Arrow may be all of it.
+    options = TextOptions(schema, columns, null_values, delimiter, warn, streamed)
+    # Plus the file's size: one batch of an Arrow file may be all of it.
     bytes_max = FILE_MEMORY_BYTES_MAX + (size or 0)
     try:
         with bounded_memory(_name(path), bytes_max):
@@ -130,7 +130,7 @@ def _source(
     codec: str | None,
     options: TextOptions,
 ) -> tuple[Source, str]:
-    """The file, and what it was read as."""
+    """Return the file, and the format that it is read as."""
     binary = opened
     try:
         if file_format in _OF_TEXT:
@@ -160,7 +160,7 @@ def _name(path: str) -> str:
 
 
 def format_by_name(path: str) -> str | None:
-    """The format that the file's name stands for; None where the name says nothing.
+    """Return the format of the file's name; None where the name has no suffix.
 
     Raises:
         click.UsageError: the suffix is not known.
@@ -170,7 +170,7 @@ def format_by_name(path: str) -> str | None:
 
 
 def _open_binary(path: str) -> tuple[io.BufferedReader, int | None, bool]:
-    """The file; its size where that says when it is at its end; whether its rows come by and by."""
+    """Return the file; its size, if it has one; whether its rows arrive over time."""
     if path == "-":
         stdin = cast("io.BufferedReader", sys.stdin.buffer)
         return stdin, None, not stdin.seekable()
@@ -199,7 +199,7 @@ class _Readable(io.RawIOBase):
 
 
 class _AsItComes:
-    """A stream for pyarrow, which else waits for all the bytes that it asks for."""
+    """A stream for pyarrow that returns what has arrived, where pyarrow waits for all it wants."""
 
     closed = False
 
@@ -210,14 +210,14 @@ class _AsItComes:
         return self._binary.read1(size)
 
     def close(self) -> None:
-        """Whoever opened the stream closes it."""
+        """Leave the stream open: its opener closes it."""
 
 
 def _unpacked(binary: io.BufferedReader, path: str) -> io.BufferedReader | None:
-    """The stream behind the compression that the first bytes show; None where they show none.
+    """Return the stream behind the compression that the first bytes show; None for none.
 
     Raises:
-        CommandFailed: the file's name says that there is none.
+        CommandFailed: the file's name has no suffix for it.
     """
     head = binary.peek(_PEEK_BYTES)
     codec = next((codec for magic, codec in _PACKED.items() if head.startswith(magic)), None)
@@ -232,8 +232,8 @@ def _unpacked(binary: io.BufferedReader, path: str) -> io.BufferedReader | None:
 
 def _check_encoding(binary: io.BufferedReader, path: str) -> None:
     if binary.peek(_PEEK_BYTES).startswith(_UTF16) and not binary.peek(4).startswith(_ARROW_STREAM):
-        said = f"{_name(path)} is UTF-16, and was to be read as UTF-8: {recoded('utf-16')}."
-        raise CommandFailed(said)
+        message = f"{_name(path)} is UTF-16, and was to be read as UTF-8: {recoded('utf-16')}."
+        raise CommandFailed(message)
 
 
 def _recognise(binary: io.BufferedReader) -> str:
@@ -243,7 +243,7 @@ def _recognise(binary: io.BufferedReader) -> str:
     if head.startswith(_PARQUET):
         return "parquet"
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
-    # An array is refused with a hint; taken for CSV it would be the names of columns.
+    # An array is refused with a hint; read as CSV it would become names of columns.
     is_array = text.startswith(b"[") and text[1:].lstrip()[:1] in (b"", b"{", b"]")
     return "json" if is_array or text.startswith(b"{") else "csv"
 
@@ -258,7 +258,7 @@ def _guarded(
     try:
         for batch in batches:
             yield from _in_pieces(batch)
-    except MemoryError as error:  # here, so that `produce` says how many rows it has sent
+    except MemoryError as error:  # here, so that `produce` reports how many rows it has sent
         raise too_large(_name(path), bytes_max) from error
     except _UNREADABLE as error:
         raise _unreadable(path, file_format, error) from error
@@ -298,7 +298,7 @@ def _chosen(schema: pa.Schema, columns: list[str] | None) -> pa.Schema:
 
 
 def _seekable(binary: io.BufferedReader) -> Any:
-    """Formats with their table of contents at the end need a pipe to be read whole."""
+    """Return the file, or a pipe's bytes read whole: the table of contents is at the end."""
     return binary if binary.seekable() else pa.BufferReader(binary.read())
 
 
@@ -325,10 +325,10 @@ def _parquet(binary: io.BufferedReader, options: TextOptions) -> Source:
 
 
 def _row_groups(file: Any, columns: list[str] | None) -> Iterator[pa.RecordBatch]:
-    """All rows: fewer at a time once so many have not fitted into memory, down to single ones.
+    """Yield all rows: in smaller batches once one has not fitted into memory, down to single rows.
 
-    A page that names one long value for each of its rows has a few bytes, so that nothing in the
-    file says beforehand what its rows will take.
+    A page with one long value for all of its rows has a few bytes, so no field of the file bounds
+    the memory of its rows.
     """
     size = _ROWS_PER_BATCH
     for group in range(file.num_row_groups):
@@ -347,7 +347,7 @@ def _row_groups(file: Any, columns: list[str] | None) -> Iterator[pa.RecordBatch
 
 
 def _behind(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
-    """What follows the first `rows`."""
+    """Yield what follows the first `rows`."""
     for batch in batches:
         if rows < batch.num_rows:
             yield batch.slice(rows)
@@ -355,7 +355,7 @@ def _behind(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordB
 
 
 def _in_pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """The producer copies what it is given: not all of a large batch at once."""
+    """Yield slices: the producer copies what it gets, and not all of a large batch at once."""
     pieces = max(1, -(-batch.nbytes // FILE_BATCH_BYTES))
     rows = max(1, -(-batch.num_rows // pieces))
     for at in range(0, batch.num_rows, rows):
@@ -365,7 +365,7 @@ def _in_pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 def _arrow(binary: io.BufferedReader, options: TextOptions) -> Source:
     is_file = binary.peek(8).startswith(_ARROW_FILE)
     if not (is_file and binary.seekable()):
-        if is_file:  # the stream format between two marks, and a table of contents behind
+        if is_file:  # the stream format after a magic, and a table of contents behind
             binary.read(_ARROW_FILE_HEAD_BYTES)
         counting = CountingFile(binary)
         stream = pa.ipc.open_stream(pa.PythonFile(counting, mode="r"))

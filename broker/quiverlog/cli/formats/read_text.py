@@ -1,10 +1,10 @@
-"""Text as record batches: JSON lines and lines, from files and from pipes; CSV is read_csv.py's.
+"""JSON lines and lines as record batches, from files and from pipes; CSV is read_csv.py's.
 
-Owns where text is cut. A file is read in blocks of some MiB. Of a pipe whatever has arrived is
+Owns where text is cut. A file is read in blocks of some MiB. From a pipe whatever has arrived is
 taken at once, so that rows of `tail -f` are sent when they are written: a block then ends with the
-last record that is whole, and what follows waits for the rest of its record.
+last whole record, and what follows waits for the rest of its record.
 
-Values are read with the topic's types where there is a topic; otherwise the first block decides.
+With a topic values are read as its types; otherwise the first block decides.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Batches = Iterator[pa.RecordBatch]
 _BLOCK_BYTES: Final = 4 << 20
 _PIPE_BYTES: Final = 1 << 20
 RECORD_BYTES_MAX: Final = FRAME_BYTES_MAX
-"""A row that no frame has room for cannot be sent; to wait for its end would fill the memory."""
+"""A row that no frame has room for cannot be sent; waiting for its end would fill the memory."""
 _HALF_PAIR: Final = re.compile(
     rb"\\u[dD][89abAB]\w\w(?!\\u[dD][c-fC-F])"  # the first half, without the second
     rb"|(?<!\\u[dD][89abAB]\w\w)\\u[dD][c-fC-F]\w\w"
@@ -51,19 +51,19 @@ BOM: Final = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True, slots=True)
 class TextOptions:
-    """What the person said about the text, and the topic's columns if there is one."""
+    """The user's options for the text, and the topic's columns if there is one."""
 
     schema: pa.Schema | None = None
     columns: list[str] | None = None
     null_values: tuple[str, ...] = ("",)
     delimiter: str = ","
-    tell: Callable[[str], None] = lambda _note: None
-    """Takes what the person should know of the values, without its full stop."""
+    warn: Callable[[str], None] = lambda _note: None
+    """Takes notes for the user about the values, without a full stop."""
     streamed: bool = False
-    """The text comes through a pipe: nobody shall wait for more of it than a row needs."""
+    """The text comes through a pipe: read no more of it than a row needs."""
 
     def types(self) -> dict[str, pa.DataType]:
-        """The types to read the wanted columns with, as far as they are known."""
+        """Return the known types of the wanted columns."""
         if self.schema is None:
             return {}
         return {
@@ -72,7 +72,7 @@ class TextOptions:
 
 
 class CountingFile(io.RawIOBase):
-    """A readable file that knows how much of it was taken, for the progress bar."""
+    """A readable file that counts the bytes taken, for the progress bar."""
 
     def __init__(self, inner: io.BufferedReader) -> None:
         self._inner = inner
@@ -87,14 +87,14 @@ class CountingFile(io.RawIOBase):
         return size
 
     def take(self, *, streamed: bool) -> bytes:
-        """Some bytes, nothing at the end: what has arrived, or a whole block."""
+        """Return some bytes, none at the end: what has arrived, or a whole block."""
         data = self._inner.read1(_PIPE_BYTES) if streamed else self._inner.read(_BLOCK_BYTES)
         self.done += len(data)
         return data
 
 
 def blocks_of(source: CountingFile, options: TextOptions) -> Iterator[bytes]:
-    """The text in blocks that end with a line, but for the last."""
+    """Yield the text in blocks that end with a line, except for the last."""
     parts: list[bytes] = []
     waiting = 0
     while data := source.take(streamed=options.streamed):
@@ -117,7 +117,7 @@ def check_record(size: int) -> None:
 
 # --- lines --------------------------------------------------------------------------------------
 def read_lines(source: CountingFile, options: TextOptions) -> tuple[pa.Schema, Batches]:
-    """Each line a row of one column."""
+    """Read each line as a row of one column."""
     name, kind = _lines_column(options.schema)
     schema = pa.schema({name: kind})
 
@@ -126,7 +126,7 @@ def read_lines(source: CountingFile, options: TextOptions) -> tuple[pa.Schema, B
         for block in blocks_of(source, options):
             lines = block.split(b"\n")
             if not lines[-1]:
-                lines.pop()  # what follows the last line's end is no line
+                lines.pop()  # after the last line end there is no line
             values = pa.array([line.removesuffix(b"\r") for line in lines], pa.binary())
             if pa.types.is_string(kind):
                 _check_lines(lines, number)
@@ -145,7 +145,7 @@ def _check_lines(lines: list[bytes], before: int) -> None:
 
 
 def _lines_column(topic: pa.Schema | None) -> tuple[str, pa.DataType]:
-    """The column that takes lines: `value`, or the only one, if it holds text or bytes."""
+    """Return the column that takes lines: `value`, or the only one, if it has text or bytes."""
     if topic is None:
         return "value", pa.binary()
     names = [name for name in ("value", *topic.names[: len(topic) == 1]) if name in topic.names]
@@ -161,9 +161,9 @@ def _lines_column(topic: pa.Schema | None) -> tuple[str, pa.DataType]:
 
 # --- JSON lines ---------------------------------------------------------------------------------
 def read_json(source: CountingFile, options: TextOptions) -> tuple[pa.Schema, Batches]:
-    """Each line an object. Names the line and the column of what cannot be read.
+    """Read each line as an object; errors name the line and the column.
 
-    Parsed by msgspec: pyarrow's reader of JSON has ended the whole process on bad input.
+    msgspec parses: pyarrow's reader of JSON has ended the whole process on bad input.
     """
     blocks = blocks_of(source, options)
     first = next(blocks, b"").removeprefix(BOM)
@@ -192,7 +192,7 @@ def _chain(first: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
 
 @dataclass(slots=True)
 class _JsonReader:
-    """Objects with these columns, as batches."""
+    """Makes batches of objects with these columns."""
 
     kinds: dict[str, pa.DataType]
     columns: list[str] | None
@@ -263,9 +263,9 @@ class _JsonReader:
         try:
             return decode_column([row.get(name) for row in rows], kind)
         except (ValueError, TypeError, ArithmeticError, LookupError) as error:
-            raise self._blamed(block, name, error) from error
+            raise self._named_failure(block, name, error) from error
 
-    def _blamed(self, block: bytes, name: str, error: Exception) -> pa.ArrowInvalid:
+    def _named_failure(self, block: bytes, name: str, error: Exception) -> pa.ArrowInvalid:
         kind = self.kinds[name]
         for number, row in self._one_by_one(block):
             try:
@@ -279,7 +279,7 @@ class _JsonReader:
 
 
 def _inferred(block: bytes, columns: list[str] | None) -> dict[str, pa.DataType]:
-    """Types for the columns of the first block."""
+    """Return types for the columns of the first block."""
     reader = _JsonReader({}, columns=[])
     rows = reader._rows(block)
     names = list(dict.fromkeys(name for row in rows for name in row))
@@ -303,7 +303,7 @@ def _infer(name: str, values: Sequence[Any]) -> pa.DataType:
 
 
 def _infer_text(texts: Sequence[str]) -> pa.DataType:
-    """Dates and timestamps are text in JSON: all of a column's values, or it is text."""
+    """Return the type of JSON text: a date or timestamp if all values are one, else text."""
     found: set[pa.DataType] = set()
     for text in texts:
         found.add(_moment_type(text))

@@ -1,6 +1,6 @@
 """Schemas from files: `--schema-file`.
 
-Owns what a file's suffix says of it. The text form of a schema is `quiverlog.batch.schema_text`'s.
+A file's suffix decides what it holds. The text form of a schema is `quiverlog.batch.schema_text`'s.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["load_schema"]
 
 
 def load_schema(path: Path) -> pa.Schema:
-    """A schema from a file: DDL text, or JSON (column name -> type), or the schema of data.
+    """Read a schema: DDL text, or JSON (column name -> type), or the schema of data.
 
     Args:
         path: `.json` `{"id": "long", ...}`, `.parquet`, `.arrow`/`.feather`/`.ipc`/`.arrows`, or
@@ -28,7 +28,7 @@ def load_schema(path: Path) -> pa.Schema:
 
     Raises:
         SchemaSyntaxError: the file holds no schema.
-        CommandFailed: its bytes are not what its name says.
+        CommandFailed: its bytes are not of its suffix's format.
         OSError: the file cannot be read.
     """
     suffix = path.suffix.lower()

@@ -1,4 +1,4 @@
-"""`--template`: rows as lines of a person's own making, in the manner of kcat.
+"""`--template`: rows as lines of the user's own form, in the manner of kcat.
 
 Owns the template's grammar:
 
@@ -34,10 +34,10 @@ Part = tuple[str, str]
 
 
 def parse_template(text: str) -> list[Part]:
-    """The parts of a template.
+    """Return the parts of a template.
 
     Raises:
-        click.BadParameter: it has a field that there is not.
+        click.BadParameter: a field is unknown.
     """
     parts: list[Part] = []
     for name, letter, escape, plain in _PART.findall(text):
@@ -83,7 +83,7 @@ class TemplateSink:
             own: the columns that make the row as JSON.
 
         Raises:
-            click.BadParameter: a column that there is not, or one that hides where a row was.
+            click.BadParameter: a column that is unknown, or one that hides a row's position.
         """
         self._target = target
         self._key = [*key] or [name for name in ("key",) if name in own]

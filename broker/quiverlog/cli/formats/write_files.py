@@ -1,10 +1,10 @@
 """Record batches as files: what `consume` writes.
 
-Owns the output formats. A sink knows its columns before the first row, so an empty result still is
-a valid file of its format. A topic may gain columns while it is followed: JSON shows them, because
-each of its lines stands alone, the other formats leave them out. A column that becomes wider ends a
-file whose format holds its type. What the text formats write, `produce` reads back exactly
-(json_values.py has the notation); what they cannot hold is refused by the column's name.
+A sink gets its columns before the first row, so an empty result still is a valid file. A topic may
+gain columns while it is followed: JSON shows them, because each of its lines is complete by itself;
+the other formats leave them out. A column that becomes wider ends a file whose format holds its
+type. What the text formats write, `produce` reads back exactly (json_values.py has the notation);
+what they cannot hold is refused with the column's name.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _TEXT_FORMATS = ("table", "json", "csv", "tsv", "lines")
 
 
 class Sink(Protocol):
-    """Takes rows; `flush` makes what was written visible to whoever reads along."""
+    """Takes rows; `flush` makes what was written visible to a reader of the output."""
 
     def write(self, batch: pa.RecordBatch) -> None: ...
 
@@ -60,11 +60,11 @@ def open_sink(
         file_format: `table`, `json`, `csv`, `tsv`, `lines`, `arrow` (a stream), `arrow-file` (with
             a footer) or `parquet`.
         compression: a codec of pyarrow around the whole file.
-        is_cut: whether a table shortens long values, as is right on a terminal.
-        force: replace a file that is there.
+        is_cut: whether a table shortens long values, for a terminal.
+        force: replace an existing file.
 
     Raises:
-        CommandFailed: a file is there.
+        CommandFailed: the file exists.
         OSError: the file cannot be written.
     """
 
@@ -90,7 +90,7 @@ def open_template(
     compression: str | None = None,
     force: bool = False,
 ) -> contextlib.AbstractContextManager[Sink]:
-    """Open `output` for rows in a person's own form; template.py has the arguments."""
+    """Open `output` for rows in the user's own form; template.py has the arguments."""
 
     def sink(target: IO[bytes]) -> Sink:
         return TemplateSink(target, schema, parts, key=key, own=own)
@@ -110,7 +110,7 @@ def _opened(
     with contextlib.ExitStack() as stack:
         sink: Sink | None = None
         try:
-            # A file that is begun gets its first bytes: an empty one is no Parquet file.
+            # Ctrl-C waits until a new file has its first bytes: an empty one is no Parquet file.
             with contextlib.nullcontext() if is_special(output) else interrupts_held():
                 target: IO[bytes] = sys.stdout.buffer
                 if output != "-":
@@ -127,14 +127,14 @@ def _opened(
             yield sink
         except (KeyboardInterrupt, GeneratorExit, CommandFailed, QuiverlogError):
             if sink is not None:
-                sink.close()  # what was written so far shall be a readable file
+                sink.close()  # so that what was written is a readable file
             raise
         sink.close()
         target.flush()
 
 
 def _is_regular(target: IO[bytes]) -> bool:
-    """False for a pipe or a terminal: whoever reads there may be slow, or read no more."""
+    """Return False for a pipe or a terminal, whose reader may be slow or gone."""
     try:
         return stat.S_ISREG(os.fstat(target.fileno()).st_mode)
     except (OSError, ValueError):
@@ -142,7 +142,7 @@ def _is_regular(target: IO[bytes]) -> bool:
 
 
 def _check_names(schema: pa.Schema) -> None:
-    """Names are what rows are read by again, and an object has one value of a name."""
+    """Refuse names that occur twice: a reader finds values by name, and so does a JSON object."""
     twice = [name for name, count in Counter(schema.names).items() if count > 1]
     if twice:
         raise CommandFailed(
@@ -152,7 +152,7 @@ def _check_names(schema: pa.Schema) -> None:
 
 
 class _Unbroken:
-    """A sink whose writes Ctrl-C does not cut in two: half a row group is no Parquet file."""
+    """A sink whose writes Ctrl-C does not interrupt: half a row group is no Parquet file."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
@@ -171,10 +171,10 @@ class _Unbroken:
 
 
 def _in_columns(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The batch in the columns that a file began with.
+    """Return the batch in the columns that the file began with.
 
     Raises:
-        CommandFailed: a column's type has changed, or it has got nulls that it could not have.
+        CommandFailed: a column's type has changed, or it has gained nulls.
     """
     if batch.schema.equals(schema):
         return batch
@@ -205,7 +205,7 @@ class _JsonSink:
 
 
 class _CsvSink:
-    """RFC 4180 with a header line; no value is an empty field, and empty text is quoted."""
+    """RFC 4180 with a header line; null is an empty field, and empty text is quoted."""
 
     delimiter = ","
 
@@ -284,7 +284,7 @@ class _LinesSink:
 
 
 def _line_column(schema: pa.Schema) -> str:
-    """The column whose values `lines` are.
+    """Return the column whose values `lines` are.
 
     Raises:
         CommandFailed: the rows have none.
@@ -345,7 +345,7 @@ class _ParquetSink:
         self._waiting, self._rows, self._bytes = [], 0, 0
 
     def flush(self) -> None:
-        """A row group is the smallest thing that Parquet can show."""
+        """Do nothing: a row group is the smallest thing that a Parquet file can show."""
 
     def close(self) -> None:
         self._write_group()
@@ -353,7 +353,7 @@ class _ParquetSink:
 
 
 class _ArrowFileSink(_ArrowSink):
-    """The IPC file format: the stream between two marks, with a table of contents at its end."""
+    """The IPC file format: the stream between two magics, with a table of contents at its end."""
 
     open_writer = staticmethod(pa.ipc.new_file)
 

@@ -1,7 +1,7 @@
 """Rows as a table for people.
 
-Owns how wide columns are and what is cut; the notation of values is that of JSON. Nobody reads a
-table back, so a value that JSON has no notation for is shown as well as can be.
+Owns the widths of columns and what is cut; values have the notation of JSON. A table is never read
+back, so a value that JSON cannot write is shown as well as can be.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from quiverlog.cli.formats.json_encode import encodable, json_text
 __all__ = ["TableSink"]
 
 _CELL_CHARS_MAX = 40
-"""Where a terminal's table cuts a cell."""
+"""Where a cell is cut on a terminal."""
 _NO_NOTATION = "out of range"
 
 
 class TableSink:
     """Aligned columns, as wide as the first batch needs.
 
-    On a terminal long cells are cut with an ellipsis and long fractions rounded, unless the person
-    asked for whole values; whatever else reads the table gets them whole.
+    On a terminal long cells are cut with an ellipsis and long fractions rounded, unless the user
+    asked for whole values; everywhere else they are whole.
     """
 
     def __init__(self, target: IO[bytes], schema: pa.Schema, *, is_cut: bool) -> None:
@@ -43,7 +43,7 @@ class TableSink:
         self._widths: list[int] = []
 
     def write(self, batch: pa.RecordBatch) -> None:
-        # A topic may have gained columns; names that are there twice are nobody's to choose by.
+        # A topic may have gained columns; names that occur twice cannot be selected by name.
         shown = batch if batch.schema.names == self._names else batch.select(self._names)
         columns = [
             [self._cut(cell) for cell in self._cells(column, name)]
@@ -86,7 +86,7 @@ class TableSink:
 
 
 def _width(text: str) -> int:
-    """The columns of a terminal that it takes: characters of East Asia take two each."""
+    """Return the width on a terminal, where characters of East Asia take two columns each."""
     if text.isascii():
         return len(text)
     from rich.cells import cell_len
@@ -104,7 +104,7 @@ def _values(column: pa.Array, name: str) -> list[Any]:
 
 
 def _without_notation(column: pa.Array) -> str:
-    """The number behind a moment of a year beyond 9999; Arrow's own words for it are wrong."""
+    """Return the number of a moment beyond year 9999; Arrow's own text for it is wrong."""
     try:
         return f"{_NO_NOTATION}: {column.cast(pa.int64())[0].as_py()}"
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):

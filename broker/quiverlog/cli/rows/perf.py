@@ -30,7 +30,7 @@ from quiverlog.cli.console.options import (
     without_end,
 )
 from quiverlog.cli.console.output import human_count, print_fields, print_json
-from quiverlog.cli.formats.new_topic import REPLICATION_FACTOR_SHOWN, check_as_it_is, said_of
+from quiverlog.cli.formats.new_topic import REPLICATION_FACTOR_SHOWN, check_as_it_is, summary_of
 from quiverlog.limits import PARTITIONS_PER_TOPIC_MAX, REPLICATION_FACTOR_MAX
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def _ensure_topic(
             "brokers; or let perf make one of its own."
         )
     verb = "uses" if before else "created"
-    print(f"quiverlog: {verb} {topic}: {said_of(info)}.", file=sys.stderr)
+    print(f"quiverlog: {verb} {topic}: {summary_of(info)}.", file=sys.stderr)
 
 
 def _delivery() -> dict[str, float]:

@@ -160,7 +160,7 @@ def produce(
             null_values=null_values,
             delimiter=delimiter,
             encoding=encoding,
-            tell=_tell,
+            warn=_warn,
         ) as source,
     ):
         if target.make_for(source, given):
@@ -171,7 +171,7 @@ def produce(
     _report(topic, outcome, output_format)
 
 
-def _tell(note: str) -> None:
+def _warn(note: str) -> None:
     print(f"quiverlog: {one_line(note)}.", file=sys.stderr)
 
 

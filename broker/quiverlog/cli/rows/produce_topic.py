@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 import click
 
 from quiverlog.cli.console.failures import CommandFailed, ExitCode
-from quiverlog.cli.formats.new_topic import check_as_it_is, said_of, schema_from_options
+from quiverlog.cli.formats.new_topic import check_as_it_is, schema_from_options, summary_of
 from quiverlog.errors import TopicExists, UnknownTopic
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class TargetTopic:
             )
             self.is_made = True
             if made is not None and not self._is_quiet:
-                print(f"quiverlog: created {self.name}: {said_of(made)}.", file=sys.stderr)
+                print(f"quiverlog: created {self.name}: {summary_of(made)}.", file=sys.stderr)
         return True
 
     def told_when_empty(self, *, is_sure: bool) -> str:

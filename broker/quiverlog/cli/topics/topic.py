@@ -25,7 +25,7 @@ from quiverlog.cli.console.options import (
     whole_number,
 )
 from quiverlog.cli.console.output import join, print_json, print_table
-from quiverlog.cli.formats.new_topic import new_topic_options, said_of, schema_from_options
+from quiverlog.cli.formats.new_topic import new_topic_options, schema_from_options, summary_of
 from quiverlog.cli.moves.reassign import change_factor
 from quiverlog.cli.topics.partition import elect_leaders, election_options
 from quiverlog.cli.topics.topic_detail import detail_json, print_detail
@@ -88,7 +88,7 @@ def create(
         )
         return
     for name in names:
-        print(f"{'exists' if name in before else 'created'} {name}: {said_of(made[name])}")
+        print(f"{'exists' if name in before else 'created'} {name}: {summary_of(made[name])}")
 
 
 def _shape(info: TopicInfo) -> dict[str, object]:

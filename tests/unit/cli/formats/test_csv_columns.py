@@ -21,7 +21,7 @@ def read(text: str, tmp_path: Path, **options: Any) -> tuple[pa.Table, list[str]
     """The rows, and what is told."""
     path, notes = tmp_path / "rows.csv", []
     path.write_text(text)
-    with open_source(str(path), tell=notes.append, **options) as source:
+    with open_source(str(path), warn=notes.append, **options) as source:
         return pa.Table.from_batches(list(source.batches), source.schema), notes
 
 
@@ -144,7 +144,7 @@ def test_a_pipe_is_read_the_same_way(tmp_path: Path) -> None:
     os.mkfifo(path)
     writer = threading.Thread(target=path.write_text, args=(",zip\n0,01234\n1,5\n",))
     writer.start()
-    with open_source(str(path), "csv", tell=notes.append) as source:
+    with open_source(str(path), "csv", warn=notes.append) as source:
         table = pa.Table.from_batches(list(source.batches), source.schema)
     writer.join()
     assert columns(table) == {"index": [0, 1], "zip": ["01234", "5"]}
