@@ -19,7 +19,7 @@ from quiverlog.cli.console.output import print_fields, print_json, print_table
 from quiverlog.cli.console.streams import prepare_streams
 from quiverlog.cli.formats.read_files import open_source
 from quiverlog.cli.formats.write_files import open_sink
-from quiverlog.cli.rows.where_to_read import parse_point
+from quiverlog.cli.rows.read_range import parse_point
 from tests.support.scripted_broker import ScriptedBroker
 
 NOISE = random.Random(7).randbytes(3_000)

@@ -1,4 +1,4 @@
 """`produce`, `consume`, `sql`, `perf`: commands that write and read rows.
 
-Owns their options. Stands on `cli.formats`.
+Imports `cli.formats` and `cli.console` only.
 """

@@ -1,7 +1,6 @@
 """`quiverlog consume`: print a topic's rows, or save them to a file.
 
-Owns the options and how they fit together; where reading begins, which rows are chosen and how they
-are written are modules of their own. While it follows it outlives every outage of the brokers.
+Owns the options and how they fit together. With --follow it outlives every outage of the brokers.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ from quiverlog.cli.console.options import (
 )
 from quiverlog.cli.formats.formats import FileKind, kind_of
 from quiverlog.cli.formats.output_file import check_free, force_option, output_kind
-from quiverlog.cli.rows.where_to_read import Point, ends, parse_point, starts
+from quiverlog.cli.rows.read_range import Point, ends, parse_point, starts
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from quiverlog.cli.formats.write_files import Sink
-    from quiverlog.cli.rows.chosen_rows import ChosenRows, RowFilter
+    from quiverlog.cli.rows.row_selection import RowFilter, RowSelection
     from quiverlog.client.client import Client
     from quiverlog.client.rows.decoding import ConsumerBatch
 
@@ -39,14 +38,14 @@ __all__ = ["consume"]
 
 _FORMATS = ("table", "json", "csv", "tsv", "lines", "arrow", "parquet")
 _TAIL_ROWS_MAX = 1_000_000
-"""Rows of a tail are held in memory, once per partition, to be put in the order of time."""
+"""Rows of a tail are held in memory, once per partition, to be sorted by time."""
 _FOLLOW_REQUEST_TIMEOUT_S = 5.0
-"""A silent broker is asked anew after so long; an outage is waited out whatever its length."""
+"""A broker that does not answer is asked again after this; an outage is waited out in any case."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Wish:
-    """What the person asked for, checked as far as it can be without a broker."""
+class _Request:
+    """The user's request, checked as far as possible without a broker."""
 
     topic: str
     start: Point
@@ -178,7 +177,7 @@ def consume(
     cannot hold is refused by its name.
     """
     _check_contradictions(start, end, tail, where, follow=follow)
-    wish = _Wish(
+    request = _Request(
         topic=_one_topic(name, topic),
         start=parse_point(start or "earliest", "--from"),
         end=None if end is None else parse_point(end, "--to"),
@@ -196,11 +195,11 @@ def consume(
         force=force,
         kind=_kind(output, output_format, is_template=template is not None),
     )
-    _check_kind(wish)
+    _check_kind(request)
     check_free(output, force=force)
     request_timeout_s = _FOLLOW_REQUEST_TIMEOUT_S if follow else None
     with open_client(bootstrap, timeout_s=timeout_s, request_timeout_s=request_timeout_s) as client:
-        _consume(client, wish)
+        _consume(client, request)
 
 
 def _one_topic(name: str | None, option: str | None) -> str:
@@ -244,74 +243,74 @@ def _kind(output: str, output_format: str | None, *, is_template: bool) -> FileK
     return output_kind(output, output_format, reads_offsets=True)
 
 
-def _check_kind(wish: _Wish) -> None:
-    name = wish.kind.format
+def _check_kind(request: _Request) -> None:
+    name = request.kind.format
     if name == "parquet":
-        if wish.follow and wish.max_rows is None:
+        if request.follow and request.max_rows is None:
             raise click.UsageError(
                 "A Parquet file has an end: give --max-rows, or leave out --follow."
             )
-        if wish.kind.compression is not None:
+        if request.kind.compression is not None:
             raise click.UsageError("Parquet is compressed inside: leave the codec's suffix out.")
-    if wish.output == "-" and name in ("arrow", "parquet") and sys.stdout.isatty():
+    if request.output == "-" and name in ("arrow", "parquet") and sys.stdout.isatty():
         raise click.UsageError(f"{name} is not for terminals: give --output, or a pipe.")
 
 
-def _consume(client: Client, wish: _Wish) -> None:
-    from quiverlog.cli.rows.chosen_rows import ChosenRows
+def _consume(client: Client, request: _Request) -> None:
+    from quiverlog.cli.rows.row_selection import RowSelection
 
-    current = client.schemas(wish.topic).current
-    shown = _shown(wish, current)
-    full, row_filter = _filter(wish, current)
-    begin = starts(client, wish.topic, wish.start, wish.partitions, tail=wish.tail)
-    with _open_sink(client, wish, shown, current) as sink:
-        rows = ChosenRows(
+    current = client.schemas(request.topic).current
+    shown = _shown(request, current)
+    full, row_filter = _filter(request, current)
+    begin = starts(client, request.topic, request.start, request.partitions, tail=request.tail)
+    with _open_sink(client, request, shown, current) as sink:
+        rows = RowSelection(
             sink,
-            max_rows=wish.max_rows,
-            columns=wish.columns if wish.template is None else None,
-            places=_places(wish, current),
+            max_rows=request.max_rows,
+            columns=request.columns if request.template is None else None,
+            places=_places(request, current),
             row_filter=row_filter,
             is_placed=full,
         )
-        if wish.max_rows == 0:
+        if request.max_rows == 0:
             return
-        if wish.tail is not None:
-            end = ends(client, wish.topic, "latest", sorted(begin))
-            rows.take_last(_bounded(client, wish, begin, end), wish.tail)
+        if request.tail is not None:
+            end = ends(client, request.topic, "latest", sorted(begin))
+            rows.take_last(_bounded(client, request, begin, end), request.tail)
             begin = end
-            if not wish.follow or rows.is_full:
+            if not request.follow or rows.is_full:
                 return
-        if wish.follow:
-            _follow(client, wish, begin, rows)
+        if request.follow:
+            _follow(client, request, begin, rows)
             return
-        end = ends(client, wish.topic, wish.end or "latest", sorted(begin))
-        for batch in _bounded(client, wish, begin, end):
+        end = ends(client, request.topic, request.end or "latest", sorted(begin))
+        for batch in _bounded(client, request, begin, end):
             rows.take(batch)
             if rows.is_full:
                 return
 
 
 def _bounded(
-    client: Client, wish: _Wish, begin: dict[int, int], end: dict[int, int]
+    client: Client, request: _Request, begin: dict[int, int], end: dict[int, int]
 ) -> Iterator[ConsumerBatch]:
     end = {p: max(begin[p], end[p]) for p in begin}
     options: dict[str, Any] = {"start": begin, "end": end, "partitions": sorted(begin)}
-    options |= {"columns": _fetched(wish), "skip_corrupt": wish.skip_corrupt}
-    with client.consumer(wish.topic, **options) as consumer:
-        without_end(client)  # each wait for rows has its own
+    options |= {"columns": _fetched(request), "skip_corrupt": request.skip_corrupt}
+    with client.consumer(request.topic, **options) as consumer:
+        without_end(client)  # each wait for rows has a timeout of its own
         yield from consumer
 
 
-def _follow(client: Client, wish: _Wish, begin: dict[int, int], rows: ChosenRows) -> None:
-    is_chosen = bool(wish.partitions) or isinstance(wish.start, dict)
+def _follow(client: Client, request: _Request, begin: dict[int, int], rows: RowSelection) -> None:
+    is_chosen = bool(request.partitions) or isinstance(request.start, dict)
     options: dict[str, Any] = {
         "start": begin,
         "follow": True,
-        "columns": _fetched(wish),
-        "skip_corrupt": wish.skip_corrupt,
+        "columns": _fetched(request),
+        "skip_corrupt": request.skip_corrupt,
         "partitions": sorted(begin) if is_chosen else None,  # new ones are read as they come
     }
-    with client.consumer(wish.topic, **options) as consumer:
+    with client.consumer(request.topic, **options) as consumer:
         without_end(client)
         client.cluster.waits.are_endless = True
         for batch in consumer:
@@ -321,74 +320,76 @@ def _follow(client: Client, wish: _Wish, begin: dict[int, int], rows: ChosenRows
                 return
 
 
-def _needs_place(wish: _Wish) -> bool:
-    """Whether topic, partition, offset and time of each row are of use."""
-    return wish.metadata or wish.where is not None or wish.template is not None
+def _needs_place(request: _Request) -> bool:
+    """Return whether topic, partition, offset and time of each row are needed."""
+    return request.metadata or request.where is not None or request.template is not None
 
 
-def _fetched(wish: _Wish) -> list[str] | None:
-    """The columns to ask the broker for: a condition or a template may use any."""
-    return None if wish.where is not None or wish.template is not None else wish.columns
+def _fetched(request: _Request) -> list[str] | None:
+    """Return the columns to fetch: all for a condition or a template, which may use any."""
+    return None if request.where is not None or request.template is not None else request.columns
 
 
-def _shown(wish: _Wish, current: pa.Schema) -> pa.Schema:
-    """The columns of the rows to come, known before the first of them is."""
+def _shown(request: _Request, current: pa.Schema) -> pa.Schema:
+    """Return the columns of the output, before the first row arrives."""
     import pyarrow as pa
 
     from quiverlog.client.rows.place import PLACE_SCHEMA
     from quiverlog.errors import InvalidArgument
 
     schema = current
-    if wish.columns is not None:
-        unknown = [name for name in wish.columns if name not in schema.names]
+    if request.columns is not None:
+        unknown = [name for name in request.columns if name not in schema.names]
         if unknown and unknown[0] in PLACE_SCHEMA.names:
-            hint = "adds it: leave it out of --columns" if wish.metadata else "adds it to each row"
+            hint = (
+                "adds it: leave it out of --columns" if request.metadata else "adds it to each row"
+            )
             raise InvalidArgument(
-                f"{unknown[0]} is no column of topic {wish.topic!r}: --metadata {hint}."
+                f"{unknown[0]} is no column of topic {request.topic!r}: --metadata {hint}."
             )
         if unknown:
             raise InvalidArgument(
-                f"Topic {wish.topic!r} has no column {unknown[0]!r}; it has "
+                f"Topic {request.topic!r} has no column {unknown[0]!r}; it has "
                 f"{', '.join(schema.names)}."
             )
-        schema = pa.schema([schema.field(name) for name in wish.columns])
-    places = _places(wish, current) if wish.metadata else ()
+        schema = pa.schema([schema.field(name) for name in request.columns])
+    places = _places(request, current) if request.metadata else ()
     return pa.schema([*schema, *(PLACE_SCHEMA.field(name) for name in places)])
 
 
-def _places(wish: _Wish, current: pa.Schema) -> list[str]:
-    """The places that the sink is given. The topic's own columns go before them, shown or not."""
+def _places(request: _Request, current: pa.Schema) -> list[str]:
+    """Return the metadata columns of the sink. Columns of the topic by such a name hide them."""
     from quiverlog.client.rows.place import places_beside
 
-    is_placed = wish.metadata or wish.template is not None
+    is_placed = request.metadata or request.template is not None
     return places_beside(current).names if is_placed else []
 
 
-def _filter(wish: _Wish, current: pa.Schema) -> tuple[bool, RowFilter | None]:
-    if wish.where is None:
-        return _needs_place(wish), None
-    from quiverlog.cli.rows.chosen_rows import RowFilter
+def _filter(request: _Request, current: pa.Schema) -> tuple[bool, RowFilter | None]:
+    if request.where is None:
+        return _needs_place(request), None
+    from quiverlog.cli.rows.row_selection import RowFilter
     from quiverlog.client.rows.place import with_place
 
-    return True, RowFilter(wish.where, with_place(current))
+    return True, RowFilter(request.where, with_place(current))
 
 
 def _open_sink(
-    client: Client, wish: _Wish, shown: pa.Schema, current: pa.Schema
+    client: Client, request: _Request, shown: pa.Schema, current: pa.Schema
 ) -> contextlib.AbstractContextManager[Sink]:
     from quiverlog.cli.formats.write_files import open_sink, open_template
 
-    compression = wish.kind.compression
-    if wish.template is not None:
-        key = client.metadata([wish.topic]).topics[wish.topic].key_columns
-        own = wish.columns or current.names
+    compression = request.kind.compression
+    if request.template is not None:
+        key = client.metadata([request.topic]).topics[request.topic].key_columns
+        own = request.columns or current.names
         return open_template(
-            wish.output, current, wish.template, key=key, own=own,
-            compression=compression, force=wish.force,
+            request.output, current, request.template, key=key, own=own,
+            compression=compression, force=request.force,
         )  # fmt: skip
-    assert wish.kind.format is not None
-    is_cut = wish.output == "-" and sys.stdout.isatty() and not wish.wide
+    assert request.kind.format is not None
+    is_cut = request.output == "-" and sys.stdout.isatty() and not request.wide
     return open_sink(
-        wish.output, wish.kind.format, shown, compression=compression, is_cut=is_cut,
-        force=wish.force,
+        request.output, request.kind.format, shown, compression=compression, is_cut=is_cut,
+        force=request.force,
     )  # fmt: skip

@@ -1,7 +1,7 @@
-"""`quiverlog perf produce|consume|latency` measures how fast a broker is, from here.
+"""`quiverlog perf produce|consume|latency` measures how fast a broker is, from this machine.
 
-Owns the made-up rows and the arithmetic of rates and percentiles. Every run is bounded in rows or
-in time. The numbers are those of one Python client; `make bench` compares with bare baselines.
+Every run is bounded in rows or in time. The numbers are those of one Python client; `make bench`
+compares with bare baselines.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ __all__ = ["percentile", "perf"]
 
 _TOPIC = "quiverlog-perf"
 _FIXED_ROW_BYTES = 24
-"""id, at and value: what a row has without its payload."""
+"""id, at and value: a row without its payload."""
 
 
 def _common(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -62,7 +62,7 @@ def perf() -> None:
 
 
 def percentile(values: Sequence[float], percent: int) -> float:
-    """The value below which so many hundredths (1 to 99) of the values lie; 0.0 of none."""
+    """Return the value below which `percent` per cent (1 to 99) of the values lie; 0.0 of none."""
     if len(values) < 2:
         return values[0] if values else 0.0
     return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
@@ -94,7 +94,7 @@ def _schema() -> pa.Schema:
 
 
 def _rows(count: int, row_bytes: int) -> pa.RecordBatch:
-    """Rows of about `row_bytes` each; the payload is random: compression is not flattered."""
+    """Return rows of about `row_bytes` each; random payloads, so that compression gains nothing."""
     import pyarrow as pa
 
     payload_bytes = max(0, row_bytes - _FIXED_ROW_BYTES)
@@ -115,10 +115,10 @@ def _ensure_topic(
     durability: str | None,
     **create: Any,
 ) -> None:
-    """The topic is there, and can be written to as is asked for. What it is like is told.
+    """Create the topic, or check that it has the options given; print its properties.
 
     Raises:
-        click.UsageError: an option that describes a new topic is not true of the one that is there.
+        click.UsageError: an option that describes a new topic is not true of the existing one.
         CommandFailed: it has other columns, or too few replicas.
     """
     before = client.metadata([topic]).topics
@@ -200,7 +200,7 @@ def _rates(rows: int, byte_count: int, seconds: float) -> dict[str, Any]:
 
 # --- produce --------------------------------------------------------------------------------------
 class _Acknowledgements:
-    """Waits for futures in a thread of its own, to see when each is acknowledged."""
+    """Waits for futures in a thread of its own, to time each acknowledgement."""
 
     def __init__(self) -> None:
         self.latencies_s: list[float] = []

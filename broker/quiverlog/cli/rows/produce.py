@@ -39,13 +39,13 @@ __all__ = ["produce"]
 
 _FORMATS = ("auto", "csv", "tsv", "json", "parquet", "arrow", "lines")
 _FUTURES_KEPT_MAX = 64
-"""Sends whose outcome is not looked at yet; the producer's own buffer bounds the bytes."""
+"""Sends whose outcome is still to be read; the producer's own buffer bounds the bytes."""
 _BATCH_BYTES = 4 * MIB
 _BATCH_ROWS = 262_144
-"""What a file brings at once becomes one batch: a request costs both sides as much as 100 KiB of
-rows do. Of a pipe the linger decides."""
+"""Rows of a file that become one batch: a request costs both sides as much as 100 KiB of rows do.
+For a pipe the linger decides."""
 _FAILED_WAIT_S = 10.0
-"""After a failure, so long for the sends that are still on their way."""
+"""How long to wait after a failure for sends in flight."""
 _INTERRUPTED_WAIT_S = 5.0
 """The same after Ctrl-C."""
 
@@ -176,7 +176,7 @@ def _warn(note: str) -> None:
 
 
 def _import_reader_and_client() -> None:
-    """Without what neither has a use for: importing is most of what a small file takes."""
+    """Import without what neither needs: importing is most of a small file's time."""
     with lean_imports("numpy"):
         import quiverlog.cli.formats.read_csv
         import quiverlog.cli.formats.read_files
@@ -195,7 +195,7 @@ class _Outcome:
         self.futures: deque[Any] = deque()
 
     def rows_so_far(self) -> int:
-        """Acknowledged rows, those too that nobody has asked for yet. Any thread may call it."""
+        """Return the acknowledged rows, also of futures not yet read. Any thread may call it."""
         done = [future for future in tuple(self.futures) if future.done()]
         uncollected: int = sum(entry.rows for future in done for entry in future.produced)
         return self.rows + uncollected
@@ -234,7 +234,7 @@ def _send(
         target.name, batch_bytes=_BATCH_BYTES, batch_rows=_BATCH_ROWS, **options
     ) as producer:
         failed_wait_s = min(_FAILED_WAIT_S, client.cluster.patience_s / 5)
-        without_end(client)  # each batch has its own
+        without_end(client)  # each batch has a timeout of its own
         try:
             for batch in source.batches:
                 outcome.byte_count += batch.nbytes
@@ -247,22 +247,22 @@ def _send(
             while futures:
                 outcome.add(futures.popleft().result())
         except (CommandFailed, QuiverlogError) as error:
-            told = _in_the_file(error, rows_before)
-            failure = _with_what_is_left(told, outcome, futures, target, failed_wait_s)
-            producer.abort()  # its end would wait once more for what has failed
+            located = _in_the_file(error, rows_before)
+            failure = _with_stored_rows(located, outcome, futures, target, failed_wait_s)
+            producer.abort()  # closing would wait once more for what has failed
             raise failure from error
         except KeyboardInterrupt as error:
             with contextlib.suppress(QuiverlogError):
                 producer.flush(_INTERRUPTED_WAIT_S)
             failure = _interrupted(outcome, futures, target)
-            producer.abort()  # a flush at the end would wait for what did not come in time
+            producer.abort()  # closing would flush, and wait for what did not come in time
             raise failure from error
         progress.show(source.progress.done)
     outcome.seconds = time.monotonic() - outcome.started_s
 
 
 def _in_the_file(error: Exception, rows_before: int) -> Exception:
-    """A row that does not fit is counted in the file, not in the batch that was sent."""
+    """Return the error with the row's number in the file in place of that in its batch."""
     if isinstance(error, SchemaMismatch) and isinstance(row := error.details.get("row"), int):
         place = f"row {rows_before + row} of the file (the first is 0)"
         error.message = error.message.replace(f"row {row}", place, 1)
@@ -281,7 +281,7 @@ def _rows(count: int, one: str, more: str) -> str:
 
 
 def _collect(outcome: _Outcome, futures: deque[Any], seconds: float) -> int:
-    """Take what is acknowledged within so long; how many sends are not."""
+    """Record what is acknowledged within `seconds`; return how many sends are not."""
     missing = 0
     deadline_s = time.monotonic() + seconds
     for future in futures:
@@ -292,19 +292,19 @@ def _collect(outcome: _Outcome, futures: deque[Any], seconds: float) -> int:
     return missing
 
 
-def _with_what_is_left(
+def _with_stored_rows(
     error: Exception,
     outcome: _Outcome,
     futures: deque[Any],
     target: TargetTopic,
     wait_s: float,
 ) -> Exception:
-    """A file that breaks off half way leaves rows behind: the person must know how many."""
+    """Return the error with the number of rows that were stored before it."""
     missing = _collect(outcome, futures, wait_s)
     if outcome.rows:
         left = f"{_rows(outcome.rows, 'was', 'were')} stored in {target.name} before that."
     elif target.is_made:
-        left = target.told_when_empty(is_sure=not missing)
+        left = target.note_when_empty(is_sure=not missing)
     else:
         return error
     text, code = explain(error)

@@ -1,8 +1,8 @@
-"""How far `produce` has come, on stderr: rows stored so far and rows per second.
+"""Progress of `produce` on stderr: rows stored so far and rows per second.
 
-Owns how that looks: a bar that renews itself on a terminal, a line now and then elsewhere for what
-comes through a pipe and may go on for days, nothing for a file. Rows are counted when it is shown,
-not when the next ones come: a pipe may be silent for long.
+A bar on a terminal; elsewhere a line now and then for a pipe, which may take days, and nothing for
+a file. Rows are counted when progress is shown, not when the next ones come: a pipe may be idle for
+long.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class _Rate:
         return self._count() != self._before
 
     def words(self, *, is_kept: bool = True) -> str:
-        """Since the beginning; or, unless `is_kept`, since the last such words."""
+        """Return the rate since the beginning; or, unless `is_kept`, since the last call."""
         rows, now_s = self._count(), time.monotonic()
         rate = (rows - self._before) / max(1e-3, now_s - self._since_s)
         if not is_kept:
@@ -60,15 +60,15 @@ class _Rate:
 
 @contextlib.contextmanager
 def _lines(rate: _Rate) -> Iterator[Progress]:
-    """A line every so often, if rows have come; also while the input is silent."""
+    """Print a line now and then, if rows have come; also while the input is idle."""
     ended = threading.Event()
 
-    def tell() -> None:
+    def print_lines() -> None:
         while not ended.wait(_LINE_EVERY_S):
             if rate.has_grown():
                 print(rate.words(is_kept=False), file=sys.stderr, flush=True)
 
-    thread = threading.Thread(target=tell, name="quiverlog-progress", daemon=True)
+    thread = threading.Thread(target=print_lines, name="quiverlog-progress", daemon=True)
     thread.start()
     try:
         yield _Nothing()
@@ -90,7 +90,7 @@ class _Bar:
 def shown_progress(
     file: str, source: Source, rows: Callable[[], int], *, is_quiet: bool
 ) -> Iterator[Progress]:
-    """Show it for the time of a `with`; `rows` says how many are acknowledged."""
+    """Show it for the time of a `with`; `rows` returns how many are acknowledged."""
     if is_quiet:
         yield _Nothing()
         return
@@ -118,7 +118,7 @@ def shown_progress(
         def render(self, task: Task) -> Text:
             return Text(rate.words())
 
-    # What comes by and by has no end to draw a bar to.
+    # A pipe has no end to draw a bar to.
     ends = [BarColumn(), TimeRemainingColumn()] if source.total is not None else []
     amount = MofNCompleteColumn() if source.total_is_rows else DownloadColumn()
     with RichProgress(

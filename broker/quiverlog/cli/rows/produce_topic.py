@@ -1,8 +1,8 @@
-"""The topic that `produce` writes to: what must be true of one that is there, and a new one.
+"""The topic that `produce` writes to: checks of an existing one, and creation of a new one.
 
-Owns when a new topic is made. It is made as late as can be, when its first rows were read and found
-to fit: a file that cannot be read, and Ctrl-C before its first row, leave none behind. It is never
-deleted again: others may have found it by then.
+A new topic is created as late as possible, when its first rows were read and found to fit: a file
+that cannot be read, and Ctrl-C before its first row, leave no topic behind. It is never deleted
+again: other clients may use it by then.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["TargetTopic"]
 
 
 class TargetTopic:
-    """The topic, for the time of a `with`, which tells what Ctrl-C left of a new one.
+    """The topic, for the time of a `with`; after a Ctrl-C it prints whether a new one exists.
 
     `schema` has the columns to read the file with: the topic's, or those that a new one shall have;
     None infers them. `is_made`: this command has created it.
@@ -41,11 +41,11 @@ class TargetTopic:
         """
         Args:
             create: the options that describe a new topic, by their names.
-            is_quiet: do not say what a new topic is like.
+            is_quiet: print nothing about a new topic.
 
         Raises:
-            UnknownTopic: it is not there, and shall not be created.
-            click.UsageError: the options are not true of the topic that is there.
+            UnknownTopic: it does not exist, and shall not be created.
+            click.UsageError: the options are not true of the existing topic.
         """
         self._client = client
         self.name = name
@@ -80,7 +80,7 @@ class TargetTopic:
         if not (self._is_new and isinstance(error, KeyboardInterrupt)):
             return
         if self.is_made:
-            what = self.told_when_empty(is_sure=False)
+            what = self.note_when_empty(is_sure=False)
         else:
             may = "may have been" if self._is_asked_for else "was not"
             what = f"no row was sent, and topic {self.name!r} {may} created."
@@ -94,7 +94,7 @@ class TargetTopic:
             sending: how rows will be sent, by the names of `Client.producer`.
 
         Returns:
-            False when there are no columns to make it of: the input was empty.
+            False without columns to create it with: the input was empty.
 
         Raises:
             CommandFailed, SchemaMismatch: the first rows cannot be read, or do not fit.
@@ -114,7 +114,7 @@ class TargetTopic:
             self._check_rows(first, schema)
             source.batches = itertools.chain([first], source.batches)
         self._is_asked_for = True
-        with contextlib.suppress(TopicExists):  # another has made it since: it is not ours
+        with contextlib.suppress(TopicExists):  # another client has created it meanwhile
             made = self._client.create_topic(
                 self.name,
                 schema,
@@ -128,8 +128,8 @@ class TargetTopic:
                 print(f"quiverlog: created {self.name}: {summary_of(made)}.", file=sys.stderr)
         return True
 
-    def told_when_empty(self, *, is_sure: bool) -> str:
-        """A sentence for the person who gets a new topic and no rows in it."""
+    def note_when_empty(self, *, is_sure: bool) -> str:
+        """Return a sentence for the user about a new topic without rows."""
         if not is_sure:
             return f"Topic {self.name!r} was created, and no row in it was acknowledged."
         return f"The new topic is empty: `quiverlog topic delete {self.name}` removes it."
@@ -158,7 +158,7 @@ class TargetTopic:
             )
 
     def _check_rows(self, batch: pa.RecordBatch, schema: pa.Schema) -> None:
-        """As the producer will look at them, who needs the topic to be there."""
+        """Check the rows as the producer will, which needs the topic to exist."""
         from quiverlog.batch.schema import check_schema, normalize_schema
         from quiverlog.client.rows.convert import Converter
 

@@ -1,7 +1,7 @@
-"""`quiverlog sql`: topics as tables of DuckDB, asked once, again and again, or at a prompt.
+"""`quiverlog sql`: topics as tables of DuckDB, queried once, repeatedly, or at a prompt.
 
-Owns the options, the prompt and how results are written. How a topic is a table, and which of its
-rows a query fetches, is the client's `topic_tables`.
+Owns the options, the prompt and how results are written; `client.tables` makes topics tables and
+decides which rows a query fetches.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from quiverlog.cli.console.terminal import clear_screen
 from quiverlog.cli.formats.formats import FileKind
 from quiverlog.cli.formats.memory_bound import bounded_memory, too_large
 from quiverlog.cli.formats.output_file import check_free, force_option, output_kind
-from quiverlog.cli.rows.where_to_read import Span
+from quiverlog.cli.rows.read_range import Span
 from quiverlog.errors import QuiverlogError, RequestTimedOut
 from quiverlog.limits import FILE_MEMORY_BYTES_MAX, MIB
 
@@ -48,9 +48,9 @@ _FOR_PEOPLE = ("table", "json", "csv", "tsv", "lines")
 _QUERY_CHARS_MAX: Final = 1 << 20
 _BATCH_ROWS: Final = 1 << 16
 _FILES_BATCH_ROWS: Final = 1 << 11
-"""As many as DuckDB has in hand at a time: a file may say a long value once for all its rows."""
+"""As many as DuckDB processes at a time: a file may store one long value for all its rows."""
 _FILES_MEMORY_BYTES_MAX: Final = FILE_MEMORY_BYTES_MAX * 3 // 2
-"""Of the whole process: what DuckDB holds, and the rows that are written."""
+"""Of the whole process: DuckDB's memory, and the rows that are written."""
 _FILES_HINT: Final = (
     "A query reaches topics alone: --files lets it use files, the network, extensions and settings."
 )
@@ -152,7 +152,7 @@ def _session(client: Client, files: bool) -> Any:
 
     database = open_database(client, (), files=files)
     if files:
-        # What is beyond it DuckDB puts into files of its own.
+        # DuckDB spills what exceeds it to temporary files.
         database.execute(f"set memory_limit='{FILE_MEMORY_BYTES_MAX // MIB} MiB'")
     try:
         yield _Session(client, database, files)
@@ -160,22 +160,22 @@ def _session(client: Client, files: bool) -> Any:
         database.close()
 
 
-def _is_about_files(said: str) -> bool:
-    """A table that is missing is a file, by its name or in fact; a function is an extension's."""
-    table = re.search(r"Table with name (.+?) does not exist", said)
+def _is_about_files(message: str) -> bool:
+    """Return whether a missing table or function needs --files: a path, or an extension's."""
+    table = re.search(r"Table with name (.+?) does not exist", message)
     if table is None:
-        return "it exists in the " in said
+        return "it exists in the " in message
     return "/" in table[1] or os.path.exists(table[1])
 
 
 def _files_in(query: str) -> str:
-    """What the query names and is a file, for an error that cannot know which of them it was."""
+    """Return the files that the query names: the error does not tell which of them it is about."""
     named = [text for text in re.findall(r"'([^'\n]+)'", query) if os.path.isfile(text)]
     return ", ".join(dict.fromkeys(named)) or "the query"
 
 
 class _Session:
-    """One database, asked by one person."""
+    """One database for one user's queries."""
 
     def __init__(self, client: Client, database: Any, files: bool) -> None:
         self._client = client
@@ -190,16 +190,16 @@ class _Session:
         self.is_forced = False
 
     def ask(self, query: str) -> None:
-        """Run the statements and write what the last of them gives, if anything.
+        """Run the statements and write the result of the last, if it has one.
 
         Raises:
             CommandFailed: DuckDB refused it, or the time of a `--timeout` is over.
-            FileTooLarge: what its files hold takes more memory than a query may.
+            FileTooLarge: its files take more memory than a query may.
             QuiverlogError: a topic could not be read.
         """
         self._failures.clear()
         self._make_tables(query)
-        with self._told(query), self._running():
+        with self._own_errors(query), self._running():
             relation = self._database.sql(query)
             reader = None if relation is None else self._reader(relation)
         if reader is not None:
@@ -207,9 +207,9 @@ class _Session:
 
     @contextlib.contextmanager
     def _running(self) -> Iterator[None]:
-        """DuckDB works meanwhile: Ctrl-C ends the query, and so does the end of a `--timeout`.
+        """While DuckDB works, let Ctrl-C and the end of a `--timeout` end the query.
 
-        It is ended again and again: between two statements an interrupt counts for neither.
+        Interrupts are repeated: between two statements one has no effect on either.
         """
         self._is_late = False
         over = threading.Event()
@@ -217,7 +217,7 @@ class _Session:
         def watch() -> None:
             cluster = self._client.cluster
             while not over.wait(max(_AGAIN_S, cluster.deadline_s - cluster.clock())):
-                # Rows that were read meanwhile give it more time.
+                # Rows that were read meanwhile extend the time.
                 if cluster.clock() >= cluster.deadline_s:
                     self._is_late = True
                     self._database.interrupt()
@@ -234,14 +234,14 @@ class _Session:
                 watching.join()
 
     @contextlib.contextmanager
-    def _told(self, query: str) -> Iterator[None]:
-        """What goes wrong in DuckDB, in our words."""
+    def _own_errors(self, query: str) -> Iterator[None]:
+        """Turn DuckDB's errors into this command's."""
         import duckdb
 
         try:
             yield
         except (duckdb.Error, MemoryError, OSError) as error:
-            if self._failures:  # a topic could not be read, which is not DuckDB's to tell
+            if self._failures:  # a topic could not be read: DuckDB has it as text only
                 raise self._failures[0] from error
             if self._is_late and "interrupt" in str(error).lower():
                 raise CommandFailed(
@@ -254,15 +254,15 @@ class _Session:
                 raise too_large(_files_in(query), _FILES_MEMORY_BYTES_MAX) from error
             if not isinstance(error, duckdb.Error):
                 raise
-            said = one_line(str(error).split("\n\n")[0])
-            is_closed = isinstance(error, duckdb.PermissionException) or "been locked" in said
-            if is_closed or (not self._files and _is_about_files(said)):
-                said = f"{said.rstrip('.')}. {_FILES_HINT}"
+            message = one_line(str(error).split("\n\n")[0])
+            is_closed = isinstance(error, duckdb.PermissionException) or "been locked" in message
+            if is_closed or (not self._files and _is_about_files(message)):
+                message = f"{message.rstrip('.')}. {_FILES_HINT}"
             is_wrong = is_closed or isinstance(error, duckdb.ProgrammingError)
-            raise CommandFailed(said, ExitCode.USAGE if is_wrong else ExitCode.FAILED) from error
+            raise CommandFailed(message, ExitCode.USAGE if is_wrong else ExitCode.FAILED) from error
 
     def ask_again_and_again(self, query: str, every_s: float | None) -> None:
-        """Once, or until somebody ends it."""
+        """Run it once, or every `every_s` seconds until Ctrl-C."""
         while True:
             if every_s is not None:
                 clear_screen(sys.stdout)
@@ -274,9 +274,9 @@ class _Session:
             self._client.cluster.progressed()
 
     def prompt(self) -> None:
-        """Statements end with a semicolon; `exit`, or the end of the input, ends it."""
+        """Run statements that end with a semicolon, until `exit` or the end of the input."""
         with contextlib.suppress(ImportError):
-            import readline  # noqa: F401 - input() so gets a history and editing
+            import readline  # noqa: F401 - gives input() a history and editing
 
         typed = ""
         while True:
@@ -300,13 +300,13 @@ class _Session:
         self._client.cluster.progressed()
         try:
             self.ask(typed)
-        except Exception as error:  # told, and then the next question
+        except Exception as error:  # print it, and go on with the next statement
             print(f"quiverlog: {one_line(explain(error)[0])}", file=sys.stderr)
         except KeyboardInterrupt:
             print("quiverlog: interrupted", file=sys.stderr)
 
     def _make_tables(self, query: str) -> None:
-        """Tables of the topics that it may name, as they are now."""
+        """Make tables of the topics that the query may name, as they are now."""
         from quiverlog.client.tables.duckdb import register_topics
 
         words = query.casefold()
@@ -328,7 +328,7 @@ class _Session:
             self.output, self.kind.format, schema, compression=self.kind.compression, is_cut=is_cut,
             force=self.is_forced,
         )  # fmt: skip
-        with sink_of as sink, self._told(query):
+        with sink_of as sink, self._own_errors(query):
             while (batch := self._next(reader)) is not None:
                 if batch.num_rows:
                     sink.write(as_written(batch, schema))
@@ -341,6 +341,6 @@ class _Session:
         return relation.to_arrow_reader(_FILES_BATCH_ROWS if self._files else _BATCH_ROWS)
 
     def _next(self, reader: pa.RecordBatchReader) -> pa.RecordBatch | None:
-        """DuckDB works at a result while it is read."""
+        """Return the next batch; DuckDB computes a result while it is read."""
         with self._running():
             return next(iter(reader), None)

@@ -1,8 +1,8 @@
-"""What DuckDB answers, in types that every output can hold.
+"""DuckDB's results in types that every output can hold.
 
-Owns what becomes of the types that only DuckDB has. Arrow has no place for the zone of a time, and
-shows bits and long integers as bytes of DuckDB's own; a span of time is of a type that no text and
-no Parquet knows. DuckDB itself writes these as text, inside of lists and structs, too.
+Some types are DuckDB's alone: Arrow has no place for the zone of a time, and shows bits and long
+integers as bytes of DuckDB's own; no text format and no Parquet has intervals. DuckDB itself writes
+these as text, inside of lists and structs, too.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _AS_TEXT: Final = frozenset(
 
 
 def with_text(relation: Any, *, keeps_spans: bool) -> Any:
-    """The relation, its columns of such types cast to text.
+    """Return the relation with its columns of such types cast to text.
 
     Args:
         keeps_spans: leave intervals, which Arrow files hold, as they are.
@@ -33,7 +33,7 @@ def with_text(relation: Any, *, keeps_spans: bool) -> Any:
     if not any(casts):
         return relation
     columns = []
-    # By their numbers: names may be there twice.
+    # By number: two columns may have one name.
     for number, (name, cast) in enumerate(zip(relation.columns, casts, strict=True), 1):
         column = f"cast(#{number} as {cast})" if cast else f"#{number}"
         quoted = name.replace('"', '""')
@@ -42,7 +42,7 @@ def with_text(relation: Any, *, keeps_spans: bool) -> Any:
 
 
 def _castable(kind: Any, as_text: frozenset[str]) -> Any:
-    """The type with text in place of those types; None where it has none of them."""
+    """Return the type with text in place of those types; None where it has none of them."""
     import duckdb
 
     if kind.id in as_text or str(kind).casefold() in as_text:
@@ -63,11 +63,11 @@ def _castable(kind: Any, as_text: frozenset[str]) -> Any:
 
 
 def written_schema(schema: pa.Schema, *, has_unique_names: bool) -> pa.Schema:
-    """The types of a topic for those that only DuckDB has, as far as there are any.
+    """Return the schema with a topic's types in place of those that only DuckDB has.
 
     Args:
-        has_unique_names: a name that is there again gets a number, as in DuckDB's data frames: two
-            topics that are joined both have a `_partition`.
+        has_unique_names: number repeated names, as DuckDB's data frames do: two topics that are
+            joined both have a `_partition`.
     """
     wider = {pa.uint8(): pa.int16(), pa.uint16(): pa.int32(), pa.uint32(): pa.int64()}
     names = _unique(schema.names) if has_unique_names else schema.names
@@ -80,7 +80,7 @@ def written_schema(schema: pa.Schema, *, has_unique_names: bool) -> pa.Schema:
 
 
 def _unique(names: list[str]) -> list[str]:
-    """`a`, `a_1`, `a_2`; a number that is another column's name already is passed over."""
+    """Return `a`, `a_1`, `a_2`; a number that makes another column's name is skipped."""
     taken: dict[str, int] = {}
     for name in names:
         new, number = name, taken.get(name, 0)
@@ -93,11 +93,10 @@ def _unique(names: list[str]) -> list[str]:
 
 
 def as_written(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The rows in these types.
+    """Return the rows in these types.
 
     Raises:
-        CommandFailed: one has a value that the type cannot hold, nanoseconds for example, or 24:00
-            as a time of day.
+        CommandFailed: a value does not fit the type, such as nanoseconds, or 24:00 as a time.
     """
     columns = []
     for column, field in zip(batch.columns, schema, strict=True):

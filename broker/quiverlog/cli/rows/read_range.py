@@ -1,7 +1,7 @@
-"""Where a reader begins and ends: the words of `--from`, `--to` and `--tail`.
+"""The range that a reader reads: `--from`, `--to` and `--tail`.
 
-Owns their grammar, and what they mean for each partition of a topic: offsets, asked of the broker
-once, before the first row is read.
+Owns their grammar, and their offsets for each partition of a topic, which the brokers return once,
+before the first row is read.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def parse_point(text: str, option: str, *, now: datetime | None = None) -> Point
 
     Args:
         option: for the error's text.
-        now: what `-1h` is counted from; the clock's time when not given.
+        now: what `-1h` is counted from; by default the clock's time.
 
     Raises:
         click.BadParameter: none of the forms.
@@ -109,7 +109,7 @@ def _span_ago(word: str) -> timedelta | None:
 
 
 def _chosen(client: Client, topic: str, point: Point, partitions: list[int]) -> list[int]:
-    """The partitions that are read. Offsets name theirs; --partition may narrow them further."""
+    """Return the partitions to read: those with an offset, or all; --partition narrows them."""
     if not isinstance(point, dict):
         return partitions or sorted(client.list_offsets(topic))
     missing = sorted(set(partitions) - set(point))
@@ -123,15 +123,15 @@ def _chosen(client: Client, topic: str, point: Point, partitions: list[int]) -> 
 def starts(
     client: Client, topic: str, point: Point, partitions: list[int], *, tail: int | None
 ) -> dict[int, int]:
-    """Partition -> the first offset to read, for the partitions that are read.
+    """Return partition -> first offset to read, for the partitions that are read.
 
     Args:
-        partitions: those of --partition; none of them: all that `point` speaks of.
-        tail: begin so many rows before each end instead.
+        partitions: those of --partition; if empty, all that `point` covers.
+        tail: begin this many rows before each end instead.
 
     Raises:
-        OffsetOutOfRange: an offset that the partition does not have: a slip of the pen, not a wish
-            to read nothing.
+        OffsetOutOfRange: the partition does not have the offset: an error, not a request for no
+            rows.
         UnknownPartition: the topic does not have it.
     """
     chosen = _chosen(client, topic, point, partitions)
@@ -164,7 +164,7 @@ def _in_range(topic: str, partition: int, offset: int, first: int, end: int) -> 
 
 
 def ends(client: Client, topic: str, point: Point, partitions: list[int]) -> dict[int, int]:
-    """Partition -> the offset before which reading ends; never beyond what is there now."""
+    """Return partition -> the offset before which reading ends; never beyond the present end."""
     latest = _found(client.list_offsets(topic, at=dict.fromkeys(partitions, "latest")))
     if point == "latest":
         return latest
@@ -182,7 +182,7 @@ def _moments(
     client: Client, topic: str, moment: datetime, latest: Mapping[int, int]
 ) -> dict[int, int]:
     found = client.list_offsets(topic, at=dict.fromkeys(latest, moment))
-    # Where no row is that young, the next one will be the first.
+    # Without a row that young, the next one to be written will be the first.
     return {p: end if found[p] is None else min(found[p] or 0, end) for p, end in latest.items()}
 
 

@@ -1,7 +1,4 @@
-"""Which rows and columns a reader gets, between consumer and sink.
-
-Owns the count of rows and the filter's place; choosing rows is the client's.
-"""
+"""Row selection between consumer and sink: number of rows, filter, columns."""
 
 from __future__ import annotations
 
@@ -20,11 +17,11 @@ if TYPE_CHECKING:
     from quiverlog.cli.formats.write_files import Sink
     from quiverlog.client.rows.decoding import ConsumerBatch
 
-__all__ = ["ChosenRows", "RowFilter"]
+__all__ = ["RowFilter", "RowSelection"]
 
 
-class ChosenRows:
-    """Takes batches as they come and hands on the chosen rows, in the chosen columns."""
+class RowSelection:
+    """Takes batches as they come and writes the chosen rows, in the chosen columns."""
 
     def __init__(
         self,
@@ -39,8 +36,8 @@ class ChosenRows:
         """
         Args:
             columns: those to write; None writes all, also those that the topic gains meanwhile.
-            places: the columns to write that say where each row was.
-            is_placed: the filter or the sink needs to know where each row was.
+            places: the metadata columns to write (topic, partition, offset, time).
+            is_placed: the filter or the sink needs the metadata columns.
         """
         self._sink = sink
         self._filter = row_filter
@@ -51,14 +48,14 @@ class ChosenRows:
 
     @property
     def is_full(self) -> bool:
-        """So many rows were written as were asked for."""
+        """Return whether as many rows were written as were asked for."""
         return self._left == 0
 
     def take(self, batch: ConsumerBatch) -> None:
         self._write(self._chosen(batch))
 
     def take_last(self, batches: Iterator[ConsumerBatch], count: int) -> None:
-        """Of all these rows only the last ones, by their time and then their place."""
+        """Take only the last `count` of these rows, by their time and then their offset."""
 
         found = [(b.timestamp_us, b.partition, b.base_offset, self._chosen(b)) for b in batches]
         found.sort(key=lambda entry: entry[:3])
@@ -105,7 +102,7 @@ class RowFilter:
             raise _failed(error) from error
 
     def chosen(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The rows for which the expression is true, neither false nor null."""
+        """Return the rows for which the expression is true, neither false nor null."""
         try:
             return self._filter.chosen(batch)
         except InvalidArgument as error:

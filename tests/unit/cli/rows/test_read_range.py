@@ -9,7 +9,7 @@ import click
 import pytest
 
 from quiverlog.cli.formats.output_file import output_kind
-from quiverlog.cli.rows.where_to_read import parse_point
+from quiverlog.cli.rows.read_range import parse_point
 
 NOON = datetime(2024, 5, 6, 12, tzinfo=UTC)
 
