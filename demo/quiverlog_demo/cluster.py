@@ -29,7 +29,7 @@ class DemoCluster:
 
     def __init__(self, directory: Path, count: int) -> None:
         assert count >= 1
-        with _failures_told():
+        with _failing_command():
             self._cluster = LocalCluster.create(directory, racks=racks_of(count))
         self.killed: LocalBroker | None = None
 
@@ -59,7 +59,7 @@ class DemoCluster:
         Raises:
             CommandFailed: one of them ended, or did not get there in time.
         """
-        with _failures_told():
+        with _failing_command():
             self._cluster.start()
 
     def kill_leader(self, client: Client, topic: str) -> tuple[LocalBroker, list[int]]:
@@ -79,7 +79,7 @@ class DemoCluster:
         self.killed = max(self.brokers, key=lambda broker: len(led[broker.node_id]))
         if not led[self.killed.node_id]:
             raise CommandFailed(f"No broker leads {topic}; the brokers' logs: {self.logs}")
-        with _failures_told():
+        with _failing_command():
             self.killed.kill()
         return self.killed, led[self.killed.node_id]
 
@@ -89,7 +89,7 @@ class DemoCluster:
             with contextlib.suppress(LocalClusterFailed):
                 broker.stop(_STOP_S)
         for broker in self.brokers:
-            with _failures_told():
+            with _failing_command():
                 broker.kill()
         return all(broker.stopped_cleanly for broker in self.living)
 
@@ -99,7 +99,7 @@ class DemoCluster:
 
 
 @contextlib.contextmanager
-def _failures_told() -> Iterator[None]:
+def _failing_command() -> Iterator[None]:
     try:
         yield
     except LocalClusterFailed as error:

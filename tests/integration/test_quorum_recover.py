@@ -145,7 +145,7 @@ def test_it_is_refused_while_another_voter_lives(brokers: Brokers) -> None:
             third.signal(signal.SIGSTOP)
         refused = brokers.recover("--yes")
         assert refused.returncode == 1
-        silent = f"something takes connections at {third.bootstrap} and does not say what it is"
+        silent = f"something accepts connections at {third.bootstrap} and does not answer HELLO"
         told = f"voter 3: {silent}" if suspended else f"voter 3 answers at {third.bootstrap}"
         assert told in refused.stderr
         assert "Nothing was changed" in refused.stderr

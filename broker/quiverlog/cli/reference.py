@@ -31,9 +31,10 @@ _SHARED = {
     "bootstrap": "Any broker, or several; the rest is found from there. Default `127.0.0.1:9292`,"
     " the environment variable `QUIVERLOG_BOOTSTRAP_SERVER`, or the profile in use (`quiverlog"
     " profile`).",
-    "timeout_s": "Give up after this long, all steps together; a transfer, when so long no"
-    " row has come or gone. Not given: 10 s to reach a broker, 30 s for an answer, 120 s until rows"
-    " are acknowledged. After two seconds a line on stderr says what is waited for and until when.",
+    "timeout_s": "Give up after this long, all steps together; a transfer, after this long"
+    " without a row. Not given: 10 s to reach a broker, 30 s for an answer, 120 s until rows"
+    " are acknowledged. After two seconds a line on stderr names what is waited for, and until"
+    " when.",
     "output_format": "`table` for people (the default), `json` for programs: one document,"
     " the same values unrounded.",
 }

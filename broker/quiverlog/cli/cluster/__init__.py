@@ -1,4 +1,4 @@
 """`cluster`, `quorum` and `config`: commands about brokers.
 
-Owns how they are asked for and shown; the rules are the brokers'. Stands on `cli.moves`.
+Owns options and output; the rules are the brokers'. Imports `cli.moves` and `cli.console` only.
 """

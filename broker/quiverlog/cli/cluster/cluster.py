@@ -1,6 +1,6 @@
 """`quiverlog cluster ...`: the cluster as a whole, and `cluster rebalance`.
 
-Owns how they are asked for and shown; the rules are the brokers', the plans the client's.
+Owns options and output; the rules are the brokers'.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def cluster() -> None:
 def describe(bootstrap: str, timeout_s: float, output_format: str) -> None:
     """Show brokers, quorum, and how many partitions are not as they should be.
 
-    Any broker answers; how far the voters' logs have come is known to the controller alone.
+    Any broker answers; only the controller has the lag of the voters' logs.
     """
     from quiverlog.cli.cluster.detail import cluster_json, print_cluster
     from quiverlog.cli.console.probes import seen_or_failure

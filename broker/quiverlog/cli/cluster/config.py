@@ -1,7 +1,7 @@
-"""`quiverlog config ...`: what cluster, brokers and topics are told, changed while they run.
+"""`quiverlog config ...`: configuration of cluster, brokers and topics, changed while they run.
 
-Owns how values are asked for, compared and shown; which keys there are and which value wins is the
-brokers'. What a topic is told is changed as by `quiverlog topic alter`: there is one way.
+Owns how values are compared and shown; the keys and their precedence are the brokers'. A topic's
+configuration is changed by the same request as with `quiverlog topic alter`.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def get(
 
 
 def _ask_brokers(client: Client, keys: tuple[str, ...], needed: int | None) -> Any:
-    """What each broker says; `needed`: without this one there is nothing to show."""
+    """Return each broker's answer; `needed`: without this broker there is nothing to show."""
     from quiverlog.cli.cluster.config_detail import Asked
     from quiverlog.errors import QuiverlogError, UnknownBroker, UnknownConfig
 
@@ -168,7 +168,7 @@ def unset(
     timeout_s: float,
     output_format: str,
 ) -> None:
-    """Take back what was set: the next that has a say counts again."""
+    """Remove what was set: the value of the next source applies again."""
     _check_scope(cluster, broker, topic, needed=True)
     _alter(dict.fromkeys(keys), broker, topic, bootstrap, timeout_s, output_format)
 

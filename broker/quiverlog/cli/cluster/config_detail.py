@@ -1,4 +1,4 @@
-"""How `quiverlog config get` compares what brokers say, and shows it as tables or as JSON."""
+"""How `quiverlog config get` compares the brokers' values, as tables or as JSON."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ __all__ = [
 
 
 _CELL_CHARS_MAX = 60
-"""Of a value in a table; JSON has all of it."""
+"""Characters of a value in a table; JSON has all of it."""
 
 
 class Asked(NamedTuple):
-    """What each broker has said, and why others have not."""
+    """Each broker's answer, and why others did not answer."""
 
     by_broker: dict[int, BrokerSettings]
     silent: dict[int, str]
 
 
 class Shown(NamedTuple):
-    """One line: a key as some brokers have it, and what the others have instead."""
+    """One line: a key as some brokers have it, and other values on the other brokers."""
 
     key: str
     brokers: tuple[int, ...]
@@ -57,7 +57,7 @@ def compared(
     broker: int | None,
     show_all: bool,
 ) -> list[Shown]:
-    """The lines to show, by key. Brokers that have the same for the same reason share one."""
+    """Return the lines to show, by key. Brokers with one value from one source share a line."""
     by_key: dict[str, dict[int, BrokerSetting]] = {}
     for node_id, found in asked.by_broker.items():
         for key, one in found.settings.items():
@@ -77,7 +77,7 @@ def compared(
 
 
 def _of_cluster(key: str, settings: Mapping[int, BrokerSetting]) -> Shown:
-    """What is set for all; a broker that has not heard of it yet shows as one that differs."""
+    """Return the value set for all; a broker that has not applied it yet counts as different."""
     value = next((one.in_cluster for one in settings.values() if one.in_cluster is not None), None)
     some = next(iter(settings.values()))
     now = value if value is not None else some.default
@@ -106,7 +106,6 @@ def _of_all(key: str, settings: Mapping[int, BrokerSetting]) -> list[Shown]:
 
 
 def brokers_json(shown: Sequence[Shown], silent: Mapping[int, str]) -> dict[str, object]:
-    """For scripts."""
     return {
         "configs": [
             {
@@ -125,7 +124,7 @@ def brokers_json(shown: Sequence[Shown], silent: Mapping[int, str]) -> dict[str,
 
 
 def print_brokers(shown: Sequence[Shown], silent: Mapping[int, str], *, with_others: bool) -> None:
-    """For people. `with_others`: what brokers have that are not in a line of their own."""
+    """Print tables. `with_others`: also other values of brokers without a line of their own."""
     for node_id, why in silent.items():
         click.echo(f"Broker {node_id} does not say what it has: {why}", err=True)
     if not shown:
@@ -155,7 +154,7 @@ def _cut(text: str) -> str:
 
 
 class TopicSetting(NamedTuple):
-    """A topic's configuration changes at once, and is the same at all brokers."""
+    """A topic's configuration, which changes at once and is the same at all brokers."""
 
     key: str
     value: str
@@ -186,7 +185,6 @@ def topic_settings(
 
 
 def topic_json(topic: str, found: Sequence[TopicSetting]) -> dict[str, object]:
-    """For scripts."""
     return {
         "topic": topic,
         "configs": [{**one._asdict(), "needs_restart": False} for one in found],
@@ -194,7 +192,6 @@ def topic_json(topic: str, found: Sequence[TopicSetting]) -> dict[str, object]:
 
 
 def print_topic(found: Sequence[TopicSetting]) -> None:
-    """For people."""
     if not found:
         click.echo("Nothing is set; --all shows every key.", err=True)
         return

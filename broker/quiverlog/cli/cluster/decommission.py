@@ -1,13 +1,11 @@
-"""`quiverlog cluster decommission`: a broker leaves for good, step by step, and can be called back.
+"""`quiverlog cluster decommission`: a broker leaves for good, step by step, until it is cancelled.
 
-Owns the order of the steps, each of which is found done or not when the command is typed again:
+Owns the order of the steps. When the command is run again it skips those that are done:
 
-1. it is given nothing any more (DECOMMISSION_BROKER);
-2. what it holds moves to others (REASSIGN_PARTITIONS), by the plan of `client.move_plan`;
+1. the controller assigns it nothing more (DECOMMISSION_BROKER);
+2. its replicas move to other brokers (REASSIGN_PARTITIONS), by a plan of `core.placement`;
 3. its vote is taken;
 4. when it has stopped it is unregistered.
-
-Every rule about them is the brokers'.
 """
 
 from __future__ import annotations
@@ -49,7 +47,7 @@ _node_id = click.argument("node_id", metavar="NODE", type=click.IntRange(0, INT3
 
 
 class _State(enum.StrEnum):
-    """How far a broker has come."""
+    """The last step that a broker has completed."""
 
     PLANNED = "planned"
     STAYS = "stays"
@@ -132,15 +130,15 @@ def _step(client: Client, node_id: int, step: DecommissionStep) -> DecommissionB
 
 # --- what moves where ---------------------------------------------------------------------------
 def _plan(client: Client, node_id: int) -> list[Move]:
-    """Where the replicas of the broker are to go that do not move yet.
+    """Return moves for the broker's replicas that do not move yet.
 
     Raises:
-        CommandFailed: they have no place.
-        QuiverlogError: the brokers would refuse it.
+        CommandFailed: no other broker may take them.
+        QuiverlogError: the brokers would refuse the plan.
     """
     placement = look(client)
     try:
-        # What moves already counts as where it moves to.
+        # A replica that moves already counts at its destination.
         moves = evacuate(placement.brokers, placement.partitions, {node_id})
     except InvalidReplicationFactor as error:
         raise CommandFailed(
@@ -160,7 +158,7 @@ def _decommission(client: Client, node_id: int, *, is_waiting: bool) -> _State:
             start_plan(client, _plan(client, node_id), throttle=0)
         except (CommandFailed, QuiverlogError):
             if not before.is_decommissioning:
-                _step(client, node_id, DecommissionStep.CANCEL)  # What is refused changes nothing.
+                _step(client, node_id, DecommissionStep.CANCEL)  # a refused plan changes nothing
             raise
         if not is_waiting:
             return _State.MOVING
@@ -173,12 +171,12 @@ def _decommission(client: Client, node_id: int, *, is_waiting: bool) -> _State:
     try:
         _step(client, node_id, DecommissionStep.UNREGISTER)
     except BrokerAlive:
-        return _State.EMPTY  # It has come back meanwhile.
+        return _State.EMPTY  # it has been started again meanwhile
     return _State.UNREGISTERED
 
 
 def _wait(client: Client, node_id: int, total: int) -> DecommissionBrokerResponse:
-    """What is left when it holds nothing; raises what the brokers refuse."""
+    """Return the answer that it holds nothing; raises what the brokers refuse."""
     without_end(client)
     patience = Patience()
     with shown_waiting(f"broker {node_id}") as waiting:
@@ -194,13 +192,13 @@ def _wait(client: Client, node_id: int, total: int) -> DecommissionBrokerRespons
             text = f"{left.replica_count:,} of {total:,} partitions left"
             waiting.show(done, total, text + patience.note)
             if poll % _PLAN_AGAIN_POLLS == 0:
-                # Something was on its way to the broker, or a move was called off.
+                # A replica was assigned to it before the first step, or a move was cancelled.
                 patience.ask(lambda: start_plan(client, _plan(client, node_id), throttle=0))
     raise AssertionError("who waits without a bound is answered")
 
 
 def _cancel(client: Client, node_id: int) -> _State:
-    """Moves that take something from the broker go back; it may be given partitions again."""
+    """Cancel moves away from the broker; it may get partitions again."""
     for name in client.list_topics(internal=True):
         moving = client.reassign_partitions(name, {})
         leaving = {number: None for number, one in moving.items() if node_id in one.removing}

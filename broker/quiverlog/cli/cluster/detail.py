@@ -1,6 +1,6 @@
 """How `quiverlog cluster describe`, `status` and `brokers` show a cluster: JSON and tables.
 
-Must not know what is healthy (cluster_health.py).
+cluster_health.py judges what is healthy.
 """
 
 from __future__ import annotations
@@ -35,13 +35,15 @@ __all__ = [
 
 
 def cluster_json(seen: Seen) -> dict[str, object]:
-    """All of it, for scripts."""
-    said = findings(seen.found, seen.probes)
-    return {**asdict(seen.found), **knowledge_json(seen), "advice": [one.text for one in said]}
+    found_here = findings(seen.found, seen.probes)
+    return {
+        **asdict(seen.found),
+        **knowledge_json(seen),
+        "advice": [one.text for one in found_here],
+    }
 
 
 def print_cluster(seen: Seen) -> None:
-    """As tables, for people."""
     found = seen.found
     controller = "none" if found.controller is None else f"broker {found.controller}"
     print_fields(
@@ -77,10 +79,10 @@ def print_cluster(seen: Seen) -> None:
         ],
         right=["NODE", "LAST", "LAG", "SILENT"],
     )
-    said = findings(found, seen.probes)
-    if said:
+    found_here = findings(found, seen.probes)
+    if found_here:
         print()
-    for one in said:
+    for one in found_here:
         print(one.text)
 
 
@@ -104,16 +106,16 @@ def _role(found: ClusterDetail, one: QuorumReplicaDetail) -> str:
 
 # --- status -------------------------------------------------------------------------------------
 def status_findings(seen: Seen) -> list[Finding]:
-    """What is not as it should be, and which topics have fewer replicas than they could."""
-    said = findings(seen.found, seen.probes)
+    """Return the findings, including topics with fewer replicas than they could have."""
+    found_here = findings(seen.found, seen.probes)
     if seen.few:
         text = " ".join(fewer_replicas(seen.as_probed, seen.few))
-        said.append(Finding(text, is_warning=True))
-    return said
+        found_here.append(Finding(text, is_warning=True))
+    return found_here
 
 
 def knowledge_json(seen: Seen) -> dict[str, object]:
-    """Whose knowledge it is, how old, and who answers from here."""
+    """Return the source of the figures, their age, and which brokers answer."""
     return {
         "told_by": seen.found.told_by,
         "is_behind": seen.found.is_behind,
@@ -133,7 +135,7 @@ def knowledge_json(seen: Seen) -> dict[str, object]:
 
 
 def status_json(seen: Seen) -> dict[str, object]:
-    """Whether all is well, and why not. What only a controller knows is null without one."""
+    """Return the findings and figures. Those of a controller only are null without one."""
     found = seen.found
     known = found.is_current
     return {
@@ -163,25 +165,25 @@ def status_json(seen: Seen) -> dict[str, object]:
 
 
 def print_status(seen: Seen) -> None:
-    """One screen: is it healthy, and what to do next."""
+    """Print one screen: whether the cluster is healthy, and what to do next."""
     found = seen.found
     print_fields(
         {
             "cluster": found.cluster_id,
             "as known to": as_known(found),
             "healthy": is_healthy(found, seen.probes),
-            "brokers": _told_brokers(seen),
-            "quorum": _told_quorum(seen),
-            "partitions": _told_partitions(seen),
+            "brokers": _brokers_line(seen),
+            "quorum": _quorum_line(seen),
+            "partitions": _partitions_line(seen),
         }
     )
-    said = status_findings(seen)
-    print("\nWhat to do:" if said else "\nNothing to do.")
-    for one in said:
+    found_here = status_findings(seen)
+    print("\nWhat to do:" if found_here else "\nNothing to do.")
+    for one in found_here:
         print(f"- {one.text}")
 
 
-def _told_brokers(seen: Seen) -> str:
+def _brokers_line(seen: Seen) -> str:
     count, answer = len(seen.found.brokers), len(seen.answering)
     if seen.found.is_current:
         live = f"{len(_live(seen.as_probed))} of {count} live"
@@ -189,12 +191,12 @@ def _told_brokers(seen: Seen) -> str:
     return f"{answer} of {count} answer here"
 
 
-def _told_quorum(seen: Seen) -> str:
+def _quorum_line(seen: Seen) -> str:
     found = seen.found
     voters = f"{len(found.voters)} voter{'s' * (len(found.voters) != 1)}"
     if found.is_current:
         spare = spare_voters(seen.as_probed)
-        return f"{voters}, broker {found.controller} decides, {spare} may be lost"
+        return f"{voters}, broker {found.controller} is the controller, {spare} may be lost"
     heard = seen.answering & {one.node_id for one in found.voters}
     needed = len(found.voters) // 2 + 1
     who = "no controller is known"
@@ -203,7 +205,7 @@ def _told_quorum(seen: Seen) -> str:
     return f"{voters}, {who}; {len(heard)} answer here, {needed} are needed"
 
 
-def _told_partitions(seen: Seen) -> str:
+def _partitions_line(seen: Seen) -> str:
     found = seen.found
     partitions = f"{found.partitions:,} in {found.topics:,} topic{'s' * (found.topics != 1)}"
     not_well = {
@@ -214,8 +216,8 @@ def _told_partitions(seen: Seen) -> str:
     }
     if found.is_current:
         known = {one.node_id for one in _live(seen.as_probed)}
-        unheard = sum(one.replicas for one in _live(found) if one.node_id not in known)
-        not_well["copies on brokers that do not answer here"] = unheard
+        unreached = sum(one.replicas for one in _live(found) if one.node_id not in known)
+        not_well["copies on brokers that do not answer here"] = unreached
     counted = [f"{count:,} {what}" for what, count in not_well.items() if count]
     if found.is_current:
         return ", ".join([partitions, *(counted or ["all in sync"])])
@@ -228,7 +230,6 @@ def _live(found: ClusterDetail) -> list[BrokerDetail]:
 
 # --- brokers ------------------------------------------------------------------------------------
 def brokers_json(seen: Seen) -> list[dict[str, object]]:
-    """A document for each broker."""
     found, answer = seen.found, seen.answering
     voters = {one.node_id for one in found.voters}
     return [
@@ -244,7 +245,6 @@ def brokers_json(seen: Seen) -> list[dict[str, object]]:
 
 
 def print_brokers(seen: Seen) -> None:
-    """A line for each broker."""
     found, answer = seen.found, seen.answering
     voters = {one.node_id for one in found.voters}
     heads = ["NODE", "ENDPOINT", "RACK", "STATE", "ANSWERS", "QUORUM", "LEADS", "HOLDS"]

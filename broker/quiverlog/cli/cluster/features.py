@@ -1,6 +1,6 @@
-"""`quiverlog cluster features` and `upgrade`: which feature level the cluster has, and could have.
+"""`quiverlog cluster features` and `upgrade`: the feature level the cluster has, and could have.
 
-Owns how levels are shown and asked for; when one may be finalised is the brokers'.
+The brokers decide when a level may be finalised.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def features(bootstrap: str, timeout_s: float, output_format: str) -> None:
 
 
 @click.command()
-@click.option("--finalize", is_flag=True, help="Raise the level; without it: only say what would.")
+@click.option("--finalize", is_flag=True, help="Raise the level; without it: only print the level.")
 @click.option(
     "--level",
     type=click.IntRange(FEATURE_LEVEL_MIN),
@@ -69,7 +69,7 @@ def upgrade(
 
 
 def _behind(found: ClusterFeatures) -> list[int]:
-    """Who keeps the cluster from a level that others support."""
+    """Return the brokers that do not support a level that others do."""
     highest = max((high for _, high in found.brokers.values()), default=0)
     return [n for n, (_, high) in found.brokers.items() if high < highest]
 

@@ -1,6 +1,6 @@
-"""`quiverlog cluster producer`: how far one idempotent producer has come, partition by partition.
+"""`quiverlog cluster producer`: an idempotent producer's last writes, partition by partition.
 
-Owns how it is asked for and shown; what is remembered of a producer is the leaders'.
+The partitions' leaders answer; each keeps its own record of a producer.
 """
 
 from __future__ import annotations

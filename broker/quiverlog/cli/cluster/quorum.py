@@ -1,7 +1,7 @@
-"""`quiverlog quorum ...`: who decides in the cluster, who may come to, and how far each has come.
+"""`quiverlog quorum ...`: the controller, the voters and candidates, and how far each log is.
 
-Owns how the voters of the metadata quorum are asked for, changed and shown; every rule about them
-is the brokers'.
+Owns how the voters of the metadata quorum are asked for, changed and shown; every rule is the
+brokers'.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _LEADER_WAIT_S = 5.0
 
 @click.group()
 def quorum() -> None:
-    """The quorum that decides on the cluster's metadata: show it, grow it, shrink it."""
+    """The quorum of the cluster's metadata: show it, grow it, shrink it."""
 
 
 @quorum.command()
@@ -42,10 +42,10 @@ def quorum() -> None:
 @format_option()
 @debug_option
 def status(bootstrap: str, timeout_s: float, output_format: str) -> None:
-    """Show the leader, the voters, and who follows them without a vote.
+    """Show the leader, the voters, and the brokers that follow without a vote.
 
-    How far each log has come, and when it was heard last, is known to the leader alone: give an
-    address of a broker that reaches it.
+    Only the leader has the end of each log and the time of the last contact: give an address of a
+    broker that reaches it.
     """
     _show(_ask(bootstrap, timeout_s, _NOTHING, 0, ""), output_format)
 
@@ -103,7 +103,7 @@ def _ask(
         found = client.run(change_voters(client.cluster, request))
         if not change:
             return found
-        # A leader whose vote was taken is followed by another one, which knows more.
+        # A leader whose vote was taken has a successor, which has the newer state.
         patience = Patience()
         for is_last in polls(min(timeout_s, _LEADER_WAIT_S)):
             if _is_led(found) or is_last:
@@ -122,7 +122,11 @@ def _show_changed(found: ChangeVotersResponse, what: str, output_format: str) ->
         _show(found, output_format)
         return
     count = sum(one.is_voter for one in found.replicas)
-    who = f"broker {found.leader_id} decides" if _is_led(found) else "no controller is known yet"
+    who = (
+        f"broker {found.leader_id} is the controller"
+        if _is_led(found)
+        else "no controller is known yet"
+    )
     plural = "" if count == 1 else "s"
     click.echo(f"{what}: {count} voter{plural}, {max(0, (count - 1) // 2)} may be lost, {who}")
     if count % 2 == 0:

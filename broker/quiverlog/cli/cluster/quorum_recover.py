@@ -1,7 +1,7 @@
 """`quiverlog quorum recover`: the broker of a stopped data directory becomes the only voter.
 
-Owns the questions before that: which other voter still answers, and whether the operator means it.
-What is written, and how, is in `storage.quorum_recovery`.
+Owns the checks before that: whether another voter still answers, and the operator's consent.
+`storage.directory.quorum_recovery` writes.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
 __all__ = ["recover"]
 
 _ANSWER_S: Final = 3.0
-"""So long an address has to answer: a voter that is there answers HELLO at once."""
+"""How long to wait for an address: a live voter answers HELLO at once."""
 
 
 class _Found(NamedTuple):
-    """What takes connections at a voter's address; `is_voter`: it has said that it is this one."""
+    """What accepts connections at a voter's address; `is_voter`: HELLO names that voter."""
 
     at: str
     is_voter: bool
 
-    def told(self, node_id: int) -> str:
+    def described(self, node_id: int) -> str:
         if self.is_voter:
             return f"voter {node_id} answers at {self.at}"
         return (
-            f"voter {node_id}: something takes connections at {self.at} and does not say what it is"
+            f"voter {node_id}: something accepts connections at {self.at} and does not answer HELLO"
             " (a frozen broker does so)"
         )
 
@@ -72,24 +72,28 @@ def recover(path: Path, force: bool, dry_run: bool, yes: bool, output_format: st
     found = StoppedQuorum(PosixDisk(), str(path.absolute()))
     with contextlib.closing(found):
         if found.is_only_voter:
-            _tell(found, {}, output_format, "is the only voter already; nothing was changed")
+            _print_result(
+                found, {}, output_format, "is the only voter already; nothing was changed"
+            )
             return
         answers = _answering(found.node.cluster_id, found.others())
         if output_format != "json":
             _explain(found, path)
         if answers and not force:
-            where = ", ".join(one.told(node_id) for node_id, one in sorted(answers.items()))
+            where = ", ".join(one.described(node_id) for node_id, one in sorted(answers.items()))
             raise CommandFailed(
                 f"{where}. Nothing was changed: stop it for good and empty its data directory, or"
                 " bring a majority of the voters back. --force does it all the same."
             )
         if dry_run:
-            _tell(found, answers, output_format, "would become the only voter; nothing was changed")
+            _print_result(
+                found, answers, output_format, "would become the only voter; nothing was changed"
+            )
             return
         if not yes:
             confirmed(f"Make broker {found.key.node_id} the only voter?")
         found.recover()
-        _tell(found, answers, output_format, "is the only voter")
+        _print_result(found, answers, output_format, "is the only voter")
 
 
 def _explain(found: StoppedQuorum, path: Path) -> None:
@@ -110,7 +114,7 @@ def _explain(found: StoppedQuorum, path: Path) -> None:
     click.echo()
 
 
-def _tell(
+def _print_result(
     found: StoppedQuorum, answers: Mapping[int, _Found], output_format: str, what: str
 ) -> None:
     if output_format == "json":
@@ -141,7 +145,7 @@ def _places(answers: Mapping[int, _Found], *, is_voter: bool) -> dict[str, str]:
 
 
 def _answering(cluster_id: str, others: Mapping[int, Sequence[str]]) -> dict[int, _Found]:
-    """The other voters that are there, or may be, and where."""
+    """Return the other voters that are alive, or may be, and their addresses."""
     found: dict[int, _Found] = {}
     for node_id, endpoints in others.items():
         asked = [_answer(cluster_id, node_id, endpoint) for endpoint in endpoints]
@@ -152,7 +156,7 @@ def _answering(cluster_id: str, others: Mapping[int, Sequence[str]]) -> dict[int
 
 
 def _answer(cluster_id: str, node_id: int, endpoint: str) -> _Found | None:
-    """Who takes connections there; None: nothing that may be that voter.
+    """Return what accepts connections there; None: nothing that may be that voter.
 
     Another broker, or another cluster's, is not that voter.
     """
@@ -172,7 +176,7 @@ def _answer(cluster_id: str, node_id: int, endpoint: str) -> _Found | None:
             while True:
                 count = connection.recv_into(receiver.get_buffer(-1))
                 if not count:
-                    return None  # It ends the connection: no voter that is there does so.
+                    return None  # it closes the connection, which no live voter does
                 for frame in receiver.buffer_updated(count):
                     hello = protocol.receive(frame)[1]
                     assert isinstance(hello, HelloResponse)
@@ -180,9 +184,9 @@ def _answer(cluster_id: str, node_id: int, endpoint: str) -> _Found | None:
                         return None
                     return _Found(endpoint, is_voter=True)
         except TimeoutError:
-            pass  # A voter whose loop stands still is there, too.
+            pass  # a voter whose loop is blocked is alive, too
         except (OSError, CorruptFrame, InvalidResponse):
             return None
         except QuiverlogError:
-            pass  # A broker that refuses this connection, for one.
+            pass  # for example a broker that refuses this connection
     return _Found(endpoint, is_voter=False)

@@ -1,6 +1,6 @@
 """`quiverlog cluster restart-check`: whether a broker may be restarted now.
 
-Owns how the answer is waited for and shown; what speaks against it is cluster_health.py's.
+Owns waiting and output; cluster_health.py has the conditions.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _WAIT_S: Final = 600.0
     is_flag=False,
     flag_value=_WAIT_S,
     metavar="[SECONDS]",
-    help=f"Wait until it may be, so long at most. [{_WAIT_S:g} if no number is given]",
+    help=f"Wait until it may be, at most this long. [{_WAIT_S:g} if no number is given]",
 )
 @bootstrap_option
 @format_option()
@@ -56,7 +56,7 @@ _WAIT_S: Final = 600.0
 def restart_check(
     node_id: int | None, wait_s: float | None, bootstrap: str, timeout_s: float, output_format: str
 ) -> None:
-    """Say whether a broker may be restarted now; exit code 0 if so, 1 if not.
+    """Check whether a broker may be restarted now; exit code 0 if so, 1 if not.
 
     No request fails by it when every other broker is live, answers here and has all its copies in
     sync, none of its partitions is moving, and the quorum has a voter to spare.
@@ -89,7 +89,7 @@ def _verdicts(seen: Seen, node_id: int | None) -> list[RestartVerdict]:
 def _wait(
     client: Client, found: ClusterDetail, node_id: int | None, wait_s: float
 ) -> list[RestartVerdict]:
-    """What holds when all may be restarted, or the time is over."""
+    """Return the verdicts when all may be restarted, or the time is over."""
     most = 1
     without_end(client)
     patience = Patience(wait_s)
@@ -98,7 +98,7 @@ def _wait(
             found = patience.ask(client.describe_cluster) or found
             verdicts = _verdicts(Seen(found), node_id)
             if all(one.may_restart for one in verdicts):
-                # A broker that has died is live to the controller until its session is over.
+                # To the controller a dead broker is live until its session is over.
                 verdicts = _verdicts(Seen(found, probe_brokers(found)), node_id)
             reasons = dict.fromkeys(reason for one in verdicts for reason in one.reasons)
             if not reasons or is_last:

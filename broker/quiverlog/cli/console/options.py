@@ -103,7 +103,7 @@ def bootstrap_option(command: _Command) -> _Command:
         type=Seconds(),
         default=10.0,
         metavar="SECONDS",
-        help="Give up after this long; a transfer, when so long no row has come or gone. Not "
+        help="Give up after this long; a transfer, after this long without a row. Not "
         "given: 10 s to reach a broker, 30 s for an answer, 120 s until rows are acknowledged.",
     )(command)
     return click.option(

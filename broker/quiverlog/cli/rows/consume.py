@@ -89,8 +89,7 @@ class _Request:
     "--tail",
     type=click.IntRange(0, _TAIL_ROWS_MAX),
     metavar="ROWS",
-    help="Only the last so many rows of the topic, in the order of their time; with --follow, go "
-    "on from there.",
+    help="Only the topic's last ROWS, in the order of their time; with --follow, go on from there.",
 )
 @click.option(
     "--follow",
@@ -99,7 +98,7 @@ class _Request:
     help="Wait for new rows instead of ending; a broker that goes away is waited for.",
 )
 @click.option(
-    "--max-rows", "-n", type=click.IntRange(0, INT64_MAX), help="Stop after so many rows."
+    "--max-rows", "-n", type=click.IntRange(0, INT64_MAX), help="Stop after this many rows."
 )
 @click.option("--columns", callback=columns_callback, metavar="COLUMN,...", help="Show only these.")
 @click.option(
@@ -123,9 +122,9 @@ class _Request:
     "-o",
     type=click.Path(dir_okay=False, allow_dash=True),
     default="-",
-    help="Write to this file instead of stdout. Its suffix says the format (.csv .tsv .json .jsonl "
-    ".ndjson .parquet .arrow .feather .ipc .arrows) and the compression (.gz .bz2 .zst .lz4 behind "
-    "it).",
+    help="Write to this file instead of stdout. Its suffix names the format (.csv .tsv .json "
+    ".jsonl .ndjson .parquet .arrow .feather .ipc .arrows) and the compression (.gz .bz2 .zst .lz4 "
+    "behind it).",
 )
 @force_option
 @click.option(

@@ -283,7 +283,7 @@ def perf_produce(
 # --- consume --------------------------------------------------------------------------------------
 @perf.command(name="consume")
 @click.option(
-    "--rows", type=click.IntRange(1, INT64_MAX), help="Stop after so many; all when not given."
+    "--rows", type=click.IntRange(1, INT64_MAX), help="Stop after this many; all when not given."
 )
 @_duration_option
 @_common

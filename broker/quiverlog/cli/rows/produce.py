@@ -125,11 +125,11 @@ def produce(
 ) -> None:
     """Append the rows of FILE (CSV, JSON lines, Parquet, Arrow; `-` is stdin) to a topic.
 
-    Rows that come through a pipe are sent as they come. Ctrl-C says how many are stored. Options
+    Rows that come through a pipe are sent as they come. Ctrl-C prints how many are stored. Options
     that describe a new topic may be given for one that exists, if they are true of it. Compressed
-    text is unpacked where the name says so, and of stdin or a name without a suffix where its first
-    bytes do. A CSV column without a name is called `index` or `column_N`, of two of one name the
-    second `name_1`; numbers with zeros in front are text, unless --schema or the topic says else.
+    text is unpacked by the name's suffix; stdin, and a name without a suffix, by the first bytes. A
+    CSV column without a name is called `index` or `column_N`, of two of one name the second
+    `name_1`; numbers with zeros in front are text, unless --schema or the topic has another type.
     """
     _import_reader_and_client()
     from quiverlog.cli.formats.read_files import format_by_name, open_source

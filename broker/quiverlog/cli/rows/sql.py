@@ -79,7 +79,7 @@ _MORE: Final = "      ...> "
     "--watch",
     type=Span(),
     metavar="SPAN",
-    help="Ask again after so long (2s, 1m, 500ms), until Ctrl-C.",
+    help="Ask again after this time (2s, 1m, 500ms), until Ctrl-C.",
 )
 @click.option("--wide", is_flag=True, help="Cut nothing in a terminal's table.")
 @click.option(
@@ -106,12 +106,12 @@ def sql(
     the rows were sent). Columns that the query does not use are not decoded, and conditions on
     these three narrow what is fetched: `where _timestamp > now() - interval 1 hour` reads the last
     hour. A topic's own column of such a name goes before it. Names with other signs than letters,
-    digits and _ stand in double quotes; of names that differ only in case DuckDB calls the second
+    digits and _ are put in double quotes; of names that differ only in case DuckDB calls the second
     `name_1`. A name that a result has twice is written as `name` and `name_1`, but for a table, as
     in DuckDB's data frames. Types that a topic cannot have, spans of time for example, are written
     as DuckDB's text. The query reaches topics alone, neither files nor the network, unless --files
     is given: only then do you have to trust its text. Ctrl-C ends the query, at the prompt nothing
-    else; so does a --timeout, when so long no row of a topic or of the result has come. Needs
+    else; so does a --timeout, when for that long no row of a topic or of the result has come. Needs
     DuckDB (the extra `sql`).
 
     \b
@@ -169,7 +169,7 @@ def _is_about_files(message: str) -> bool:
 
 
 def _files_in(query: str) -> str:
-    """Return the files that the query names: the error does not tell which of them it is about."""
+    """Return the files that the query names: the error does not name the one it is about."""
     named = [text for text in re.findall(r"'([^'\n]+)'", query) if os.path.isfile(text)]
     return ", ".join(dict.fromkeys(named)) or "the query"
 

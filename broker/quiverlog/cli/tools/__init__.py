@@ -1,4 +1,4 @@
 """`broker`, `dev`, `doctor`, `dump-log`, `docs`, `profile`: commands about this machine.
 
-Owns their options and output. Stands on `cli.console`.
+Imports `cli.console` only.
 """

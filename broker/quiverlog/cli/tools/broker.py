@@ -1,7 +1,7 @@
 """`quiverlog broker`: run one broker in the foreground.
 
-Owns how flags become configuration values. Each key of the broker's configuration table is a flag
-of its own, so the table is the only list of them.
+Each key of the broker's configuration table is a flag of its own, so the table is the only list of
+them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _flag(setting: Setting) -> click.Option:
     text = setting.doc if setting.default == "" else f"{setting.doc} [default: {setting.default}]"
     flag = flag_of(setting.key)
     metavar = "|".join(setting.choices) or setting.kind.value.upper()
-    # The values themselves are checked with those of the file and the environment, by one place.
+    # Values are checked together with those of the file and the environment, in one place.
     return click.Option(
         [flag, setting.field], metavar=metavar, help=text, shell_complete=_completion(setting)
     )
@@ -70,7 +70,7 @@ def _broker(config_file: Path | None, more: dict[str, str], **flags: str | None)
     With no options at all it keeps its data in ./quiverlog-data and listens on 127.0.0.1:9292,
     with /metrics, /healthz and /readyz on 127.0.0.1:9293. A flag wins over the environment
     (QUIVERLOG_DATA_DIR for --data-dir and so on), which wins over the file. One line on stdout
-    says when the broker is ready; log lines go to stderr.
+    reports that the broker is ready; log lines go to stderr.
     """
     from quiverlog.errors import InvalidConfig
 

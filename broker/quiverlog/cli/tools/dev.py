@@ -1,6 +1,6 @@
 """`quiverlog dev ...`: a local cluster of real brokers, to develop against and to break.
 
-Owns the words and tables; what is done to brokers is in `quiverlog.local`.
+Owns options and tables; `quiverlog.local` acts on the brokers.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 def dev() -> None:
     """A local cluster of real brokers: start it, break it, throw it away.
 
-    The cluster is a directory (./quiverlog-dev unless --directory says otherwise): its brokers,
+    The cluster is a directory (./quiverlog-dev unless --directory is given): its brokers,
     their data and their logs. It goes on when the terminal is closed, until `stop` or `down`. Needs
     Linux.
     """
@@ -57,13 +57,13 @@ _directory = click.option(
 
 
 def _with_cluster(command: _Command) -> _Command:
-    """Find the cluster of `--directory` and hand it on; its failures become one line."""
+    """Open the cluster of `--directory` and pass it on; its failures become one line."""
 
     @_directory
     @debug_option
     @wraps(command)
     def run(directory: Path, **more: Any) -> Any:
-        with _failures_told():
+        with _failing_command():
             found = LocalCluster.find(directory.absolute())
             if found is None:
                 raise CommandFailed(
@@ -75,7 +75,7 @@ def _with_cluster(command: _Command) -> _Command:
 
 
 @contextlib.contextmanager
-def _failures_told() -> Iterator[None]:
+def _failing_command() -> Iterator[None]:
     try:
         yield
     except LocalClusterFailed as error:
@@ -124,11 +124,11 @@ def up(
 ) -> None:
     """Start a cluster, new or as it was, and wait until it is ready.
 
-    Brokers stand in the racks a, b and c by turns. What runs already stays as it is; what was
+    Brokers are in the racks a, b and c by turns. What runs already stays as it is; what was
     killed, stopped or paused comes back.
     """
     began_s = time.monotonic()
-    with _failures_told():
+    with _failing_command():
         found = LocalCluster.find(directory.absolute())
         if found is None:
             found = _create(directory.absolute(), count or 3, port, config)
@@ -155,18 +155,18 @@ def _create(directory: Path, count: int, port: int | None, config: dict[str, str
 @format_option()
 @_with_cluster
 def status(found: LocalCluster, output_format: str) -> None:
-    """Show the brokers, their processes, and what the cluster says of them."""
+    """Show the brokers, their processes, and their state in the cluster."""
     _show(found, output_format)
 
 
 def _show(found: LocalCluster, output_format: str) -> None:
-    said = _asked(found)
+    seen = _asked(found)
     rows = [
         {
             "node_id": broker.node_id,
             "rack": broker.rack,
             "process": broker.state.value,
-            "in_cluster": _standing(said, broker),
+            "in_cluster": _cluster_state(seen, broker),
             "clients": broker.listen,
             "http": broker.http_listen,
             "pid": broker.pid,
@@ -179,9 +179,9 @@ def _show(found: LocalCluster, output_format: str) -> None:
                 "directory": str(found.directory),
                 "cluster_id": found.cluster_id,
                 "bootstrap_server": found.bootstrap,
-                "told_by": None if said is None else said.told_by,
-                "is_current": said is not None and said.is_current,
-                "age_s": None if said is None else said.age_s,
+                "told_by": None if seen is None else seen.told_by,
+                "is_current": seen is not None and seen.is_current,
+                "age_s": None if seen is None else seen.age_s,
                 "brokers": rows,
             }
         )
@@ -191,14 +191,14 @@ def _show(found: LocalCluster, output_format: str) -> None:
         [["" if cell is None else cell for cell in row.values()] for row in rows],
         right=("node", "pid"),
     )
-    if said is not None and not said.is_current:
+    if seen is not None and not seen.is_current:
         from quiverlog.cli.console.cluster_health import as_known
 
-        print(f"\nas known to {as_known(said)}")
+        print(f"\nas known to {as_known(seen)}")
 
 
 def _asked(found: LocalCluster) -> ClusterDetail | None:
-    """The cluster as one of the brokers that run knows it; None if none of them answers."""
+    """Return the cluster from the metadata of a running broker; None if none answers."""
     from quiverlog.client.client import connect
     from quiverlog.errors import QuiverlogError
 
@@ -212,22 +212,22 @@ def _asked(found: LocalCluster) -> ClusterDetail | None:
         return None
 
 
-def _standing(said: ClusterDetail | None, local: LocalBroker) -> str:
-    """What the cluster says of a broker; of one that does not run it never says that it is ready,
-    and without a controller nothing.
+def _cluster_state(seen: ClusterDetail | None, local: LocalBroker) -> str:
+    """Return a broker's state in the cluster. Without a controller it is unknown, and a broker that
+    does not run is never called ready.
     """
-    told = () if said is None else said.brokers
-    broker = next((one for one in told if one.node_id == local.node_id), None)
-    if said is None or broker is None:
+    known = () if seen is None else seen.brokers
+    broker = next((one for one in known if one.node_id == local.node_id), None)
+    if seen is None or broker is None:
         return "unknown"
-    if not said.is_current:
+    if not seen.is_current:
         return "unknown, no controller"
     if broker.fenced:
         return "fenced"
     if local.state is not ProcessState.RUNNING:
         return "not fenced yet"
-    standing = "stopping" if broker.in_shutdown else "ready"
-    return f"{standing}, controller" if said.controller == broker.node_id else standing
+    state = "stopping" if broker.in_shutdown else "ready"
+    return f"{state}, controller" if seen.controller == broker.node_id else state
 
 
 _node_id = click.argument("node_id", metavar="NODE", type=int)
@@ -252,7 +252,7 @@ def kill(found: LocalCluster, node_id: int, wipe: bool) -> None:
 @_node_id
 @_with_cluster
 def pause(found: LocalCluster, node_id: int) -> None:
-    """SIGSTOP for one broker: it says nothing and closes nothing; `resume` wakes it."""
+    """SIGSTOP for one broker: it sends nothing and closes nothing; `resume` wakes it."""
     with found.locked():
         paused = _broker_of(found, node_id).pause()
     print(f"paused broker {node_id}" if paused else f"broker {node_id} does not run")
@@ -302,7 +302,7 @@ def stop(found: LocalCluster, node_id: int | None) -> None:
 @click.option("--rack", help="Its label. [default: a, b and c by turns]")
 @_with_cluster
 def add(found: LocalCluster, rack: str | None) -> None:
-    """Add a broker to the cluster, and wait until the others know it."""
+    """Add a broker to the cluster, and wait until the others have its registration."""
     with found.locked():
         made = found.add(rack)
     print(f"broker {made.node_id} has joined, in rack {made.rack}: -b {found.bootstrap}")
@@ -333,7 +333,7 @@ def logs(found: LocalCluster, node_id: int, follow: bool, lines: int) -> None:
     if tail is None:
         raise CommandFailed(f"`tail` is not installed; the log is {log}")
     command = [tail, "-n", str(lines), *(["-F"] if follow else []), str(log)]
-    # The command becomes `tail`, which knows what to do with Ctrl-C and with a reader that leaves.
+    # The command becomes `tail`, which handles Ctrl-C and a closed pipe.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     os.execv(tail, command)
 

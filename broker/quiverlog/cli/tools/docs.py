@@ -1,7 +1,7 @@
 """`quiverlog docs [PAGE]`: the guides that came with this installation.
 
-Owns where they lie: in the clone that the package is run from, else among the files that the wheel
-brought (`share/doc/quiverlog/docs` under the environment's prefix).
+They are in the clone that the package is run from, else among the files of the wheel
+(`share/doc/quiverlog/docs` under the environment's prefix).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _INSTALLED = Path("share", "doc", "quiverlog", "docs", "README.md")
 
 
 def docs_directory() -> Path:
-    """Where the guides are. Raises CommandFailed: this installation has none."""
+    """Return the guides' directory. Raises CommandFailed: this installation has none."""
     clone = Path(quiverlog.__file__).resolve().parents[2] / "docs"
     if (clone / "README.md").is_file():
         return clone
@@ -73,7 +73,7 @@ def docs(page: str | None, show_path: bool, output_format: str) -> None:
 
 
 def _pages(directory: Path) -> dict[str, Path]:
-    """Name -> file; those at the top first, then the decisions."""
+    """Return name -> file; those at the top first, then the decisions."""
     top = {path.stem: path for path in sorted(directory.glob("*.md"))}
     return top | {f"adr/{path.stem}": path for path in sorted(directory.glob("adr/[0-9]*.md"))}
 
@@ -105,7 +105,7 @@ def _named(pages: dict[str, Path], page: str) -> Path:
 
 
 def _show(text: str) -> None:
-    """As it is; page by page on a terminal."""
+    """Print it as it is; page by page on a terminal."""
     if not sys.stdout.isatty():
         print(text, end="")
         return

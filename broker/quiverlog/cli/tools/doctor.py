@@ -1,7 +1,7 @@
 """`quiverlog doctor` checks that everything is there that a broker and Spark need.
 
-Owns the checks and what to do about each. A check never raises: what goes wrong is its finding.
-Spark is looked at from outside (versions, another interpreter); this module never imports it.
+A check never raises: a failure is its finding. Spark is examined from outside (versions, another
+interpreter); this module never imports it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ OK, WARNING, PROBLEM = "ok", "warning", "problem"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The outcome of one check. `advice` says what to do; empty when all is well."""
+    """The outcome of one check. `advice` is what to do; empty when all is well."""
 
     check: str
     status: str
@@ -116,7 +116,7 @@ def _installed(package: str) -> str | None:
 
 # --- Java -----------------------------------------------------------------------------------------
 def java_problem() -> str | None:
-    """What keeps Spark from starting a JVM, with the line to type; None if nothing does."""
+    """Return what keeps Spark from starting a JVM, with the line to type; None if nothing does."""
     finding = _java()
     return None if finding.status == OK else f"{finding.detail} {finding.advice}"
 
@@ -128,7 +128,7 @@ def _java() -> Finding:
     if path is None:
         return Finding("Java", PROBLEM, "There is no `java` on PATH.", advice)
     try:
-        # `java -version` writes to stderr, by old custom.
+        # `java -version` writes to stderr.
         done = subprocess.run(
             [path, "-version"], capture_output=True, text=True, timeout=_PROBE_S, check=False
         )
@@ -145,7 +145,7 @@ def _java() -> Finding:
 
 
 def java_major(text: str) -> int | None:
-    """The major version in the output of `java -version`: 8 for `1.8.0_402`, 17 for `17.0.15`."""
+    """Return the major version in `java -version`'s output: 8 of `1.8.0_402`, 17 of `17.0.15`."""
     match = re.search(r'version "(\d+)(?:\.(\d+))?', text)
     if match is None:
         return None
@@ -179,7 +179,7 @@ def _pyspark() -> Finding:
 
 
 def _worker_sockets() -> Finding:
-    """How Spark talks to its Python workers. Over TCP is no fault: our own tasks do not wait."""
+    """Report how Spark talks to its Python workers. TCP is no fault: our own tasks do not wait."""
     check, setting = "worker sockets", "spark.python.unix.domain.socket.enabled"
     if os.environ.get("PYSPARK_UDS_MODE", "").lower() == "true":
         return Finding(check, OK, "Unix domain, from PYSPARK_UDS_MODE")
@@ -322,7 +322,7 @@ def _brokers(bootstrap: str, timeout_s: float) -> list[Finding]:
 
 
 def _answers(one: Probe, node_id: int | None) -> Finding:
-    """Clients go to the advertised addresses: each must answer from here, and so must the given."""
+    """Report whether an address answers from here: clients connect to the advertised ones."""
     if node_id is None:
         check, what = "address", f"{one.address} was given"
         advice = "Start the broker there, or take the address out."

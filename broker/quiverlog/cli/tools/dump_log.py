@@ -1,8 +1,7 @@
 """`quiverlog dump-log`: what lies in a segment file, batch by batch.
 
-Owns how a segment is shown; what is damage and what a torn tail is storage's judgement, the same
-that recovery goes by. It opens files read-only and needs no broker; a broker that writes to the
-file at the same time does no harm.
+The storage judges what is damage and what a torn tail, as in a recovery. Files are opened read-only
+and no broker is needed; one that writes to the file at the same time does no harm.
 """
 
 from __future__ import annotations
@@ -65,12 +64,12 @@ class DumpedBatch:
 
 
 def walk(buffer: memoryview, index: SparseIndex | None = None) -> Iterator[DumpedBatch | str]:
-    """What a segment holds: its batches, and in words what is wrong with the rest.
+    """Yield the batches of a segment, and messages about the bytes that are none.
 
     A batch that is whole but whose checksum is wrong is among the batches.
 
     Args:
-        index: of this segment; it tells where batches begin behind bytes that tell nothing.
+        index: of this segment; it locates batches after damaged bytes.
     """
     base_offset = peek_base_offset(buffer)
     if base_offset is None:
@@ -180,7 +179,7 @@ def _dump(path: Path) -> _Dump:
 
 
 def _index_of(path: Path, base_offset: int | None) -> SparseIndex | None:
-    """The index beside the file; None where there is no good one of this segment."""
+    """Return the index beside the file; None without a good one of this segment."""
     if path.suffix != LOG_SUFFIX:
         return None
     with contextlib.suppress(OSError, CorruptLog, UnsupportedFormat):
@@ -223,7 +222,7 @@ def _row(b: DumpedBatch) -> tuple[object, ...]:
     producer = f"{b.producer_id}/{b.producer_epoch}:{b.base_sequence}" if b.producer_id >= 0 else ""
     try:
         moment = datetime.fromtimestamp(b.timestamp_max_us / 1e6, UTC).strftime("%F %T.%f")
-    except (OverflowError, ValueError, OSError):  # a damaged header may say anything
+    except (OverflowError, ValueError, OSError):  # a damaged header may hold any number
         moment = str(b.timestamp_max_us)
     flags = ("control " if b.is_control else "") + ("txn " if b.is_transactional else "")
     return (

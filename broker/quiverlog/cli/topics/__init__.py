@@ -1,5 +1,5 @@
 """`topic` and `partition`: commands about topics and their partitions.
 
-Owns how they are asked for and shown; the rules are the brokers'. Stands on `cli.moves` and
-`cli.formats`.
+Owns options and output; the rules are the brokers'. Imports `cli.moves`, `cli.formats` and
+`cli.console` only.
 """

@@ -1,6 +1,6 @@
 """`quiverlog partition ...`: which brokers hold and lead the partitions of topics.
 
-Owns how they are listed and how leaders are asked for; `reassign` has a module of its own.
+`reassign` has a module of its own.
 """
 
 from __future__ import annotations
@@ -62,15 +62,15 @@ def list_partitions(
     timeout_s: float,
     output_format: str,
 ) -> None:
-    """List partitions: who leads, who holds, who is in sync, how large.
+    """List partitions: leader, replicas, in-sync replicas, size.
 
     Several conditions together show what meets all of them.
     """
     seen = seen_or_failure(bootstrap, timeout_s)
-    answer = None if seen.found.is_current else _said_old(seen)
+    answer = None if seen.found.is_current else _warn_of_old_figures(seen)
     with open_client(bootstrap, timeout_s=timeout_s, skipped=seen.silent) as client:
         for name in topics:
-            client.describe_topic(name)  # It says what is wrong with the name.
+            client.describe_topic(name)  # raises for a name that is wrong or unknown
         rows = [
             row
             for row in _rows(client, topics, answer)
@@ -106,8 +106,8 @@ def _leader(row: dict[str, Any]) -> str:
     return f"{row['leader']}" + (" (silent)" if row["leader_answers"] is False else "")
 
 
-def _said_old(seen: Seen) -> set[int]:
-    """Say that no controller tells this; the brokers that answer."""
+def _warn_of_old_figures(seen: Seen) -> set[int]:
+    """Warn that the figures are not a controller's; return the brokers that answer."""
     from quiverlog.cli.console.cluster_health import as_known
 
     found, answer = seen.found, seen.answering
@@ -127,10 +127,10 @@ def _arrows(row: dict[str, Any]) -> str:
 def _rows(
     client: Client, topics: Sequence[str], answer: set[int] | None
 ) -> Iterator[dict[str, Any]]:
-    """All partitions.
+    """Return a row for each partition.
 
     Args:
-        answer: the brokers that answer, where no controller can be asked.
+        answer: the brokers that answer, where no controller does.
     """
     from quiverlog.client.admin.cluster import list_moves
     from quiverlog.client.admin.replica_sizes import replica_sizes
@@ -168,7 +168,7 @@ def _rows(
 
 # --- elect ---------------------------------------------------------------------------------------
 def election_options(command: Callable[..., None]) -> Callable[..., None]:
-    """What `partition elect` and `topic elect` are told beside the topic."""
+    """Add the options that `partition elect` and `topic elect` share."""
     options = (
         click.option(
             "--partition",
@@ -246,7 +246,7 @@ def elect_leaders(
     unclean: bool,
     is_asked_for: bool = True,
 ) -> dict[int, int | None]:
-    """Who leads now. A topic that was found in a list, and is gone, has no partitions."""
+    """Return the leaders now. A topic deleted since it was listed has no partitions."""
     from quiverlog.errors import UnknownTopic
 
     try:

@@ -1,6 +1,6 @@
 """`quiverlog topic ...`: create, list, describe, alter, delete, trim.
 
-Owns how topics are asked for and shown; every rule about them is the broker's.
+Owns options and output; every rule is the broker's.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _shape(info: TopicInfo) -> dict[str, object]:
 
 
 def _given(**options: Any) -> dict[str, Any]:
-    """The options that the person set; the rest is left to the broker's defaults."""
+    """Return the options that were given; the broker has defaults for the rest."""
     return {name: value for name, value in options.items() if value is not None}
 
 
@@ -306,7 +306,7 @@ def trim(
 
 
 def parse_before(text: str) -> int | Literal["latest"] | dict[int, int | Literal["latest"]]:
-    """`latest`, an offset for all partitions, or `partition=offset` pairs.
+    """Parse `latest`, an offset for all partitions, or `partition=offset` pairs.
 
     Raises:
         click.BadParameter: none of these.

@@ -14,7 +14,6 @@ __all__ = ["detail_json", "print_detail"]
 
 
 def detail_json(detail: TopicDetail) -> dict[str, object]:
-    """All of it, for scripts."""
     from quiverlog.batch.schema_text import format_schema
 
     is_known = all(partition.is_known for partition in detail.partitions)
@@ -24,7 +23,7 @@ def detail_json(detail: TopicDetail) -> dict[str, object]:
         "created": detail.created,
         "key": list(detail.key_columns),
         "replication_factor": detail.replication_factor,
-        # A sum without those that could not be asked would look like rows that are gone.
+        # A sum without the partitions that did not answer would look like lost rows.
         "rows": detail.rows if is_known else None,
         "size_bytes": detail.size_bytes if is_known else None,
         "configs": {
@@ -40,7 +39,6 @@ def detail_json(detail: TopicDetail) -> dict[str, object]:
 
 
 def print_detail(detail: TopicDetail, *, all_configs: bool) -> None:
-    """As tables, for people."""
     from quiverlog.batch.schema_text import format_type
 
     shown = {
@@ -75,9 +73,9 @@ def print_detail(detail: TopicDetail, *, all_configs: bool) -> None:
 
 
 def _print_partitions(detail: TopicDetail) -> None:
-    """What most people ask first; the rest, with the same partitions, in a table below.
+    """Print what most users look for first; a second table has the rest of the same partitions.
 
-    All of it in one table does not fit into the 80 columns of a terminal.
+    One table of all of it does not fit into the 80 columns of a terminal.
     """
     numbers = ["PARTITION", "LEADER", "START", "END", "ROWS", "SIZE"]
     print_table(
