@@ -1,7 +1,6 @@
 """The brokers of the demo: one, or several that form a cluster.
 
-Owns which of them is killed, and their end. They are a local cluster like any other
-(`quiverlog.local`), so they survive the demo where `--keep` asks for that.
+They are a local cluster like any other (`quiverlog.local`), so with `--keep` they survive the demo.
 """
 
 from __future__ import annotations
@@ -35,35 +34,34 @@ class DemoCluster:
 
     @property
     def brokers(self) -> list[LocalBroker]:
-        """All of them, in the order of their numbers."""
+        """Return all of them, by node id."""
         return list(self._cluster.brokers.values())
 
     @property
     def bootstrap(self) -> str:
-        """Addresses of all brokers, one that was killed among them: clients skip it."""
+        """Return the addresses of all brokers; clients skip the one that was killed."""
         return self._cluster.bootstrap
 
     @property
     def living(self) -> list[LocalBroker]:
-        """All but the one that was killed."""
+        """Return all but the one that was killed."""
         return [broker for broker in self.brokers if broker is not self.killed]
 
     @property
     def logs(self) -> str:
-        """Where the brokers' logs are."""
         return ", ".join(str(broker.log) for broker in self.brokers)
 
     def start(self) -> None:
-        """Return when clients may connect to all brokers, and a quorum of them decides.
+        """Return when clients may connect to all brokers, and a controller is elected.
 
         Raises:
-            CommandFailed: one of them ended, or did not get there in time.
+            CommandFailed: one of them ended, or was not ready in time.
         """
         with _failing_command():
             self._cluster.start()
 
     def kill_leader(self, client: Client, topic: str) -> tuple[LocalBroker, list[int]]:
-        """SIGKILL for the broker that leads the most partitions of a topic.
+        """Send SIGKILL to the broker that leads the most partitions of a topic.
 
         Returns the broker, and the partitions that it led.
 
@@ -94,7 +92,7 @@ class DemoCluster:
         return all(broker.stopped_cleanly for broker in self.living)
 
     def pids(self) -> list[int]:
-        """Of the brokers that run."""
+        """Return those of the running brokers."""
         return [broker.pid for broker in self.living if broker.pid is not None]
 
 

@@ -22,7 +22,7 @@ def _checked_brokers(_context: click.Context, _option: click.Parameter, count: i
 
 
 @click.command()
-@click.option("--keep", is_flag=True, help="Leave the brokers running and say how to reach them.")
+@click.option("--keep", is_flag=True, help="Leave the brokers running and print their addresses.")
 @click.option(
     "--brokers",
     type=click.IntRange(1, BROKERS_MAX),
@@ -42,7 +42,7 @@ def _checked_brokers(_context: click.Context, _option: click.Parameter, count: i
     "--flights",
     "flights_max",
     type=click.IntRange(1, INT32_MAX),
-    help="Replay only the first so many flights of the year (all 336,776 when not given).",
+    help="Replay at most this many flights of the year, the first ones. [default: all 336,776]",
 )
 @click.option(
     "--rows-per-batch",

@@ -1,8 +1,8 @@
-"""The demo's result worked out by pyarrow alone, and the comparison with what came through Spark.
+"""The demo's result computed by pyarrow alone, and the comparison with what came through Spark.
 
-Owns the meaning of every column of the topic `delays`. It goes another way than the Spark query on
-purpose: the day comes from the calendar columns, not from event-time windows, and the totals from
-the flights themselves, not from the groups.
+Owns the meaning of every column of the topic `delays`. It differs from the Spark query on purpose:
+the day comes from the calendar columns, not from event-time windows, and the totals from the
+flights themselves, not from the groups.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from quiverlog_demo.flights import DELAYS
 __all__ = ["Totals", "aggregate", "differences", "totals_of_delays", "totals_of_flights"]
 
 LATE_MIN = 15
-"""A departure counts as late from so many minutes on (the threshold that US statistics use)."""
+"""A departure counts as late from this many minutes on (the threshold of US statistics)."""
 
 _ORDER = [("carrier", "ascending"), ("day", "ascending")]
 
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Sums over all flights, which every grouping must add up to."""
+    """Sums over all flights, equal for every grouping."""
 
     flights: int
     cancelled: int
@@ -34,7 +34,7 @@ class Totals:
 
 
 def aggregate(flights: pa.Table, weather: pa.Table, airlines: pa.Table) -> pa.Table:
-    """Delays per carrier and day, in the shape and order of types of the topic `delays`.
+    """Return delays per carrier and day, with the columns of the topic `delays`.
 
     A cancelled flight has no departure time; it counts as a flight, never as a delay of zero. A
     flight whose hour has no weather report counts as `weather_unknown`, not as dry.
@@ -88,7 +88,7 @@ def _joined(flights: pa.Table, weather: pa.Table, airlines: pa.Table) -> pa.Tabl
 
 
 def _with_measures(rows: pa.Table) -> pa.Table:
-    """Replace what the rows say by what is counted."""
+    """Replace the columns of the rows by the ones that are summed."""
     day = pc.strptime(
         pc.binary_join_element_wise(
             *(rows[part].cast(pa.string()) for part in ("year", "month", "day")), "-"
@@ -117,7 +117,7 @@ def _with_measures(rows: pa.Table) -> pa.Table:
 
 
 def totals_of_flights(flights: pa.Table) -> Totals:
-    """The totals, straight from the flights."""
+    """Return the totals, straight from the flights."""
     return Totals(
         flights=flights.num_rows,
         cancelled=flights["dep_time"].null_count,
@@ -128,7 +128,7 @@ def totals_of_flights(flights: pa.Table) -> Totals:
 
 
 def totals_of_delays(delays: pa.Table) -> Totals:
-    """Totals computed from the groups."""
+    """Return totals computed from the groups."""
     return Totals(**{name: _total(delays[name]) for name in Totals.__dataclass_fields__})
 
 
@@ -137,12 +137,12 @@ def _total(values: pa.ChunkedArray) -> int:
 
 
 def differences(got: pa.Table, expected: pa.Table, *, lines_max: int = 10) -> list[str]:
-    """What distinguishes two results, one readable line each; nothing when they are equal.
+    """Return the differences of two results, one readable line each; empty when they are equal.
 
     Args:
         got: in any order; rows that came twice are a difference.
         expected: as `aggregate` makes it.
-        lines_max: say no more than so many.
+        lines_max: bound on the lines.
     """
     got = got.select(expected.schema.names).cast(expected.schema).sort_by(_ORDER).combine_chunks()
     if got.equals(expected.combine_chunks()):

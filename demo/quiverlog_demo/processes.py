@@ -1,6 +1,6 @@
 """The Spark query of the demo, a program of its own.
 
-Owns its start, what it says on stdout, and its end: it does not outlive the demo.
+Owns its start, its events on stdout, and its end: it does not outlive the demo.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _CAUSE_CHARS_MAX = 400
 
 
 def _environment(**more: str) -> dict[str, str]:
-    """This process's environment without settings that are meant for another broker."""
+    """Return this process's environment without settings that are meant for another broker."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith("QUIVERLOG_")}
     return kept | more
 
@@ -37,16 +37,16 @@ _CAUSE = re.compile(r"[\w.]*(?:Error|Exception|error)\b.*\S")
 
 
 def _why(log: Path) -> str:
-    """The last line of a log that names an error, and where the rest is."""
+    """Return the last line of a log that names an error, and the log's path."""
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
     told = [line.strip() for line in lines if line.strip() and not line.startswith("\tat ")]
     causes = [line for line in told if _CAUSE.match(line)] or told
-    cause = causes[-1][:_CAUSE_CHARS_MAX] if causes else "it said nothing"
+    cause = causes[-1][:_CAUSE_CHARS_MAX] if causes else "it printed no error"
     return f"{cause} (its log: {log})"
 
 
 class _Lines:
-    """The lines of a pipe, read by a thread so that waiting for the next one can be bounded."""
+    """The lines of a pipe, read by a thread so that a wait for the next one can be bounded."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
@@ -59,11 +59,11 @@ class _Lines:
         self._lines.put(None)
 
     def next(self, deadline_s: float) -> str | None:
-        """The next line; None at the end. Raises `queue.Empty` at the deadline (monotonic)."""
+        """Return the next line; None at the end. Raises `queue.Empty` at the monotonic deadline."""
         return self._lines.get(timeout=max(0.0, deadline_s - time.monotonic()))
 
     def close(self, process: subprocess.Popen[str]) -> None:
-        """Call when the process has ended: its pipe has, too."""
+        """Join the thread. Call when the process has ended: then its pipe is at its end."""
         self._thread.join(timeout=5.0)
         if process.stdout is not None and not self._thread.is_alive():
             process.stdout.close()
@@ -95,14 +95,14 @@ class SparkQuery:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
-                # Spark asks the workers' interpreter which data sources there are.
+                # Spark looks for data sources in the workers' interpreter.
                 env=_environment(PYSPARK_PYTHON=sys.executable, SPARK_LOCAL_IP="127.0.0.1"),
                 start_new_session=True,
             )
         self._lines = _Lines(self._process)
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """What the query tells, up to and with `done`.
+        """Yield the query's events, up to and with `done`.
 
         Raises:
             CommandFailed: it ended before, or took too long; the end of Spark's log follows.
@@ -125,13 +125,13 @@ class SparkQuery:
                 return
 
     def go_on(self) -> None:
-        """Tell the query that the closing row is there."""
+        """Signal the query that the closing row is appended."""
         assert self._process.stdin is not None
         self._process.stdin.write("closed\n")
         self._process.stdin.flush()
 
     def stop(self) -> None:
-        """Let a query that is done leave; end one that is not."""
+        """Wait for a query that is done; kill one that is not."""
         if self._process.stdin is not None:
             self._process.stdin.close()
         if self._done:
@@ -142,6 +142,6 @@ class SparkQuery:
         self._lines.close(self._process)
 
     def _kill_group(self) -> None:
-        """The JVM and its Python workers are in the child's session: they go together."""
+        """Kill the JVM and its Python workers together: they are in the child's session."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)

@@ -3,11 +3,9 @@
     python -m quiverlog_demo.query --bootstrap HOST:PORT --work-dir DIR --rows N
 
 It reads the topic `flights` as a stream, joins the topics `weather` and `airlines`, sums up in
-windows of a day and writes to the topic `delays`. One JSON object per line on stdout tells whoever
-started it how far it is. After `caught_up` it waits for a line on stdin: by then a row far in the
-future has been appended to `flights`, which closes the last window.
-
-Owns the query. Must not know how the topics were filled or what becomes of the result.
+windows of a day and writes to the topic `delays`. It reports its progress to the parent process,
+one JSON object per line on stdout. After `caught_up` it waits for a line on stdin: by then the
+parent has appended a row far in the future to `flights`, which closes the last window.
 """
 
 from __future__ import annotations
@@ -26,20 +24,20 @@ if TYPE_CHECKING:
 __all__ = ["delays_per_day", "main", "session"]
 
 WATERMARK = "14 days"
-"""Of flight time, not of waiting. A micro-batch takes from each partition in proportion to what
-waits there, and carriers do not fly evenly through the year: rows of different partitions come up
-to six days apart. Later ones would be dropped; the query reports how many were (none)."""
+"""Of flight time, not of waiting. A micro-batch takes from each partition in proportion to its
+backlog, and carriers do not fly evenly through the year: rows of different partitions come up to
+six days apart. Later ones would be dropped; the query reports how many were (none)."""
 
 DAY_BEGINS = "5 hours"
-"""New York's standard time is UTC-5, and nothing leaves between midnight and 01:00 local time: so
-windows that begin at 05:00 UTC are calendar days, in summer too."""
+"""New York's standard time is UTC-5, and no flight leaves between midnight and 01:00 local time:
+so windows that begin at 05:00 UTC are calendar days, in summer too."""
 
 LATE_MIN = 15
 POLL_S = 0.1
 
 
 def session(work_dir: Path, *, cores: int) -> SparkSession:
-    """A local Spark that keeps to loopback and to `work_dir`."""
+    """Return a local Spark that uses only loopback and `work_dir`."""
     from pyspark.sql import SparkSession
 
     settings = {
@@ -49,7 +47,7 @@ def session(work_dir: Path, *, cores: int) -> SparkSession:
         "spark.local.dir": str(work_dir / "spark"),
         "spark.sql.warehouse.dir": str(work_dir / "warehouse"),
         "spark.sql.session.timeZone": "UTC",
-        # As many groups as fit one core each; Spark's default of 200 is for a cluster.
+        # One task per core; Spark's default of 200 is for a cluster.
         "spark.sql.shuffle.partitions": str(cores),
         "spark.sql.streaming.stateStore.maintenanceInterval": "10min",
     }
@@ -62,7 +60,7 @@ def session(work_dir: Path, *, cores: int) -> SparkSession:
 
 
 def delays_per_day(flights: DataFrame, weather: DataFrame, airlines: DataFrame) -> DataFrame:
-    """The query: columns and types as in the topic `delays`."""
+    """Return the query: columns and types as in the topic `delays`."""
     from pyspark.sql import functions as F
 
     reports = weather.select(
@@ -92,8 +90,8 @@ def delays_per_day(flights: DataFrame, weather: DataFrame, airlines: DataFrame) 
     return groups.select("carrier", "airline", day, *groups.columns[3:])
 
 
-def tell(event: str, **fields: object) -> None:
-    """Print one line, which the program that started this one reads."""
+def report_event(event: str, **fields: object) -> None:
+    """Print one line, which the parent process reads."""
     sys.stdout.write(json.dumps({"event": event, **fields}) + "\n")
     sys.stdout.flush()
 
@@ -129,11 +127,11 @@ def start_query(
 
 
 class Progress:
-    """Tells each micro-batch once and adds up what they did."""
+    """Reports each micro-batch once and sums up rows and times."""
 
     def __init__(self, query: StreamingQuery) -> None:
         self._query = query
-        self._told = -1
+        self._reported = -1
         self.rows_in = 0
         self.rows_late = 0
         self.batches = 0
@@ -144,17 +142,20 @@ class Progress:
 
     @property
     def warm_rows_per_s(self) -> float:
-        """Of the micro-batches that took rows, without the first, in which Spark warms up."""
+        """Return the rate of the micro-batches with rows, except the first, when Spark warms up."""
         return self._warm_rows / self._warm_s if self._warm_s else 0.0
 
     def poll(self) -> None:
-        """Look at the batches that ended since the last look; raise if the query died."""
+        """Read the micro-batches that ended since the last call; raise if the query died."""
         error = self._query.exception()
         if error is not None:
             raise error
         for progress in self._query.recentProgress:
-            if progress.batchId > self._told and progress.durationMs.get("addBatch") is not None:
-                self._told = progress.batchId
+            if (
+                progress.batchId > self._reported
+                and progress.durationMs.get("addBatch") is not None
+            ):
+                self._reported = progress.batchId
                 self._add(progress)
 
     def _add(self, progress: Any) -> None:
@@ -168,7 +169,7 @@ class Progress:
         elif progress.numInputRows > 1:  # the closing row comes alone
             self._warm_rows += progress.numInputRows
             self._warm_s += seconds
-        tell(
+        report_event(
             "batch",
             batch=progress.batchId,
             rows=progress.numInputRows,
@@ -177,32 +178,32 @@ class Progress:
         )
 
     def wait_for_rows(self, rows: int) -> None:
-        """Return when so many rows were read. Whoever started this program bounds the time."""
+        """Return when at least `rows` rows were read. The parent process bounds the time."""
         while self.rows_in < rows:
             time.sleep(POLL_S)
             self.poll()
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the query to its end; 0 when it got there."""
+    """Run the query to its end; return 0 on success."""
     options = _options(arguments)
     work_dir = Path(options.work_dir)
     began_s = time.monotonic()
     spark = session(work_dir, cores=options.cores)
     try:
-        tell("spark", version=spark.version, seconds=time.monotonic() - began_s)
+        report_event("spark", version=spark.version, seconds=time.monotonic() - began_s)
         query = start_query(
             spark, options.bootstrap, work_dir, options.rows_per_batch, options.fetch_from
         )
         progress = Progress(query)
         started_s = time.monotonic()
         progress.wait_for_rows(options.rows)
-        tell("caught_up", seconds=time.monotonic() - started_s)
+        report_event("caught_up", seconds=time.monotonic() - started_s)
         sys.stdin.readline()
         progress.wait_for_rows(options.rows + 1)
         query.processAllAvailable()
         progress.poll()
-        tell(
+        report_event(
             "done",
             seconds=time.monotonic() - started_s,
             busy_seconds=progress.busy_s,

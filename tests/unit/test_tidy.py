@@ -61,7 +61,7 @@ PRIVATE_WORDS_MAX = {
     "client": 165,
     "connector": 4,
     "core": 6,
-    "demo": 125,
+    "demo": 4,
     "local": 175,
     "node": 138,
     "quiverlog": 170,
