@@ -57,7 +57,7 @@ records, reports, refuses, "at most 5". Docstrings and comments do without them.
 PRIVATE_WORDS_MAX = {
     "batch": 4,
     "benchmarks": 85,
-    "cli": 15,
+    "cli": 4,
     "client": 165,
     "connector": 4,
     "core": 6,

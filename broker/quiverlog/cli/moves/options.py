@@ -1,4 +1,4 @@
-"""Options that the commands share which move partitions."""
+"""Options that all commands with moves of partitions share."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ class _Rate(click.ParamType[int]):
 
 
 def moving_options(command: _Command) -> _Command:
-    """`--dry-run`, `--throttle`, `--wait`, `--ignore-room`."""
+    """Add `--dry-run`, `--throttle`, `--wait` and `--ignore-room`."""
     for option in (
         click.option(
-            "--ignore-room", is_flag=True, help="Move also what a broker's disk has no room for."
+            "--ignore-room", is_flag=True, help="Move replicas even where a disk has no room."
         ),
         click.option(
             "--wait",
@@ -64,7 +64,7 @@ def moving_options(command: _Command) -> _Command:
             flag_value=WAIT_S_MAX,
             default=0.0,
             metavar="[SECONDS]",
-            help="Wait until nothing moves, or so long; exit code 1 if anything still does.",
+            help="Wait until nothing moves, at most this long; exit code 1 if anything still does.",
         ),
         click.option(
             "--throttle",

@@ -1,6 +1,6 @@
-"""What the planners of moves are told of the cluster: brokers, partitions, sizes, room.
+"""The input of the planners of moves: brokers, partitions, sizes, room.
 
-Owns how that is put together from what brokers answer. Must not know: what is planned.
+Owns how it is put together from the brokers' answers; `core.placement` plans.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _SETTLES_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where everything lies, or is on its way to lie.
+    """The replicas of each broker, with partitions that move at their destination.
 
     Attributes:
-        silent: brokers that are alive and did not say how large their replicas are.
+        silent: brokers that are alive and did not report the sizes of their replicas.
     """
 
     brokers: list[PlanBroker]
@@ -46,7 +46,7 @@ class Placement:
         return self.sizes.silent
 
     def of(self, topic: str) -> list[PlanPartition]:
-        """The partitions of one topic.
+        """Return the partitions of one topic.
 
         Raises:
             CommandFailed: there is none of this name.
@@ -57,7 +57,7 @@ class Placement:
         return found
 
     def layout(self, moves: Sequence[Move] = ()) -> Layout:
-        """The sums of each broker, before, or when all of these have moved."""
+        """Return the sums of each broker, now or when all of these have moved."""
         after = {(one.topic, one.partition): one.after for one in moves}
         return Layout(
             self.brokers,
@@ -69,7 +69,7 @@ class Placement:
 
 
 def look(client: Client) -> Placement:
-    """Ask for all of it. Partitions that move count as where they move to."""
+    """Ask for all of it. A partition that moves counts at its destination."""
     described, moves, topics = _at_one_moment(client)
     moving = {(name, n): one for name, found in moves.items() for n, one in found.items()}
     sizes = client.describe_replicas()
@@ -95,16 +95,16 @@ def look(client: Client) -> Placement:
 
 
 def _at_one_moment(client: Client) -> tuple[ClusterDetail, Moves, Mapping[str, TopicInfo]]:
-    """Who is there, what moves, who holds what; as far as others let it be of one moment.
+    """Return the cluster, the moves and the topics, of one moment as far as other clients allow.
 
-    While a partition moves, those before and after hold it. Were a move that has begun or ended in
-    between not known of, all of them would be taken for its replicas.
+    While a partition moves, the brokers before and after hold it. If a move that began or ended
+    between two answers were missed, all of them would be taken for its replicas.
     """
     for is_last in polls(_SETTLES_S):
         moves = client.run(list_moves(client.cluster))
         described = client.describe_cluster()
         found = client.metadata()
-        # Another broker than the controller may have told of it, and not have heard of all.
+        # A broker other than the controller may have answered, with older metadata.
         is_late = found.metadata_version < described.metadata_version
         if is_last or not (is_late or client.run(list_moves(client.cluster)) != moves):
             break
@@ -112,7 +112,7 @@ def _at_one_moment(client: Client) -> tuple[ClusterDetail, Moves, Mapping[str, T
 
 
 def check_room(placement: Placement, moves: Collection[Move]) -> None:
-    """Raise CommandFailed where more is to come to a broker than its disk has room for."""
+    """Raise CommandFailed where more would move to a broker than its disk has room for."""
     layout = Layout(placement.brokers, placement.partitions)
     at = {(one.topic, one.partition): n for n, one in enumerate(placement.partitions)}
     for move in moves:

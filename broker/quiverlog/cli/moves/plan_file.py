@@ -2,7 +2,7 @@
 
     {"version": 1, "partitions": [{"topic": "t", "partition": 0, "replicas": [1, 2]}]}
 
-Owns this form. Further keys, such as Kafka's `log_dirs`, are read over.
+Further keys, such as Kafka's `log_dirs`, are ignored.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from quiverlog.limits import PARTITIONS_PER_TOPIC_MAX, REPLICATION_FACTOR_MAX
 __all__ = ["PLAN_BYTES_MAX", "plan_text", "read_plan"]
 
 PLAN_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Some 500,000 partitions."""
+"""Enough for some 500,000 partitions."""
 
 _Node = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
@@ -41,7 +41,7 @@ _DECODER: Final = msgspec.json.Decoder(_Plan)
 
 
 def plan_text(moves: Sequence[Move]) -> str:
-    """The file of a plan, one partition a line."""
+    """Return the file of a plan, one partition a line."""
     lines = ",\n".join(
         "  " + msgspec.json.encode(_Partition(m.topic, m.partition, list(m.after))).decode()
         for m in moves
@@ -51,7 +51,7 @@ def plan_text(moves: Sequence[Move]) -> str:
 
 
 def read_plan(file: Path, placement: Placement) -> list[Move]:
-    """What a file wants to be different from what is.
+    """Return the moves from the present replicas to those of the file.
 
     Raises:
         CommandFailed: no such file or partition, or no plan.

@@ -1,7 +1,7 @@
-"""`quiverlog partition reassign`: moving partitions to other brokers, by one of several wishes.
+"""`quiverlog partition reassign`: moving partitions to other brokers.
 
-Owns how a wish becomes a plan, how the plan is shown, begun and waited for. Every rule about moves
-is the brokers'; what is planned is `client.move_plan`'s.
+Owns how the options become a plan, and how it is shown, begun and waited for. Every rule about
+moves is the brokers'; `core.placement` plans.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = ["How", "carry_out", "change_factor", "reassign"]
 _PARTITION = click.IntRange(0, PARTITIONS_PER_TOPIC_MAX - 1)
 _GOES_ON = (
     "Moves that have begun go on. `quiverlog partition reassign --status` shows them, "
-    "`quiverlog partition reassign --cancel` gives them up."
+    "`quiverlog partition reassign --cancel` cancels them."
 )
 
 
@@ -63,8 +63,8 @@ class _Target(click.ParamType[tuple[int, list[int]]]):
 
 
 @dataclass(frozen=True, slots=True)
-class _Wish:
-    """What was typed."""
+class _Request:
+    """The options as given."""
 
     topic: str | None
     partitions: tuple[int, ...]
@@ -114,7 +114,7 @@ class _Wish:
         return is_named and self.topic in (None, topic)
 
     def check_partitions(self, placement: Placement, numbers: Iterable[int]) -> None:
-        """Raises CommandFailed where the topic is not there, or has no such partition."""
+        """Raise CommandFailed where the topic does not exist, or has no such partition."""
         if self.topic is None:
             return
         held = {one.partition for one in placement.of(self.topic)}
@@ -168,7 +168,7 @@ class _Wish:
     "targets",
     type=_Target(),
     multiple=True,
-    help="Who is to hold a partition, preferred leader first: 0=2,3,1. Without a partition:"
+    help="The brokers of a partition, preferred leader first: 0=2,3,1. Without a partition:"
     " these hold what --partition names, or the topic is spread over these.",
 )
 @click.option(
@@ -177,20 +177,20 @@ class _Wish:
     type=node_id_type,
     multiple=True,
     metavar="BROKER",
-    help="Nothing is to lie on this broker; of all topics, or the one named.",
+    help="Empty this broker; of all topics, or the one named.",
 )
 @click.option(
     "--replication-factor",
     "factor",
     type=click.IntRange(1, REPLICATION_FACTOR_MAX),
-    help="The topic is to have so many replicas.",
+    help="The new number of replicas of the topic.",
 )
 @click.option(
     "--plan-file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="A plan as `--dry-run --format plan` prints it, or kafka-reassign-partitions.",
 )
-@click.option("--cancel", is_flag=True, help="What moves goes back to where it was.")
+@click.option("--cancel", is_flag=True, help="Move back what is on its way.")
 @click.option("--status", is_flag=True, help="Show what moves; so does the command alone.")
 @moving_options
 @bootstrap_option
@@ -216,22 +216,22 @@ def reassign(
 ) -> None:
     """Move partitions to other brokers, change how many replicas a topic has, show what moves.
 
-    Rows can be written and read meanwhile. Brokers that are to hold a partition copy it first;
-    those that are not any more let go of it when enough of the others are in sync.
+    Rows can be written and read meanwhile. New replicas are copied first; the old ones are removed
+    when enough of the others are in sync.
     """
     if name and topic_option and name != topic_option:
         raise click.UsageError("Two topics are named.")
     topic = name or topic_option
-    wish = _Wish(topic, partitions, targets, leaving, factor, plan_file)
-    wish.check()
-    if wish.asks_for_a_plan and (cancel or status):
+    request = _Request(topic, partitions, targets, leaving, factor, plan_file)
+    request.check()
+    if request.asks_for_a_plan and (cancel or status):
         raise click.UsageError("--cancel and --status are about what moves already.")
     with open_client(bootstrap, timeout_s=timeout_s) as client:
-        if wish.asks_for_a_plan:
+        if request.asks_for_a_plan:
             how = How(dry_run, throttle, wait_s, ignore_room, output_format)
-            carry_out(client, wish.plan, how)
+            carry_out(client, request.plan, how)
         else:
-            _moving(client, wish, cancel=cancel, wait_s=wait_s, output_format=output_format)
+            _moving(client, request, cancel=cancel, wait_s=wait_s, output_format=output_format)
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,10 +244,10 @@ class How:
 
 
 def change_factor(client: Client, topic: str, factor: int, *, is_quiet: bool = False) -> None:
-    """Give the topic so many replicas, and wait for it."""
-    wish = _Wish(topic, (), (), (), factor, None)
+    """Change the topic's number of replicas, and wait for it."""
+    request = _Request(topic, (), (), (), factor, None)
     shown = "nothing" if is_quiet else "table"
-    carry_out(client, wish.plan, How(wait_s=WAIT_S_MAX, output_format=shown))
+    carry_out(client, request.plan, How(wait_s=WAIT_S_MAX, output_format=shown))
 
 
 def carry_out(
@@ -257,7 +257,7 @@ def carry_out(
     *,
     confirm: Callable[[], None] | None = None,
 ) -> None:
-    """Plan, show, begin, wait.
+    """Plan, print, begin, wait.
 
     Args:
         confirm: asks before anything moves, when the plan was shown.
@@ -290,13 +290,13 @@ def carry_out(
 
 
 def _run_plan(client: Client, moves: Sequence[Move], how: How) -> None:
-    """Begin, and wait as long as is wanted."""
+    """Begin, and wait if asked to."""
     from quiverlog.cli.moves.run import elect_preferred, start_plan, wait_for
 
     start_plan(client, moves, how.throttle)
     if not how.wait_s:
         click.echo(
-            "Under way. `quiverlog partition reassign --status` shows it, --cancel gives it up; "
+            "Under way. `quiverlog partition reassign --status` shows it, --cancel cancels it; "
             "leaders follow by themselves, or by `quiverlog partition elect`.",
             err=True,
         )
@@ -306,14 +306,14 @@ def _run_plan(client: Client, moves: Sequence[Move], how: How) -> None:
     if left:
         raise CommandFailed(
             f"{len(left)} of {counted(len(moves), 'partition', 'partitions')} still "
-            f"{'moves' if len(left) == 1 else 'move'}; `--cancel` gives a move up."
+            f"{'moves' if len(left) == 1 else 'move'}; `--cancel` cancels a move."
         )
     _check_done(client, moves)
     elect_preferred(client, moves)
 
 
 def _check_done(client: Client, moves: Sequence[Move]) -> None:
-    """Raise CommandFailed where somebody else wanted something else meanwhile."""
+    """Raise CommandFailed where another client has changed the targets meanwhile."""
     topics = client.metadata().topics
     gone = sum(one.topic not in topics for one in moves)
     other = sum(
@@ -330,16 +330,16 @@ def _check_done(client: Client, moves: Sequence[Move]) -> None:
 
 
 def _moving(
-    client: Client, wish: _Wish, *, cancel: bool, wait_s: float, output_format: str
+    client: Client, request: _Request, *, cancel: bool, wait_s: float, output_format: str
 ) -> None:
-    """Show what moves, having sent it back if that is wanted."""
+    """Show the moves, after cancelling them if asked to."""
     from quiverlog.cli.moves.placement import look
     from quiverlog.cli.moves.run import wait_for
     from quiverlog.cli.moves.tables import moves_json, print_moves
 
     placement = look(client)
-    wish.check_partitions(placement, wish.partitions)
-    moving = {key: one for key, one in placement.moving.items() if wish.means(*key)}
+    request.check_partitions(placement, request.partitions)
+    moving = {key: one for key, one in placement.moving.items() if request.means(*key)}
     if cancel:
         for topic in sorted({topic for topic, _ in moving}):
             back = {number: None for name, number in moving if name == topic}
@@ -349,7 +349,7 @@ def _moving(
         moving = {key: one for key, one in moving.items() if not one.is_over}
         if output_format != "json":
             click.echo(
-                f"{counted(count, 'move is', 'moves are')} given up; {len(moving):,} on the way "
+                f"{counted(count, 'move is', 'moves are')} cancelled; {len(moving):,} on the way "
                 "back.",
                 err=True,
             )
@@ -367,4 +367,4 @@ def _moving(
         click.echo("No partition moves.", err=True)
     if wait_s and left:
         still = counted(len(left), "partition still moves", "partitions still move")
-        raise CommandFailed(f"{still}; `--cancel` gives a move up.")
+        raise CommandFailed(f"{still}; `--cancel` cancels a move.")

@@ -1,8 +1,8 @@
-"""Having partitions moved by a plan, and waiting for it.
+"""Starting the moves of a plan, and waiting for them.
 
-Owns the order: a plan that some broker would refuse moves nothing at all, the topics are asked for
-one after the other, and who waits sees how far the copies have come. The moves are the brokers': an
-interrupted command leaves them running, with their throttle, which ends with each of them.
+A plan that some broker would refuse moves nothing; topics are requested one after the other; a
+waiting command shows the progress of the copies. The brokers move: an interrupted command leaves
+the moves running, with their throttle, which ends with each of them.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ __all__ = ["check_plan", "elect_preferred", "start_plan", "wait_for"]
 
 Key = tuple[str, int]
 _PARTITIONS_MAX: Final = 1_000
-"""In one request: what is decided together is logged together."""
+"""In one request: the partitions of a request are logged together."""
 
 
 def check_plan(client: Client, moves: Sequence[Move], throttle: int) -> None:
-    """Have the controller look at the plan. Raises what it would refuse it with."""
+    """Let the controller check the plan. Raises what it would refuse it with."""
     for part in _requests(moves):
         _ask(client, part, throttle, validate_only=True)
 
@@ -56,7 +56,7 @@ def start_plan(client: Client, moves: Sequence[Move], throttle: int) -> None:
 
 
 def _requests(moves: Sequence[Move]) -> list[list[Move]]:
-    """Those of one topic that are asked for together."""
+    """Return the requests: moves of one topic go together."""
     by_topic: dict[str, list[Move]] = {}
     for one in moves:
         by_topic.setdefault(one.topic, []).append(one)
@@ -76,7 +76,7 @@ def _ask(
             moves[0].topic,
             {one.partition: one.after for one in moves},
             throttle=throttle,
-            # A plan that keeps the numbers of replicas as it knows them does not change them.
+            # A plan with the present numbers of replicas does not change them.
             change_count=any(len(one.after) != len(one.before) for one in moves),
             validate_only=validate_only,
         )
@@ -84,7 +84,7 @@ def _ask(
 
 
 def elect_preferred(client: Client, moves: Sequence[Move]) -> None:
-    """Have those lead that are to, now that they are in sync; brokers would do so by and by."""
+    """Elect the preferred leaders that are in sync now; the brokers would do so in time."""
     for part in _requests(moves):
         # A topic that was deleted at this moment has no leaders.
         with contextlib.suppress(UnknownTopic, UnknownPartition):
@@ -93,7 +93,7 @@ def elect_preferred(client: Client, moves: Sequence[Move]) -> None:
 
 # --- waiting -------------------------------------------------------------------------------------
 def wait_for(client: Client, copies: Mapping[Key, Sequence[int]], wait_s: float) -> list[Key]:
-    """Show how far these have come, until none moves or the time is over. Returns who still does.
+    """Show progress until nothing moves or the time is over. Return the partitions still moving.
 
     Args:
         copies: partition -> brokers that copy it.
@@ -132,7 +132,7 @@ def _wait(
 def _copied(
     copies: Mapping[Key, Sequence[int]], left: set[Key], sizes: ReplicaSizes | None
 ) -> tuple[int, int]:
-    """Bytes that have come, and that are to come; by what is stored now."""
+    """Return bytes copied, and bytes to copy in all, by the present sizes."""
     done = total = 0
     for key, takers in copies.items():
         size = sizes.largest(*key) if sizes is not None else 0

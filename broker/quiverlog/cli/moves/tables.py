@@ -1,4 +1,4 @@
-"""How a plan of moves is shown before anything moves, and what moves now."""
+"""How a plan of moves is shown before anything moves, and the moves that run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ _SHOWN_MAX = 40
 
 
 def plan_json(placement: Placement, moves: Sequence[Move], throttle: int) -> dict[str, Any]:
-    """All of a plan, for scripts."""
     return {
         "moves": [
             {
@@ -54,7 +53,7 @@ def _by_broker(placement: Placement, moves: Sequence[Move]) -> list[dict[str, An
 
 
 def print_plan(placement: Placement, moves: Sequence[Move], throttle: int) -> None:
-    """What moves, then what each broker has before and after, then all together."""
+    """Print the moves, then each broker before and after, then the sums."""
     print_table(
         ["TOPIC", "PARTITION", "FROM", "TO", "COPIES", "LEADER"],
         [
@@ -117,7 +116,6 @@ def _summary(moves: Sequence[Move], throttle: int) -> str:
 
 # --- what moves now ------------------------------------------------------------------------------
 def moves_json(moving: Mapping[tuple[str, int], PartitionMove]) -> list[dict[str, Any]]:
-    """For scripts."""
     return [
         {
             "topic": topic,
@@ -133,7 +131,6 @@ def moves_json(moving: Mapping[tuple[str, int], PartitionMove]) -> list[dict[str
 
 
 def print_moves(moving: Mapping[tuple[str, int], PartitionMove]) -> None:
-    """As a table."""
     print_table(
         ["TOPIC", "PARTITION", "REPLICAS", "IN SYNC", "ADDING", "REMOVING", "THROTTLE"],
         [
