@@ -1,13 +1,12 @@
-"""Replicas whose files are damaged: marked while they are, set aside when others have the rows.
+"""Replicas whose files are damaged: marked, and set aside once other replicas have the rows.
 
 Owns the file that marks one, and the names of those that were set aside:
-`<topic>-<partition>.<8 hex of the topic id>.<number>.damaged`. The number grows with each, so that
-it tells which is the oldest. Not one byte of the files is changed: a view of rows that somebody was
-given stays what it is, and whoever wants to know what happened to the disk finds what it gave.
+`<topic>-<partition>.<8 hex of the topic id>.<number>.damaged`. The number grows with each and shows
+which is the oldest.
+The files' bytes are never changed: views of rows that readers have stay valid, and the disk's fault
+can be examined.
 
 No such name is a partition's, whose name ends in a number.
-
-Must not know: what is wrong with the files, where the rows come from again.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _WHY_BYTES_MAX: Final = 2_000
 
 
 def mark_damaged(disk: Disk, directory: str, why: str) -> None:
-    """Have every start know that rows in this partition's directory are damaged. Durable.
+    """Mark the rows in this partition's directory as damaged, for every later start. Durable.
 
     Raises:
         DiskFull, StorageFault, ThrottledBroker: it is not marked.
@@ -94,7 +93,7 @@ def keep_newest(
 
 
 def _kept(disk: Disk, data_path: str) -> dict[int, str]:
-    """Those that were set aside, by number. Two of a number (somebody made one) are one of them."""
+    """Return those that were set aside, by number; of two with one number (made by hand), one."""
     found: dict[int, str] = {}
     for name in disk.directories(data_path):
         match = _NUMBERED.fullmatch(name) if name.endswith(DAMAGED) else None

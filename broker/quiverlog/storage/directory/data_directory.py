@@ -132,20 +132,20 @@ class PartitionDirectories:
             self._disk.sync_dir(self.path)
 
     def remove_partition(self, name: str) -> None:
-        """Remove a partition's directory, whoever's it is."""
+        """Remove a partition's directory of any topic."""
         self.remove_partitions({name: None})
 
     def remove_partitions(self, owners: Mapping[str, bytes | None]) -> None:
         """Remove the directories of these partitions, with one flush for all of them.
 
-        One that resists keeps none of the others.
+        A failure with one does not keep the others.
 
         Args:
-            owners: topic id by partition name: a directory that is not that topic's is left
-                alone. None stands for any.
+            owners: topic id by partition name: a directory that is not that topic's is left alone.
+                None: any topic.
 
         Raises:
-            StorageFault, ThrottledBroker: not all are gone; the next start goes on.
+            StorageFault, ThrottledBroker: not all are removed; the next start goes on.
         """
         doomed: list[str] = []
         failures: list[QuiverlogError] = []
@@ -166,7 +166,7 @@ class PartitionDirectories:
             raise failures[0]
 
     def _doom(self, name: str, topic_id: bytes | None) -> list[str]:
-        """Take the name from a directory, so that nobody takes it for a partition; the new path."""
+        """Rename a directory so that it does not pass for a partition; return the new path."""
         path = self.partition_path(name)
         with typed_errors(path):
             if not self._disk.exists(path):
@@ -189,20 +189,20 @@ class PartitionDirectories:
         written: Collection[str] = (),
         later: dict[str, bytes] | None = None,
     ) -> tuple[list[str], list[str]]:
-        """Clear away all that no topic owns. Returns (names removed, names set aside).
+        """Clear away all directories without a topic. Returns (names removed, names set aside).
 
-        Nothing that lies in the directory keeps a broker from starting: what cannot be removed or
-        set aside stays, and is told in `notes`.
+        No content of the directory keeps a broker from starting: what cannot be removed or set
+        aside stays, and is reported in `notes`.
 
         Args:
-            owners: topic id by partition name. A directory whose `partition.json` cannot be read
-                is kept when its name is owned: rows are worth more than the file that labels them.
-            removed: ids of topics that are known to have been deleted.
+            owners: topic id by partition name. A directory whose `partition.json` cannot be read is
+                kept when its name is owned: rows are worth more than the file that labels them.
+            removed: ids of topics that were deleted for certain.
             written: partitions that must have files, because they had rows when the broker was
-                stopped in order. One without any was emptied by somebody: it stays so, and is not
+                stopped in order. One without any was emptied by hand: it stays so, and is not
                 taken for a new one. (One without rows may have lost its only file, which is not
                 durable, to a power failure.)
-            later: where there are many, gets those that may be removed while others are served:
+            later: where there are many, gets those that may be removed while requests are served:
                 topic id by name, for `remove_partitions`. None removes all of them now.
 
         Raises:
@@ -292,10 +292,10 @@ class PartitionDirectories:
         return found
 
     def _has_damaged_label(self, name: str, owner: bytes | None, own: bytes | None) -> bool:
-        """True where a few bits make of a partition's topic id one that no topic has.
+        """True if a few flipped bits turned a partition's topic id into one that no topic has.
 
         Ids are random: two that differ so little are one and the same, damaged. The directory's
-        name, and the name in the file, still say whose the rows are.
+        name, and the name in the file, still give the owner.
         """
         return (
             bool(owner and own)
@@ -336,7 +336,7 @@ class PartitionDirectories:
 RESERVE_BYTES: Final = 512 * 1024
 """Room for the new leader epochs of some 15,000 partitions."""
 _RESERVE_FREE_FACTOR: Final = 4
-"""The reserve is only made where so many times its size is free."""
+"""The reserve is only made with this multiple of its size free."""
 _CLEAN_FILE: Final = "clean-shutdown"
 _OWNER: Final = re.compile("[0-9a-f]{32}")
 _CLEAN_MAGIC: Final = b"QVCLEAN\0"
@@ -365,8 +365,8 @@ _UNFINISHED: Final = (
 
 
 class ClockNote(NamedTuple):
-    """The wall clock that was believed; and one that was doubted, which had stayed there for so
-    long. Zeros: none was."""
+    """The trusted wall clock; and a doubted one, with the time for which it had stayed. Zeros:
+    none."""
 
     believed_us: int
     doubted_us: int = 0
@@ -465,7 +465,7 @@ class DataDirectory:
                 directory.notes += notes
                 directory._restrict()
                 directory._use_or_make_reserve()
-                # Last: of a start that fails before this the next one is to know as much.
+                # Last: if a start fails before this, the next one finds the same files.
                 if foreign := _move_foreign_mark_aside(disk, path):
                     directory.notes.append(foreign)
                 mark = _consume_clean_mark(disk, path)
@@ -497,11 +497,11 @@ class DataDirectory:
 
     # --- owning --------------------------------------------------------------------------------
     def is_owned(self) -> bool:
-        """True while this is the directory that was locked, and nobody else uses it.
+        """True while this is the directory that was locked, and no other process uses it.
 
         `data/` and `metadata/` in it must be the same ones, too. Costs some stat calls and a read
-        of a few bytes: off the loop, now and then. (Each flush looks at its own file.) Any thread
-        may call it, also while another closes the directory.
+        of a few bytes: call it off the loop, now and then. (Each flush checks its own file.) Any
+        thread may call it, also while another closes the directory.
         """
         return self._lock.holds()
 
@@ -526,9 +526,10 @@ class DataDirectory:
         return self._disk.exists(self._reserve_path)
 
     def release_reserve(self) -> bool:
-        """Give up the reserved room; False when there is none.
+        """Remove the reserve; False if there is none.
 
-        For what must be durable before anybody is served. The next start with room makes it anew.
+        For what must be durable before requests are served. The next start with free space makes it
+        anew.
         """
         with typed_errors(self._reserve_path):
             if not self._has_reserve():
@@ -573,10 +574,10 @@ class DataDirectory:
         return f"{self.path}/{_MADE_FILE}"
 
     def noted_made(self) -> tuple[int, frozenset[tuple[bytes, int]]] | None:
-        """Up to which metadata version partitions had their directories, and which of them had
-        none, by topic id and number; None when nothing good is there.
+        """Return up to which metadata version partitions had their directories, and those that had
+        none, by topic id and number; None if there is no good note.
 
-        A note that names another directory is moved aside, which `notes` tell: by it a lost
+        A note that names another directory is moved aside, with an entry in `notes`: by it a lost
         partition may pass for one that was never made.
 
         Raises StorageFault: it cannot be moved.
@@ -661,9 +662,9 @@ class DataDirectory:
 
 
 def _move_foreign_mark_aside(disk: Disk, path: str) -> str:
-    """A mark of another life than the one that `lock` names says nothing of what lies here.
+    """Move a mark aside that another incarnation than the one in `lock` wrote.
 
-    Returns a note of it; empty where there is none, or nothing to compare it with.
+    Returns a note of it; empty if there is none, or nothing to compare it with.
     """
     mark = f"{path}/{_CLEAN_FILE}"
     if not disk.exists(mark):

@@ -27,8 +27,8 @@ _DIRECTORY_ID_BYTES: Final = 16
 class NodeFile(msgspec.Struct, kw_only=True):
     """`node.json`.
 
-    `directory_id`: drawn by lot; another disk in the place of this one has another. `crc32c`: of
-    what `_checksum` says. Files from before the first release lack one or both, and are refused.
+    `directory_id`: random; a replaced disk gets another. `crc32c`: over the bytes of `_checksum`.
+    Files from before the first release lack one or both, and are refused.
     """
 
     magic: str = _NODE_MAGIC

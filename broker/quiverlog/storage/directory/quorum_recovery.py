@@ -1,15 +1,13 @@
-"""The quorum of a stopped data directory: who votes, and making its own node the only voter.
+"""The quorum of a stopped data directory: its voters, and making its own node the only voter.
 
-Owns what an operator does when the majority of the voters is gone for good. The directory keeps all
-that its metadata log holds; one entry is appended, in a new term, that names its own node as the
-only voter. At its next start the broker decides alone, and all entries of the log are decided.
+For an operator whose majority of voters is gone for good. The directory keeps all that its metadata
+log holds; one entry is appended, in a new term, that names its own node as the only voter. At its
+next start the broker is a quorum of one, and all entries of the log are committed.
 
 Invariants:
 - Nothing is removed, replaced or cut, the mark of a clean stop included. The entry is one frame: a
-  crash leaves the log with it or without it. A crash before it leaves a term that nobody has used.
+  crash leaves the log with it or without it. A crash before it leaves a term without a leader.
 - The directory is locked: no broker runs on it.
-
-Must not know: whether another voter is there, what records mean.
 """
 
 from __future__ import annotations
@@ -38,15 +36,15 @@ _GIVE: Final = ": give the directory of a broker that voted and is left."
 
 
 class StoppedQuorum:
-    """See the module docstring. `close` lets the directory go."""
+    """A stopped broker's metadata log, under the directory's lock. `close` releases it."""
 
     def __init__(self, disk: Disk, path: str) -> None:
         """Lock the directory and read its metadata log.
 
         Raises:
-            ForeignDataDirectory: it is no data directory of a broker, or knows no quorum.
+            ForeignDataDirectory: it is no data directory of a broker, or has no quorum.
             DataDirectoryInUse: a broker runs on it.
-            CorruptLog, UnsupportedFormat, StorageFault: its files cannot be believed or read.
+            CorruptLog, UnsupportedFormat, StorageFault: its files are damaged or unreadable.
         """
         if not disk.exists(f"{path}/node.json"):
             raise ForeignDataDirectory(f"{path} is no data directory of a broker{_GIVE}")
@@ -82,7 +80,7 @@ class StoppedQuorum:
 
     @property
     def term(self) -> int:
-        """The newest term that the directory knows of."""
+        """The newest term in the directory."""
         return self._log.hard_state.term
 
     @property

@@ -217,7 +217,7 @@ class _Look:
                 return
 
     def _fits(self, point: RecoveryPoint) -> bool:
-        """True where a batch ends, or the file whose loss would be told by this point alone began.
+        """True where a batch ends, or where the file begins whose loss only this point would show.
 
         After a power failure that point may be the only one that is as new.
         """
@@ -250,7 +250,7 @@ class _Look:
         try:
             epochs.load(path, self._disk.read_file(path))
         except (CorruptLog, OSError):
-            return  # Damaged: opening.py knows what to do.
+            return  # Damaged: opening.py handles that.
         point = checkpoint.load_recovery_point(self._disk, self._directory, self._names).point
         start = self._log_start()
         if agree_with_rows(epochs, self._files(), start, point.offset):

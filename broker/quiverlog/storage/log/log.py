@@ -231,7 +231,7 @@ class Log:
         for segment in reader.segments:
             if segment.index_note and segment.index_note not in log.recovery.notes:
                 log.recovery.notes.append(segment.index_note)
-            segment.release_index()  # Nobody has asked for its rows yet, and no cache counts it.
+            segment.release_index()  # No reader has used it yet, and no cache counts it.
         return log
 
     def distrust(self, offset: int) -> None:

@@ -95,8 +95,8 @@ class Marks:
             self._written[name] = contents
 
     def save(self) -> None:
-        """Write both files durably and unconditionally: rows are missing, and no other file says
-        so.
+        """Write both files durably and unconditionally: rows are missing, and no other file shows
+        it.
 
         Errors are ignored: the next start that finds the rows missing tries again.
         """

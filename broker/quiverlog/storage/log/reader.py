@@ -49,7 +49,7 @@ _Answer = TypeVar("_Answer")
 
 
 class LogReader:
-    """See the module docstring. A new one reads a log without rows.
+    """Reads rows of a log, and holds its bounds. A new one reads a log without rows.
 
     `files`: the segments. `indexes`: bounds the memory of their indexes, together with other logs.
     """
@@ -285,7 +285,7 @@ class LogReader:
         """An index was loaded."""
         if not job.segment.dropped:
             job.segment.take_index(result)
-            self.indexes.finished(job.segment)  # Whoever asked may be gone.
+            self.indexes.finished(job.segment)  # The request may be gone.
             if result.header_damage and result.header_damage not in self.recovery.damages:
                 self.recovery.damages.append(result.header_damage)
             if result.note and result.note not in self.recovery.notes:
@@ -411,7 +411,7 @@ class LogReader:
                 newest.load()
                 if newest.index_note and newest.index_note not in self.recovery.notes:
                     self.recovery.notes.append(newest.index_note)
-                newest.release_index()  # A finished one: nobody has asked for its rows yet.
+                newest.release_index()  # A finished segment that no reader has used yet.
 
     def newest_us(self) -> int | None:
         """Newest time of the last rows; None when there are none, or when it is not known."""

@@ -114,10 +114,10 @@ def _note(segment: Segment, damage: Damage, report: RecoveryReport) -> None:
 
 
 class _Known(NamedTuple):
-    """A limit of what is known to be on the disk: all rows below `offset` are.
+    """A limit of what is on the disk for certain: all rows below `offset` are.
 
     Those of this segment that end at byte `position` are the rows below `position_offset`, which is
-    less than `offset` where only a later segment's mark tells of it.
+    less than `offset` if only a later segment's mark has it.
     """
 
     offset: int
@@ -139,7 +139,7 @@ def _with_marks(segments: Sequence[Segment], point: RecoveryPoint) -> list[Segme
 def _known_of(
     segment: Segment, following: Sequence[Segment], point: RecoveryPoint, known_offset: int
 ) -> _Known:
-    """Find out how much of one segment is known to be flushed, given what the log knows."""
+    """Return how much of one segment is flushed for certain, by its marks and the log's bounds."""
     assert all(later.base_offset > segment.base_offset for later in following[:1])
     size, mark = segment.file.size, segment.mark
     if following and following[0].base_offset <= known_offset:
