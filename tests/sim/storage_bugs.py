@@ -88,7 +88,7 @@ DURABILITY = (
         "storage.log.log:Log._is_given_up",
         "segment.end_offset <= start_offset and not next_name",
         "segment.end_offset <= start_offset",
-        seed=2,
+        seed=17,
         shape={
             **TRIMMED,
             "producers": 1,
@@ -258,7 +258,7 @@ RECOVERY = (
             "header_flips": 0.0,
             "entry_flips": 1.0,
         },
-        seed=4,
+        seed=19,
     ),
     make_bug(
         "producers of rows that were given up are forgotten",
