@@ -221,7 +221,7 @@ def test_a_name_without_a_suffix_needs_a_format(
         for name in ("data", "data.gz"):
             code, _, err = cli(*words, "-o", name)
             assert code == 2
-            assert "no suffix that says a format" in err
+            assert "no suffix of a format" in err
         assert list(tmp_path.iterdir()) == []
     assert ("--from" in cli("consume", rows, "-o", "data")[2]) is True
     assert cli("consume", rows, "-o", "data", "--format", "json")[0] == 0

@@ -66,7 +66,7 @@ def test_help_lists_every_command(capsys):
         (["consume", "a", "-t", "b"], "two topics"),
         (["consume", "t", "--where", " "], "--where is empty"),
         (["consume", "t", "-f", "--to", "latest"], "--follow has no end"),
-        (["consume", "t", "--tail", "5", "--from", "-1h"], "--tail says"),
+        (["consume", "t", "--tail", "5", "--from", "-1h"], "--tail sets"),
         (["consume", "t", "-o", "rows.txt"], ".txt is no suffix of a known format"),
         (["consume", "t", "-o", "rows.xlsx.gz"], ".xlsx is no suffix"),
         (["consume", "t", "-o", "rows.parquet.gz"], "compressed inside"),

@@ -61,7 +61,7 @@ def _check_scope(cluster: bool, broker: int | None, topic: str | None, *, needed
     if sum(given) > 1:
         raise click.UsageError("Only one of --cluster, --broker and --topic can be meant.")
     if needed and not any(given):
-        raise click.UsageError("Whose? Give --cluster, --broker ID or --topic NAME.")
+        raise click.UsageError("No scope: give --cluster, --broker ID or --topic NAME.")
 
 
 @config.command()

@@ -126,7 +126,7 @@ def brokers_json(shown: Sequence[Shown], silent: Mapping[int, str]) -> dict[str,
 def print_brokers(shown: Sequence[Shown], silent: Mapping[int, str], *, with_others: bool) -> None:
     """Print tables. `with_others`: also other values of brokers without a line of their own."""
     for node_id, why in silent.items():
-        click.echo(f"Broker {node_id} does not say what it has: {why}", err=True)
+        click.echo(f"Broker {node_id} does not answer: {why}", err=True)
     if not shown:
         click.echo("Nothing is set; --all shows every key.", err=True)
         return

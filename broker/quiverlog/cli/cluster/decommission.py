@@ -1,4 +1,4 @@
-"""`quiverlog cluster decommission`: a broker leaves for good, step by step, until it is cancelled.
+"""`quiverlog cluster decommission`: a broker leaves for good, step by step; --cancel calls it back.
 
 Owns the order of the steps. When the command is run again it skips those that are done:
 

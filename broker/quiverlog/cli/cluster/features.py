@@ -59,7 +59,7 @@ def upgrade(
         print_json({**_json(found), "before": before.level, "wanted": wanted})
         return
     if found.level == wanted == before.level:
-        click.echo(f"The cluster has feature level {wanted}; nothing is to be done.")
+        click.echo(f"The cluster has feature level {wanted}; there is nothing to do.")
         for node_id in _behind(found):
             click.echo(f"Broker {node_id} supports no higher one.", err=True)
     elif finalize:

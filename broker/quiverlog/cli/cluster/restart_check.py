@@ -39,7 +39,7 @@ _WAIT_S: Final = 600.0
     "node_id",
     type=click.IntRange(0, INT32_MAX),
     metavar="NODE",
-    help="The one that is to be restarted. [default: whichever of them]",
+    help="The broker to restart. [default: any of them]",
 )
 @click.option(
     "--wait",

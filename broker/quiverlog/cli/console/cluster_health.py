@@ -180,7 +180,7 @@ def _of_brokers(found: ClusterDetail) -> list[Finding]:
         found_here.append(
             Finding(
                 f"Fenced: {', '.join(fenced)}. They do not run or do not reach the controller; "
-                "the log of each says why."
+                "see the log of each."
             )
         )
     full = [str(one.node_id) for one in found.brokers if one.disk_full]

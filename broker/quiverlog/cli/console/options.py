@@ -282,5 +282,5 @@ def confirmed(question: str) -> None:
     import sys
 
     if not sys.stdin.isatty():
-        raise click.UsageError("Say --yes: there is no terminal to ask on.")
+        raise click.UsageError("There is no terminal to ask on: give --yes.")
     click.confirm(question, abort=True, err=True)

@@ -40,7 +40,7 @@ def in_utf8(binary: io.BufferedReader, codec: str) -> io.BufferedReader:
 
 def recoded(name: str) -> str:
     """Return the advice for a file in another encoding, at the end of a sentence."""
-    return f"--encoding says what it is in, e.g. --encoding {name}"
+    return f"--encoding names its encoding, e.g. --encoding {name}"
 
 
 def no_utf8(text: bytes) -> str | None:

@@ -60,7 +60,7 @@ def kind_of(path: str, *, option: str) -> FileKind:
     if found is None:
         raise click.UsageError(
             f"{Path(path).name!r}: {suffixes[-1]} is no suffix of a known format: use one of "
-            f"{_known_suffixes()}, or say {option}."
+            f"{_known_suffixes()}, or give {option}."
         )
     return FileKind(found, compression)
 

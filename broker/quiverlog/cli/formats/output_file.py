@@ -69,8 +69,8 @@ def output_kind(output: str, given: str | None, *, reads_offsets: bool = False) 
     if found.format is None and output != "-" and not is_special(output):
         hint = "; where to begin is --from" if reads_offsets else ""
         raise click.UsageError(
-            f"--output {output!r} has no suffix that says a format: name it {output}.csv or "
-            f"{output}.parquet, for example, or say --format{hint}."
+            f"--output {output!r} has no suffix of a format: name it {output}.csv or "
+            f"{output}.parquet, for example, or give --format{hint}."
         )
     return FileKind(found.format or "table", found.compression)
 

@@ -135,7 +135,7 @@ class _Reader:
         if padded := self._padded_columns(text, numbers):
             for name, found in padded.items():
                 self._options.warn(
-                    f"column {name!r} is taken as text, because of {found}; --schema says otherwise"
+                    f"column {name!r} is taken as text, because of {found}; --schema overrides it"
                 )
             self._types |= dict.fromkeys(padded, pa.string())
             first = self._table(text)
@@ -348,7 +348,7 @@ def _check_whole(name: str, written: pa.ChunkedArray) -> None:
 
     if pc.all(pc.match_substring_regex(written, r"^\s*[+-]?[0-9]+\s*$"), min_count=0).as_py():
         raise pa.ArrowInvalid(
-            f"column {name!r} has whole numbers of more than 64 bits: say its type by --schema, "
+            f"column {name!r} has whole numbers of more than 64 bits: give its type by --schema, "
             f"decimal(38,0) keeps them and double rounds them"
         )
 

@@ -271,7 +271,7 @@ class _JsonReader:
             try:
                 decode_column([row.get(name)], kind)
             except (ValueError, TypeError, ArithmeticError, LookupError) as one:
-                hint = " (the type was taken from the first rows: --schema says it)"
+                hint = " (the type was taken from the first rows: --schema sets it)"
                 return pa.ArrowInvalid(
                     f"line {number}, column {name!r} ({kind}): {one}{hint if self.inferred else ''}"
                 )

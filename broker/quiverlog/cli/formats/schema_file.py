@@ -45,7 +45,7 @@ def load_schema(path: Path) -> pa.Schema:
 _KINDS = {".parquet": "Parquet", ".json": "JSON"} | dict.fromkeys(
     (".arrow", ".feather", ".ipc", ".arrows"), "Arrow"
 )
-_NEXT_STEP = "Its name's ending says what it holds; --schema takes the columns as text."
+_NEXT_STEP = "Its suffix names its format; --schema takes the columns as text."
 
 
 def _load(path: Path, suffix: str) -> pa.Schema:

@@ -214,7 +214,7 @@ def _check_contradictions(
     start: str | None, end: str | None, tail: int | None, where: str | None, *, follow: bool
 ) -> None:
     if tail is not None and (start is not None or end is not None):
-        raise click.UsageError("--tail says where to begin and to end: leave --from and --to out.")
+        raise click.UsageError("--tail sets both ends: leave --from and --to out.")
     if where is not None and not where.strip():
         raise click.UsageError("--where is empty: give a condition, or leave it out.")
     if follow and end is not None:

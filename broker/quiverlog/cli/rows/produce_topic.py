@@ -139,7 +139,7 @@ class TargetTopic:
         if partition >= partitions:
             raise click.UsageError(
                 f"--partition {partition}: the new topic has partitions 0 to {partitions - 1}; "
-                "--partitions says how many."
+                "--partitions sets how many."
             )
         level, config = sending.get("durability", ""), self._create["config"]
         needs_copies = level.startswith("replicated") and "durability" not in config
@@ -154,7 +154,7 @@ class TargetTopic:
         if factor == 1:
             raise click.UsageError(
                 f"--durability {level}: the new topic has one copy of each row; "
-                "--replication-factor says how many."
+                "--replication-factor sets how many."
             )
 
     def _check_rows(self, batch: pa.RecordBatch, schema: pa.Schema) -> None:

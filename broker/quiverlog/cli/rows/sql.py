@@ -72,7 +72,7 @@ _MORE: Final = "      ...> "
     "-o",
     type=click.Path(dir_okay=False, allow_dash=True),
     default="-",
-    help="Write to this file instead of stdout; its suffix says format and compression.",
+    help="Write to this file instead of stdout; its suffix names format and compression.",
 )
 @force_option
 @click.option(

@@ -138,7 +138,7 @@ def _java() -> Finding:
         return Finding("Java", PROBLEM, f"{path} does not run: {error}.", advice)
     found = java_major(done.stderr + done.stdout)
     if found is None:
-        return Finding("Java", PROBLEM, f"{path} does not tell its version.", advice)
+        return Finding("Java", PROBLEM, f"{path} prints no version.", advice)
     if found < JAVA_MIN:
         return Finding("Java", PROBLEM, f"{path} is Java {found}.", advice)
     return Finding("Java", OK, f"{found} ({path})")

@@ -64,7 +64,7 @@ def test_other_bytes_are_refused_by_their_place(
 ) -> None:
     with pytest.raises(CommandFailed) as caught:
         rows_of(tmp_path / name, content, schema=schema)
-    assert f"{place} is no UTF-8: --encoding says what it is in, e.g." in str(caught.value)
+    assert f"{place} is no UTF-8: --encoding names its encoding, e.g." in str(caught.value)
 
 
 @pytest.mark.parametrize("schema", [None, TYPES], ids=["inferred", "of the topic"])
