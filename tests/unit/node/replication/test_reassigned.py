@@ -244,7 +244,7 @@ def follower_at(node: NodeDriver, topic: bytes, end: int) -> None:
     replica = node.node.broker.replicas[topic, 0]
     state = replica.state
     assert state.leadership is not None
-    said = Said(OTHER, 1, end, 0, 0)
+    said = Said(OTHER, 1, end, 0, 0, state.leader_epoch)
     state.leadership.fetched(said, None, state.log_end_offset, AllFit(), node.mono_us)
     state.followers_moved()
     replica.answers.advance(state)

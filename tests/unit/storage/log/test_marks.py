@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-import struct
 from collections import Counter
 from pathlib import Path
 
@@ -12,13 +11,11 @@ import pytest
 
 from quiverlog.errors import StorageFault
 from quiverlog.storage.disk.disk import Buffer
-from quiverlog.storage.disk.frames import pack_file
 from quiverlog.storage.disk.posix import PosixDisk
 from quiverlog.storage.log import checkpoint
 from quiverlog.storage.log.checkpoint import Bounds, RecoveryPoint
 from quiverlog.storage.log.log import Log, LogConfig
-from quiverlog.storage.segment.segment import segment_path
-from quiverlog.storage.segment.segment_files import FlushedMark, pack_segment_header, read_header
+from quiverlog.storage.segment.segment_files import FlushedMark, read_header
 from quiverlog.types import Now
 from tests.model.test_log_model import make_batch
 from tests.sim.disk import SimDisk
@@ -217,31 +214,6 @@ def test_a_start_makes_a_damaged_one_anew(name: str, damage: str, clean: bool) -
     log = open_log(disk, clean=clean)
     assert not log.recovery.damages
     assert stored(disk, name) == Bounds(0, 30)
-
-
-@pytest.mark.parametrize("clean", [True, False])
-def test_a_directory_of_an_older_broker_opens(clean: bool) -> None:
-    """Without bounds beside the recovery point, without its copy, without starts in headers."""
-    disk = SimDisk()
-    log = filled(disk)
-    trim(log, 4)
-    flush(log, background=True)
-    bases = [segment.base_offset for segment in log.reader.segments]
-    log.close(clean=clean)
-    disk.kill()
-    point = checkpoint.load_recovery_point(disk, DIRECTORY, NOTES).point
-    older = pack_file(b"QVRECOVR", 1, struct.pack("<qqQ", *point))
-    disk.write_file_atomic(f"{DIRECTORY}/recovery-point", older)
-    disk.remove(f"{DIRECTORY}/recovery-point-copy")
-    for base_offset in bases:
-        file = disk.open(segment_path(DIRECTORY, base_offset), create=False)
-        mark = FlushedMark(30, file.size) if base_offset == bases[-1] else FlushedMark()
-        file.write_head(pack_segment_header(base_offset, NOW.wall_us, mark))
-    log = open_log(disk, clean=clean)
-    assert (log.log_start_offset, log.log_end_offset) == (4, 30)
-    assert not log.recovery.damages
-    assert log.recovery.bytes_scanned == 0
-    assert stored(disk, NOTES[0]) == stored(disk, NOTES[1]) == Bounds(4, 30)
 
 
 def test_the_copy_stands_in_for_a_lost_recovery_point() -> None:
