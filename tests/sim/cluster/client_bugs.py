@@ -152,7 +152,7 @@ CLIENT_BUGS: Final[tuple[Bug, ...]] = (
         "client.consumer.fetches:Fetches._request",
         "position.last_epoch,",
         "-1,",
-        seed=3,
+        seed=11,
         shape={**_CLIENT, "all_power_interval_ms": 1_500},
     ),
     make_bug(
