@@ -246,7 +246,7 @@ def test_what_a_crash_left_behind_is_removed_at_start(node: NodeDriver) -> None:
     (path,) = Path(node.config.data_dir).rglob("t-0")
     for name in ("ghost-0", "t-1"):
         node.node.broker.directory.data.create_partition(name, b"?" * 16)
-    (path.parent / "t-1.deadbeef.deleted").mkdir()
+    (path.parent / f"{'3f' * 16}-deadbeef.deleted").mkdir()
     node.crash()
     (path,) = Path(node.config.data_dir).rglob("t-0")
     assert [p.name for p in path.parent.iterdir() if p.is_dir()] == ["t-0"]
