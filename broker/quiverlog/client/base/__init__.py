@@ -1,5 +1,4 @@
 """What all client code uses: commands, results, checks of arguments.
 
-Owns the language between operations and drivers. Stands on `wire` and on no other package of the
-client.
+Owns the commands between operations and drivers. Imports no other package of the client.
 """

@@ -1,10 +1,8 @@
 """Arguments of the client's public methods, optional packages, and how results display themselves.
 
-Owns the kinds of arguments and the wording of what is refused: `@checked()` derives the kind of an
-argument from its annotation, so a wrong one is an InvalidArgument before anything is sent, and a
-`"no"` is not taken for true. Owns the forms of `bootstrap` as well, and the escaping of results
-that become HTML: rows are data of others, nothing of them reaches a page as markup. Must not
-import pyarrow.
+`@checked()` derives the kind of an argument from its annotation, so a wrong one is an
+InvalidArgument before anything is sent, and `"no"` does not count as true. Results that become HTML
+are escaped here: nothing of a row reaches a page as markup. Must not import pyarrow.
 """
 
 from __future__ import annotations
@@ -69,7 +67,7 @@ SHOWN_CHARS_MAX: Final = 80
 
 
 def shown(value: object) -> str:
-    """A value as a message shows it: short, whatever it is, and on one line."""
+    """Return a short form of any value for a message, on one line."""
     try:
         text = repr(value)
     except Exception:  # a number of 5,000 digits, or a class with a faulty __repr__
@@ -88,7 +86,7 @@ def checked(**narrower: Kind) -> Callable[[Callable[P, T]], Callable[P, T]]:
     An annotation that `_KIND_OF` lacks fails when the module is imported.
 
     Args:
-        narrower: kinds of arguments whose annotation says too little.
+        narrower: kinds of arguments that are stricter than the annotation.
     """
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
@@ -125,11 +123,11 @@ def checked(**narrower: Kind) -> Callable[[Callable[P, T]], Callable[P, T]]:
 
 # --- kinds ----------------------------------------------------------------------------------------
 def ANYTHING(_name: str, _value: object) -> None:
-    """Checked where it is used, or any object will do."""
+    """Accept any object; the method that uses it checks it."""
 
 
 def NAME(name: str, value: object) -> None:
-    """Text that can be encoded."""
+    """Accept text that can be encoded."""
     if not isinstance(value, str):
         _refuse(name, value, "text")
     if not value.isascii():
@@ -140,13 +138,13 @@ def NAME(name: str, value: object) -> None:
 
 
 def BOOLEAN(name: str, value: object) -> None:
-    """No other value: `"no"` would count as true."""
+    """Accept True and False only: `"no"` would count as true."""
     if not isinstance(value, bool):
         _refuse(name, value, "True or False")
 
 
 def number(least: int, most: int) -> Kind:
-    """A whole number between two others."""
+    """Make the kind of a whole number from `least` to `most`."""
 
     def kind(name: str, value: object) -> None:
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
@@ -160,7 +158,7 @@ INT64 = number(-(2**63), 2**63 - 1)
 
 
 def seconds(least: float, most: float = SECONDS_MAX) -> Kind:
-    """A time span. `nan` is between no numbers."""
+    """Make the kind of a time span; `nan` is refused."""
 
     def kind(name: str, value: object) -> None:
         is_real = isinstance(value, (int, float)) and not isinstance(value, bool)
@@ -174,14 +172,14 @@ SECONDS = seconds(0.001)
 
 
 def WAIT(name: str, value: object) -> None:
-    """How long to wait. What is left of a deadline may be negative: then nobody waits."""
+    """Accept a time to wait. The rest of a deadline may be negative, which means no wait."""
     is_real = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not is_real or not -math.inf < value <= SECONDS_MAX:  # type: ignore[operator]
         _refuse(name, value, f"seconds, at most {SECONDS_MAX:,}")
 
 
 def optional(kind: Kind) -> Kind:
-    """None, or of the kind."""
+    """Make the kind that accepts None as well."""
 
     def either(name: str, value: object) -> None:
         if value is not None:
@@ -194,7 +192,7 @@ OPTIONAL_WAIT = optional(WAIT)
 
 
 def sequence(kind: Kind) -> Kind:
-    """A collection of a kind, which can be iterated again; one text stands for itself."""
+    """Make the kind of a collection that can be iterated again; one text counts as its item."""
 
     def each(name: str, value: object) -> None:
         if isinstance(value, str):
@@ -211,7 +209,7 @@ def sequence(kind: Kind) -> Kind:
 
 
 def mapping(keys: Kind, values: Kind) -> Kind:
-    """A mapping whose keys and values have kinds."""
+    """Make the kind of a mapping from those of its keys and values."""
 
     def each(name: str, value: object) -> None:
         if not isinstance(value, Mapping):
@@ -224,7 +222,7 @@ def mapping(keys: Kind, values: Kind) -> Kind:
 
 
 def pair(kind: Kind) -> Kind:
-    """Two of a kind."""
+    """Make the kind of a pair."""
 
     def each(name: str, value: object) -> None:
         if not isinstance(value, (tuple, list)) or len(value) != 2:
@@ -236,7 +234,7 @@ def pair(kind: Kind) -> Kind:
 
 
 def one_of(kind: Kind, *words: str) -> Kind:
-    """A rule: the argument is one of these words, or of the kind."""
+    """Make the kind that accepts these words as well."""
 
     def each(name: str, value: object) -> None:
         if isinstance(value, str):
@@ -249,7 +247,7 @@ def one_of(kind: Kind, *words: str) -> Kind:
 
 
 def place(name: str, value: object) -> None:
-    """A TopicPartition."""
+    """Accept a TopicPartition."""
     if not isinstance(value, TopicPartition):
         _refuse(name, value, "a TopicPartition")
     NAME(name, value.topic)
@@ -257,7 +255,7 @@ def place(name: str, value: object) -> None:
 
 
 def BUFFERS(name: str, value: object) -> None:
-    """A list of bytes-like objects."""
+    """Accept a list of bytes-like objects."""
     if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
         _refuse(name, value, "a list of bytes")
     for item in value:
@@ -268,7 +266,7 @@ def BUFFERS(name: str, value: object) -> None:
 
 
 def REQUEST(name: str, value: object) -> None:
-    """A message that has an API."""
+    """Accept a message that has an API."""
     if isinstance(value, type) or not isinstance(getattr(value, "API", None), int):
         _refuse(name, value, "a request of quiverlog.wire.messages")
 
@@ -284,7 +282,7 @@ def _setting(name: str, value: object) -> None:
 
 
 def _moment(name: str, value: object) -> None:
-    """Whether a moment has a zone is said where it is turned into a number."""
+    """Accept any datetime: `partition_questions.at_us` refuses one without a time zone."""
     if not isinstance(value, datetime):
         _refuse(name, value, "'earliest', 'latest' or a datetime with time zone")
 
@@ -351,20 +349,19 @@ _KIND_OF: Final[Mapping[str, Kind]] = {
     "str | Iterable[str] | None": ANYTHING,
     "str | pc.Expression | None": ANYTHING,
 }
-"""Annotations as they are written, so that none has to be imported. ANYTHING: the method that
-uses the value checks it."""
+"""Annotations as they are written, so that none has to be imported."""
 
 
-# Packages that quiverlog can use and does not need: how one that is missing is told.
+# Optional packages: the extra to name when one is missing.
 _EXTRA_OF_PACKAGE: Final = {"duckdb": "sql", "polars": "polars", "opentelemetry": "otel"}
 
 
 def extra(package: str, user: str) -> Any:
-    """The package or module. Raises InvalidArgument: not installed, and `user` needs it."""
+    """Import a package or module. Raises InvalidArgument: not installed, and `user` needs it."""
     try:
         return import_module(package)
     except ModuleNotFoundError as error:
-        # Of a module that is missing, the package above it may be what is named.
+        # For a missing module, the error may name the package above it.
         if error.name is None or not f"{package}.".startswith(f"{error.name}."):
             raise
         top = package.partition(".")[0]
@@ -372,14 +369,14 @@ def extra(package: str, user: str) -> Any:
         raise InvalidArgument(f"{user} needs {top}: {line}.") from error
 
 
-# How results show themselves: one line for `print`, a table for notebooks.
+# The forms of results: one line for `print`, a table for notebooks.
 ROWS_SHOWN_MAX: Final = 20
 CELL_CHARS_MAX: Final = 80
 NAMES_SHOWN_MAX: Final = 8
 
 
 def names(all_names: Sequence[str]) -> str:
-    """Names in a row; of many the first ones and how many more there are."""
+    """Join names; of many, the first ones and the number of the others."""
     assert NAMES_SHOWN_MAX > 0, "somebody must be named"
     more = len(all_names) - NAMES_SHOWN_MAX
     shown = ", ".join(all_names[:NAMES_SHOWN_MAX])
@@ -387,25 +384,25 @@ def names(all_names: Sequence[str]) -> str:
 
 
 def counted(count: int, one: str, more: str) -> str:
-    """`1 partition`, `1,234 partitions`."""
+    """Return `1 partition`, `1,234 partitions`."""
     return f"{count:,} {one if count == 1 else more}"
 
 
 def partitions_of(topic: str, count: int) -> str:
-    """Which partitions a topic has, in a sentence: `Topic 't' has 4 partitions, 0 to 3`."""
+    """Return a sentence such as `Topic 't' has 4 partitions, 0 to 3`."""
     those = "1 partition, 0" if count == 1 else f"{count:,} partitions, 0 to {count - 1}"
     return f"Topic {topic!r} has {those}"
 
 
 def cells(column: pa.Array) -> list[str]:
-    """The texts of a column's values, short ones."""
+    """Return the texts of a column's values, each cut to `CELL_CHARS_MAX`."""
     return [_cut(_text(value)) for value in column]
 
 
 def html_table(
     caption: str, head: Sequence[str], rows: Iterable[Sequence[object]], *, left_out: int = 0
 ) -> str:
-    """A table of HTML without style and without script."""
+    """Return a table of HTML without style and script."""
     assert left_out >= 0, left_out
     titles = "".join(f"<th>{escape(title)}</th>" for title in head)
     lines = []
@@ -431,15 +428,14 @@ def _cut(text: str) -> str:
     return text if len(text) <= CELL_CHARS_MAX else f"{text[: CELL_CHARS_MAX - 1]}…"
 
 
-# Where a client finds its first broker: what was given, or the environment's, or the default.
 def bootstrap_addresses(bootstrap: str | Iterable[str] | None) -> tuple[Address, ...]:
-    """`"host:port"`, `"a:1,b:2"` or a list of them; a missing port means 9292.
+    """Parse `"host:port"`, `"a:1,b:2"` or a list of them; a missing port means 9292.
 
-    None stands for the environment variable QUIVERLOG_BOOTSTRAP_SERVER, which is as good as unset
-    when it is empty, and else for this machine's port 9292.
+    None means the environment variable QUIVERLOG_BOOTSTRAP_SERVER; where that is unset or empty,
+    this machine's port 9292.
 
     Raises:
-        InvalidArgument: nothing given, or something that is not host:port.
+        InvalidArgument: an empty list, or a text that is not host:port.
     """
     source = "bootstrap address"
     if bootstrap is None:

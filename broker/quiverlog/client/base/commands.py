@@ -1,19 +1,14 @@
-"""What an operation may ask of its driver: a closed set of values.
+"""The commands that an operation yields to its driver: a closed set of values.
 
-Every piece of client logic is a generator, an *operation*: it yields commands, is sent the answers
-(or has an error thrown in) and returns its result. It never touches a socket, a clock or a loop,
-so one text serves the blocking and the asyncio client, and a test can play the driver with a list.
+Client logic is written as generators, *operations*, which touch no socket, clock or loop: one text
+serves the blocking and the asyncio client. A driver sends in:
 
-A driver must answer:
+- for `Call` a `Reply`; for `CallMany` a list of replies and errors, in the calls' order;
+- for `Start` a pending reply once the request is sent; for `Finish` the `Reply` itself;
+- for `FinishAny` one pending reply that has arrived or failed, or None when the time is up;
+- for `Abandon` None: the operation no longer needs that reply; for `Sleep` None, later.
 
-- `Call` with a `Reply`; `CallMany` with a list of replies and errors, in the calls' order;
-- `Start` with a pending reply once the request is on its way; `Finish` with the `Reply` itself;
-- `FinishAny` with one of those given whose reply is there (or failed), or None when the time is up;
-- `Abandon` with None: nobody will ask for that reply;
-- `Sleep` with None, later.
-
-Failures are thrown in as `QuiverlogError`s, never as the system's own exceptions. Every reply goes
-through `answers.check_answer` before an operation sees it.
+It throws in failures as `QuiverlogError`s only, after `answers.check_answer` has seen each reply.
 """
 
 from __future__ import annotations
@@ -47,7 +42,7 @@ Buffer: TypeAlias = "bytes | bytearray | memoryview"
 
 
 class Reply(NamedTuple):
-    """A response and its body; the body stays valid for as long as somebody holds it."""
+    """A response and its body; the body stays valid while any reference to it lives."""
 
     response: Response
     body: memoryview
@@ -57,8 +52,8 @@ class Reply(NamedTuple):
 class Call:
     """One request to one broker. `timeout_s` covers connecting, sending and waiting.
 
-    Calls with the same `channel` may share a connection; a channel of its own keeps large or parked
-    requests from standing in front of quick ones.
+    Calls with the same `channel` may share a connection; a separate channel keeps large or parked
+    requests from delaying quick ones.
     """
 
     address: Address
@@ -69,7 +64,7 @@ class Call:
 
 
 class PendingReply(Protocol):
-    """The reply to a request that is on its way. Made by a driver; opaque to operations."""
+    """The reply to a request that was sent. Made by a driver; opaque to operations."""
 
     @property
     def call(self) -> Call: ...
@@ -84,7 +79,7 @@ class CallMany:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Put a request on the wire and go on without its reply.
+    """Send a request and go on without its reply.
 
     `within_s` bounds connecting and sending; the call's own timeout bounds the reply.
     """
@@ -102,7 +97,7 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class FinishAny:
-    """Wait until one of the started requests has its reply (or its failure) at hand."""
+    """Wait until one of the started requests has its reply, or has failed."""
 
     pending: Sequence[PendingReply]
     timeout_s: float

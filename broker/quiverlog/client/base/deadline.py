@@ -1,8 +1,7 @@
-"""One deadline over everything an operation does, and how long a client pauses between tries.
+"""One deadline over everything an operation does, and the client's pauses between tries.
 
-Owns the cutting of timeouts: whatever an operation asks of its driver is asked with no more time
-than is left, so that calls inside a retry do not each bring a timeout of their own. Pauses are
-pure functions; jitter is handed in.
+Owns the cutting of timeouts: no command of an operation gets more time than the operation has left,
+so that calls inside a retry do not each add a timeout. Pauses are pure functions of the jitter.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ __all__ = ["backoff_s", "empty_pause_s", "pause_s", "within"]
 T = TypeVar("T")
 
 _SAID_MAX = 4
-"""So many brokers' failures are named when the time is up."""
+"""At most this many failures are named when the time is up."""
 
 
 def within(
@@ -47,11 +46,10 @@ def within(
     operation: Operation[T],
     wait: Wait | None = None,
 ) -> Operation[T]:
-    """Run an operation so that it has ended `timeout_s` seconds from now; `wait` has what it asks.
+    """Run an operation that ends at most `timeout_s` seconds from now; `wait` records its calls.
 
-    When the time is up, its next question is answered with RequestTimedOut, and so is a wait for
-    answers that have not come; the error names what failed last. A started request keeps the
-    timeout it was started with: it may outlive the operation that started it.
+    When the time is up, its next command fails with RequestTimedOut, which names the last failures.
+    A started request keeps its timeout: it may outlive the operation that started it.
     """
     failed: dict[str, None] = {}
 
@@ -80,7 +78,7 @@ def within(
             if answer is None and isinstance(command, FinishAny) and command.pending:
                 _note(failed, f"{command.pending[0].call.address} has not answered.")
             if is_over and answer is None and isinstance(command, FinishAny):
-                # Whoever looked around and waited on would do so without a pause.
+                # An operation that goes on to wait would loop without a pause.
                 failure = late()
         except QuiverlogError as error:
             failure = error
@@ -118,16 +116,15 @@ def _cut_call(call: Call, left_s: float) -> Call:
     return call if call.timeout_s <= left_s else replace(call, timeout_s=left_s)
 
 
-# How long a client pauses between tries. Pure functions; jitter is handed in.
 def backoff_s(attempt: int, jitter: float) -> float:
-    """The pause before try number `attempt + 1`; `jitter` lies in [0, 1)."""
+    """Return the pause before try number `attempt + 1`; `jitter` lies in [0, 1)."""
     assert attempt >= 0
     ceiling_ms: int = min(RETRY_BACKOFF_MS_MAX, RETRY_BACKOFF_MS_MIN << min(attempt, 16))
     return jitter * ceiling_ms / 1000
 
 
 def pause_s(error: QuiverlogError, attempt: int, jitter: float) -> float:
-    """As `backoff_s`, after `error`: short while somebody else may be elected in these seconds."""
+    """Like `backoff_s`, but short at first where `error` may be over with the next election."""
     found_s = backoff_s(attempt, jitter)
     if error.refresh_metadata and attempt < ELSEWHERE_TRIES:
         found_s = min(found_s, jitter * ELSEWHERE_BACKOFF_MS_MAX / 1000)
@@ -135,7 +132,7 @@ def pause_s(error: QuiverlogError, attempt: int, jitter: float) -> float:
 
 
 def empty_pause_s(attempt: int, jitter: float) -> float:
-    """The pause after a long poll that was answered early and without rows.
+    """Return the pause after a long poll that the broker answered early and without rows.
 
     At least half the ceiling: a pause that may be 0 bounds no rate of requests.
     """

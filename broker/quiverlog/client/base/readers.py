@@ -1,7 +1,4 @@
-"""What tables need of a client: the names of topics, their schemas, and reading one.
-
-Owns the Protocol. Tables stand below the client, so they cannot name its class.
-"""
+"""The part of a client that tables use. They lie below its class, so they cannot name it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""What the client hands back: frozen values with names that people can read.
+"""The client's results: frozen values, made from wire messages.
 
-Owns their shape and their making from wire messages; knows nothing of connections or of waiting.
-Arrow is touched lazily, so that the admin calls of the command line never load it.
+Arrow is imported lazily, so that the admin calls of the command line never load it.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ class TopicInfo:
 
     @property
     def replicas(self) -> int:
-        """Copies of each row: of the partition that has the fewest."""
+        """Replicas of the partition that has the fewest."""
         return min((len(one.replicas) for one in self.partitions), default=0)
 
     def __repr__(self) -> str:
@@ -107,7 +106,7 @@ class ClusterMetadata:
         )
 
     def is_led_elsewhere(self, info: PartitionInfo, address: Address) -> bool:
-        """Somebody else leads the partition than who has this address."""
+        """Return True if the leader is known, and is not the broker at `address`."""
         led_at = self.brokers.get(info.leader)
         return led_at is not None and led_at != address
 
@@ -134,18 +133,18 @@ class BrokerDetail:
     moving: int = 0
     """Of these, those that are on their way to other brokers."""
     takes_partitions: bool = True
-    """False: a controller alone, which is given no replicas."""
+    """False: only a controller, which gets no replicas."""
     metadata_lag: int | None = None
-    """Entries of the metadata that it had not applied when the controller heard it last; None: the
-    controller was not asked, or has not heard it yet."""
+    """Entries of the metadata that it had not applied at its last heartbeat; None: another broker
+    than the controller answered, or there was no heartbeat yet."""
     disk_full: bool = False
-    """The disk has no room for rows, as the controller has heard: others lead what they can."""
+    """The broker has reported a full disk to the controller: others lead what they can."""
     decommissioning: bool = False
-    """To leave the cluster: given nothing more."""
+    """To leave the cluster: it gets no more replicas."""
     second_at: str = ""
-    """Where a second process under this node id was refused a moment ago; empty: nowhere."""
+    """Where a second process under this node id was just refused; empty: nowhere."""
     faulted: int = 0
-    """Partitions there that take no writes until it is restarted: a write or fsync has failed."""
+    """Partitions there that accept no writes until it restarts: a write or fsync has failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,19 +156,19 @@ class QuorumReplicaDetail:
     endpoint: str
     is_voter: bool
     last_index: int | None
-    """Up to here it has the controller's log on its disk."""
+    """The last entry of the controller's log that is on its disk."""
     lag: int | None
     """Entries of the controller's log that it lacks."""
     silent_s: float | None
-    """Since the controller heard of it."""
+    """Seconds since the controller's last contact with it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterDetail:
-    """The cluster as one broker knows it.
+    """The cluster as of the metadata of one broker.
 
-    `controller` is a node id, None while nobody is known to decide. `told_by` is the broker whose
-    knowledge this is: only the controller knows the `lag` of the others.
+    `controller` is a node id, None while no controller is known. `told_by` is the node id of the
+    broker that answered: only the controller has the `lag` of the others.
     """
 
     cluster_id: str
@@ -186,22 +185,22 @@ class ClusterDetail:
     under_min_in_sync: int
     """Partitions with fewer in sync than `min.insync.replicas`: nothing more becomes readable."""
     offline: int
-    """Partitions that nobody leads."""
+    """Partitions without a leader."""
     moving: int = 0
     """Partitions that are on their way to other brokers."""
     is_behind: bool = False
     """The broker has not reached a controller for a session: all of it may be old."""
     age_s: float | None = None
-    """So old is what the broker knows of decisions; None: it does not say."""
+    """Seconds since the broker's last contact with the quorum's leader; None: not reported."""
 
     @property
     def is_current(self) -> bool:
-        """Told by the broker that decides, which a majority follows."""
+        """True if the controller answered, and a majority of the quorum follows it."""
         return self.told_by == self.controller and not self.is_behind
 
     @property
     def voters(self) -> tuple[QuorumReplicaDetail, ...]:
-        """Those of the quorum that elect and count."""
+        """The replicas of the quorum that vote."""
         return tuple(one for one in self.quorum if one.is_voter)
 
 
@@ -223,7 +222,7 @@ class SchemaInfo:
 
 @dataclass(frozen=True, slots=True)
 class PartitionDetail:
-    """One partition as its leader sees it. Offsets are those of the next row.
+    """One partition, from its leader. End offsets and watermarks are those of the next row.
 
     They are -1 while the leader cannot be asked, or has not opened the partition.
     """
@@ -242,35 +241,35 @@ class PartitionDetail:
 
     @property
     def is_known(self) -> bool:
-        """Whether the leader was asked: offsets, bytes and segments are those of now."""
+        """True if the leader answered, so that offsets, bytes and segments are current."""
         return self.log_end_offset >= 0
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionMove:
-    """Who holds a partition; while it moves, those that begin and end to hold it."""
+    """The replicas of a partition; while it moves, the brokers that it adds and removes."""
 
     replicas: tuple[int, ...]
     in_sync_replicas: tuple[int, ...]
     adding: tuple[int, ...] = ()
     removing: tuple[int, ...] = ()
     throttle: int = 0
-    """Bytes in a second that a broker copies of it at the most; 0: no bound of this move."""
+    """At most this many bytes a second that a broker copies of it; 0: no bound of this move."""
 
     @property
     def target(self) -> tuple[int, ...]:
-        """Who is to hold it."""
+        """The brokers that hold it after the move."""
         return tuple(n for n in self.replicas if n not in self.removing)
 
     @property
     def is_over(self) -> bool:
-        """Nobody begins or ends to hold it."""
+        """True if no replica is being added or removed."""
         return not self.adding and not self.removing
 
 
 @dataclass(frozen=True, slots=True)
 class TopicDetail:
-    """Everything that `describe_topic` knows. `schema` is the current one."""
+    """The result of `describe_topic`. `schema` is the current one."""
 
     name: str
     topic_id: bytes
@@ -298,7 +297,7 @@ class TopicDetail:
         return sum(p.size_bytes for p in self.partitions)
 
     def sum_shown(self, total: str, *, unknown: str = "unknown") -> str:
-        """A sum over the partitions, with what it is worth: not all leaders may have answered."""
+        """Return a sum over the partitions, marked where some leaders have not answered."""
         known = sum(p.is_known for p in self.partitions)
         if known == len(self.partitions):
             return total
@@ -337,8 +336,8 @@ class TopicDetail:
 class Produced(NamedTuple):
     """Rows of one partition that are acknowledged.
 
-    `durability` is what the acknowledgement rests on. `base_offset` is the offset of the first of
-    these rows; the others follow it without a gap.
+    `durability`: the leader acknowledged at this level. `base_offset`: of the first of these rows;
+    the others follow it without a gap.
     """
 
     partition: int
@@ -354,7 +353,7 @@ class Produced(NamedTuple):
 
 
 class OffsetAndEpoch(NamedTuple):
-    """An answer of the low-level offset query; `error_code` 0 means that `offset` is good.
+    """An answer of the low-level offset query; `offset` is valid where `error_code` is 0.
 
     `offset` is -1 where no row is that young; `leader_epoch` is that of the row before `offset`.
     """
@@ -367,7 +366,7 @@ class OffsetAndEpoch(NamedTuple):
 
 
 class RangeSize(NamedTuple):
-    """How far a bound of bytes reaches, and how many stored bytes lie in the range."""
+    """The end of a range within a bound of bytes, and the stored bytes in it."""
 
     end_offset: int
     byte_count: int
@@ -375,7 +374,7 @@ class RangeSize(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FetchedPartition:
-    """What a low-level fetch brought for one partition; `body` holds whole stored batches."""
+    """A low-level fetch's result for one partition; `body` holds whole stored batches."""
 
     topic_id: bytes
     partition: int
@@ -390,7 +389,7 @@ class FetchedPartition:
     diverging_end_offset: int = -1
     damage_start_offset: int = -1
     damage_end_offset: int = -1
-    """With CorruptLog: where rows can be read again; -1 when the broker does not know."""
+    """With CorruptLog: the next offset with readable rows; -1 when the broker has not found it."""
 
     def __repr__(self) -> str:
         return (
@@ -400,12 +399,12 @@ class FetchedPartition:
 
 
 def moment(us: int) -> datetime:
-    """Microseconds since 1970 as an aware datetime."""
+    """Convert microseconds since 1970 to an aware datetime."""
     return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=us)
 
 
 def topic_info(topic: m.TopicMetadata) -> TopicInfo:
-    """From the wire's shape; the topic must be free of error."""
+    """Convert a topic of METADATA, which must carry no error."""
     assert topic.error_code == 0
     partitions = sorted(topic.partitions, key=lambda p: p.partition)
     return TopicInfo(

@@ -1,6 +1,6 @@
-"""A topic's schema history, from what brokers send.
+"""A topic's schema history, decoded from brokers' answers; refuses what no history can be.
 
-Owns what no topic's history can be. Arrow is loaded when the first history is made.
+Arrow is loaded with the first history.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["check_history_size", "history_from_wire"]
 
 
 def check_history_size(versions: Sequence[m.SchemaVersion]) -> None:
-    """Raises InvalidResponse: pages may be endless, a topic's history is not."""
+    """Raise InvalidResponse above the bounds of a topic: a broker's pages may be endless."""
     size = sum(len(version.schema) for version in versions)
     if len(versions) > SCHEMAS_PER_TOPIC_MAX or size > SCHEMA_HISTORY_BYTES_MAX:
         raise InvalidResponse(f"{len(versions)} schemas of {size} bytes are no topic's history.")
@@ -29,7 +29,7 @@ def history_from_wire(versions: Iterable[m.SchemaVersion], topic: str) -> Schema
     """Decode a schema history.
 
     Raises:
-        InvalidResponse: a schema cannot be read, or a topic could not have these after another.
+        InvalidResponse: a schema cannot be decoded, or cannot follow the one before it.
     """
     from quiverlog.batch.schema import SchemaHistory, deserialize_stored, evolve
 

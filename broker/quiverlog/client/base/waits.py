@@ -1,10 +1,9 @@
 """What a client waits for, since when and until when.
 
-Owns what of it is told: what takes longer than `TELL_AFTER_S` and fails again and again, once as a
-warning of the logger `quiverlog.waiting`, and again only when it fails for another reason. The
-command line looks at `longest` instead, which also has what no answer has come to yet.
-
-Must not know: how it is shown. A thread may look while another one waits.
+Owns the warnings of the logger `quiverlog.waiting`: one for an operation that keeps failing for
+longer than `TELL_AFTER_S`, and another only when the reason changes. The command line reads
+`longest` instead, which includes requests without an answer yet. One thread may read while another
+waits.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ TELL_AFTER_S: Final = 2.0
 class Wait:
     """One operation that goes on, or the rows of a producer that are not acknowledged.
 
-    `what`: is waited for, or has failed and is tried again (`is_failing`). `reason`: its kind, for
-    those who do not repeat themselves.
+    `what`: is waited for, or has failed and is retried (`is_failing`). `reason`: its kind; a caller
+    reports each once. `told`: the reasons that were reported.
     """
 
     __slots__ = ("failure", "is_failing", "reason", "since_s", "told", "until_s", "what")
@@ -52,14 +51,14 @@ class Wait:
         self.told: set[str] = set()
 
     def told_until(self, until: str) -> str:
-        """A line about it, and about when it gives up; "": never."""
+        """Return a line about the wait and its end; `until` is empty where it never gives up."""
         limit = f" until {until}" if until else ""
         if self.is_failing:
             return f"{self.what.rstrip('.')}: trying again{limit}."
         return f"waiting for {self.what}{limit}."
 
     def asks(self, command: Command) -> None:
-        """Something is asked. Where a try has failed before, that stays what is waited for."""
+        """Record a command. After a failed try, the failure stays what is waited for."""
         if self.failure is not None:
             return
         match command:
@@ -76,7 +75,7 @@ class Wait:
             self.reason = f"{call.address}"
 
     def failed(self, error: QuiverlogError, until_s: float) -> None:
-        """A try has failed, and another one follows."""
+        """Record a failed try that another one follows."""
         self.failure, self.is_failing = error, True
         self.what = error.message
         self.reason = type(error).__name__
@@ -90,10 +89,10 @@ def _first(command: Start | CallMany) -> Call | None:
 
 
 class Waiter(Protocol):
-    """Waits for something that is no operation with a deadline."""
+    """A producer or consumer, whose waits are no operations with a deadline."""
 
     def waiting(self) -> Wait | None:
-        """What for, if for anything. Any thread may ask."""
+        """Return the present wait, if there is one. Safe from any thread."""
 
 
 class Waits:
@@ -104,12 +103,12 @@ class Waits:
         self._open: dict[int, Wait] = {}
         self._latest = 0
         self.are_endless = False
-        """A consumer whose tries all fail goes on for as long as it takes."""
+        """A consumer retries without a deadline."""
         self.others: WeakSet[Waiter] = WeakSet()
 
     @contextlib.contextmanager
     def of(self, seconds: float) -> Iterator[Wait]:
-        """An operation that has so long."""
+        """Open the wait of an operation that has this many seconds."""
         now_s = self._clock()
         self._latest += 1
         number = self._latest
@@ -120,7 +119,7 @@ class Waits:
             self._open.pop(number, None)
 
     def tell(self, wait: Wait) -> set[str]:
-        """Warn the program, if it has taken long and was not told of it; what it was told of."""
+        """Log a warning where the wait is long and its reason new; return the logged reasons."""
         now_s = self._clock()
         if now_s - wait.since_s < TELL_AFTER_S or wait.reason in wait.told:
             return wait.told
@@ -133,9 +132,9 @@ class Waits:
         return wait.told
 
     def longest(self) -> Wait | None:
-        """Since when anything is waited for, what exactly, and when the first of all gives up."""
+        """Return one wait for all: the earliest start, a failing one's text, the earliest end."""
         found = list(self._open.values())
-        with contextlib.suppress(RuntimeError):  # another one has come just now: next time
+        with contextlib.suppress(RuntimeError):  # another thread has added one: next time
             found += [one for other in list(self.others) if (one := other.waiting()) is not None]
         if not found:
             return None

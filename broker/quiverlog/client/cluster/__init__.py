@@ -1,4 +1,1 @@
-"""Which broker to ask: metadata, routing, retries, checks of answers.
-
-Owns the client's picture of the cluster. Stands on `client.base`. Does no I/O.
-"""
+"""Cached metadata, routing of requests to brokers, retries, checks of answers. Does no I/O."""

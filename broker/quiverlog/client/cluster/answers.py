@@ -1,11 +1,8 @@
-"""How an answer must fit its request before any operation sees it.
+"""Checks that a broker's answer fits its request, before any operation sees it.
 
-Owns the pairings: each partition, topic or key that was asked for is answered once and no other,
-pages follow one another, numbers of one answer agree with each other and with the request. Drivers
-call `check_answer` for each reply, so operations need no defence of their own. Types and ranges of
-single fields were checked before, by `wire`; rows are checked after, by `decoding`.
-
-Must not know: connections, retries, topic names (answers carry ids).
+Each partition, topic or key of the request is answered once and no other, pages follow one another,
+numbers agree with each other and with the request. Drivers call `check_answer` for each reply.
+`wire` checks types and ranges of single fields before, `decoding` checks rows after.
 """
 
 from __future__ import annotations
@@ -36,7 +33,7 @@ def check_answer(request: m.Request, response: m.Response, body_bytes: int) -> N
     """Check a response, and the size of its body, against the request.
 
     Raises:
-        InvalidResponse: names the partition and topic id where it is about one.
+        InvalidResponse: names the partition and topic id of a part that does not fit.
     """
     assert request.API == response.API, "wire decodes an answer as what was asked"
     if response.error_code:
@@ -68,7 +65,7 @@ def named(error: QuiverlogError, topic: str, *partitions: int) -> QuiverlogError
 
 
 def about(topic: str, operation: Operation[T], *partitions: int) -> Operation[T]:
-    """Run an operation whose errors name the topic (and partitions) that it was about."""
+    """Run an operation whose errors name this topic, and these partitions."""
     try:
         return (yield from operation)
     except QuiverlogError as error:
@@ -83,7 +80,7 @@ def _check_range(value: int, low: int, high: int, what: str, part: Any) -> None:
 
 
 def _wrong(part: Any, why: str) -> InvalidResponse:
-    """The error for one partition's or topic's part of an answer."""
+    """Return the error for one partition's or topic's part of an answer."""
     details: dict[str, object] = {}
     if hasattr(part, "partition"):
         details["partition"] = part.partition
@@ -98,15 +95,15 @@ def _wrong(part: Any, why: str) -> InvalidResponse:
 
 
 def _shown(name: str) -> str:
-    """A name that a broker sent, cut to the length that a message shows."""
+    """Return a name from a broker, cut to the bound of topic names."""
     return repr(name[:TOPIC_NAME_CHARS_MAX])
 
 
 def _answered_partitions(request: Any, response: Any) -> list[tuple[Any, Any]]:
-    """(entry, result) of the partitions that carry no error of their own.
+    """Return (entry, result) of each partition without an error.
 
     Raises:
-        InvalidResponse: not each entry has exactly one result.
+        InvalidResponse: an entry has no result or two, or a result no entry.
     """
     asked = {(e.topic_id, e.partition): e for e in request.partitions}
     missing = dict(asked)
@@ -126,7 +123,7 @@ def _answered_partitions(request: Any, response: Any) -> list[tuple[Any, Any]]:
 def _answered_page(
     names: Sequence[str] | None, first_name: str | None, topics: Iterable[Any], next_name: str
 ) -> list[Any]:
-    """`_answered_topics` for one page, which holds the names from `first_name` to `next_name`."""
+    """Like `_answered_topics`, for the page of the names from `first_name` to `next_name`."""
     topics = list(topics)
     if next_name and (first_name is None or next_name <= first_name or not topics):
         raise InvalidResponse(
@@ -143,17 +140,13 @@ def _answered_page(
 
 
 def check_topic_count(count: int) -> None:
-    """What the pages of one question may hold together: pages may be endless, a cluster is not.
-
-    Raises:
-        InvalidResponse
-    """
+    """Raise InvalidResponse above the bound of topics: a broker's pages may be endless."""
     if count > TOPICS_MAX:
         raise InvalidResponse(f"The pages of topics have more than {TOPICS_MAX} together.")
 
 
 def _answered_topics(names: Sequence[str] | None, topics: Iterable[Any]) -> list[Any]:
-    """The topics without an error of their own; each name that was asked for is there once."""
+    """Return the topics without an error; each name of the request must be answered once."""
     missing = set(names or ())
     seen: set[str] = set()
     good = []
@@ -173,7 +166,7 @@ def _answered_topics(names: Sequence[str] | None, topics: Iterable[Any]) -> list
 
 
 def _check_partition_numbers(topic: Any) -> None:
-    """A topic's partitions are numbered from 0 on, without a gap."""
+    """Check that a topic's partitions are numbered from 0 on, without a gap."""
     numbers = sorted(p.partition for p in topic.partitions)
     if not numbers or numbers != list(range(len(numbers))):
         raise _wrong(topic, f"its partitions are {numbers[:10]}")
@@ -203,7 +196,7 @@ def _check_same(wanted: Sequence[object], found: Sequence[object], what: str) ->
 
 
 def _check_brokers(api: str, brokers: Sequence[m.BrokerEndpoint | ClusterBroker]) -> None:
-    """Each is named once, and by an address that may be connected to."""
+    """Check that each broker is named once, with a usable address."""
     _check_unique([one.node_id for one in brokers], f"{api}: brokers")
     for one in brokers:
         if not one.host or not one.port or one.node_id < 0:
@@ -218,7 +211,7 @@ def _check_hello(request: Any, response: Any, _: int) -> None:
 def _check_metadata(request: Any, response: Any, _: int) -> None:
     names = None if request.topics is None or request.topic_ids else request.topics
     if not response.brokers:
-        # The controller may have been away for a while: another broker may know more.
+        # Without contact to the controller, a broker may have none; another one may have more.
         raise ConnectionFailed("The broker that was asked knows of none that is alive.")
     _check_brokers("METADATA", response.brokers)
     page = _answered_page(names, request.first_name, response.topics, response.next_name)
@@ -310,7 +303,8 @@ def _check_delete_records(request: Any, response: Any, _: int) -> None:
 
 def _check_epoch_end_offsets(request: Any, response: Any, _: int) -> None:
     for entry, result in _answered_partitions(request, response):
-        if result.epoch > entry.epoch:  # A reader that walks back through the epochs gets on.
+        # A reader that walks back through the epochs must come to an end.
+        if result.epoch > entry.epoch:
             raise _wrong(result, f"epoch {result.epoch} came for epoch {entry.epoch}")
 
 
@@ -319,7 +313,7 @@ def _check_describe_ranges(request: Any, response: Any, _: int) -> None:
         end = OFFSET_MAX if entry.end_offset < 0 else entry.end_offset
         low = max(0, entry.start_offset)
         if low < entry.end_offset:
-            low += 1  # at least one batch, so that a reader that walks the range gets on
+            low += 1  # at least one batch, so that a reader that walks the range advances
         _check_range(result.end_offset, low, end, "end offset", result)
 
 
@@ -397,7 +391,7 @@ def _check_next_page(request: Any, response: Any) -> None:
 
 
 def _fits_any(_request: Any, _response: Any, _body_bytes: int) -> None:
-    """For answers whose fields have nothing to agree with."""
+    """Accept an answer whose fields have nothing to agree with."""
 
 
 _CHECKS: Final[dict[m.Api, Callable[[Any, Any, int], None]]] = {

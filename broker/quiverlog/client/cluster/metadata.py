@@ -1,10 +1,7 @@
-"""METADATA, page after page, and who may say that there is no topic of a name.
+"""METADATA, page after page, and which broker's "unknown topic" counts: the controller's only.
 
-Owns that rule. A broker hears of a new topic later than the one that decides about topics, so its
-"unknown" means little: a topic exists as soon as its creation was confirmed. Only the broker that
-decides knows; where it cannot be asked, nobody can say.
-
-Must not know: connections, retries.
+A topic exists once its creation is confirmed, and other brokers apply it later. Where the
+controller cannot be asked, the existence of a topic stays open.
 """
 
 from __future__ import annotations
@@ -29,12 +26,12 @@ from .answers import check_topic_count, named
 __all__ = ["Ask", "Look", "ask_one", "check", "look", "partition_info"]
 
 Ask = Callable[[m.Request], Operation[tuple[Address, Reply]]]
-"""Asks a broker, and says which one it was."""
+"""Asks a broker; returns its address with the reply."""
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What one broker says. `response` is its last page."""
+    """One broker's answer to METADATA. `response` is its last page."""
 
     address: Address
     response: m.MetadataResponse
@@ -42,7 +39,7 @@ class Look:
 
     @property
     def controller(self) -> Address | None:
-        """Where the broker is that decides, as this one says; None: it knows of none."""
+        """The controller's address by this answer; None: it names none."""
         for one in self.response.brokers:
             if one.node_id == self.response.controller_id:
                 return Address(one.host, one.port)
@@ -50,9 +47,9 @@ class Look:
 
     @property
     def decides(self) -> bool:
-        """True when this broker decides about topics, so that it knows all there are.
+        """True if this broker is the controller, so that its list of topics is complete.
 
-        One that is alone may have been asked at another address than it tells.
+        A single broker may be reached at another address than it reports.
         """
         controller = self.controller
         if controller is None or self.response.is_behind:
@@ -60,7 +57,7 @@ class Look:
         return controller == self.address or len(self.response.brokers) == 1
 
     def picture(self, topics: dict[str, TopicInfo]) -> ClusterMetadata:
-        """What it says of the cluster, with these topics."""
+        """Return the answer as the client's metadata, with these topics."""
         response = self.response
         return ClusterMetadata(
             cluster_id=response.cluster_id,
@@ -73,13 +70,13 @@ class Look:
 
 
 def check(response: m.Response) -> None:
-    """Raise the error that a response carries as a whole, if it does."""
+    """Raise the error of a response as a whole, if it has one."""
     if response.error_code:
         raise error_from_code(response.error_code, response.error_message)
 
 
 def ask_one(address: Address | None, timeout_s: float) -> Ask:
-    """Questions to one broker; None: nobody is known."""
+    """Return an `Ask` of one broker, the controller; None: none is known."""
 
     def ask(request: m.Request) -> Operation[tuple[Address, Reply]]:
         if address is None:
@@ -113,7 +110,7 @@ def look(ask: Ask, names: list[str] | None) -> Operation[Look]:
 
 
 def partition_info(topic: TopicInfo, partition: int) -> PartitionInfo:
-    """A topic's partition by its number.
+    """Return a topic's partition by its number.
 
     Raises:
         UnknownPartition: the topic has no such partition.

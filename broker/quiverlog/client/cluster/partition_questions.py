@@ -1,7 +1,6 @@
-"""Questions about partitions, as operations: grouped by leader, answered per partition.
+"""Operations that ask partitions' leaders: grouped by leader, answered per partition.
 
-Owns the forms of "at" (earliest, latest, a moment). What is asked by topic name is answered for the
-topic that has the name now.
+A question by topic name is answered for the topic that has the name now.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def at_us(at: At) -> int:
-    """The wire's form of "earliest", "latest" or a moment.
+    """Convert "earliest", "latest" or a moment to the wire's form.
 
     Raises:
         InvalidArgument: anything else, or a datetime without a time zone.
@@ -48,15 +47,15 @@ def at_us(at: At) -> int:
             raise InvalidArgument(
                 f"{at!r} has no time zone: write datetime(..., tzinfo=timezone.utc)."
             )
-        # In whole numbers: a float of seconds is off by a microsecond now and then, and the rows of
-        # that moment would be skipped. Rounded up where a subclass has nanoseconds: "at or after"
-        # must not reach back before the moment asked for.
+        # In whole numbers: a float of seconds may be off by a microsecond, which would skip the
+        # rows of that moment. A subclass's nanoseconds round up: "at or after" must not include
+        # rows before the moment.
         return max(0, -((_EPOCH - at) // timedelta(microseconds=1)))
     raise InvalidArgument(f"{at!r} is none of 'earliest', 'latest' or a datetime.")
 
 
 def raise_for(result: Any, what: str | TopicPartition) -> None:
-    """Raise a partition's or topic's own error, naming what it is about."""
+    """Raise the error of one partition or topic, which it names."""
     if result.error_code:
         message = result.error_message or f"{what}: refused."
         error = error_from_code(result.error_code, message)
@@ -78,10 +77,10 @@ def ask_leaders(
     *,
     wait_s: float = 0.0,
 ) -> Operation[tuple[list[m.Response], dict[TopicPartition, Any]]]:
-    """Send each partition's entry to its leader: (the responses, the partitions' results).
+    """Send each partition's entry to its leader; return the responses and the partitions' results.
 
     No retry. Errors of single partitions stay in their results; the first call that failed as a
-    whole is raised, NotLeader for a leader that is silent and has a successor.
+    whole is raised: NotLeader for a silent leader that has a successor.
     """
     by_leader: dict[Address, list[Any]] = {}
     names: dict[tuple[bytes, int], TopicPartition] = {}
@@ -119,7 +118,7 @@ def ask_leaders(
 def _forgive_late_leaders(
     cluster: Cluster, results: Mapping[TopicPartition, Any]
 ) -> Operation[None]:
-    """A leader of a new topic may not have heard of it: its answer is to be asked for again."""
+    """Make UnknownTopicId retriable where the topic exists: its leader may not have applied it."""
     told: dict[bytes, QuiverlogError] = {}
     for where, result in results.items():
         if result.error_code == UnknownTopicId.code:
@@ -136,7 +135,7 @@ def _name_by_entries(
     entries: Sequence[Any],
     names: Mapping[tuple[bytes, int], TopicPartition],
 ) -> None:
-    """A whole call failed: say which partition it was about, or which ones it asked for."""
+    """Name the partition that the error of a whole call is about, or all that it asked for."""
     key = (error.details.get("topic_id"), error.details.get("partition"))
     about = [names[e.topic_id, e.partition] for e in entries if (e.topic_id, e.partition) == key]
     if not about:
@@ -146,7 +145,7 @@ def _name_by_entries(
 
 
 def _about_all(places: Iterable[TopicPartition], operation: Operation[T]) -> Operation[T]:
-    """Errors name the topic, where all places lie in one."""
+    """Let errors name the topic, where all partitions are of one."""
     found = list(places)
     if len({where.topic for where in found}) != 1:
         return operation
@@ -158,17 +157,17 @@ def leader_epoch(topic: TopicInfo, partition: int) -> int:
 
 
 def _good(results: Mapping[TopicPartition, Any]) -> list[tuple[TopicPartition, Any]]:
-    """The results in order; raises the first that carries an error."""
+    """Return the results in order; raise the first error among them."""
     for where, result in results.items():
         raise_for(result, where)
     return sorted(results.items())
 
 
 def list_offsets(cluster: Cluster, name: str, at: AtSpec) -> Operation[dict[int, int | None]]:
-    """Offsets per partition; None where no row is that young."""
+    """Return offsets per partition; None where no row is that young."""
 
     def attempt() -> Operation[dict[int, int | None]]:
-        # Partitions that others have added belong to the whole.
+        # Fresh, to include partitions that other clients have added.
         topic = yield from cluster.topic(name, fresh=not isinstance(at, Mapping))
         wanted: Mapping[int, At]
         wanted = at if isinstance(at, Mapping) else {p.partition: at for p in topic.partitions}
@@ -182,7 +181,7 @@ def list_offsets(cluster: Cluster, name: str, at: AtSpec) -> Operation[dict[int,
 
 
 def offset_entry(partition: int, at: int, known: int = -1, topic_id: bytes = b"") -> Entry:
-    """Asks for an offset; `topic_id` pins the topic that is meant."""
+    """Return an entry that asks for an offset; `topic_id` pins the topic."""
     return lambda topic: m.ListOffsetsPartition(
         topic_id or topic.topic_id, partition, leader_epoch(topic, partition), at, known
     )
@@ -197,7 +196,7 @@ def offsets_with_epochs(
     max_wait_s: float,
     metadata_version: int,
 ) -> Operation[tuple[int, dict[TopicPartition, OffsetAndEpoch]]]:
-    """(metadata version, offset with epoch per partition); errors stay in the results."""
+    """Return (metadata version, offset with epoch per partition); errors stay in the results."""
 
     def attempt() -> Operation[tuple[int, dict[TopicPartition, OffsetAndEpoch]]]:
         entries = {
@@ -229,7 +228,7 @@ def offsets_with_epochs(
 def epoch_end_offsets(
     cluster: Cluster, epochs: Mapping[TopicPartition, int], *, topic_ids: Mapping[str, bytes]
 ) -> Operation[dict[TopicPartition, OffsetAndEpoch]]:
-    """Where each leader epoch ended; see `Client.epoch_end_offsets`."""
+    """Return the end of each leader epoch; see `Client.epoch_end_offsets`."""
 
     def entry(where: TopicPartition, epoch: int) -> Entry:
         p, pinned = where.partition, topic_ids.get(where.topic)
@@ -255,7 +254,7 @@ def describe_ranges(
     bytes_max: int,
     topic_ids: Mapping[str, bytes],
 ) -> Operation[dict[TopicPartition, RangeSize]]:
-    """Stored bytes between offsets; see `Client.describe_ranges`."""
+    """Return stored bytes between offsets; see `Client.describe_ranges`."""
 
     def entry(where: TopicPartition, start: int, end: int) -> Entry:
         p, pinned = where.partition, topic_ids.get(where.topic)
@@ -275,7 +274,7 @@ def describe_ranges(
 def delete_records(
     cluster: Cluster, name: str, before: Mapping[int, int | Literal["latest"]]
 ) -> Operation[dict[int, int]]:
-    """Make rows below the given offsets unreadable; returns the new log start offsets."""
+    """Make rows below the given offsets unreadable; return the new log start offsets."""
     offsets = _bounds(before)
 
     def entry(partition: int, offset: int) -> Entry:
@@ -293,7 +292,7 @@ def delete_records(
 
 
 def _bounds(before: Mapping[int, int | Literal["latest"]]) -> dict[int, int]:
-    """The wire's form, where -1 is the end: a program's own -1 must not delete all there is."""
+    """Convert to the wire's form, where -1 is the end; the caller's own -1 is refused."""
     if not isinstance(before, Mapping):
         raise InvalidArgument(f"delete_records: give {{partition: offset}}, not {before!r}.")
     for offset in before.values():

@@ -1,18 +1,13 @@
-"""Which replica a reader asks for a partition: the leader, or a follower that is nearer.
+"""The replica that a reader fetches from: the leader, or a follower that is nearer.
 
-Owns the choice, and how far a follower is trusted. A follower shows what its leader has told it, so
-it may be behind, and a broker that nobody keeps in order may show anything. Therefore:
+A follower may be behind, so only replicas in sync by the metadata are asked, else the leader. A
+failed follower rests for two seconds, twice as long after each further failure, up to a minute;
+rows end the count. An error of a follower never reaches the caller: the leader is asked instead.
+Failures are also:
 
-- Only a replica that the metadata call in sync is asked; where there is none, the leader is.
-- Whatever goes wrong at a follower sends the partition to the leader, and the follower rests: for
-  two seconds, for twice as long after each further failure, up to a minute. Rows end the count.
-- A follower whose high watermark is below what this reader has read is behind: that is a failure.
-- A reader that has come to the end of what its follower shows asks the leader once in five seconds.
-  If the leader has rows where the follower has brought none since, that is a failure, too.
-
-An error of a follower is never the reader's: the leader is asked, and what it says counts.
-
-Must not know: connections, positions, how rows are read.
+- a high watermark below the reader's offset;
+- no rows where the leader has some: at the end of what its follower returns, a reader asks the
+  leader once in five seconds.
 """
 
 from __future__ import annotations
@@ -32,16 +27,16 @@ LEADER: Final = -1
 """In place of a follower's node id."""
 CHECK_S: Final = 5.0
 IN_SYNC_EVERY_S: Final = 30.0
-"""How old what is known of replicas may be: one that is back in sync may be nearer."""
+"""Bound on the age of the list of replicas in sync: a nearer one may be back."""
 REST_S_MIN: Final = 2.0
 REST_S_MAX: Final = 60.0
 
 
 def check_fetch_from(fetch_from: str, rack: str) -> None:
-    """Refuse what has no meaning.
+    """Check the arguments of `ReplicaChoice`.
 
     Raises:
-        InvalidArgument: no such choice, or the nearest of unknown places is asked for.
+        InvalidArgument: no such choice, or "nearest" without a rack.
     """
     if fetch_from not in get_args(FetchFrom):
         raise InvalidArgument(
@@ -58,10 +53,11 @@ class _Rest(NamedTuple):
 
 @dataclass(slots=True)
 class _Reading:
-    """How a partition is read. `follower`: who is asked, or was until the leader was last asked.
+    """The state of one partition. `follower`: is asked, or was until the leader was last asked.
 
-    `brought`, `at_end`: since then it has brought rows; its last answer left nothing that it shows.
-    `suspect`: who brought nothing until the leader was asked; the answer tells whether it should.
+    `brought`: it has returned rows since. `at_end`: its last answer was empty, or reached its high
+    watermark.
+    `suspect`: the follower without rows before the leader was asked: failed if the leader has some.
     """
 
     leader_asked_s: float
@@ -72,11 +68,11 @@ class _Reading:
 
 
 class ReplicaChoice:
-    """See the module docstring. Of the partitions of one topic.
+    """The choices for the partitions of one topic.
 
     Args:
-        rack: where the reader stands; empty: nobody knows.
-        spread: readers with other numbers choose other ones of several that are as good.
+        rack: the reader's; empty: unknown.
+        spread: readers with different numbers choose different ones of equally near followers.
     """
 
     __slots__ = ("_fetch_from", "_rack", "_readings", "_rests", "_spread")
@@ -91,11 +87,11 @@ class ReplicaChoice:
 
     @property
     def wants_followers(self) -> bool:
-        """True when it matters who is in sync, and where."""
+        """True if the choice depends on the replicas in sync and their racks."""
         return self._fetch_from != "leader"
 
     def choose(self, partition: PartitionInfo, metadata: ClusterMetadata, now_s: float) -> int:
-        """The node id of the follower to ask now, or LEADER."""
+        """Return the node id of the follower to ask now, or LEADER."""
         if self._fetch_from == "leader":
             return LEADER
         node_id = self._best(partition, metadata)
@@ -128,9 +124,9 @@ class ReplicaChoice:
         assert chosen != leader
         return chosen
 
-    # --- what came of it -----------------------------------------------------------------------
+    # --- outcomes ------------------------------------------------------------------------------
     def asked(self, partition: int, node_id: int, now_s: float) -> None:
-        """A fetch of the partition is on its way to this follower, or to the leader."""
+        """Record that a fetch was sent to this follower, or to the leader."""
         reading = self._readings.setdefault(partition, _Reading(now_s))
         if node_id != LEADER:
             reading.follower = node_id
@@ -141,7 +137,7 @@ class ReplicaChoice:
         reading.leader_asked_s = now_s
 
     def leader_answered(self, partition: int, *, brought: bool, now_s: float) -> None:
-        """The leader has answered, perhaps with rows."""
+        """Record the leader's answer; with rows, it fails a follower that returned none."""
         reading = self._readings[partition]
         suspect, reading.suspect = reading.suspect, LEADER
         if brought and suspect != LEADER:
@@ -157,7 +153,7 @@ class ReplicaChoice:
         high_watermark: int,
         now_s: float,
     ) -> None:
-        """A follower has answered a fetch from `offset` with the rows up to `next_offset`."""
+        """Record a follower's answer to a fetch from `offset`: the rows up to `next_offset`."""
         assert next_offset >= offset
         if high_watermark < offset:
             self.failed(partition, node_id, now_s)
@@ -169,7 +165,7 @@ class ReplicaChoice:
             self._rests.pop((partition, node_id), None)
 
     def failed(self, partition: int, node_id: int, now_s: float) -> None:
-        """A follower gave an error, or no answer, or rows that are none: the leader is asked."""
+        """Record a follower's error, silence or invalid rows: the leader is asked next."""
         self._rest(partition, node_id, now_s)
         reading = self._readings[partition]
         reading.follower = LEADER

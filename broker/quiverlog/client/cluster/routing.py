@@ -1,11 +1,10 @@
-"""Where a request goes, and when it is tried again.
+"""Routing and retries of requests, over the cached metadata.
 
-Owns the picture of the cluster, the order in which brokers are tried and the retry rule: a
-`retriable` error is tried again until the operation's deadline, after a pause drawn evenly from
-[0, min(max, min * 2^attempt)] (full jitter); `refresh_metadata` drops cached topics first. An
-answer of a broker that is behind is taken only if no other broker has a newer one. A leader that
-does not answer is suspected: others are asked whether it still leads, because a machine without
-power breaks no connection; once they name a successor, its answer is not waited for.
+A `retriable` error is retried until the operation's deadline, after a pause drawn evenly from
+[0, min(max, min * 2^attempt)] (full jitter); `refresh_metadata` drops cached topics first. The
+answer of a broker that is behind counts only if no other broker has a newer one. When a leader is
+silent, other brokers are asked whether it still leads, because a machine without power breaks no
+connection; once they name a successor, the client stops waiting.
 
 Invariant: threads share one instance; cached values are frozen and replaced, never changed.
 """
@@ -91,39 +90,37 @@ NOT_READY: Final = (
     TooManyConnectionsFromAddress,
     ThrottledBroker,
 )
-"""The broker that was asked does not answer now: what any broker knows is asked of another."""
+"""The broker does not answer now: a question that any broker answers goes to another one."""
 _NOT_READY_CODES: Final = frozenset(kind.code for kind in NOT_READY)
 
 
 def check_ready(response: Response) -> None:
-    """Raises one of `NOT_READY` where the broker answers so."""
+    """Raise the response's error if it is one of `NOT_READY`."""
     if response.error_code in _NOT_READY_CODES:
         raise error_from_code(response.error_code, response.error_message)
 
 
 class Doubt(NamedTuple):
-    """About an answer; the smallest one is about the best of several."""
+    """How old an answer is; the smallest is that of the best answer."""
 
     is_behind: bool
     minus_version: int
 
 
 class KnownBrokers:
-    """In which order a client asks brokers for what any of them can answer, and which answer it
-    takes.
-    """
+    """The order of brokers for questions that any of them answers: the last good one first."""
 
     __slots__ = ("_failed", "_good", "_silent")
 
     def __init__(self) -> None:
         self._good: Address | None = None
-        self._failed: tuple[Address, ...] = ()  # Who failed last is last.
+        self._failed: tuple[Address, ...] = ()  # The latest failure is last.
         self._silent: frozenset[Address] = frozenset()
 
     def order(self, addresses: Iterable[Address]) -> list[Address]:
-        """Each once: who answered last first; those that failed at the back, silent ones last.
+        """Return each once: the last that answered, untried ones, failed ones, silent ones.
 
-        What fails without a silence costs no time, and may have answered with too little only.
+        A failure without a silence costs no time, and may be an old answer only.
         """
         good = self._good
         known = dict.fromkeys([*([] if good is None else [good]), *addresses])
@@ -132,11 +129,11 @@ class KnownBrokers:
         return [*(address for address in known if address not in failed), *failed]
 
     def is_silent(self, address: Address) -> bool:
-        """The broker there left a question without an answer, and answered none since."""
+        """Return True if the broker there timed out, and has answered nothing since."""
         return address in self._silent
 
     def answered(self, address: Address) -> None:
-        """The first choice from now on is this one."""
+        """Record an answer: this broker is asked first from now on."""
         self._good = address
         self._silent -= {address}
         if address in self._failed:
@@ -145,7 +142,7 @@ class KnownBrokers:
     def failed(
         self, address: Address, among: Iterable[Address], *, is_silent: bool = False
     ) -> None:
-        """This one gave no answer, or knew too little. `among`: who may be asked."""
+        """Record no answer, or an old one. `among`: the brokers that may be asked."""
         kept = {address, *among}
         self._silent = (self._silent | ({address} if is_silent else set())) & kept
         self._failed = (*(one for one in self._failed if one != address and one in kept), address)
@@ -154,7 +151,7 @@ class KnownBrokers:
 
 
 def doubt_of(found: Response, known: ClusterMetadata) -> Doubt | None:
-    """Why another broker may well know more; None: nothing speaks against this answer."""
+    """Return how old an answer is where another broker may have a newer one, else None."""
     if not isinstance(found, MetadataResponse | DescribeClusterResponse) or found.error_code:
         return None
     is_older = found.metadata_version < known.metadata_version
@@ -163,17 +160,17 @@ def doubt_of(found: Response, known: ClusterMetadata) -> Doubt | None:
     return None
 
 
-# What is done about a leader that owes an answer: the others are asked whether it still leads.
+# When a leader is silent for this long, the others are asked whether it still leads.
 _SILENCE_S: Final = LEADER_SILENCE_MS / 1000
 
 Question: TypeAlias = tuple[Call, Sequence[TopicPartition]]
-"""What a leader is asked, and about which of its partitions."""
+"""A call to a leader, and its partitions that the call is about."""
 
 
 def is_deposed(
     cluster: Cluster, address: Address, places: Iterable[TopicPartition]
 ) -> Operation[bool]:
-    """Ask the others whether a leader that owes an answer leads all of these partitions still."""
+    """Ask the other brokers whether a silent leader has lost one of these partitions."""
     cluster.suspect(address)
     looked_at: set[str] = set()
     for where in places:
@@ -191,11 +188,12 @@ def is_deposed(
 
 
 def answer_of_controller(cluster: Cluster, call: Call) -> Operation[Reply]:
-    """What the broker answers that decides, as long as it does.
+    """Send a call to the controller and wait while it is the controller.
 
     Raises:
-        ConnectionFailed: it was not asked.
-        RequestTimedOut: it was asked, and is silent. Another one decides by now, or the time is up.
+        ConnectionFailed: the call was not sent.
+        RequestTimedOut: it was sent, and the controller is silent: it was replaced, or the time is
+            up.
     """
     pending = yield from _started(call)
     try:
@@ -210,7 +208,7 @@ def answer_of_controller(cluster: Cluster, call: Call) -> Operation[Reply]:
 
 
 def _is_replaced(cluster: Cluster, address: Address) -> Operation[bool]:
-    """Ask the others whether somebody else decides than who has this address."""
+    """Ask the other brokers whether another address is the controller's now."""
     cluster.suspect(address)
     try:
         yield from cluster.refresh([])
@@ -225,10 +223,10 @@ def _is_replaced(cluster: Cluster, address: Address) -> Operation[bool]:
 def answers_of_leaders(
     cluster: Cluster, questions: Sequence[Question], wait_s: float
 ) -> Operation[list[Reply | QuiverlogError]]:
-    """The answers, or what failed, in the questions' order; all are asked before any is awaited.
+    """Return answers or errors in the questions' order; all are sent before any is awaited.
 
     Args:
-        wait_s: so long may a leader keep its answer back.
+        wait_s: a leader may hold its answer back for up to this long.
     """
     if not cluster.has_others:
         found: list[Reply | QuiverlogError] = yield CallMany([call for call, _ in questions])
@@ -262,7 +260,7 @@ def answers_of_leaders(
 
 
 def _started(call: Call) -> Operation[PendingReply]:
-    """Raises ConnectionFailed, after which the others are asked, also for who lets nobody in."""
+    """Start a call; a connection that takes too long is a ConnectionFailed as well."""
     try:
         started: PendingReply = yield Start(call, within_s=_SILENCE_S)
     except RequestTimedOut as error:
@@ -282,17 +280,17 @@ T = TypeVar("T")
 
 _TRIES_PER_TIMEOUT = 3
 _SILENCES = (ConnectionFailed, RequestTimedOut)
-"""What says least of why something did not work: a failure before it says more."""
+"""Errors without a cause: an earlier failure explains more."""
 _SILENCE_S_MAX = LEADER_SILENCE_MS / 1000
-"""So long is a silent broker waited for where another one may be asked instead: a third of the
-request timeout, and no longer than what makes a leader suspect."""
+"""Bound on the wait for a silent broker where another one may be asked instead: a third of the
+request timeout, and at most what makes a leader suspect."""
 _SILENT_AGAIN_S_MAX = 0.5
-"""And so long one that was silent before, where another one has answered."""
+"""The same for one that was silent before, where another one has answered."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What `connect` was given. Times in seconds."""
+    """The arguments of `connect`. Times in seconds."""
 
     client_id: str = "quiverlog-python"
     connect_timeout_s: float = CONNECT_TIMEOUT_MS_DEFAULT / 1000
@@ -307,7 +305,7 @@ class Settings:
 
 
 class Cluster:
-    """The client's picture of the cluster, and the rules of routing and retrying.
+    """The client's cached metadata, and the rules of routing and retrying.
 
     Args:
         bootstrap: addresses to ask first; any of them may be down.
@@ -334,32 +332,32 @@ class Cluster:
         self._known = KnownBrokers()
         self._is_controller_gone = False
         self._is_controller_told = False
-        """A refusal has said where it is, and the picture has it from there."""
+        """The cached controller is from the last NotController, which named it."""
         self.waits = Waits(clock)
         self.deadline_s = self.patience_s = math.inf
-        """No operation goes on after this moment, which is so long after the last progress."""
+        """Every operation ends at `deadline_s`, which is `patience_s` after the last progress."""
         self.skipped: frozenset[Address] = frozenset()
-        """Known not to answer: not asked for what any broker knows."""
+        """Silent brokers: left out of questions that any broker answers."""
         self._undecided: Address | None = None
-        """The picture is from this broker, which reaches no controller."""
+        """The metadata are from this broker, which reaches no controller."""
         self._failed = ""
-        """Why something was tried again last."""
+        """Why an operation was last retried."""
         self._heard_s: dict[str, float] = {}
-        """When each topic of the picture was asked for last."""
+        """When each cached topic was last asked for."""
 
     def progressed(self) -> None:
-        """Something has come of what the caller does: its time begins anew."""
+        """Record the caller's progress: its deadline begins anew."""
         self.deadline_s = self.clock() + self.patience_s
         self._failed = ""
 
     # --- addresses ------------------------------------------------------------------------------
     def addresses(self) -> list[Address]:
-        """All brokers that may answer, in the order in which they are asked."""
+        """Return all brokers that may answer, in the order in which they are asked."""
         found = self._known.order([*self.metadata.brokers.values(), *self.bootstrap])
         return [one for one in found if one not in self.skipped] or found
 
     def address_of(self, node_id: int) -> Address:
-        """The address of a node.
+        """Return the address of a node.
 
         Raises:
             ConnectionFailed: no broker with this id is known (retriable, with fresh metadata).
@@ -370,7 +368,7 @@ class Cluster:
         return address
 
     def leader_address(self, topic: TopicInfo, partition: int) -> Address:
-        """The address of a partition's leader; raises retriable errors when there is none."""
+        """Return the address of a partition's leader; raise a retriable error without one."""
         info = partition_info(topic, partition)
         if info.leader < 0:
             raise NotLeader(f"Partition {topic.name}-{partition} has no leader just now.")
@@ -378,19 +376,19 @@ class Cluster:
 
     @property
     def has_others(self) -> bool:
-        """There is more than one broker to ask."""
+        """True if there is more than one broker to ask."""
         return len(self.metadata.brokers) > 1
 
     def suspect(self, address: Address) -> None:
-        """This one owes an answer: others are asked first from now on."""
+        """Record a silent broker: others are asked first from now on."""
         self._known.failed(address, self.addresses(), is_silent=True)
 
     def patience_of(self, address: Address, *, has_others: bool, has_answer: bool = False) -> float:
-        """So long is this broker's answer waited for.
+        """Return the seconds to wait for this broker's answer.
 
         Args:
             has_others: another may answer instead.
-            has_answer: another has, if not as well as this one might.
+            has_answer: another has, if with older metadata than this one may have.
         """
         patience_s = self.settings.request_timeout_s
         if not has_others and not has_answer:
@@ -402,27 +400,27 @@ class Cluster:
 
     # --- calls ----------------------------------------------------------------------------------
     def call(self, address: Address, request: m.Request, *, timeout_s: float | None = None) -> Call:
-        """A call with the client's request timeout."""
+        """Return a call, by default with the client's request timeout."""
         return Call(address, request, timeout_s or self.settings.request_timeout_s)
 
     def call_any(self, request: m.Request, *, is_read: bool = True) -> Operation[Reply]:
-        """Ask brokers until one has answered, and one whose picture of the cluster is believed.
+        """Ask one broker after the other until one answers whose metadata are not behind.
 
         Args:
-            is_read: asking another broker as well, where one is silent, changes nothing.
+            is_read: the request changes nothing, so it may be sent to several brokers.
 
         Raises:
             ConnectionFailed: none could be reached; names every address and its failure.
             RequestTimedOut: the same, and one of them was silent.
             BrokerShuttingDown, TooManyConnections, ThrottledBroker: one of them answered so, and
-                none had anything better to say.
+                none answered the request.
         """
         return (yield from self._ask_any(request, is_read=is_read))[1]
 
     def _ask_any(
         self, request: m.Request, *, is_read: bool = True
     ) -> Operation[tuple[Address, Reply]]:
-        """As `call_any`, and who it was."""
+        """Like `call_any`; returns the broker's address as well."""
         addresses = self.addresses()
         assert addresses, "a client has an address to begin with"
         failures: list[QuiverlogError] = []
@@ -436,7 +434,7 @@ class Cluster:
                 reply: Reply = yield self.call(address, request, timeout_s=patience_s)
                 check_ready(reply.response)
             except (ConnectionFailed, RequestTimedOut, *NOT_READY) as error:
-                # One that was asked when the time was up, or nearly, is not silent.
+                # A broker that had almost no time to answer is not silent.
                 is_silent = isinstance(error, RequestTimedOut)
                 is_silent = is_silent and self.clock() - asked_s >= _SILENT_AGAIN_S_MAX
                 self._known.failed(address, addresses, is_silent=is_silent)
@@ -465,12 +463,11 @@ class Cluster:
         raise (kind or ConnectionFailed)(" ".join(said))
 
     def call_controller(self, request: m.Request) -> Operation[Reply]:
-        """Ask the broker that decides about topics and producers.
+        """Ask the controller.
 
-        It may be another one than the picture says: whoever is asked then says so (NotController),
-        and where it is. The next try goes there; if that is of no use either, or nothing was said,
-        the picture is renewed first. One that is silent is left once the others name another. A
-        single broker is asked like any.
+        A NotController of a former controller may name the new one: the next try goes there. If
+        that fails too, or none was named, the metadata are refreshed first. The client stops
+        waiting for a silent controller once another broker names its successor.
         """
         was_told, self._is_controller_told = self._is_controller_told, False
         if self._is_controller_gone and not was_told:
@@ -496,7 +493,7 @@ class Cluster:
         return reply
 
     def _believe(self, told: m.BrokerEndpoint) -> bool:
-        """Take over who decides from a refusal. False: that cannot be."""
+        """Cache the controller that a NotController names. False: no valid address."""
         if told.node_id < 0 or not told.host or not 0 < told.port < 65_536:
             return False
         brokers = {**self.metadata.brokers, told.node_id: Address(told.host, told.port)}
@@ -506,7 +503,8 @@ class Cluster:
     def retrying(
         self, attempt: Callable[[], Operation[T]], *, timeout_s: float | None = None
     ) -> Operation[T]:
-        """Run `attempt` until it succeeds, fails for good, or the time is up."""
+        """Run `attempt` until it succeeds, fails with an error that is not retried, or the time
+        is up."""
         wanted_s = self.settings.request_timeout_s if timeout_s is None else timeout_s
         with self.waits.of(self._cut(wanted_s)) as wait:
             seconds = wait.until_s - wait.since_s
@@ -514,10 +512,10 @@ class Cluster:
             return (yield from within(self.clock, seconds, operation, wait))
 
     def _cut(self, seconds: float) -> float:
-        """No more than the caller has left.
+        """Return at most the caller's remaining time.
 
         Raises:
-            RequestTimedOut: it has none.
+            RequestTimedOut: none is left.
         """
         left_s = self.deadline_s - self.clock()
         if left_s <= 0:
@@ -538,7 +536,7 @@ class Cluster:
                 wait_s = pause_s(error, tries, self.jitter())
                 # A partition that fresh metadata does not show will not turn up by waiting.
                 retriable = error.retriable and not isinstance(error, UnknownPartition)
-                # A stale picture may be the only fault: forget it and look once more.
+                # Stale metadata may be the only fault: drop them and try once more.
                 stale = error.refresh_metadata and not retriable and not refreshed
                 if not (retriable or stale) or self.clock() + wait_s >= deadline:
                     if isinstance(error, _SILENCES):
@@ -560,9 +558,7 @@ class Cluster:
             yield Sleep(wait_s)
 
     def _with_what_is_known(self, error: QuiverlogError, cause: QuiverlogError | None) -> str:
-        """A silence says least: with it the broker that answers without a controller is named, and
-        what failed before.
-        """
+        """Add to a silence the broker that reaches no controller, and the failure before."""
         said = error.message
         if self._undecided is not None:
             said += f" {self._undecided} answers, but reaches no controller."
@@ -571,7 +567,7 @@ class Cluster:
         return said
 
     def first_contact(self) -> Operation[None]:
-        """Learn who the brokers are; one round, no retry, within the request timeout."""
+        """Ask for the list of brokers; one round, no retry, within the request timeout."""
         with self.waits.of(self._cut(self.settings.request_timeout_s)) as wait:
             yield from within(self.clock, wait.until_s - wait.since_s, self.refresh([]), wait)
 
@@ -579,11 +575,14 @@ class Cluster:
     def refresh(
         self, names: Sequence[str] | None = None, *, decided: bool = False
     ) -> Operation[ClusterMetadata]:
-        """Ask for all topics (None) or for some, and renew the picture. No retry.
+        """Ask for all topics (None) or for some, and cache the answer. No retry.
 
-        `decided`: as the broker says that decides about topics, and no other. Raises:
-            NotController, ConnectionFailed, RequestTimedOut: a name is not known to whoever was
-                asked, and the broker that decides cannot be asked whether it names a topic.
+        Args:
+            decided: only the controller's answer counts.
+
+        Raises:
+            NotController, ConnectionFailed, RequestTimedOut: a broker has no topic of a name, and
+                the controller, whose answer counts, did not answer.
         """
         wanted = None if names is None else list(dict.fromkeys(names))
         found = yield from look(self._ask_any, wanted)
@@ -600,14 +599,14 @@ class Cluster:
         return replace(self.metadata, topics=topics)
 
     def _learn(self, found: Look, topics: dict[str, TopicInfo]) -> None:
-        """The picture is from now on what one broker has said."""
+        """Cache one broker's answer."""
         self._heard_s.update(dict.fromkeys(found.topics, self.clock()))
         self.metadata = found.picture(topics)
         is_undecided = found.response.is_behind or found.controller is None
         self._undecided = found.address if is_undecided else None
 
     def _look_at_controller(self, names: list[str], found: Look) -> Operation[Look]:
-        """Ask whoever decides for names that another broker does not know."""
+        """Ask the controller for topics that another broker does not have."""
         assert names
         controller = found.controller
         patience_s = math.inf
@@ -620,7 +619,7 @@ class Cluster:
         except QuiverlogError as error:
             if controller is not None and isinstance(error, RequestTimedOut):
                 self.suspect(controller)
-            # Another one is asked next time: it may know the name, or who decides now.
+            # Another broker is asked next time: it may have the topic, or a newer controller.
             self._known.failed(found.address, self.addresses())
             raise
         return told
@@ -628,7 +627,7 @@ class Cluster:
     def topic(
         self, name: str, *, fresh: bool = False, age_max_s: float = math.inf
     ) -> Operation[TopicInfo]:
-        """A topic, from the cache (unless that is older) or asked for. No retry.
+        """Return a topic, from the cache (unless older than `age_max_s`) or a broker. No retry.
 
         Raises:
             UnknownTopic: there is none of this name.
@@ -647,10 +646,11 @@ class Cluster:
     def heard_late(
         self, name: str, topic_id: bytes, error: UnknownTopicId
     ) -> Operation[QuiverlogError]:
-        """What an id means that a broker does not know: brokers hear of topics one after the other.
+        """Return the error for a broker's UnknownTopicId: brokers apply a new topic at different
+        times.
 
-        The error, or one that is worth a repetition where the topic is there. No retry. Raises as
-        `refresh`: as long as nobody decides, no topic is gone.
+        It is the same error where the topic is gone by the controller's answer, else a retriable
+        one. No retry. Raises as `refresh`: without a controller, no topic counts as gone.
         """
         told = (yield from self.refresh([name], decided=True)).topics.get(name)
         if told is None or told.topic_id != topic_id:
@@ -658,7 +658,7 @@ class Cluster:
         return NotLeader(f"{name}: the broker that was asked has not heard of this topic yet.")
 
     def forget_topics(self) -> None:
-        """Drop the cached topics: the next operation asks for those that it needs."""
+        """Drop the cached topics; the next operation asks for those that it needs."""
         self.metadata = replace(self.metadata, topics={})
         self._heard_s.clear()
 
@@ -666,7 +666,7 @@ class Cluster:
     def history(
         self, topic_id: bytes, topic: str, *, needed_id: int = -1, fresh: bool = False
     ) -> Operation[SchemaHistory]:
-        """A topic's schema history that holds `needed_id`; errors name `topic`. No retry."""
+        """Return a topic's schema history with `needed_id`; errors name `topic`. No retry."""
         known = None if fresh else self._histories.get(topic_id)
         if known is not None and (needed_id < 0 or needed_id in known):
             return known
@@ -693,7 +693,7 @@ class Cluster:
 
 
 def _of_change(error: QuiverlogError) -> QuiverlogError:
-    """A change that nothing was answered to may hold, which a read's error must not speak of."""
+    """Add to the error of an unanswered change that it may have been made."""
     if not isinstance(error, RequestTimedOut):
         return error
     return RequestTimedOut(f"{error.message} The outcome is unknown.", **error.details)

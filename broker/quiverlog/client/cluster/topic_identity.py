@@ -1,9 +1,7 @@
 """The topic that a producer or a reader was opened for, by its name and its id.
 
-Owns when a name counts as another topic's: a broker that hears of topics late may still name the
-one that had the name before, so the broker that decides is asked first.
-
-Must not know: what is done with the topic.
+A broker with old metadata may still return the topic that had the name before, so only the
+controller's answer makes a topic count as gone or replaced.
 """
 
 from __future__ import annotations
@@ -28,13 +26,13 @@ def meant_topic(
     decided: bool = False,
     age_max_s: float = math.inf,
 ) -> Operation[TopicInfo]:
-    """The topic, from the cache (unless that is older) or asked for. No retry.
+    """Return the topic, from the cache (unless older than `age_max_s`) or from a broker. No retry.
 
     Args:
-        decided: ask the broker that decides at once: another one has said that it knows no such id.
+        decided: ask the controller at once, as another broker has answered UnknownTopicId.
 
     Raises:
-        UnknownTopicId: it is gone, or another one has its name.
+        UnknownTopicId: it was deleted, or another one has its name.
     """
     if not decided:
         try:
