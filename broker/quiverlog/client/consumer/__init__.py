@@ -1,5 +1,1 @@
-"""Consumers and bounded reads: positions, fetches, batches.
-
-Owns offsets from the caller's choice to the last row. Stands on `client.drivers` and what is
-below.
-"""
+"""Consumers and bounded reads: positions, fetches, batches."""

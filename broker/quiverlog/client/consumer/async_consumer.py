@@ -1,6 +1,6 @@
 """The asyncio consumer: `consumer.py` is generated from here by scripts/generate_client.py.
 
-Owns what a program sees of a consumer: an iterator, `poll`, `seek`, and who may use it when.
+Owns the iterator, `poll`, `seek`, and the refusal of concurrent callers.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class AsyncConsumer(ConsumerBase):
         self._driver = driver
         self._opened = False
         self._turn = [None]
-        """Emptied by the operation under way; tried, never waited for. No lock: `acquire` may have
-        taken it when Ctrl-C comes, and nobody knows. A statement without a call is whole."""
+        """Emptied by the running operation; tried, never waited for. No lock: when Ctrl-C comes
+        during `acquire`, it is unclear who holds it. A statement without a call is atomic."""
         # blocking: self.open()
 
     async def open(self) -> Self:
-        """Find the topic and where to begin, if that has not been done."""
+        """Find the topic and the start offsets, once."""
         if not self._opened:
             await self._run(self._core.open())
             self._opened = True
@@ -50,12 +50,12 @@ class AsyncConsumer(ConsumerBase):
         try:
             while (batch := await self._following()) is not None:
                 yield batch
-                batch = None  # so that its answer is not held when the one after the next comes
+                batch = None  # keeps no reference while the answer after the next arrives
         finally:
             await self._release()
 
     async def __anext__(self) -> ConsumerBatch:
-        """The next batch, however long it takes; at the end of the rows the iteration ends."""
+        """Return the next batch, without a timeout; the iteration ends after the last row."""
         batch = await self._following()
         if batch is None:
             await self._release()
@@ -63,7 +63,7 @@ class AsyncConsumer(ConsumerBase):
         return batch
 
     async def _following(self) -> ConsumerBatch | None:
-        """The next batch; None at the end."""
+        """Return the next batch; None at the end."""
         await self.open()
         self._core.handed_out()
         try:
@@ -79,7 +79,7 @@ class AsyncConsumer(ConsumerBase):
             raise
 
     async def _following_many(self) -> list[ConsumerBatch]:
-        """The next batches, whose rows take no more memory than the answer; empty at the end."""
+        """Return the next batches, which take no memory beyond the answer; empty at the end."""
         await self.open()
         self._core.handed_out()
         while not self._closed:
@@ -90,9 +90,9 @@ class AsyncConsumer(ConsumerBase):
 
     @checked()
     async def poll(self, timeout: float = 1.0) -> ConsumerBatch | None:
-        """The next batch, or None when there is none within `timeout` seconds (or ever).
+        """Return the next batch, or None when there is none within `timeout` seconds (or ever).
 
-        A poll that must open a connection first may take up to a second, whatever its timeout.
+        A poll that must connect first may take up to a second, whatever its timeout.
         """
         await self.open()
         self._core.handed_out()
@@ -115,7 +115,7 @@ class AsyncConsumer(ConsumerBase):
         self._core.seek(partition, offset)
 
     async def close(self) -> None:
-        """End the iteration and drop the requests under way."""
+        """End the iteration and drop the requests in flight."""
         self._closed = True
         await self._release()
 
@@ -143,11 +143,11 @@ class AsyncConsumer(ConsumerBase):
             return await self._driver.run(operation)
         finally:
             self._turn += (None,)
-            if self._closed:  # A `close` that came meanwhile left the requests to this operation.
+            if self._closed:  # A concurrent `close` has left the requests to this operation.
                 await self._release()
 
     async def _release(self) -> None:
-        """Drop the requests under way; an operation that waits for them does it at its end."""
+        """Drop the requests in flight; an operation that waits for them does it at its end."""
         try:
             del self._turn[0]
         except IndexError:

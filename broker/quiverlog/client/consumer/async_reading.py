@@ -1,7 +1,7 @@
 """Bounded reads with asyncio: `reading.py` is generated from here by scripts/generate_client.py.
 
-Owns what a program sees of a read: batches one after the other, or all of them as a table or a data
-frame. What is read was settled before (reading_plan.py).
+A read returns batches one after the other, or all as a table or a data frame. Its offsets and
+columns are fixed before (reading_plan.py).
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ __all__ = ["AsyncReading"]
 class AsyncReading:
     """Rows between fixed offsets; made by `AsyncClient.read`.
 
-    May be iterated as often as wanted: each time the same rows are read anew, and no more of them
-    are held than two fetches bring.
+    Each iteration reads the same rows anew, and holds at most the rows of two fetches.
     """
 
     def __init__(
@@ -61,7 +60,7 @@ class AsyncReading:
 
     @property
     def rows_total(self) -> int:
-        """Rows in the ranges, before a condition chooses among them."""
+        """Rows in the ranges, before a condition selects some."""
         return self._plan.rows_total
 
     async def __aiter__(self) -> AsyncIterator[pa.RecordBatch]:
@@ -71,7 +70,7 @@ class AsyncReading:
         core = ConsumerCore(self._cluster, plan.topic, plan.options)
         async with AsyncConsumer(core, self._driver) as consumer:
             while batches := deque(await consumer._following_many()):
-                while batches:  # Nobody here holds them when the answer after the next comes.
+                while batches:  # Keeps no reference while the answer after the next arrives.
                     rows_read += len(batches[0])
                     rows = plan.shaped(batches.popleft())
                     if rows.num_rows:
@@ -80,12 +79,15 @@ class AsyncReading:
                     self._tell(rows_read)
 
     async def to_arrow(self) -> pa.Table:
-        """All rows as a table; nothing is copied that is not compressed."""
+        """Return all rows as a table, without a copy of those that are not compressed."""
         batches = [batch async for batch in self]
         return pa.Table.from_batches(batches, self.schema)
 
     async def to_pandas(self, **options: Any) -> Any:
-        """All rows as a data frame of pandas; `options` are those of `pyarrow.Table.to_pandas`.
+        """Return all rows as a data frame of pandas.
+
+        Args:
+            options: those of `pyarrow.Table.to_pandas`.
 
         Raises:
             UnsupportedValue: Python or pandas have no such value.
@@ -94,7 +96,7 @@ class AsyncReading:
         return data_frame(await self.to_arrow(), self.topic, options)
 
     async def to_polars(self) -> Any:
-        """All rows as a data frame of polars."""
+        """Return all rows as a data frame of polars."""
         polars = extra("polars", "to_polars")
         return polars.from_arrow(await self.to_arrow())
 

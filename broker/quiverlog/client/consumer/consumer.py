@@ -35,12 +35,12 @@ class Consumer(ConsumerBase):
         self._driver = driver
         self._opened = False
         self._turn = [None]
-        """Emptied by the operation under way; tried, never waited for. No lock: `acquire` may have
-        taken it when Ctrl-C comes, and nobody knows. A statement without a call is whole."""
+        """Emptied by the running operation; tried, never waited for. No lock: when Ctrl-C comes
+        during `acquire`, it is unclear who holds it. A statement without a call is atomic."""
         self.open()
 
     def open(self) -> Self:
-        """Find the topic and where to begin, if that has not been done."""
+        """Find the topic and the start offsets, once."""
         if not self._opened:
             self._run(self._core.open())
             self._opened = True
@@ -50,12 +50,12 @@ class Consumer(ConsumerBase):
         try:
             while (batch := self._following()) is not None:
                 yield batch
-                batch = None  # so that its answer is not held when the one after the next comes
+                batch = None  # keeps no reference while the answer after the next arrives
         finally:
             self._release()
 
     def __next__(self) -> ConsumerBatch:
-        """The next batch, however long it takes; at the end of the rows the iteration ends."""
+        """Return the next batch, without a timeout; the iteration ends after the last row."""
         batch = self._following()
         if batch is None:
             self._release()
@@ -63,7 +63,7 @@ class Consumer(ConsumerBase):
         return batch
 
     def _following(self) -> ConsumerBatch | None:
-        """The next batch; None at the end."""
+        """Return the next batch; None at the end."""
         self.open()
         self._core.handed_out()
         try:
@@ -79,7 +79,7 @@ class Consumer(ConsumerBase):
             raise
 
     def _following_many(self) -> list[ConsumerBatch]:
-        """The next batches, whose rows take no more memory than the answer; empty at the end."""
+        """Return the next batches, which take no memory beyond the answer; empty at the end."""
         self.open()
         self._core.handed_out()
         while not self._closed:
@@ -90,9 +90,9 @@ class Consumer(ConsumerBase):
 
     @checked()
     def poll(self, timeout: float = 1.0) -> ConsumerBatch | None:
-        """The next batch, or None when there is none within `timeout` seconds (or ever).
+        """Return the next batch, or None when there is none within `timeout` seconds (or ever).
 
-        A poll that must open a connection first may take up to a second, whatever its timeout.
+        A poll that must connect first may take up to a second, whatever its timeout.
         """
         self.open()
         self._core.handed_out()
@@ -115,7 +115,7 @@ class Consumer(ConsumerBase):
         self._core.seek(partition, offset)
 
     def close(self) -> None:
-        """End the iteration and drop the requests under way."""
+        """End the iteration and drop the requests in flight."""
         self._closed = True
         self._release()
 
@@ -143,11 +143,11 @@ class Consumer(ConsumerBase):
             return self._driver.run(operation)
         finally:
             self._turn += (None,)
-            if self._closed:  # A `close` that came meanwhile left the requests to this operation.
+            if self._closed:  # A concurrent `close` has left the requests to this operation.
                 self._release()
 
     def _release(self) -> None:
-        """Drop the requests under way; an operation that waits for them does it at its end."""
+        """Drop the requests in flight; an operation that waits for them does it at its end."""
         try:
             del self._turn[0]
         except IndexError:

@@ -1,13 +1,12 @@
-"""The consumer's machine: from positions to batches, as operations; and one round of reading.
+"""The consumer's machine: from positions to batches, as operations. Invariants:
 
-Owns how positions advance, what waits to be handed out, which errors are raised. Invariants:
-- A partition is in at most one request; its rows are handed out in offset order.
+- A partition is in at most one request; the caller receives its rows in offset order.
 - A row is skipped only on request (`seek`, `skip_corrupt`).
 - At most one reply waits; at most twice `fetch_bytes` are held, plus one larger batch.
-- A partition that brought rows goes to the end of the next request.
+- A partition that returned rows goes to the end of the next request.
 - An early answer without rows is followed by a growing pause; a partition that has rows and
-  brings none for the request timeout is an error.
-- Ctrl-C comes at calls and loops only: no change is left half done.
+  returns none for the request timeout is an error.
+- Ctrl-C arrives at calls and loops only: no change is left half done.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ logger = logging.getLogger("quiverlog")
 
 
 class ConsumerCore:
-    """See the module's docstring."""
+    """The state of one consumer."""
 
     def __init__(self, cluster: Cluster, topic: str, options: ConsumerOptions) -> None:
         self.topic = topic
@@ -74,7 +73,7 @@ class ConsumerCore:
         self._failures = 0
         self._failing_since_s: float | None = None
         self._idle_since_s: float | None = None
-        """Since when rows are waited for; where new ones are followed, there may be none."""
+        """When the wait for rows began; a consumer that follows may wait without an end."""
         self._failure: QuiverlogError | None = None
         self._told: set[str] = set()
         cluster.waits.others.add(self)
@@ -82,10 +81,10 @@ class ConsumerCore:
         self._on_its_way: tuple[StoredBatch, int, int] | None = None
         """The last batch, and `delivered` and `delivered_epoch` before it."""
         self._deferred: QuiverlogError | None = None
-        """An error of one partition that came with rows of others: raised after these rows."""
+        """An error of one partition that arrived with rows of others: raised after these."""
 
     def waiting(self) -> Wait | None:
-        """What is waited for, if rows do not come; see `waits`. Any thread may ask."""
+        """Return the wait for overdue rows; see `waits`. Safe from any thread."""
         failing_s, failure = self._failing_since_s, self._failure
         since_s = self._idle_since_s if failing_s is None else failing_s
         if since_s is None:
@@ -100,22 +99,22 @@ class ConsumerCore:
 
     @property
     def _patience_s(self) -> float:
-        """So long may all tries fail."""
+        """Bound on the time in which all tries fail."""
         is_endless = self._cluster.waits.are_endless
         return math.inf if is_endless else self._cluster.settings.request_timeout_s
 
     @property
     def requests(self) -> list[Request]:
-        """The fetches under way."""
+        """The fetches in flight."""
         return self._fetches.requests
 
     @property
     def positions(self) -> dict[int, int]:
-        """Partition -> offset after the last row that was handed out."""
+        """Partition -> offset after the last row that the caller has received."""
         return {p.partition: p.delivered for p in self._positions.values()}
 
     def seek(self, partition: int, offset: int) -> None:
-        """Go on from `offset`; rows that were fetched and not handed out are dropped."""
+        """Go on from `offset`; drop rows that were fetched and not returned."""
         position = self._positions.get(partition)
         if position is None:
             raise UnknownPartition(
@@ -126,15 +125,15 @@ class ConsumerCore:
         if not isinstance(offset, int) or offset < 0:
             raise InvalidArgument(f"seek: {offset!r} is not an offset from 0 on.")
         self._ready = deque(b for b in self._ready if b.partition != partition)
-        self._deferred = None  # an error that still holds comes with the next answer
+        self._deferred = None  # the next answer repeats an error that still holds
         position.seek(offset)
 
     def handed_out(self) -> None:
-        """The caller has the last batch."""
+        """Record that the caller has received the last batch."""
         self._on_its_way = None
 
     def take_back(self) -> None:
-        """The caller was interrupted, and has not got the last batch: it is the next one again."""
+        """Queue the last batch again, as the caller was interrupted before it received it."""
         if self._on_its_way:
             stored, *before = self._on_its_way
             if not (self._ready and self._ready[0] is stored):
@@ -145,7 +144,7 @@ class ConsumerCore:
 
     # --- opening --------------------------------------------------------------------------------
     def open(self) -> Operation[None]:
-        """Find the topic, its schema, and where to begin and end."""
+        """Find the topic, its schema, and the start and end of each partition."""
         yield from about(self.topic, self._cluster.retrying(self._open))
 
     def _open(self) -> Operation[None]:
@@ -173,14 +172,14 @@ class ConsumerCore:
 
     # --- reading --------------------------------------------------------------------------------
     def next(self, timeout_s: float) -> Operation[ConsumerBatch | None]:
-        """The next batch; None at the end, or when `timeout_s` have passed.
+        """Return the next batch; None at the end, or when `timeout_s` have passed.
 
         Raises:
-            OffsetOutOfRange: the rows at a position are not kept any more, or were lost.
+            OffsetOutOfRange: the rows at a position were deleted by retention, or lost.
             LogTruncated: rows that were read were lost with an earlier leader.
             UnknownTopicId: the topic was deleted.
             CorruptBatch: rows cannot be decoded; again at every call, until `seek`.
-            InvalidResponse: the broker does not bring the rows there are.
+            InvalidResponse: the broker does not return rows that exist.
         """
         deadline_s = self.clock() + timeout_s
         while True:
@@ -203,7 +202,7 @@ class ConsumerCore:
                 if pending is not None:
                     yield from self._receive(pending)
                     yield from self._look_for_ends()
-                    # Under way while these rows are used.
+                    # In flight while the caller uses these rows.
                     yield from self._fetches.start(self._positions, self._order)
             except UnknownTopicId as error:
                 meant = yield from self._cluster.heard_late(
@@ -221,7 +220,7 @@ class ConsumerCore:
                 yield Sleep(min(wait_s, left_s))
 
     def at_hand(self) -> Operation[list[ConsumerBatch]]:
-        """What waits, up to a batch that cannot be decoded, or is compressed: that takes memory."""
+        """Return waiting batches, up to one that is compressed or cannot be decoded."""
         batches: list[ConsumerBatch] = []
         try:
             while self._ready and not self._ready[0].header.is_compressed:
@@ -235,11 +234,11 @@ class ConsumerCore:
 
     @property
     def is_at_end(self) -> bool:
-        """Everything up to the ends was handed out (never, when following)."""
+        """True if the caller has received every row up to the ends (never, when following)."""
         return not self._ready and all(p.is_done for p in self._positions.values())
 
     def _next_ready(self) -> Operation[ConsumerBatch | None]:
-        """Decode what waits. What fails stays where it is."""
+        """Decode the next waiting batch, which stays queued if that fails."""
         while self._ready:
             stored = self._ready[0]
             batch: ConsumerBatch | None = None
@@ -265,7 +264,7 @@ class ConsumerCore:
         return None
 
     def _read_again(self, stored: StoredBatch, error: QuiverlogError) -> None:
-        """What a follower has sent cannot be decoded: the leader's rows may be whole."""
+        """Fetch again from the leader what a follower has sent and cannot be decoded."""
         position = self._positions[stored.partition]
         logger.warning("rows of a follower are read again from the leader: %s", error.message)
         self._fetches.choice.failed(stored.partition, stored.follower, self.clock())
@@ -279,21 +278,21 @@ class ConsumerCore:
         try:
             parts = yield from self._fetches.finish(request)
         except QuiverlogError:
-            if self._failing_since_s is None:  # The wait counts, though it took several rounds.
+            if self._failing_since_s is None:  # Includes the wait of earlier rounds.
                 self._failing_since_s = self.clock() - request.waited_s
             raise
         current = [
             fetched
             for fetched in parts
             if self._positions[fetched.partition].offset == request.offsets[fetched.partition]
-        ]  # Of the others somebody has called `seek` meanwhile.
+        ]  # Of the others the caller has called `seek` meanwhile.
         if request.source.is_follower:
             self._receive_copies(request, current)
         else:
             self._receive_rows(request, current)
 
     def _receive_copies(self, request: Request, parts: Sequence[FetchedPartition]) -> None:
-        """What a follower says. Rows are progress; all else is between the leader and us."""
+        """Apply a follower's answer. Rows are progress; the leader is asked about all else."""
         source = request.source
         assert source.is_follower
         behind: list[int] = []
@@ -318,7 +317,7 @@ class ConsumerCore:
             )
             if position.offset < position.known_end and not has_rows:
                 behind.append(fetched.partition)
-        if not brought:  # Else others may have filled the answer.
+        if not brought:  # Else other partitions may have filled the answer.
             for p in behind:
                 self._fetches.choice.failed(p, source.follower, self.clock())
         self._fetches.pauses.answered(request, brought=brought, failed=failed or bool(behind))
@@ -335,7 +334,7 @@ class ConsumerCore:
             position = self._positions[fetched.partition]
             try:
                 has_rows = self._take(position, fetched, request.source)
-                if not (has_rows or brought):  # Else others have filled the answer.
+                if not (has_rows or brought):  # Else other partitions have filled the answer.
                     position.check_stalled(
                         self.topic, fetched.high_watermark, self.clock(), limit_s
                     )
@@ -351,8 +350,8 @@ class ConsumerCore:
             if self._options.skip_corrupt and position.skipped_damage(partial):
                 brought = True
                 continue
-            # What other partitions brought is kept, and handed out before the error is raised. An
-            # error that time may heal must not hide one that it cannot.
+            # Rows of other partitions are returned before the error is raised. A retriable error
+            # must not hide one that is not.
             if failure is None or failure.retriable:
                 failure = partial
         self._fetches.pauses.answered(request, brought=brought, failed=failure is not None)
@@ -370,7 +369,7 @@ class ConsumerCore:
         self._told.clear()
 
     def _take(self, position: Position, fetched: FetchedPartition, source: Source) -> bool:
-        """Keep what a partition brought; True if there was anything. Raises its error."""
+        """Queue a partition's batches; return True if there are any. Raises its error."""
         error = fetch_error(fetched, self.topic, position.offset)
         if error is not None:
             raise error
@@ -394,11 +393,11 @@ class ConsumerCore:
         return True
 
     def _look_for_ends(self) -> Operation[None]:
-        """Where rows may be gone, the leader says whether they are. Raises OffsetOutOfRange."""
+        """Ask leaders whether missing rows are lost. Raises OffsetOutOfRange if so."""
         topic_id, positions = self._fetches.topic_id, self._positions.values()
         try:
             gone = yield from first_gone(self._cluster, self.topic, topic_id, positions)
-        except OffsetNotAvailable:  # It was waited for long enough.
+        except OffsetNotAvailable:  # The wait for these rows is over already.
             self._failing_since_s = self.clock() - self._cluster.settings.request_timeout_s
             raise
         if gone is not None and not self._ready:
@@ -406,7 +405,7 @@ class ConsumerCore:
         self._deferred = self._deferred or gone
 
     def _after_failure(self, error: QuiverlogError, round_began_s: float) -> float:
-        """Raise what time will not heal, and what it has not healed; or the pause in seconds."""
+        """Raise an error that is not retriable, or for too long; else return the pause in s."""
         if self._failing_since_s is None:
             self._failing_since_s = round_began_s
         now_s = self.clock()
@@ -428,7 +427,7 @@ class ConsumerCore:
         return IN_SYNC_EVERY_S if self._fetches.choice.wants_followers else math.inf
 
     def _look_around(self) -> Operation[None]:
-        """A topic may have grown: its new partitions are read from their first row on."""
+        """Refresh the metadata now and then; read added partitions from their first row on."""
         if self.clock() < self._look_again_s:
             return
         self._look_again_s = self.clock() + self._look_every_s()
@@ -443,11 +442,9 @@ class ConsumerCore:
             assert len(self._order) == len(self._positions), "each partition has one turn"
 
 
-# The part of both consumers that does not wait: one round of reading, and what to drop at the
-# end.
 POLL_WORK_S = 1.0
-"""What a `poll` may take for a connection or metadata, however short its timeout: with less, a
-program that polls with timeout=0 would never get on."""
+"""Time that a `poll` may take for a connection or metadata, however short its timeout: with less, a
+caller that polls with timeout=0 would never progress."""
 
 
 class ConsumerBase:
@@ -468,16 +465,16 @@ class ConsumerBase:
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns of the batches, as known; those of a consumer that follows may grow."""
+        """The columns of the batches; a consumer that follows may get more."""
         return self._core.decoder.schema
 
     @property
     def positions(self) -> dict[int, int]:
-        """Partition -> offset after the last row handed out: `start` of a later consumer."""
+        """Partition -> offset after the last returned row: `start` of a later consumer."""
         return self._core.positions
 
     def _next(self, timeout_s: float) -> Operation[ConsumerBatch | None]:
-        """The next batch. Waits in short rounds, so that a `close` is seen."""
+        """Return the next batch; wait in short rounds, to notice a `close`."""
         core = self._core
         deadline_s = core.clock() + timeout_s
         left_s = timeout_s
@@ -489,7 +486,7 @@ class ConsumerBase:
         return None
 
     def _next_many(self, timeout_s: float) -> Operation[list[ConsumerBatch]]:
-        """The next batch, and what is at hand behind it; empty where `_next` has none."""
+        """Return the next batch and those that wait behind it; empty where `_next` has none."""
         batch = yield from self._next(timeout_s)
         if batch is None:
             return []
@@ -500,7 +497,7 @@ class ConsumerBase:
         return (yield from within(self._core.clock, work_s, self._next(timeout_s)))
 
     def _abandon(self) -> Operation[None]:
-        """Drop the requests under way."""
+        """Drop the requests in flight."""
         requests = list(self._core.requests)
         self._core.requests.clear()
         for request in requests:

@@ -1,10 +1,8 @@
-"""The fetches of a consumer: which are under way to which broker, replicas, pauses.
+"""The fetches of a consumer: at most one request per broker and role, replicas, pauses.
 
-Owns one request per broker and role, the choice of replicas, and the pauses after answers that
-came early and without rows. A follower that fails or does not answer is left for the leader: its
-failures end here. What a follower reports as error or end is asked of the leader again.
-
-Must not know: what rows mean to the consumer, decoding.
+A broker that answers early and without rows gets no request during a pause. A follower that fails
+or is silent is replaced by the leader, so its errors never reach the consumer, and the leader
+confirms what a follower reports as error or end.
 """
 
 from __future__ import annotations
@@ -43,11 +41,10 @@ from .stored_batches import split_fetch
 __all__ = ["FOLLOWER_TIMEOUT_S", "OVERDUE_S", "ROUND_S", "Fetches", "Pauses", "Request", "Source"]
 
 
-# The fetches that a consumer has under way: to whom, of what, and who is let rest between them.
 OVERDUE_S = (FETCH_MAX_WAIT_MS_DEFAULT + LEADER_SILENCE_MS) / 1000
-"""A leader may keep an answer back for the first part of it, the rest is silence."""
+"""A leader may hold an answer back for the first part of this; the rest is silence."""
 FOLLOWER_TIMEOUT_S = 10.0
-"""A follower that gives no answer is given up after that: the leader is there."""
+"""Timeout of a fetch from a follower, shorter because the leader can answer instead."""
 
 
 class Source(NamedTuple):
@@ -58,13 +55,13 @@ class Source(NamedTuple):
 
     @property
     def is_follower(self) -> bool:
-        """True: what it says is to be doubted."""
+        """True for a follower, whose errors and ends the leader must confirm."""
         return self.follower != LEADER
 
 
 @dataclass(slots=True)
 class Request:
-    """A fetch under way."""
+    """A fetch in flight."""
 
     pending: PendingReply
     source: Source
@@ -72,13 +69,13 @@ class Request:
     """Partition -> the offset that was asked for; a seek makes the answer stale."""
     sent_s: float
     waited_s: float = 0.0
-    """How long the consumer has waited for it: without what the caller did meanwhile."""
+    """Time that the consumer has waited for it, without the caller's own work."""
     looked_s: float = 0.0
-    """How much of that had passed when the metadata were looked at for it."""
+    """`waited_s` at the last refresh of the metadata because of it."""
 
     @property
     def is_overdue(self) -> bool:
-        """A leader owes the answer for so long that somebody else may lead by now."""
+        """True if a leader is silent, so that another one may lead by now."""
         return not self.source.is_follower and self.waited_s - self.looked_s >= OVERDUE_S
 
 
@@ -91,7 +88,7 @@ class _Pause:
 
 
 class Pauses:
-    """A long poll that comes back early with nothing must not become a loop without rest."""
+    """The pauses that keep early answers without rows from becoming a busy loop."""
 
     __slots__ = ("_clock", "_jitter", "_pauses")
 
@@ -101,17 +98,17 @@ class Pauses:
         self._pauses: dict[Source, _Pause] = {}
 
     def holds(self, source: Source) -> bool:
-        """True while nothing is asked of this one."""
+        """Return True while this broker gets no request."""
         pause = self._pauses.get(source)
         return pause is not None and pause.until_s > self._clock()
 
     def ends_s(self) -> list[float]:
-        """When those that hold end."""
+        """Return the ends of the present pauses."""
         now_s = self._clock()
         return [pause.until_s for pause in self._pauses.values() if pause.until_s > now_s]
 
     def answered(self, request: Request, *, brought: bool, failed: bool) -> None:
-        """An answer has come, with rows, with errors, or with neither."""
+        """Record an answer: with rows, with errors, or with neither."""
         if brought:
             self._pauses.pop(request.source, None)
             return
@@ -124,16 +121,13 @@ class Pauses:
 
 
 ROUND_S = 1.0
-"""How long one wait lasts at most: a consumer that was closed meanwhile sees it then."""
+"""Bound on one wait, after which a consumer notices that it was closed."""
 
 logger = logging.getLogger("quiverlog")
 
 
 class Fetches:
-    """The requests of a consumer: what is asked of whom, and what comes back.
-
-    `topic_id`: of the topic that is meant, once it is known.
-    """
+    """The requests of a consumer. `topic_id`: of its topic, once opened."""
 
     def __init__(self, cluster: Cluster, topic: str, options: ConsumerOptions) -> None:
         self.topic_id = b""
@@ -147,16 +141,16 @@ class Fetches:
         self._bytes_max = options.fetch_bytes
 
     def current_topic(self) -> Operation[TopicInfo]:
-        """The topic, from the cache or asked for.
+        """Return the topic, from the cache or a broker.
 
         Raises:
-            UnknownTopicId: it is gone, or another one has its name.
+            UnknownTopicId: it was deleted, or another one has its name.
         """
         return (yield from meant_topic(self._cluster, self._topic, self.topic_id))
 
     # --- asking ---------------------------------------------------------------------------------
     def start(self, positions: Mapping[int, Position], order: Sequence[int]) -> Operation[None]:
-        """Ask for what is in no request, in this order."""
+        """Send fetches for partitions that are in no request, in this order."""
         while True:
             busy = {p for request in self.requests for p in request.offsets}
             free = [positions[p] for p in order if p not in busy and not positions[p].is_done]
@@ -164,7 +158,7 @@ class Fetches:
                 return
 
     def _start_free(self, free: Sequence[Position]) -> Operation[bool]:
-        """False: a follower cannot be asked, so its leader is to be."""
+        """Send fetches for these. False: a follower has failed; choose again."""
         assert free
         topic = yield from self.current_topic()
         sources: dict[Source, list[Position]] = {}
@@ -215,7 +209,7 @@ class Fetches:
     def leave_follower(
         self, source: Source, partitions: Iterable[int], error: QuiverlogError
     ) -> None:
-        """A follower has failed: these are read from the leader for a while."""
+        """Record a follower's failure: these are read from the leader for a while."""
         assert source.is_follower
         logger.debug("%s is read from the leader: %s", self._topic, error)
         for p in partitions:
@@ -245,7 +239,7 @@ class Fetches:
 
     # --- answers --------------------------------------------------------------------------------
     def wait(self, deadline_s: float) -> Operation[PendingReply | None]:
-        """The first request that is answered; None when it is time to look around."""
+        """Wait for the first answered request; None at the end of a round or pause."""
         began_s = self._clock()
         pending: PendingReply | None = yield FinishAny(
             [r.pending for r in self.requests], self._wait_s(deadline_s)
@@ -255,10 +249,10 @@ class Fetches:
         return pending
 
     def owed(self, since_s: float) -> Wait | None:
-        """The answer that a broker keeps back for longer than it may. Any thread may ask.
+        """Return the wait for an overdue answer. Safe from any thread.
 
         Args:
-            since_s: since when rows are waited for.
+            since_s: when the wait for rows began.
         """
         oldest = min(list(self.requests), key=lambda one: one.sent_s, default=None)
         if oldest is None:
@@ -276,9 +270,9 @@ class Fetches:
         return max(0.0, min(moments) - now_s)
 
     def leave_deposed(self) -> Operation[None]:
-        """Look who leads what a leader owes for long: its successors are asked for that instead.
+        """Abandon overdue requests to brokers that lead no more; their successors are asked.
 
-        A machine that has lost its power says nothing, and its connection does not break.
+        A machine without power is silent, and its connection does not break.
         """
         overdue = [request for request in self.requests if request.is_overdue]
         if not overdue or not self._cluster.has_others:
@@ -296,13 +290,13 @@ class Fetches:
                 yield Abandon(request.pending)
 
     def take(self, pending: PendingReply) -> Request:
-        """The request that is answered: it is under way no more."""
+        """Remove and return the answered request."""
         request = next(r for r in self.requests if r.pending is pending)
         self.requests.remove(request)
         return request
 
     def finish(self, request: Request) -> Operation[list[FetchedPartition]]:
-        """What was answered; nothing, where a follower has failed. Raises a leader's error."""
+        """Return the answer, empty where a follower has failed. Raises a leader's error."""
         try:
             reply: Reply = yield Finish(request.pending)
             return split_fetch(reply)

@@ -1,7 +1,4 @@
-"""What a consumer was asked for: its arguments, checked before anything is asked of a broker.
-
-Owns the types of `start` and `end` and the wording of what is refused.
-"""
+"""The arguments of a consumer, checked before anything is sent."""
 
 from __future__ import annotations
 
@@ -45,16 +42,16 @@ class ConsumerOptions:
     fetch_from: FetchFrom = "leader"
     client_rack: str = ""
     topic_id: bytes = b""
-    """The topic that is meant; empty takes the one that has the name."""
+    """Refuses another topic with the name; empty: accepts any."""
     reader_schema: pa.Schema | None = None
-    """What rows shall look like, whatever the topic's newest schema is."""
+    """The schema of the rows, in place of the topic's newest one."""
     is_settled: bool = False
-    """`start` and `end` are offsets, of every partition in `partitions`, that were there a moment
-    ago: nobody is asked for them again."""
+    """`start` and `end` are valid offsets of every partition in `partitions`, which leaders have
+    just confirmed: no broker is asked again."""
 
     @property
     def follows_all(self) -> bool:
-        """Partitions that the topic gains are read, too."""
+        """True if partitions that are added to the topic are read, too."""
         return self.follow and self.partitions is None
 
     def __post_init__(self) -> None:
@@ -105,7 +102,7 @@ def consumer_options(
         start=start,
         end=end,
         follow=follow,
-        # One name is a sequence of letters, too.
+        # A str is a sequence of letters, too.
         columns=(columns,) if isinstance(columns, str) else _tuple(columns),
         partitions=_tuple(partitions),
         fetch_bytes=fetch_bytes,

@@ -1,11 +1,8 @@
-"""Where a consumer begins and ends, and rows that were known to exist and do not come.
+"""The start and end of each partition, and expected rows that do not arrive: truncated or late.
 
-Owns what `start` and `end` mean for each partition, the questions to leaders that this takes, and
-whether missing rows are truncated or late: a log that lost rows with its leader may end in front
-of what a reader waits for, and then brings neither rows nor an error. A new leader that does not
-know the high watermark yet looks the same; asked where rows end, it reports that.
-
-Must not know: how rows are read from there on, how long they are waited for.
+A log that lost rows with its leader may end below a reader's position, and then returns neither
+rows nor an error. So does a new leader without a high watermark, but for its log end it answers
+OffsetNotAvailable.
 """
 
 from __future__ import annotations
@@ -46,32 +43,32 @@ logger = logging.getLogger("quiverlog")
 
 @dataclass(slots=True)
 class Position:
-    """Where a partition is read: rows from `offset` on are not asked for yet."""
+    """The state of one partition: rows from `offset` on are still to be fetched."""
 
     partition: int
     offset: int
     end: int | None
     last_epoch: int = NO_EPOCH
     delivered: int = 0
-    """The offset after the last row that was handed out."""
+    """The offset after the last row that the caller has received."""
     delivered_epoch: int = NO_EPOCH
     is_from_earliest: bool = False
-    """Nothing was read yet and the start was the first row kept, which may move on any time."""
+    """Nothing was read yet, and the start was the log start, which retention may move."""
     known_end: int = 0
     """Rows below are known to exist."""
     empty_since_s: float | None = None
-    """Since when answers bring no rows although there are some, and `empty_answers`: how many."""
+    """When answers without rows began although there are some; `empty_answers` counts them."""
     empty_answers: int = 0
     may_be_gone: bool = False
-    """The leader shows no rows here, for long, although there were some."""
+    """The leader's high watermark has been below `known_end` for long."""
 
     @property
     def is_done(self) -> bool:
-        """True when every row up to `end` was asked for (never, when following)."""
+        """True if every row up to `end` was fetched (never, when following)."""
         return self.end is not None and self.offset >= self.end
 
     def seek(self, offset: int) -> None:
-        """Go on from there, whatever was read before."""
+        """Go on from `offset`."""
         assert offset >= 0
         self.offset = self.delivered = offset
         self.last_epoch = self.delivered_epoch = NO_EPOCH
@@ -79,7 +76,7 @@ class Position:
         self.empty_since_s = None
 
     def skipped_damage(self, error: QuiverlogError) -> bool:
-        """Go on behind rows that the broker itself cannot read; False for any other error."""
+        """Skip rows that the broker itself cannot read; return False for any other error."""
         after = error.details.get("next_offset")
         if not isinstance(error, CorruptLog) or not isinstance(after, int) or after <= self.offset:
             return False
@@ -91,13 +88,13 @@ class Position:
     def check_stalled(
         self, topic: str, high_watermark: int, now_s: float, timeout_s: float
     ) -> None:
-        """Rows exist and do not come, though nothing else fills the leader's answers.
+        """Record an answer of the leader without rows, although rows are known to exist.
 
-        The program may be away between two answers, so that time alone says nothing. Where the
-        leader shows no such rows, `may_be_gone` is set.
+        The caller may be busy between two answers, so a number of answers counts besides the time.
+        Where the high watermark is not above the position, `may_be_gone` is set.
 
         Raises:
-            InvalidResponse: it shows them, and they have not come for `timeout_s`.
+            InvalidResponse: it is above, and the leader has sent no rows for `timeout_s`.
         """
         if self.offset >= self.known_end:
             self.empty_since_s = None
@@ -120,7 +117,7 @@ class Position:
             )
 
     def moved_start(self, error: QuiverlogError, fetched: FetchedPartition) -> bool:
-        """Retention moved the start between the question where it is and the first fetch."""
+        """Follow a log start that retention moved before the first fetch; False otherwise."""
         if not (isinstance(error, OffsetOutOfRange) and self.is_from_earliest):
             return False
         if fetched.log_start_offset <= self.offset:
@@ -144,7 +141,7 @@ class PositionFinder:
         self._options = options
 
     def named_partitions(self, chosen: Sequence[int]) -> list[int]:
-        """The partitions that are read, and those that `start` and `end` speak of."""
+        """Return the chosen partitions, and those that `start` and `end` name."""
         partitions = list(chosen)
         for spec in (self._options.start, self._options.end):
             if isinstance(spec, Mapping):
@@ -152,13 +149,12 @@ class PositionFinder:
         return partitions
 
     def resolve(self, partitions: Sequence[int]) -> Operation[dict[int, Position]]:
-        """The position of each partition.
+        """Return the position of each partition.
 
-        Latest is asked for first: rows that come between the two questions are then read, not
-        skipped.
+        Asks for the latest offsets first: rows added between the two questions are then read.
 
         Raises:
-            OffsetOutOfRange: a start lies beyond its partition's end.
+            OffsetOutOfRange: a start is beyond its partition's end.
         """
         starts = {p: self._start_of(p) for p in partitions}
         if self._options.is_settled:
@@ -171,12 +167,13 @@ class PositionFinder:
         positions = {}
         for p, start in starts.items():
             offset = start if isinstance(start, int) else found[p]
-            if offset < 0:  # no row is that young: begin where the next one will be
+            if offset < 0:  # no row is that young: begin at the next one
                 offset = latest[p]
             if not isinstance(start, int) and not self._options.follow:
-                # Rows came, or were given up, between the two questions: nothing is to be read.
+                # Between the two questions rows were added, or retention has removed some.
                 offset = min(offset, latest[p])
-            if p in latest and offset > latest[p]:  # nothing would be asked for, nothing refused
+            # A fetch that a leader could refuse is not sent for these.
+            if p in latest and offset > latest[p]:
                 raise (yield from self._beyond(p, offset, latest[p]))
             assert offset >= 0
             positions[p] = Position(
@@ -200,7 +197,7 @@ class PositionFinder:
         )
 
     def added(self, partitions: Sequence[int]) -> Operation[dict[int, Position]]:
-        """Positions in partitions that a topic has gained: at their first rows, without an end."""
+        """Return positions in added partitions: at their first rows, without an end."""
         starts = yield from self.offsets(dict.fromkeys(partitions, EARLIEST))
         return {
             p: Position(p, start, None, delivered=start, is_from_earliest=True)
@@ -233,7 +230,7 @@ class PositionFinder:
         return latest[partition]
 
     def offsets(self, at: Mapping[int, int]) -> Operation[dict[int, int]]:
-        """Partition -> the offset that belongs to a time, or to EARLIEST or LATEST."""
+        """Return partition -> the offset of a time, of EARLIEST or of LATEST."""
         if not at:
             return {}
         entries = {
@@ -250,19 +247,19 @@ class PositionFinder:
         return {where.partition: result.offset for where, result in results.items()}
 
 
-# Rows that were known to exist and do not come: whether they are gone or late.
 _LOOK_S: Final = 2.0
 
 
 def first_gone(
     cluster: Cluster, topic: str, topic_id: bytes, positions: Iterable[Position]
 ) -> Operation[OffsetOutOfRange | None]:
-    """The error of the first reader whose rows up to its end are gone, of those that may be so.
+    """Check positions with `may_be_gone`; return the error of the first whose rows are gone.
 
-    Who has no end waits for none of them any more, and goes on with what comes.
+    A position without an end goes on with later rows, and only logs a warning.
 
     Raises:
-        OffsetNotAvailable: a leader does not know yet. Others are passed on, to be asked again.
+        OffsetNotAvailable: a leader has no high watermark yet. Other errors are raised as well,
+            and that position is checked again.
     """
     for position in positions:
         if not position.may_be_gone:
@@ -287,7 +284,7 @@ def first_gone(
 def why_none(
     cluster: Cluster, where: TopicPartition, topic_id: bytes, offset: int, end: int
 ) -> Operation[QuiverlogError]:
-    """What to say at `offset` where rows up to `end` were expected and have not come in time."""
+    """Return the error for rows from `offset` to `end` that have not arrived in time."""
     gone: QuiverlogError | None = None
     try:
         gone = yield from _gone_rows(cluster, where, topic_id, offset, end)
@@ -303,10 +300,10 @@ def why_none(
 def _gone_rows(
     cluster: Cluster, where: TopicPartition, topic_id: bytes, offset: int, end: int
 ) -> Operation[OffsetOutOfRange | None]:
-    """The error of who waits at `offset` for rows up to `end`; None: there are rows. No retry.
+    """Return the error for lost rows from `offset` to `end`; None: there are rows. No retry.
 
     Raises:
-        OffsetNotAvailable: the leader does not know yet.
+        OffsetNotAvailable: the leader has no high watermark yet.
     """
     assert offset < end
     found = yield from _ask(cluster, where, topic_id, LATEST)

@@ -1,7 +1,4 @@
-"""How a read's progress is shown to a person who asked for it: one line that is written over.
-
-Owns the line and how often it changes.
-"""
+"""A read's progress on the terminal: one line on stderr that is written over."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ EVERY_S: Final = 0.2
 
 
 def progress_of(wanted: Any) -> Callable[[ReadProgress], object] | None:
-    """What `progress` stands for: True for the line, None or False for none, or a function."""
+    """Convert `progress`: True to the line, None or False to none; a function stays."""
     if wanted is None or wanted is False:
         return None
     if wanted is True:
@@ -33,7 +30,7 @@ def progress_of(wanted: Any) -> Callable[[ReadProgress], object] | None:
 
 
 class _Line:
-    """On stderr."""
+    """Writes at most one line in `EVERY_S`, and the last."""
 
     def __init__(self) -> None:
         self._again_s = 0.0

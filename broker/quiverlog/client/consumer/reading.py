@@ -27,8 +27,7 @@ __all__ = ["Reading"]
 class Reading:
     """Rows between fixed offsets; made by `Client.read`.
 
-    May be iterated as often as wanted: each time the same rows are read anew, and no more of them
-    are held than two fetches bring.
+    Each iteration reads the same rows anew, and holds at most the rows of two fetches.
     """
 
     def __init__(
@@ -60,7 +59,7 @@ class Reading:
 
     @property
     def rows_total(self) -> int:
-        """Rows in the ranges, before a condition chooses among them."""
+        """Rows in the ranges, before a condition selects some."""
         return self._plan.rows_total
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
@@ -70,7 +69,7 @@ class Reading:
         core = ConsumerCore(self._cluster, plan.topic, plan.options)
         with Consumer(core, self._driver) as consumer:
             while batches := deque(consumer._following_many()):
-                while batches:  # Nobody here holds them when the answer after the next comes.
+                while batches:  # Keeps no reference while the answer after the next arrives.
                     rows_read += len(batches[0])
                     rows = plan.shaped(batches.popleft())
                     if rows.num_rows:
@@ -79,12 +78,15 @@ class Reading:
                     self._tell(rows_read)
 
     def to_arrow(self) -> pa.Table:
-        """All rows as a table; nothing is copied that is not compressed."""
+        """Return all rows as a table, without a copy of those that are not compressed."""
         batches = list(self)
         return pa.Table.from_batches(batches, self.schema)
 
     def to_pandas(self, **options: Any) -> Any:
-        """All rows as a data frame of pandas; `options` are those of `pyarrow.Table.to_pandas`.
+        """Return all rows as a data frame of pandas.
+
+        Args:
+            options: those of `pyarrow.Table.to_pandas`.
 
         Raises:
             UnsupportedValue: Python or pandas have no such value.
@@ -93,7 +95,7 @@ class Reading:
         return data_frame(self.to_arrow(), self.topic, options)
 
     def to_polars(self) -> Any:
-        """All rows as a data frame of polars."""
+        """Return all rows as a data frame of polars."""
         polars = extra("polars", "to_polars")
         return polars.from_arrow(self.to_arrow())
 

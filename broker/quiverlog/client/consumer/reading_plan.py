@@ -1,8 +1,7 @@
-"""What a bounded read will read: fixed offsets, one schema, the columns to decode.
+"""The plan of a bounded read: fixed offsets, one schema, the columns to decode.
 
-Owns the questions that settle it and the shape of the rows that come out. The schema is asked for
-after the ends: all rows below them were written with it or an older one, so that every batch has
-the same columns. Knows nothing of waiting.
+The schema is asked for after the ends: all rows below them were written with it or an older one, so
+that every batch has the same columns.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ __all__ = ["ReadPlan", "ReadProgress", "plan_read"]
 
 
 class ReadProgress(NamedTuple):
-    """How far a read is. Rows are counted before the condition chooses among them."""
+    """The progress of a read. Rows are counted before the condition selects some."""
 
     topic: str
     rows: int
@@ -52,7 +51,7 @@ class ReadProgress(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ReadPlan:
-    """See the module's docstring. `ranges`: partition -> first offset and end, not empty ones."""
+    """A settled read. `ranges`: partition -> first offset and end, without empty ones."""
 
     topic: str
     schema: pa.Schema
@@ -63,11 +62,11 @@ class ReadPlan:
 
     @property
     def rows_total(self) -> int:
-        """Offsets in the ranges: as many rows, unless compaction has taken some."""
+        """Offsets in the ranges: as many rows, unless compaction has removed some."""
         return sum(end - start for start, end in self.ranges.values())
 
     def shaped(self, batch: ConsumerBatch) -> pa.RecordBatch:
-        """The chosen rows of a batch, in the columns that were asked for."""
+        """Return the selected rows of a batch, in the plan's columns."""
         rows = placed(batch) if self.is_placed else batch.data
         if self.row_filter is not None:
             rows = self.row_filter.chosen(rows)
@@ -80,7 +79,7 @@ class ReadPlan:
 def plan_read(
     cluster: Cluster, topic: str, options: ConsumerOptions, *, end: Any, where: Any
 ) -> Operation[ReadPlan]:
-    """Settle a read.
+    """Ask for offsets and schema, and make the plan.
 
     Args:
         options: those of a consumer, without an end.
@@ -101,7 +100,7 @@ def plan_read(
         plan = _shape(topic, history.current, options, where)
         if isinstance(where, pc.Expression):
             from quiverlog.client.rows.place_bounds import (
-                PlaceBounds,  # it loads pyarrow.dataset, and that pandas
+                PlaceBounds,  # imports pyarrow.dataset, and so pandas
             )
 
             current = history.current
@@ -127,7 +126,7 @@ def plan_read(
 def _bounds(
     finder: PositionFinder, info: TopicInfo, options: ConsumerOptions
 ) -> Operation[tuple[dict[int, int], dict[int, int]]]:
-    """Where each partition begins and ends now."""
+    """Return the start and the present end of each partition."""
     wanted = options.partitions
     chosen = [p.partition for p in info.partitions] if wanted is None else list(wanted)
     for partition in finder.named_partitions(chosen):
@@ -138,7 +137,7 @@ def _bounds(
 
 
 def _ends(finder: PositionFinder, latest: dict[int, int], end: Any) -> Operation[dict[int, int]]:
-    """Where each partition ends; never above what is there now."""
+    """Return the end of each partition, at most its present one."""
     wanted = {p: end.get(p, "latest") if isinstance(end, Mapping) else end for p in latest}
     asked = {p: at_us(at) for p, at in wanted.items() if not isinstance(at, int)}
     asked = {p: at for p, at in asked.items() if at != LATEST}
@@ -152,7 +151,7 @@ def _ends(finder: PositionFinder, latest: dict[int, int], end: Any) -> Operation
 def _narrowed(
     finder: PositionFinder, bounds: PlaceBounds, ranges: Mapping[int, tuple[int, int]]
 ) -> Operation[dict[int, tuple[int, int]]]:
-    """Without the rows that the condition leaves out by their partition, offset or time."""
+    """Narrow ranges by what the condition requires of partition, offset and time."""
     kept = {p: bounds.offsets(p, start, end) for p, (start, end) in ranges.items()}
     time_us = bounds.time_us_min()
     if time_us == 0:
@@ -161,13 +160,13 @@ def _narrowed(
     since = yield from finder.offsets(dict.fromkeys(asked, time_us))
     for p, offset in since.items():
         start, end = kept[p]
-        # Where no row is that young, none is chosen.
+        # Where no row is that young, none is selected.
         kept[p] = (end if offset < 0 else min(end, max(start, offset)), end)
     return kept
 
 
 def _shape(topic: str, current: pa.Schema, options: ConsumerOptions, where: Any) -> ReadPlan:
-    """The plan without its offsets."""
+    """Make the plan without its offsets."""
     full = with_place(current)
     if options.columns is None:
         schema = current
@@ -202,7 +201,7 @@ _WIDE: Final = 1 << 20
 
 
 def _cheapest(current: pa.Schema) -> pa.Field:
-    """The column by which rows are counted where none is asked for."""
+    """Return the narrowest column, by which rows are counted where no column is asked for."""
 
     def cost(field: pa.Field) -> int:
         try:

@@ -1,6 +1,6 @@
-"""Stored batches as they are: produced and fetched without being encoded or decoded.
+"""Stored batches, produced and fetched without encoding or decoding.
 
-Low level, for programs that keep their own books; the consumers' fetches are cut here too.
+For callers that keep their own offsets; the consumers' fetches are cut here too.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def raw_produce(
     durability: Durability,
     timeout_s: float | None,
 ) -> Operation[dict[int, Produced]]:
-    """Send encoded batches, one request per leader, once: the caller decides about retries."""
+    """Send encoded batches, one request per leader, without a retry."""
     seconds = timeout_s or cluster.settings.request_timeout_s
     operation = _raw_produce(cluster, name, batches, durability, seconds)
     timed = within(cluster.clock, seconds, operation)
@@ -86,7 +86,7 @@ def raw_fetch(
     partition_bytes_max: int,
     end_offsets: Mapping[int, int],
 ) -> Operation[dict[int, FetchedPartition]]:
-    """Whole stored batches from each offset on; errors of partitions stay in the results."""
+    """Fetch whole stored batches from each offset on; partitions' errors stay in the results."""
 
     def attempt() -> Operation[dict[int, FetchedPartition]]:
         topic = yield from cluster.topic(name)
@@ -148,7 +148,7 @@ def raw_call(
 
 
 def split_fetch(reply: Reply) -> list[FetchedPartition]:
-    """Cut a fetch's body into its partitions' parts, whose sizes the driver has compared."""
+    """Cut a fetch's body into its partitions' parts, whose sizes the driver has checked."""
     check(reply.response)
     assert isinstance(reply.response, m.FetchResponse)
     at = 0

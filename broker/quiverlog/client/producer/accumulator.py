@@ -1,4 +1,4 @@
-"""The accumulator: rows in, encoded batches out. No I/O, no thread, no clock.
+"""From rows to encoded batches. No I/O, no thread, no clock.
 
     dicts -> converted together -> open batch of a partition -> closed: encoded and numbered
 
@@ -7,9 +7,8 @@ to one partition until its batch closes, then to the next ("sticky").
 
 Invariants:
 
-- Rows of a partition leave in the order in which they came.
-- What cannot be stored (a row that does not fit the schema, a row larger than a batch) fails alone;
-  its neighbours go on.
+- Rows of a partition keep their order.
+- A row that does not fit the schema, or is larger than a batch, fails alone.
 """
 
 from __future__ import annotations
@@ -42,12 +41,12 @@ if TYPE_CHECKING:
 __all__ = ["Accumulator"]
 
 ROW_BYTES_GUESS = 256
-"""What a pending dict counts against the buffer until the first batch shows better."""
+"""The assumed size of a dict, until the first converted batch gives a better one."""
 
 
 @dataclass(slots=True)
 class OpenBatch:
-    """A batch that still takes rows."""
+    """A batch that still accepts rows."""
 
     opened_us: int
     pieces: list[tuple[pa.RecordBatch, Receiver]] = field(default_factory=list)
@@ -63,17 +62,17 @@ class PendingRows:
     rows: list[Mapping[str, Any]] = field(default_factory=list)
     deliveries: list[Delivery] = field(default_factory=list)
     byte_count: int = 0
-    """A guess; what these rows count against the buffer."""
+    """Estimated; counts against the buffer."""
 
 
 class Accumulator:
-    """See the module's docstring.
+    """The open batches of one producer.
 
     Args:
-        numbering: gives the identity machine of a partition.
-        closed: takes a partition's encoded batch.
-        failed: takes what will never become a batch.
-        jitter: an even draw from [0, 1): where the sticky partition begins.
+        numbering: returns the numbering of a partition.
+        closed: receives a partition's encoded batch.
+        failed: receives rows that cannot become a batch.
+        jitter: an even draw from [0, 1): chooses the first sticky partition.
     """
 
     def __init__(
@@ -91,7 +90,7 @@ class Accumulator:
         self.topic = topic
         self.options = options
         self.buffered_bytes = 0
-        """Bytes of rows that are in no closed batch."""
+        """Bytes of rows outside closed batches."""
         self._converter = converter
         self._schema_id = schema_id
         self._numbering = numbering
@@ -108,10 +107,10 @@ class Accumulator:
     def split(
         self, batch: pa.RecordBatch, partition: int | None
     ) -> Iterator[tuple[int | None, pa.RecordBatch]]:
-        """Cut rows by key and into what one batch can take; each part goes to `add`."""
+        """Cut rows by key and to the size of a batch; each part goes to `add`."""
         parts: Sequence[tuple[int | None, pa.RecordBatch]] = [(partition, batch)]
         if partition is None and self.topic.key_columns:
-            # With it comes all of pyarrow's compute, which takes as long to import as pyarrow.
+            # Imports pyarrow.compute, which takes as long as pyarrow itself.
             from quiverlog.batch.partitioner import partition_rows
 
             keys, count = self.topic.key_columns, len(self.topic.partitions)
@@ -124,15 +123,15 @@ class Accumulator:
     def add(
         self, partition: int | None, batch: pa.RecordBatch, delivery: Delivery, now: Now
     ) -> bool:
-        """Take rows of one partition (None: the one whose turn it is). True: poll now."""
+        """Add rows of one partition (None: the next by turns). True: poll now."""
         if self._pending:
-            self._convert_pending(now)  # rows sent before must stay before
+            self._convert_pending(now)  # keeps the order of sends
         return self._add(partition, batch, delivery, now)
 
     def add_row(
         self, partition: int | None, row: Mapping[str, Any], delivery: Delivery, now: Now
     ) -> bool:
-        """Take one row, to be converted with its neighbours. True: poll now."""
+        """Add one row, to be converted with its neighbours. True: poll now."""
         pending = self._pending.get(partition)
         if pending is None:
             if partition is not None:
@@ -170,7 +169,7 @@ class Accumulator:
         assert self.buffered_bytes == 0
 
     def close_lingered(self, now: Now) -> None:
-        """Close the batches that have waited long enough."""
+        """Close the batches that have lingered."""
         latest_us = now.mono_us - self.options.linger_us
         if any(group.opened_us <= latest_us for group in self._pending.values()):
             self._convert_pending(now)
@@ -180,13 +179,13 @@ class Accumulator:
                 self._close(partition, now)
 
     def wake_at_us(self) -> int | None:
-        """When the next batch will have lingered."""
+        """Return when the next batch will have lingered."""
         opened = [group.opened_us for group in self._pending.values()]
         opened.extend(batch.opened_us for batch in self._open.values())
         return min(opened) + self.options.linger_us if opened else None
 
     def fail_all(self, error: QuiverlogError) -> None:
-        """Give up every row that is in no closed batch."""
+        """Fail every row outside closed batches."""
         pending, self._pending = self._pending, {}
         for group in pending.values():
             self.buffered_bytes -= group.byte_count
@@ -247,7 +246,7 @@ class Accumulator:
             self.buffered_bytes -= group.byte_count
             try:
                 batch = self._converter.from_rows(group.rows)
-            except Exception:  # a program's rows may raise anything
+            except Exception:  # a caller's rows may raise anything
                 self._convert_singly(partition, group, now)
                 continue
             assert batch.num_rows == len(group.rows)
@@ -276,7 +275,7 @@ class Accumulator:
         now: Now,
     ) -> None:
         if partition is None and self.topic.key_columns and len(self.topic.partitions) > 1:
-            # Which row went where must be known per row: number them, and cut by that.
+            # A column of row numbers shows the partition of each row after the cut.
             numbers = integers(range(batch.num_rows), pa.int32())
             numbered = batch.append_column("\0row", numbers)
             for target, rows in self.split(numbered, None):
@@ -340,7 +339,7 @@ class Accumulator:
         size: int,
         now: Now,
     ) -> None:
-        """The topic takes no batch of this size: halve it, down to a single row."""
+        """Halve a batch above the topic's bound, down to a single row."""
         if len(pieces) > 1:
             middle = len(pieces) // 2
             self._encode(partition, pieces[:middle], now)

@@ -1,8 +1,7 @@
 """The asyncio producer: `producer.py` is generated from here by scripts/generate_client.py.
 
-Owns what a program sees of a producer and the rule that an error reaches it: by the future, or by
-the next flush, or at the end of `async with`. Everything that depends on loop or thread lies behind
-the hosted core.
+An error reaches the caller by the future, by the next flush, or at the end of `async with`. Only
+the hosted core depends on loop or thread.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ class AsyncSendFuture(Delivery):
     def __init__(self, producer: AsyncProducer, hosted: AsyncHostedCore) -> None:
         super().__init__()
         self._hosted = hosted
-        # The client, when it is closed, must still find the producer, and so end the waiting.
+        # Keeps the producer alive, so that closing the client ends this wait.
         self._producer = producer
 
     def done(self) -> bool:
-        """True when everything is acknowledged, or something has failed."""
+        """Return True if all rows are acknowledged, or some have failed."""
         return self.is_done
 
     def __await__(self) -> Generator[Any, None, list[Produced]]:  # asyncio only
@@ -48,10 +47,10 @@ class AsyncSendFuture(Delivery):
         """Wait for the acknowledgement: one entry per partition and run of offsets.
 
         Args:
-            timeout: seconds; None waits until `delivery_timeout` decides.
+            timeout: seconds; None waits for up to `delivery_timeout`.
 
         Raises:
-            RequestTimedOut: `timeout` has passed; the rows are still on their way.
+            RequestTimedOut: `timeout` has passed; the producer still tries to send the rows.
             QuiverlogError: why the rows were not stored.
         """
         error = await self.exception(timeout)
@@ -76,19 +75,19 @@ class AsyncProducer(ProducerBase):
         self._hosted = hosted
 
     async def send(self, data: Any, *, partition: int | None = None) -> AsyncSendFuture:
-        """Take rows; they travel in batches, in the background.
+        """Buffer rows and send them in batches, in the background.
 
         Args:
             data: pa.RecordBatch, pa.Table, a dict (one row), a list of dicts, or anything with
                 `__arrow_c_stream__` (pandas, polars, duckdb).
-            partition: where to; by default the key columns decide, or whose turn it is.
+            partition: default: chosen by the key columns, without a key by turns.
 
         Returns:
             A future: its `result` waits for the acknowledgement. `send` waits for room only.
 
         Raises:
-            SchemaMismatch: the data does not fit; nothing of it was taken. A single dict is
-                looked at with its batch, and reports by the future instead.
+            SchemaMismatch: the data does not fit; none of it was buffered. A single dict is
+                converted with its batch, so its error comes by the future instead.
             BufferExhausted: there was no room for `delivery_timeout` seconds.
         """
         self._check_usable()
@@ -119,10 +118,10 @@ class AsyncProducer(ProducerBase):
 
     @checked()
     async def flush(self, timeout: float | None = None) -> None:
-        """Send what is buffered and wait until everything sent so far is acknowledged.
+        """Send buffered rows and wait until all rows sent so far are acknowledged.
 
         Args:
-            timeout: seconds; None waits until `delivery_timeout` decides.
+            timeout: seconds; None waits for up to `delivery_timeout`.
 
         Raises:
             RequestTimedOut: `timeout` has passed.
@@ -149,7 +148,7 @@ class AsyncProducer(ProducerBase):
             await self.abort()
 
     async def abort(self) -> None:
-        """End at once; what is not acknowledged fails with ClientClosed."""
+        """End at once; rows that are not acknowledged fail with ClientClosed."""
         if self._closed:
             return
         self._closed = True
@@ -182,7 +181,7 @@ class AsyncProducer(ProducerBase):
             error.add_note(f"and the producer of {self.topic!r} failed: {second}")
 
     async def _wait_for_room(self) -> None:
-        """Needs the lock, and keeps it: the room that was found is the caller's."""
+        """Wait until rows fit the buffer. The caller holds the lock, and so keeps the room."""
         if self._is_full():
             self._hosted.wake()
             seconds = self._options.delivery_timeout_us / 1_000_000
@@ -190,5 +189,5 @@ class AsyncProducer(ProducerBase):
                 lambda: self._closed or not self._is_full(), seconds
             ):
                 raise self._exhausted()
-        # Under the lock: rows that came after a close would be neither sent nor failed.
+        # Under the lock: rows added after a close would be neither sent nor failed.
         self._check_usable()

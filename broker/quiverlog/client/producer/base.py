@@ -1,8 +1,7 @@
-"""What both producers share: arguments, first questions, failures, unacknowledged rows.
+"""The common part of both producers: arguments, opening, failures, the warning of lost rows.
 
-Owns the checks of arguments, the producers' clocks and which failures a flush reports. A program
-that forgets `flush`, `close` and `with` loses rows without an error: a warning names the topic of a
-producer that is dropped, or is open when the program ends, with rows that are not acknowledged.
+A caller without `flush`, `close` and `with` would lose rows without an error: so a warning names
+the topic of a producer with unacknowledged rows that is dropped, or open when the process ends.
 """
 
 from __future__ import annotations
@@ -40,14 +39,14 @@ __all__ = [
 
 
 class UnsentRows(RuntimeWarning):
-    """A producer goes, or the program ends, and rows that it was given are not acknowledged."""
+    """A producer is dropped, or the process ends, while its rows are not acknowledged."""
 
 
 _producers: weakref.WeakSet[ProducerBase] = weakref.WeakSet()
 
 
 def _warn_at_the_end() -> None:
-    """Runs while a background thread may still send: what it sends now may be stored, or not."""
+    """Warn at exit. The background thread may still send, so these rows may be stored or not."""
     for producer in list(_producers):
         producer.warn_of_lost_rows()
 
@@ -56,11 +55,11 @@ atexit.register(_warn_at_the_end)
 
 
 INTERRUPTED_FLUSH_S = 5.0
-"""How long an interrupted program (Ctrl-C) still waits for its last rows."""
+"""Bound on the wait of an interrupted process (Ctrl-C) for its last rows."""
 
 
 def now() -> Now:
-    """The time, on both clocks."""
+    """Read both clocks."""
     return Now(time.monotonic_ns() // 1000, time.time_ns() // 1000)
 
 
@@ -77,7 +76,7 @@ def producer_options(
     idempotent: bool,
     partition: int | None,
 ) -> Callable[[Compression], ProducerOptions]:
-    """Check the arguments; the topic's advice on compression is added when it is known."""
+    """Check the arguments; return a function that adds the topic's default compression."""
     codec = None if compression is None else _member(Compression, compression, "compression")
     asked = Durability.TOPIC_DEFAULT if durability is None else durability
     level = _member(Durability, asked, "durability")
@@ -98,7 +97,7 @@ def producer_options(
             partition=partition,
         )
 
-    complete(Compression.NONE)  # refuses bad numbers before anything is asked of the broker
+    complete(Compression.NONE)  # refuses bad numbers before anything is sent
     return complete
 
 
@@ -113,10 +112,11 @@ def _member(kind: Any, value: Any, name: str) -> Any:
 def open_core(
     cluster: Cluster, topic_name: str, complete: Callable[[Compression], ProducerOptions]
 ) -> Operation[ProducerCore]:
-    """Ask for what a producer must know: the topic, its schema, a producer id."""
+    """Ask for the topic, its schema and a producer id, and make the core."""
 
     def attempt() -> Operation[ProducerCore]:
-        topic = yield from cluster.topic(topic_name, fresh=True)  # others may have altered it
+        # Fresh, as another client may have altered it.
+        topic = yield from cluster.topic(topic_name, fresh=True)
         history = yield from cluster.history(topic.topic_id, topic_name, needed_id=topic.schema_id)
         options = complete(topic.compression)
         identity = (yield from new_identity(cluster)) if options.idempotent else Identity()
@@ -148,8 +148,9 @@ class ProducerBase:
         self.warn_of_lost_rows()
 
     def warn_of_lost_rows(self) -> None:
-        """Warn of rows that wait, or that failed and were never asked for. In a forked child they
-        are the parent's.
+        """Warn of rows that wait, or that failed without a report to the caller.
+
+        In a forked child they are the parent's.
         """
         core = self._core
         is_lossless = core.buffered_bytes == 0 and all(one.reported for one in core.failures)
@@ -181,7 +182,7 @@ class ProducerBase:
 
     @property
     def is_closed(self) -> bool:
-        """`close` or `abort` was called."""
+        """True after `close` or `abort`."""
         return self._closed
 
     @property
@@ -219,7 +220,7 @@ class ProducerBase:
 
 
 def all_done(waiting: list[EncodedBatch]) -> bool:
-    """Take the batches that are done from the end of the list; true when none is left."""
+    """Remove done batches from the end of the list; return True when none is left."""
     while waiting and waiting[-1].is_done:
         waiting.pop()
     return not waiting

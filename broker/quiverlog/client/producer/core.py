@@ -1,13 +1,12 @@
-"""The producer as one machine: accumulator, sender and identities together.
+"""The producer as one machine, without I/O, thread and clock.
 
-A host hands in rows and answers and asks `poll(now)` what to send; every call takes the time as an
-argument. No I/O, no thread, no clock. What each part does:
+A host adds rows and answers, and `poll(now)` returns the requests to send. The parts:
 
 - `accumulator`: rows become encoded batches;
-- `sender`: batches become requests, are tried again in order, acknowledged or failed;
-- `producer_identity`: the numbers by which a broker stores a batch once.
+- `sender`: batches become requests, are retried in order, acknowledged or failed;
+- `identity`: the numbers by which a broker stores a batch once.
 
-Owned here: what the host needs to know of all three together (bytes, failures, when to look again).
+The core sums up for the host: buffered bytes, failures, the time of the next poll.
 """
 
 from __future__ import annotations
@@ -40,17 +39,17 @@ if TYPE_CHECKING:
 __all__ = ["Identity", "ProduceCall", "ProducerCore", "ProducerOptions", "Work"]
 
 METADATA_AGE_US = 10_000_000
-"""A producer that sends looks for new partitions as often."""
+"""Period of the metadata refresh of a producer that sends: it finds new partitions."""
 
 FAILURES_KEPT_MAX = 1_000
-"""A program that never flushes must not collect failed sends for ever."""
+"""Bound on the failed sends that a caller without `flush` collects."""
 
 
 class ProducerCore:
-    """See the module's docstring.
+    """The state of one producer.
 
     Args:
-        topic: the topic as the metadata shows it; replaced by `topic_changed`.
+        topic: the topic by the metadata; replaced by `topic_changed`.
         schema_id: of the schema that the converter makes.
         identity: the first producer id; `Identity()` for a producer that is not idempotent.
         jitter: an even draw from [0, 1), for the pauses between tries.
@@ -73,7 +72,7 @@ class ProducerCore:
         self._failed_pieces = 0
         self._look_again_us: int | None = None
         self.is_topic_doubted = False
-        """A leader knows no such topic: whoever decides is to be asked whether it is there."""
+        """A leader has answered UnknownTopicId: the controller is to be asked for the topic."""
         self._sender = Sender(topic, options, identity, failed=self._failed, jitter=jitter)
         self._accumulator = Accumulator(
             topic,
@@ -88,7 +87,7 @@ class ProducerCore:
 
     @property
     def topic(self) -> TopicInfo:
-        """The topic as last seen."""
+        """The topic by the newest metadata."""
         return self._sender.topic
 
     @property
@@ -103,31 +102,31 @@ class ProducerCore:
 
     @property
     def finished(self) -> int:
-        """Grows with everything that was acknowledged or failed."""
+        """Grows with each batch or piece that was acknowledged or failed."""
         return self._sender.finished + self._failed_pieces
 
     @property
     def has_unsent(self) -> bool:
-        """Some closed batch is neither acknowledged nor failed."""
+        """True if a closed batch is neither acknowledged nor failed."""
         return self._sender.has_unsent
 
     # --- rows in --------------------------------------------------------------------------------
     def split(
         self, batch: pa.RecordBatch, partition: int | None
     ) -> Iterator[tuple[int | None, pa.RecordBatch]]:
-        """Cut rows by key and into what one batch can take; each part goes to `add`."""
+        """Cut rows by key and to the size of a batch; each part goes to `add`."""
         return self._accumulator.split(batch, partition)
 
     def add(
         self, partition: int | None, batch: pa.RecordBatch, delivery: Delivery, now: Now
     ) -> bool:
-        """Take rows of one partition (None: the one whose turn it is). True: poll now."""
+        """Add rows of one partition (None: the next by turns). True: poll now."""
         return self._accumulator.add(partition, batch, delivery, now)
 
     def add_row(
         self, partition: int | None, row: Mapping[str, Any], delivery: Delivery, now: Now
     ) -> bool:
-        """Take one row, to be converted with its neighbours. True: poll now."""
+        """Add one row, to be converted with its neighbours. True: poll now."""
         return self._accumulator.add_row(partition, row, delivery, now)
 
     def check_partition(self, partition: int) -> None:
@@ -139,14 +138,14 @@ class ProducerCore:
         self._accumulator.close_all(now)
 
     def outstanding(self) -> list[EncodedBatch]:
-        """All closed batches that are neither acknowledged nor failed."""
+        """Return all closed batches that are neither acknowledged nor failed."""
         return self._sender.outstanding()
 
     def waiting(self, progressed_us: int) -> Wait | None:
-        """What the oldest rows wait for; see `waits`.
+        """Return the wait of the oldest rows; see `waits`.
 
         Args:
-            progressed_us: when rows were acknowledged last.
+            progressed_us: when rows were last acknowledged.
         """
         found = self._sender.oldest()
         if found is None:
@@ -165,7 +164,7 @@ class ProducerCore:
 
     # --- what to send ---------------------------------------------------------------------------
     def poll(self, now: Now) -> Work:
-        """Close what has waited long enough, give up what is too old, and say what to send."""
+        """Close batches that have lingered, fail expired ones, and return what to send."""
         self._accumulator.close_lingered(now)
         self._sender.give_up_expired(now)
         calls = self._sender.poll(now)
@@ -189,7 +188,7 @@ class ProducerCore:
         self._sender.give_up_expired(now)
 
     def _is_picture_old(self, now: Now) -> bool:
-        """Partitions may have been added: the keys of other producers go there by now."""
+        """Return True if a refresh is due: keys of other producers may go to new partitions."""
         due_us = self._look_again_us
         if due_us is not None and now.mono_us < due_us:
             return False
@@ -198,7 +197,7 @@ class ProducerCore:
 
     # --- answers --------------------------------------------------------------------------------
     def on_response(self, call: ProduceCall, response: m.Response, now: Now) -> None:
-        """The leader answered; `answers.check_answer` has seen the response."""
+        """Apply a leader's answer, which `answers.check_answer` has accepted."""
         if response.error_code:
             self.on_failure(call, error_from_code(response.error_code, response.error_message), now)
             return
@@ -224,16 +223,16 @@ class ProducerCore:
                 self._sender.acknowledge(partition, batch, result)
 
     def on_failure(self, call: ProduceCall, error: QuiverlogError, now: Now) -> None:
-        """The request as a whole failed: no connection, no reply, refused."""
+        """Apply the failure of a whole request: no connection, no reply, refused."""
         for partition, batch in call.batches.items():
             self._failed_try(partition, batch, error, now)
 
     def identity_renewed(self, identity: Identity) -> None:
-        """The next epoch, or a new producer id: see `Sender.identity_renewed`."""
+        """Use the next epoch or a new producer id; see `Sender.identity_renewed`."""
         self._sender.identity_renewed(identity)
 
     def topic_changed(self, topic: TopicInfo) -> None:
-        """Fresh metadata arrived."""
+        """Use fresh metadata; fail all rows where the name is another topic's now."""
         if topic.topic_id != self.topic.topic_id:
             self.fail_all(
                 UnknownTopicId(f"Topic {topic.name!r} is not the one this producer was opened for.")
@@ -245,7 +244,7 @@ class ProducerCore:
         assert self._accumulator.topic is self._sender.topic
 
     def fail_all(self, error: QuiverlogError) -> None:
-        """Give up everything that is not acknowledged."""
+        """Fail all rows that are not acknowledged."""
         self._accumulator.fail_all(error)
         self._sender.fail_all(error)
         assert not self._sender.has_unsent
@@ -260,8 +259,8 @@ class ProducerCore:
         next_sequence: int = NO_SEQUENCE,
     ) -> None:
         if isinstance(error, UnknownTopicId):
-            # Nothing was stored. A leader may hear of a topic later than the broker that has named
-            # it as the leader, so who decides is asked, and tells whether it is gone.
+            # Nothing was stored. A leader may apply a new topic later than the broker that named
+            # the leader, so only the controller's answer shows whether the topic is gone.
             self.is_topic_doubted = True
             error = NotLeader(error.message)
         self._sender.failed_try(partition, batch, error, now, next_sequence)

@@ -1,8 +1,7 @@
-"""Where producers run and how their callers wait: on a thread, or on the client's event loop.
+"""The hosts of producers: a background thread, or the client's event loop.
 
-Owns two pairs of classes of one shape. The producer is written once over them and generated for
-the other client (scripts/generate_client.py): every difference between loop and thread stays
-here.
+Two pairs of classes of one shape. The blocking producer is generated from the asyncio one
+(scripts/generate_client.py), so every difference between loop and thread is here.
 """
 
 from __future__ import annotations
@@ -31,33 +30,33 @@ class HostedCore:
     def __init__(self, cluster: Cluster, core: ProducerCore, io: IoThread) -> None:
         self.now = producer_base.now
         self.lock = threading.Condition()
-        """Guards the core; the runner notifies whoever waits. May be taken twice by a thread."""
+        """Guards the core; the runner notifies callers that wait. A thread may take it twice."""
         self._io = io
         self._runner = ProducerRunner(
             cluster, io.driver, core, io.loop, lock=self.lock, now=self.now, changed=self.notify
         )
 
     def wake(self) -> None:
-        """Have the runner look at the core soon."""
+        """Have the runner poll the core soon."""
         self._runner.wake_from_thread()
 
     def notify(self) -> None:
-        """Something was acknowledged or failed: whoever waits looks again. Needs the lock."""
+        """Wake callers that wait for an acknowledgement. The caller holds the lock."""
         self.lock.notify_all()
 
     def wait_for(self, is_true: Callable[[], bool], timeout_s: float | None) -> bool:
-        """Wait until it is true; False if the time is up first."""
+        """Wait until `is_true` holds; return False if the time is up first."""
         with self.lock:
             return self.lock.wait_for(is_true, timeout_s)
 
     def stop(self) -> None:
-        """Stop at once; what is under way is not waited for."""
+        """Stop at once, without waiting for requests in flight."""
         if not self._io.loop.is_closed():
             self._io.run(self._runner.stop())
 
 
 class ProducerHost:
-    """Hosts the producers of one client on a thread with connections of its own."""
+    """Hosts the producers of one client on a thread with its own connections."""
 
     def __init__(self, cluster: Cluster, driver: BlockingDriver) -> None:
         self._cluster = cluster
@@ -65,7 +64,7 @@ class ProducerHost:
         self._io = IoThread(cluster.settings)
 
     def host(self, core: ProducerCore) -> HostedCore:
-        """Give a core its runner."""
+        """Start a runner for a core."""
         return HostedCore(self._cluster, core, self._io)
 
     def stop(self) -> None:
@@ -74,14 +73,13 @@ class ProducerHost:
             self._io.stop()
 
 
-# Where the producers of an asyncio client run, and how their callers wait: on the client's loop.
 class AsyncHostedCore:
     """One producer's core with its runner."""
 
     def __init__(self, cluster: Cluster, core: ProducerCore, driver: AsyncDriver) -> None:
         self.now = producer_base.now
         self.lock: AbstractContextManager[Any] = contextlib.nullcontext()
-        """Guards the core; there is one thread, so nothing has to be kept out."""
+        """Guards nothing: there is one thread."""
         self._change = asyncio.Event()
         self._runner = ProducerRunner(
             cluster,
@@ -94,16 +92,16 @@ class AsyncHostedCore:
         )
 
     def wake(self) -> None:
-        """Have the runner look at the core soon."""
+        """Have the runner poll the core soon."""
         self._runner.wake()
 
     def notify(self) -> None:
-        """Something was acknowledged or failed: whoever waits looks again."""
+        """Wake callers that wait for an acknowledgement."""
         change, self._change = self._change, asyncio.Event()
         change.set()
 
     async def wait_for(self, is_true: Callable[[], bool], timeout_s: float | None) -> bool:
-        """Wait until it is true; False if the time is up first."""
+        """Wait until `is_true` holds; return False if the time is up first."""
         try:
             async with asyncio.timeout(timeout_s):
                 while not is_true():
@@ -113,7 +111,7 @@ class AsyncHostedCore:
         return True
 
     async def stop(self) -> None:
-        """Stop at once; what is under way is not waited for."""
+        """Stop at once, without waiting for requests in flight."""
         await self._runner.stop()
 
 
@@ -125,8 +123,8 @@ class AsyncProducerHost:
         self._driver = driver
 
     def host(self, core: ProducerCore) -> AsyncHostedCore:
-        """Give a core its runner."""
+        """Start a runner for a core."""
         return AsyncHostedCore(self._cluster, core, self._driver)
 
     async def stop(self) -> None:
-        """End; the loop and the connections belong to others."""
+        """End nothing: the loop and the connections are the client's."""

@@ -1,13 +1,13 @@
 """Producer id, epoch and sequence numbers of one partition, and putting them into encoded batches.
 
-    numbered --a batch failed for good, or the broker forgot the producer--> broken
-    broken   --nothing is under way, the oldest batch is not stored--> asks for a producer id
+    numbered --a batch failed for good, or UnknownProducerId--> broken
+    broken   --nothing is in flight, the oldest batch is not stored--> asks for a producer id
     asks     --`renew`--> numbered, from sequence 0 on
 
 Invariants:
 - Sequence numbers of a partition have no gap under one identity.
-- A batch gets other numbers only when it is known not to be stored under the old ones; they lie
-  under its checksum, which is made anew (some 35 us a MiB).
+- A batch gets other numbers only when it is known not to be stored under the old ones. Its checksum
+  covers them and is computed again (some 35 us a MiB).
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from .types import EncodedBatch, Identity
 __all__ = ["Numbering", "restamp"]
 
 
-# Give an encoded batch another producer's numbers.
 def restamp(batch: Encoded, producer_id: int, producer_epoch: int, base_sequence: int) -> None:
     """Write the numbers and the new checksum into a whole encoded batch."""
     header = BatchHeader.unpack(batch)
@@ -38,12 +37,12 @@ SEQUENCES = 1 << 31
 
 
 class Numbering:
-    """See the module's docstring. `is_idempotent` False: batches carry no numbers at all.
+    """The numbers of one partition. `is_idempotent` False: batches carry none.
 
     Attributes:
-        is_broken: the numbers have a hole, or the broker does not know them any more.
+        is_broken: the numbers have a hole, or the broker has dropped the producer's state.
         is_known: the broker has stored a batch under this identity.
-        wants_epoch: only the next epoch tells what became of the oldest batch.
+        wants_epoch: only a new epoch settles whether the oldest batch is stored.
     """
 
     __slots__ = (
@@ -57,12 +56,12 @@ class Numbering:
         self.is_broken = self.is_known = self.wants_epoch = False
         self._next_sequence = 0
         self._hole = -1  # The index of the newest batch whose numbers are lost.
-        # Index and sequence of the oldest such batch, where none that was numbered like it or later
-        # is stored or under way.
+        # Index and sequence of the oldest such batch, where neither its numbers nor later ones are
+        # stored or in flight.
         self._resume: tuple[int, int] | None = None
 
     def take(self, row_count: int) -> tuple[Identity, int]:
-        """The numbers of the next batch."""
+        """Assign the numbers of the next batch."""
         assert row_count > 0
         sequence = self.next_sequence
         self._next_sequence = (self._next_sequence + row_count) % SEQUENCES
@@ -75,14 +74,14 @@ class Numbering:
 
     @property
     def needs_epoch(self) -> bool:
-        """True where `renew` takes another identity."""
+        """True if `renew` needs another identity."""
         return self._resume is None
 
     def break_off(self, batch: EncodedBatch, *, is_settled: bool = False) -> None:
-        """A numbered batch will never be stored: what follows is out of order for the broker.
+        """Record a numbered batch that will never be stored: the broker refuses all after it.
 
         Args:
-            is_settled: nothing that was sent under these numbers or later ones may be stored.
+            is_settled: no batch with these numbers or later ones is stored, or may yet be.
         """
         if not self.is_idempotent:
             return
@@ -94,17 +93,17 @@ class Numbering:
         self._hole = max(self._hole, batch.index)
 
     def unsettle(self) -> None:
-        """A batch was sent and not answered: it may arrive at any time."""
+        """Record a batch without an answer: it may arrive at any time."""
         self._resume = None
 
     def supersede(self) -> None:
-        """The producer has a newer identity: nothing more is stored under this one."""
+        """Record a newer identity: the brokers store nothing more under this one."""
         self.is_broken = self.is_idempotent
         self.wants_epoch = False
         self._resume = None
 
     def acknowledged(self, batch: EncodedBatch, newest: Identity) -> None:
-        """A batch is stored, and so is all that was numbered before it."""
+        """Record that a batch is stored, and so are all that were numbered before it."""
         self.is_known = True
         if not self.is_broken or self.identity != newest:
             return
@@ -114,17 +113,17 @@ class Numbering:
             self._resume = None
 
     def is_never_stored(self, batch: EncodedBatch, next_sequence: int) -> bool:
-        """Whether a broker that has ended the batch's epoch says that it is not stored.
+        """Return True if a broker's InvalidProducerEpoch shows that the batch is not stored.
 
         Args:
             next_sequence: see `ProducePartitionResult`.
         """
         if next_sequence < 0 or (next_sequence == 0 and self.is_known):
-            return False  # A newer epoch has written, or the broker has forgotten us.
+            return False  # A newer epoch has written, or the broker has dropped the state.
         return (batch.sequence - next_sequence) % SEQUENCES < SEQUENCES // 2
 
     def renew(self, identity: Identity, waiting: Sequence[EncodedBatch]) -> None:
-        """Number what waits anew. None of it is stored: each comes after one that is not."""
+        """Number the waiting batches anew. None is stored: each follows one that is not."""
         assert self.is_broken
         if identity != self.identity:
             self.identity = identity

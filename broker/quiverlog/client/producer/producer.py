@@ -30,11 +30,11 @@ class SendFuture(Delivery):
     def __init__(self, producer: Producer, hosted: HostedCore) -> None:
         super().__init__()
         self._hosted = hosted
-        # The client, when it is closed, must still find the producer, and so end the waiting.
+        # Keeps the producer alive, so that closing the client ends this wait.
         self._producer = producer
 
     def done(self) -> bool:
-        """True when everything is acknowledged, or something has failed."""
+        """Return True if all rows are acknowledged, or some have failed."""
         return self.is_done
 
     @checked()
@@ -42,10 +42,10 @@ class SendFuture(Delivery):
         """Wait for the acknowledgement: one entry per partition and run of offsets.
 
         Args:
-            timeout: seconds; None waits until `delivery_timeout` decides.
+            timeout: seconds; None waits for up to `delivery_timeout`.
 
         Raises:
-            RequestTimedOut: `timeout` has passed; the rows are still on their way.
+            RequestTimedOut: `timeout` has passed; the producer still tries to send the rows.
             QuiverlogError: why the rows were not stored.
         """
         error = self.exception(timeout)
@@ -70,19 +70,19 @@ class Producer(ProducerBase):
         self._hosted = hosted
 
     def send(self, data: Any, *, partition: int | None = None) -> SendFuture:
-        """Take rows; they travel in batches, in the background.
+        """Buffer rows and send them in batches, in the background.
 
         Args:
             data: pa.RecordBatch, pa.Table, a dict (one row), a list of dicts, or anything with
                 `__arrow_c_stream__` (pandas, polars, duckdb).
-            partition: where to; by default the key columns decide, or whose turn it is.
+            partition: default: chosen by the key columns, without a key by turns.
 
         Returns:
             A future: its `result` waits for the acknowledgement. `send` waits for room only.
 
         Raises:
-            SchemaMismatch: the data does not fit; nothing of it was taken. A single dict is
-                looked at with its batch, and reports by the future instead.
+            SchemaMismatch: the data does not fit; none of it was buffered. A single dict is
+                converted with its batch, so its error comes by the future instead.
             BufferExhausted: there was no room for `delivery_timeout` seconds.
         """
         self._check_usable()
@@ -113,10 +113,10 @@ class Producer(ProducerBase):
 
     @checked()
     def flush(self, timeout: float | None = None) -> None:
-        """Send what is buffered and wait until everything sent so far is acknowledged.
+        """Send buffered rows and wait until all rows sent so far are acknowledged.
 
         Args:
-            timeout: seconds; None waits until `delivery_timeout` decides.
+            timeout: seconds; None waits for up to `delivery_timeout`.
 
         Raises:
             RequestTimedOut: `timeout` has passed.
@@ -143,7 +143,7 @@ class Producer(ProducerBase):
             self.abort()
 
     def abort(self) -> None:
-        """End at once; what is not acknowledged fails with ClientClosed."""
+        """End at once; rows that are not acknowledged fail with ClientClosed."""
         if self._closed:
             return
         self._closed = True
@@ -176,11 +176,11 @@ class Producer(ProducerBase):
             error.add_note(f"and the producer of {self.topic!r} failed: {second}")
 
     def _wait_for_room(self) -> None:
-        """Needs the lock, and keeps it: the room that was found is the caller's."""
+        """Wait until rows fit the buffer. The caller holds the lock, and so keeps the room."""
         if self._is_full():
             self._hosted.wake()
             seconds = self._options.delivery_timeout_us / 1_000_000
             if not self._hosted.wait_for(lambda: self._closed or not self._is_full(), seconds):
                 raise self._exhausted()
-        # Under the lock: rows that came after a close would be neither sent nor failed.
+        # Under the lock: rows added after a close would be neither sent nor failed.
         self._check_usable()

@@ -1,9 +1,8 @@
-"""Performs on an event loop what `ProducerCore` decides.
+"""Performs the steps of `ProducerCore` on an event loop.
 
-Both producers use it; the blocking one hosts it on the client's background thread. It owns timers,
-the connections' futures and the two questions that a producer must ask now and then (fresh
-metadata, the next epoch of its producer id). All access to the core happens under the lock that it
-is given.
+Both producers use it; the blocking one runs it on the client's background thread. It owns timers,
+the connections' futures and the producer's two questions: fresh metadata, and the next epoch of its
+producer id. It accesses the core under the lock only.
 """
 
 from __future__ import annotations
@@ -39,11 +38,11 @@ CHANNEL = "produce"
 
 
 def new_identity(cluster: Cluster, last: Identity | None = None) -> Operation[Identity]:
-    """Ask for a producer id, or for the next epoch of one; tried again until the request timeout.
+    """Ask for a producer id, or for the next epoch of one; retry until the request timeout.
 
-    A new id comes in place of the next epoch where an answer that was lost has given that out: the
-    epoch asked with is over then, too. Or the brokers know the epoch no more: what is under way
-    with it may still be stored, and is taken for unknown until it is given up.
+    The result is a new id where a lost answer has used up the next epoch, so that the last epoch is
+    over as well; or where the brokers have dropped the last epoch. Batches in flight under that may
+    still be stored, and count as unknown until they expire.
     """
 
     def asked(identity: Identity) -> Operation[Identity]:
@@ -98,26 +97,26 @@ class ProducerRunner:
         self._told: set[str] = set()
         cluster.waits.others.add(self)
         self._looks = 0
-        """So often were the metadata looked at since a leader has answered."""
+        """Number of metadata refreshes since a leader last answered."""
         self._questions: dict[str, asyncio.Task[None]] = {}
         self._connecting: dict[asyncio.Task[None], ProduceCall] = {}
         self._asked: dict[int, Address] = {}
-        """Leader -> where it was sent something last: the metadata may not name it any more."""
+        """Leader -> the address of its last request: the metadata may have dropped it."""
 
     def wake_from_thread(self) -> None:
-        """Have `step` run soon; from any thread, cheap when it is due already."""
+        """Schedule `step`, from any thread; cheap when it is due already."""
         if not self._woken:
             self._woken = True
             self._loop.call_soon_threadsafe(self.step)
 
     def wake(self) -> None:
-        """Have `step` run soon; on the loop's thread."""
+        """Schedule `step`; on the loop's thread."""
         if not self._woken:
             self._woken = True
             self._loop.call_soon(self.step)
 
     def step(self) -> None:
-        """Ask the core what to do, and do it."""
+        """Poll the core and perform its work."""
         self._woken = False
         if self._stopped:
             return
@@ -143,18 +142,18 @@ class ProducerRunner:
             self._timer = self._loop.call_later(delay_s, self.step)
 
     def waiting(self) -> Wait | None:
-        """What rows wait for; see `waits`. Any thread may ask."""
+        """Return what rows wait for; see `waits`. Safe from any thread."""
         with self._lock:
             return None if self._stopped else self._core.waiting(self._progressed_us)
 
     def _tell(self) -> None:
-        """A try has failed: warn the program, if this goes on for long."""
+        """Warn the caller after a failed try, where rows have waited for long."""
         wait = self.waiting()
         if wait is not None and wait.reason not in self._told:
             self._told.update(self._cluster.waits.tell(wait))
 
     async def stop(self) -> None:
-        """Stop at once; what is under way is not waited for."""
+        """Stop at once, without waiting for requests in flight."""
         self._stopped = True
         if self._timer is not None:
             self._timer.cancel()
@@ -192,7 +191,7 @@ class ProducerRunner:
         waiting.add_done_callback(partial(self._replied, call))
 
     def _leave(self, leader: int) -> None:
-        """Wait for nothing of this broker: neither an answer nor a connection."""
+        """Stop waiting for answers and connections of this broker."""
         address = self._asked[leader]
         why = f"{address} is silent, and leads no more."
         self._driver.leave(address, CHANNEL, why)
@@ -255,7 +254,7 @@ class ProducerRunner:
                         self._core.fail_all(error)
                         self._notify()
                     return
-            # Deliveries time out meanwhile: their deadline is looked at here too.
+            # Batches may expire meanwhile.
             with self._lock:
                 self._core.give_up_expired(self._now())
                 self._notify()
@@ -275,7 +274,7 @@ class ProducerRunner:
             self._core.topic_changed(topic)
             self._notify()
         self.wake()
-        # A leader that is still missing would otherwise be asked for without a pause.
+        # Without a pause, a missing leader would be asked for in a loop.
         await asyncio.sleep(pause_s(NotLeader(), self._looks, self._cluster.jitter()))
         self._looks += 1
 

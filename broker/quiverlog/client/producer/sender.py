@@ -1,15 +1,15 @@
-"""The sender: encoded batches in, requests out; answers in, outcomes out. No I/O, no clock.
+"""From encoded batches to requests, and from answers to outcomes. No I/O, no clock.
 
     queued -> in flight -> acknowledged | failed for good
        '- retry <'    same bytes, same numbers, in the order of the first try
 
 Invariants, per partition:
 - At most `PRODUCER_IN_FLIGHT_MAX` batches from the oldest unanswered to the newest sent.
-- Batches go in the order of their sequence numbers; before a retry all answers are awaited.
+- Batches are sent in the order of their sequence numbers; a retry waits for all answers.
 - A batch keeps id, epoch and sequence over all tries; only one *known* not to be stored gets
   others.
-- An answer is awaited while its leader leads: after a while the metadata are asked.
-- Every failure reaches its receivers; nothing is dropped silently.
+- The sender waits for an answer while its leader leads: a silence has the metadata refreshed.
+- Every failure reaches its receivers.
 """
 
 from __future__ import annotations
@@ -54,9 +54,8 @@ from .types import EncodedBatch, Identity, ProduceCall, ProducerOptions, Receive
 __all__ = ["SILENCE_US", "PartitionQueue", "Sender"]
 
 
-# The batches of one partition on their way to its leader, oldest first. No I/O, no clock.
 SILENCE_US = LEADER_SILENCE_MS * 1_000
-"""An answer that is owed for so long makes its leader suspect."""
+"""A leader that has not answered for this long is suspect."""
 
 
 @dataclass(slots=True, eq=False)
@@ -71,36 +70,36 @@ class PartitionQueue:
     not_before_us: int = 0
     next_index: int = 0
     awaits_metadata: bool = False
-    """The last failure said that the leader may be another one: do not ask the old one again."""
+    """After the last failure the leader may be another one: nothing is sent to the old one."""
     looked_us: int = 0
-    """When the metadata were looked at because of an answer that does not come."""
+    """When a silence last had the metadata refreshed."""
 
     @property
     def is_idle(self) -> bool:
         return not (self.queue or self.in_flight or self.retry)
 
     def batches(self) -> Iterator[EncodedBatch]:
-        """All that are neither acknowledged nor failed."""
+        """Return all batches that are neither acknowledged nor failed."""
         yield from self.in_flight
         yield from self.retry
         yield from self.queue
 
     def append(self, batch: EncodedBatch) -> None:
-        """A closed batch joins at the end."""
+        """Add a closed batch at the end."""
         assert not batch.is_done
         batch.index = self.next_index
         self.next_index += 1
         self.queue.append(batch)
 
     def requeue(self) -> None:
-        """All answers are in: what failed goes first, in the old order."""
+        """Put failed batches first again, in the old order, once all answers have arrived."""
         if self.retry and not self.in_flight:
             self.queue.extendleft(sorted(self.retry, key=lambda b: -b.index))
             self.retry.clear()
             assert self.queue[0].index <= self.queue[-1].index
 
     def next_batch(self, now: Now) -> EncodedBatch | None:
-        """The batch that may be sent now."""
+        """Return the batch that may be sent now."""
         if not self.queue or self.retry or now.mono_us < self.not_before_us:
             return None
         batch = self.queue[0]
@@ -108,7 +107,7 @@ class PartitionQueue:
             return None
         if not self.in_flight:
             return batch
-        # After a failed try, one at a time until it has gone through.
+        # After a failed try, one batch at a time until it is acknowledged.
         if (
             batch.attempts
             or self.numbering.is_broken
@@ -120,22 +119,22 @@ class PartitionQueue:
 
     @property
     def look_at_us(self) -> int | None:
-        """When to look who leads; None while no answer is owed."""
+        """When to refresh the leader; None while nothing is in flight."""
         if not self.in_flight:
             return None
-        # In the order of their sending, so the first one has been waited for the longest.
+        # In the order of sending, so the first has waited longest.
         return max(self.in_flight[0].sent_us, self.looked_us) + SILENCE_US
 
     def must_renew_first(self) -> bool:
-        """True when new numbers are due: no batch that waits may be stored under the old ones."""
+        """Return True if new numbers are due and no waiting batch may be stored under the old."""
         if not self.numbering.is_broken or self.in_flight or not self.queue:
             return False
         return not self.queue[0].maybe_stored
 
 
 REQUEST_BODY_BYTES_MAX = BATCH_BYTES_DEFAULT_MAX
-"""Batches of several partitions share a request up to here: it fits the smallest
-`frame.bytes.max` that a broker may have. A larger batch travels alone."""
+"""Bound on a request for several partitions: it fits the smallest `frame.bytes.max` of brokers.
+A larger batch is sent alone."""
 
 REFUSED = (
     ConnectionFailed,
@@ -147,20 +146,20 @@ REFUSED = (
     DiskFull,
     ThrottledBroker,
 )
-"""Retriable errors after which the batch is known not to be stored; any other leaves it open."""
+"""Retriable errors after which the batch is not stored; after any other it may be."""
 
 NOT_STORED = (BatchTooLarge, CorruptBatch, InvalidTimestamp, PolicyViolation)
-"""Errors of the batch itself, found before anything is stored."""
+"""Errors of the batch itself: the broker checks it before it stores anything."""
 
 UNTRUSTED = (CorruptFrame, InvalidResponse)
-"""The broker did something and its answer cannot be believed: the batch may be stored."""
+"""Invalid answers: the batch may be stored."""
 
 
 class Sender:
-    """See the module's docstring.
+    """The closed batches of one producer, by partition.
 
     Args:
-        failed: takes the receivers of what will never be stored.
+        failed: receives the receivers of a failed batch, with the error.
         jitter: an even draw from [0, 1), for the pauses between tries.
     """
 
@@ -183,14 +182,14 @@ class Sender:
         self.silent: set[int] = set()
         self.deposed: set[int] = set()
         self.identity = identity
-        """The newest one: batches of an older one are on their way to it."""
+        """The newest one; batches of an older one change to it."""
         self._options = options
         self._failed = failed
         self._jitter = jitter
         self._queues: dict[int, PartitionQueue] = {}
 
     def queue_of(self, partition: int) -> PartitionQueue:
-        """The queue of a partition, made at its first batch."""
+        """Return the queue of a partition, made at its first batch."""
         found = self._queues.get(partition)
         if found is None:
             numbering = Numbering(self.identity, is_idempotent=self._options.idempotent)
@@ -198,21 +197,21 @@ class Sender:
         return found
 
     def append(self, partition: int, batch: EncodedBatch) -> None:
-        """Take a closed batch."""
+        """Queue a closed batch."""
         self.queue_of(partition).append(batch)
         self.buffered_bytes += len(batch.encoded)
 
     @property
     def has_unsent(self) -> bool:
-        """Some batch is neither acknowledged nor failed."""
+        """True if a batch is neither acknowledged nor failed."""
         return any(not queue.is_idle for queue in self._queues.values())
 
     def outstanding(self) -> list[EncodedBatch]:
-        """All batches that are neither acknowledged nor failed."""
+        """Return all batches that are neither acknowledged nor failed."""
         return [batch for queue in self._queues.values() for batch in queue.batches()]
 
     def oldest(self) -> tuple[int, EncodedBatch] | None:
-        """The partition whose batch waits longest, and the batch."""
+        """Return the batch that waits longest, and its partition."""
         heads = [
             (queue.partition, next(queue.batches()))
             for queue in self._queues.values()
@@ -222,7 +221,7 @@ class Sender:
 
     # --- what to send ---------------------------------------------------------------------------
     def poll(self, now: Now) -> list[ProduceCall]:
-        """What to send now; sets `needs_metadata`, `needs_identity`, `silent` and `deposed`."""
+        """Return what to send; set `needs_metadata`, `needs_identity`, `silent`, `deposed`."""
         self.needs_metadata = self.needs_identity = False
         self.silent, self.deposed = set(), set()
         open_calls: dict[int, ProduceCall] = {}
@@ -250,7 +249,7 @@ class Sender:
         return [self._timed(call, now) for call in calls]
 
     def _renew(self, queue: PartitionQueue) -> bool:
-        """Number anew what waits. False: another identity is needed for that."""
+        """Number the waiting batches anew. False: another identity is needed for that."""
         numbering = queue.numbering
         if numbering.identity == self.identity and numbering.needs_epoch:
             return False
@@ -259,7 +258,7 @@ class Sender:
         return True
 
     def _mind_silence(self, queue: PartitionQueue, now: Now) -> None:
-        """A machine that lost its power says nothing: the others know who leads instead."""
+        """Mark a silent leader: other brokers' metadata show whether it was replaced."""
         if not queue.in_flight or now.mono_us - queue.in_flight[0].sent_us < SILENCE_US:
             return
         owing = queue.in_flight[0].leader
@@ -274,7 +273,7 @@ class Sender:
             self.needs_metadata = True
 
     def _timed(self, call: ProduceCall, now: Now) -> ProduceCall:
-        """No request is waited for longer than its youngest batch may take in all."""
+        """Bound a request's timeout by the deadline of its youngest batch."""
         left_us = max(batch.deadline_us for batch in call.batches.values()) - now.mono_us
         assert left_us > 0, "what is too old was given up before"
         timeout_us = min(self._options.request_timeout_us, left_us)
@@ -285,7 +284,7 @@ class Sender:
         """Fail the batches whose time is up, unless their reply is still awaited."""
         for queue in self._queues.values():
             expired = [b for b in queue.retry if b.deadline_us <= now.mono_us]
-            # The queue is in the order of age, so a look at its head is all that is needed.
+            # In the order of age, so the expired ones are at the head.
             expired.extend(takewhile(lambda b: b.deadline_us <= now.mono_us, queue.queue))
             for batch in expired:
                 seconds = self._options.delivery_timeout_us / 1_000_000
@@ -294,13 +293,13 @@ class Sender:
                 self._fail(queue, batch, DeliveryTimedOut(text))
 
     def wake_at_us(self, now: Now) -> int | None:
-        """When something may be sent or given up that could not be now."""
+        """Return when a batch can next be sent or expires."""
         moments = []
         for queue in self._queues.values():
             waiting = queue.queue or queue.retry
             if waiting:
                 moments.append(waiting[0].deadline_us)
-                # A pause that is over waits for metadata or an identity, which call in the end.
+                # After the pause a batch waits for metadata or an identity, whose arrival polls.
                 if not queue.in_flight and queue.not_before_us > now.mono_us:
                     moments.append(queue.not_before_us)
             if (look_at_us := queue.look_at_us) is not None:
@@ -308,7 +307,7 @@ class Sender:
         return min(moments, default=None)
 
     def _leader_of(self, partition: int) -> int:
-        """As far as is known; -1: nobody."""
+        """Return the leader by the metadata; -1: none."""
         partitions = self.topic.partitions
         return partitions[partition].leader if partition < len(partitions) else -1
 
@@ -353,9 +352,9 @@ class Sender:
         queue.in_flight.append(batch)
         assert len(queue.in_flight) <= PRODUCER_IN_FLIGHT_MAX
 
-    # --- what became of it ----------------------------------------------------------------------
+    # --- outcomes -------------------------------------------------------------------------------
     def acknowledge(self, partition: int, batch: EncodedBatch, r: m.ProducePartitionResult) -> None:
-        """The broker has stored a batch."""
+        """Report a stored batch to its receivers."""
         queue = self._queues[partition]
         if batch.is_done:
             return
@@ -379,7 +378,7 @@ class Sender:
         now: Now,
         next_sequence: int = NO_SEQUENCE,
     ) -> None:
-        """A try has failed: again, under new numbers, or for good."""
+        """Retry a batch, with the same or new numbers, or fail it for good."""
         queue = self._queues[partition]
         if batch.is_done:
             return
@@ -401,10 +400,10 @@ class Sender:
         self._fail(queue, batch, error)
 
     def identity_renewed(self, identity: Identity) -> None:
-        """The next epoch, or a new producer id: what is stored under the one before is settled.
+        """Use the next epoch or a new producer id: brokers store nothing more under the last one.
 
-        What was sent under that goes again as it is, and is numbered anew when it is known not to
-        be stored; what was not, at once.
+        Batches that were sent under that are retried unchanged, and numbered anew when known not to
+        be stored; unsent ones are numbered anew at once.
         """
         self.identity = identity
         for queue in self._queues.values():
@@ -415,13 +414,13 @@ class Sender:
                 queue.numbering.renew(identity, ())
 
     def topic_changed(self, topic: TopicInfo) -> None:
-        """Fresh metadata of the same topic."""
+        """Use fresh metadata of the same topic."""
         self.topic = topic
         for queue in self._queues.values():
             queue.awaits_metadata = False
 
     def fail_all(self, error: QuiverlogError) -> None:
-        """Give up everything that is not acknowledged."""
+        """Fail every batch that is not acknowledged."""
         for queue in self._queues.values():
             for batch in list(queue.batches()):
                 self._fail(queue, batch, error)
@@ -429,20 +428,20 @@ class Sender:
     def _resolve_hole(
         self, queue: PartitionQueue, batch: EncodedBatch, error: QuiverlogError, now: Now
     ) -> bool:
-        """The broker misses what comes before this batch. True: it will be tried again."""
+        """Handle a broker that lacks the batches before this one. True: it will be retried."""
         numbering = queue.numbering
         others = (b for b in (*queue.in_flight, *queue.retry) if b is not batch)
         is_oldest = all(b.index > batch.index for b in others)
         if is_oldest and batch.maybe_stored:
             has_forgotten = isinstance(error, UnknownProducerId) and numbering.is_known
             if has_forgotten or not numbering.is_broken:
-                return False  # an earlier try may have stored it, and the broker cannot tell
-            # It is not stored now. An earlier try may arrive yet, behind the one that was given up;
-            # under the next epoch it cannot. Where that is there, the leader has yet to learn it.
+                return False  # an earlier try may be stored, and the broker has no record of it
+            # Not stored now, but an earlier try may still arrive, after the one that has failed.
+            # The next epoch prevents that; if the producer has it, the leader does not yet.
             numbering.wants_epoch = numbering.identity == self.identity
         elif is_oldest and not numbering.is_broken:
             numbering.break_off(batch)
-        # Otherwise its predecessor was not stored, so it was not either; both go again, in order.
+        # Otherwise its predecessor was not stored, so it was not either; both are retried in order.
         self._try_again(queue, batch, error, now)
         return True
 
@@ -454,7 +453,7 @@ class Sender:
         now: Now,
         next_sequence: int,
     ) -> bool:
-        """The batch's epoch is over. True: it is not stored, and goes under the next one."""
+        """Handle the end of the batch's epoch. True: not stored, retried under the next one."""
         if batch.maybe_stored and not queue.numbering.is_never_stored(batch, next_sequence):
             return False
         batch.maybe_stored = False
@@ -475,7 +474,7 @@ class Sender:
         for holder in (queue.in_flight, queue.retry, queue.queue):
             if batch in holder:
                 holder.remove(batch)
-        # Its numbers are used up: those that follow would be out of order for the broker.
+        # Its numbers are a hole: the broker would refuse the batches after it as out of order.
         was_refused = error.retriable or isinstance(error, (DeliveryTimedOut, *NOT_STORED))
         is_at_large = any(one.maybe_stored for one in (batch, *queue.batches()))
         is_settled = was_refused and not is_at_large
@@ -487,8 +486,8 @@ class Sender:
     def _final_error(
         self, queue: PartitionQueue, batch: EncodedBatch, error: QuiverlogError
     ) -> QuiverlogError:
-        """A copy of the error for one batch: one request may fail batches of several partitions."""
-        if error.retriable:  # it was tried until its time was up
+        """Return a copy of the error for one batch, as a request may hold several batches."""
+        if error.retriable:  # retried until the deadline
             text = f"{counted(batch.row_count, 'row', 'rows')}. Last failure: {error.message}"
             final: QuiverlogError = DeliveryTimedOut(text)
         else:

@@ -1,8 +1,7 @@
 """The values that the producer's machines pass to each other, and the outcome of one `send`.
 
-Owns `Delivery`: a send may be cut into pieces in several batches for several partitions; it is
-done when each piece is acknowledged, or when the first of them has failed for good. No thread, no
-loop.
+A send may be cut into pieces in several batches of several partitions. Its `Delivery` is done when
+each piece is acknowledged, or when the first has failed for good.
 """
 
 from __future__ import annotations
@@ -31,9 +30,8 @@ __all__ = [
 ]
 
 
-# What becomes of one `send`: the part of a future that needs no thread and no loop.
 class Delivery:
-    """Collects the acknowledgements of one send."""
+    """Collects the acknowledgements of one send: the part of a future without thread and loop."""
 
     __slots__ = ("_open_pieces", "_produced", "error", "is_complete", "reported")
 
@@ -44,16 +42,16 @@ class Delivery:
         """No further piece will be added."""
         self.error: QuiverlogError | None = None
         self.reported = False
-        """The program has seen the error; flush need not raise it again."""
+        """The caller has received the error; flush does not raise it again."""
 
     @property
     def is_done(self) -> bool:
-        """Everything is acknowledged, or something failed."""
+        """True if all pieces are acknowledged, or one has failed."""
         return self.error is not None or (self.is_complete and not self._open_pieces)
 
     @property
     def produced(self) -> list[Produced]:
-        """What is acknowledged: by partition and offset, neighbours joined."""
+        """The acknowledged rows, by partition and offset, neighbours joined."""
         joined: list[Produced] = []
         for piece in sorted(self._produced):
             last = joined[-1] if joined else None
@@ -72,7 +70,7 @@ class Delivery:
 
     # --- for the producer's core ----------------------------------------------------------------
     def add_piece(self) -> None:
-        """Count a piece that has been handed to the sender."""
+        """Count a piece that was put into a batch."""
         self._open_pieces += 1
 
     def __repr__(self) -> str:
@@ -84,34 +82,34 @@ class Delivery:
         return f"<{name}: {sum(piece.rows for piece in self._produced):,} rows acknowledged>"
 
     def mark_complete(self) -> bool:
-        """All pieces have been added; returns True if that makes it done."""
+        """Record that all pieces have been added; return True if that makes it done."""
         self.is_complete = True
         return self.is_done
 
     def acknowledge(self, produced: Produced) -> None:
-        """A piece is stored."""
+        """Record that a piece is stored."""
         assert self._open_pieces > 0
         self._open_pieces -= 1
         self._produced.append(produced)
 
     def fail(self, error: QuiverlogError) -> None:
-        """A piece failed for good; the first error stays."""
+        """Record that a piece failed for good; the first error stays."""
         self._open_pieces = max(0, self._open_pieces - 1)
         if self.error is None:
             self.error = error
 
     def halves(self, row_count: int) -> tuple[Delivery, Delivery]:
-        """Receivers for the two halves of a piece that turned out to be too large."""
+        """Return receivers for the two halves of a piece that was too large for a batch."""
         self.add_piece()
         return self, self
 
     def failed(self) -> Sequence[Delivery]:
-        """The sends that an error of this piece concerns."""
+        """Return the sends that fail with this piece."""
         return (self,)
 
 
 class RowsDelivery:
-    """Stands for a run of rows that were sent one by one: each has a delivery of its own."""
+    """The receiver of a run of rows that were sent one by one: each has its own delivery."""
 
     __slots__ = ("_deliveries",)
 
@@ -119,27 +117,27 @@ class RowsDelivery:
         self._deliveries = deliveries
 
     def add_piece(self) -> None:
-        """Each row was counted when it was sent."""
+        """Count nothing: each row was counted when it was sent."""
 
     def acknowledge(self, produced: Produced) -> None:
-        """All rows are stored, one after the other."""
+        """Record that all rows are stored, one after the other."""
         assert produced.rows == len(self._deliveries)
         for i, delivery in enumerate(self._deliveries):
             delivery.acknowledge(produced._replace(base_offset=produced.base_offset + i, rows=1))
 
     def fail(self, error: QuiverlogError) -> None:
-        """None of the rows will be stored under this error."""
+        """Fail each row with this error."""
         for delivery in self._deliveries:
             delivery.fail(error)
 
     def halves(self, row_count: int) -> tuple[RowsDelivery, RowsDelivery]:
-        """Receivers for the first `row_count` rows and for the rest."""
+        """Return receivers for the first `row_count` rows and for the rest."""
         return RowsDelivery(self._deliveries[:row_count]), RowsDelivery(
             self._deliveries[row_count:]
         )
 
     def failed(self) -> Sequence[Delivery]:
-        """The sends that an error of these rows concerns."""
+        """Return the sends that fail with these rows."""
         return self._deliveries
 
 
@@ -147,9 +145,9 @@ CompressionChoice: TypeAlias = Compression | Literal["none", "lz4", "zstd"]
 DurabilityChoice: TypeAlias = (
     Durability | Literal["memory", "flushed", "replicated", "replicated_flushed"]
 )
-"""As programs may write them; type checkers find a name that is none of these."""
+"""The forms of the arguments; type checkers find a name that is none of these."""
 Receiver: TypeAlias = Delivery | RowsDelivery
-"""Who is told what becomes of a piece of a batch."""
+"""Receives the outcome of a piece of a batch."""
 
 
 class Identity(NamedTuple):
@@ -161,7 +159,7 @@ class Identity(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ProducerOptions:
-    """How a producer batches and how long it tries. Times in microseconds."""
+    """The bounds of a producer's batches and retries. Times in microseconds."""
 
     batch_rows: int
     batch_bytes: int
@@ -184,7 +182,7 @@ class ProducerOptions:
 
 @dataclass(slots=True, eq=False)
 class EncodedBatch:
-    """A closed batch: its bytes, its numbers, and what is known of its fate."""
+    """A closed batch: its bytes, its numbers and the state of its tries."""
 
     encoded: Encoded
     row_count: int
@@ -196,10 +194,10 @@ class EncodedBatch:
     """Counts the batches of a partition, in the order in which they were closed."""
     attempts: int = 0
     leader: int = -1
-    """Who was sent it last, `sent_us` when."""
+    """The node id that it was last sent to, at `sent_us`."""
     sent_us: int = 0
     maybe_stored: bool = False
-    """An attempt ended without telling whether the broker had stored it."""
+    """A try ended without an answer on whether the broker had stored it."""
     last_failure: str = ""
     last_reason: str = ""
     """The kind of the last failure."""
@@ -217,10 +215,10 @@ class ProduceCall(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What the host has to do now.
+    """The host's next steps.
 
-    `wake_at_us`: when to poll again if nothing happens before. `silent`: leaders that owe an answer
-    for long, `deposed`: those of them that lead no more: nothing of them is waited for.
+    `wake_at_us`: when to poll again at the latest. `silent`: leaders that have not answered for
+    long. `deposed`: those that lead no more, so that the host stops waiting for them.
     """
 
     calls: list[ProduceCall]
