@@ -58,7 +58,7 @@ PRIVATE_WORDS_MAX = {
     "batch": 4,
     "benchmarks": 85,
     "cli": 4,
-    "client": 56,
+    "client": 41,
     "connector": 4,
     "core": 6,
     "demo": 4,
@@ -72,7 +72,7 @@ PRIVATE_WORDS_MAX = {
     "wire": 4,
 }
 """How many of them a package may have in 10,000 words of docstrings and comments. Only falls."""
-PROSE_WORDS_MAX = 120_500
+PROSE_WORDS_MAX = 120_000
 """Words in the docstrings and comments of the product. Only falls, to some 70,000."""
 REASONS_MIN: dict[str, float] = {"batch": 2.5, "connector": 1.3, "core": 3.0, "wire": 1.7}
 """Comments per 100 lines of code, for the packages where each was weighed. Only rises."""

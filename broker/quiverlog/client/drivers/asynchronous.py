@@ -1,9 +1,9 @@
 """The asyncio driver: one multiplexed connection per broker and channel.
 
-Owns connections, their timeouts and the mapping of system errors; decides nothing. Replies are
-matched by correlation id, so a parked fetch does not hold up what comes after it. `IoThread` runs
-such a loop for the producers of a blocking client, from the first producer to the client's close,
-as a daemon: a program that ends without closing its client is not held up.
+Owns connections, their timeouts and the mapping of system errors. Replies are matched by
+correlation id, so a parked fetch does not delay later requests. `IoThread` runs such a loop for the
+producers of a blocking client, from the first producer to the client's close, as a daemon: a
+process that ends without closing its client does not wait.
 
 Invariant: everything belongs to the event loop on which it was first used.
 """
@@ -66,7 +66,7 @@ HELLO_ID = 1
 
 
 class AsyncConnection(asyncio.BufferedProtocol):
-    """One socket with the protocol's state. `request` is what drivers use, after `hello`."""
+    """One socket with the protocol's state. Drivers call `hello` once, then `request`."""
 
     def __init__(self, address: Address) -> None:
         self.address = address
@@ -130,7 +130,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
 
     # --- the driver's side ----------------------------------------------------------------------
     async def hello(self, settings: Settings, timeout_s: float) -> None:
-        """Introduce ourselves; no request may go out before."""
+        """Send HELLO, which must precede any request."""
         head = self._protocol.hello(settings.client_id, VERSION)
         reply = await self._transmit(HELLO_ID, HelloRequest(), head, (), timeout_s)
         check(reply.response)
@@ -138,7 +138,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
     def request(
         self, request: Request, body: Sequence[Buffer], timeout_s: float
     ) -> asyncio.Future[Reply]:
-        """Send a request; the future brings its reply, or ConnectionClosed, or RequestTimedOut."""
+        """Send a request; the future gets its reply, or ConnectionClosed, or RequestTimedOut."""
         if self.closed:
             raise ConnectionClosed(f"The connection to {self.address} is closed.")
         body_bytes = sum(memoryview(b).nbytes for b in body)
@@ -165,11 +165,11 @@ class AsyncConnection(asyncio.BufferedProtocol):
         def is_over(done: asyncio.Future[Reply]) -> None:
             timer.cancel()
             if not done.cancelled():
-                done.exception()  # Looked at: whoever asked may have given up on all it asked for.
+                done.exception()  # Retrieved: the caller may have abandoned all its requests.
 
         waiting.add_done_callback(is_over)
         if self._transport.is_closing():
-            pass  # It broke: `connection_lost` is on its way, and answers what is pending.
+            pass  # It broke: `connection_lost` follows, and fails what is pending.
         elif body_bytes <= JOIN_BYTES_MAX:
             self._transport.write(b"".join([head, *body]))
         else:
@@ -181,7 +181,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
     def _timed_out(self, waiting: asyncio.Future[Reply]) -> None:
         if not waiting.done():
             waiting.set_exception(RequestTimedOut(f"{self.address} did not answer in time."))
-            # A broker that is silent about one request is not to be trusted with the next.
+            # A broker that is silent about one request may be about the next.
             self.close()
 
     def _end(self, error: QuiverlogError) -> None:
@@ -193,7 +193,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         pending, self._pending = self._pending, {}
         for _, waiting in pending.values():
             if not waiting.done():
-                # One error each: whoever gets it adds what the request was about.
+                # One error each: its receiver adds the partitions of its request.
                 waiting.set_exception(type(error)(error.message, **error.details))
 
 
@@ -244,7 +244,7 @@ class AsyncDriver:
 
     @property
     def is_usable(self) -> bool:
-        """The client is open, and this process may use it."""
+        """True if the client is open, and this process may use it."""
         return self.is_own_process and not self._closed
 
     def check_usable(self) -> None:
@@ -255,7 +255,7 @@ class AsyncDriver:
             raise ClientClosed("The client is closed: open a new one.")
 
     async def close(self) -> None:
-        """Close all connections; requests under way fail with ConnectionClosed."""
+        """Close all connections; requests in flight fail with ConnectionClosed."""
         self._closed = True
         opening, self._opening = self._opening, {}
         for task in opening.values():
@@ -299,12 +299,12 @@ class AsyncDriver:
         return AsyncReply(call, connection.request(call.request, call.body, left_s))
 
     def abandon(self, pending: PendingReply) -> None:
-        """Whatever becomes of the reply is of no interest; the connection stays."""
+        """Ignore the reply; the connection stays."""
         assert isinstance(pending, AsyncReply)
         pending.waiting.add_done_callback(_ignore)
 
     def leave(self, address: Address, channel: str, why: str) -> None:
-        """Wait for no answer of this connection: its requests end with ConnectionClosed."""
+        """Stop waiting for this connection: its requests fail with ConnectionClosed."""
         connection = self._connections.pop((address, channel), None)
         if connection is not None:
             connection.close(why)
@@ -332,12 +332,12 @@ class AsyncDriver:
 
     # --- connections ----------------------------------------------------------------------------
     def ready(self, address: Address, channel: str) -> AsyncConnection | None:
-        """The connection to a broker, if it is open."""
+        """Return the connection to a broker, if it is open."""
         known = self._connections.get((address, channel))
         return None if known is None or known.closed else known
 
     async def connection(self, address: Address, channel: str, timeout_s: float) -> AsyncConnection:
-        """The connection to a broker; opened once, however many ask for it at the same time."""
+        """Return the connection to a broker; concurrent callers share one attempt to open it."""
         key = (address, channel)
         known = self._connections.get(key)
         if known is not None and not known.closed:
@@ -349,8 +349,8 @@ class AsyncDriver:
             task = asyncio.create_task(self._open(address, timeout_s))
             self._opening[key] = task
             task.add_done_callback(lambda done: self._opened(key, done))
-        # Shielded: the others who wait for it must not suffer when one of them is cancelled.
-        # Nor may one wait longer than its own timeout because the first to ask had more time.
+        # Shielded: the cancellation of one waiting caller must not reach the others. Nor may one
+        # wait longer than its own timeout because the first caller had more time.
         try:
             async with asyncio.timeout(timeout_s):
                 return await asyncio.shield(task)
@@ -384,10 +384,10 @@ class AsyncDriver:
 
 
 async def _connected(address: Address) -> AsyncConnection:
-    """Try what the name resolves to, one after the other.
+    """Try the addresses of the name, one after the other.
 
-    asyncio itself would have a thread of its executor ask the resolver, and the end of the loop, or
-    of the process, wait for that thread.
+    asyncio's own lookup runs in a thread of its executor, for which the end of the loop, or of the
+    process, would wait.
     """
     loop = asyncio.get_running_loop()
     found = numeric(address)
@@ -411,12 +411,11 @@ def _ignore(waiting: asyncio.Future[Reply]) -> None:
         waiting.exception()
 
 
-# The blocking client's one background thread: an event loop for its producers.
 STOP_TIMEOUT_S = 10.0
 
 
 class IoThread:
-    """Owns a loop, its thread and the driver that lives on it."""
+    """The blocking client's background thread: a loop, and the driver on it."""
 
     def __init__(self, settings: Settings) -> None:
         try:
@@ -429,7 +428,7 @@ class IoThread:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine over there and wait for its result."""
+        """Run a coroutine on the thread and wait for its result."""
         return asyncio.run_coroutine_threadsafe(work, self.loop).result()
 
     def stop(self) -> None:

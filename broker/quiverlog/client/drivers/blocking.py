@@ -1,10 +1,9 @@
 """The blocking driver: plain sockets, one request at a time per connection.
 
-Owns a pool of idle connections per broker, connecting, the deadline of the request under way and
-the mapping of system errors; decides nothing. Threads may share a driver: a connection belongs to
-one request from its start to its reply. One that the broker closed while it was idle is replaced
-silently when it is taken out. After fork() the child may not touch the parent's sockets: every
-entry compares the process id.
+Owns a pool of idle connections per broker, the deadline of the request in flight and the mapping of
+system errors. Threads may share a driver: a connection belongs to one request from its start to its
+reply. One that the broker closed while idle is replaced silently. After fork() the child may not
+use the parent's sockets: every entry compares the process id.
 """
 
 from __future__ import annotations
@@ -63,7 +62,6 @@ from .name_lookup import late_reason, lookup, numeric
 __all__ = ["ArrowMemory", "BlockingConnection", "BlockingDriver", "readable", "system_reason"]
 
 
-# One blocking connection to a broker: a socket with the protocol's state.
 HEAD_BYTES: Final = 8
 """Of the first answer, for the error about a server that is no broker."""
 IOV_MAX = 512
@@ -75,16 +73,16 @@ _OPTIONS: Final = (
 
 
 class ArrowMemory:
-    """Buffers from Arrow's default memory pool; as `wire.buffers.Memory`. Its huge pages are used
-    again, and `pyarrow.total_allocated_bytes` counts them.
+    """Buffers from Arrow's default memory pool, as `wire.buffers.Memory`. It reuses huge pages, and
+    `pyarrow.total_allocated_bytes` counts them.
     """
 
     __slots__ = ()
 
     def take(self, size: int) -> memoryview:
-        """A writable view of `size` bytes, aligned to 64, of arbitrary content."""
+        """Return a writable view of `size` bytes, aligned to 64, of arbitrary content."""
         assert size > 0
-        import pyarrow as pa  # with the first large frame: commands without rows do without
+        import pyarrow as pa  # with the first large frame: commands without rows never import it
 
         return memoryview(pa.allocate_buffer(size)).cast("B")
 
@@ -98,13 +96,13 @@ class BlockingConnection:
         self.address = address
         self._local_reads = local_reads
         self._asks_for_ranges = False
-        """Of the request under way: its rows may be in files of this machine."""
+        """The request in flight asks for ranges of files on this machine."""
         self.is_spent = False
-        """More than the answer has come: no request may use this connection any more."""
+        """More than the answer has arrived: no request may use this connection any more."""
         self._memory = ArrowMemory()
         self._receiver = frames.FrameReceiver(own_bodies=True, pool=self._memory)
         self._head = b""
-        """How the server's first answer begins."""
+        """The first bytes of the server's first answer."""
         self._protocol = ClientConnection()
         self._request: Request = HelloRequest()
         self._deadline_s = time.monotonic() + timeout_s
@@ -125,11 +123,11 @@ class BlockingConnection:
             raise
 
     def fileno(self) -> int:
-        """The socket's descriptor; -1 after `close`."""
+        """Return the socket's descriptor; -1 after `close`."""
         return self._socket.fileno()
 
     def is_stale(self) -> bool:
-        """Bytes or an end wait on an idle connection: either way it is of no more use."""
+        """Return True if an idle connection has bytes or an end to read, so is of no more use."""
         try:
             return bool(readable([self], 0))
         except ConnectionClosed:
@@ -150,9 +148,9 @@ class BlockingConnection:
         self._deadline_s = reply_by_s
 
     def receive(self) -> Reply:
-        """The reply to the request, waiting until the request's deadline."""
+        """Return the reply, waiting until the request's deadline."""
         while True:
-            # After the deadline what has arrived is still taken: the caller may have been away.
+            # After the deadline, what has arrived still counts: the caller may have been busy.
             self._socket.settimeout(max(0.0, self.left_s))
             try:
                 reply = self._receive_some()
@@ -162,7 +160,7 @@ class BlockingConnection:
                 return reply
 
     def receive_ready(self) -> Reply | None:
-        """What has arrived, without waiting: the reply once all of it is there.
+        """Read what has arrived, without waiting; return the reply once it is complete.
 
         Raises:
             RequestTimedOut: the request's deadline has passed.
@@ -199,7 +197,7 @@ class BlockingConnection:
         found = self._receiver.buffer_updated(count)
         if not found:
             return None
-        # One request at a time: whatever follows its answer was not asked for.
+        # One request at a time: nothing may follow its answer.
         receiver = self._receiver
         self.is_spent = len(found) > 1 or receiver.partial or receiver.error is not None
         _, response, body = self._protocol.receive(found[0])
@@ -216,7 +214,7 @@ class BlockingConnection:
         return Reply(response, body)
 
     def _ask_for_rows(self) -> None:
-        """Ask again, by the same deadline, for rows in the answer."""
+        """Repeat the request, with the same deadline, for rows in the answer."""
         self._asks_for_ranges = False
         _, head = self._protocol.send(self._request, 0)
         self._send_all([head])
@@ -242,13 +240,13 @@ class BlockingConnection:
 
 
 def _connect(address: Address, timeout_s: float) -> socket.socket:
-    """Try what the name resolves to, one after the other, within one timeout."""
+    """Try the addresses of the name, one after the other, within one timeout."""
     end_s = time.monotonic() + timeout_s
     try:
         found = numeric(address) or lookup(address).result(timeout_s)
     except TimeoutError as error:
         raise ConnectionFailed(late_reason(address, timeout_s)) from error
-    except (OSError, ValueError) as error:  # ValueError: a name no resolver would take
+    except (OSError, ValueError) as error:  # ValueError: a name that resolvers refuse
         raise ConnectionFailed(f"Cannot connect to {address}: {system_reason(error)}.") from error
     failure: OSError = TimeoutError()
     for family, kind, protocol, _, where in found:
@@ -282,7 +280,7 @@ def _connect(address: Address, timeout_s: float) -> socket.socket:
 
 
 def _is_on_this_machine(connected: socket.socket) -> bool:
-    """Both ends have one address: a broker here, or the end of a tunnel, whose files are tried."""
+    """Return True if both ends have one address: a broker here, or a tunnel, which is tried too."""
     try:
         return bool(connected.getpeername()[0] == connected.getsockname()[0])
     except OSError:
@@ -290,7 +288,7 @@ def _is_on_this_machine(connected: socket.socket) -> bool:
 
 
 def readable(connections: Sequence[BlockingConnection], timeout_s: float) -> list[int]:
-    """Descriptors of the connections that have bytes, or an end, after at most `timeout_s`.
+    """Return descriptors with bytes, or an end, to read, after at most `timeout_s`.
 
     Raises:
         ConnectionClosed: the system cannot wait for them.
@@ -311,7 +309,7 @@ def _mapped(error: OSError, address: Address) -> QuiverlogError:
 
 
 def system_reason(error: Exception) -> str:
-    """The system's own words; asyncio puts the address in their place."""
+    """Return the system's own text, which asyncio replaces by the address."""
     if isinstance(error, OSError) and error.errno is not None and error.errno > 0:
         return os.strerror(error.errno)
     return (getattr(error, "strerror", None) or str(error) or type(error).__name__).rstrip(".")
@@ -323,7 +321,7 @@ IDLE_PER_BROKER_MAX = 8
 
 
 class BlockingReply:
-    """A started request: the connection is its own until the reply has been taken."""
+    """A started request, which has its connection to itself until the reply is taken."""
 
     __slots__ = ("call", "connection", "failure", "reply")
 
@@ -335,7 +333,7 @@ class BlockingReply:
 
     @property
     def is_ready(self) -> bool:
-        """Reply or failure is at hand."""
+        """True if the reply or a failure is there."""
         return self.reply is not None or self.failure is not None
 
 
@@ -379,7 +377,7 @@ class BlockingDriver:
 
     @property
     def is_usable(self) -> bool:
-        """The client is open, and this process may use it."""
+        """True if the client is open, and this process may use it."""
         return self.is_own_process and not self._closed
 
     def check_usable(self) -> None:
@@ -420,7 +418,7 @@ class BlockingDriver:
                 assert_never(command)
 
     def start(self, call: Call, within_s: float | None = None) -> BlockingReply:
-        """Send a request on a connection of its own."""
+        """Send a request on a connection that no other request uses."""
         now_s = time.monotonic()
         reply_by_s = now_s + call.timeout_s
         send_by_s = reply_by_s if within_s is None else min(reply_by_s, now_s + within_s)
@@ -447,21 +445,21 @@ class BlockingDriver:
         pending.connection = None
         try:
             reply = connection.receive()
-        except BaseException:  # also Ctrl-C: half a reply may be waiting on this connection
+        except BaseException:  # also Ctrl-C: half a reply may be left on this connection
             connection.close()
             raise
         self._give_back(connection)
         return reply
 
     def abandon(self, pending: PendingReply) -> None:
-        """The reply may come at any time: only closing the connection makes sure of it."""
+        """Close the connection, as the reply may arrive at any time."""
         assert isinstance(pending, BlockingReply)
         if pending.connection is not None:
             pending.connection.close()
             pending.connection = None
 
     def _call_many(self, calls: Sequence[Call]) -> list[Reply | QuiverlogError]:
-        """All are sent before any is awaited; the largest timeout bounds them together."""
+        """Send all before any is awaited; the largest timeout bounds them together."""
         end_s = time.monotonic() + max((call.timeout_s for call in calls), default=0.0)
         started = [self._start_or_failure(call, end_s - time.monotonic()) for call in calls]
         results: list[Reply | QuiverlogError] = []
@@ -486,7 +484,7 @@ class BlockingDriver:
     def _finish_any(
         self, pending_many: Sequence[PendingReply], timeout_s: float
     ) -> BlockingReply | None:
-        """Take in what arrives until one reply is whole; half a reply does not block others."""
+        """Read what arrives until one reply is complete; half a reply does not block others."""
         end_s = time.monotonic() + timeout_s
         waiting: dict[int, BlockingReply] = {}
         for pending in pending_many:
@@ -498,7 +496,7 @@ class BlockingDriver:
             connections = [p.connection for p in waiting.values() if p.connection is not None]
             wait_s = min([end_s - time.monotonic(), *(c.left_s for c in connections)])
             ready = readable(connections, max(0.0, wait_s))
-            if not ready:  # somebody's time may be up, whether bytes came or not
+            if not ready:  # a request's time may be up, with or without bytes
                 ready = [c.fileno() for c in connections if c.left_s <= 0]
             for fd in ready:
                 pending = waiting[fd]
@@ -510,7 +508,7 @@ class BlockingDriver:
                 return None
 
     def _receive(self, pending: BlockingReply, receive: Callable[[], Reply | None]) -> None:
-        """Take in what there is. What goes wrong is kept, for who waits for the reply."""
+        """Read what has arrived. An error is kept for the caller that waits for the reply."""
         connection = pending.connection
         assert connection is not None
         try:
@@ -518,7 +516,7 @@ class BlockingDriver:
         except QuiverlogError as error:
             pending.failure = error
             connection.close()
-        except BaseException:  # Ctrl-C: a program may go on, and ask for the same rows again
+        except BaseException:  # Ctrl-C: the caller may go on, and ask for the same rows again
             pending.failure = ConnectionClosed("Waiting for an answer was interrupted.")
             pending.connection = None
             connection.close()

@@ -1,11 +1,8 @@
-"""Reading the files of a broker on this machine, in the place of rows that it would send.
+"""Reading a broker's files on this machine, in place of rows that it would send.
 
-Owns which file an answer means, and whether a broker is asked for ranges of its files. What a
-broker says of its files is not believed: sizes are compared, and what is read is checked like what
-is received. Trouble with a file (another user's, another container's, deleted) is no failure: the
-rows are asked for again and the files are left alone for a while. See docs/adr/0068.
-
-Must not know: connections, retries, what rows mean.
+The broker's answer is not trusted: sizes are compared, and rows from files are checked like
+received ones. A file that cannot be read (another user's, another container's, deleted) is no
+error: the client asks for the rows again and leaves the files alone for a while. See docs/adr/0068.
 """
 
 from __future__ import annotations
@@ -36,23 +33,22 @@ __all__ = [
 
 
 LEFT_ALONE_S: Final = 60.0
-"""After a failure. An attempt in vain costs one more answer, which has no rows."""
+"""Pause after a failure. A failed attempt costs one more answer, without rows."""
 
 logger = logging.getLogger("quiverlog")
 
 
 # A file of that name, device and inode may have other rows by the time that it is read: an answer
-# waits in the socket for as long as the program is busy, in which a log may be cut and written
-# anew, or a topic be deleted and made again (file systems give an inode to the next file). So the
-# file has to hold the last batch that the broker named, after all were read: where that is, so are
-# those before it. Files are read, not mapped: one that is cut meanwhile gives fewer bytes, where a
-# mapping would end the process.
+# waits in the socket while the caller is busy, in which a log may be cut and written anew, or a
+# topic deleted and created again (file systems reuse inodes). So the file must hold the last batch
+# that the broker named, after all were read: then it holds those before, too. Files are read, not
+# mapped: reading a cut file gives fewer bytes, where a mapping would kill the process.
 class FileRows:
-    """Room for an answer's rows, and what is to be read into it. `rows` are whole after `read`.
+    """A buffer for an answer's rows, and the ranges to read. `rows` are complete after `read`.
 
     Args:
-        response: made to say what it would have said of rows that were sent.
-        body: what was sent, of partitions whose rows are not in files.
+        response: changed to what it would be if the broker had sent the rows.
+        body: the rows that were sent, of partitions without ranges.
 
     Raises:
         InvalidResponse: the sizes contradict each other.
@@ -83,10 +79,10 @@ class FileRows:
             result.file_ranges = []
 
     def read(self) -> None:
-        """Read what lies in files, on whatever thread.
+        """Read the ranges; safe on any thread.
 
         Raises:
-            OSError: a file cannot be read, or is not the one that was meant.
+            OSError: a file cannot be read, or is not the broker's.
         """
         for one, room in self._ranges:
             with _opened(one) as fd:
@@ -94,7 +90,7 @@ class FileRows:
 
 
 def _bytes_of(result: FetchPartitionResult) -> int:
-    """Bytes of one partition's rows, which its ranges have together."""
+    """Return the bytes of one partition's rows: the sum of its ranges."""
     ranges = result.file_ranges
     if result.batch_bytes < 0 or any(one.byte_count <= 0 or one.position < 0 for one in ranges):
         raise InvalidResponse(f"partition {result.partition}: ranges {ranges[:3]} were answered.")
@@ -132,15 +128,15 @@ def _read(one: FileRange, fd: int, room: memoryview) -> None:
 
 @contextmanager
 def _opened(one: FileRange) -> Iterator[int]:
-    """A descriptor of the file that is meant.
+    """Open the broker's file.
 
-    It is looked at before it is opened: to open a pipe lets its writer go on, into nothing, and to
-    open a device may start what it drives. Whatever takes its name after that is not waited for.
+    Its type is checked first: opening a pipe would unblock its writer, and opening a device may
+    start its hardware. A file that replaces it after that is opened without waiting.
     """
     try:
         _check_is_meant(one, os.stat(one.path))
         fd = os.open(one.path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    except ValueError as error:  # a name that no system would take
+    except ValueError as error:  # a name that systems refuse
         raise OSError(f"{one.path!r}: {error}") from error
     try:
         _check_is_meant(one, os.fstat(fd))
@@ -156,7 +152,7 @@ def _check_is_meant(one: FileRange, found: os.stat_result) -> None:
 
 
 class LocalReads:
-    """Of which brokers the files are tried; threads may share it."""
+    """The brokers whose files are tried; threads may share it."""
 
     __slots__ = ("_clock", "_left_until_s")
 
@@ -165,20 +161,20 @@ class LocalReads:
         self._left_until_s: dict[Address, float] = {}
 
     def are_tried(self, address: Address) -> bool:
-        """False for a while after files of this broker could not be read."""
+        """Return False for a while after files of this broker could not be read."""
         return self._left_until_s.get(address, -1.0) < self._clock()
 
     def failed(self, address: Address, error: OSError) -> None:
-        """A file could not be read: rows of this broker come through the socket for now."""
+        """Record a failure: rows of this broker come through the socket for now."""
         logger.debug("rows of %s are received, its files cannot be read: %s", address, error)
         self._left_until_s[address] = self._clock() + LEFT_ALONE_S
 
 
 def asks_for_ranges(request: FetchRequest) -> FetchRequest:
-    """The same request, by a reader that can open the broker's files."""
+    """Return the same request, which accepts ranges of the broker's files."""
     return msgspec.structs.replace(request, file_ranges=True)
 
 
 def has_ranges(response: FetchResponse) -> bool:
-    """True when some of the rows are to be read from files."""
+    """Return True if some of the rows are to be read from files."""
     return any(result.file_ranges for result in response.partitions)

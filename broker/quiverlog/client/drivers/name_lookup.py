@@ -1,8 +1,8 @@
-"""What a name resolves to, by the caller's deadline: the system's resolver has none of its own.
+"""Name lookup with a deadline, which the system's resolver lacks.
 
-Owns the threads that ask it. A call of `getaddrinfo` cannot be ended, so each is made by a daemon,
-for which neither a caller nor the end of the process waits, and a name that is being looked up is
-not looked up a second time beside it. Numeric addresses need no resolver and no thread.
+A call of `getaddrinfo` cannot be cancelled, so each runs in a daemon thread, for which neither the
+caller nor the end of the process waits. Concurrent lookups of a name share one. Numeric addresses
+need no thread.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 __all__ = ["Found", "late_reason", "lookup", "numeric"]
 
 Found: TypeAlias = list[tuple[Any, Any, int, str, Any]]
-"""As `socket.getaddrinfo` has it."""
+"""The result of `socket.getaddrinfo`."""
 
 _under_way: dict[tuple[int, Address], Future[Found]] = {}
-"""With the process's id: after a fork the child has no threads of its parent."""
+"""Keyed by process id: after a fork the child has no threads of its parent."""
 
 
 def numeric(address: Address) -> Found | None:
-    """Where the address is, if it is written in numbers; None: it is a name."""
+    """Return the result for a numeric address; None: it is a name."""
     numbers = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
     try:
         return socket.getaddrinfo(
@@ -39,8 +39,8 @@ def numeric(address: Address) -> Found | None:
 
 
 def lookup(address: Address) -> Future[Found]:
-    """Have a thread ask the resolver. The result may be OSError or ValueError (no name at all)."""
-    from concurrent.futures import Future  # most programs give numbers
+    """Start a lookup in a thread. It may fail with OSError, or ValueError (not a name)."""
+    from concurrent.futures import Future  # most callers give numbers
 
     key = os.getpid(), address
     mine: Future[Found] = Future()
@@ -58,7 +58,7 @@ def lookup(address: Address) -> Future[Found]:
 
 
 def late_reason(address: Address, timeout_s: float) -> str:
-    """A sentence about a broker that was not reached in time."""
+    """Return a sentence about a broker that was not reached in time."""
     if (os.getpid(), address) in _under_way:
         return (
             f"The name of {address} was not resolved within {timeout_s:g} s: look at this "

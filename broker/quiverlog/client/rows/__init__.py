@@ -1,4 +1,1 @@
-"""Arrow rows in and out: conversion, decoding, metadata columns, row filters.
-
-Owns how rows become batches and batches rows. Stands on `client.base`.
-"""
+"""Arrow rows in and out: conversion, decoding, metadata columns, row filters."""

@@ -1,7 +1,7 @@
 """Arrow's C stream of what a blocking client reads: for polars, duckdb, pandas, pyarrow.
 
-Owns the making of the stream: its schema is known before the first row is, and rows are read as
-whoever has the stream asks for them, from one thread at a time.
+The stream has its schema before the first row, and reads rows as its consumer asks for them, from
+one thread at a time.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class _Reading(Protocol):
 
 
 def stream_of_reading(reading: _Reading, requested_schema: object | None = None) -> object:
-    """The rows of a bounded read."""
+    """Return the rows of a bounded read as a stream."""
     return _stream(reading.schema, reading, requested_schema)
 
 
 def stream_of_consumer(consumer: _Consumer, requested_schema: object | None = None) -> object:
-    """The rows that the consumer has not handed out yet; a consumer that follows has no end."""
+    """Return the consumer's further rows as a stream; one that follows has no end."""
     schema = consumer.schema
     rows = (batch.data for batch in consumer)
     return _stream(schema, rows, requested_schema)

@@ -1,7 +1,6 @@
-"""From whatever a program holds to record batches of the topic's schema.
+"""Conversion of a caller's data to record batches of the topic's schema.
 
-Owns what `Producer.send` accepts and the wording of `SchemaMismatch`. Nothing is dropped and
-nothing is bent silently: an unknown column, a value that does not fit, a null where none may be
+Conversions are lossless: an unknown column, a value that does not fit, a null where none is allowed
 or a change of meaning (text to number, local time to UTC) is refused with the column's name.
 
 Columns are matched by name. A nullable column may be left out and is filled with nulls.
@@ -35,13 +34,13 @@ __all__ = ["Converter"]
 
 _SHOWN = 5
 _INDEX = re.compile(r"__index_level_\d+__").fullmatch
-"""What pandas calls an index that has no name."""
+"""The name that pandas gives an index without one."""
 ROWS_AT_ONCE = 65_536
-"""A list is converted in slices: the values of one still lie in the processor's cache."""
+"""A list is converted in slices whose values fit the processor's cache."""
 
 
 class Converter:
-    """Converts to one schema. Makes no copies where the data already has it."""
+    """Converts to one schema, without a copy of data that already has it."""
 
     def __init__(self, schema: pa.Schema, topic: str) -> None:
         self.schema = schema
@@ -54,7 +53,7 @@ class Converter:
         self._not_null_inside = [i for i, f in enumerate(schema) if has_required_inside(f.type)]
 
     def batches(self, data: Any) -> list[pa.RecordBatch]:
-        """Record batches of the schema, without empty ones.
+        """Return record batches of the schema, without empty ones.
 
         Args:
             data: pa.RecordBatch, pa.Table, a dict (one row), a list of dicts, or an object with
@@ -62,7 +61,7 @@ class Converter:
 
         Raises:
             SchemaMismatch: it is none of these, or does not fit; names the column.
-            InvalidValue: a value is none of its type; names the column, the row and the value.
+            InvalidValue: a value is not valid for its type; names the column, row and value.
         """
         if isinstance(data, Mapping):
             data = [data]
@@ -76,7 +75,7 @@ class Converter:
         return [batch for batch in found if batch.num_rows]
 
     def from_rows(self, rows: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
-        """Rows given as dicts; the slow search for the culprit only on failure.
+        """Convert dicts; search for the row that does not fit only after a failure.
 
         Raises:
             SchemaMismatch: names the column, the row and the value.
@@ -97,7 +96,7 @@ class Converter:
         except (pa.ArrowException, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise self._blame_row(rows, error) from error
         self._check_nulls(batch)
-        self._check_values(batch)  # a value may be Arrow's own
+        self._check_values(batch)  # a value may be one of Arrow's scalars
         return batch
 
     def _from_slice(self, rows: list[Mapping[str, Any]], start: int) -> pa.RecordBatch:
@@ -109,7 +108,7 @@ class Converter:
             raise
 
     def _from_full_rows(self, rows: Sequence[Mapping[str, Any]]) -> pa.RecordBatch | None:
-        """The usual case, wholly in C: every row has every column. None when that is not so.
+        """Convert the usual case in C: every row has every column. None when one has not.
 
         A row that has all columns and no more keys than there are columns has no others.
         """
@@ -136,7 +135,7 @@ class Converter:
                 return [pa.record_batch(data)]
             why = ""
         except (pa.ArrowException, ValueError, TypeError) as error:
-            why = f" ({_words(error)})"  # one column, say, and no rows of columns
+            why = f" ({_words(error)})"  # for example one column in place of rows of columns
         raise SchemaMismatch(
             f"Cannot send a {type(data).__name__}{why}: give a pyarrow RecordBatch or Table, "
             "a dict, a list of dicts, or anything with __arrow_c_stream__.",
@@ -144,7 +143,7 @@ class Converter:
         )
 
     def _without_index(self, table: pa.Table) -> pa.Table:
-        """Without the index that pandas adds to its columns when rows were picked, say."""
+        """Drop the index column that pandas adds, for example after a selection of rows."""
         surplus = [n for n in table.schema.names if _INDEX(n) and n not in self._names]
         return table.drop_columns(surplus) if surplus else table
 
@@ -219,7 +218,7 @@ class Converter:
                 ) from error
 
     def _check_values(self, batch: pa.RecordBatch, rows_before: int = 0) -> None:
-        """Of the converted rows: a cast may carry along what neither type holds."""
+        """Check converted rows: a cast may keep values that neither type holds."""
         for i in self._questionable:
             wrong = first_wrong_value(batch.column(i))
             if wrong is not None:
@@ -269,7 +268,7 @@ class Converter:
 
 
 def _unbent_array(values: list[Any], kind: pa.DataType, check: Check | None) -> pa.Array:
-    made = array_of(values, kind)  # first: what pyarrow refuses anyway has no other shape here
+    made = array_of(values, kind)  # first: pyarrow's own refusals keep their form
     if check is not None:
         check(values)
     return made
@@ -295,12 +294,12 @@ def _shown(value: pa.Scalar) -> str:
 
 
 def _keeps_meaning(source: pa.DataType, target: pa.DataType) -> bool:
-    """True when values of `source` that fit may be taken as `target`. Both are normalised."""
+    """Return True if values of `source` that fit mean the same as `target`. Both are normalised."""
     if source == target or t.is_null(source):
         return True
     if t.is_integer(source):
         return bool(t.is_integer(target) or t.is_floating(target) or t.is_decimal(target))
-    if t.is_floating(source):  # narrowing a float loses digits without a word
+    if t.is_floating(source):  # narrowing a float loses digits silently
         return bool(t.is_floating(target) and target.bit_width >= source.bit_width)
     if t.is_string(source):
         return bool(t.is_binary(target))
@@ -319,6 +318,6 @@ def _keeps_meaning(source: pa.DataType, target: pa.DataType) -> bool:
 
 
 def _words(error: Exception) -> str:
-    """pyarrow says in two parts what pandas' columns are refused for, the column in the second."""
+    """Join pyarrow's two parts of a refusal of pandas' data; the second names the column."""
     parts = [str(part).rstrip(".") for part in reversed(error.args)]
     return (": ".join(parts).splitlines() or [type(error).__name__])[0]

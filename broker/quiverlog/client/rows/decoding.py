@@ -1,14 +1,13 @@
 """From the bytes of a fetch to record batches in the reader's schema; a consumer's batches.
 
-Owns the cutting of a body into whole batches, the slicing at both ends of the asked range
-(offsets may lie inside a batch) and the request for a newer schema. Decoded columns point into
-the body.
+A body is cut into whole batches, which are sliced at both ends of the range, as offsets may lie
+inside a batch. Decoded columns point into the body.
 
 Invariants:
 - Batches cover the rows from the asked offset on, without gap or repetition; any other answer is
   refused whole, so no row is skipped silently.
-- What cannot be decoded is a CorruptBatch that names topic, partition and offsets; an end is
-  named only if the header itself is not in doubt.
+- A batch that cannot be decoded is a CorruptBatch that names topic, partition and offsets; it names
+  an end only if the header itself is intact.
 """
 
 from __future__ import annotations
@@ -48,7 +47,6 @@ if TYPE_CHECKING:
 __all__ = ["BatchDecoder", "ConsumerBatch", "StoredBatch", "stored_batches"]
 
 
-# A batch of rows as a consumer hands it out.
 @dataclass(frozen=True, slots=True)
 class ConsumerBatch:
     """Rows of one partition that were stored together, or a slice of them.
@@ -66,12 +64,12 @@ class ConsumerBatch:
 
     @property
     def next_offset(self) -> int:
-        """Where to go on reading after this batch."""
+        """The offset after this batch's last row."""
         return self.base_offset + int(self.data.num_rows)
 
     @property
     def timestamps(self) -> pa.Array:
-        """The rows' timestamps, `timestamp[us, UTC]`; equal within a batch."""
+        """Return the rows' timestamps, `timestamp[us, UTC]`; equal within a batch."""
         import pyarrow as pa
 
         from quiverlog.batch.numbers import integer
@@ -81,13 +79,13 @@ class ConsumerBatch:
 
     @property
     def offsets(self) -> pa.Array:
-        """The rows' offsets, int64."""
+        """Return the rows' offsets, int64."""
         import pyarrow as pa
 
         return pa.arange(self.base_offset, self.next_offset)
 
     def to_pylist(self) -> list[dict[str, Any]]:
-        """The rows as dictionaries.
+        """Return the rows as dictionaries.
 
         Raises:
             UnsupportedValue: Python has no such value (a year above 9999, nanoseconds of a day);
@@ -118,7 +116,7 @@ class ConsumerBatch:
         )
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
-        """The rows for whoever speaks Arrow's C stream: polars, duckdb, pandas, pyarrow."""
+        """Return the rows as Arrow's C stream, for polars, duckdb, pandas, pyarrow."""
         import pyarrow as pa
 
         reader = pa.RecordBatchReader.from_batches(self.data.schema, [self.data])
@@ -126,9 +124,10 @@ class ConsumerBatch:
 
 
 class StoredBatch(NamedTuple):
-    """A batch as it came, and the part of it that was asked for. `follower`: who sent it.
+    """A batch as stored, and the part of it that was asked for. `follower`: the node id of its
+    sender, or LEADER.
 
-    `is_followed`: another batch begins where this one ends. `damage`: why it is not to be decoded.
+    `is_followed`: another batch begins where this one ends. `damage`: why it cannot be decoded.
     """
 
     partition: int
@@ -153,10 +152,10 @@ def stored_batches(
     *,
     follower: int = LEADER,
 ) -> list[StoredBatch]:
-    """The batches of one partition that hold rows in [start, end).
+    """Return the batches of one partition that hold rows in [start, end).
 
     Raises:
-        CorruptBatch: the bytes are not whole batches, and none is in front of them.
+        CorruptBatch: the bytes are not whole batches, and none precedes them.
         InvalidResponse: the first batch does not hold row `start`, or one does not follow another.
     """
     assert start >= 0
@@ -172,7 +171,7 @@ def stored_batches(
             _check_batch(header, view, fetched, expected, is_first=not found)
             damage = ""
             if not 0 <= header.leader_epoch <= fetched.leader_epoch:
-                # No checksum covers it, and nobody is to be asked about an epoch that never was.
+                # No checksum covers it, and a later fetch must not send an epoch that never was.
                 damage = f"leader epoch {header.leader_epoch} is not one of its leaders'."
                 header = header._replace(leader_epoch=NO_EPOCH)
             first = max(expected, header.base_offset)
@@ -190,7 +189,7 @@ def stored_batches(
             )
             expected = header.next_offset
     except CorruptBatch as error:
-        if not found:  # Else what is in front of it goes out; the next answer begins with it.
+        if not found:  # Else the batches before it are returned; the next answer begins with it.
             error.details.setdefault("offset", expected)
             named(error, topic, fetched.partition)
             raise
@@ -206,9 +205,9 @@ def _cut(header: BatchHeader, end: int | None) -> int:
 
 
 def _followed(before: StoredBatch, base_offset: int, end: int | None) -> StoredBatch:
-    """The batch in front of the one that begins with row `base_offset`.
+    """Mark the batch before the one that begins with row `base_offset` as followed.
 
-    A count of rows that leads elsewhere is damaged where the checksum is wrong that covers it.
+    A row count that contradicts that offset is damaged where the checksum that covers it is wrong.
     """
     header = before.header
     rows = base_offset - header.base_offset
@@ -235,7 +234,7 @@ def _check_batch(
     *,
     is_first: bool,
 ) -> None:
-    """Raise unless a batch's header agrees with the answer that it came in.
+    """Check that a batch's header agrees with its answer.
 
     Raises:
         CorruptBatch: it is damaged.
@@ -264,7 +263,7 @@ class BatchDecoder:
 
     Args:
         columns: only these, in this order; None takes all.
-        reader_schema: what rows shall look like; None takes the newest schema that is known.
+        reader_schema: the schema of the rows; None takes the newest that is cached.
         verify_crc: check each batch's checksum.
     """
 
@@ -287,7 +286,7 @@ class BatchDecoder:
         self._history: SchemaHistory | None = None
 
     def prepare(self, schema_id: int = -1) -> Operation[pa.Schema]:
-        """Fetch the schema history; returns what rows will look like.
+        """Fetch the schema history; return the schema of the rows.
 
         Args:
             schema_id: the topic's newest, if it is known.
@@ -297,14 +296,14 @@ class BatchDecoder:
         """
         history = yield from self._cluster.history(self._topic_id, self._topic, needed_id=schema_id)
         if not set(self._columns or ()).issubset(history.current.names):
-            # The column may be younger than what is remembered here.
+            # The column may be newer than the cached history.
             history = yield from self._cluster.history(self._topic_id, self._topic, fresh=True)
         self._history = history
         return self.schema
 
     @property
     def schema(self) -> pa.Schema:
-        """What rows look like, as far as the schema history is known. Needs `prepare`."""
+        """The schema of the rows by the cached history. Needs `prepare`."""
         if self._reader_schema is not None:
             return self._reader_schema
         assert self._history is not None, "prepare comes first"
@@ -313,7 +312,7 @@ class BatchDecoder:
         return self._history.current
 
     def decode(self, stored: StoredBatch) -> Operation[ConsumerBatch]:
-        """The rows asked for.
+        """Return the rows asked for.
 
         Raises:
             CorruptBatch: names topic, partition and the batch's offsets (`offset`, `next_offset`).
@@ -336,7 +335,7 @@ class BatchDecoder:
         )
 
     def _check_crc(self, stored: StoredBatch) -> None:
-        """A damaged header names a schema that nobody has: it is not asked for, nor waited for."""
+        """Refuse a damaged header before its schema id, which no broker may have, is asked for."""
         if self._verify_crc:
             try:
                 check_crc(stored.view, stored.header)
@@ -362,7 +361,7 @@ class BatchDecoder:
         except QuiverlogError as error:
             named(error, self._topic, stored.partition)
             raise
-        except Exception as error:  # Arrow's own, whatever their type: mapped once, here
+        except Exception as error:  # Arrow's own errors, of any type
             raise self._corrupt(stored, f"{type(error).__name__}: {error}") from error
 
     def _wrong_value(self, stored: StoredBatch, error: CorruptBatch) -> CorruptBatch:
@@ -384,7 +383,7 @@ class BatchDecoder:
             next_offset=after,
         )
         if not _end_is_known(stored):
-            # To step over as many rows as a damaged header says might skip good ones.
+            # The row count of a damaged header might skip good rows.
             del error.details["next_offset"]
             error.message += (
                 " Nothing confirms how many rows it has, so no reader can step over it."
@@ -408,7 +407,7 @@ class BatchDecoder:
 
 
 def _end_is_known(stored: StoredBatch) -> bool:
-    """The header's count of rows is covered by a good checksum, or the rows' own count agrees."""
+    """Return True if the header's row count has a good checksum, or matches the rows."""
     header = stored.header
     if stored.is_followed or _is_whole(stored.view, header):
         return True
@@ -417,7 +416,7 @@ def _end_is_known(stored: StoredBatch) -> bool:
 
 
 def fetch_error(fetched: FetchedPartition, topic: str, offset: int) -> QuiverlogError | None:
-    """The error of one partition of a fetch, with all that a person needs to go on."""
+    """Return the error of one partition of a fetch, with the offsets at which to go on."""
     where = f"{topic}-{fetched.partition}"
     if fetched.diverging_end_offset >= 0:
         return LogTruncated(

@@ -1,8 +1,7 @@
 """The metadata columns `_topic`, `_partition`, `_offset`, `_timestamp`, and `where`.
 
-Owns names, types and values of these columns (a topic's own column of such a name wins) and row
-filters by SQL or Arrow expressions. DuckDB gives a yes or no per row and never the rows, so
-values stay what they are; it reads no files and sees nothing but the batch.
+A topic's own column of such a name wins. Row filters are SQL or Arrow expressions. DuckDB returns a
+truth value per row and never the rows, so values stay unchanged; it reads the batch and no files.
 """
 
 from __future__ import annotations
@@ -55,22 +54,22 @@ PLACE_NAMES: Final = tuple(PLACE_SCHEMA.names)
 
 
 def places_beside(columns: pa.Schema) -> pa.Schema:
-    """The places whose names the columns leave free."""
+    """Return the metadata columns whose names the columns leave free."""
     return pa.schema([field for field in PLACE_SCHEMA if field.name not in columns.names])
 
 
 def with_place(schema: pa.Schema) -> pa.Schema:
-    """The schema with the columns that say where a row was."""
+    """Return the schema with the metadata columns."""
     return pa.schema([*schema, *places_beside(schema)])
 
 
 def table_schema(current: pa.Schema) -> pa.Schema:
-    """A topic as a table: its columns, and the places that are not the same for all rows."""
+    """Return a topic's schema as a table: its columns, and the metadata columns that vary."""
     return pa.schema([*current, *(f for f in places_beside(current) if f.name != "_topic")])
 
 
 def placed(batch: ConsumerBatch) -> pa.RecordBatch:
-    """The rows with these columns."""
+    """Return the rows with the metadata columns."""
     rows = batch.data.num_rows
     values: dict[str, Callable[[], pa.Array]] = {
         "_topic": lambda: pa.repeat(text(batch.topic), rows),
@@ -84,28 +83,28 @@ def placed(batch: ConsumerBatch) -> pa.RecordBatch:
     )
 
 
-# `where`: rows chosen by an SQL expression, or by an expression of Arrow.
+# `where`: rows selected by an SQL expression, or by an expression of Arrow.
 _ALL_COLUMNS: Final = re.compile(r"\*|\bcolumns\b|\bU&", re.IGNORECASE)
-"""What may name columns without their names. A product is among it, which costs columns only."""
+"""Forms that may name all columns. They include a product, which only costs unused columns."""
 
 _KEY_TWICE: Final = "duplicate key"
-"""What DuckDB says of a map that it does not take, without its column."""
+"""DuckDB's message for a map that it refuses, which lacks the column."""
 _CONDITIONS = ("boolean", "null", "sqlnull")
-"""DuckDB's names for what a condition is; its releases name the type of `null` differently."""
+"""DuckDB's types of a condition; its releases name the type of `null` differently."""
 
 
 class RowFilter(Protocol):
-    """Chooses rows of batches of one schema."""
+    """Selects rows of batches of one schema."""
 
     def chosen(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The rows for which the condition is true, neither false nor null."""
+        """Return the rows for which the condition is true, neither false nor null."""
 
 
 class SqlFilter:
     """One SQL expression over columns of one schema."""
 
     def __init__(self, expression: str, schema: pa.Schema) -> None:
-        """Raises InvalidArgument: no condition on these columns, or DuckDB is not installed."""
+        """Raise InvalidArgument: no condition on these columns, or DuckDB is not installed."""
         self._database: Any = connect_duckdb("where: SQL")
         self._error: type[Exception] = extra("duckdb", "where: SQL").Error
         # On a line of its own, so that a comment at its end stays one.
@@ -113,7 +112,7 @@ class SqlFilter:
         self.chosen(_empty(schema))
 
     def chosen(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The rows for which the expression is true, neither false nor null.
+        """Return the rows for which the expression is true, neither false nor null.
 
         Raises:
             InvalidArgument: it is no condition, or fails for a row.
@@ -149,7 +148,7 @@ class _ArrowFilter:
 
 
 def check_condition(where: Any) -> None:
-    """Raises InvalidArgument unless it is text or an expression of Arrow."""
+    """Raise InvalidArgument unless it is text or an expression of Arrow."""
     if not isinstance(where, pc.Expression) and not (isinstance(where, str) and where.strip()):
         raise InvalidArgument(
             f"where={shown(where)}: give a condition in SQL, or a pyarrow.compute.Expression."
@@ -157,12 +156,12 @@ def check_condition(where: Any) -> None:
 
 
 def filter_of(where: str | pc.Expression, schema: pa.Schema) -> RowFilter:
-    """Text is SQL, an expression Arrow's. Raises InvalidArgument."""
+    """Make the filter: text is SQL, an expression Arrow's. Raises InvalidArgument."""
     return SqlFilter(where, schema) if isinstance(where, str) else _ArrowFilter(where, schema)
 
 
 def mentioned(where: Any, names: Iterable[str]) -> set[str]:
-    """The columns that a condition may use: rather one too many."""
+    """Return the columns that a condition may use, perhaps some too many."""
     text = str(where)
     if isinstance(where, str) and _ALL_COLUMNS.search(text):
         return set(names)

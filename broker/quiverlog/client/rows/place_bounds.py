@@ -1,9 +1,9 @@
-"""Which partitions, offsets and times a condition can be true for.
+"""The partitions, offsets and times for which an Arrow expression can be true.
 
-Owns the turning of an Arrow expression into bounds, by asking Arrow itself: a dataset's fragment
-that promises `_offset < 100` is left out where the condition contradicts that. What Arrow cannot
-decide is kept, so bounds are never too narrow. No I/O: the fragments' files are never opened.
-A column of the topic's own that is named like a place says nothing of where a row is.
+Arrow itself finds the bounds: it drops a dataset's fragment with the guarantee `_offset < 100`
+where the condition contradicts that. It keeps what it cannot decide, so bounds are never too
+narrow. No I/O: the fragments' files are never opened. A topic's own column that is named like a
+metadata column sets no bounds.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TIME_US_MAX: Final = 1 << 60
 
 
 class PlaceBounds:
-    """The bounds that one condition sets.
+    """The bounds of one condition.
 
     `schema` has the columns that it may use; `own` names those of the topic.
     """
@@ -43,7 +43,7 @@ class PlaceBounds:
         self._filesystem = LocalFileSystem()
 
     def offsets(self, partition: int, start: int, end: int) -> tuple[int, int]:
-        """The part of [start, end) outside of which no row of the partition can be chosen."""
+        """Return the part of [start, end) that has all rows the condition can select."""
         assert 0 <= start <= end, (start, end)
         here = pc.scalar(True)
         if PARTITION not in self._own:
@@ -56,14 +56,14 @@ class PlaceBounds:
         def between(low: int, high: int) -> bool:
             return self._can_hold(here & _range(OFFSET, low, high, pa.int64()))
 
-        # The last offset below which nothing can be chosen, and the first one above which.
+        # The last offset below which no row can be selected, and the first one above which.
         first = _last(start, end, lambda at: not between(start, at))
         after = -_last(-end, -first, lambda at: not between(-at, end))
         assert start <= first <= after <= end, (start, first, after, end)
         return first, after
 
     def time_us_min(self) -> int:
-        """The moment before which no row can be chosen; 0 where the condition says nothing.
+        """Return the time before which no row can be selected; 0: no bound.
 
         There is none for the end: clocks of producers differ, and rows that are older by their
         clock may follow younger ones.
@@ -91,7 +91,7 @@ def _range(name: str, low: int, high: int, data_type: pa.DataType) -> pc.Express
 
 
 def _last(low: int, high: int, holds: Any) -> int:
-    """The last number in [low, high] for which it holds, as it does up to there and for `low`."""
+    """Return the last number in [low, high] for which `holds`, which holds from `low` to there."""
     assert low <= high, (low, high)
     while low < high:
         middle = (low + high + 1) // 2

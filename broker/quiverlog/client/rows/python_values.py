@@ -1,8 +1,7 @@
-"""Values that a topic holds and Python, pandas or DuckDB do not.
+"""The errors for values of a topic that Python, pandas or DuckDB do not have.
 
-Owns the error that names them, in place of whatever these packages raise: days and moments of years
-before 1 and after 9999, nanoseconds of a time of day (pyarrow cuts them off without a word), and
-maps with a key twice, which DuckDB does not have.
+They replace the errors of these packages: days and moments of years before 1 and after 9999,
+nanoseconds of a time of day (pyarrow cuts them off silently), and maps with a key twice.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from .why_not import first_line
 __all__ = ["check_maps", "data_frame", "python_rows"]
 
 _FAILURES: Final = (pa.ArrowException, ValueError, OverflowError)
-"""What pyarrow raises where Python or pandas have no such value."""
+"""The errors of pyarrow where Python or pandas have no such value."""
 _YEARS: Final = "Python's dates have the years 1 to 9999: cast the column to a number of"
 _NANOSECONDS: Final = "Python's times have microseconds: cast the column to text or to int64"
 
@@ -32,7 +31,7 @@ Convert = Callable[[pa.Array], object]
 
 
 def python_rows(rows: pa.RecordBatch, where: str, first_offset: int) -> list[dict[str, Any]]:
-    """The rows as dictionaries.
+    """Convert rows to dictionaries.
 
     Args:
         where: topic and partition.
@@ -54,7 +53,7 @@ def python_rows(rows: pa.RecordBatch, where: str, first_offset: int) -> list[dic
 
 
 def data_frame(table: pa.Table, topic: str, options: dict[str, Any]) -> Any:
-    """The rows as a data frame of pandas.
+    """Convert rows to a data frame of pandas.
 
     Raises:
         UnsupportedValue: names the column, the row of the table and what to do.
@@ -119,7 +118,7 @@ def _as_microseconds(column: pa.Array) -> pa.Array:
 
 # --- maps -----------------------------------------------------------------------------------------
 def check_maps(rows: pa.RecordBatch, topic: str = "") -> None:
-    """For DuckDB, whose maps have each key once.
+    """Refuse maps with a key twice, for DuckDB.
 
     Raises:
         UnsupportedValue: names the column.

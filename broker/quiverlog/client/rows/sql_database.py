@@ -1,8 +1,7 @@
-"""DuckDB as quiverlog opens it: what the text of a query may reach.
+"""The settings of every connection of DuckDB: for `where`, `client.duckdb()`, `quiverlog sql`.
 
-Owns the settings of every connection of DuckDB, for `where`, `client.duckdb()` and `quiverlog sql`.
-A query's text is often written by others than the process it runs in, so it reaches the tables that
-it is given and nothing else of the machine, unless the caller asks for files (docs/adr/0077).
+A query's text often comes from outside the process, so it reaches its tables and nothing else of
+the machine, unless the caller asks for files (docs/adr/0077).
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _CLOSED: Final = {
     "python_enable_replacements": "false",
     "autoinstall_known_extensions": "false",
     "autoload_known_extensions": "false",
-    "temp_directory": "",  # what memory does not hold would go to .tmp of the working directory
+    "temp_directory": "",  # else large results spill to .tmp of the working directory
 }
 _MAY_BE_SET: Final = (
     "calendar",
@@ -29,11 +28,11 @@ _MAY_BE_SET: Final = (
     "preserve_insertion_order",
     "timezone",
 )
-"""Settings that say what a result looks like. Others open files again or raise bounds."""
+"""Settings of the form of a result. Others open files again or raise bounds."""
 
 
 def connect_duckdb(user: str, *, files: bool = False) -> Any:
-    """A connection of DuckDB, in memory, whose times are in UTC.
+    """Open an in-memory connection of DuckDB with times in UTC.
 
     Args:
         user: what needs DuckDB, for the error where it is missing.
@@ -46,7 +45,7 @@ def connect_duckdb(user: str, *, files: bool = False) -> Any:
     database = extra("duckdb", user).connect(config={} if files else _CLOSED)
     database.execute("set timezone='UTC'").fetchall()
     if not files:
-        # DuckDB takes it from the environment, password and all, and would show it.
+        # DuckDB reads it from the environment, with a password, which a query could show.
         database.execute("set http_proxy=''").fetchall()
         database.execute(f"set allowed_configs={list(_MAY_BE_SET)}").fetchall()
         database.execute("set lock_configuration=true").fetchall()

@@ -1,8 +1,7 @@
-"""Why data does not go into a column, in the words of whoever has the data, and what to do.
+"""Why data does not fit a column, and what to do, in the caller's terms.
 
-Owns the causes behind Arrow's own words, which name C types and internal conversions: times without
-a zone, whole numbers that pandas has made floats, floats for decimals, half surrogate pairs. What
-is refused was refused before.
+Arrow's own errors name C types and internal conversions. Causes with a better text: times without a
+zone, whole numbers that pandas has made floats, floats for decimals, half surrogate pairs.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _MISSING: Final = frozenset(("NaTType", "NAType"))
 
 
 def why_not_type(source: pa.DataType, target: pa.DataType) -> str:
-    """The end of the sentence that says that a column of `source` is not taken for `target`."""
+    """Return the reason that a column of `source` does not fit `target`: the end of a sentence."""
     if t.is_timestamp(target) and t.is_timestamp(source):
         if target.tz is not None:
             return (
@@ -53,7 +52,7 @@ def why_not_type(source: pa.DataType, target: pa.DataType) -> str:
 
 
 def why_not_value(value: Any, kind: pa.DataType, cause: str) -> str:
-    """Why one value of Python is not taken; Arrow's own words where nothing better is known."""
+    """Return the reason that one value of Python does not fit; by default Arrow's `cause`."""
     kind_of_value = type(value).__name__
     is_nan = isinstance(value, float) and math.isnan(value) and not t.is_floating(kind)
     if is_nan or kind_of_value in _MISSING:
@@ -100,5 +99,5 @@ def _in_python(kind: pa.DataType) -> str:
 
 
 def first_line(error: Exception) -> str:
-    """Of a library's words, without the full stop."""
+    """Return the first line of a library's error, without the full stop."""
     return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
