@@ -58,7 +58,7 @@ PRIVATE_WORDS_MAX = {
     "batch": 4,
     "benchmarks": 85,
     "cli": 4,
-    "client": 41,
+    "client": 4,
     "connector": 4,
     "core": 6,
     "demo": 4,

@@ -57,7 +57,7 @@ class BlockingMethods:
     cluster: Cluster
 
     def run(self, operation: Operation[T]) -> T:
-        """Run one operation (for code that composes its own from the low-level parts)."""
+        """Run one operation, for callers that compose their own from the low-level parts."""
         raise NotImplementedError
 
     # --- topics ---------------------------------------------------------------------------------
@@ -80,8 +80,8 @@ class BlockingMethods:
             schema: the columns of its rows, as a pyarrow.Schema or as text like
                 `"id long, name string not null"`; "raw" (key, value, headers, timestamp) for
                 opaque payloads.
-            replication_factor: copies of each row; None is three, or as many as there are live
-                brokers where these are fewer. `replicas` of the result says how many.
+            replication_factor: copies of each row; None is three, or the number of live brokers
+                where these are fewer. `replicas` of the result is the number.
             key: column names; rows with equal keys go to the same partition.
             config: the topic's settings, see docs/config.md.
             if_not_exists: a topic that has the name already is left as it is, without an error.
@@ -90,7 +90,7 @@ class BlockingMethods:
         Raises:
             TopicExists: unless `if_not_exists`.
             InvalidTopicName, InvalidSchema, InvalidPartitions, InvalidConfig: what is wrong.
-            InvalidReplicationFactor: there are not so many brokers.
+            InvalidReplicationFactor: there are fewer brokers.
         """
         return self.run(
             topic_questions.create_topic(
@@ -154,13 +154,13 @@ class BlockingMethods:
     def elect_leaders(
         self, topic: str, partitions: Sequence[int] | None = None, *, unclean: bool = False
     ) -> dict[int, int | None]:
-        """Let the first replica of each partition lead it again, where that is in sync.
+        """Elect the first replica of each partition as its leader again, where that is in sync.
 
         Args:
-            unclean: let any replica that lives lead where nobody does; rows may be lost.
+            unclean: elect any live replica where there is no leader; rows may be lost.
 
         Returns:
-            Partition -> node id of its leader now; None where nobody leads.
+            Partition -> node id of its leader now; None where there is none.
         """
         return self.run(
             topic_questions.elect_leaders(self.cluster, topic, partitions, unclean=unclean)
@@ -178,11 +178,11 @@ class BlockingMethods:
         """Move partitions to other brokers, all or none.
 
         Args:
-            targets: partition -> who is to hold it, the preferred leader first; None: it stays with
-                those that held it before it moved. Empty: only say which partitions move.
-            throttle: no broker copies more than so many bytes in a second of what moves to it; 0:
+            targets: partition -> the brokers that are to hold it, the preferred leader first; None:
+                cancels its move. Empty: changes nothing, and returns the partitions that move.
+            throttle: at most this many bytes a second that a broker copies of what moves to it; 0:
                 no bound of this move. It ends with the move.
-            change_count: the brokers named may be more, or fewer, than the partition has.
+            change_count: the named brokers may be more, or fewer, than the partition has now.
 
         Returns:
             The partitions that were named, or those that move.
@@ -199,10 +199,10 @@ class BlockingMethods:
 
     @checked()
     def describe_replicas(self, topics: Sequence[str] | None = None) -> ReplicaSizes:
-        """How large each replica is on its broker's disk, and how much room the brokers have.
+        """Return the size of each replica on its broker's disk, and the brokers' free room.
 
         Args:
-            topics: names; None stands for all.
+            topics: names; None means all.
         """
         return self.run(replica_sizes(self.cluster, topics))
 
@@ -210,11 +210,11 @@ class BlockingMethods:
     def describe_producer(
         self, producer_id: int, topics: Sequence[str] | None = None
     ) -> ProducerDescription:
-        """How far an idempotent producer has come in each partition that it wrote to.
+        """Return the state of an idempotent producer in each partition that it wrote to.
 
         Args:
             producer_id: the id that errors and `quiverlog dump-log` name.
-            topics: names; None stands for all.
+            topics: names; None means all.
         """
         return self.run(describe_producer(self.cluster, producer_id, topics))
 
@@ -223,11 +223,11 @@ class BlockingMethods:
         """Set keys of the brokers' configuration while they run: all of the changes or none.
 
         Args:
-            changes: key -> value as text; None: nothing is said of the key here any more.
-            broker: whom it is for; None: all of the cluster.
+            changes: key -> value as text; None removes the key here.
+            broker: the broker that it is for; None: all of the cluster.
 
         Returns:
-            The metadata version: a broker that knows it, or a newer one, does as it says.
+            The metadata version: a broker that has applied it, or a newer one, uses the values.
 
         Raises:
             UnknownConfig, InvalidConfig, UnknownBroker: nothing is changed.
@@ -239,7 +239,7 @@ class BlockingMethods:
     def describe_configs(
         self, broker: int | None = None, keys: Sequence[str] = ()
     ) -> topic_questions.BrokerSettings:
-        """What the configuration of a broker (None: any) is now; without keys: all of it.
+        """Return the present configuration of a broker (None: any); without keys: all of it.
 
         Raises:
             UnknownConfig: there is no such key.
@@ -248,7 +248,7 @@ class BlockingMethods:
 
     @checked()
     def describe_features(self) -> cluster_questions.ClusterFeatures:
-        """The finalised feature level of the cluster, and what each broker supports."""
+        """Return the cluster's finalised feature level, and those that each broker supports."""
         return self.run(cluster_questions.update_features(self.cluster))
 
     @checked()
@@ -265,7 +265,7 @@ class BlockingMethods:
 
     @checked()
     def describe_topic(self, name: str) -> TopicDetail:
-        """Schema history, settings, and each partition's offsets and size.
+        """Return schema history, settings, and each partition's offsets and size.
 
         Raises:
             UnknownTopic: there is none of this name.
@@ -275,26 +275,26 @@ class BlockingMethods:
 
     @checked()
     def describe_topics(self, names: Sequence[str] | None = None) -> dict[str, TopicDetail]:
-        """`describe_topic` for several, or for all."""
+        """Return `describe_topic` for several topics, or for all."""
         return self.run(topic_questions.describe_topics(self.cluster, names))
 
     @checked()
     def list_topics(self, *, internal: bool = False) -> list[str]:
-        """The names of all topics, sorted."""
+        """Return the names of all topics, sorted."""
         return self.run(topic_questions.list_topics(self.cluster, internal=internal))
 
     @checked()
     def metadata(self, topics: Sequence[str] | None = None) -> ClusterMetadata:
-        """A fresh picture of brokers and topics; names that do not exist are left out."""
+        """Return fresh metadata of brokers and topics; names that do not exist are left out."""
         return self.run(topic_questions.metadata(self.cluster, topics))
 
     def describe_cluster(self) -> ClusterDetail:
-        """Brokers, voters, and how many partitions are not as they should be."""
+        """Return brokers, voters, and the number of partitions that need attention."""
         return self.run(cluster_questions.describe_cluster(self.cluster))
 
     @checked()
     def schemas(self, topic: str) -> SchemaHistory:
-        """The topic's schema history."""
+        """Return the topic's schema history."""
         return self.run(topic_questions.schemas(self.cluster, topic))
 
     # --- offsets --------------------------------------------------------------------------------
@@ -302,7 +302,7 @@ class BlockingMethods:
     def list_offsets(
         self, topic: str, at: partition_questions.AtSpec = "latest"
     ) -> dict[int, int | None]:
-        """Offsets per partition.
+        """Return offsets per partition.
 
         Args:
             at: "earliest" (the first row kept), "latest" (where the next row will go), a datetime
@@ -345,8 +345,8 @@ class BlockingMethods:
         Args:
             at: `types.LATEST`, `types.EARLIEST` or microseconds since 1970.
             known: the offsets that the caller already has.
-            topic_ids: ask for these topics, not for whichever has the name now; another topic is
-                answered with the error code of `UnknownTopicId`.
+            topic_ids: ask for these topics; where the name is another topic's now, the result has
+                the error code of `UnknownTopicId`.
             max_wait: seconds to wait until an offset differs from `known`, or the metadata
                 version from `metadata_version` (if that is given).
 
@@ -388,8 +388,8 @@ class BlockingMethods:
         bytes_max: int = -1,
         topic_ids: Mapping[str, bytes] | None = None,
     ) -> dict[TopicPartition, RangeSize]:
-        """Low level: stored bytes between two offsets, and how far `bytes_max` of them reach.
-        `topic_ids`: as in `offsets_with_epochs`."""
+        """Low level: stored bytes between two offsets, and the offset that `bytes_max` of them
+        reach. `topic_ids`: as in `offsets_with_epochs`."""
         return self.run(
             partition_questions.describe_ranges(
                 self.cluster, ranges, bytes_max=bytes_max, topic_ids=topic_ids or {}
@@ -451,10 +451,10 @@ class BlockingMethods:
         body: Sequence[Buffer] = (),
         timeout: float | None = None,
     ) -> Reply:
-        """Low level: one request to one broker (any if `node_id` is None), as it is.
+        """Low level: send one request to one broker (any if `node_id` is None), unchanged.
 
-        The answer is as it came, an error in it too. What one broker decides (topics, producer ids)
-        is asked of `metadata().controller_id`; any other refuses it (NOT_CONTROLLER).
+        The answer is returned unchanged, with an error in it, too. Changes of topics and producer
+        ids go to `metadata().controller_id`; any other broker refuses them (NOT_CONTROLLER).
         """
         return self.run(
             stored_batches.raw_call(self.cluster, request, node_id, body=body, timeout_s=timeout)

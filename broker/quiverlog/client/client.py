@@ -70,8 +70,8 @@ def connect(
 
     Args:
         bootstrap: `"host:port"`, or several (a list, or separated by commas) of which some may
-            be down. A missing port means 9292. None: what QUIVERLOG_BOOTSTRAP_SERVER says in the
-            environment, else `"127.0.0.1:9292"`.
+            be down. A missing port means 9292. None: the environment's QUIVERLOG_BOOTSTRAP_SERVER,
+            else `"127.0.0.1:9292"`.
         client_id: shown in the broker's logs and metrics.
         connect_timeout: seconds to wait for one broker to accept a connection.
         request_timeout: seconds that an operation, its retries included, may take.
@@ -173,14 +173,14 @@ class Client(BlockingMethods):
         """Open a producer: `with client.producer(...) as producer` flushes at the end.
 
         Args:
-            batch_rows: a batch is sent when it holds so many rows, ...
-            batch_bytes: ... so many bytes, ...
-            linger: ... or is so old, in seconds; 0 sends at once.
-            compression: None takes the topic's advice.
-            durability: wait for more than the topic asks for.
+            batch_rows: a batch is sent when it holds this many rows, ...
+            batch_bytes: ... this many bytes, ...
+            linger: ... or is this old, in seconds; 0 sends at once.
+            compression: None takes the topic's default.
+            durability: wait for a higher level than the topic's.
             buffer_bytes: rows that are not acknowledged; above it `send` waits.
             delivery_timeout: seconds after which rows that are not acknowledged have failed.
-            idempotent: rows are stored once, in order, however often a request was repeated.
+            idempotent: brokers store rows once, in order, with any number of retries.
             partition: send everything to this partition.
 
         Raises:
@@ -245,11 +245,11 @@ class Client(BlockingMethods):
             fetch_bytes: stored bytes per request; about twice as many are held at most.
             skip_corrupt: step over batches that cannot be decoded, with a warning in the log
                 `quiverlog`; by default they raise CorruptBatch at every call until `seek`.
-            fetch_from: whose rows are read: the "leader"'s; a "follower"'s, in sync and of the
-                rack if there is one; or those of the "nearest", which is the leader unless a
-                follower in sync is in the rack and the leader is not. Whatever a follower fails at
-                the leader is asked, for a while.
-            client_rack: where this program runs, as the brokers' `rack` says it.
+            fetch_from: the replica to read: the "leader"; a "follower" in sync, of the rack if
+                there is one; or the "nearest", which is the leader unless a follower in sync is in
+                the rack and the leader is not. After a follower's failure the leader is asked, for
+                a while.
+            client_rack: the caller's rack, compared with the brokers' `rack`.
 
         Raises:
             UnknownTopic, UnknownPartition, InvalidArgument: at once.
@@ -294,23 +294,23 @@ class Client(BlockingMethods):
     ) -> Reading:
         """Read what a topic has now: `(client.read("flights")).to_pandas()`, say.
 
-        Where it begins and ends is settled at once; rows are read when they are asked for, batch
-        by batch, or all by `to_arrow`, `to_pandas` and `to_polars`.
+        The offsets are fixed at once; rows are read when they are asked for, batch by batch, or all
+        by `to_arrow`, `to_pandas` and `to_polars`.
 
         Args:
-            columns: only these, in this order; `_topic`, `_partition`, `_offset` and `_timestamp`
-                say where a row was.
+            columns: only these, in this order; may include `_topic`, `_partition`, `_offset` and
+                `_timestamp`.
             start: as in `consumer`.
-            end: where to end, in the words of `start`; the row there is not read.
+            end: where to end, in the forms of `start`; the row there is not read.
             where: only rows for which this is true: SQL (needs duckdb) or an expression of
-                pyarrow.compute, which also narrows the offsets by what it says of `_partition`,
-                `_offset` and `_timestamp`. Both may use columns that are not asked for.
+                pyarrow.compute, whose bounds on `_partition`, `_offset` and `_timestamp` also
+                narrow the offsets. Both may use columns that are not asked for.
             partitions: only these.
-            progress: True writes a line to stderr; a function is given a `ReadProgress`.
+            progress: True writes a line to stderr; a function gets each `ReadProgress`.
             fetch_bytes: as in `consumer`, and so are the last three.
             skip_corrupt: step over batches that cannot be decoded.
-            fetch_from: whose rows are read.
-            client_rack: where this program runs.
+            fetch_from: the replica to read.
+            client_rack: the caller's rack.
 
         Raises:
             UnknownTopic, UnknownPartition, OffsetOutOfRange, InvalidArgument: at once. While rows

@@ -1,9 +1,9 @@
 """`quiverlog.scan_polars`: a topic as a lazy frame of polars.
 
-Owns what of a query is left to the reader, by polars' IO plugins: columns that the query does not
-use are not decoded, a limit ends the reading, and what a condition says of `_partition`,
-`_offset` and `_timestamp` becomes the ranges that are fetched. The condition itself is tried
-batch by batch, so at most two fetches are held of rows that are not chosen.
+An IO plugin of polars: columns that the query does not use are not decoded, a limit ends the
+reading, and a condition's bounds on `_partition`, `_offset` and `_timestamp` become the ranges that
+are fetched. The condition is evaluated batch by batch, so at most two fetches of rows that it
+excludes are held.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["place_condition", "scan_polars"]
 
 
-# What a condition of polars says of partitions, offsets and times, as a condition of Arrow.
+# The bounds of a condition of polars on partitions, offsets and times, as a condition of Arrow.
 _TYPES: Final = {
     PARTITION: pa.int32(),
     OFFSET: pa.int64(),
@@ -51,11 +51,10 @@ _BOUNDS: Final = {
 
 
 def place_condition(predicate: pl.Expr, current: pa.Schema) -> pc.Expression | None:
-    """True for every row for which `predicate` is; None where nothing is known.
+    """Return a condition that is true wherever `predicate` is; None where none is found.
 
     Args:
-        current: the topic's schema. Where it has a column of such a name itself, that is the one
-            which polars means.
+        current: the topic's schema. A column of its own with such a name wins.
     """
     from polars.exceptions import PolarsError
 
@@ -65,7 +64,7 @@ def place_condition(predicate: pl.Expr, current: pa.Schema) -> pc.Expression | N
         tree = msgspec.json.decode(predicate.meta.serialize(format="json"))
         return _condition(tree)
     except (PolarsError, msgspec.DecodeError, LookupError, TypeError, ValueError, RecursionError):
-        return None  # a form of polars that is not known
+        return None  # an unsupported form of polars
 
 
 def _condition(node: Any) -> pc.Expression | None:
@@ -104,7 +103,7 @@ def _comparison(name: str, op: str, literal: Any, *, flipped: bool) -> pc.Expres
 
 
 def _value(name: str, literal: Any) -> pa.Scalar | None:
-    """The literal in the column's type; None where it is of another, or does not fit."""
+    """Convert the literal to the column's type; None where it does not fit."""
     data_type = _TYPES.get(name)
     match literal:
         case {"Scalar": {"Datetime": [int(ticks), "Microseconds", {"inner": "UTC"}]}}:
@@ -131,7 +130,7 @@ def scan_polars(
     start: StartAt = "earliest",
     end: StartAt = "latest",
 ) -> pl.LazyFrame:
-    """A lazy frame of a topic's rows, with `_partition`, `_offset` and `_timestamp` at the end.
+    """Return a lazy frame of a topic's rows, with `_partition`, `_offset`, `_timestamp` at the end.
 
     Rows are read when it is collected, each time up to the end that there is then.
 

@@ -1,4 +1,1 @@
-"""Administration: topics, brokers, quorum, moves of partitions.
-
-Owns the questions about them, as operations. Stands on `client.cluster` and `client.rows`.
-"""
+"""Administration, as operations: topics, brokers, quorum, moves of partitions."""

@@ -1,7 +1,7 @@
 """Questions about the cluster: description, voters, feature level, decommissioning, reassignments.
 
-Owns which broker is asked: any for a description, and then the controller, which knows most;
-every known broker in turn for the quorum's leader.
+A description comes from any broker, and then from the controller, whose is the newest. Every known
+broker in turn is asked for the quorum's leader.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ __all__ = [
 
 
 _CONTROLLER_S_MAX: Final = 2.0
-"""The controller may be what is broken: what is known of it without its help comes soon."""
+"""Bound on the wait for the controller, which may be what is broken."""
 
 
 def describe_cluster(cluster: Cluster) -> Operation[ClusterDetail]:
-    """Brokers, quorum, and how many partitions are not as they should be."""
+    """Describe brokers, quorum, and the number of partitions that need attention."""
 
     def attempt() -> Operation[ClusterDetail]:
         reply = yield from cluster.call_any(DescribeClusterRequest())
@@ -80,7 +80,7 @@ def describe_cluster(cluster: Cluster) -> Operation[ClusterDetail]:
 
 
 def told_at(cluster: Cluster, address: Address) -> Operation[ClusterDetail]:
-    """What the broker at this address says, and no other."""
+    """Describe the cluster by the broker at this address, and no other."""
     reply = yield cluster.call(address, DescribeClusterRequest())
     check(reply.response)
     assert isinstance(reply.response, DescribeClusterResponse)
@@ -90,7 +90,7 @@ def told_at(cluster: Cluster, address: Address) -> Operation[ClusterDetail]:
 def _told_by_controller(
     cluster: Cluster, found: DescribeClusterResponse
 ) -> Operation[DescribeClusterResponse]:
-    """What the controller knows, or else what is known already."""
+    """Return the controller's description, or without its answer the one at hand."""
     there = [Address(b.host, b.port) for b in found.brokers if b.node_id == found.controller_id]
     if not there:
         return found
@@ -102,7 +102,7 @@ def _told_by_controller(
         return found
     told = reply.response
     assert isinstance(told, DescribeClusterResponse)
-    # Somebody who has lost its place meanwhile may know less.
+    # A broker that is no longer the controller may have older metadata.
     return told if told.metadata_version >= found.metadata_version else found
 
 
@@ -163,14 +163,14 @@ def _known(number: int) -> int | None:
     return None if number < 0 else number
 
 
-# Administration of the metadata quorum's voters, as an operation.
+# Voters of the metadata quorum.
 def change_voters(
     cluster: Cluster, request: ChangeVotersRequest
 ) -> Operation[ChangeVotersResponse]:
-    """The quorum when the change, if there is one, is committed; what passes is tried again.
+    """Change the quorum, or only ask; return it once the change is committed. Retries.
 
-    A change whose answer was lost, or says that the outcome is unknown, may hold: where it is
-    refused then, because it does, that is its answer.
+    A change whose answer was lost or was OutcomeUnknown may have been made: a retry that is refused
+    because of that counts as its answer.
     """
     is_unanswered = False
 
@@ -197,7 +197,7 @@ def change_voters(
                 last = error
                 continue
             except (ConnectionFailed, NotController, BrokerShuttingDown) as error:
-                # The last of these is also what a broker says that has no metadata yet.
+                # The last of these is also the answer of a broker without metadata.
                 last = error
                 continue
             except InvalidVoterChange:
@@ -238,11 +238,11 @@ def _checked(response: Response) -> ChangeVotersResponse:
 
 
 def _knowledge(found: ChangeVotersResponse) -> tuple[int, int]:
-    """The leader of the newest term knows most."""
+    """Return the sort key of an answer: the leader of the newest term has the newest quorum."""
     return found.term, sum(one.last_index >= 0 for one in found.replicas)
 
 
-# The question about the cluster's feature level, and what is made of its answer.
+# The cluster's feature level.
 @dataclass(frozen=True, slots=True)
 class ClusterFeatures:
     """The finalised feature level, the highest that all brokers support, and by node id the lowest
@@ -256,7 +256,7 @@ class ClusterFeatures:
 def update_features(
     cluster: Cluster, level: int = 0, *, validate_only: bool = False
 ) -> Operation[ClusterFeatures]:
-    """Finalise a level (0: only ask)."""
+    """Finalise a level; 0 changes nothing."""
     request = UpdateFeaturesRequest(level=level, validate_only=validate_only)
 
     def attempt() -> Operation[ClusterFeatures]:
@@ -269,13 +269,13 @@ def update_features(
     return (yield from cluster.retrying(attempt))
 
 
-# The question that takes a broker out of the cluster, as an operation.
+# Decommissioning.
 def decommission_broker(
     cluster: Cluster, node_id: int, step: DecommissionStep
 ) -> Operation[DecommissionBrokerResponse]:
-    """What is left of the broker when the step is decided; what passes is tried again.
+    """Take a step to remove a broker; return what is left of it once committed. Retries.
 
-    A broker that was unregistered by an earlier try, whose answer was lost, is UnknownBroker.
+    Where an earlier try, whose answer was lost, has unregistered the broker: UnknownBroker.
     """
     request = DecommissionBrokerRequest(step=step, node_id=node_id)
 
@@ -287,7 +287,7 @@ def decommission_broker(
     return (yield from cluster.retrying(attempt))
 
 
-# The questions that move partitions to other brokers, and what is made of their answers.
+# Moves of partitions to other brokers.
 def reassign_partitions(
     cluster: Cluster,
     name: str,
@@ -297,7 +297,7 @@ def reassign_partitions(
     change_count: bool = False,
     validate_only: bool = False,
 ) -> Operation[dict[int, PartitionMove]]:
-    """Say who is to hold partitions; returns who holds them, or which move if none were named."""
+    """Set the replicas of partitions; return those of the named, or of all that move."""
     if not 0 <= throttle < 2**63:
         raise InvalidArgument(f"throttle={throttle}: give bytes in a second, or 0.")
     request = ReassignPartitionsRequest(
@@ -318,7 +318,7 @@ def reassign_partitions(
 
 
 def list_moves(cluster: Cluster) -> Operation[dict[str, dict[int, PartitionMove]]]:
-    """The partitions that move, of all topics."""
+    """Return the partitions that move, of all topics."""
 
     def attempt() -> Operation[dict[str, dict[int, PartitionMove]]]:
         found: dict[str, dict[int, PartitionMove]] = {}

@@ -1,6 +1,6 @@
-"""What one producer id wrote to the partitions of topics, as their leaders remember it.
+"""The state of one producer id in the partitions that it wrote to, from their leaders.
 
-Owns which brokers are asked: all that are alive, as each reports the partitions that it leads.
+All live brokers are asked, as each reports the partitions that it leads.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _BROKER_S_MAX: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class ProducerWrites:
-    """How far a producer has come in one partition.
+    """A producer's state in one partition.
 
     Attributes:
         leader: node id of the broker that reports it.
@@ -48,9 +48,9 @@ class ProducerDescription:
     """One producer id.
 
     Attributes:
-        epoch: the newest epoch that was given out: producers with an older one are refused. None:
-            the id was never given out, as far as the brokers know.
-        partitions: those to which it wrote, while their leaders remember it.
+        epoch: the newest epoch that was assigned: producers with an older one are refused. None:
+            no broker has a record of the id.
+        partitions: those that it wrote to, while their leaders keep its state.
         silent: node ids of brokers that did not answer; their partitions are missing.
     """
 
@@ -95,7 +95,7 @@ def _ask(
     names: Sequence[str] | None,
     found: dict[tuple[str, int], ProducerWrites],
 ) -> Operation[int]:
-    """Add what one broker reports, page by page; returns the newest epoch that it knows."""
+    """Add what one broker reports, page by page; return the newest epoch that it has."""
     first_name = ""
     timeout_s = min(_BROKER_S_MAX, cluster.settings.request_timeout_s)
     while True:

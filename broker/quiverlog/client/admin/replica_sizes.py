@@ -1,6 +1,6 @@
-"""How large replicas are, and how much room the disks have: asked of the brokers that hold them.
+"""The sizes of replicas and the free room of disks, from the brokers that hold them.
 
-Owns the questions, page by page, and the sums that planners of moves and lists of partitions read.
+Planners of moves and lists of partitions use the sums.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _BROKER_S_MAX: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSizes:
-    """What brokers have said of the replicas on their disks.
+    """The replicas on brokers' disks, as the brokers report them.
 
     Attributes:
         by_partition: (topic, partition) -> node id -> stored bytes there; -1: not open there.
-        room_bytes: node id -> so much more takes its disk.
+        room_bytes: node id -> free bytes on its disk.
         silent: brokers that did not answer.
     """
 
@@ -35,11 +35,11 @@ class ReplicaSizes:
     silent: list[int] = field(default_factory=list)
 
     def largest(self, topic: str, partition: int) -> int:
-        """What whoever has most of it has; 0 where nobody says."""
+        """Return the bytes of the largest replica; 0 where no broker reports one."""
         return max(0, *self.by_partition.get((topic, partition), {-1: 0}).values())
 
     def at(self, topic: str, partition: int, node_id: int) -> int | None:
-        """What this broker has; None where it does not say."""
+        """Return the bytes of this broker's replica; None where it reports none."""
         size = self.by_partition.get((topic, partition), {}).get(node_id, -1)
         return None if size < 0 else size
 
@@ -47,7 +47,7 @@ class ReplicaSizes:
 def replica_sizes(
     cluster: Cluster, names: Sequence[str] | None = None, brokers: Collection[int] | None = None
 ) -> Operation[ReplicaSizes]:
-    """Of some topics, or all; told by some brokers, or all that are alive."""
+    """Ask some brokers, or all live ones, about some topics, or all."""
 
     def attempt() -> Operation[ReplicaSizes]:
         yield from cluster.refresh([])

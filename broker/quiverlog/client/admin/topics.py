@@ -1,8 +1,8 @@
 """Administration and descriptions of topics, and configuration of brokers, as operations.
 
-Owns the translation between arguments and messages. A description asks the first broker that
-answers for settings and leaders, and the leaders for what that left open; what a leader cannot
-answer now stays unknown (-1), because a description is asked for when something is wrong as well.
+For a description, the first broker that answers gives settings and leaders, and the leaders give
+offsets and sizes. Without an answer of a leader these stay unknown (-1), because callers ask for a
+description also when something is wrong.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ __all__ = [
 ]
 
 
-# Descriptions of topics, put together from what all leaders say.
+# Descriptions of topics, put together from the answers of all leaders.
 def describe_topics(
     cluster: Cluster, names: Sequence[str] | None
 ) -> Operation[dict[str, TopicDetail]]:
-    """Everything about some topics, or about all."""
+    """Describe some topics, or all."""
     wanted = None if names is None else list(dict.fromkeys(names))
 
     def attempt() -> Operation[dict[str, TopicDetail]]:
@@ -95,9 +95,9 @@ def describe_topics(
 def _pages(
     cluster: Cluster, names: list[str] | None, node_id: int
 ) -> Operation[dict[str, TopicDetail]]:
-    """What one broker says, page after page; a negative id: whoever answers.
+    """Return one broker's descriptions, page after page; a negative id: of any broker.
 
-    Raises: what the broker says of a topic, such as UnknownTopic; what keeps it from answering.
+    Raises: the broker's error for a topic, such as UnknownTopic, or for the request.
     """
     found: dict[str, TopicDetail] = {}
     first_name = ""
@@ -120,7 +120,7 @@ def _pages(
 
 
 def _unknown_by_leader(found: dict[str, TopicDetail]) -> dict[int, list[str]]:
-    """Topics with partitions of which the leader was not asked, by leader."""
+    """Return, by leader, the topics with partitions that it was not asked about."""
     topics: dict[int, dict[str, None]] = {}
     for name, topic in found.items():
         for partition in topic.partitions:
@@ -130,7 +130,7 @@ def _unknown_by_leader(found: dict[str, TopicDetail]) -> dict[int, list[str]]:
 
 
 def _filled(mine: TopicDetail, theirs: TopicDetail) -> TopicDetail:
-    """A description with what another broker knows of the partitions that it leads."""
+    """Fill a description with the partitions that another broker leads."""
     if mine.topic_id != theirs.topic_id:
         return mine  # It was deleted and created again in between.
     led = {p.partition: p for p in theirs.partitions if p.log_end_offset >= 0}
@@ -174,15 +174,15 @@ def _topic_detail(topic: m.TopicDescription) -> TopicDetail:
 T = TypeVar("T")
 
 _LOOKS_MAX = 10
-"""With their pauses some seconds: a broker that hears of nothing for so long is asked no more."""
+"""Bound on questions for a new topic, some seconds with their pauses."""
 _LOOK_S_MIN = 1.0
-"""For the look at a topic whose creation took all the time that there was."""
+"""Time to ask for a topic whose creation used up the caller's time."""
 
 Scalar: TypeAlias = "str | int | float | bool"
 
 
 def config_text(value: Scalar) -> str:
-    """A setting as the broker reads it."""
+    """Return a setting as the broker parses it."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, (str, int, float)):
@@ -195,7 +195,7 @@ def _configs(config: Mapping[str, Scalar] | None) -> dict[str, str]:
 
 
 def schema_bytes(schema: pa.Schema | str) -> bytes:
-    """A schema on its way to the broker; text is DDL, or "raw", which stands for `RAW_SCHEMA`."""
+    """Encode a schema for the broker; text is DDL, or "raw", which means `RAW_SCHEMA`."""
     from quiverlog.batch.schema import serialize_schema
 
     if isinstance(schema, str):
@@ -208,7 +208,7 @@ def schema_bytes(schema: pa.Schema | str) -> bytes:
             raise InvalidArgument(f"schema={shown(schema)}: give {wanted}.")
         try:
             schema = pa.schema(schema)
-        except Exception as error:  # whatever a foreign object raises
+        except Exception as error:  # a caller's object may raise anything
             raise InvalidArgument(f"schema={shown(schema)} is no schema: {error}") from error
     return bytes(serialize_schema(schema))
 
@@ -241,7 +241,7 @@ def create_topic(
     if_not_exists: bool,
     validate_only: bool,
 ) -> Operation[TopicInfo | None]:
-    """Create a topic; None after a mere validation."""
+    """Create a topic; return None after a validation only."""
     if not isinstance(name, str):
         raise InvalidArgument(f"A topic's name is text, not {name!r}.")
     factor = -1 if replication_factor is None else replication_factor
@@ -284,7 +284,7 @@ def create_topic(
     yield from _with_open_tries(tries, about(name, cluster.retrying(attempt)))
     if validate_only:
         return None
-    # Not a part of the attempt: a look that fails must not have it created once more.
+    # Outside the attempt: a failure here must not create the topic once more.
     left_s = cluster.settings.request_timeout_s - (cluster.clock() - began_s)
     look_s = max(left_s, _LOOK_S_MIN)
     look = cluster.retrying(lambda: _when_known(cluster, name, created), timeout_s=look_s)
@@ -292,7 +292,7 @@ def create_topic(
 
 
 def _with_open_tries(tries: list[QuiverlogError], operation: Operation[T]) -> Operation[T]:
-    """Say with an error that an earlier try had no good answer: that one may yet hold."""
+    """Add to an error that an earlier try had no valid answer, and may have been made."""
     try:
         return (yield from operation)
     except QuiverlogError as error:
@@ -302,8 +302,8 @@ def _with_open_tries(tries: list[QuiverlogError], operation: Operation[T]) -> Op
 
 
 def _when_known(cluster: Cluster, name: str, topic_id: bytes) -> Operation[TopicInfo]:
-    """A topic that exists, by its id where that was told. The broker that is asked may hear of it
-    later than the controller, and till then know a deleted one of the same name."""
+    """Return a topic that exists, by its id where that is known. A broker may apply it later than
+    the controller, and until then return a deleted one of the same name."""
     for tries in itertools.count():
         try:
             found = yield from cluster.topic(name, fresh=True)
@@ -319,10 +319,10 @@ def _when_known(cluster: Cluster, name: str, topic_id: bytes) -> Operation[Topic
 
 
 def _is_ours(cluster: Cluster, new: m.NewTopic) -> Operation[bool]:
-    """True when the topic that exists is the one we asked for: the reply may have been lost.
+    """Return True if the existing topic is the caller's: the reply to its creation may be lost.
 
-    Brokers may hear of it later than the controller. One that nobody knows, or that was deleted
-    meanwhile, is not known to be ours.
+    Brokers may apply it later than the controller. False if no broker returns it, or it was deleted
+    meanwhile.
     """
     for tries in range(_LOOKS_MAX + 1):
         try:
@@ -352,8 +352,7 @@ def _as_stored(schema: bytes) -> bytes:
 def delete_topic(cluster: Cluster, name: str, *, if_exists: bool) -> Operation[None]:
     """Delete a topic. After a lost reply, its absence counts as success.
 
-    So does that the name has become another topic's: the id of the one that was meant is asked for
-    first, and no other is deleted.
+    So does another topic with the name: the id is asked for first, and no other is deleted.
     """
     tries: list[QuiverlogError] = []
     meant = b""
@@ -379,7 +378,7 @@ def delete_topic(cluster: Cluster, name: str, *, if_exists: bool) -> Operation[N
         try:
             raise_for(response.topics[0], name)
         except (UnknownTopic, UnknownTopicId) as error:
-            # Without a lost answer somebody else was quicker: look again what the name stands for.
+            # Without a lost answer another client has deleted it: ask for the name's topic again.
             if not tries and isinstance(error, UnknownTopicId):
                 raise
             if not (if_exists or tries):
@@ -401,7 +400,7 @@ def alter_topic(
     schema: pa.Schema | str | None,
     validate_only: bool,
 ) -> Operation[int]:
-    """Change a topic; returns the id of its current schema."""
+    """Change a topic; return the id of its current schema."""
     if not config and not reset_config and partitions is None and schema is None:
         raise InvalidArgument("alter_topic: give config, reset_config, partitions or schema.")
     request = m.AlterTopicRequest(
@@ -425,7 +424,7 @@ def alter_topic(
 def elect_leaders(
     cluster: Cluster, name: str, partitions: Sequence[int] | None, *, unclean: bool
 ) -> Operation[dict[int, int | None]]:
-    """Give partitions the leaders that they should have; returns who leads them."""
+    """Elect the preferred leaders of partitions; return their leaders."""
     wanted = None if partitions is None else list(dict.fromkeys(partitions))
     request = ElectLeadersRequest(name=name, partitions=wanted, unclean=unclean)
 
@@ -440,18 +439,18 @@ def elect_leaders(
 
 
 def metadata(cluster: Cluster, names: Sequence[str] | None) -> Operation[ClusterMetadata]:
-    """A fresh picture of all topics, or of those named (unknown ones are left out)."""
+    """Return fresh metadata of all topics, or of those named (unknown ones are left out)."""
     return (yield from cluster.retrying(lambda: cluster.refresh(names)))
 
 
 def list_topics(cluster: Cluster, *, internal: bool) -> Operation[list[str]]:
-    """The topics' names, sorted."""
+    """Return the topics' names, sorted."""
     found = yield from metadata(cluster, None)
     return sorted(t.name for t in found.topics.values() if internal or not t.is_internal)
 
 
 def schemas(cluster: Cluster, name: str) -> Operation[SchemaHistory]:
-    """A topic's schema history, asked for anew."""
+    """Return a topic's schema history, from a broker."""
 
     def attempt() -> Operation[SchemaHistory]:
         topic = yield from cluster.topic(name, fresh=True)
@@ -460,14 +459,14 @@ def schemas(cluster: Cluster, name: str) -> Operation[SchemaHistory]:
     return (yield from about(name, cluster.retrying(attempt)))
 
 
-# The questions about the configuration of brokers, and what is made of their answers.
+# Configuration of brokers.
 @dataclass(frozen=True, slots=True)
 class BrokerSetting:
-    """A key of a broker's configuration. Values are text; None: nothing is said there.
+    """A key of a broker's configuration. Values are text; None: not set there.
 
-    `source`: which place the value comes from (default, file, environment, flag, cluster, broker).
-    `given`: by the process's own flag, environment or file. `in_cluster`, `in_broker`: set while it
-    runs, for all brokers or for this one. `changes_live`: no restart is needed.
+    `source`: of the value (default, file, environment, flag, cluster, broker). `given`: by the
+    process's flag, environment or file. `in_cluster`, `in_broker`: set at run time, for all brokers
+    or for this one. `changes_live`: no restart is needed.
     """
 
     value: str
@@ -481,7 +480,7 @@ class BrokerSetting:
 
 @dataclass(frozen=True, slots=True)
 class BrokerSettings:
-    """The configuration of one broker, as it was when it knew this metadata version."""
+    """The configuration of one broker as of a metadata version."""
 
     node_id: int
     metadata_version: int
@@ -491,7 +490,7 @@ class BrokerSettings:
 def alter_configs(
     cluster: Cluster, changes: Mapping[str, str | None], broker: int | None
 ) -> Operation[int]:
-    """Set keys for all brokers or for one; returns the metadata version from which on it holds."""
+    """Set keys for all brokers or for one; return the metadata version that has the change."""
     request = AlterConfigsRequest(
         node_id=WHOLE_CLUSTER if broker is None else broker,
         changes=[ConfigChange(key, value) for key, value in changes.items()],
@@ -508,7 +507,7 @@ def alter_configs(
 def describe_configs(
     cluster: Cluster, broker: int | None, keys: Sequence[str]
 ) -> Operation[BrokerSettings]:
-    """What holds at a broker (None: any) now."""
+    """Return the present configuration of a broker (None: any)."""
     request = DescribeConfigsRequest(keys=list(keys))
 
     def attempt() -> Operation[BrokerSettings]:

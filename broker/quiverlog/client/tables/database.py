@@ -13,7 +13,7 @@ __all__ = ["database_of"]
 
 
 def database_of(client: TopicReader, *, files: bool = False) -> DuckDBPyConnection:
-    """A connection of DuckDB in which every topic that there is now is a table.
+    """Open a connection of DuckDB in which every present topic is a table.
 
     Tables have the topic's columns, and `_partition`, `_offset` and `_timestamp`. Columns that a
     query does not use are not decoded; conditions on these three narrow what is fetched. Close it

@@ -1,9 +1,9 @@
 """Topics as tables of DuckDB.
 
-Owns how a scan becomes a read: DuckDB asks a dataset of pyarrow for a scanner, with the columns and
-the condition that it wants, and a topic answers as such a dataset would. Columns that are not asked
-for are not decoded, and what the condition says of `_partition`, `_offset` and `_timestamp` becomes
-the range of offsets that is fetched. Each scan ends where the topic ends as it begins.
+A topic looks like a dataset of pyarrow, which DuckDB asks for a scanner with columns and a
+condition. Other columns are not decoded, and the condition's bounds on `_partition`, `_offset` and
+`_timestamp` become the range of offsets that is fetched. A scan ends at the topic's end as of its
+start.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["TopicTable", "open_database", "register_topics"]
 
 
 class TopicTable(ds.Dataset):  # type: ignore[misc]
-    """As much of a dataset as DuckDB uses."""
+    """The part of a dataset that DuckDB uses."""
 
     def __init__(
         self, client: TopicReader, topic: str, schema: pa.Schema, failures: list[QuiverlogError]
@@ -40,7 +40,7 @@ class TopicTable(ds.Dataset):  # type: ignore[misc]
 
     @property
     def schema(self) -> pa.Schema:
-        """The topic's columns, and where a row was."""
+        """The topic's columns, and the metadata columns."""
         return self._schema
 
     def scanner(
@@ -49,9 +49,9 @@ class TopicTable(ds.Dataset):  # type: ignore[misc]
         filter: pc.Expression | None = None,
         **_batching: Any,
     ) -> _Scan:
-        """Rows for one scan, between offsets that leaders are asked for here.
+        """Ask leaders for the offsets of one scan, and return it.
 
-        DuckDB makes an error of its own of what is raised here, and keeps its text.
+        DuckDB replaces an error that is raised here by its own, with the same text.
         """
         names = columns or self._schema.names
         try:
@@ -63,7 +63,7 @@ class TopicTable(ds.Dataset):  # type: ignore[misc]
 
 
 class _Scan:
-    """As much of a scanner as DuckDB uses."""
+    """The part of a scanner that DuckDB uses."""
 
     def __init__(self, reading: Reading, failures: list[QuiverlogError]) -> None:
         self._reading = reading
@@ -73,7 +73,7 @@ class _Scan:
         return pa.RecordBatchReader.from_batches(self._reading.schema, self._rows())
 
     def _rows(self) -> Iterator[pa.RecordBatch]:
-        """What is raised here, DuckDB makes an error of its own of, too."""
+        """Read the rows. DuckDB replaces an error that is raised here, too."""
         try:
             for batch in self._reading:
                 check_maps(batch, self._reading.topic)
@@ -86,7 +86,7 @@ class _Scan:
 def open_database(
     client: TopicReader, topics: Iterable[str] | None = None, *, files: bool = False
 ) -> Any:
-    """A connection of DuckDB, in memory, in which these topics are tables; None takes all.
+    """Open a connection of DuckDB, in memory, with these topics as tables; None: all.
 
     `files` is that of `connect_duckdb`.
     """
@@ -101,10 +101,10 @@ def register_topics(
     topics: Iterable[str],
     failures: list[QuiverlogError] | None = None,
 ) -> None:
-    """Make tables of these topics; a topic that has gone meanwhile is left out.
+    """Make tables of these topics; a topic that was deleted meanwhile is left out.
 
     Args:
-        failures: gets the errors that end scans, as they were before DuckDB had them.
+        failures: receives the original errors that end scans.
     """
     failures = [] if failures is None else failures
     for topic in topics:

@@ -1,7 +1,7 @@
-"""Reading one range of one partition, as fast as it comes: what a Spark executor does.
+"""Reading one range of one partition with prefetch, for Spark executors.
 
-The next request is on the wire before the first batch of the last reply is handed out, so network
-and reader work at the same time. Never more than one reply is held and one is under way.
+The next request is sent before the caller gets the first batch of the last reply, so network and
+reader work at the same time. At most one reply is held and one is in flight.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ __all__ = ["PartitionFetcher"]
 
 
 class FetchCore:
-    """The operations of a fetcher; it holds the position and the request under way."""
+    """The operations of a fetcher; it holds the position and the request in flight."""
 
     def __init__(
         self,
@@ -90,16 +90,16 @@ class FetchCore:
         self._empty_streak = 0
         self._choice = choice
         self._follower = LEADER
-        """Who was asked last."""
+        """The node id that was last asked, or LEADER."""
 
     def go_back(self, batch: StoredBatch, epoch: int) -> PendingReply | None:
-        """Read the batch again, from its leader: what a follower has sent cannot be decoded.
+        """Go back to a follower's batch that cannot be decoded, to read it from the leader.
 
         Args:
             epoch: leader epoch of the row before.
 
         Returns:
-            The request under way, to be abandoned.
+            The request in flight, which the caller abandons.
         """
         assert batch.follower != LEADER
         assert batch.start < self.position
@@ -109,7 +109,7 @@ class FetchCore:
         return pending
 
     def next(self) -> Operation[list[StoredBatch]]:
-        """The next reply's batches, with the following request on its way; [] at the end.
+        """Return the next reply's batches and send the following request; [] at the end.
 
         Raises:
             OffsetOutOfRange, LogTruncated, UnknownTopicId, OffsetNotAvailable: rows that were
@@ -170,11 +170,11 @@ class FetchCore:
             except QuiverlogError as start_error:
                 if not (self._leaves_follower(start_error) or start_error.retriable):
                     raise
-                # These batches are good; the next call meets the failure again, or not.
+                # These batches are valid; the next call retries.
         return batches
 
     def _reply(self, pending: PendingReply, follower: int) -> Operation[Reply]:
-        """The reply. Raises NotLeader: somebody else leads, and who was asked says nothing."""
+        """Return the reply. Raises NotLeader for a silent leader that has a successor."""
         where = TopicPartition(self._topic, self._partition)
         try:
             while follower == LEADER and self._cluster.has_others:
@@ -189,7 +189,7 @@ class FetchCore:
         return reply
 
     def _heard(self, follower: int, offset: int, high_watermark: int) -> None:
-        """An answer without an error: rows from `offset` on, perhaps none."""
+        """Record an answer without an error: rows from `offset` on, perhaps none."""
         now_s = self._cluster.clock()
         brought = self.position > offset
         if follower == LEADER:
@@ -208,7 +208,7 @@ class FetchCore:
             )
 
     def _leaves_follower(self, error: QuiverlogError) -> bool:
-        """True when it is a follower that has failed: its leader is asked next, at once."""
+        """Record a follower's failure, to ask its leader at once; False: it was the leader's."""
         if self._follower == LEADER:
             return False
         self._choice.failed(self._partition, self._follower, self._cluster.clock())
@@ -218,7 +218,7 @@ class FetchCore:
         return True
 
     def _pause_if_early(self) -> Operation[None]:
-        """A long poll that came back early with nothing must not become a loop without rest."""
+        """Pause after a long poll that the broker answered early and without rows."""
         if self._cluster.clock() - self._sent_s < FETCH_MAX_WAIT_MS_DEFAULT / 2000:
             yield Sleep(empty_pause_s(self._empty_streak, self._cluster.jitter()))
             self._empty_streak += 1
