@@ -1,1 +1,4 @@
-"""Consumers and bounded reads: positions, fetches, batches."""
+"""Consumers and bounded reads: positions, fetches, batches.
+
+Owns offsets from the caller's choice to the last row. Uses `client.drivers`.
+"""

@@ -1,1 +1,4 @@
-"""Producers: rows from `send` to their acknowledgement."""
+"""Producers: accumulation, sending, idempotence, futures.
+
+Owns rows from `send` to their acknowledgement. Uses `client.drivers`.
+"""
