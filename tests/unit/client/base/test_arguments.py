@@ -122,8 +122,12 @@ CONSUMER: dict[str, dict[str, Any]] = {
 }
 FUTURE: dict[str, dict[str, Any]] = {"result": {}, "exception": {}}
 NO_ARGUMENTS = {"open", "abort", "done", "close", "duckdb"}
-INTERNAL = {"run", "add_piece", "mark_complete", "acknowledge", "fail", "halves", "failed"}
-"""For programs that compose operations of their own, and for what completes a future."""
+INTERNAL = {
+    *("run", "add_piece", "mark_complete", "acknowledge", "fail", "halves", "failed"),
+    "warn_of_lost_rows",
+}
+"""For programs that compose operations of their own, for what completes a future, and for the end
+of the process."""
 
 
 @pytest.fixture(scope="module")
