@@ -108,7 +108,7 @@ def cli(profile: str | None) -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run the words of a command line and return the exit code; never raises."""
+    """Run a command line and return the exit code; never raises."""
     debug = "--debug" in arguments
     prepare_streams()
     return flush_output(_run(arguments, debug=debug), debug=debug)
@@ -117,12 +117,12 @@ def run(arguments: Sequence[str]) -> int:
 def _run(arguments: Sequence[str], *, debug: bool) -> int:
     try:
         result = cli.main(list(arguments), prog_name="quiverlog", standalone_mode=False)
-    except click.exceptions.NoArgsIsHelpError as question:  # a group without a word
+    except click.exceptions.NoArgsIsHelpError as question:  # a group without a subcommand
         click.echo(question.format_message())
         return ExitCode.OK
     except SystemExit as error:  # shell completion prints its answer and exits
         return error.code if isinstance(error.code, int) else ExitCode.OK
-    except BaseException as error:
+    except BaseException as error:  # KeyboardInterrupt, too, has an exit code and a line of its own
         return report(error, debug=debug)
     return int(result) if isinstance(result, int) else ExitCode.OK
 

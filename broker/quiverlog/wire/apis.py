@@ -8,8 +8,8 @@ __all__ = ["Api", "Audience"]
 
 
 class Api(enum.IntEnum):
-    """Numbers of the requests. 20-39 are for transactions and groups, 40-59 for the cluster, 60-79
-    for its administration."""
+    """Numbers of the requests: new ones take the next that is free from 77 on. 18-24, 28-36, 44,
+    53-59 and 65-76 are reserved for security, transactions, groups and links."""
 
     HELLO = 0
     METADATA = 1

@@ -128,12 +128,14 @@ def _ensure_topic(
         client.create_topic(topic, _schema(), if_not_exists=True, **create)
     info = client.metadata([topic]).topics[topic]
     if not client.schemas(topic).current.equals(_schema()):
-        raise CommandFailed(f"Topic {topic!r} has other columns: let perf make one of its own.")
+        raise CommandFailed(
+            f"Topic {topic!r} has other columns: name one that does not exist; perf creates it."
+        )
     if (durability or "").startswith("replicated") and info.replicas == 1:
         raise CommandFailed(
             f"--durability {durability}: topic {topic!r} has one replica. "
             f"`quiverlog topic alter {topic} --replication-factor N` gives it more, on as many "
-            "brokers; or let perf make one of its own."
+            "brokers; or name a topic that does not exist: perf creates it."
         )
     verb = "uses" if before else "created"
     print(f"quiverlog: {verb} {topic}: {summary_of(info)}.", file=sys.stderr)
@@ -152,14 +154,14 @@ def _of_new_topic(command: Callable[..., Any]) -> Callable[..., Any]:
             "-r",
             type=click.IntRange(1, REPLICATION_FACTOR_MAX),
             show_default=REPLICATION_FACTOR_SHOWN,
-            help="Of a topic that is made: copies of each row.",
+            help="Replicas of the topic, if perf creates it.",
         ),
         click.option(
             "--partitions",
             type=click.IntRange(1, PARTITIONS_PER_TOPIC_MAX),
             default=1,
             show_default=True,
-            help="Of a topic that is made.",
+            help="Of the topic, if perf creates it.",
         ),
     ):
         command = decorate(command)

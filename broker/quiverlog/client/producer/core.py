@@ -42,7 +42,7 @@ METADATA_AGE_US = 10_000_000
 """Period of the metadata refresh of a producer that sends: it finds new partitions."""
 
 FAILURES_KEPT_MAX = 1_000
-"""Bound on the failed sends that a caller without `flush` collects."""
+"""Failed sends kept for the next `flush`; a caller that never flushes loses the oldest beyond."""
 
 
 class ProducerCore:
@@ -173,7 +173,7 @@ class ProducerCore:
             needs_metadata = True
         moments = [self._accumulator.wake_at_us(), self._sender.wake_at_us(now)]
         wake_at_us = min((at for at in moments if at is not None), default=None)
-        assert wake_at_us is not None or not self.buffered_bytes, "rows that wait are looked at"
+        assert wake_at_us is not None or not self.buffered_bytes, "buffered rows need a next poll"
         return Work(
             calls,
             needs_metadata,
@@ -188,7 +188,7 @@ class ProducerCore:
         self._sender.give_up_expired(now)
 
     def _is_picture_old(self, now: Now) -> bool:
-        """Return True if a refresh is due: keys of other producers may go to new partitions."""
+        """Return True if a refresh is due: new partitions change where this producer's keys go."""
         due_us = self._look_again_us
         if due_us is not None and now.mono_us < due_us:
             return False

@@ -1,4 +1,5 @@
-"""Plans of moves: which replicas and leaders move, so that brokers hold, store and lead as much.
+"""Plans of moves: which replicas and leaders move, so that brokers have the same
+number of replicas, bytes and leaders.
 
 Owns the goals, each of which never spoils an earlier one: replicas of a partition in as many
 racks and hosts as possible; brokers differ by one replica; by a tenth of the mean in bytes; by
@@ -63,7 +64,7 @@ class PlanPartition(NamedTuple):
     coming: tuple[int, ...] = ()
 
     def move(self, after: tuple[int, ...]) -> Move:
-        """These are to hold it instead."""
+        """Return the move to these replicas."""
         return Move(self.topic, self.partition, self.replicas, after, self.size_bytes, self.coming)
 
 
@@ -92,7 +93,7 @@ class Move(NamedTuple):
 
     @property
     def copied_bytes(self) -> int:
-        """What travels."""
+        """Bytes that brokers copy."""
         return self.size_bytes * len(self.added)
 
     @property
@@ -135,7 +136,7 @@ class Layout:
         return sorted(n for n, one in self.brokers.items() if one.takes)
 
     def change(self, at: int, replicas: tuple[int, ...]) -> None:
-        """These are to hold the partition at this place of the list."""
+        """Assign these replicas to the partition at this place of the list."""
         before = self.replicas[at]
         assert len(set(replicas)) == len(replicas) >= 1, "different brokers hold it"
         self._count(at, before, -1)
@@ -148,9 +149,9 @@ class Layout:
         self.replicas[at] = replicas
 
     def has_room(self, node_id: int, at: int) -> bool:
-        """The broker's disk takes this partition besides all that is to come there.
+        """Return True if the broker has room for the partition and all planned copies.
 
-        What is to leave it is not counted: it leaves when the copies are there.
+        What leaves the broker is not counted: it is removed after the copies are made.
         """
         free = self.brokers[node_id].free_bytes
         partition = self.partitions[at]
@@ -164,7 +165,7 @@ class Layout:
         return len(partition.move(tuple(replicas)).added)
 
     def crowding(self, replicas: Sequence[int]) -> Crowding:
-        """How close together these are. A broker that is registered no more is close to none."""
+        """Count the pairs in one rack and on one host. An unregistered broker is close to none."""
         places = [self._place(node_id) for node_id in replicas]
         rack_pairs = _pairs(Counter(rack for rack, _ in places))
         host_pairs = _pairs(Counter(places))
@@ -240,7 +241,8 @@ _Gifts = dict[int, dict[int, dict[int, None]]]
 
 
 def _path(gifts: _Gifts, counts: dict[int, int], donor: int) -> list[int] | None:
-    """The shortest way from here to one that leads two fewer at least; of these the emptiest."""
+    """Return the shortest chain of hand-overs from `donor` to a broker that leads at least two
+    fewer; of several, to the one that leads least."""
     came_from: dict[int, int] = {donor: donor}
     level = deque([donor])
     while level:
@@ -279,7 +281,7 @@ _ROUNDS_MAX: Final = 8
 _LOOKS_MAX: Final = 2_000_000
 """Replicas looked at in one plan: some seconds. What is found by then is the plan."""
 _CHOICES: Final = 16
-"""The replicas that are compared for one step: the one moves whose topic gains most."""
+"""The replicas compared for one step. The one that evens bytes most moves; topics break ties."""
 _BIG_ONES: Final = 32
 _TOLERATED: Final = 10
 """Bytes are even within the mean over this."""
@@ -409,8 +411,8 @@ class _Plan:
         return None
 
     def _replica_to_move(self, donor: int, taker: int) -> int | None:
-        """One whose size brings the two closer together in bytes as well, and whose topic has most
-        more partitions here than there."""
+        """Return the replica that evens the two brokers' bytes most; of equal ones, that of the
+        topic with the most partitions more at `donor` than at `taker`."""
         layout = self._layout
         surplus = layout.byte_counts[donor] - layout.byte_counts[taker]
         topics = layout.topic_counts
@@ -509,7 +511,7 @@ class _Plan:
         return copies <= self._copies_left and self._layout.has_room(taker, at)
 
     def _copies_of(self, at: int, donor: int, taker: int) -> int:
-        """The copies that the plan then needs more; less than 0 where one goes back."""
+        """Return the additional copies of the plan; negative where a replica returns."""
         original = self._layout.partitions[at].replicas
         return (taker not in original) - (donor not in original)
 
@@ -568,9 +570,8 @@ def with_replication_factor(
 ) -> list[Move]:
     """Give each partition of the topic this number of replicas; those that it has stay if they can.
 
-    A replica that is one too many is given up where it is closest to others, on a broker that is
-    not alive before one that is, one that has no rows yet before one that has, and the preferred
-    leader last.
+    The replicas that go are first those on brokers that take no partitions, then those that are
+    still copied, then those closest to others. Of equally close ones the preferred leader stays.
 
     Args:
         partitions: all of the cluster.
@@ -598,7 +599,7 @@ def with_replication_factor(
 
 
 def _taker(layout: Layout, at: int, kept: Sequence[int], held: Collection[int]) -> int:
-    """The broker that is to hold the partition besides those that keep it."""
+    """Return the broker that gets the next replica, besides those that keep theirs."""
     able = [n for n in layout.takers if n not in held]
     with_room = [n for n in able if layout.has_room(n, at)]
     topic, number = layout.partitions[at].topic, layout.partitions[at].partition
@@ -622,7 +623,7 @@ def _taker(layout: Layout, at: int, kept: Sequence[int], held: Collection[int]) 
 def _led(
     layout: Layout, at: int, replicas: tuple[int, ...], leaving: Collection[int]
 ) -> tuple[int, ...]:
-    """These, and in front the one that leads least, if the partition loses its first."""
+    """Return the replicas; where the preferred leader leaves, the one that leads least is first."""
     before = layout.partitions[at].replicas
     if before[0] not in leaving:
         return replicas

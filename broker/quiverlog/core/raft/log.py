@@ -11,7 +11,7 @@ host must offer.
 
 Invariants:
 - applied <= commit <= last_index, and applied <= durable_index: a snapshot of the state machine
-  never holds more than this replica's disk.
+  never contains an entry that this replica has not flushed.
 - The tail begins right after `durable_index` and hides what the store has there: after a conflict
   the store still shows entries that a later write replaces.
 - Entries up to `commit` never change.
@@ -30,7 +30,7 @@ __all__ = ["LogStore", "LogView", "Place"]
 
 
 class LogStore(Protocol):
-    """The durable log as of the last reported write. Entries are in memory.
+    """The durable log as of the last reported write. The host keeps its entries in memory.
 
     The host changes it only in the same call of its loop that reports a write (`persisted`) or a
     snapshot (`snapshot_taken`).
@@ -206,7 +206,7 @@ class LogView:
         return self.last_index >= self._unwritten_first
 
     def begin_write(self) -> tuple[Entry, ...]:
-        """Return the entries of the next write. The file is cut at the first one's index."""
+        """Return the entries of the next write; the host truncates at the first one's index."""
         assert self._flight_last == 0, "one write at a time"
         if not self.has_unwritten:
             return ()

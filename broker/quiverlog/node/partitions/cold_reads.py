@@ -1,8 +1,8 @@
-"""Reading what is not in memory: the job runs, its result is taken in, the caller asks again.
+"""Reading what is not in memory: a job loads it, and the caller reads again.
 
-Owns how a `NotResident` becomes a job, how its result reaches the log, and what is remembered of it
-until the question is answered. No question is asked on the loop in a way that waits for the disk:
-what a job has just read is taken even when memory has lost it again, everything else is loaded.
+Owns how a `NotResident` becomes a job, how its result reaches the log, and what a caller has loaded
+until its read succeeds. No read on the loop waits for the disk: what a job has just read is used
+even when the kernel has evicted it again, everything else is loaded by a job.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from quiverlog.types import Now
 __all__ = ["Loaded", "cold_read", "start_cold"]
 
 _LOADS_OF_A_SEGMENT_MAX: Final = 12
-"""An index, three places in the rows, two checks, and as much again that was lost meanwhile."""
+"""A read needs at most 6 jobs of one segment; twice that, as the kernel may evict pages between."""
 
 
 class Bugs(Protocol):
@@ -68,7 +68,7 @@ class Loaded:
         self.offset, self.counted = cold.offset, cold.counted
 
     def failed(self, error: BaseException | None, bugs: Bugs) -> None:
-        """What was to be loaded is back, or not. Without a descriptor it is tried again."""
+        """Record why the job failed. The caller reads again where descriptors had run out."""
         if error is None or out_of_descriptors(error):
             return
         if isinstance(error, OSError):
@@ -115,12 +115,12 @@ def _done(
     now: Now,
 ) -> None:
     if not waiting:
-        return  # Called again because `then` raised: it is no business of the log's.
+        return  # The callback raised, and is called with that: the log has no failure to record.
     then = waiting.pop()
     replica.jobs_running -= 1
     assert replica.jobs_running >= 0
     if job.segment.dropped:
-        error = None  # Its rows were given up meanwhile: the log says so when it is asked again.
+        error = None  # Its rows were given up meanwhile: the next read gets the log's error.
     elif isinstance(error, UnsupportedFormat):
         # Found when a partition is opened, nearly always; clients know no such error of a read.
         error = StorageFault(error.message)

@@ -70,8 +70,8 @@ class Ending:
     def begin(self, unreadable: Unreadable, give_up: Callable[[], None]) -> bool:
         """Keep an error to be sent; True if it is the first.
 
-        One that is found later lies before it: requests of the backlog are read after the bytes
-        behind them were found to be no frame. So the later one counts.
+        An error found later belongs to an earlier request: the backlog is decoded after the
+        receiver has failed at the bytes behind it. So the later one counts.
 
         Args:
             give_up: called when the answers have not come in time.
@@ -138,7 +138,7 @@ class ConnectionContext(NamedTuple):
     listener: str = LISTENER_DEFAULT
     """The listener that takes the connections."""
     serves_brokers: bool = False
-    """Other brokers may come to it."""
+    """True where the listener accepts other brokers."""
 
 
 CHUNK_REQUESTS_MAX: Final = 64
@@ -289,7 +289,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
             self._work_off(frames, received_ns, read_clocks(), fresh=False)
             self._context.runner.flush()
             self.report()
-            if self._ending:  # What this turn has parked ends as well.
+            if self._ending:  # The node answers what this turn has parked.
                 self._context.runner.tell(RequestsEnded(self.connection_id))
         if self._backlog or self._closing or not self._may_go_on():
             return
@@ -438,7 +438,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
 
     @property
     def is_held(self) -> bool:
-        """Nothing is read from it just now, or never again."""
+        """True while nothing is read from it, for now or for good."""
         return self._held or self._closing
 
     @property
@@ -497,7 +497,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
         self._context.turns.request(self)  # where the error is sent when all is answered
 
     def _send_error(self) -> None:
-        """Send the error: the answers before it are out, or late."""
+        """Send the error: the answers before it are sent, or their time is up."""
         if self._ending.unreadable is not None:
             self._refuse(*self._ending.unreadable)
 

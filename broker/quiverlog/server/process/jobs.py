@@ -5,7 +5,7 @@ loop once, however many finish before the loop looks.
 
 Invariants: jobs with one key run one at a time, in the order in which they were submitted; every
 submitted job is collected once, whatever it raised; flushes have threads of their own, so that an
-acknowledgement never waits behind a recovery, a removal or a compaction of another log; so have
+acknowledgement never waits behind a recovery or a removal of another log; so have
 checks of rows, which take processor time for seconds and no disk. Logs are closed by the threads of
 flushes: it is their last flush, and thousands of fsyncs side by side share the disk's commits.
 

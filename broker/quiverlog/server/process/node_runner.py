@@ -1,6 +1,6 @@
 """Runs the node: feeds it events and performs the effects that it answers.
 
-Owns the one place where the node meets the clock, the threads and the timer. Handlers run to
+Owns the timer of the node and the way of its events and effects. Handlers run to
 their end on the loop; `handle_many` gathers effects, `flush` sends all that gathered for a
 connection in one write. The timer follows `next_deadline_us`: it may fire early (the node then
 does nothing), never late.

@@ -7,7 +7,8 @@ Owns the steps, which read only the files; an interrupted truncation is found by
 2. What must never be ahead of the rows is lowered, durably: recovery point, epochs, snapshots.
 3. Files of removed rows are removed. The file that keeps some of its rows is not truncated: readers
    may have its bytes mapped. The rest is written to a new file that takes the name.
-4. The mark is removed, durably, before anything new is appended: it would remove that too.
+4. The mark is removed, durably, before anything is appended: a restart that finds the mark would
+   remove the new rows, too.
 
 A batch is removed whole: a cut inside one cuts before it, and so does one inside damage.
 """
@@ -216,11 +217,11 @@ def _carry_out(
             doomed, kept, end = kept + doomed, [], start
     assert start <= end, "the log never ends before its start"
     assert end <= offset, "no row that was to go stays"
-    # The end, not the requested offset: with some of the files gone the same cut must be found.
+    # The end, so that a restart after some of the files are gone cuts at the same place.
     mark = checkpoint.pack_truncation(end, directory)
     disk.write_file_atomic(f"{directory}/{TRUNCATION_FILE}", mark)
     if not kept:
-        # No other file will have the next offset.
+        # Without a segment, only this file has the next offset for a restart.
         checkpoint.save_log_start(disk, directory, end)
     last = kept[-1] if kept else None
     point = _lower_notes(disk, directory, end, position, stored, last)
@@ -273,7 +274,7 @@ def _lower_notes(
 ) -> RecoveryPoint:
     """Lower recovery point, epochs and snapshots below the removed rows. Durable.
 
-    The copy of the recovery point is removed: the next flush writes it.
+    The copy of the recovery point is removed; the next flush writes a new one.
     """
     point, bounds = stored.point, stored.bounds
     assert last is None or last.base_offset <= end
@@ -284,7 +285,7 @@ def _lower_notes(
     inside = point.base_offset == base_offset and point.position <= position
     if point.offset > end or not (point.base_offset < base_offset or inside):
         point = RecoveryPoint()
-    assert point.offset <= end, "a start would take the rows for lost"
+    assert point.offset <= end, "a restart would report the rows as lost"
     if stored.contents or stored.bad or base_offset < 0:
         path = f"{directory}/{checkpoint.RECOVERY_FILE}"
         lowered = Bounds(bounds.start_offset, min(bounds.end_offset, end))
