@@ -5,11 +5,8 @@
        ▲           └─ failed ─▶ offline, with a reason ─▶ opening (where a retry can help)
        └── closed, damaged (repairs) ◀── followed, or offline
 
-Owns the replicas, the openings under way and the partitions that cannot be opened. `reconcile` is
-the only place that opens, leads, follows, reconfigures and removes replicas. A partition that
-cannot be opened answers a typed error; DESCRIBE and DELETE of its topic still work.
-
-Must not know: requests, how records come about.
+`reconcile` is the only place that opens, leads, follows, reconfigures and removes replicas. A
+partition that cannot be opened answers a typed error; DESCRIBE and DELETE of its topic work.
 """
 
 from __future__ import annotations
@@ -54,7 +51,7 @@ __all__ = ["Assignment", "Key", "LettingGo", "OfflinePartitions", "report_notes"
 
 
 class LettingGo:
-    """A replica is not here any more: all that knew of it hear of that."""
+    """Takes a replica out of everything that refers to it."""
 
     __slots__ = ("_flushes", "_in_sync_changes", "_metrics", "_replication", "_wakeups")
 
@@ -73,7 +70,7 @@ class LettingGo:
         self._metrics = metrics
 
     def let_go(self, replica: Replica, error: QuiverlogError) -> None:
-        """Nothing begins with its log any more; those who wait for it get `error`, or look anew."""
+        """Fail its waiting produces with `error`, and wake its readers."""
         assert not replica.deleted, "it goes once"
         replica.deleted = True
         self._replication.leave((replica.topic.topic_id, replica.name.partition))
@@ -89,10 +86,7 @@ _RETRY_US: Final = 5_000_000
 
 
 class OfflinePartitions:
-    """Partitions of this broker that could not be opened: why, and when each is tried again.
-
-    `by_key` is for looking only.
-    """
+    """Partitions that could not be opened, with the reason and the time of the next try."""
 
     __slots__ = ("_metrics", "_node_id", "_outbox", "_retry", "by_key")
 
@@ -101,18 +95,17 @@ class OfflinePartitions:
         self._outbox = outbox
         self._metrics = metrics
         self.by_key: dict[Key, Offline] = {}
-        # When they are opened again, in this order.
+        # In the order of the times.
         self._retry: OrderedDict[Key, int] = OrderedDict()
 
     def next_us(self) -> int | None:
-        """When the next one is tried again; None: none is."""
         return next(iter(self._retry.values()), None)
 
     def failed(self, key: Key, opening: Opening, error: BaseException, now: Now) -> None:
-        """Take in that a partition cannot be opened: say why once, and try again if it may help."""
+        """Record the failure and log the first one; try again where that may help."""
         name = opening.name
         reason, passing = offline_reason(name, error)
-        # What cannot be made holds nothing; what is lost may be out of sync one day.
+        # An unmade directory holds no rows; a lost replica may drop out of the in-sync set.
         lost = isinstance(error, FileNotFoundError)
         passing = passing or opening.unmade or lost
         if not isinstance(error, OSError | QuiverlogError):
@@ -127,7 +120,7 @@ class OfflinePartitions:
             self._retry[key] = now.mono_us + _RETRY_US
 
     def forget(self, key: Key) -> Offline | None:
-        """Nothing is known against it any more: it is open, or goes. Returns what was."""
+        """Return the entry that was removed, if any."""
         self._retry.pop(key, None)
         found = self.by_key.pop(key, None)
         self._metrics.partitions_offline = len(self.by_key)
@@ -135,13 +128,12 @@ class OfflinePartitions:
         return found
 
     def look_at(self, key: Key, image: Image) -> None:
-        """A copy that is lost may be made now, so it is: at once, for it may be about to lead."""
+        """Retry a lost replica at once if it may be made anew: it may be about to lead."""
         if key in self._retry and self.by_key[key].lost and may_be_made(image, key, self._node_id):
             self._retry[key] = 0
             self._retry.move_to_end(key, last=False)
 
     def take_due(self, now: Now, image: Image) -> list[tuple[Key, Opening]]:
-        """Those that are to be tried now, and how."""
         due: list[tuple[Key, Opening]] = []
         while self._retry:
             key, due_us = next(iter(self._retry.items()))
@@ -155,13 +147,11 @@ class OfflinePartitions:
         return due
 
 
-# What the opening of a partition found, as lines of the log and numbers.
 _NOTES_MAX: Final = 20
-"""Lines about files that do not belong into one partition's directory."""
 
 
 def report_recovery(replica: Replica, outbox: Outbox, metrics: NodeMetrics) -> None:
-    """Say what was scanned, cut, damaged, missing or set aside."""
+    """Log and count what the start scanned, cut or found damaged."""
     report = replica.log.recovery
     assert report.bytes_scanned >= 0
     assert report.bytes_truncated >= 0
@@ -188,7 +178,7 @@ def report_recovery(replica: Replica, outbox: Outbox, metrics: NodeMetrics) -> N
 
 
 def report_notes(replica: Replica, outbox: Outbox) -> None:
-    """Say which files were not believed, or do not belong there; each once."""
+    """Log the files that were ignored or do not belong there; each once."""
     notes = replica.log.recovery.notes
     for note in notes[:_NOTES_MAX]:
         outbox.log("warning", "partition file", partition=str(replica.name), note=note)
@@ -196,10 +186,10 @@ def report_notes(replica: Replica, outbox: Outbox) -> None:
 
 
 class Assignment:
-    """Which partitions are here: what the metadata image gives to this broker, and
-    nothing else.
+    """The replicas of this broker.
 
-    `replicas`: those that are led here, by topic id and partition.
+    Attributes:
+        replicas: those led here, by topic id and partition.
     """
 
     __slots__ = (
@@ -240,31 +230,28 @@ class Assignment:
         self._openings = Openings(
             config, disk, jobs, self, lambda topic_id: self.image.topics_by_id.get(topic_id)
         )
-        # Keys that are open, opening or offline here, by topic.
+        # Partitions that are open, opening or offline here, by topic.
         self._held: dict[bytes, set[int]] = {}
 
     @property
     def opening(self) -> bool:
-        """True while a partition is being opened."""
         return bool(self._openings.under_way)
 
     @property
     def waiting(self) -> list[Key]:
-        """Those whose directories are not made yet, or cannot be made now."""
+        """Partitions whose directories are not made yet, or cannot be made now."""
         found = [key for key, one in self._openings.under_way.items() if one.unmade]
         return [*found, *(key for key, one in self.offline.items() if one.opening.unmade)]
 
     def load(self, directory: DataDirectory) -> None:
-        """The partitions lie there."""
         self._openings.load(directory)
 
     def next_us(self, *, starting: bool = False) -> int | None:
-        """When the next partition is opened, for the first time or again; 0: at once."""
+        """Return when to open the next partition; 0: at once."""
         open_us = self._openings.next_us()
         retry_us = None if starting else self._offline.next_us()
         return min((us for us in (open_us, retry_us) if us is not None), default=None)
 
-    # --- what the image says -------------------------------------------------------------------
     def reconcile(
         self,
         image: Image,
@@ -276,13 +263,14 @@ class Assignment:
         open_now: bool = True,
         unmade: Collection[Key] = (),
     ) -> None:
-        """Bring what is here to what the image says of these topics' partitions; None: of all.
+        """Bring the replicas here to the image's assignment.
 
         Args:
-            clean: partitions that are opened now are new, or were left in order.
-            made: names of partitions whose empty directories were made for this; None: no one's.
+            changed: partitions by topic; None: all of the topic.
+            clean: partitions that are opened now are new, or were closed in order.
+            made: names of partitions whose empty directories were made for this; None: unknown.
             open_now: False at a start, which begins to open with the next tick.
-            unmade: at a start, those whose directories were never made.
+            unmade: at a start, partitions whose directories were never made.
         """
         self.image = image
         for topic_id, numbers in changed.items():
@@ -315,7 +303,7 @@ class Assignment:
                 self._drop(topic.topic_id, (partition.partition,), "is not here any more")
         elif partition.partition not in held:
             held.add(partition.partition)
-            # It may have gone, and come back before it was open, or had other files.
+            # It may have been removed and assigned again before it was open.
             if key not in self._openings.under_way and not self._repairs.is_leaving(key):
                 name = TopicPartition(topic.name, partition.partition)
                 new = made is not None and str(name) in made
@@ -341,7 +329,7 @@ class Assignment:
             self._follow(key, replica, partition, now)
             return
         if not self._replication.leave(key):
-            return  # When its log is cut, the image is looked at again.
+            return  # Looked at again when its log is cut.
         state = replica.state
         begins = not state.leads or partition.leader_epoch != state.leader_epoch
         self._metrics.leader_epoch_changes += partition.leader_epoch != state.leader_epoch
@@ -359,7 +347,7 @@ class Assignment:
         self._in_sync_changes.look_at((replica,))
 
     def _follow(self, key: Key, replica: Replica, partition: PartitionImage, now: Now) -> None:
-        """Another broker leads, or none does."""
+        """Follow another broker, or none."""
         assert not replica.admitted, "a produce is staged and appended before a decision is applied"
         state = replica.state
         self._metrics.leader_epoch_changes += partition.leader_epoch != state.leader_epoch
@@ -367,27 +355,26 @@ class Assignment:
         self._in_sync_changes.forget(replica)
         if self.replicas.pop(key, None) is not None:
             self._metrics.partitions_led = len(self.replicas)
-            # Their rows are in the log and may stay: NOT_LEADER would say that nothing was stored.
+            # Its rows are in the log and may stay; NOT_LEADER would mean that nothing was stored.
             replica.answers.fail(NotEnoughReplicasAfterAppend(f"{replica.name} is led elsewhere."))
             self._wakeups.changed(replica)
         elif replica.waiters:
-            # Readers of the copy: it may have another leader, or be out of sync.
+            # For a fetch from this follower: it may have another leader, or be out of sync.
             self._wakeups.changed(replica)
         self._followed[key] = replica
         self._replication.follow(key, replica, partition.leader_id, partition.leader_epoch, now)
 
     def reconfigure(self) -> None:
-        """Every topic may be configured otherwise. Who is opened takes it over then."""
+        """Apply the topics' configuration; a replica that is being opened gets it then."""
         for replica in (*self.replicas.values(), *self._followed.values()):
             self._reconfigure(replica)
 
     def _reconfigure(self, replica: Replica) -> None:
-        """The log and the rules take the topic's configuration as it is now."""
         replica.log.config = log_config(replica.topic.config)
         if replica.state.set_durability(replica.topic.config.durability):
             self._wakeups.changed(replica)
         if replica.state.flushed_offset < replica.state.log_end_offset:
-            # Rows written under `memory` become as safe as the topic promises from now on.
+            # Rows written under `memory` get the durability that the topic has now.
             self._flushes.want(replica)
 
     # --- opening -------------------------------------------------------------------------------
@@ -399,7 +386,6 @@ class Assignment:
         opened: OpenedReplica,
         now: Now,
     ) -> None:
-        """See `Taker`."""
         partition = topic.partitions[key[1]]
         assert partition.partition == key[1]
         assert key not in self.replicas, "a partition that is served is not opened again"
@@ -420,30 +406,27 @@ class Assignment:
             self._drop(key[0], (key[1],), "was deleted")
         else:
             self._lead_or_follow(replica, partition, now)
-            replica.log.config = log_config(topic.config)  # It may have been altered meanwhile.
+            replica.log.config = log_config(topic.config)  # Perhaps altered meanwhile.
 
     def take_failure(self, key: Key, opening: Opening, error: BaseException, now: Now) -> None:
-        """See `Taker`. It is tried again where that can help."""
+        """Record a failure, or remove what was dropped during the opening."""
         if key[1] in self._held.get(key[0], ()):
             self._offline.failed(key, opening, error, now)
             self._offline.look_at(key, self.image)
             self._repairs.failed(key, error)
         else:
-            # It went while it was being opened, and perhaps its directory with it.
             self.remove_leftovers({str(opening.name): key[0]})
 
     def take_unopened(self, key: Key, opening: Opening) -> None:
-        """See `Taker`."""
         self.remove_leftovers({str(opening.name): key[0]})
 
     def opened(self, topic_id: bytes, now: Now) -> Callable[[Then], None]:
-        """See `Openings.opened`."""
         return self._openings.opened(topic_id, now)
 
     def tick(self, now: Now, *, starting: bool = False) -> None:
-        """Open the next partitions, and once more those that are due.
+        """Open the next partitions, and retry those that are due.
 
-        Not while the broker is `starting`: a start ends when nothing is being opened.
+        No retries while `starting`: the start ends when nothing is being opened.
         """
         self._openings.tick(now)
         for due in () if starting else self._offline.take_due(now, self.image):
@@ -451,20 +434,19 @@ class Assignment:
         self._openings.start_jobs(now)
 
     def stop(self, now: Now) -> None:
-        """Open no more partitions: the next start does."""
         self._openings.stop(now)
 
     def find(self, key: Key) -> Replica | None:
-        """The replica, led or followed."""
+        """Return the replica, led or followed."""
         return self.replicas.get(key) or self._followed.get(key)
 
     def all_open(self) -> list[Replica]:
-        """Every replica, led or followed."""
+        """Return every replica, led or followed."""
         return [*self.replicas.values(), *self._followed.values()]
 
     # --- letting go ----------------------------------------------------------------------------
     def _drop(self, topic_id: bytes, partitions: Collection[int], why: str) -> None:
-        """Not here any more: answer those who wait, then let go of the files."""
+        """Answer waiting requests, then remove the files."""
         gone: list[Replica] = []
         for number in list(partitions):
             key = (topic_id, number)
@@ -488,11 +470,9 @@ class Assignment:
 
     # --- replicas whose rows are damaged (see `Holder`) ------------------------------------------
     def is_offline(self, key: Key) -> bool:
-        """See `Holder`."""
         return key in self.offline and key not in self._openings.under_way
 
     def let_go_damaged(self, key: Key) -> tuple[TopicPartition, Replica | None]:
-        """See `Holder`."""
         offline = self._offline.forget(key)
         assert key not in self.replicas, "what is led here is served"
         assert key not in self._openings.under_way
@@ -508,7 +488,6 @@ class Assignment:
         return name, replica
 
     def open_again(self, key: Key, name: TopicPartition, now: Now, *, new: bool) -> None:
-        """See `Holder`."""
         assert self.find(key) is None
         if key[1] not in self._held.get(key[0], ()):
             self.remove_leftovers({str(name): key[0]})
@@ -517,31 +496,26 @@ class Assignment:
             self._openings.start_jobs(now)
 
     def remove_leftovers(self, owners: Mapping[str, bytes]) -> None:
-        """Remove the directories of these partitions, which are not here and not open.
-
-        Args:
-            owners: topic ids by partition name.
-        """
+        """Remove directories of partitions that are neither here nor open, by name and topic id."""
         for name, topic_id in owners.items():
             self._openings.forget_written(name)
             self._removal.add_unopened(name, topic_id)
 
     def opening_deleted(self, topic_name: str) -> bytes | None:
-        """Id of a deleted topic of this name, a partition of which is being opened."""
+        """Return the id of a deleted topic of this name with a partition that is being opened."""
         return self._openings.deleted_of(topic_name)
 
     def check_left(self, key: Key) -> None:
-        """Raise ThrottledBroker while a partition is here that has been decided to go."""
+        """Raise ThrottledBroker while a removed partition still has files here."""
         held = key[1] in self._held.get(key[0], ()) or key in self._openings.under_way
         if held or self._repairs.is_leaving(key):
             raise ThrottledBroker("the partition is still on its way out: try again.")
 
     def check_free(self, names: Mapping[str, bytes], topic_names: Iterable[str]) -> None:
-        """Raise ThrottledBroker while partitions of these names cannot be created.
+        """Raise ThrottledBroker while partitions with these names cannot be created.
 
         Args:
             names: topic ids by partition name.
-            topic_names: of their topics.
         """
         self._removal.check_free(names)
         self._repairs.check_free(names)

@@ -1,11 +1,6 @@
-"""Looking: which partition is led here, why one is not, and what a read of it needs and finds.
+"""Finds a replica for a request, or the error that tells the client where to go.
 
-Whose copy may be read here instead is told, too.
-
-All that FETCH, LIST_OFFSETS and their like ask of the broker, so that neither they nor those of
-them that wait know any other part of it. Owns nothing.
-
-Must not know: requests.
+All that FETCH, LIST_OFFSETS and the like need of the broker. Owns nothing.
 """
 
 from __future__ import annotations
@@ -40,7 +35,7 @@ __all__ = ["Lookup"]
 
 
 class Lookup:
-    """See the module docstring."""
+    """The lookups."""
 
     __slots__ = (
         "_assignment",
@@ -82,7 +77,7 @@ class Lookup:
 
     # --- partitions ----------------------------------------------------------------------------
     def leading(self, topic_id: bytes, partition: int) -> Replica:
-        """The partition, for what its leader alone may do or say: see the table in leader_lease.py.
+        """Return the partition for what only its leader may do (see the table in leader_lease.py).
 
         Raises:
             NotLeader: another broker leads it, or may by now.
@@ -96,36 +91,37 @@ class Lookup:
         return replica
 
     def check_end(self, replica: Replica) -> None:
-        """Before it is said that there are no rows behind those that were shown.
+        """Check that no other leader may have served rows behind the end here.
 
         Raises:
-            NotLeader: another broker may lead the partition by now, and have shown more.
+            NotLeader: one may have.
         """
         self._standing.check_end(replica)
 
     def telling(self, topic_id: bytes, partition: int) -> Replica:
-        """`leading`, for what is said of ends: not by who has asked for another leader."""
+        """Return the partition for an answer about ends: `leading` and `check_end`."""
         replica = self.leading(topic_id, partition)
         self.check_end(replica)
         assert replica.state.leads
         return replica
 
     def unreadable_here(self, replica: Replica | None, error: QuiverlogError) -> QuiverlogError:
-        """What a reader is told of rows that cannot be read here; `replica`: whose they are.
+        """Return the error for rows of `replica` that cannot be read here.
 
-        CORRUPT_LOG ends readers, and has operators give rows up: only where nobody else has them.
+        CORRUPT_LOG ends readers and makes operators give rows up: only if no other replica has
+        them.
         """
         if not isinstance(error, CorruptLog | StorageFault) or replica is None:
             return error
         if not replica.state.leads and isinstance(error, CorruptLog):
-            # The leader's rows are whole: nobody is to give these up for lost.
+            # The leader has these rows.
             return ReplicaNotAvailable(f"{replica.name}: rows of the copy are damaged.")
         if self._standing.hands_over(replica):
             return NotLeader(f"{replica.name}: rows are damaged here, another broker is to lead.")
         return error
 
     def replica(self, topic_id: bytes, partition: int, *, from_follower: bool = False) -> Replica:
-        """The partition, if it is led here and open; `from_follower`: or a copy that may be read.
+        """Return the partition if it is led here and open, or with `from_follower` a readable copy.
 
         Raises:
             UnknownTopicId, UnknownPartition, NotLeader
@@ -141,18 +137,18 @@ class Lookup:
         return replica
 
     def led(self, topic_id: bytes, partition: int) -> Replica | None:
-        """The partition, if it is led here and open."""
+        """Return the partition if it is led here and open."""
         return self._replicas.get((topic_id, partition))
 
     def read(self, topic_id: bytes, partition: int, *, from_follower: bool) -> Replica | None:
-        """What `replica` gives, or None."""
+        """Return what `replica` returns, or None in place of an error."""
         replica = self._replicas.get((topic_id, partition))
         if replica is None and from_follower:
             return self._copy(topic_id, partition)
         return replica
 
     def _copy(self, topic_id: bytes, partition: int) -> Replica | None:
-        """The copy of a partition that another broker leads, if it may be read, and is in sync."""
+        """Return the copy of another broker's partition if it may be read and is in sync."""
         replica = self._replication.shown((topic_id, partition))
         topic = self._metadata.image.topics_by_id.get(topic_id)
         if replica is None or topic is None:
@@ -177,10 +173,10 @@ class Lookup:
         assert image.partition == partition, "partitions lie in the order of their numbers"
         leader_id = image.leader_id
         if leader_id >= 0 and leader_id != self._node_id:
-            # Whatever is wrong with a copy here: who asks is to go there.
+            # The client is to go there, whatever is wrong with a copy here.
             return NotLeader(f"{name} is led by broker {leader_id}.")
         offline = self._assignment.offline.get((topic_id, partition))
-        # Where nobody leads, others may have the rows that a copy here lacks.
+        # Without a leader, other brokers may have the rows that a copy here lacks.
         if offline is not None and (leader_id >= 0 or image.replicas == (self._node_id,)):
             return type(offline.error)(offline.error.message)
         if leader_id < 0:
@@ -188,45 +184,44 @@ class Lookup:
         return ThrottledBroker(f"{name} is being opened.")
 
     def cold_read(self, replica: Replica, cold: NotResident) -> Starter:
-        """Load what is not in memory; to be yielded by a handler that waits for it."""
+        """Load what is not in memory; a handler yields this."""
         return cold_read(self._jobs, replica, cold, self.unreadable)
 
     def count_local_read(self, byte_count: int) -> None:
-        """A reader on this machine takes rows of so many bytes from the files by itself."""
+        """Count rows that a client on this machine reads from the files."""
         self._metrics.local_read_bytes += byte_count
 
     def corrupt_read(self, replica: Replica | None, error: CorruptLog) -> None:
-        """Stored bytes are bad: the asker gets the error, the operator a counter and one line."""
+        """Count unreadable rows; log a replica's first time and report the damage."""
         self._metrics.corrupt_reads += 1
         if replica is not None and replica.found_corrupt():
             self._outbox.log("error", "corrupt log", partition=str(replica.name), why=error.message)
             self._on_damage(replica, error.message)
 
     def unreadable(self, replica: Replica, error: BaseException) -> None:
-        """A file of the replica cannot be read: so are rows of it, for all that is known."""
+        """Report a failed read of a file as damage."""
         if is_unreadable_file(error):
             self._on_damage(replica, f"a file cannot be read: {error}")
 
     def internal_error(self, where: str, error: BaseException) -> None:
-        """An exception that nobody expected: a bug of ours, counted and logged with its trace."""
+        """Count and log an unexpected exception."""
         self._outbox.internal_error(where, error)
 
     # --- waiting for a change ------------------------------------------------------------------
     @property
     def metadata_version(self) -> int:
-        """Of the image: another one means that a topic or a partition may be new, or gone."""
+        """The version of the applied image."""
         return self._metadata.image.version
 
     def watch_metadata(self, waiter: Waiter) -> None:
-        """Have a waiter look again when the version changes: its `wake` gets the index -1."""
+        """Wake a waiter with the index -1 when the version changes."""
         self._metadata.watch(waiter, -1)
 
     def unwatch(self, waiter: Waiter, topic_id: bytes, partition: int) -> None:
-        """The waiter does not look at this partition any more, wherever it is led now."""
+        """Stop watching a partition, led or followed."""
         replica = self._assignment.find((topic_id, partition))
         if replica is not None:
             replica.unwatch(waiter)
 
     def unwatch_metadata(self, waiter: Waiter) -> None:
-        """The waiter does not look at the version any more."""
         self._metadata.unwatch(waiter)

@@ -1,11 +1,7 @@
-"""When retention checks which log, and the log lines of what it has removed.
+"""When retention checks which log, and the log lines about removed rows.
 
-Owns the round: every partition once per `retention_check_ms`, a slice at a time, so that
-thousands of partitions neither stall the loop nor wait longer than the round. Only leaders:
-followers get the log start. What is removed is logged in one line per topic after a moment: no
-partition is left out, no line grows without bound.
-
-Must not know: which rows are too old (the log's rules), which clock is believed (`clock`).
+Each partition led here is checked once per `retention_check_ms`, in slices that do not stall the
+event loop; followers get the leader's log start. Removed rows are logged in one line per topic.
 """
 
 from __future__ import annotations
@@ -31,14 +27,14 @@ __all__ = ["TAKEN_CHARS_MAX", "Retention", "TakenRows"]
 
 
 _GATHER_US: Final = 1_000_000
-"""What a killed process has not yet said is never more than it took in so long."""
+"""A killed process loses at most this much of unlogged removals."""
 TAKEN_CHARS_MAX: Final = 4_000
-"""Of the partitions and rows in one line; what is more goes into another."""
+"""Partitions and rows in one line; the rest goes into another."""
 _ENTRY_CHARS_MAX: Final = len(f"{2**31}:{2**63}-{2**63} ")
 
 
 class _Topic:
-    """What was taken of one topic: the rows of each partition as (first, next)."""
+    """Removed rows of one topic: (first, next) by partition."""
 
     __slots__ = ("byte_count", "chars", "rows", "segments")
 
@@ -48,9 +44,9 @@ class _Topic:
 
 
 class TakenRows:
-    """What retention has taken, as lines of the log: every partition and its rows, few lines.
+    """Gathers removed rows into few log lines.
 
-    `due_us`: when `write` is wanted; None: there is nothing.
+    `due_us`: when to call `write`; None: there is nothing.
     """
 
     __slots__ = ("_gathers", "_outbox", "_topics", "due_us")
@@ -71,12 +67,12 @@ class TakenRows:
         byte_count: int,
         now: Now,
     ) -> None:
-        """Rows `first` to `log_start_offset` of this partition are gone, and these files."""
+        """Record that rows `first` to `log_start_offset` of a partition were removed."""
         assert first <= log_start_offset
         topic = self._topics.setdefault(name.topic, _Topic())
         before = topic.rows.get(name.partition)
         if before is not None and before[1] != first:
-            # A client deleted rows in between, or there is a new topic of that name.
+            # A client deleted rows in between, or a new topic has this name.
             self._write(name.topic)
             topic, before = self._topics.setdefault(name.topic, _Topic()), None
         topic.rows[name.partition] = (first if before is None else before[0], log_start_offset)
@@ -89,13 +85,12 @@ class TakenRows:
             self.due_us = now.mono_us + _GATHER_US
 
     def write(self) -> None:
-        """Say all of it."""
         for name in list(self._topics):
             self._write(name)
         self.due_us = None
 
     def stop(self) -> None:
-        """Say all of it, and from now on everything at once: nobody comes back to write it."""
+        """Write, and log each later removal at once: no later call would."""
         self.write()
         self._gathers = False
 
@@ -117,13 +112,13 @@ class TakenRows:
 
 
 _SLICE: Final = 32
-"""Partitions looked at in one go, some 4 us each."""
+"""Partitions checked in one call, some 4 us each."""
 _TAKE_COST: Final = 16
-"""Beginning to take rows from one takes as long as looking at so many."""
+"""Removing rows costs as much as checking this many partitions."""
 
 
 class Retention:
-    """When retention looks at which log."""
+    """The rounds."""
 
     __slots__ = (
         "_ahead_us",
@@ -168,36 +163,34 @@ class Retention:
         self._round_us = 0
         self._jumps = 0
         self._ahead_us: int | None = None
-        """So far ahead of the monotonic clock was the wall clock in the call before."""
+        """How far the wall clock was ahead of the monotonic one at the last call."""
         self._went_back = False
         self._clock_us = 0
-        """The wall clock at the last look, believed or not."""
+        """The wall clock at the last check, trusted or not."""
 
     def next_us(self) -> int:
-        """When `run` has something to do."""
         due_us = min(self._round_us, self._clock.due_us)
         write_us = self._taken_rows.due_us
         return due_us if write_us is None else min(due_us, write_us)
 
     def start(self, now: Now) -> None:
-        """Look for the first time one period from now."""
+        """Begin the first round one period from now."""
         self._clock.start(now, self._newest_row_us())
-        self._jumps = self._clock.jumps  # What was ahead at the start was so for all rows of it.
+        self._jumps = self._clock.jumps  # A clock ahead at the start was so for all rows of it.
         self._round_us = now.mono_us + self._period_us
         self._ahead_us = now.wall_us - now.mono_us
 
     def stop(self) -> None:
-        """Take no more. What comes back from now on is said at once."""
+        """Begin no more; log removals under way as they end."""
         self._ahead_us = None
         self._taken_rows.stop()
 
     def _newest_row_us(self) -> int | None:
-        """The newest row of all logs; None: there is none."""
         times = (replica.log.reader.newest_us() for replica in self._assignment.all_open())
         return max((time_us for time_us in times if time_us is not None), default=None)
 
     def run(self, now: Now) -> None:
-        """Look at the next slice, and say what was taken, each if it is time."""
+        """Check the next slice and log removals, if due."""
         write_us = self._taken_rows.due_us
         if write_us is not None and write_us <= now.mono_us:
             self._taken_rows.write()
@@ -219,19 +212,20 @@ class Retention:
         while looked < len(self._todo) and cost < _SLICE:
             replica = self._todo[looked]
             looked += 1
-            report_notes(replica, self._outbox)  # Of files that were read since the last round.
+            report_notes(replica, self._outbox)  # About files that were read since the last round.
             here = replica.state.leads and not replica.deleted
             cost += self._look(replica, believed, Loaded()) if here else 1
         assert cost >= looked, "each costs something, so a slice ends"
         del self._todo[:looked]
-        # So that a round takes one period.
+        # A round over all partitions takes one period.
         looked = max(looked, 1)
         self._round_us = now.mono_us + self._period_us * looked // max(looked, len(replicas))
 
     def watch(self, now: Now) -> None:
-        """To be called in each call of the node, before rows are taken.
+        """Detect a jump of the wall clock; called in each call of the node before rows are
+        appended.
 
-        A clock that was behind for less than a round stamped the arrivals of what came meanwhile.
+        A clock that was behind for less than a round stamped the arrival of rows in between.
         """
         before_us, ahead_us = self._ahead_us, now.wall_us - now.mono_us
         if before_us is None:
@@ -245,7 +239,7 @@ class Retention:
             self._clock_jumped(now)
 
     def _clock_jumped(self, now: Now) -> None:
-        """If the wall clock was behind until now, rows arrived later than they were noted to."""
+        """Correct the arrival times of rows stamped by a clock that was behind."""
         assert now.wall_us >= 0
         assert self._clock_us == now.wall_us, "what comes next is judged by the same clock"
         for replica in self._assignment.all_open():
@@ -253,7 +247,7 @@ class Retention:
                 self._flushes.appended(replica)
 
     def _look(self, replica: Replica, now: Now, loaded: Loaded) -> int:
-        """One log's turn; whatever it meets, the others have theirs. Returns what it was worth."""
+        """Check one log; an error does not stop the others. Returns the cost."""
         cost = 1
         try:
             replica.producers.expire(now.mono_us)
@@ -270,7 +264,7 @@ class Retention:
         return cost
 
     def _take(self, replica: Replica, now: Now, loaded: Loaded) -> bool:
-        """Give up what is too old or too much; False when nothing is."""
+        """Begin to remove rows that are too old or too many; False: there are none."""
         log = replica.log
         target = log.retention_target(
             now,
@@ -319,7 +313,7 @@ class Retention:
         now: Now,
     ) -> None:
         if replica.deleted:
-            return  # Its rows are gone with its topic, which was said.
+            return  # The removal of its topic was logged.
         assert replica.log.log_start_offset >= start_before, "a log's start never goes back"
         if error is not None:
             self._failed(replica, error)
