@@ -1,6 +1,6 @@
-"""Which requests the broker takes: its phases, the disk without room, the directory that was lost.
+"""Which requests the broker accepts.
 
-Owns these states. Reads go on when nothing can be written; a broker that stops refuses everything.
+Reads go on when nothing can be written; a broker that stops refuses everything.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ __all__ = ["Admission", "Phase"]
 class Phase(enum.Enum):
     """NEW -> STARTING -> RUNNING -> CLOSING -> CLOSED, and never back.
 
-    Where others must be asked for the metadata, JOINING comes before STARTING. A stop may come
-    before the start is through: JOINING -> CLOSING, STARTING -> CLOSING.
+    JOINING comes first where other brokers have the metadata. A stop may interrupt the start.
     """
 
     NEW = "new"
@@ -46,11 +45,11 @@ _DOES: Final = {
     Phase.CLOSING: "stops",
     Phase.CLOSED: "has stopped",
 }
-"""When it takes no requests of clients."""
+"""Why a phase accepts no requests of clients."""
 
 
 class Admission:
-    """See the module docstring."""
+    """The broker's phase, and whether a full disk or a lost directory forbids writes."""
 
     __slots__ = (
         "_lost",
@@ -68,12 +67,11 @@ class Admission:
         self._reserve_bytes = reserve_bytes
         self.phase = Phase.NEW
         self.disk_full = False
-        # So much may be written before writes are refused; -1: nobody has measured yet.
+        # Left until writes are refused; -1: not measured yet.
         self.room_bytes = -1
         self._lost = False
 
     def enter(self, phase: Phase) -> None:
-        """The next phase of the broker's life has come."""
         assert phase in _AFTER[self.phase], f"{phase} cannot follow {self.phase}"
         self.phase = phase
 
@@ -83,41 +81,37 @@ class Admission:
         self.check_room()
 
     def check_running(self) -> None:
-        """Raises BrokerShuttingDown, which says whether the broker starts or stops."""
         if self.phase is not Phase.RUNNING:
             raise BrokerShuttingDown(f"the broker {_DOES[self.phase]}.")
 
     def check_room(self) -> None:
-        """For what was taken before the stop began. Raises DiskFull or StorageFault."""
+        """For a request accepted before the stop. Raises DiskFull or StorageFault."""
         if self._lost:
             raise StorageFault("the broker's data directory was replaced, or taken by another one.")
         if self.disk_full:
             raise DiskFull("the broker has too little room to write.")
 
     def disk_filled(self) -> None:
-        """A write found no room: writes are refused until a DiskSpace event shows some."""
+        """Refuse writes, until a DiskSpace event reports room."""
         if not self.disk_full:
             self.disk_full = True
             self._metrics.disk_full = 1
             self._outbox.log("error", "disk full: writes are refused until there is room")
 
     def directory_lost(self) -> None:
-        """Another directory is in the place of ours, or another broker in it: write no more.
-
-        What was written would be in nobody's directory.
-        """
+        """Refuse writes: the directory was replaced, or another broker uses it."""
         if not self._lost:
             self._lost = True
             self._outbox.log("error", "data directory lost: it was replaced, or taken")
 
     def directory_held(self) -> None:
-        """The directory is ours; perhaps it is again, because somebody moved it back."""
+        """Accept writes again: the directory is ours, perhaps moved back."""
         if self._lost:
             self._lost = False
             self._outbox.log("warning", "data directory is back")
 
     def disk_space(self, free_bytes: int) -> None:
-        """The server measured: enter or leave the state that refuses writes."""
+        """Refuse or accept writes, by the free bytes that the server measured."""
         assert self._metrics.disk_full == int(self.disk_full), "the gauge says the state"
         self.room_bytes = max(0, free_bytes - self._reserve_bytes)
         if free_bytes < self._reserve_bytes:

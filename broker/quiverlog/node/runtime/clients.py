@@ -1,8 +1,7 @@
-"""The connections that may ask something, and on whose accounts their long polls go.
+"""The connections that have sent HELLO, and the accounts that their long polls count for.
 
-Owns who has said HELLO, with the name that it gave, where it comes from, and its listener.
-A client can make up as many names as it likes and open many connections, but not as many addresses:
-each long poll counts for its connection, for its client id and for its address (purgatory.py).
+A client can invent names and open many connections, but has few addresses: so each long poll
+counts for its connection, client id and address (purgatory.py).
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from quiverlog.node.runtime.config import LISTENER_DEFAULT
 __all__ = ["Account", "Clients"]
 
 Account = tuple[str, int | str]
-"""Something that has a share: ("connection", its id), ("client", ...), ("address", ...)."""
+"""("connection", id), ("client", name) or ("address", network)."""
 
 
 class Clients:
-    """See the module docstring. `accounts`: by connection, of all that have said HELLO."""
+    """Addresses, listeners, and the `accounts` of connections that have sent HELLO."""
 
     __slots__ = ("_accounts", "_addresses", "_listeners", "accounts")
 
@@ -31,19 +30,17 @@ class Clients:
         self.accounts: Mapping[int, tuple[Account, ...]] = self._accounts
 
     def opened(self, connection_id: int, peer: str, listener: str) -> None:
-        """A connection from this address and port; without a port nobody knows from where."""
+        """Without a valid address in `peer` the connection has no address account."""
         with contextlib.suppress(ValueError):
             self._addresses[connection_id] = network_of(parse_address(peer).host)
         if listener != LISTENER_DEFAULT:
             self._listeners[connection_id] = listener
 
     def listener_of(self, connection_id: int) -> str:
-        """The listener that took the connection."""
         return self._listeners.get(connection_id, LISTENER_DEFAULT)
 
     def said_hello(self, connection_id: int, client_id: str) -> None:
-        """The connection may ask from now on. Long polls that it has parked stay on the account
-        of its last name."""
+        """Give the connection its accounts; long polls that it has parked keep their old ones."""
         accounts: list[Account] = [("connection", connection_id), ("client", client_id)]
         address = self._addresses.get(connection_id)
         if address:
@@ -51,7 +48,6 @@ class Clients:
         self._accounts[connection_id] = tuple(accounts)
 
     def forget(self, connection_id: int) -> None:
-        """A connection is closed."""
         self._accounts.pop(connection_id, None)
         self._addresses.pop(connection_id, None)
         self._listeners.pop(connection_id, None)

@@ -1,16 +1,9 @@
-"""Which wall clock retention believes, within a life of the broker and from one to the next.
+"""The wall clock that retention believes, within a life of the broker and across restarts.
 
-Rows that are deleted do not come back when a clock is set right again, so a wall clock that runs
-ahead is not believed at once. Within a life the monotonic clock says how far it may have come. From
-one life to the next a note in the data directory does: the time that was believed, every ten
-minutes and at a stop. The times of rows prove nothing: they are stamped with the very clocks that
-may be wrong, and one row from the future would vouch for it.
-
-A clock ahead of what is expected is believed after an hour of the monotonic clock, in which it has
-stayed there: a broker that was off for a weekend deletes what is too old an hour after its start.
-The note says how much of the hour is over, so that restarts do not begin it anew.
-
-Owns the belief, its note, and the job that writes it. Must not know: what the time is good for.
+Deleted rows do not come back when a clock is set right, so one that runs ahead is believed only
+after an hour of the monotonic clock, in which it has stayed there. Across restarts a note in the
+data directory holds the believed time and how much of the hour is over. Timestamps of rows prove
+nothing: the same clocks made them.
 """
 
 from __future__ import annotations
@@ -25,27 +18,24 @@ from quiverlog.types import Now
 __all__ = ["CLOCK_JUMP_US", "BelievedClock", "Clock", "NoteClockJob"]
 
 CLOCK_JUMP_US: Final = 60_000_000
-"""The wall clock may gain so much on the monotonic clock between two looks."""
+"""The most that the wall clock may gain on the monotonic clock between two reads."""
 _JUMP_US: Final = CLOCK_JUMP_US
 _START_AHEAD_US: Final = 3_600_000_000
-"""At a start the wall clock may be so far ahead of the note: a restart takes its time."""
+"""The most that the wall clock may be ahead of the note at a start: a restart takes its time."""
 _BELIEVE_AFTER_US: Final = 3_600_000_000
-"""A clock that is ahead and has stayed there for so long is right."""
 _NOTE_US: Final = 600_000_000
-"""How often the note is written. Much less than a start may be ahead of it."""
+"""How often the note is written: well below what a start may be ahead of it."""
 _NOTE_DOUBT_US: Final = 60_000_000
-"""The same while a clock is doubted: a broker that is killed loses no more of its hour."""
+"""The same while a clock is doubted: a killed broker loses no more of its hour."""
 _CONFIRMED_US_MIN: Final = 30 * 365 * 86_400_000_000
-"""A note of an earlier moment, before 2000, confirms nothing: it began without one."""
+"""A note from before 2000 confirms nothing: the broker began without one."""
 
 
 class BelievedClock:
     """The wall clock, as far as the monotonic clock confirms it.
 
-    A wall clock that is suddenly hours ahead (a bad time server, a mistyped date) would make every
-    row look old. Until it has stayed there for an hour, time goes on from what was believed before.
-    One that jumps further ahead within this hour has not stayed there: the hour begins anew.
-    A clock that goes back is believed: it only keeps rows longer.
+    While it is ahead, time goes on from what was believed; a further jump begins the hour anew. A
+    clock that goes back is believed: it only keeps rows longer.
     """
 
     __slots__ = ("_ahead_us", "_believed", "_suspect_since_us", "jumps")
@@ -54,14 +44,13 @@ class BelievedClock:
         self._believed: Now | None = None
         self._suspect_since_us: int | None = None
         self._ahead_us = 0
-        """So far ahead of what is believed was it at the last look."""
+        """How far the clock was ahead of the expected time at the last read."""
         self.jumps = 0
-        """So often the wall clock went ahead."""
 
     def begin(self, now: Now, note: ClockNote) -> int:
         """Go on from the note of an earlier life; returns how much of the hour is left.
 
-        A doubted clock that is as far ahead as it was then, and the restart, has stayed there.
+        A doubted clock that is as far ahead as it was then, plus the restart, has stayed there.
         """
         assert self._believed is None
         self._believed = Now(now.mono_us, note.believed_us)
@@ -73,7 +62,6 @@ class BelievedClock:
         return max(0, _BELIEVE_AFTER_US - stayed_us)
 
     def note(self, now: Now) -> ClockNote:
-        """For the next life."""
         believed_us = self.read(now).wall_us
         assert believed_us <= now.wall_us, "a note is never ahead of the wall clock"
         if self._suspect_since_us is None:
@@ -82,11 +70,9 @@ class BelievedClock:
 
     @property
     def suspects(self) -> bool:
-        """True while the wall clock is ahead of what is believed."""
         return self._suspect_since_us is not None
 
     def read(self, now: Now) -> Now:
-        """This moment, with the wall clock that is believed."""
         believed = self._believed
         wall_us = now.wall_us
         if believed is not None:
@@ -110,8 +96,6 @@ class BelievedClock:
 
 
 class NoteClockJob:
-    """Write down which time is believed, for the next start."""
-
     __slots__ = ("_directory", "_note", "key", "kind")
 
     def __init__(self, directory: DataDirectory, note: ClockNote) -> None:
@@ -126,7 +110,7 @@ class NoteClockJob:
 
 
 class Clock:
-    """See the module docstring. `due_us`: when (monotonic) `note` is wanted."""
+    """The believed clock and its note. `due_us`: when (monotonic) `note` is wanted."""
 
     __slots__ = ("_believed", "_directory", "_found", "_jobs", "_noting", "_outbox", "due_us")
 
@@ -155,7 +139,7 @@ class Clock:
         if note is None and newest_row_us is not None:
             note = ClockNote(0)  # The note was lost. Before 1970 no row is too old.
         if note is not None and now.wall_us > note.believed_us + _START_AHEAD_US:
-            # A long stop looks the same; then rows are deleted an hour later, which harms nobody.
+            # A long stop looks the same; then retention deletes an hour later, which does no harm.
             wait_us = self._believed.begin(now, note)
             assert 0 <= wait_us <= _BELIEVE_AFTER_US
             if note.believed_us >= _CONFIRMED_US_MIN:
@@ -170,7 +154,7 @@ class Clock:
         self.note(now)
 
     def read(self, now: Now) -> Now:
-        """This moment, with the wall clock that is believed. A jump is told once."""
+        """Return the believed time; log each jump once."""
         suspected = self._believed.suspects
         believed = self._believed.read(now)
         assert believed.mono_us == now.mono_us, "of this very moment"
@@ -182,16 +166,15 @@ class Clock:
             )
             assert believed.wall_us < now.wall_us
         elif suspected and not self._believed.suspects:
-            self.due_us = now.mono_us  # A start from now on shall wait for nothing.
+            self.due_us = now.mono_us  # Note at once: a start from now on has nothing to wait for.
         return believed
 
     @property
     def jumps(self) -> int:
-        """So often the wall clock went ahead, as far as it was looked at."""
         return self._believed.jumps
 
     def note(self, now: Now) -> None:
-        """Write down what is believed now; again in ten minutes, or sooner."""
+        """Write what is believed now; again in ten minutes, or sooner."""
         note = self._believed.note(now)
         self.due_us = now.mono_us + (_NOTE_DOUBT_US if self._believed.suspects else _NOTE_US)
         assert self.due_us > now.mono_us
@@ -201,7 +184,6 @@ class Clock:
             self._jobs.start(job, self._noted, Urgency.BACKGROUND)
 
     def last_note(self, now: Now) -> ClockNote:
-        """What a stop writes down."""
         self.read(now)
         return self._believed.note(now)
 

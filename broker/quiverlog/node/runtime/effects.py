@@ -35,7 +35,7 @@ __all__ = [
 class Respond(msgspec.Struct, gc=False):
     """Send a response; `body` follows its header as it is. A connection that is gone is no error.
 
-    The views stay valid for as long as they are held, whatever the node does meanwhile.
+    The views stay valid as long as they are held.
     """
 
     connection_id: int
@@ -51,7 +51,7 @@ class StartJob(msgspec.Struct, frozen=True):
 
 
 class CloseConnection(msgspec.Struct, frozen=True):
-    """Close after what was said before is sent. `why` is for the log."""
+    """Close after earlier responses are sent. `why` is for the log."""
 
     connection_id: int
     why: str
@@ -67,21 +67,19 @@ class Purpose(enum.StrEnum):
 
 
 class Peer(NamedTuple):
-    """Another broker, by one of the connections to it."""
-
     node_id: int
     purpose: Purpose
 
 
 NO_TOKEN = 0
-"""Nobody waits for the answer."""
+"""The answer is not waited for."""
 
 
 class SendToPeer(msgspec.Struct, gc=False):
     """Send a request to another broker; `body` follows its header as it is.
 
-    With a `token` it is answered by a ResponseReceived, or named by a PeerClosed, exactly once.
-    With NO_TOKEN it may be dropped at any time, and no answer is told.
+    With a `token` the server sends one ResponseReceived or PeerClosed for it. With NO_TOKEN it may
+    drop the request, and ignores the answer.
     """
 
     peer: Peer
@@ -91,40 +89,40 @@ class SendToPeer(msgspec.Struct, gc=False):
 
 
 class ClosePeer(msgspec.Struct, frozen=True):
-    """Give up the connection: a PeerClosed names all that waits for an answer."""
+    """Give up the connection: a PeerClosed names all tokens that wait."""
 
     peer: Peer
     why: str
 
 
 class PeerAddresses(msgspec.Struct, frozen=True):
-    """Where the other brokers are, from now on: all of them. Others are not connected to."""
+    """All other brokers from now on. Only these are connected to."""
 
     by_node: Mapping[int, Address]
 
 
 class ConfigChanged(msgspec.Struct, frozen=True):
-    """What may change while a broker runs is now so: all such keys, with the table's texts."""
+    """All keys that may change while a broker runs."""
 
     values: Mapping[str, str]
 
 
 class ListenToBrokers(msgspec.Struct, frozen=True):
-    """Others are needed for the start: take connections where brokers meet, and no others yet."""
+    """Accept connections on the inter-broker listener only: the start needs other brokers."""
 
 
 class StartComplete(msgspec.Struct, frozen=True):
-    """Every partition is open, or known not to be: clients may come."""
+    """Every partition is open or offline: accept clients."""
 
 
 class ShutdownComplete(msgspec.Struct, frozen=True):
-    """The node takes no more events. `clean`: all is on disk, and the directory says so."""
+    """The node takes no more events. `clean`: all is on disk, and the clean mark is written."""
 
     clean: bool
 
 
 class LogLine(msgspec.Struct, frozen=True):
-    """A structured line for the broker's log. `level`: debug, info, warning or error."""
+    """`level`: debug, info, warning or error."""
 
     level: str
     event: str

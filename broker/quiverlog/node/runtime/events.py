@@ -1,4 +1,4 @@
-"""What can happen to a node: the closed list of inputs of `Node.handle`."""
+"""The closed list of inputs of `Node.handle`."""
 
 from __future__ import annotations
 
@@ -29,13 +29,12 @@ __all__ = [
 ]
 
 AT_ONCE_US: Final = 0
-"""The deadline of a part that wants a tick at once."""
 
 
 class RequestReceived(msgspec.Struct, gc=False):
     """A whole request arrived. `body` is only valid (and may be written to) during `handle`.
 
-    Connection ids are the server's and are never used twice.
+    The server never uses a connection id twice.
     """
 
     connection_id: int
@@ -45,10 +44,7 @@ class RequestReceived(msgspec.Struct, gc=False):
 
 
 class ConnectionOpened(msgspec.Struct, frozen=True):
-    """A client has connected, and asks nothing yet. Without it nobody knows from where.
-
-    `peer`: address and port. `listener`: the name of the listener that took it.
-    """
+    """`peer`: address and port."""
 
     connection_id: int
     peer: str
@@ -56,22 +52,19 @@ class ConnectionOpened(msgspec.Struct, frozen=True):
 
 
 class ConnectionClosed(msgspec.Struct, frozen=True):
-    """The connection is gone: its requests need no answers."""
+    """The requests of the connection need no answers."""
 
     connection_id: int
 
 
 class RequestsEnded(msgspec.Struct, frozen=True):
-    """This connection can ask nothing more, and waits for its answers: long polls end now."""
+    """The connection sends nothing more, and waits for its answers: long polls end now."""
 
     connection_id: int
 
 
 class ResponseReceived(msgspec.Struct, gc=False):
-    """Another broker has answered the request that was sent under `token`.
-
-    `body` stays valid for as long as it is held.
-    """
+    """`body` stays valid while it is held."""
 
     peer: Peer
     token: int
@@ -80,7 +73,7 @@ class ResponseReceived(msgspec.Struct, gc=False):
 
 
 class PeerClosed(msgspec.Struct, frozen=True):
-    """What was sent under these tokens is never answered; it may have been done. `error`: why."""
+    """Requests of these tokens get no answer; they may have been performed."""
 
     peer: Peer
     tokens: tuple[int, ...]
@@ -96,28 +89,24 @@ class JobDone(msgspec.Struct, frozen=True):
 
 
 class Tick(msgspec.Struct, frozen=True):
-    """The moment that `next_deadline_us` named has come (early or late ticks do no harm)."""
+    """The moment of `next_deadline_us` has come (early or late ticks do no harm)."""
 
 
 class DiskSpace(msgspec.Struct, frozen=True):
-    """What a look at the data directory found. Sent every second or so.
-
-    `free_bytes`: room on its file system. `is_owned`: it is the directory that was locked, and
-    nobody else uses it (see `DataDirectory.is_owned`).
-    """
+    """`free_bytes`: room on the file system. `is_owned`: see `DataDirectory.is_owned`."""
 
     free_bytes: int
     is_owned: bool = True
 
 
 class ConfigReloaded(msgspec.Struct, frozen=True):
-    """The process was given another configuration while it runs: all of it, by key."""
+    """All configuration, by key."""
 
     given: Mapping[str, Given]
 
 
 class Shutdown(msgspec.Struct, frozen=True):
-    """Stop: refuse new work, flush, close, then say ShutdownComplete."""
+    """Stop: refuse new work, flush, close, then emit ShutdownComplete."""
 
 
 Event = (

@@ -1,16 +1,11 @@
-"""The jobs that this node has started, and what is to be done when each is back.
+"""The jobs that this node has started, and the continuation of each.
 
-Owns the pairing of a job with its continuation, and how many jobs of a kind of urgency run at once:
-flushes, which clients wait for, must not stand in a line behind the removal of ten thousand files.
-So a flush may overtake a trim or removal of the same log that was begun before it. A job that was
-held back finds files that later ones have written and leaves them: a log start never goes back, a
-removal names its files, and no name is used twice.
+Each urgency has a bound: flushes, which clients wait for, must not queue behind the removal of ten
+thousand files. So a flush may overtake an earlier trim or removal of its log, which is safe: a log
+start never goes back, a removal names its files, and no name is used twice.
 
-Invariant: every started job is answered by one JobDone, which runs its continuation. A continuation
-that raises is called once more with what it raised, so that whoever waits for it hears of it: it
-must bear that, by answering those that are still to be answered.
-
-Must not know: what a job does.
+Invariant: each started job gets one JobDone, which runs its continuation. One that raises is
+called once more with the error, and must then answer what is still unanswered.
 """
 
 from __future__ import annotations
@@ -27,22 +22,22 @@ from quiverlog.types import Now
 __all__ = ["Jobs", "Starter", "Then", "Urgency"]
 
 Then = Callable[[object, BaseException | None, Now], None]
-"""Called with what came of it: a result, or the error that it raised."""
 
 Starter = Callable[[Then], None]
 """Starts something that takes a while and calls back when it is done."""
 
 
 class Urgency(enum.Enum):
-    """How many jobs of this kind run at once: the second of the two numbers."""
+    """How many jobs run at once: the second number."""
 
     FLUSH = (0, 16)
-    """Started at once: the flush queue and the metadata log bound their own jobs."""
+    """Bounded by the flush queue and the metadata log themselves."""
     READ = (1, 2)
     """A client waits for it."""
     CHECK = (2, 2)
-    """A client waits for it, but it costs processor and memory: others shall have theirs. Two, so
-    that a check of seconds is not in everybody's way."""
+    """A client waits for it, but it costs processor and memory. Two: a check of seconds must not
+    delay all others.
+    """
     BACKGROUND = (3, 1)
     """No client waits for the job, or it is one of thousands."""
 
@@ -51,8 +46,6 @@ class Urgency(enum.Enum):
 
 
 class Jobs:
-    """See the module docstring."""
-
     __slots__ = ("_outbox", "_queues", "_running", "_waiting")
 
     def __init__(self, outbox: Outbox) -> None:
@@ -64,24 +57,20 @@ class Jobs:
 
     @property
     def unfinished(self) -> int:
-        """Jobs that are not back, or not even started."""
         return len(self._waiting) + sum(map(len, self._queues.values()))
 
     def waits_for(self, job: Job) -> bool:
-        """True from the start of a job until its result is back."""
         return id(job) in self._waiting
 
     def start(self, job: Job, then: Then, urgency: Urgency = Urgency.FLUSH) -> None:
-        """Run `job` off the loop, as soon as its urgency allows; `then` gets what came of it."""
+        """Run `job` off the loop, as soon as its urgency allows; `then` gets its outcome."""
         self._queues[urgency].append((job, then))
         self._start_next(urgency)
 
     def starter(self, job: Job, urgency: Urgency) -> Starter:
-        """`start`, to be called later."""
         return lambda then: self.start(job, then, urgency)
 
     def done(self, event: JobDone, now: Now) -> None:
-        """A job is back."""
         job, then, urgency = self._waiting.pop(id(event.job))
         assert job is event.job
         self._running[urgency] -= 1

@@ -1,7 +1,5 @@
-"""Counters that the node moves and the server exports.
-
-Plain slotted numbers: adding to one costs tens of nanoseconds, exporting is the server's work.
-Counters only grow; gauges are set; what can be asked of the node (log sizes, offsets) is not here.
+"""Counters that the node moves and the server exports. What the node can compute (log sizes,
+offsets) is not here.
 """
 
 from __future__ import annotations
@@ -14,8 +12,6 @@ _DISPLACED_PAIRS_MAX: Final = 16
 
 
 class TopicCounters:
-    """Traffic of one topic since the broker started."""
-
     __slots__ = ("batches_in", "bytes_in", "bytes_out", "rows_in", "rows_out")
 
     def __init__(self) -> None:
@@ -74,7 +70,7 @@ class NodeMetrics:
         self.batches_refused = 0
         self.corrupt_reads = 0
         self.displaced: dict[tuple[str, str], int] = {}
-        """How often this broker was displaced: by its own address and the other one's."""
+        """By this broker's own address and the other process's."""
         self.in_sync_expands = 0
         self.in_sync_shrinks = 0
         self.internal_errors = 0
@@ -92,14 +88,13 @@ class NodeMetrics:
         self.unclean_starts = 0
 
     def was_displaced(self, at: str, other_at: str) -> None:
-        """Another process has taken this broker's place. Addresses may be a client's invention."""
+        """Addresses may be a client's invention: pairs are bounded."""
         pair = (at, other_at)
         if pair not in self.displaced and len(self.displaced) >= _DISPLACED_PAIRS_MAX:
             pair = (at, "others")
         self.displaced[pair] = self.displaced.get(pair, 0) + 1
 
     def topic(self, name: str) -> TopicCounters:
-        """The topic's counters, made at first use."""
         counters = self.topics.get(name)
         if counters is None:
             counters = self.topics[name] = TopicCounters()

@@ -1,15 +1,13 @@
-"""Requests to other brokers: which are under way, what waits for each, where brokers are.
+"""Requests to other brokers, and where brokers are.
 
-Owns tokens, deadlines and their number, and the addresses of other brokers. Of several sources of
-an address the later one in this list counts: `controllers` in the configuration, the voters in
-the metadata log, broker registrations, `moved_controllers`, requests of the other replica itself
-(from its own disk only: a wiped disk must not draw the voter's messages; of two processes on one
-node id the first counts until it has been silent for a session).
+Of several sources of an address the later in this list counts: `controllers` in the configuration,
+the leader that another broker named, voters in the metadata log, broker registrations,
+`moved_controllers`, requests of the replica itself (from its own disk only: a wiped disk must not
+draw the voter's messages; of two processes on one node id the first counts until it was silent for
+a session).
 
-Invariant: each request is answered once, in a later call: by the response, or by an error. After
-a deadline its connection is closed, because what is sent behind it would wait as well.
-
-Must not know: sockets, what a request means.
+Invariant: each request is answered once, in a later call, by a response or an error. After a
+deadline its connection is closed, because requests behind it would wait as well.
 """
 
 from __future__ import annotations
@@ -53,20 +51,18 @@ __all__ = ["SECOND", "Answer", "Peers", "Said", "Whereabouts"]
 Body = Sequence[bytes | memoryview]
 
 _ANSWERED_KEPT: Final = 64
-"""Deadlines of answered requests that may lie about beside twice as many as are needed."""
+"""Deadlines of answered requests that may stay beside twice as many as are needed."""
 
 
 class Answer(NamedTuple):
-    """What another broker has answered. Its `error_code` is for the asker to look at."""
+    """A response; the caller checks its `error_code`."""
 
     response: Response
     body: memoryview
 
 
 class Peers:
-    """What is asked of other brokers: what is under way to whom, and who waits for
-    which answer.
-    """
+    """Requests under way to other brokers, each with its continuation and deadline."""
 
     __slots__ = (
         "_addresses",
@@ -84,19 +80,19 @@ class Peers:
         self._last_token = 0
         self._waiting: dict[int, tuple[Peer, Then]] = {}
         self._waiting_of: Counter[Peer] = Counter()
-        # Those of answered requests are passed over, and thrown out when they are many.
+        # Those of answered requests are skipped, and thrown out when they are many.
         self._deadlines: list[tuple[int, int]] = []
         self._is_stopped = False
 
     # --- asking --------------------------------------------------------------------------------
     def addresses_changed(self, by_node: Mapping[int, Address]) -> None:
-        """Where the other brokers are, all of them. This node itself is not among them."""
+        """Set all other brokers' addresses."""
         if by_node != self._addresses:
             self._addresses = dict(by_node)
             self._outbox.emit(PeerAddresses(dict(by_node)))
 
     def tell(self, node_id: int, request: Request, body: Body = ()) -> None:
-        """Send something that may get lost: nobody waits for the answer."""
+        """Send a request that may get lost; its answer is ignored."""
         if node_id in self._addresses:
             self._outbox.emit(SendToPeer(Peer(node_id, Purpose.CONTROL), request, body=body))
 
@@ -110,12 +106,12 @@ class Peers:
         body: Body = (),
         timeout_ms: int = PEER_ANSWER_MS_DEFAULT,
     ) -> None:
-        """`then` gets an `Answer`, or the error that there will be none.
+        """Send a request; `then` gets an `Answer` or an error.
 
         Raises:
-            PeerUnreachable: nobody knows where the node is.
-            ThrottledBroker: too much is asked of it already.
-            BrokerShuttingDown: nothing is asked any more.
+            PeerUnreachable: the node has no address.
+            ThrottledBroker: too many requests wait for it already.
+            BrokerShuttingDown: the broker stops.
         """
         assert timeout_ms > 0
         if self._is_stopped:
@@ -138,18 +134,16 @@ class Peers:
 
     # --- answers -------------------------------------------------------------------------------
     def received(self, event: ResponseReceived, now: Now) -> None:
-        """An answer has come, perhaps too late."""
         assert event.token != NO_TOKEN, "nobody waits for that one"
         self._end(event.token, Answer(event.response, event.body), None, now)
 
     def closed(self, event: PeerClosed, now: Now) -> None:
-        """A connection is gone."""
         assert NO_TOKEN not in event.tokens, "nobody waits for that one"
         for token in event.tokens:
             self._end(token, None, event.error, now)
 
     def expire(self, now: Now) -> None:
-        """Give up those whose deadline has passed, and their connections."""
+        """Fail the requests whose deadline has passed, and close their connections."""
         late: dict[Peer, None] = {}
         while self._deadlines and self._deadlines[0][0] <= now.mono_us:
             _, token = heapq.heappop(self._deadlines)
@@ -163,16 +157,16 @@ class Peers:
             self._outbox.emit(ClosePeer(peer, "no answer in time"))
 
     def next_us(self) -> int | None:
-        """When `expire` is to be called at the latest; None: nobody waits."""
+        """When `expire` is to be called at the latest; None: no request waits."""
         deadlines = self._deadlines
         while deadlines and deadlines[0][1] not in self._waiting:
             heapq.heappop(deadlines)
         return deadlines[0][0] if deadlines else None
 
     def stop(self, now: Now) -> None:
-        """The broker stops: nothing more is asked, and whoever waits is told.
+        """Fail all requests that wait and refuse new ones.
 
-        What nobody waits for is sent on: decisions under way may need the quorum.
+        Those without a token are still sent: decisions under way may need the quorum.
         """
         self._is_stopped = True
         for token in list(self._waiting):
@@ -185,7 +179,7 @@ class Peers:
     ) -> None:
         found = self._waiting.pop(token, None)
         if found is None:
-            return  # It was given up.
+            return  # It timed out before.
         assert (answer is None) != (error is None), "an answer, or why there is none"
         peer, then = found
         self._waiting_of[peer] -= 1
@@ -207,8 +201,6 @@ _REMEMBERED_US: Final = 10_000_000
 
 
 class Said(NamedTuple):
-    """What a replica has sent of itself, and when it last did."""
-
     key: ReplicaKey
     address: Address
     is_controller: bool
@@ -216,14 +208,12 @@ class Said(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """Where a node is, and on which disk."""
-
     address: Address
     directory_id: str
 
 
 class _Second(NamedTuple):
-    """A process that was refused: where, and until when it is remembered."""
+    """A process that was refused, and until when it is remembered."""
 
     at: str
     until_us: int
@@ -231,12 +221,11 @@ class _Second(NamedTuple):
 
 
 class Whereabouts:
-    """Where the other brokers are, from all who tell of it.
+    """Where the other brokers are, from all sources.
 
     Args:
-        config: this node, which is never among the others, and what the operator says.
-        changed: is told where all are, when that may have changed.
-        log: takes a line of the log.
+        changed: gets all addresses when they may have changed.
+        log: writes a line of the log.
     """
 
     __slots__ = (
@@ -272,7 +261,7 @@ class Whereabouts:
         self._session_us = config.broker_session_ms * 1000
         self._voters: Voters = {}
         self._registered: Mapping[int, Address] = {}
-        self._live: dict[int, _Place] = {}  # Of those registered, the ones that are not fenced.
+        self._live: dict[int, _Place] = {}  # Of those registered, the ones not fenced.
         self._heard: dict[int, Said] = {}
         self._contested: set[int] = set()  # Those that live elsewhere by their registration.
         self._led_us = -self._session_us  # When there was last a controller, which fences.
@@ -280,7 +269,6 @@ class Whereabouts:
         self._told: dict[int, Address] = {}  # One leader at most.
 
     def voters_changed(self, voters: Voters) -> None:
-        """The metadata log names other voters, or other endpoints of them."""
         self._voters = dict(voters)
         for node_id, said in list(self._heard.items()):
             if not self._is_believed(said.key):
@@ -289,7 +277,7 @@ class Whereabouts:
         self._tell()
 
     def brokers_changed(self, brokers: Iterable[BrokerRecord]) -> None:
-        """The metadata has other registrations, or fences others: all of them."""
+        """Take all registrations and fences from the metadata."""
         registered: dict[int, Address] = {}
         self._live = {}
         for one in brokers:
@@ -314,17 +302,17 @@ class Whereabouts:
         yields: bool = False,
         is_controller: bool = True,
     ) -> Address | None:
-        """A replica says in a request where it is (empty: it does not), and whether it may vote.
+        """Record where a replica is by its own request (empty: not sent), and whether it may vote.
 
         Args:
-            is_led: there is a controller, which fences those that are silent for a session.
-            yields: the first one is of no use: its disk lacks what the sender's may have.
+            is_led: there is a controller, which fences brokers that are silent for a session.
+            yields: the first process gives way: its disk lacks what the sender's may have.
 
         Returns:
-            Where another process with the same disk is, which lives: the sender is a second one.
+            Where another live process with the same disk is: the sender is a second one.
 
         Raises:
-            InvalidRequest: that is no address.
+            InvalidRequest: `endpoint` is no address.
         """
         if is_led:
             self._led_us = now.mono_us
@@ -381,7 +369,7 @@ class Whereabouts:
         return self._live.get(node_id) if is_led else None
 
     def _forget_contested(self, now: Now) -> None:
-        """Where no message came for a session, the registration counts again."""
+        """Let the registration count again where no message came for a session."""
         gone = [
             node_id for node_id in self._contested
             if now.mono_us >= self._heard[node_id].heard_us + self._session_us
@@ -396,10 +384,10 @@ class Whereabouts:
     def second_seen(
         self, node_id: int, second_at: str, at: str, now: Now, *, is_here: bool = False
     ) -> None:
-        """A process was refused that has the node id of another one, which lives (`at`).
+        """Record a refused process that has the node id of a live one (at `at`).
 
         Args:
-            is_here: by this broker, which reports it to the controller; else by another one.
+            is_here: refused by this broker, which reports it to the controller; else by another.
         """
         known = self._seconds.get(node_id)
         if known is None or known.at != second_at or now.mono_us >= known.until_us:
@@ -407,12 +395,12 @@ class Whereabouts:
         self._seconds[node_id] = _Second(second_at, now.mono_us + _REMEMBERED_US, is_here)
 
     def second_at(self, node_id: int, now: Now) -> str:
-        """Where a second process under this node id was a moment ago; empty: there was none."""
+        """Where a second process with this node id was lately; empty: there was none."""
         second = self._seconds.get(node_id)
         return second.at if second is not None and now.mono_us < second.until_us else ""
 
     def refused_here(self, now: Now) -> tuple[int, str]:
-        """Node id and address of the second process that was refused here last; (-1, ""): none."""
+        """The last second process refused here; (-1, ""): none."""
         here = [
             (one.until_us, node_id, one.at) for node_id, one in self._seconds.items()
             if one.is_here and now.mono_us < one.until_us
@@ -420,7 +408,7 @@ class Whereabouts:
         return max(here)[1:] if here else (-1, "")
 
     def told(self, node_id: int, address: Address) -> None:
-        """A broker that was asked for the leader says where it is."""
+        """Take the leader's address from another broker's answer."""
         if node_id != self._node_id and self._told != {node_id: address}:
             self._told = {node_id: address}
             self._tell()
@@ -429,14 +417,12 @@ class Whereabouts:
         return key in self._voters or all(key.node_id != one.node_id for one in self._voters)
 
     def said_by(self, node_id: int) -> Said | None:
-        """What a node has said of itself since this process began."""
         return self._heard.get(node_id)
 
     def known(self) -> dict[int, Address]:
-        """Where each other node is, by all that is known."""
         found = {**self._controllers, **self._told}
         for voter, endpoint in self._voters.items():
-            # A quorum of one has written down no address.
+            # A quorum of one has recorded no address.
             with contextlib.suppress(ValueError):
                 found[voter.node_id] = parse_address(endpoint)
         found.update(self._registered)

@@ -1,13 +1,10 @@
-"""Requests that wait for rows, offsets or the disk, and how they are looked at again.
+"""Requests that wait for rows, offsets or the disk, and when they are checked again.
 
-Owns their deadlines (one heap), and how many long polls a connection, a client id and an address
-may have; every connection has room for its first. `Wakeups` marks readers whose partitions
-changed and looks at a bounded number in each call, `busy` asks for the next. `Waits` is all that
-a waiter may do besides looking.
+Owns their deadlines (one heap) and the shares of long polls of a connection, a client id and an
+address; every connection has room for its first.
 
-Invariants: a waiter is answered or dropped once; one that waits is looked at after every change,
-if not in this call then in a later one; the heap holds at most about twice as many entries as
-wait.
+Invariants: a waiter is answered or dropped once, and checked after every change, in this call or a
+later one; the heap holds at most about twice as many entries as wait.
 """
 
 from __future__ import annotations
@@ -42,13 +39,12 @@ _SWEEP_MIN: Final = 256
 _FIRST_ENTRIES: Final = 8
 """The first long poll of a connection finds room if it has no more entries."""
 _ADDRESS_SHARE: Final = 2
-"""An address may have two thirds: a client that has taken its half leaves something to others
-of its host or network."""
+"""An address may have two thirds: a client that has taken its half leaves something to others of
+its host or network.
+"""
 
 
 class Replier(Protocol):
-    """All that a waiter needs to answer."""
-
     def respond(
         self,
         connection_id: int,
@@ -60,7 +56,7 @@ class Replier(Protocol):
 
 
 class Waiter:
-    """A request that is not answered yet. `done`: it waits no more. `answered`: it was answered."""
+    """A request that is not answered yet. `done`: it waits no more."""
 
     __slots__ = (
         "accounts",
@@ -80,38 +76,34 @@ class Waiter:
         self.connection_id = connection_id
         self.correlation_id = correlation_id
         self.deadline_us = deadline_us
-        # Of a long poll: what it counts for.
         self.accounts: tuple[Account, ...] = ()
-        # Partitions that it asks for.
         self.entry_count = entry_count
         self.done = False
         self.answered = False
 
     def wake(self, indexes: Sequence[int], now: Now) -> None:
-        """Offsets of these entries of the request changed: answer if it is enough."""
+        """Answer if the changed offsets of these entries suffice."""
         raise NotImplementedError
 
     def expire(self, now: Now) -> None:
-        """The deadline has come: answer with what there is."""
+        """Answer at the deadline with what there is."""
         raise NotImplementedError
 
     def release(self) -> None:
-        """Take yourself off every list but the purgatory's. May be called twice."""
+        """Leave every list but the purgatory's. May be called twice."""
 
     def answer(self, replier: Replier, response: Response, body: Sequence[memoryview] = ()) -> None:
-        """Answer the request, once."""
         assert not self.answered
         replier.respond(self.connection_id, self.correlation_id, response, body)
         self.answered = True
 
 
 class Purgatory:
-    """Requests that wait: for rows, for offsets, for the disk.
+    """Requests that wait, and the shares of their accounts.
 
     Args:
-        clients: the connections that there are.
         parked_max: long polls that may wait at once.
-        entries_max: entries that all of them may have together.
+        entries_max: entries of all of them together.
     """
 
     __slots__ = (
@@ -144,7 +136,7 @@ class Purgatory:
         self.parked_entries = 0
 
     def may_park(self, connection_id: int, entry_count: int) -> bool:
-        """True while this connection may have one more long poll of so many entries."""
+        """True while this connection may have one more long poll of `entry_count` entries."""
         free = self._parked_max - self.parked
         free_entries = self._entries_max - self.parked_entries
         accounts = self._clients.accounts
@@ -165,7 +157,7 @@ class Purgatory:
         return True
 
     def park(self, waiter: Waiter) -> None:
-        """A long poll waits; it ends with its connection."""
+        """Keep a long poll, which ends with its connection."""
         assert not waiter.accounts
         waiter.accounts = self._clients.accounts[waiter.connection_id]
         self.parked += 1
@@ -178,7 +170,7 @@ class Purgatory:
         assert self.parked <= self.live
 
     def add(self, waiter: Waiter) -> None:
-        """Wait until `waiter.deadline_us` (monotonic), whatever becomes of the connection."""
+        """Wait until `waiter.deadline_us`, whether or not the connection lasts."""
         assert not waiter.done
         self._sequence += 1
         self.live += 1
@@ -188,7 +180,7 @@ class Purgatory:
             self._sweep()
 
     def hasten(self, waiter: Waiter, deadline_us: int) -> None:
-        """One that waits has an earlier deadline from now on; what it had is out of date."""
+        """Give a waiter an earlier deadline; its old heap entry is out of date."""
         assert not waiter.done
         assert deadline_us < waiter.deadline_us
         waiter.deadline_us = deadline_us
@@ -201,7 +193,6 @@ class Purgatory:
         assert len(self._heap) <= self.live, "all but those that expire just now are in it"
 
     def finish(self, waiter: Waiter) -> None:
-        """Take a waiter out: it is answered, or its connection is gone."""
         assert not waiter.done
         waiter.done = True
         self.live -= 1
@@ -224,20 +215,19 @@ class Purgatory:
         assert self.parked or not (self._polls or self._entries or self._by_connection)
 
     def answer(self, waiter: Waiter, response: Response, body: Sequence[memoryview] = ()) -> None:
-        """Answer a waiter and take it out."""
         waiter.answer(self._outbox, response, body)
         self.finish(waiter)
         waiter.release()
 
     def forget(self, connection_id: int) -> None:
-        """Drop the long polls of a connection that is gone: nobody is left to hear an answer."""
+        """Drop the long polls of a closed connection."""
         for waiter in self.of_connection(connection_id):
             waiter.answered = True
             self.finish(waiter)
             waiter.release()
 
     def fail(self, waiter: Waiter, where: str, error: Exception) -> None:
-        """Looking after it raised what nobody expected: it is answered and forgotten."""
+        """Answer and drop a waiter whose check raised an unexpected error."""
         self._outbox.internal_error(where, error)
         if not waiter.done:
             self.finish(waiter)
@@ -248,11 +238,10 @@ class Purgatory:
             waiter.answer(self._outbox, response)
 
     def of_connection(self, connection_id: int) -> list[Waiter]:
-        """The long polls of one connection."""
         return list(self._by_connection.get(connection_id, ()))
 
     def of_request(self, connection_id: int, correlation_id: int) -> list[Waiter]:
-        """The waiters of one request; slow, for the way out of a failed handler."""
+        """The waiters of one request; slow, for a failed handler."""
         return [
             waiter
             for waiter in self.all_live()
@@ -260,7 +249,7 @@ class Purgatory:
         ]
 
     def expired(self, mono_us: int) -> list[Waiter]:
-        """The waiters whose deadline has come, in its order, still to be finished."""
+        """The waiters whose deadline has come, in its order, not finished yet."""
         found: list[Waiter] = []
         heap = self._heap
         while heap and heap[0][0] <= mono_us:
@@ -270,19 +259,17 @@ class Purgatory:
         return found
 
     def next_deadline_us(self) -> int | None:
-        """The earliest deadline of one that waits."""
         heap = self._heap
         while heap and not _holds(heap[0]):
             heapq.heappop(heap)
         return heap[0][0] if heap else None
 
     def all_live(self) -> list[Waiter]:
-        """Every one that waits, in no order."""
         return [entry[2] for entry in self._heap if _holds(entry)]
 
 
 def _holds(entry: tuple[int, int, Waiter]) -> bool:
-    """True for the deadline of one that still waits; an earlier one may have taken its place."""
+    """True for the current deadline of a live waiter; `hasten` leaves older ones behind."""
     deadline_us, _, waiter = entry
     return not waiter.done and deadline_us == waiter.deadline_us
 
@@ -297,13 +284,13 @@ def _count(counts: dict[Account, int], account: Account, change: int) -> None:
 
 
 WAKES_PER_CALL: Final = 500
-"""Partitions that waiting readers look at in one call: some 10 us each."""
+"""Partitions that waiting readers check in one call: some 10 us each."""
 MARKS_PER_CALL: Final = 5_000
 """Readers that are marked in one call: a fraction of a microsecond each."""
 
 
 class Watched:
-    """A partition, or the metadata. `waiters`: who waits for a change, with their entry's index."""
+    """A partition, or the metadata. `waiters`: its long polls, with their entry's index."""
 
     __slots__ = ("waiters",)
 
@@ -311,64 +298,56 @@ class Watched:
         self.waiters: dict[Waiter, int] = {}
 
     def watch(self, waiter: Waiter, index: int) -> int:
-        """Have a long poll look again after a change; the entry that was told until now."""
+        """Check a long poll again after a change; returns the entry watched before."""
         before = self.waiters.get(waiter, index)
         self.waiters[waiter] = index
         return before
 
     def unwatch(self, waiter: Waiter) -> None:
-        """The long poll looks here no more."""
         self.waiters.pop(waiter, None)
 
 
 class Wakeups:
-    """Readers to be looked at because their partitions changed: bounded in each call
-    of the node.
-    """
+    """Readers to be checked after a change: a bounded number in each call."""
 
     __slots__ = ("_changed", "_listener", "_marked", "_purgatory", "_round")
 
     def __init__(self, purgatory: Purgatory) -> None:
         self._purgatory = purgatory
-        # Who else is to hear of each change.
         self._listener: Callable[[Watched], None] = lambda watched: None
         # Each once, however often it changes before its readers are marked.
         self._changed: dict[Watched, None] = {}
-        # Readers of partitions that changed, to be marked.
+        # Readers of changed partitions, to be marked.
         self._round: deque[tuple[Waiter, int]] = deque()
-        # Readers to be looked at, with the indexes of their entries that changed.
+        # Readers to be checked, with the indexes of their changed entries.
         self._marked: dict[Waiter, dict[int, None]] = {}
 
     @property
     def busy(self) -> bool:
-        """True while readers are left to be looked at."""
         return bool(self._marked or self._round or self._changed)
 
     def next_us(self) -> int | None:
-        """When a tick is wanted: at once, or when something happens."""
         return AT_ONCE_US if self.busy else None
 
     def listen(self, listener: Callable[[Watched], None]) -> None:
-        """Have somebody else hear of each change, too: the sessions that copy partitions."""
+        """Call `listener`, the sessions that copy partitions, for each change."""
         self._listener = listener
 
     def grown(self, watched: Watched) -> None:
-        """There are rows that readers may not see yet: copies are made of them."""
+        """Report rows that readers may not see yet; only copies are made of them."""
         self._listener(watched)
 
     def changed(self, watched: Watched) -> None:
-        """The partition's readers may see something new, also when it is about to go."""
+        """Report that readers may see something new, also when the partition is about to go."""
         if watched.waiters:
             self._changed[watched] = None
         self._listener(watched)
 
     def mark(self, waiter: Waiter, indexes: Iterable[int]) -> None:
-        """Have a waiter look at its entries of these indexes."""
         self._marked.setdefault(waiter, {}).update(dict.fromkeys(indexes))
         assert self._marked[waiter], "a marked reader has something to look at"
 
     def run(self, now: Now) -> None:
-        """Mark and look at the next ones."""
         self._mark()
         left = WAKES_PER_CALL
         marked = self._marked
@@ -389,7 +368,7 @@ class Wakeups:
             except Exception as error:
                 self._purgatory.fail(waiter, "waking a request", error)
             if waiter.answered:
-                # It has looked at all of its entries, to answer.
+                # It has checked all of its entries, to answer.
                 left -= waiter.entry_count - len(indexes)
 
     def _mark(self) -> None:
@@ -433,11 +412,10 @@ class _Hasten(Protocol):
 
 
 class Waits(NamedTuple):
-    """What a waiting request may do, besides looking (lookup.py): five things.
+    """What a waiting request may do, besides reading (lookup.py).
 
-    `answer`: the wait is over. `fail`: so it is, by a bug of ours. `look_again`: at these entries
-    of the request, soon. `start`: look in steps, because there is much to look at. `hasten`: the
-    deadline is earlier than it was.
+    `fail`: end the wait by a bug of ours. `look_again`: check these entries soon. `start`: read in
+    steps, because there is much to read.
     """
 
     answer: _Answer

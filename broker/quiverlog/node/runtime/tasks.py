@@ -1,11 +1,8 @@
 """Requests that take several steps, each a generator that returns the response.
 
-Owns the steps: a generator yields None where others may have their turn, or a `Starter` (a job, a
-proposal) where it has to wait; it continues with the result or the exception. At most
-`STEPS_PER_CALL` steps run in one call of the node, round robin, and at most `COMPUTING_MAX` tasks
-are half way through an answer; memory of all is bounded (`Call.held_bytes`). Also: answers in
-pages (a page holds at least one entry, and ends after `REPLY_PAGE_BYTES`), and `TopicOrder`, by
-which the topic changes of one connection are decided in the order in which they were sent.
+A generator yields None where others may have their turn, or a `Starter` (a job, a proposal) where
+it waits; it continues with the result or the exception. Bounded: steps of one call (round robin),
+tasks half way, memory. Also: answers in pages, and `TopicOrder`.
 
 Invariant: a request is answered once, however its generator ends.
 """
@@ -59,28 +56,29 @@ __all__ = [
 
 
 STEPS_PER_CALL: Final = 8
-"""Steps of all requests together in one call, about half a millisecond: a step takes some 60 us.
+"""About half a millisecond, at some 60 us a step.
 
-A row that comes meanwhile, the thread that flushes it and its answer each wait for such a call."""
+A row that arrives meanwhile, its flush and its answer each wait for such a call.
+"""
 
 COMPUTING_MAX: Final = 32
-"""An answer half made may hold a megabyte; so many of them stay small beside a broker."""
+"""An answer half made may hold a megabyte: this many stay small beside a broker."""
 
 COMPUTING_PER_CONNECTION_MAX: Final = 4
-"""So that it takes eight connections to make a ninth wait before it begins."""
+"""Eight connections are needed to make a ninth wait before it begins."""
 
 Wait = Starter | None
 Steps = Generator[Wait, object, Response | None]
-"""What a handler that takes several steps is; `None` at the end: it has answered, or parked."""
+"""A handler's steps; `None` at the end: it has answered, or parked."""
 
 
 class Call:
-    """One such request. `now` is the moment of the current step.
+    """`now` is the moment of the current step.
 
-    `cost`: what the current step takes, in ordinary steps; a handler says so where it is more.
-    `bare`: no waiter or queue refers to the request, so it may be dropped before it has begun.
-    `held_bytes`: what the request takes in memory, unless somebody else counts it.
-    `on_end`: called once when it is over, also if it has never begun.
+    `cost`: of the current step, in ordinary steps; set by a handler where it is more. `bare`: no
+    waiter or queue refers to the request, so it may be dropped before it has begun. `held_bytes`:
+    its memory, unless counted elsewhere. `on_end`: called once when it is over, also if it has
+    never begun.
     """
 
     __slots__ = (
@@ -112,16 +110,13 @@ class Call:
 
 
 class Outcome(NamedTuple):
-    """The result or error of one of the started things that were gathered."""
-
     result: object
     error: BaseException | None
 
 
 class Future:
-    """What will come of something that was started; `wait` may be yielded, before or after.
-
-    Not asyncio's: there is no loop, and one waits at most.
+    """An outcome; `wait` may be yielded, before or after. Not asyncio's: no loop, at most one
+    waiter.
     """
 
     __slots__ = ("_done", "_then")
@@ -131,14 +126,13 @@ class Future:
         self._then: Then | None = None
 
     def set(self, result: object, error: BaseException | None, now: Now) -> None:
-        """Set the outcome. Only the first one counts."""
+        """Only the first outcome counts."""
         if self._done is None:
             self._done = (result, error, now)
             if self._then is not None:
                 self._then(*self._done)
 
     def wait(self, then: Then) -> None:
-        """Call `then` when it is done."""
         assert self._then is None
         self._then = then
         if self._done is not None:
@@ -146,10 +140,10 @@ class Future:
 
 
 class Tasks:
-    """Requests that take several steps: administration, lookups that read cold files.
+    """Requests that take several steps.
 
     Args:
-        outbox: where answers go.
+        outbox: takes the answers.
         fail: answers a request with an error.
     """
 
@@ -163,9 +157,9 @@ class Tasks:
         self._outbox = outbox
         self._fail = fail
         self._is_tick = False
-        # Those that have not begun, by connection, in the order of their turns.
+        # Not begun, by connection, in the order of their turns.
         self._new: dict[int, deque[Call]] = {}
-        # Those that go on with a value or an exception.
+        # To go on with a value or an exception.
         self._ready: deque[tuple[Call, object, BaseException | None]] = deque()
         self._held_by: Counter[int] = Counter()  # Of `held_bytes`, by connection.
         self.held_bytes = 0
@@ -173,24 +167,21 @@ class Tasks:
 
     @property
     def busy(self) -> bool:
-        """True when a task has steps that could be made at once."""
         return bool(self._ready or self._new)
 
     def next_us(self) -> int | None:
-        """When a tick is wanted: at once, or when something happens."""
         return AT_ONCE_US if self._ready or self._new else None
 
     @property
     def ends_calls(self) -> bool:
-        """True when `end_call` has something to do."""
         return bool(self._ready or self._new) or self._is_tick
 
     def ticked(self, _now: Now) -> None:
-        """This call of the node is a tick: those half way go on at its end."""
+        """Let tasks half way go on at the end of this call."""
         self._is_tick = True
 
     def end_call(self, now: Now) -> None:
-        """The share of this call of the node: after a tick all may go on, else new ones begin."""
+        """Make steps: after a tick of all tasks, else only first ones."""
         is_tick, self._is_tick = self._is_tick, False
         if is_tick:
             self.run(now)
@@ -198,11 +189,7 @@ class Tasks:
             self.begin(now)
 
     def start(self, call: Call, steps: Steps, *, bare: bool = False) -> None:
-        """The first step is made in this call of the node, if its bound allows.
-
-        Args:
-            bare: nothing was done for the request yet: see `Call`.
-        """
+        """Begin in this call of the node, if its bound allows. `bare`: see `Call`."""
         assert call.steps is None, "a request is started once"
         call.steps = steps
         call.bare = bare
@@ -218,12 +205,12 @@ class Tasks:
             raise ThrottledBroker("too many requests wait for their turns: send this one again.")
 
     def forget(self, connection_id: int) -> None:
-        """The connection is gone: what it has asked for and has not begun is dropped."""
+        """Drop the requests of a closed connection that have not begun."""
         for call in self._take_bare(connection_id):
             self._end(call)
 
     def refuse(self, error: QuiverlogError) -> None:
-        """Nothing begins any more: answer what has not begun with `error`."""
+        """Answer requests that have not begun with `error`."""
         for connection_id in list(self._new):
             for call in self._take_bare(connection_id):
                 self._end(call)
@@ -237,7 +224,7 @@ class Tasks:
         return [call for call in line if call.bare]
 
     def run(self, now: Now) -> None:
-        """Make the steps that are due, at most so many."""
+        """Make the next steps of any task."""
         left = STEPS_PER_CALL
         while self.busy and left > 0:
             if self._new and len(self._ready) < COMPUTING_MAX:
@@ -245,7 +232,7 @@ class Tasks:
             left -= self._step(now)
 
     def begin(self, now: Now) -> None:
-        """Make the first steps of those that have not begun, at most so many."""
+        """Make first steps only."""
         left = STEPS_PER_CALL
         while self._new and left > 0 and len(self._ready) < COMPUTING_MAX:
             if not self._ready_next():
@@ -254,7 +241,7 @@ class Tasks:
             left -= self._step(now)
 
     def _step(self, now: Now) -> int:
-        """The next step of the task whose turn it is; what it was worth."""
+        """Make one step; returns its cost."""
         assert len(self._ready) <= self.live, "all that go on are alive"
         call, value, error = self._ready.popleft()
         call.now = now
@@ -264,7 +251,7 @@ class Tasks:
         return call.cost
 
     def _ready_next(self) -> bool:
-        """The first task of the connection whose turn it is; False when none may have one."""
+        """Ready the first task of the connection whose turn it is; False when none may have one."""
         computing = Counter(call.connection_id for call, _, _ in self._ready)
         for connection_id, line in self._new.items():
             if computing[connection_id] < COMPUTING_PER_CONNECTION_MAX:
@@ -297,7 +284,7 @@ class Tasks:
     def _resume(
         self, call: Call, step: int, result: object, error: BaseException | None, now: Now
     ) -> None:
-        # A continuation may be called again with an error (see `jobs`): only the first one counts.
+        # `Jobs` may call a continuation again with an error: only the first call counts.
         assert call.step >= step
         if call.steps is not None and step == call.step:
             call.step += 1
@@ -331,7 +318,7 @@ class Tasks:
 
 
 def gather(starters: Sequence[Starter], window: int, now: Now) -> Starter:
-    """All of them, at most `window` at once; the result is a list of `Outcome`, in their order."""
+    """Start all, at most `window` at once; the result is a list of `Outcome`, in their order."""
     assert starters
     assert window >= 1
 
@@ -367,7 +354,7 @@ def gather(starters: Sequence[Starter], window: int, now: Now) -> Starter:
     return start
 
 
-# What a request takes in memory while it waits for its steps, estimated on the safe side.
+# A request's memory while it waits for its steps, estimated on the safe side.
 _CHARACTER_BYTES_MAX: Final = 4
 """One wide character makes Python keep four bytes for each of its string."""
 _INNER_ENTRY_BYTES: Final = 128
@@ -375,7 +362,6 @@ _INNER_ENTRY_BYTES: Final = 128
 
 
 def waiting_bytes(event: RequestReceived) -> int:
-    """The request itself, the entries of its lists, and the characters and bytes in them."""
     request = event.request
     entries = inner = 0
     for name in request.__struct_fields__:
@@ -392,7 +378,6 @@ def waiting_bytes(event: RequestReceived) -> int:
     )
 
 
-# Answers in pages: what does not fit one header is asked for in several.
 _Entry = TypeVar("_Entry", bound=Part)
 Making = Generator[None, object, _Entry]
 """An entry that is made in steps: one of thousands of partitions takes several."""
@@ -408,12 +393,11 @@ def by_name(
     make: Callable[[str], Making[_Entry]],
     bytes_min: Callable[[str], int],
 ) -> Generator[None, object, tuple[list[_Entry], str]]:
-    """(entries, name with which the next page begins; "" when there is none), in steps.
+    """Return (entries, first name of the next page; "" when there is none), in steps.
 
     Args:
-        first_name: where the page begins, in the order of the names; None makes all entries in
-            the order given.
-        bytes_min: what the entry of a name takes at least, looked at before it is made.
+        first_name: where the page begins, by name; None makes all entries in the order given.
+        bytes_min: lower bound of an entry's size, checked before it is made.
 
     Raises:
         FrameTooLarge: all entries were asked for, and are more than a header holds.
@@ -441,7 +425,6 @@ def by_name(
 
 
 def check_fits(byte_count: int) -> None:
-    """Raises FrameTooLarge: an answer of so many bytes is more than a header holds."""
     if byte_count > HEADER_BYTES_MAX:
         raise FrameTooLarge(
             f"the answer has more than {HEADER_BYTES_MAX} bytes: ask for less, or for pages."
@@ -449,7 +432,7 @@ def check_fits(byte_count: int) -> None:
 
 
 def schema_page(records: Sequence[SchemaRecord], first_id: int) -> tuple[list[SchemaRecord], int]:
-    """(schemas from `first_id` on, id with which the next page begins; 0 when there is none).
+    """Return (schemas from `first_id` on, first id of the next page; 0 when there is none).
 
     `first_id` 0 gives them all.
 
@@ -499,14 +482,13 @@ class Change:
         self._last: dict[str, int] | None = None
 
     def will_decide(self, name: str) -> bool:
-        """True while something about this name is left to be decided."""
         if self._last is None:  # Asked for the first time: most never are.
             self._last = {name: index for index, name in enumerate(self.names)}
         return self._last.get(name, -1) >= self.decided
 
 
 class TopicOrder:
-    """The order in which one connection's changes of topics are decided: as they were sent."""
+    """Decides one connection's changes of topics in the order in which they were sent."""
 
     __slots__ = ("_changes",)
 
@@ -515,14 +497,14 @@ class TopicOrder:
         self._changes: dict[int, dict[Change, None]] = {}
 
     def enter(self, connection_id: int, names: Sequence[str]) -> Change:
-        """A request has arrived. Whatever becomes of it, `leave` must be called."""
+        """Record a request that has arrived; `leave` must follow, however it ends."""
         change = Change(connection_id, names)
         if names:
             self._changes.setdefault(connection_id, {})[change] = None
         return change
 
     def wait(self, change: Change) -> Starter | None:
-        """What to wait for before the next name may be decided; None: it may be, now."""
+        """What to wait for before the next name may be decided; None: nothing."""
         assert change.decided < len(change.names), "all of its names are decided"
         name = change.names[change.decided]
         for earlier in self._changes[change.connection_id]:
