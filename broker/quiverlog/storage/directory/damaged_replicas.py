@@ -1,12 +1,8 @@
 """Replicas whose files are damaged: marked, and set aside once other replicas have the rows.
 
-Owns the file that marks one, and the names of those that were set aside:
-`<topic>-<partition>.<8 hex of the topic id>.<number>.damaged`. The number grows with each and shows
-which is the oldest.
-The files' bytes are never changed: views of rows that readers have stay valid, and the disk's fault
-can be examined.
-
-No such name is a partition's, whose name ends in a number.
+Owns the names of those that were set aside: `<topic>-<partition>.<8 hex of the topic
+id>.<number>.damaged`; the number grows. The files' bytes are never changed: views that readers have
+stay valid, and the disk's fault can be examined.
 """
 
 from __future__ import annotations
@@ -26,10 +22,9 @@ _WHY_BYTES_MAX: Final = 2_000
 
 
 def mark_damaged(disk: Disk, directory: str, why: str) -> None:
-    """Mark the rows in this partition's directory as damaged, for every later start. Durable.
+    """Mark the rows in this partition's directory as damaged, durably, for every later start.
 
-    Raises:
-        DiskFull, StorageFault, ThrottledBroker: it is not marked.
+    Raises DiskFull, StorageFault, ThrottledBroker: it is not marked.
     """
     line = why.encode()[:_WHY_BYTES_MAX] + b"\n"
     with typed_errors(directory):
@@ -39,12 +34,10 @@ def mark_damaged(disk: Disk, directory: str, why: str) -> None:
 def set_aside_damaged(
     directories: PartitionDirectories, disk: Disk, name: str, topic_id: bytes
 ) -> str:
-    """Take the name from a partition's directory, durably; what it is called now.
+    """Take the name from a partition's directory, durably; return its new name.
 
-    Empty where there is no directory of this name, or it is another topic's.
-
-    Raises:
-        StorageFault, ThrottledBroker: it has the name still, or has lost it: either may be.
+    Empty where there is no directory of this name, or it is another topic's. Raises StorageFault,
+    ThrottledBroker: it may have either name.
     """
     path = directories.partition_path(name)
     with typed_errors(path):
@@ -64,12 +57,10 @@ def set_aside_damaged(
 def keep_newest(
     directories: PartitionDirectories, disk: Disk, count_max: int, free_bytes_min: int
 ) -> list[str]:
-    """Remove the oldest of those that were set aside, until so few are left, and so much is free.
+    """Remove the oldest of those set aside, until `count_max` are left and `free_bytes_min` free.
 
-    Returns what was removed. One that resists keeps none of the others.
-
-    Raises:
-        StorageFault: not all went that should.
+    Returns what was removed. Raises StorageFault: not all went that should; one that resists keeps
+    none of the others.
     """
     assert count_max >= 0
     data_path = directories.path
@@ -93,7 +84,7 @@ def keep_newest(
 
 
 def _kept(disk: Disk, data_path: str) -> dict[int, str]:
-    """Return those that were set aside, by number; of two with one number (made by hand), one."""
+    """Return those that were set aside, by number."""
     found: dict[int, str] = {}
     for name in disk.directories(data_path):
         match = _NUMBERED.fullmatch(name) if name.endswith(DAMAGED) else None

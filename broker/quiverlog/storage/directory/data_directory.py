@@ -1,15 +1,13 @@
 """The data directory: its lock, its identity, the mark of a clean stop, and the partitions in
 `data/`.
 
-Owns `lock`, `node.json`, `clean-shutdown` (consumed at start, so that any later crash counts as
-unclean; ignored where another incarnation than that in `lock` wrote it), `clock`,
-`made-directories`, `reserve`, `metadata/` and `data/`; docs/storage-format.md describes each. A
-partition on its way out is first renamed to `<topic id>-<8 hex>.deleted`: a crash in the middle
-leaves nothing that looks like a partition. Rows are removed only when the metadata says that
-their topic was deleted; rows of an unknown topic are set aside as `*.orphan`.
+`clean-shutdown` is consumed at start: any later crash counts as unclean. A partition on its way out
+is first renamed to `<topic id>-<8 hex>.deleted`: a crash in the middle leaves nothing that looks
+like a partition. Rows are removed only when the metadata says that their topic was deleted; rows of
+an unknown topic are set aside as `*.orphan`.
 
-Invariant: errors are those of the error table, never a bare OSError; whichever step fails, the
-next start understands the directory.
+Invariant: errors are those of the error table, never a bare OSError; whichever step fails, the next
+start understands the directory.
 """
 
 from __future__ import annotations
@@ -54,7 +52,6 @@ _REMOVED_AT_ONCE: Final = 16
 
 @contextlib.contextmanager
 def typed_errors(path: str) -> Iterator[None]:
-    """Errors of the operating system become errors of the table, once, here."""
     try:
         yield
     except OSError as error:
@@ -67,10 +64,7 @@ def _is_of_the_disk(error: QuiverlogError) -> bool:
 
 
 class PartitionDirectories:
-    """The directories in `data/`: making them, removing them, and judging what a start finds.
-
-    `notes`: what the operator should read.
-    """
+    """The directories in `data/`. `notes`: what the operator should read."""
 
     __slots__ = ("_disk", "notes", "path")
 
@@ -80,16 +74,14 @@ class PartitionDirectories:
         self.notes: list[str] = []
 
     def partition_path(self, name: str) -> str:
-        """The directory of the partition `name` (`<topic>-<partition>`)."""
         return f"{self.path}/{name}"
 
     def partitions(self) -> list[str]:
-        """Names of the partitions' directories; those on their way out or aside left out."""
+        """Return names of partitions; those on their way out or aside left out."""
         with typed_errors(self.path):
             return [name for name in self._disk.directories(self.path) if is_partition_name(name)]
 
     def missing(self, names: Collection[str]) -> list[str]:
-        """The names of the partitions that have no directory, sorted."""
         there = set(self.partitions())
         return sorted(name for name in names if name not in there)
 
@@ -99,12 +91,11 @@ class PartitionDirectories:
 
         The directory of this very topic is kept as it is: False. One whose owner cannot be read
         just now is not replaced: it may hold this topic's rows. Its name is durable after
-        `sync_partitions`; its `partition.json` is with the first rows (jobs.FlushJob). Before that
-        a power failure may tear it, which `remove_leftovers` expects: thousands of partitions must
-        not cost as many flushes.
+        `sync_partitions`; its `partition.json` is with the first rows. Before that a power failure
+        may tear it, which `remove_leftovers` expects: thousands of partitions must not cost as many
+        flushes.
 
-        Raises:
-            DiskFull, StorageFault, ThrottledBroker: nothing new is there.
+        Raises DiskFull, StorageFault, ThrottledBroker: nothing new is there.
         """
         assert is_partition_name(name)
         assert len(topic_id) == 16, "another one counts as torn when it is read again"
@@ -127,25 +118,18 @@ class PartitionDirectories:
         return True
 
     def sync_partitions(self) -> None:
-        """Make the names of all partitions' directories durable."""
         with typed_errors(self.path):
             self._disk.sync_dir(self.path)
 
     def remove_partition(self, name: str) -> None:
-        """Remove a partition's directory of any topic."""
         self.remove_partitions({name: None})
 
     def remove_partitions(self, owners: Mapping[str, bytes | None]) -> None:
         """Remove the directories of these partitions, with one flush for all of them.
 
-        A failure with one does not keep the others.
-
-        Args:
-            owners: topic id by partition name: a directory that is not that topic's is left alone.
-                None: any topic.
-
-        Raises:
-            StorageFault, ThrottledBroker: not all are removed; the next start goes on.
+        `owners`: topic id by partition name; a directory that is not that topic's is left alone;
+        None: any topic. Raises StorageFault, ThrottledBroker: not all are removed; the next start
+        goes on.
         """
         doomed: list[str] = []
         failures: list[QuiverlogError] = []
@@ -189,24 +173,19 @@ class PartitionDirectories:
         written: Collection[str] = (),
         later: dict[str, bytes] | None = None,
     ) -> tuple[list[str], list[str]]:
-        """Clear away all directories without a topic. Returns (names removed, names set aside).
+        """Clear away all directories without a topic; return (names removed, names set aside).
 
         No content of the directory keeps a broker from starting: what cannot be removed or set
-        aside stays, and is reported in `notes`.
+        aside stays, and is reported in `notes`. A directory whose `partition.json` cannot be read
+        is kept when its name is in `owners`: rows are worth more than the file that labels them.
 
-        Args:
-            owners: topic id by partition name. A directory whose `partition.json` cannot be read is
-                kept when its name is owned: rows are worth more than the file that labels them.
-            removed: ids of topics that were deleted for certain.
-            written: partitions that must have files, because they had rows when the broker was
-                stopped in order. One without any was emptied by hand: it stays so, and is not
-                taken for a new one. (One without rows may have lost its only file, which is not
-                durable, to a power failure.)
-            later: where there are many, gets those that may be removed while requests are served:
-                topic id by name, for `remove_partitions`. None removes all of them now.
+        `removed`: ids of topics that were deleted for certain. `written`: partitions that had rows
+        at a stop in order; one without any file was emptied by hand, and is not taken for a new
+        one. (One without rows may have lost its only file, which is not durable, to a power
+        failure.) `later` gets those beyond a few, for `remove_partitions` while requests are
+        served.
 
-        Raises:
-            UnsupportedFormat: a newer quiverlog wrote a partition.
+        Raises UnsupportedFormat: a newer quiverlog wrote a partition.
         """
         gone: list[str] = []
         aside: list[str] = []
@@ -278,7 +257,7 @@ class PartitionDirectories:
                 self._note(name, "not a partition")
 
     def unknown_rows(self, owners: Mapping[str, bytes], removed: Collection[bytes]) -> list[str]:
-        """Names of the directories with rows that `remove_leftovers` would set aside."""
+        """Return names of the directories with rows that `remove_leftovers` would set aside."""
         found: list[str] = []
         for name in self.partitions():
             path = self.partition_path(name)
@@ -292,7 +271,8 @@ class PartitionDirectories:
         return found
 
     def _has_damaged_label(self, name: str, owner: bytes | None, own: bytes | None) -> bool:
-        """True if a few flipped bits turned a partition's topic id into one that no topic has.
+        """Return True if a few flipped bits turned a partition's topic id into one that no topic
+        has.
 
         Ids are random: two that differ so little are one and the same, damaged. The directory's
         name, and the name in the file, still give the owner.
@@ -312,7 +292,7 @@ class PartitionDirectories:
             write_partition_file(self._disk, self.partition_path(name), name, topic_id)
 
     def _is_unfinished(self, name: str) -> bool:
-        """True for what `create_partition` leaves when a crash interrupts it."""
+        """Return True for what `create_partition` leaves when a crash interrupts it."""
         ours = {PARTITION_FILE, f"{PARTITION_FILE}.tmp"}
         return is_partition_name(name) and ours.issuperset(
             self._disk.list(self.partition_path(name))
@@ -336,7 +316,6 @@ class PartitionDirectories:
 RESERVE_BYTES: Final = 512 * 1024
 """Room for the new leader epochs of some 15,000 partitions."""
 _RESERVE_FREE_FACTOR: Final = 4
-"""The reserve is only made with this multiple of its size free."""
 _CLEAN_FILE: Final = "clean-shutdown"
 _OWNER: Final = re.compile("[0-9a-f]{32}")
 _CLEAN_MAGIC: Final = b"QVCLEAN\0"
@@ -365,8 +344,8 @@ _UNFINISHED: Final = (
 
 
 class ClockNote(NamedTuple):
-    """The trusted wall clock; and a doubted one, with the time for which it had stayed. Zeros:
-    none."""
+    """The trusted wall clock; and a doubted one, with the time for which it had stayed, or
+    zeros."""
 
     believed_us: int
     doubted_us: int = 0
@@ -374,17 +353,12 @@ class ClockNote(NamedTuple):
 
 
 class DataDirectory:
-    """The data directory as a whole: whose it is, which process uses it, and whether it was left in
-    order.
+    """`incarnation` is new at every start.
 
-    `incarnation` is new at every start.
-
-    `data`: the directories of partitions.
-    `clean_incarnation`: of the life before this one, if it ended cleanly.
-    `metadata_bytes`: length of the metadata log at the last clean stop; 0 when that is not known.
-    `written`: the partitions that had rows at that stop, by name, so that they have files; and
-    which rows. The opening of a log takes its entry out: from then on the log has the bounds.
-    `notes`: what the operator should read of this start.
+    `clean_incarnation`: of the life before this one, if it ended cleanly. `metadata_bytes`: length
+    of the metadata log at the last clean stop, or 0. `written`: the partitions that had rows at
+    that stop, by name, and which rows. The opening of a log takes its entry out: from then on the
+    log has the bounds.
     """
 
     __slots__ = (
@@ -439,17 +413,11 @@ class DataDirectory:
     ) -> DataDirectory:
         """Take the directory, making it when missing. A new one counts as clean.
 
-        A directory that was used before is taken without a free byte on the disk.
+        A directory that was used before is taken without a free byte on the disk. An empty
+        `cluster_id` takes the directory's own, or makes one up for a new directory.
 
-        Args:
-            cluster_id: empty takes the directory's own, or makes one up for a new directory.
-
-        Raises:
-            DataDirectoryInUse: another broker has it.
-            ForeignDataDirectory: it belongs to another cluster or node.
-            UnsupportedFormat: a newer quiverlog wrote it.
-            CorruptLog: `node.json` is damaged.
-            DiskFull, StorageFault: the disk is full (and the directory new), or failed.
+        Raises DataDirectoryInUse, ForeignDataDirectory, UnsupportedFormat; CorruptLog: `node.json`
+        is damaged; DiskFull, StorageFault.
         """
         with typed_errors(path):
             disk.make_dir(f"{path}/data")
@@ -488,7 +456,6 @@ class DataDirectory:
     # --- paths ---------------------------------------------------------------------------------
     @property
     def metadata_path(self) -> str:
-        """Where the metadata log lies."""
         return f"{self.path}/metadata"
 
     @property
@@ -497,21 +464,17 @@ class DataDirectory:
 
     # --- owning --------------------------------------------------------------------------------
     def is_owned(self) -> bool:
-        """True while this is the directory that was locked, and no other process uses it.
+        """Return True while this is the directory that was locked, and no other process uses it.
 
-        `data/` and `metadata/` in it must be the same ones, too. Costs some stat calls and a read
-        of a few bytes: call it off the loop, now and then. (Each flush checks its own file.) Any
+        Costs some stat calls and a read of a few bytes: call it off the loop, now and then. Any
         thread may call it, also while another closes the directory.
         """
         return self._lock.holds()
 
     # --- the reserve ---------------------------------------------------------------------------
     def _use_or_make_reserve(self) -> None:
-        """Give up the reserve where this start has no room, else keep some for the next.
-
-        What a start must make durable (this incarnation, new leader epochs) takes little, and
-        without it a full disk would keep the rows from their readers.
-        """
+        """What a start must make durable (this incarnation, new leader epochs) takes little, and
+        without it a full disk would keep the rows from their readers."""
         try:
             free_bytes = self._disk.free_bytes(self.path)
             if free_bytes < RESERVE_BYTES:
@@ -526,10 +489,10 @@ class DataDirectory:
         return self._disk.exists(self._reserve_path)
 
     def release_reserve(self) -> bool:
-        """Remove the reserve; False if there is none.
+        """Remove the reserve, for what must be durable before requests are served; False if there
+        is none.
 
-        For what must be durable before requests are served. The next start with free space makes it
-        anew.
+        The next start with free space makes it anew.
         """
         with typed_errors(self._reserve_path):
             if not self._has_reserve():
@@ -540,11 +503,9 @@ class DataDirectory:
     # --- the clock -----------------------------------------------------------------------------
     @property
     def clock_path(self) -> str:
-        """Where the note of the clock lies."""
         return f"{self.path}/clock"
 
     def noted_clock(self) -> ClockNote | None:
-        """The wall clock as it was noted; None when nothing good is there."""
         path = self.clock_path
         try:
             payload = unpack_file(path, self._disk.read_file(path), _CLOCK_MAGIC, _CLOCK_VERSION)
@@ -555,11 +516,7 @@ class DataDirectory:
             return None
 
     def note_clock(self, note: ClockNote) -> None:
-        """Write down the wall clock, if the directory is still ours.
-
-        Raises:
-            DiskFull, StorageFault: the note is the one of before.
-        """
+        """Write down the wall clock, if the directory is still ours."""
         with typed_errors(self.clock_path):
             if self.is_owned():
                 believed_us, *doubt = (max(0, value) for value in note)
@@ -570,17 +527,14 @@ class DataDirectory:
     # --- which directories were made -----------------------------------------------------------
     @property
     def made_path(self) -> str:
-        """Where it is noted which partitions have their directories."""
         return f"{self.path}/{_MADE_FILE}"
 
     def noted_made(self) -> tuple[int, frozenset[tuple[bytes, int]]] | None:
         """Return up to which metadata version partitions had their directories, and those that had
         none, by topic id and number; None if there is no good note.
 
-        A note that names another directory is moved aside, with an entry in `notes`: by it a lost
-        partition may pass for one that was never made.
-
-        Raises StorageFault: it cannot be moved.
+        A note that names another directory is moved aside: by it a lost partition may pass for one
+        that was never made. Raises StorageFault: it cannot be moved.
         """
         path = self.made_path
         try:
@@ -606,11 +560,7 @@ class DataDirectory:
         return bytes.fromhex(self.directory_id), _WHOSE
 
     def note_made(self, version: int, unmade: Iterable[tuple[bytes, int]]) -> None:
-        """Write that down, if the directory is still ours.
-
-        Raises:
-            DiskFull, StorageFault: the note is the one of before.
-        """
+        """Write that down, if the directory is still ours."""
         assert version >= 0
         with typed_errors(self.made_path):
             if self.is_owned():
@@ -628,13 +578,11 @@ class DataDirectory:
         metadata_bytes: int = 0,
         written: Mapping[str, Bounds] | None = None,
     ) -> None:
-        """Let go. `clean`: all logs were closed cleanly, the next start may trust them.
+        """Release the directory. `clean`: all logs were closed cleanly, the next start may trust
+        them.
 
-        Args:
-            written: the partitions that have rows, or had them, by name.
-
-        Raises:
-            DiskFull, StorageFault: the mark was not written; the directory is let go.
+        `written`: the partitions that have rows, or had them, by name. Raises DiskFull,
+        StorageFault: the mark was not written; the directory is released.
         """
         assert metadata_bytes >= 0
         for name in written or ():
@@ -662,10 +610,8 @@ class DataDirectory:
 
 
 def _move_foreign_mark_aside(disk: Disk, path: str) -> str:
-    """Move a mark aside that another incarnation than the one in `lock` wrote.
-
-    Returns a note of it; empty if there is none, or nothing to compare it with.
-    """
+    """Move a mark aside that another incarnation than the one in `lock` wrote; return a note of
+    it."""
     mark = f"{path}/{_CLEAN_FILE}"
     if not disk.exists(mark):
         return ""
@@ -688,11 +634,10 @@ def _move_foreign_mark_aside(disk: Disk, path: str) -> str:
 
 
 def _consume_clean_mark(disk: Disk, path: str) -> tuple[int, dict[str, Bounds], bytes]:
-    """(length of the metadata log, partitions with rows, incarnation) at the last stop.
+    """Return (length of the metadata log, partitions with rows, incarnation) at the last stop.
 
-    The length is 0 if it was not clean.
-
-    The mark is gone, durably, before anything is written that it speaks of.
+    The length is 0 if it was not clean. The mark is gone, durably, before anything is written that
+    it speaks of.
     """
     mark = f"{path}/{_CLEAN_FILE}"
     if not disk.exists(mark):

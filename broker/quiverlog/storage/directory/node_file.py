@@ -1,7 +1,6 @@
 """`node.json`: which cluster and which node a data directory belongs to, and which one it is.
 
-Written once. Its values have a checksum: a person may lay the file out anew, but a changed value is
-damage.
+Written once. Its values have a checksum: a changed value is damage.
 """
 
 from __future__ import annotations
@@ -25,10 +24,9 @@ _DIRECTORY_ID_BYTES: Final = 16
 
 
 class NodeFile(msgspec.Struct, kw_only=True):
-    """`node.json`.
+    """`directory_id`: random; a replaced disk gets another.
 
-    `directory_id`: random; a replaced disk gets another. `crc32c`: over the bytes of `_checksum`.
-    Files from before the first release lack one or both, and are refused.
+    Files from before the first release lack it or `crc32c`, and are refused.
     """
 
     magic: str = _NODE_MAGIC
@@ -43,7 +41,7 @@ _DECODER: Final = msgspec.json.Decoder(NodeFile)
 
 
 def _checksum(node: NodeFile) -> int:
-    """Of the values, so that it does not matter how the file is laid out."""
+    """Of the values: it does not matter how the file is laid out."""
     return crc32c(f"{node.cluster_id}\n{node.node_id}\n{node.directory_id}".encode())
 
 
@@ -62,7 +60,7 @@ def _restore(file: str, what: str) -> CorruptLog:
 def load_node(
     disk: Disk, path: str, node_id: int, cluster_id: str, entropy: Callable[[int], bytes]
 ) -> tuple[NodeFile, bool]:
-    """(whose directory it is, was it made just now)."""
+    """Return (whose directory it is, whether it was made just now)."""
     file = f"{path}/node.json"
     if not disk.exists(file):
         if disk.list(f"{path}/data") or disk.list(f"{path}/metadata"):
@@ -89,8 +87,7 @@ def load_node(
 def read_node(disk: Disk, path: str) -> NodeFile:
     """Read the file of a data directory.
 
-    Raises:
-        CorruptLog, ForeignDataDirectory, UnsupportedFormat: it is damaged, or not of this format.
+    Raises CorruptLog, ForeignDataDirectory, UnsupportedFormat.
     """
     file = f"{path}/node.json"
     try:

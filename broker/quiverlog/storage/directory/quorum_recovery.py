@@ -1,8 +1,8 @@
 """The quorum of a stopped data directory: its voters, and making its own node the only voter.
 
-For an operator whose majority of voters is gone for good. The directory keeps all that its metadata
-log holds; one entry is appended, in a new term, that names its own node as the only voter. At its
-next start the broker is a quorum of one, and all entries of the log are committed.
+The directory keeps all that its metadata log holds; one entry is appended, in a new term, that
+names its own node as the only voter. At its next start the broker is a quorum of one, and all
+entries of the log are committed.
 
 Invariants:
 - Nothing is removed, replaced or cut, the mark of a clean stop included. The entry is one frame: a
@@ -36,8 +36,6 @@ _GIVE: Final = ": give the directory of a broker that voted and is left."
 
 
 class StoppedQuorum:
-    """A stopped broker's metadata log, under the directory's lock. `close` releases it."""
-
     def __init__(self, disk: Disk, path: str) -> None:
         """Lock the directory and read its metadata log.
 
@@ -80,21 +78,18 @@ class StoppedQuorum:
 
     @property
     def term(self) -> int:
-        """The newest term in the directory."""
         return self._log.hard_state.term
 
     @property
     def last_index(self) -> int:
-        """The newest entry of the log, decided or not."""
         return self._log.last_index
 
     @property
     def is_only_voter(self) -> bool:
-        """True when there is nothing to do."""
         return set(self.voters) == {self.key}
 
     def others(self) -> dict[int, list[str]]:
-        """The other voters by node id, and all addresses at which they may be."""
+        """Return the other voters by node id, and all addresses at which they may be."""
         found: dict[int, list[str]] = {}
         for voter, endpoint in self.voters.items():
             if voter.node_id != self.key.node_id:
@@ -104,7 +99,6 @@ class StoppedQuorum:
         return found
 
     def recover(self) -> None:
-        """Make the directory's node the only voter. Raises StorageFault, DiskFull."""
         assert not self.is_only_voter, "nothing is written for nothing"
         term = self.term + 1
         data = pack_voters({self.key: self.voters.get(self.key, "")})
@@ -117,12 +111,11 @@ class StoppedQuorum:
         assert self.term == term
 
     def close(self) -> None:
-        """Let go of the directory."""
         self._log.close()
         self._lock.release()
 
     def _registered(self) -> Mapping[int, list[str]]:
-        """Where brokers have registered, by node id."""
+        """Return where brokers have registered, by node id."""
         found: dict[int, list[str]] = {}
         for records in self._decided():
             for record in decode_entry(records):

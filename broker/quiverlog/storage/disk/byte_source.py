@@ -1,9 +1,8 @@
 """Bytes for Python itself to read: batch headers to walk, rows to compute checksums of.
 
-Such bytes are copied with pread, a window at a time, never read through a mapping: a bad sector is
-then an error of some range instead of SIGBUS, the end of the process. Unreadable blocks are
-replaced by bytes that no batch has, so that a walk finds damage and goes on after it; so are bytes
-that were cut from the file. A source gives as many bytes as its size.
+Copied with pread, a window at a time, never read through a mapping: a bad sector is then an error
+of some range instead of SIGBUS. Unreadable or cut blocks are replaced by bytes that no batch has,
+and a walk finds damage there.
 """
 
 from __future__ import annotations
@@ -34,8 +33,6 @@ _UNREADABLE: Final = b"\xee"
 
 
 class ByteSource(Protocol):
-    """`size` bytes, readable at any position."""
-
     @property
     def size(self) -> int: ...
 
@@ -58,12 +55,9 @@ class BufferBytes:
 
 
 class FileBytes:
-    """The first `size` bytes of a file.
+    """The first `size` bytes of a file, read `window_bytes` at a time.
 
-    Args:
-        window_bytes: bytes to read at once, because a walk reads on from there.
-        before: called with (position, size) before each window, for callers that may not wait: its
-            exceptions leave `read`.
+    `before` is called with (position, size) before each window; its exceptions leave `read`.
     """
 
     __slots__ = ("_before", "_file", "_start", "_whole", "_window", "_window_bytes", "size")
@@ -105,10 +99,7 @@ class FileBytes:
 
 
 def _read_around_errors(file: File, position: int, size: int) -> tuple[bytes, bool]:
-    """Return (`size` bytes, whether all are the file's); unreadable ones are replaced.
-
-    Raises OSError when the file cannot be opened.
-    """
+    """Return (`size` bytes, whether all are the file's); unreadable ones are replaced."""
     try:
         data = file.read_copy(position, size)
         if len(data) == size:
@@ -135,7 +126,6 @@ def _read_around_errors(file: File, position: int, size: int) -> tuple[bytes, bo
 
 
 def readable_bytes(file: File, position: int, size: int) -> int:
-    """Count the readable bytes from `position` on, up to a bad block or a cut."""
     try:
         return len(file.read_copy(position, size))
     except OSError as error:

@@ -14,8 +14,7 @@ __all__ = ["READ_FLAGS", "Descriptor", "DescriptorReserve"]
 
 FILE_MODE: Final = 0o600
 _FLAGS: Final = os.O_CLOEXEC | os.O_NONBLOCK
-"""No effect on a regular file; without it, opening a FIFO in a file's place would wait for another
-process to open its other end."""
+"""No effect on a regular file; opening a FIFO without it would wait for a writer."""
 READ_FLAGS: Final = os.O_RDONLY | _FLAGS
 
 T = TypeVar("T")
@@ -29,7 +28,6 @@ class Descriptor:
         self.fd = os.open(path, flags | _FLAGS, FILE_MODE)
 
     def file_size(self) -> int:
-        """Return the file's present size, also after a cut by another process."""
         return os.fstat(self.fd).st_size
 
     def __del__(self) -> None:
@@ -40,8 +38,8 @@ class Descriptor:
 class DescriptorReserve:
     """Spare descriptors, closed one by one for operations that find none.
 
-    Another thread may get a closed one; then the next is closed. They are reopened at the next
-    operation that finds some. Thread-safe: each deque operation is atomic.
+    Reopened at the next operation that finds some. Thread-safe: each deque operation is atomic, and
+    if another thread gets a closed one, the next is closed.
     """
 
     __slots__ = ("_kept", "_kept_max")
@@ -54,7 +52,6 @@ class DescriptorReserve:
 
     @property
     def is_full(self) -> bool:
-        """True when there is a reserve and all of it is there."""
         return len(self._kept) == self._kept_max > 0
 
     def _refill(self) -> None:
@@ -63,7 +60,6 @@ class DescriptorReserve:
                 self._kept.append(Descriptor(os.devnull, os.O_RDONLY))
 
     def spend(self, operation: Callable[[], T]) -> T:
-        """Run an operation that needs a descriptor, if need be at the cost of the reserve."""
         if len(self._kept) < self._kept_max:
             self._refill()
         for _ in range(self._kept_max):

@@ -45,7 +45,7 @@ _OUT_OF_DESCRIPTORS: Final = frozenset((errno.EMFILE, errno.ENFILE))
 def out_of_descriptors(error: BaseException | None) -> bool:
     """Return whether an operation failed before it began, for lack of a descriptor.
 
-    The disk may be fine: the same operation may succeed a moment later.
+    The disk may be fine.
     """
     while error is not None:
         if isinstance(error, OSError) and error.errno in _OUT_OF_DESCRIPTORS:
@@ -55,27 +55,24 @@ def out_of_descriptors(error: BaseException | None) -> bool:
 
 
 def special_file(path: str, mode: int) -> OSError:
-    """Return the error for a directory, FIFO or device with a file's name."""
     if stat.S_ISDIR(mode):
         return IsADirectoryError(errno.EISDIR, "Is a directory", path)
     return OSError(errno.ENXIO, "is not a regular file", path)
 
 
 def is_special_file(error: OSError) -> bool:
-    """Return whether it is an error of `special_file`, or the system's for a socket or a loop."""
     return error.errno in _SPECIAL
 
 
 def is_unreadable_file(error: BaseException) -> bool:
-    """Return whether the disk does not give an existing file, and may not the next time either."""
+    """Return whether the disk does not give an existing file, now or later."""
     return isinstance(error, OSError) and (
         isinstance(error, FileNotFoundError) or error.errno in _UNREADABLE or is_special_file(error)
     )
 
 
 def write_error(path: str, error: OSError) -> QuiverlogError:
-    """Return a failed write as an error of the table. Clients see the message: no whole path in
-    it."""
+    """Clients see the message: no whole path in it."""
     what = f"writing {short_name(path)}: {error.strerror or error}."
     if error.errno in _NO_ROOM:
         return DiskFull(what, file=path)
@@ -85,18 +82,17 @@ def write_error(path: str, error: OSError) -> QuiverlogError:
 
 
 def what_failed(error: OSError) -> str:
-    """Return the file and the failure, in a form for clients."""
     file = f"{short_name(str(error.filename))}: " if error.filename else ""
     return f"{file}{error.strerror or error}"
 
 
 def short_name(path: str) -> str:
-    """Return a file's name for clients: its directory's name and its own, never the whole path."""
+    """Return the directory's name and the file's: clients never see the whole path."""
     return "/".join(path.rsplit("/", 2)[-2:])
 
 
 class FilePlace(NamedTuple):
-    """A file as another process opens it: its path, and `device` and `inode` to recognise it."""
+    """A file as another process opens it."""
 
     path: str
     device: int
@@ -110,7 +106,7 @@ class FilePlace(NamedTuple):
 
 
 class File(Protocol):
-    """An append-only file. Its descriptor may come and go; `size` is what was appended."""
+    """An append-only file. Its descriptor may come and go."""
 
     path: str
     size: int
@@ -125,37 +121,28 @@ class File(Protocol):
         """
 
     def read(self, position: int, size: int) -> memoryview:
-        """Return `size` bytes from `position`: small ones copied, large ones mapped. Short at the
-        end.
+        """Return `size` bytes from `position`, fewer at the end: small ones copied, large ones
+        mapped.
 
-        Mapped bytes are for a socket. Reading a mapped byte that the disk cannot deliver ends the
-        process (SIGBUS): call `resident` before, or use `read_copy`.
-
-        Raises:
-            OSError: the file cannot be read.
+        Reading a mapped byte that the disk cannot deliver ends the process (SIGBUS): call
+        `resident` before, or use `read_copy`. Raises OSError.
         """
 
     def read_copy(self, position: int, size: int) -> bytes:
-        """Return a copy of `size` bytes from `position`: a bad sector is an error. Short at the
-        end.
-
-        Raises:
-            OSError: the file cannot be read.
-        """
+        """Return a copy of `size` bytes, fewer at the end. Raises OSError, also for a bad
+        sector."""
 
     def read_cached(self, position: int, size: int) -> bytearray | None:
-        """Return a copy of `size` bytes from `position`; None unless all of them were in memory.
-
-        Never waits for the disk and never raises: `read_copy` gives the error.
-        """
+        """Return a copy; None unless all bytes were in memory. Never waits for the disk, never
+        raises."""
 
     def place(self) -> FilePlace | None:
-        """Return how another process of this machine opens it; None: that is unknown."""
+        """Return how another process of this machine opens it, if known."""
 
     def resident(self, position: int, size: int) -> bool:
-        """Return whether these bytes are in memory, so that reading them cannot wait for the disk.
+        """Return whether these bytes are in memory.
 
-        True where the system cannot tell. The answer may be outdated a moment later.
+        True where the system cannot tell; may be outdated a moment later.
         """
 
     def rewrite(self, position: int, data: Buffer) -> None:
@@ -182,7 +169,7 @@ class File(Protocol):
         """Cut to `size` bytes. No view of the file may be alive."""
 
     def retract(self, size: int) -> None:
-        """Take back the newest append, which has no readers: the file ends at `size` again.
+        """Take back the newest append, which has no readers.
 
         Never fails: what cannot be cut off is overwritten by the next append.
         """
@@ -200,20 +187,18 @@ class File(Protocol):
 
 
 class DiskLock(Protocol):
-    """A lock that the operating system releases with the process."""
-
     def release(self) -> None:
         """Release the lock; may be called twice."""
 
     def claim(self, owner: bytes) -> None:
-        """Write the owner into the lock, durably; nothing happens where that fails."""
+        """Write the owner into the lock, durably, if the disk lets it."""
 
     def holds(self) -> bool:
-        """Return whether the path is the locked directory with no other owner's claim in it.
+        """Return whether the path is the locked directory, with the same guarded directories and no
+        other owner's claim.
 
-        The guarded directories in it must be the same ones, too. A lock does not prevent that the
-        directory is replaced by another, and some network file systems do not exclude other
-        machines.
+        A lock does not prevent that the directory is replaced, and some network file systems do not
+        exclude other machines.
         """
 
 
@@ -251,10 +236,7 @@ class Disk(Protocol):
         """Rename a file or directory; durable after `sync_dir` of the parent."""
 
     def replace(self, file: File, path: str) -> None:
-        """Give an open file the name `path`, replacing its holder; durable after `sync_dir`.
-
-        Views of the replaced file stay valid.
-        """
+        """Give an open file the name `path`, replacing its holder; durable after `sync_dir`."""
 
     def remove(self, path: str) -> None: ...
 
@@ -262,10 +244,10 @@ class Disk(Protocol):
         """Remove a directory and all in it, if it exists."""
 
     def list(self, path: str) -> list[str]:
-        """Return the names in a directory, sorted."""
+        """Return sorted names."""
 
     def entries(self, path: str) -> dict[str, bool]:
-        """Return the names in a directory, sorted, each with the result of `is_file`."""
+        """Return sorted names, each with the result of `is_file`."""
 
     def make_dir(self, path: str) -> None:
         """Make a directory (and its parents) unless it exists, accessible to its owner only."""
@@ -284,7 +266,7 @@ class Disk(Protocol):
         """Return whether a regular file, or a link to one, has this path."""
 
     def directories(self, path: str) -> tuple[str, ...]:
-        """Return the names of directories, and of links to some, in a directory, sorted."""
+        """Return sorted names of directories, and of links to some."""
 
     def free_bytes(self, path: str) -> int:
         """Return the room for an ordinary user on the file system of `path`."""

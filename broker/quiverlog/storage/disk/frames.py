@@ -9,11 +9,7 @@
 20  ... payload
 ```
 
-The frame itself is the same in every version, so that the checksum can be looked at first.
-
-Owns the refusal of what is damaged (CorruptLog) and of another version (UnsupportedFormat). The
-reader of a file that can be rebuilt catches the first. The second stops the start: such a directory
-is a mistake of the operator, and guessing would destroy it.
+Owns the refusal of what is damaged (CorruptLog) and of another version (UnsupportedFormat).
 """
 
 from __future__ import annotations
@@ -41,11 +37,9 @@ def pack_file(magic: bytes, version: int, payload: bytes) -> bytes:
 
 
 def unpack_file(path: str, data: bytes, magic: bytes, version: int) -> bytes:
-    """Return the payload of `data`, read from `path` (for messages).
+    """Return the payload of `data`.
 
-    Raises:
-        UnsupportedFormat: another version wrote it.
-        CorruptLog: not such a file, cut short, or damaged.
+    Raises CorruptLog: not such a file, cut short or damaged; UnsupportedFormat: another version.
     """
     if len(data) < _PAYLOAD_AT or data[:8] != magic:
         raise CorruptLog(f"{path} is not a {magic.decode()} file.", file=path)
@@ -60,7 +54,6 @@ def unpack_file(path: str, data: bytes, magic: bytes, version: int) -> bytes:
 
 
 def check_version(path: str, found: int, readable: int) -> None:
-    """Raise UnsupportedFormat for a version that this code does not read."""
     if found != readable:
         raise UnsupportedFormat(
             f"{path} has format version {found}; this quiverlog reads version {readable}."

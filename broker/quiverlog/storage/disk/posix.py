@@ -1,10 +1,7 @@
 """The POSIX disk: names, directories, open descriptors, and the lock on a data directory.
 
-At most `files_open_max` files hold a descriptor (thousands of partitions are idle); a file without
-one opens again at its next use (`posix_file`). A `DescriptorReserve` keeps flushes and removals
-from failing when clients use up the process's descriptors.
-
-Invariant: descriptors close with their last reference, never by hand.
+At most `files_open_max` files hold a descriptor; a file without one opens again at its next use.
+Descriptors close with their last reference, never by hand.
 """
 
 from __future__ import annotations
@@ -47,16 +44,10 @@ class _Opener(Protocol):
 
 
 class PosixLock:
-    """flock on the directory itself, and on the file `lock` in it. See `disk.DiskLock`.
+    """flock on the directory itself, and on the file `lock` in it, which holds the owner's claim.
 
-    The kernel releases both with the process, however that ends. Without its lock file a broker
-    still has the directory. The file holds the owner's claim.
-
-    Args:
-        guarded: names of directories in it that must not be replaced.
-
-    Raises:
-        DataDirectoryInUse: another process (or another holder in this one) has it.
+    The kernel releases both with the process. Without its lock file a broker still has the
+    directory.
     """
 
     __slots__ = ("__weakref__", "_claim", "_directories", "_disk", "_file", "_path")
@@ -89,7 +80,7 @@ class PosixLock:
             raise
 
     def directory(self, path: str) -> Descriptor | None:
-        """Return the descriptor of a directory that this lock has open; None for others.
+        """Return this lock's descriptor of the directory; None for others.
 
         None also where another directory has the path now: syncing the locked one would be of no
         use to the next start.
@@ -144,8 +135,7 @@ def _is_at(descriptor: Descriptor, path: str) -> bool:
 
 FILES_OPEN_MAX: Final = 1024
 RESERVED_DESCRIPTORS: Final = 16
-"""More than the jobs that run at once by default; each opens one file at a time. Once they are used
-up, open log files give up theirs."""
+"""More than the jobs that run at once by default; each opens one file at a time."""
 DIRECTORY_MODE: Final = 0o700
 _SMALL_FILE_BYTES: Final = 4096
 """A shorter read has reached the end of the file."""
@@ -154,11 +144,7 @@ _SMALL_FILE_BYTES: Final = 4096
 class PosixDisk:
     """The real disk.
 
-    Args:
-        files_open_max: files that hold a descriptor at the same time, besides the reserve and one
-            for each operation in progress.
-        reserved_descriptors: kept for flushes and removals (`RESERVED_DESCRIPTORS` in a broker; a
-            tool that reads a file needs none).
+    `reserved_descriptors` are kept for flushes and removals; a tool that reads a file needs none.
     """
 
     __slots__ = ("_files_open_max", "_lock", "_open_files", "_reserve")
@@ -178,10 +164,9 @@ class PosixDisk:
 
     # --- descriptors ---------------------------------------------------------------------------
     def open_descriptor(self, path: str, flags: int) -> Descriptor:
-        """Open a file, at the cost of the reserve if there is no other way."""
         if self._reserve.is_full:
             try:
-                return Descriptor(path, flags)  # The usual case.
+                return Descriptor(path, flags)
             except OSError as error:
                 if not out_of_descriptors(error):
                     raise
@@ -202,7 +187,6 @@ class PosixDisk:
                     raise
 
     def _close_one(self) -> bool:
-        """Close the file that was opened first; False when none is open."""
         while self._open_files:
             with contextlib.suppress(IndexError):  # Another thread has taken the last one.
                 file = self._open_files.popleft()
@@ -212,7 +196,7 @@ class PosixDisk:
         return False
 
     def opened(self, file: PosixFile) -> None:
-        """Note that a file took a descriptor, and close others above the bound (second chance).
+        """Close files above the bound, second chance.
 
         Thread-safe: each step is one atomic operation of the deque.
         """

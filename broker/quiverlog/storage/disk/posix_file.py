@@ -1,9 +1,8 @@
 """One file of the POSIX disk: positional writes, mapped reads, a descriptor that comes and goes.
 
-The descriptor may be evicted at any time; the next use opens the file by name and checks that it is
-the same one. A caller holds the `Descriptor` while it uses it: another thread may be in fdatasync
-on an evicted one. Mappings need no descriptor and cover twice the file's bytes, so a growing file
-needs a new one only when its size has doubled. A view keeps its mapping alive.
+Each use that opens the file by name checks that it is the same one, and holds the `Descriptor`
+meanwhile: another thread may be in fdatasync on an evicted one. Mappings need no descriptor and
+cover twice the bytes: a growing file needs few.
 
 Invariant: no byte at or after `size` is served; beyond the file's end the kernel sends SIGBUS.
 """
@@ -50,7 +49,7 @@ _ProbeVector: Final = ctypes.c_char * _PAGES_PER_PROBE
 
 @cache
 def _region_type(capacity: int) -> Any:
-    """Return an array type that unmaps itself. Capacities are powers of two, so there are few."""
+    """Return an array type that unmaps itself. Capacities are powers of two: there are few."""
     munmap, address_of = _LIBC.munmap, ctypes.addressof
 
     def unmap(self: Any) -> None:
@@ -61,15 +60,8 @@ def _region_type(capacity: int) -> Any:
 
 
 class Mapping:
-    """A read-only, shared mapping of a file from its first byte on.
-
-    Args:
-        fd: may be closed once this returns.
-        size: bytes that must be reachable; `capacity` is at least that.
-
-    Raises:
-        OSError: the file cannot be mapped, or is shorter than `size`.
-    """
+    """A read-only, shared mapping of a file from its first byte on; `fd` may be closed
+    afterwards."""
 
     __slots__ = ("_address", "_region", "_view", "capacity")
 
@@ -94,15 +86,13 @@ class Mapping:
 
     @property
     def region(self) -> weakref.ref[Any]:
-        """Alive as long as the mapping or a view of it."""
         return self._region
 
     def resident(self, position: int, end: int) -> bool:
         """Return whether all pages of [position, end) are cached; True if the kernel cannot tell.
 
-        One mincore per 16 MiB: 1.2 us for 64 KiB, 6 us for 1 MiB, 100 us for 16 MiB, on ext4 and
-        tmpfs with Linux 6.18. (preadv with RWF_NOWAIT copies: 3 us, 130 us, 1.6 ms; tmpfs refuses
-        it.)
+        mincore takes 1.2 us for 64 KiB and 100 us for 16 MiB; preadv with RWF_NOWAIT copies, 16
+        times as slow.
         """
         assert 0 <= position <= end <= self.capacity
         if _MINCORE is None:
@@ -122,15 +112,14 @@ class Mapping:
 
 
 READ_COPY_BYTES_MAX: Final = 64 * 1024
-"""Up to here a pread into fresh bytes is cheaper than mapping, faulting and unmapping."""
+"""Up to here a pread is cheaper than mapping, faulting and unmapping."""
 HEAD_BYTES: Final = 64
-"""A read of at most this size from the beginning is of a segment's header."""
 _BUFFERS_PER_WRITE_MAX: Final = 1024
 """IOV_MAX on Linux."""
 _READ: Final = 1
 WRITTEN: Final = 2
-"""How often the eviction hand passes a read file, and a written one: a file with unflushed bytes
-keeps its descriptor until the flush where possible."""
+"""How often eviction passes a read file, and a written one: a file with unflushed bytes keeps its
+descriptor until the flush where possible."""
 
 
 class _Descriptors(Protocol):
@@ -140,7 +129,7 @@ class _Descriptors(Protocol):
 
 
 class PosixFile:
-    """A `disk.File`. `passes`: how often the eviction hand still passes it."""
+    """A `disk.File`. `passes`: how often eviction still passes it."""
 
     __slots__ = (
         "_descriptor",
@@ -177,7 +166,6 @@ class PosixFile:
         return descriptor
 
     def _open_briefly(self) -> Descriptor:
-        """Return a descriptor for one read, which then closes."""
         descriptor = self._disk.open_descriptor(self.path, os.O_RDONLY)
         self._check_identity(os.fstat(descriptor.fd))
         return descriptor
@@ -275,8 +263,7 @@ class PosixFile:
             return True  # Reading it will give the error.
 
     def _mapped(self, end: int) -> Mapping:
-        """Return a mapping up to `end`; the file must have these bytes, as others would be
-        SIGBUS."""
+        """Return a mapping up to `end`; the file must have these bytes: others are SIGBUS."""
         assert 0 < end <= self.size
         mapping = self._mapping
         descriptor = self._descriptor or self._open()
@@ -347,7 +334,7 @@ class PosixFile:
 
 
 def write_all(fd: int, buffers: Sequence[Buffer], position: int, written: int) -> None:
-    """Continue after a short write (a signal, a full disk, more buffers than one call takes)."""
+    """Continue after a short write: a signal, a full disk, more than IOV_MAX buffers."""
     assert position >= 0
     skip = written
     at = position + written

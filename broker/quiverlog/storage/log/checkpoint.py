@@ -83,7 +83,7 @@ SNAPSHOTS_KEPT: Final = 2
 
 
 class Producers(Protocol):
-    """The part of a partition's producer states (core/partition/producers.py) that the log uses."""
+    """The part of a partition's producer states that the log uses."""
 
     def capture(self) -> Callable[[], bytes]:
         """Take the states as they are now, cheaply; a job calls the result, which encodes them."""
@@ -111,8 +111,6 @@ class Producers(Protocol):
 
 
 class RecoveryPoint(NamedTuple):
-    """Everything before row `offset`, byte `position` of segment `base_offset`, is on the disk."""
-
     offset: int = 0
     base_offset: int = -1
     position: int = 0
@@ -128,8 +126,8 @@ class Bounds(NamedTuple):
 class StoredPoint(NamedTuple):
     """The combined contents of `recovery-point` and its copy.
 
-    `contents`: of each good file. `bad`: names of existing files that are not good. `agree`: both
-    exist and are equal, bounds as well.
+    `contents`: of each good file. `bad`: names of other existing ones. `agree`: both exist and are
+    equal, bounds as well.
     """
 
     point: RecoveryPoint
@@ -140,11 +138,10 @@ class StoredPoint(NamedTuple):
 
 
 class _Copies:
-    """The copies of one small file, or its only one.
+    """The copies of one small file.
 
     A damaged one counts as lost: the other, or the log, has the value. One that the disk does not
-    deliver now may be good: while no other is, its absence proves nothing. (A log whose recovery
-    point was unreadable for a moment was once cut to nothing.)
+    deliver now may be good: while no other is, its absence proves nothing.
     """
 
     def __init__(self, disk: Disk, magic: bytes, size: int) -> None:
@@ -155,7 +152,6 @@ class _Copies:
         self._is_known = False
 
     def read(self, path: str) -> bytes | None:
-        """Return the file's bytes; None if it does not exist, or cannot be read."""
         try:
             return self._disk.read_file(path)
         except FileNotFoundError:
@@ -168,7 +164,6 @@ class _Copies:
             return None
 
     def payload(self, data: bytes | None, path: str) -> bytes | None:
-        """Return the payload of the file's frame; None if the frame is damaged."""
         if data is None:
             return None
         try:
@@ -181,17 +176,12 @@ class _Copies:
         return payload
 
     def check(self) -> None:
-        """Raise the disk's error if no copy is good, and one could not be read.
-
-        Raises:
-            OSError: that of the read.
-        """
+        """Raise the disk's error if no copy is good, and one could not be read."""
         if self._silent is not None and not self._is_known:
             raise self._silent
 
 
 def _load(disk: Disk, magic: bytes, size: int, *paths: str) -> list[bytes]:
-    """Return the payloads of the good ones. Raises OSError: see `_Copies`."""
     copies = _Copies(disk, magic, size)
     found = [copies.payload(copies.read(path), path) for path in paths]
     copies.check()
@@ -204,14 +194,13 @@ def pack_log_start(offset: int) -> bytes:
 
 
 def save_log_start(disk: Disk, directory: str, offset: int) -> None:
-    """Write the log start to both files, durably. Raises DiskFull or StorageFault."""
     data = pack_log_start(offset)
     for name in LOG_START_FILES:
         disk.write_file_atomic(f"{directory}/{name}", data)
 
 
 def load_log_start(disk: Disk, directory: str, names: Sequence[str]) -> int | None:
-    """Return the highest log start of the good files; 0 if none was written, None if all are
+    """Return the highest log start of the good files; 0: none was written, None: all are
     damaged."""
     good = load_log_starts(disk, directory, names)
     if good:
@@ -220,7 +209,6 @@ def load_log_start(disk: Disk, directory: str, names: Sequence[str]) -> int | No
 
 
 def load_log_starts(disk: Disk, directory: str, names: Sequence[str]) -> list[int]:
-    """Return the log start of each good file."""
     paths = [f"{directory}/{name}" for name in LOG_START_FILES if name in names]
     found = _load(disk, _LOG_START_MAGIC, _OFFSET.size, *paths)
     assert len(found) <= len(paths)
@@ -228,8 +216,7 @@ def load_log_starts(disk: Disk, directory: str, names: Sequence[str]) -> list[in
 
 
 def pack_truncation(offset: int, directory: str) -> bytes:
-    """Return the file's bytes. They name the partition, so that a file of another one is
-    recognized."""
+    """Return the file's bytes; they name the partition, and a file of another one is recognized."""
     assert offset >= 0
     return pack_file(_TRUNCATION_MAGIC, _VERSION, _OFFSET.pack(offset) + _name_check(directory))
 
@@ -239,7 +226,6 @@ def _name_check(directory: str) -> bytes:
 
 
 def is_truncation_of_another(disk: Disk, directory: str) -> bool:
-    """True if `truncate-to` names another partition."""
     path = f"{directory}/{TRUNCATION_FILE}"
     found = _load(disk, _TRUNCATION_MAGIC, _TRUNCATION_BYTES, path)
     return any(payload[_OFFSET.size :] != _name_check(directory) for payload in found)
@@ -265,10 +251,7 @@ def pack_recovery_point(point: RecoveryPoint, bounds: Bounds) -> bytes:
 def load_recovery_point(disk: Disk, directory: str, names: Sequence[str]) -> StoredPoint:
     """Read the file and its copy; an empty point if there is none.
 
-    Both points are valid, and so are both bounds: the later ones count.
-
-    Args:
-        names: the directory's entries.
+    All their points and bounds are valid: the later ones count.
     """
     point, known = RecoveryPoint(), Bounds(0, 0)
     contents: dict[str, bytes] = {}
@@ -298,7 +281,7 @@ def load_recovery_point(disk: Disk, directory: str, names: Sequence[str]) -> Sto
 
 
 def snapshot_offsets(names: list[str]) -> list[int]:
-    """Return the offsets of the snapshots among a directory's names, newest first."""
+    """Return the offsets of snapshots, newest first."""
     found = (own_offset(name, "snapshot") for name in names)
     return sorted((offset for offset in found if offset is not None), reverse=True)
 
@@ -313,7 +296,6 @@ def pack_snapshot(offset: int, blob: bytes) -> bytes:
 
 
 def write_snapshot(disk: Disk, directory: str, offset: int, blob: bytes) -> None:
-    """Write a producer snapshot, durably. Raises DiskFull or StorageFault."""
     data = pack_snapshot(offset, blob)
     disk.write_file_atomic(_snapshot_path(directory, offset), data)
 
@@ -325,8 +307,7 @@ def drop_snapshot(disk: Disk, directory: str, offset: int) -> None:
 
 
 def move_snapshot_aside(disk: Disk, directory: str, offset: int) -> str:
-    """Rename a snapshot with another log's batches. Returns a note; raises OSError,
-    StorageFault."""
+    """Rename a snapshot with another log's batches."""
     path = _snapshot_path(directory, offset)
     new = rename_aside(disk, directory, path.rpartition("/")[2], disk.list(directory))
     return (
@@ -336,7 +317,6 @@ def move_snapshot_aside(disk: Disk, directory: str, offset: int) -> str:
 
 
 def load_snapshot(disk: Disk, directory: str, offset: int) -> bytes | None:
-    """Return the blob of a producer snapshot, None if the file is damaged."""
     path = _snapshot_path(directory, offset)
     found = _load(disk, _SNAPSHOT_MAGIC, _OFFSET.size, path)
     if not found or _OFFSET.unpack_from(found[0])[0] != offset:
@@ -360,11 +340,9 @@ def restore_producers(
     headers.
 
     Headers below the log start are replayed too: a trimmed batch may be sent again. Bad snapshots
-    are removed, from the disk and from `snapshots`; those of another log are moved aside, with a
-    note returned for each. A snapshot at an offset inside a batch does not cover that batch: it is
-    that of a follower whose rows begin there (docs/adr/0050).
-
-    Raises OSError, StorageFault: the disk failed.
+    are removed, those of another log moved aside, with a note returned for each. A snapshot at an
+    offset inside a batch does not cover that batch: it is that of a follower whose rows begin there
+    (docs/adr/0050).
     """
     assert 0 <= log_start_offset <= log_end_offset
     assert snapshots == sorted(snapshots, reverse=True), "the newest is tried first"
@@ -388,8 +366,6 @@ def restore_producers(
 
 
 class _Rows:
-    """The headers of a log's batches, to check and complete a snapshot."""
-
     def __init__(
         self,
         segments: Segments,
@@ -428,8 +404,8 @@ class _Rows:
         return True
 
     def _headers(self, start: int) -> Iterator[BatchHeader]:
-        """Yield the headers from `start`; below the log start as many as can be read, as damage
-        there loses no row."""
+        """Yield headers; below the log start as many as can be read, as damage there loses no
+        row."""
         seen = start
         for segment in self._given_up:
             with contextlib.suppress(CorruptLog, UnsupportedFormat):
@@ -445,8 +421,7 @@ class _Rows:
         yield from self._segments.headers(max(seen, self._start), self._damages)
 
     def _report_damages(self, first: int) -> None:
-        """Report also the damage that this walk has skipped: producer state from those rows is
-        missing."""
+        """Report also the damage that this walk has skipped: its producer state is missing."""
         assert self._start <= first <= self._end
         met = [(one, place) for one in self._segments.holding(first) for place in one.damages]
         for segment, place in met:
@@ -458,8 +433,8 @@ class _Rows:
     def confirm(self, producers: Producers, offset: int) -> bool:
         """Return False if the rows before `offset` prove that these producers are another log's.
 
-        Also for no producers where the rows have one: it may be expired, and then replaying the
-        rows costs nothing but time.
+        Also where the rows' producer is missing: it may be expired, and then a replay costs only
+        time.
         """
         assert 0 <= offset <= self._end
         before = self._batch_with(offset - 1)
@@ -480,13 +455,11 @@ class _Rows:
         return None if found is None else found[2]
 
     def _is_sound(self, header: BatchHeader) -> bool:
-        """True if the checksum covers the header's producer fields."""
         found = self._find(header.base_offset)
         assert found is None or found[2].base_offset <= header.base_offset
         return found is not None and reading.is_sound(*found)
 
     def _find(self, offset: int) -> tuple[Segment, int, BatchHeader] | None:
-        """Return the batch with this row, if the headers lead to it."""
         for segment in (*self._given_up, *self._segments.holding(offset)[:1]):
             if segment.base_offset <= offset < segment.end_offset:
                 with contextlib.suppress(CorruptLog, UnsupportedFormat, reading.Undiagnosed):

@@ -50,10 +50,7 @@ _VOTES_PER_SEGMENT_MAX: Final = 64
 def move_contradictions_aside(
     disk: Disk, directory: str, names: list[str], *, clean: bool, known: Bounds | None
 ) -> tuple[list[str], list[str]]:
-    """Move rejected files aside. Returns (names that are left, notes for the operator).
-
-    Raises OSError, StorageFault: the disk failed.
-    """
+    """Move rejected files aside; return (names that are left, notes for the operator)."""
     assert names == sorted(set(names)), "as a disk lists them"
     look = _Look(disk, directory, names, clean, known)
     look.at_truncation()
@@ -66,11 +63,7 @@ def move_contradictions_aside(
 def agree_with_rows(
     epochs: LeaderEpochs, segments: Sequence[Segment], start_offset: int, end_offset: int
 ) -> bool:
-    """Return False if the first batch of a segment, below `end_offset`, is of another epoch than
-    listed.
-
-    Looks at the first and the last of the segments.
-    """
+    """Return False if the first or last segment begins with another epoch than listed."""
     for segment in {id(one): one for one in (*segments[:1], *segments[-1:])}.values():
         header = _first_header(segment)
         if header is None or segment.base_offset >= end_offset:
@@ -269,7 +262,6 @@ class _Look:
 
 
 def _headers(segment: Segment) -> Iterator[BatchHeader]:
-    """Of the batches, up to the first thing that is none."""
     size, offset, at = segment.file.size, segment.base_offset, SEGMENT_HEADER_BYTES
     source = FileBytes(segment.file, size)
     while at < size:
@@ -284,7 +276,7 @@ def _headers(segment: Segment) -> Iterator[BatchHeader]:
 
 
 def _walk(segment: Segment) -> int:
-    """Where the rows of a segment end; for ever, where something is in the way."""
+    """Return where the rows of a segment end; for ever, where something is in the way."""
     end, at = segment.base_offset, SEGMENT_HEADER_BYTES
     assert end >= 0
     for header in _headers(segment):

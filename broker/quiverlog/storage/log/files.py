@@ -1,10 +1,9 @@
 """Partitions' directories and foreign files in them: owners, strays, lost names.
 
-Owns three rules. `partition.json` names the partition of a directory; directories to be removed are
-named by ids, so no topic name collides with one. A file with a segment's name whose rows its
-neighbour already holds is a stray and is moved aside: content decides, not the name. A log whose
-first file lost its name in a power failure before any flush ends before the others (adr/0017); if
-rows may have been flushed, the files stay and the rows count as missing.
+Directories to be removed are named by ids: no topic name collides with one. A file with a segment's
+name whose rows its neighbour already holds is a stray and is moved aside: content decides, not the
+name. A log whose first file lost its name in a power failure before any flush ends before the
+others (adr/0017); if rows may have been flushed, they count as missing.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ ORPHAN: Final = ".orphan"
 DAMAGED: Final = ".damaged"
 DAMAGED_FILE: Final = "damaged"
 """Exists where rows were found damaged: they are fetched from other brokers again, whatever a later
-start finds of the damage. Its content is for operators."""
+start finds of the damage."""
 PARTITION_FILE: Final = "partition.json"
 EMPTIED_FILE: Final = "emptied"
 """Exists where a start after a clean stop found nothing: it must not pass for a new partition."""
@@ -75,8 +74,6 @@ _PARTITION_NAME: Final = re.compile(r".+-[0-9]+", re.DOTALL)
 
 
 class PartitionFile(msgspec.Struct, kw_only=True):
-    """`partition.json`. `topic_id` in hex; `name` is the partition's."""
-
     magic: str = _MAGIC
     version: int = _VERSION
     topic_id: str
@@ -84,18 +81,14 @@ class PartitionFile(msgspec.Struct, kw_only=True):
 
 
 _DECODER: Final = msgspec.json.Decoder(PartitionFile)
-"""Made here: partitions are opened by threads, and msgspec builds a decoder for a type in one
-thread only."""
+"""Partitions are opened by threads, and msgspec builds a decoder for a type in one thread only."""
 
 
 def is_partition_name(name: str) -> bool:
-    """True for a name that may be `<topic>-<partition>`."""
     return _PARTITION_NAME.fullmatch(name) is not None
 
 
 def doomed_name(name: str, topic_id: bytes) -> str:
-    """Return the name of a partition's directory that is to be removed: short, one per
-    partition."""
     assert len(topic_id) in (0, _TOPIC_ID_BYTES)
     owner = topic_id.hex() or "unknown"
     doomed = f"{owner}-{crc32c(os.fsencode(name)):08x}{DELETED}"
@@ -109,13 +102,12 @@ def is_doomed_name(name: str) -> bool:
 
 
 def orphan_name(name: str, topic_id: bytes, attempt: int) -> str:
-    """Return the name for a directory without a topic: its own name, cut if too long."""
+    """Return the name for a directory without a topic: its own, cut if too long."""
     assert attempt >= 0
     return aside_name(name, topic_id, f".{attempt}" if attempt else "", ORPHAN)
 
 
 def aside_name(name: str, topic_id: bytes, number: str, kind: str) -> str:
-    """Return the name for a partition's directory that is set aside."""
     end = f".{topic_id.hex()[:8] or 'unknown'}{number}{kind}"
     raw = os.fsencode(name)
     if len(raw) + len(end) > NAME_BYTES_MAX:
@@ -136,10 +128,7 @@ def read_topic_id(disk: Disk, directory: str) -> bytes | None:
     """Return the id of the directory's topic.
 
     Empty if its file is missing or torn, as a power failure during the creation leaves it, or has
-    no valid id; None if it cannot be read, so that the owner is unknown.
-
-    Raises:
-        UnsupportedFormat: a newer version wrote it.
+    no valid id; None if it cannot be read. Raises UnsupportedFormat.
     """
     path = f"{directory}/{PARTITION_FILE}"
     try:
@@ -156,7 +145,6 @@ def read_topic_id(disk: Disk, directory: str) -> bytes | None:
 
 
 def names_itself(disk: Disk, directory: str, name: str) -> bool:
-    """True if the file in a partition's directory has the directory's name."""
     try:
         data = disk.read_file(f"{directory}/{PARTITION_FILE}")
         return _DECODER.decode(data).name == printable(name)
@@ -165,14 +153,13 @@ def names_itself(disk: Disk, directory: str, name: str) -> bool:
 
 
 def is_damaged_id(found: bytes, own: bytes) -> bool:
-    """True if `found` differs from `own` in few enough bits to be a damaged copy of it."""
     if len(found) != len(own) or found == own:
         return False
     return sum((a ^ b).bit_count() for a, b in zip(found, own, strict=True)) <= _DAMAGED_BITS_MAX
 
 
 def write_partition_file(disk: Disk, directory: str, name: str, topic_id: bytes) -> None:
-    """Write the directory's owner. Durable with the first rows: see `create_partition`."""
+    """Write the directory's owner; durable with the first rows."""
     file = PartitionFile(topic_id=topic_id.hex(), name=printable(name))
     try:
         disk.write_file_atomic(
@@ -184,11 +171,8 @@ def write_partition_file(disk: Disk, directory: str, name: str, topic_id: bytes)
 
 
 def sync_partition_file(disk: Disk, directory: str) -> None:
-    """Make the directory's owner durable.
-
-    Without it, files stay for ever once their topic is deleted. A failure here does not concern the
-    rows.
-    """
+    """Without it, files stay for ever once their topic is deleted. A failure here does not concern
+    the rows."""
     with contextlib.suppress(OSError):
         disk.open(f"{directory}/{PARTITION_FILE}", create=False).sync()
 
@@ -199,11 +183,7 @@ def set_aside_strays(
 ) -> list[str]:
     """Take strays out of `segments`, which are in order, and move them aside; return notes on them.
 
-    Args:
-        names: the directory's entries.
-
-    Raises:
-        StorageFault: one cannot be moved.
+    Raises StorageFault: one cannot be moved.
     """
     kept: list[Segment] = []
     notes: list[str] = []
@@ -231,10 +211,9 @@ def set_aside_strays(
 
 
 def _is_void(segment: Segment, indexed: bool) -> bool:
-    """True if the file does not begin with a batch of its rows.
+    """Return True if the file does not begin with a batch of its rows.
 
-    Args:
-        indexed: it has an index file, so it had rows when it was finished.
+    An `indexed` one had rows when it was finished.
     """
     file = segment.file
     if file.size < SEGMENT_HEADER_BYTES + BATCH_HEADER_BYTES:
@@ -253,7 +232,6 @@ def _is_void(segment: Segment, indexed: bool) -> bool:
 
 
 def _reaches(segment: Segment, following: Segment) -> bool:
-    """True if a good batch of `segment` holds the row that `following` would begin with."""
     file, offset = segment.file, following.base_offset
     if file.size <= SEGMENT_HEADER_BYTES or segment.files.ends_by_index(offset):
         return False
@@ -274,18 +252,11 @@ def lost_unflushed(
     names: Sequence[str],
     moved: Sequence[str],
 ) -> bool:
-    """True if the log should end at its start, before all its files.
+    """Return True if the log should end at its start, before all its files.
 
-    Indexes and snapshots count, because they are written after a flush, and so does an entry with a
-    segment's name that was no file: it was put there by hand.
-
-    Args:
-        known_offset: the end by the log's small files and the last stop.
-        names: the directory's entries.
-        moved: names of entries that were moved aside, because they were no files.
-
-    Raises:
-        UnsupportedFormat: a newer version wrote one of the segments.
+    Indexes and snapshots count, because they are written after a flush, and so does a `moved` entry
+    with a segment's name that was no file: it was put there by hand. `known_offset`: the end by the
+    log's small files and the last stop. Raises UnsupportedFormat.
     """
     assert start_offset >= 0
     assert known_offset >= 0
@@ -303,8 +274,8 @@ def lost_unflushed(
 
 
 def _knows_more(segment: Segment, offset: int) -> bool:
-    """True if the header has bounds above `offset`, or is damaged and may have had; zeros or half a
-    header never arrived."""
+    """Return True if the header has bounds above `offset`, or is damaged and may have had; zeros or
+    half a header never arrived."""
     file = segment.file
     if file.size < SEGMENT_HEADER_BYTES:
         return False

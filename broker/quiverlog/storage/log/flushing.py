@@ -1,11 +1,10 @@
 """The part of a log that is not on the disk yet, and the jobs that bring it there.
 
-Owns the list of segments with unflushed bytes, what finished segments leave to be written (index
-and producer snapshot, which cost the loop no I/O that way), the recovery point, and the rule when a
-log must be flushed although no request waits for it.
+Owns the segments with unflushed bytes, what finished segments leave to be written (which costs the
+loop no I/O that way), and the recovery point.
 
 Invariant: at most one FlushJob is outstanding. What it captured belongs to it until it is complete
-(then it is on the disk) or postponed (then it is here again).
+or postponed.
 """
 
 from __future__ import annotations
@@ -26,23 +25,14 @@ from quiverlog.types import Now
 __all__ = ["Unflushed"]
 
 _CHECKPOINT_BYTES: Final = 8 * 1024 * 1024
-"""A new recovery point is written when this much was flushed after the last one: a start after a
-crash scans no more."""
+"""A start after a crash scans no more than this."""
 
 
 class Unflushed:
     """A log's unflushed segments, indexes, snapshots and marks.
 
-    Attributes:
-        covered: offset of the newest producer snapshot that this process made durable; -1: none.
-        point: the recovery point that is on the disk.
-        snapshots: offsets of the producer snapshots on the disk, newest first.
-        outstanding: the flush under way.
-        segments: those with unflushed bytes, oldest first.
-        label_saved: `partition.json` is on the disk.
-        marks: the log's bounds in its files; shared with its jobs.
-        names_changed: files were made whose names may not be durable.
-        indexes: of finished segments, not written yet.
+    `covered`: offset of the newest snapshot that this process made durable. `point`, `snapshots`:
+    those on the disk. `names_changed`: names of new files may not be durable.
     """
 
     __slots__ = (
@@ -74,8 +64,8 @@ class Unflushed:
         self._appended_us = 0
         self._finished: Segment | None = None
         self._point_behind = False
-        # A background flush is due for the point. Cleared by a failed attempt: the next append sets
-        # it again, where a due time in the past would cause one flush after the other.
+        # Cleared by a failed attempt: the next append sets it again, where a due time in the past
+        # would cause one flush after the other.
         self._point_due = False
         self._rolled = False
         self._since_us: int | None = None
@@ -94,7 +84,6 @@ class Unflushed:
 
     # --- what happened -------------------------------------------------------------------------
     def appended(self, segment: Segment, byte_count: int, now: Now) -> None:
-        """Note rows that were written to the page cache."""
         assert byte_count > 0
         assert not segment.dropped
         if not self.segments or self.segments[-1] is not segment:
@@ -106,7 +95,6 @@ class Unflushed:
             self._since_us = now.mono_us
 
     def header_changed(self, segment: Segment, now: Now) -> None:
-        """Note that a segment's header on the disk is out of date."""
         assert not segment.dropped
         if segment not in self.segments:
             self.segments.append(segment)
@@ -115,7 +103,6 @@ class Unflushed:
             self._since_us = now.mono_us
 
     def rolled(self, segment: Segment, end_offset: int, producers: Producers | None) -> None:
-        """Note that `segment` is finished: its index and a snapshot go with the next flush."""
         assert segment.finished
         assert segment.end_offset <= end_offset
         self._rolled = True
@@ -126,14 +113,12 @@ class Unflushed:
             self.snapshot(end_offset, producers)
 
     def snapshot(self, end_offset: int, producers: Producers) -> None:
-        """Have the next flush write the present producer state."""
         unsaved = self.snapshots_unsaved
         assert not unsaved or unsaved[-1].offset <= end_offset, "the newest ones are kept"
         unsaved.append(SnapshotFile(end_offset, producers.capture()))
         del self.snapshots_unsaved[:-SNAPSHOTS_KEPT]
 
     def snapshot_saved(self, offset: int) -> None:
-        """Note that a snapshot is durable."""
         assert offset >= 0
         self.snapshots = sorted({offset, *self.snapshots}, reverse=True)
         self.covered = max(self.covered, offset)
@@ -146,17 +131,17 @@ class Unflushed:
 
     @property
     def segments_all(self) -> tuple[Segment, ...]:
-        """The segments with unflushed bytes, with those of the flush under way (it may fail)."""
+        """Return the segments with unflushed bytes, with those of the flush under way: it may
+        fail."""
         under_way = () if self.outstanding is None else self.outstanding.segments
         return tuple(dict.fromkeys((*under_way, *self.segments)))
 
     def owes(self, epochs: LeaderEpochs) -> bool:
-        """True if epochs may not be on the disk: new ones, or those of a flush under way."""
+        """Return whether epochs may not be on the disk: new ones, or those of a flush under way."""
         under_way = self.outstanding
         return epochs.dirty or (under_way is not None and under_way.epochs is not None)
 
     def forget(self, segment: Segment) -> None:
-        """Drop a segment whose files are to be removed."""
         assert segment.dropped, "jobs under way must hear of it"
         if segment in self.segments:
             self.segments.remove(segment)
@@ -173,7 +158,7 @@ class Unflushed:
         *,
         background: bool,
     ) -> FlushJob:
-        """Hand everything over to a job. `last`: the segment that holds the log's end."""
+        """Hand everything over to a job."""
         assert self.outstanding is None, "a flush is outstanding"
         assert end_offset >= self.point.offset, "flushed rows are never given out again"
         assert not any(segment.dropped for segment in self.segments), "their files may be gone"
@@ -217,7 +202,6 @@ class Unflushed:
     def _next_point(
         self, end_offset: int, last: Segment | None, background: bool
     ) -> RecoveryPoint | None:
-        """Return the recovery point for this flush; None if the last one is near enough."""
         if last is None or not self._point_behind or not last.joins(end_offset):
             return None
         point = RecoveryPoint(end_offset, last.base_offset, last.file.size)
@@ -227,8 +211,7 @@ class Unflushed:
         return point
 
     def _next_mark(self, end_offset: int, last: Segment | None) -> MarkWrite | None:
-        """Return the mark for the last segment's header; None if the segment has no unflushed
-        bytes."""
+        """Return the mark for the last segment's header; None if it has no unflushed bytes."""
         if last is None or last not in self.segments or last.created_us <= 0:
             return None
         return MarkWrite(last, last.created_us, FlushedMark(end_offset, last.file.size))
@@ -244,7 +227,6 @@ class Unflushed:
         return MarkWrite(before, before.created_us, FlushedMark(end_offset, before.file.size))
 
     def complete(self, job: FlushJob, result: FlushResult, epochs: LeaderEpochs) -> None:
-        """Take the result of a flush job."""
         assert job is self.outstanding
         assert result.point in (None, job.point), "the job writes the point that it was given"
         assert job.epochs is not None or result.epochs_saved, "there was nothing to save"
@@ -264,7 +246,7 @@ class Unflushed:
                 self.snapshot_saved(file.offset)
 
     def postpone(self, job: FlushJob, epochs: LeaderEpochs) -> None:
-        """Take the job's work back: it attempted nothing, so all of it must be flushed still."""
+        """Take the job's work back: it attempted nothing, and all of it must be flushed still."""
         assert job is self.outstanding
         self.outstanding = None
         mine = [s for s in job.segments if not s.dropped and s not in self.segments]
@@ -283,7 +265,6 @@ class Unflushed:
         del self.snapshots_unsaved[:-SNAPSHOTS_KEPT]
 
     def truncated(self, end_offset: int, point: RecoveryPoint) -> None:
-        """End the log at `end_offset`: drop all that covers rows after it."""
         assert self.outstanding is None
         assert point.offset <= end_offset
         self.point = point
@@ -300,7 +281,7 @@ class Unflushed:
         self._point_behind = self._point_due = True
 
     def due_us(self) -> int | None:
-        """Return the time of the next background flush: see `Log.flush_due_us`."""
+        """Return the time of the next background flush (`Log.flush_due_us`)."""
         if self.outstanding is not None:
             return None
         if self._rolled or self.byte_count >= UNFLUSHED_BYTES_MAX:

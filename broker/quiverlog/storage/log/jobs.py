@@ -1,6 +1,6 @@
 """Work of a log that may block: made on the loop, run off it, completed on the loop again.
 
-Owns the values that carry such work. A job captures all it needs when it is made: `run` changes
+A job captures all it needs when it is made: `run` changes
 nothing that the loop reads, except the failed fsyncs that jobs share (marks.py). Of what the loop
 changes it reads `Segment.dropped`, which is set once and only saves it work, and the size of a
 file, which only grows. It returns a value or raises, and the log takes the outcome:
@@ -53,8 +53,6 @@ __all__ = [
 
 
 class Job(Protocol):
-    """Work that may block; see the table above."""
-
     @property
     def key(self) -> str:
         """Jobs of one key run one after another."""
@@ -69,8 +67,6 @@ class Job(Protocol):
 
 # --- flushing ---------------------------------------------------------------------------------
 class IndexFile(NamedTuple):
-    """The index of a segment that takes no more appends."""
-
     path: str
     summary: IndexSummary
     entries: SparseIndex
@@ -79,7 +75,7 @@ class IndexFile(NamedTuple):
 class SnapshotFile(NamedTuple):
     """The state of the partition's producers when the log ended at `offset`.
 
-    `encode`: the file's contents. Called in the job: there may be ten thousand producers.
+    `encode` is called in the job: there may be ten thousand producers.
     """
 
     offset: int
@@ -106,19 +102,17 @@ class FlushResult(NamedTuple):
 class FlushJob:
     """Bring everything below `end_offset` to the disk; then what shortens the next start.
 
-    `epochs`: the list of leader epochs to save, with `newest_epoch` as its last. `names_changed`:
-    files were made since the last flush, so the directory needs an fsync. `label`: flush
-    `partition.json` before anything else. It goes with the first flush, and thousands of new
-    directories cost no fsync. Acknowledged rows without it would be taken for those of a topic that
-    was created anew under their name while this broker was down. `mark`: written when the rows are
-    on the disk, and durable with the next flush: that costs no fsync, and a start after a crash
-    finds all flushes but the last one (adr/0017). `mark_before`: the same for the segment before,
-    whose header gets it once when rows follow. `marks`: other files with the mark, in case the
-    newest segment is lost (adr/0023).
+    `label`: flush `partition.json` before anything else. It goes with the first flush: thousands of
+    new directories cost no fsync. Acknowledged rows without it would be taken for those of a topic
+    that was created anew under their name while this broker was down.
 
-    Mark and recovery point cover all rows below `end_offset`: for those not in `segments`, because
-    earlier flushes of this process have covered them, each completed before the next is begun; for
-    these, because `fsyncs` raises once any fsync of this log has failed.
+    `mark`: written when the rows are on the disk, and durable with the next flush: that costs no
+    fsync, and a start after a crash finds all flushes but the last one (adr/0017). `mark_before`:
+    the same for the segment before, once when rows follow.
+
+    Mark and recovery point cover all rows below `end_offset`: earlier flushes of this process, each
+    completed before the next is begun, have covered those not in `segments`; and `fsyncs` raises
+    once any fsync of this log has failed.
     """
 
     kind: ClassVar[str] = "flush"
@@ -140,7 +134,7 @@ class FlushJob:
     label: bool = False
 
     def run(self) -> FlushResult:
-        """Raises OSError or StorageFault; `Log.fail_flush` decides whether that is a fault."""
+        """Raise OSError or StorageFault; `Log.fail_flush` decides whether that is a fault."""
         assert self.mark is None or self.mark.segment in self.segments, "a mark of unflushed bytes"
         assert self.mark is None or self.mark.mark.offset == self.end_offset
         assert self.point is None or self.point.offset == self.end_offset
@@ -161,15 +155,14 @@ class FlushJob:
         return result._replace(snapshots_saved=self._save_what_can_be_rebuilt())
 
     def _write_mark(self) -> bool:
-        """Errors are ignored: the rows are on the disk, and a start uses the older mark."""
+        """Write the marks; errors are ignored: a start uses the older mark."""
         self.marks.flushed(self.end_offset)
         if self.mark_before is not None:
             self.marks.write_header(*self.mark_before)
         return self.mark is not None and self.marks.write_header(*self.mark)
 
     def _save_what_can_be_rebuilt(self) -> bool:
-        """Write indexes and snapshots, each with the range it covers; False: no space for all of
-        them.
+        """Write indexes and snapshots; False: no space for all of them.
 
         Snapshots are flushed: the files with their batches may be removed.
         """
@@ -189,8 +182,8 @@ class FlushJob:
     def _save_notes(self) -> FlushResult:
         """Write the epochs, then the recovery point, which vouches for the epochs before it.
 
-        Both can be read again from the batches. The rows are on the disk by now: with a full disk,
-        or without file descriptors, these are left to a later flush.
+        Both can be read again from the batches: with a full disk, or without descriptors, these are
+        left to a later flush.
         """
         epochs_saved = self.epochs is None
         try:
@@ -213,8 +206,6 @@ class FlushJob:
 
 # --- giving up rows ---------------------------------------------------------------------------
 class TrimResult(NamedTuple):
-    """`snapshot_saved`: False if the disk had no space for it (or none was needed)."""
-
     snapshot_saved: bool = False
 
 
@@ -223,8 +214,7 @@ class TrimJob:
     """Write the log start `offset`.
 
     Before files are removed, the producer state from their batches is made durable: these batches
-    can still be sent again, and nothing else would show that they were stored. So are the leader
-    epochs that only these batches have (`epochs`; skipped without space).
+    can still be sent again. So are the leader epochs that only these batches have.
 
     `scratch`: indexes that can be removed to free space. `segments`: unflushed rows that are
     trimmed, or that the snapshot covers. `newest`: the segment whose header gets the start, too
@@ -244,7 +234,6 @@ class TrimJob:
     newest: Segment | None = None
 
     def run(self) -> TrimResult:
-        """Raises DiskFull, StorageFault or OSError: the log start stays."""
         assert self.offset > 0
         assert self.newest is None or self.newest.index_path not in self.scratch
         scratch = list(self.scratch)
@@ -318,10 +307,10 @@ class TrimJob:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RemoveFilesJob:
-    """Remove files without readable rows. What cannot be removed goes at the next start.
+    """Remove files without readable rows; what cannot be removed goes at the next start.
 
-    `snapshot`: not written yet, because the disk was full. It takes the first space that is freed;
-    only a crash before that loses the producers of the removed files.
+    `snapshot` takes the first space that is freed; only a crash before that loses the producers of
+    the removed files.
     """
 
     kind: ClassVar[str] = "remove files"
@@ -333,7 +322,6 @@ class RemoveFilesJob:
     snapshot: SnapshotFile | None = None
 
     def run(self) -> None:
-        """Raises OSError when a file cannot be removed."""
         assert self.paths
         inside = f"{self.key}/"
         assert all(path.startswith(inside) for path in self.paths), "files of this log only"

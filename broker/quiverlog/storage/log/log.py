@@ -64,14 +64,13 @@ __all__ = ["Log", "LogConfig", "RecoveryReport", "target"]
 Batches = Sequence[tuple[BatchHeader, memoryview]]
 """Whole batches: the header, and all bytes."""
 _LATE_ROLL_MS_MIN: Final = 60_000
-"""No segment is finished for its late rows before that: files are not free."""
+"""Files are not free."""
 _LATE_US: Final = 1_000_000
-"""Rows with a time further behind their arrival are retained by the arrival. Below that the
-difference is the delay of a producer and its network, and their own time is used."""
+"""Rows with a time further behind their arrival are retained by the arrival. Below that it is the
+delay of a producer and its network."""
 
 
 def _late_arrival_us(batches: Batches, now: Now) -> int:
-    """Return this moment if one of the batches is late, else 0."""
     late_us = now.wall_us - _LATE_US
     is_late = any(header.timestamp_max_us < late_us for header, _ in batches)
     return now.wall_us if is_late else 0
@@ -82,7 +81,7 @@ _HALF_CUT: Final = "a truncation failed half way"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogConfig:
-    """A topic's settings for its logs; -1 keeps for ever, or without bound."""
+    """A topic's settings for its logs; -1: no bound."""
 
     segment_bytes: int = SEGMENT_BYTES_DEFAULT
     segment_ms: int = SEGMENT_MS_DEFAULT
@@ -92,8 +91,8 @@ class LogConfig:
 
     @property
     def roll_bytes(self) -> int:
-        """The size at which a segment is finished: at most an eighth of `retention_bytes`, so that
-        the bound can hold."""
+        """Return the size at which a segment is finished: at most an eighth of `retention_bytes`,
+        or the bound could not hold."""
         if self.retention_bytes < 0:
             return self.segment_bytes
         return max(1, min(self.segment_bytes, self.retention_bytes // 8))
@@ -101,8 +100,7 @@ class LogConfig:
     def roll_us(self, *, has_late: bool) -> int:
         """Return the age at which a segment is finished.
 
-        A segment with late rows is finished early: all its rows from the first late one stay as
-        long as the last.
+        Early with late rows: all its rows from the first late one stay as long as the last.
         """
         if not has_late or self.retention_ms < 0:
             return self.segment_ms * 1000
@@ -111,11 +109,8 @@ class LogConfig:
 
 
 class Log:
-    """One partition's log.
-
-    All attributes are for reading, except `config`. `reader` has its rows, and owns its start and
-    end.
-    """
+    """All attributes are for reading, except `config`. `reader` has the rows, and owns start and
+    end."""
 
     __slots__ = (
         "_changed", "_disk", "_indexes", "_last_given_up", "_opened_at", "_producers", "_segments",
@@ -134,7 +129,6 @@ class Log:
         self._unflushed = Unflushed(disk, reader.directory)
         self._changed = False
         self._opened_at = reader.log_end_offset
-        """Rows from here on were appended by this process."""
         self._producers: Producers | None = None
         self._skipping = False
         self._truncation: TruncateJob | None = None
@@ -149,17 +143,14 @@ class Log:
 
     @property
     def log_start_offset(self) -> int:
-        """The first row that is served."""
         return self.reader.log_start_offset
 
     @property
     def log_end_offset(self) -> int:
-        """The offset of the next row."""
         return self.reader.log_end_offset
 
     @property
     def recovery(self) -> RecoveryReport:
-        """What the opening found, and what was found since."""
         return self.reader.recovery
 
     # --- opening -------------------------------------------------------------------------------
@@ -194,18 +185,12 @@ class Log:
     ) -> Log:
         """Open the log in `directory`, which must exist; recover it unless `clean`. In any thread.
 
-        Args:
-            clean: the broker was stopped in order. A log whose recovery point does not agree with
-                its files is scanned nevertheless.
-            producers: restored from the newest snapshot, then replayed with all later headers.
-            epoch_newest: no row can have been written under a newer leader epoch.
-            indexes: bounds the memory of indexes, together with other logs.
-            known: the log's bounds at its last close, if noted elsewhere.
+        A clean log whose recovery point does not agree with its files is scanned nevertheless. No
+        row can have been written under an epoch above `epoch_newest`. `indexes` bounds the memory
+        of indexes of several logs. `known`: the log's bounds at its last close, if noted elsewhere.
 
-        Raises:
-            UnsupportedFormat: a newer quiverlog wrote a file.
-            CorruptLog: its rows are of newer epochs than `epoch_newest`; they stay as they are.
-            OSError, DiskFull, StorageFault: the disk failed.
+        Raises UnsupportedFormat; CorruptLog: its rows are of newer epochs, they stay as they are;
+        OSError, DiskFull, StorageFault: the disk failed.
         """
         reader = LogReader(directory, indexes)
         found = opening.open_files(
@@ -235,8 +220,7 @@ class Log:
         return log
 
     def distrust(self, offset: int) -> None:
-        """Verify rows from `offset` on, also those written by this process: a reader got other
-        bytes than were written."""
+        """Verify rows from `offset` on again, also this process's own: a reader got other bytes."""
         for segment in self._segments.holding(offset)[:1]:
             assert not segment.dropped
             segment.distrust()
@@ -277,11 +261,8 @@ class Log:
     def begin_flush(self, *, background: bool = False) -> FlushJob:
         """Make the job that flushes all that is unflushed now. At most one is outstanding.
 
-        Args:
-            background: no request waits for it, so it also writes the recovery point.
-
-        Raises:
-            StorageFault: an earlier flush failed.
+        In the `background` no request waits for it: it also writes the recovery point. Raises
+        StorageFault: an earlier flush failed.
         """
         assert self._truncation is None, "a truncation is outstanding"
         if self.fault:
@@ -293,9 +274,8 @@ class Log:
     def complete_flush(self, job: FlushJob, result: FlushResult) -> int:
         """Take a flush's result; return the new flushed offset.
 
-        Raises:
-            StorageFault: an earlier job failed at an fsync. The kernel reports lost pages once, so
-                the success of this one proves nothing; see `fail_flush`.
+        Raises StorageFault: an earlier job failed at an fsync. The kernel reports lost pages once:
+        the success of this one proves nothing.
         """
         if self.fault:
             raise StorageFault(f"{short_name(self.directory)}: {self.fault}.")
@@ -307,7 +287,7 @@ class Log:
     def fail_flush(self, job: FlushJob, error: BaseException) -> bool:
         """Take a flush's failure. True: a write or fsync failed, which is final for the log.
 
-        False: no file descriptor was free, so nothing was tried; flush again later.
+        False: no file descriptor was free; flush again later.
         """
         self._unflushed.postpone(job, self.epochs)
         if not out_of_descriptors(error):
@@ -315,12 +295,12 @@ class Log:
         return bool(self.fault)
 
     def flush_due_us(self) -> int | None:
-        """When a flush in the background is due (`Now.mono_us`): None for never, 0 for at once.
+        """Return when a flush in the background is due (`Now.mono_us`): None for never, 0 for at
+        once.
 
-        Never while a truncation is outstanding: it replaces the files that a flush would sync.
-
-        At a roll, after 64 MiB and after 30 s, for every level of durability, and once more when
-        a log has become idle: it bounds what a start after a crash has to scan.
+        Never while a truncation is outstanding: it replaces the files that a flush would sync. At a
+        roll, after 64 MiB and after 30 s, for every level of durability, and once more when a log
+        has become idle: it bounds what a start after a crash has to scan.
         """
         if self.fault or self._truncation is not None:
             return None
@@ -328,12 +308,10 @@ class Log:
 
     @property
     def saved_epoch(self) -> int:
-        """The newest leader epoch of the list that is on the disk; NO_EPOCH without one."""
         return self.epochs.saved
 
     @property
     def is_tail_bare(self) -> bool:
-        """True when no row is of the newest leader epoch of the list."""
         newest, start_offset = self.epochs.latest()
         return newest != NO_EPOCH and start_offset >= self.log_end_offset
 
@@ -341,8 +319,8 @@ class Log:
         """Note that the log equals that of the epoch's leader up to `start_offset`, where it began
         to lead.
 
-        True if the list has to be written, so that this holds after a crash as well. Rows of the
-        epoch prove it by themselves.
+        True if the list has to be written for this to hold after a crash; rows of the epoch prove
+        it by themselves.
         """
         assert epoch >= 0
         if start_offset != self.log_end_offset or start_offset <= self.log_start_offset:
@@ -355,8 +333,8 @@ class Log:
     def begin_truncate(self, offset: int) -> TruncateJob | None:
         """Begin to truncate the rows from `offset` on; None if there are none.
 
-        No flush and no trim may be outstanding. The job holds the files' names: nothing may be
-        appended, flushed or trimmed until it is complete. A batch is removed whole, so the log may
+        No flush and no trim may be outstanding, and nothing may be appended, flushed or trimmed
+        until the job is complete: it holds the files' names. A batch is removed whole: the log may
         end before `offset`.
         """
         assert self._unflushed.outstanding is None, "a flush is outstanding"
@@ -379,8 +357,7 @@ class Log:
         return self._truncation
 
     def complete_truncate(self, job: TruncateJob, result: TruncateResult) -> int:
-        """Take a truncation's result; return the log's new end. Views of removed rows stay
-        valid."""
+        """Take a truncation's result; return the log's new end."""
         assert job is self._truncation
         self._truncation = None
         end = result.end_offset
@@ -423,7 +400,7 @@ class Log:
         return end
 
     def fail_truncate(self, job: TruncateJob) -> None:
-        """Take a truncation's failure: half of it may be done, so the log takes no writes."""
+        """Take a truncation's failure: half of it may be done, and the log takes no writes."""
         assert job is self._truncation
         self._truncation = None
         self.fault = _HALF_CUT
@@ -438,7 +415,6 @@ class Log:
     # --- closing -------------------------------------------------------------------------------
     @property
     def is_as_left(self) -> bool:
-        """True if the files are complete: a clean close has nothing to write."""
         return not (self._changed or self.epochs.dirty or self.fault)
 
     def forget_indexes(self) -> None:
@@ -449,10 +425,8 @@ class Log:
     def close(self, *, clean: bool) -> None:
         """Close the files. `clean`: flush, and write what lets the next start skip the scan.
 
-        If the latter cannot be written, the next start scans this log; that is no failure.
-
-        Raises:
-            OSError, QuiverlogError: not clean; the files are closed nevertheless.
+        If the latter cannot be written, the next start scans. Raises OSError, QuiverlogError: not
+        clean; the files are closed nevertheless.
         """
         try:
             if clean and not self.fault:
@@ -481,7 +455,6 @@ class Log:
                 self._save_what_shortens_the_start()
 
     def _save_what_shortens_the_start(self) -> None:
-        """Write files that can be rebuilt, each with the range it covers."""
         last = self._segments.items[-1] if self._segments.items else None
         marks = self._unflushed.marks
         if self.log_start_offset > self._start_saved:
@@ -500,11 +473,8 @@ class Log:
             last.save_index()
 
     def _end_point(self) -> RecoveryPoint:
-        """Return the recovery point at the log's end.
-
-        If no segment is left, the point names the last one that was removed: its file may still
-        exist, because the removal failed, and then a start recognizes it without a scan.
-        """
+        """If no segment is left, the point names the last one that was removed: its file may still
+        exist, because the removal failed, and then a start recognizes it without a scan."""
         if self._segments.items:
             last = self._segments.items[-1]
             return RecoveryPoint(self.log_end_offset, last.base_offset, last.file.size)
@@ -514,12 +484,9 @@ class Log:
 
     # --- appending: batches are stamped, written and indexed --------------------------------------
     def append(self, batches: Batches, leader_epoch: int, now: Now) -> int:
-        """Stamp and write batches (writable views, validated). Returns the first row's offset.
+        """Stamp and write batches (writable views, validated); return the first row's offset.
 
-        Raises:
-            BatchTooLarge: more rows or bytes than a segment may hold; nothing was appended.
-            DiskFull: nothing was appended.
-            StorageFault: nothing was appended; an earlier flush failed, or the disk does.
+        Raises BatchTooLarge, DiskFull or StorageFault; nothing was appended.
         """
         self._check_writable()
         assert leader_epoch >= self.epochs.newest, "leader epochs never fall along a log"
@@ -536,19 +503,15 @@ class Log:
         return base_offset
 
     def append_copied(self, batches: Batches, now: Now, arrived_us: int = -1) -> int:
-        """Write batches of another broker's log with their stamps. Returns the log's new end.
+        """Write batches of another broker's log with their stamps; return the log's new end.
 
         They must begin at this log's end. The first batch of a log without rows may begin before
-            the log
-        start, if the start is inside it; one that ends there holds no row of this log. Their
-            producers are
-        recorded too, without the checks of a produce request.
-        Args:
-            arrived_us: when late ones among them arrived at the leader; 0: there are none; -1: the
-                leader did not send it.
+        the log start, if the start is inside it; one that ends there holds no row of this log.
+        Their producers are recorded without the checks of a produce request. `arrived_us`: when
+        late ones arrived at the leader; 0: there are none; -1: the leader did not send it.
 
-        Raises: as `append`, and
-            CorruptLog: the offsets or epochs do not join up; nothing was appended.
+        Raises as `append`, and CorruptLog: the offsets or epochs do not join up; nothing was
+        appended.
         """
         self._check_writable()
         if not batches:
@@ -596,10 +559,6 @@ class Log:
         assert not self._skipping, "the log is about to begin elsewhere"
 
     def _writable(self, base_offset: int, byte_count: int, end_offset: int, now: Now) -> Segment:
-        """Return the segment for these rows: the last one, or a new one.
-
-        Raises: as `append`, before anything is written.
-        """
         assert 0 <= base_offset < end_offset
         assert byte_count > 0
         rows = end_offset - base_offset
@@ -647,7 +606,6 @@ class Log:
         now: Now,
         epochs: Sequence[tuple[int, int]],
     ) -> None:
-        """Write stamped batches to `segment`. Nothing after the write can fail."""
         assert self._segments.items[-1] is segment, "only the last segment grows"
         assert epochs[0][1] == segment.end_offset, "the first epoch begins with the first row"
         segment.append(batches, end_offset, self.config.index_interval_bytes)
@@ -670,7 +628,6 @@ class Log:
             self._indexes.finished(last)
 
     def roll_if_due(self, now: Now) -> None:
-        """Finish an idle topic's segment at its age limit."""
         last = self._segments.items[-1] if self._segments.items else None
         if last is None or last.created_us < 0 or last.empty:
             return
@@ -703,21 +660,15 @@ class Log:
     # --- trimming: the oldest rows are given up ---------------------------------------------------
     @property
     def start_saved(self) -> int:
-        """The log start that is on the disk: rows below it never come back."""
+        """Return the log start that is on the disk: rows below it never come back."""
         return self._start_saved
 
     def begin_trim(self, offset: int, *, promised: bool = True) -> TrimJob | None:
         """Begin to remove the rows below `offset`; None if there is nothing to do. One at a time.
 
-        Args:
-            promised: a client gets the answer that the rows are gone. Otherwise (retention, which
-                decides
-                again after a crash) a start that frees no file is not written: it moves at once,
-                    and
-                there is no job.
-
-        Raises:
-            OffsetOutOfRange: beyond the log's end.
+        `promised`: a client gets the answer that the rows are gone. Retention decides again after a
+        crash: if it frees no file, its start is not written but moves at once. Raises
+        OffsetOutOfRange.
         """
         assert self._trim is None, "a trim is outstanding"
         assert self._truncation is None, "a truncation is outstanding"
@@ -755,16 +706,12 @@ class Log:
         return self._trim
 
     def begin_skip(self, offset: int, told: bytes = b"", now: Now | None = None) -> TrimJob:
-        """Begin to remove all rows and start at `offset`, beyond the log's end. One at a time, as a
-        trim.
+        """Begin to remove all rows and start at `offset`, beyond the log's end; a trim.
 
         For a follower whose leader has removed the rows from this end on. Nothing may be appended
-        until it is complete. The rows between are missing, so their producers are too: `told`, the
-        leader's snapshot of producers at `offset`, replaces the state here, and is on the disk
-        before the log begins there. Without it the state here stays.
-
-        Raises:
-            CorruptLog: `told` is no snapshot.
+        until it is complete. The producers of the missing rows are missing too: `told`, the
+        leader's snapshot at `offset`, replaces the state here, and is on the disk before the log
+        begins there. Raises CorruptLog: `told` is no snapshot.
         """
         assert self._trim is None, "a trim is outstanding"
         assert self._truncation is None, "a truncation is outstanding"
@@ -837,10 +784,9 @@ class Log:
             self.fault = self.fault or f"flush failed: {error}"
 
     def _is_given_up(self, segment: Segment, start_offset: int) -> bool:
-        """True if the file may be removed with the rows below `start_offset`.
+        """Return whether the file may be removed with the rows below `start_offset`.
 
-        Not one without rows at the log's end: the next segment would have its name, and the job
-        that removes the old file would remove the new one.
+        Not one without rows at the log's end: the next segment would have its name, and be removed.
         """
         next_name = segment.empty and segment.base_offset == self.log_end_offset
         return segment.end_offset <= start_offset and not next_name
@@ -852,7 +798,6 @@ class Log:
             self._changed = True
 
     def _detach_given_up(self, snapshot: SnapshotFile | None) -> RemoveFilesJob | None:
-        """Take out the segments below the log start; return the job that removes their files."""
         paths: list[str] = []
         segments = self._segments.items
         byte_count, count = self._segments.byte_count, len(segments)
@@ -889,20 +834,18 @@ class Log:
         just_read: JustRead = (),
         clock_us: int = 0,
     ) -> int:
-        """Return where the log should start by its retention limits. See `begin_trim`.
+        """Return where the log should start by its retention limits.
 
-        Args:
-            clock_us: the wall clock, where that of `now` is held back because it is doubted.
-
-        Raises:
-            NotResident: only when not `cold_ok`.
+        `clock_us`: the wall clock, where that of `now` is held back because it is doubted. Raises
+        NotResident only when not `cold_ok`.
         """
         return target(
             self, now, high_watermark, cold_ok=cold_ok, just_read=just_read, clock_us=clock_us
         )
 
     def _snapshot_before(self, end_offset: int) -> SnapshotFile | None:
-        """The snapshot to make durable before files with rows below `end_offset` go, or None."""
+        """Return the snapshot to make durable before files with rows below `end_offset` go, if
+        any."""
         assert 0 <= end_offset <= self.log_end_offset
         if self._producers is None or self._unflushed.covered >= end_offset:
             return None
@@ -919,7 +862,6 @@ def target(
     just_read: JustRead = (),
     clock_us: int = 0,
 ) -> int:
-    """Return where the log should start: not before its start. See `Log.retention_target`."""
     if log.log_start_offset >= log.log_end_offset:
         return log.log_start_offset
     assert high_watermark >= 0
@@ -945,10 +887,7 @@ def _by_time(log: Log, now: Now, clock_us: int, cold_ok: bool, just_read: JustRe
 
 
 def _by_arrival(log: Log, clock: Now, cutoff_us: int, end_offset: int) -> int:
-    """Return the first row before `end_offset` that arrived after the cutoff, else `end_offset`.
-
-    The header of each segment before it was read, as `end_offset` was found by its index.
-    """
+    """Return the first row before `end_offset` that arrived after the cutoff, else `end_offset`."""
     assert cutoff_us <= clock.wall_us
     for segment in log.reader.segments:
         if segment.base_offset >= end_offset:

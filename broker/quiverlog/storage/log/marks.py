@@ -1,9 +1,8 @@
 """A log's bounds in its files, written without an fsync, and the state of its fsyncs.
 
-Owns `recovery-point` and `recovery-point-copy`, rewritten in place after every flush and trim
-(adr/0023): exact after the end of a process, and true of some earlier moment after a power failure,
-because bounds only grow. `Fsyncs` is shared by the jobs of one log: the kernel reports pages that
-it could not write once and drops them, so after a failed fsync no later one proves anything.
+`recovery-point` and its copy are rewritten in place after every flush and trim (adr/0023): exact
+after the end of a process, and true of some earlier moment after a power failure, because bounds
+only grow.
 
 Invariant: jobs of one log run one after another; the loop changes these only while none runs.
 """
@@ -30,12 +29,7 @@ __all__ = ["Fsyncs", "Marks"]
 
 
 class Marks:
-    """A log's bounds in its files, written without an fsync, each in several files.
-
-    Attributes:
-        bounds: the log start that is on the disk, and the end of what is flushed.
-        point: the recovery point in the files.
-    """
+    """`bounds`: the log start that is on the disk, and the end of what is flushed."""
 
     __slots__ = ("_directory", "_disk", "_written", "bounds", "point")
 
@@ -47,34 +41,28 @@ class Marks:
         self.point = RecoveryPoint() if stored is None else stored.point
 
     def flushed(self, end_offset: int) -> None:
-        """Note that all rows below `end_offset` are durable."""
         assert end_offset >= 0
         start, end = self.bounds
         self.bounds = Bounds(start, max(end, end_offset))
 
     def started(self, start_offset: int) -> None:
-        """Note that `log-start` has this start, durably."""
         assert start_offset >= 0
         start, end = self.bounds
         self.bounds = Bounds(max(start, start_offset), end)
 
     def contents(self, point: RecoveryPoint) -> bytes:
-        """Return the contents of `recovery-point` with a newer point."""
         assert point.offset <= self.bounds.end_offset, "it vouches for flushed rows only"
         return pack_recovery_point(point, self.bounds)
 
     def saved(self, point: RecoveryPoint, contents: bytes) -> None:
-        """Note that `recovery-point` was replaced by a file with these contents."""
         self.point = point
         self._written[RECOVERY_FILE] = contents
 
     def move_point(self, point: RecoveryPoint) -> None:
-        """Write both files in place with another valid point."""
         self.point = point
         self.write()
 
     def lowered(self, point: RecoveryPoint, bounds: Bounds) -> None:
-        """Note that a truncation has written this lower point and these bounds."""
         assert bounds.end_offset <= self.bounds.end_offset
         assert bounds.start_offset == self.bounds.start_offset, "it moves the end alone"
         self.point = point
@@ -122,15 +110,12 @@ class Marks:
         return True
 
     def write_arrival(self, segment: Segment) -> None:
-        """Write the arrival of a segment's late rows to its header, if it lacks it. Not durable.
-
-        Called before the fsync of these rows, which makes it durable with them.
-        """
+        """Write the arrival of a segment's late rows to its header, before the fsync of these rows,
+        which makes it durable."""
         if segment.owes_arrival:
             self._write_again(segment)
 
     def write_start(self, segment: Segment) -> None:
-        """Write the log start to a segment's header, and keep the rest of it."""
         self._write_again(segment)
 
     def _write_again(self, segment: Segment) -> None:
@@ -144,7 +129,8 @@ class Marks:
 
 
 class Fsyncs:
-    """The fsyncs of one log's rows: after one that failed no later one proves anything.
+    """The fsyncs of one log's rows: the kernel reports pages that it could not write once and drops
+    them; after one that failed no later one proves anything.
 
     For the log's jobs alone: the loop reads `Log.fault`.
     """
@@ -157,9 +143,7 @@ class Fsyncs:
     def rows(self, segment: Segment) -> None:
         """Make a segment's bytes durable; a segment that was removed has none.
 
-        Raises:
-            StorageFault: an earlier fsync of this log failed.
-            OSError: this one did.
+        Raises StorageFault: an earlier fsync of this log failed; OSError: this one did.
         """
         try:
             self._sync(segment.file.sync, segment.path)
@@ -169,7 +153,6 @@ class Fsyncs:
                 raise
 
     def names(self, disk: Disk, directory: str) -> None:
-        """Make the names of the log's files durable. Raises as `rows`."""
         self._sync(lambda: disk.sync_dir(directory), directory)
 
     def _sync(self, call: Callable[[], None], path: str) -> None:

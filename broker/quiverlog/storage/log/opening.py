@@ -1,11 +1,10 @@
 """Opening a log: reading the files of a directory into a log's state, in any thread.
 
-Owns the order. If everything is as a clean stop leaves it, take that (`open_as_left`): each file is
-read and checked, nothing is written, and at the first difference the long way begins. Otherwise:
-finish an interrupted truncation, read the small files, drop what was trimmed, then trust the
-recovery point or scan. Both ways end in the same `OpenedFiles`; a test compares them over every
-kind of damage. Rows that the files should hold and do not are reported as missing: below the first
-segment, or above its end up to the highest offset that was durable for certain.
+If everything is as a clean stop leaves it, take that (`open_as_left`): nothing is written, and at
+the first difference the long way begins: finish an interrupted truncation, read the small files,
+drop what was trimmed, then trust the recovery point or scan. Both ways end in the same
+`OpenedFiles`; a test compares them over every kind of damage. Rows that the files should hold and
+do not are reported as missing.
 """
 
 from __future__ import annotations
@@ -50,10 +49,9 @@ from quiverlog.types import Now
 __all__ = ["OpenedFiles", "given_up_files", "open_as_left", "open_files"]
 
 
-# What the opening of a log hands to the log: the files of a directory, as found.
 @dataclass(slots=True)
 class OpenedFiles:
-    """The files of a log as found. `writable`: the last segment takes more appends.
+    """The files of a log as found.
 
     `given_up`: files below the log start, removed once nothing needs to be read from them.
     `start_durable`: `log-start` or its copy has the log start. If neither does, the files must
@@ -95,9 +93,8 @@ def open_as_left(
     """Open the files if they are as a clean stop leaves them, else None. Never raises. Fills
     `epochs`, unless the result is None.
 
-    Args:
-        entries: the directory's entries in order: names, and which of them are files.
-        known: the bounds that were noted elsewhere.
+    `entries`: names in order, and whether each is a file. `known`: the bounds that were noted
+    elsewhere.
     """
     try:
         return _open(disk, directory, entries, epochs, epoch_newest, known)
@@ -177,7 +174,7 @@ def _segments(
     start: int,
     stored: StoredPoint,
 ) -> list[Segment] | None:
-    """Return the segments of these bases, in order; None unless they agree with the point."""
+    """Return the segments of these bases; None unless they agree with the point."""
     point = stored.point
     if bases[-1] != point.base_offset or not bases[0] <= start:
         return None
@@ -344,8 +341,7 @@ class _Opening:
         self._found.report.damages.append(what)
 
     def _drop_given_up(self) -> None:
-        """Take out files below the log start that a power failure brought back, perhaps not all of
-        them."""
+        """Take out files below the log start that a power failure brought back, perhaps not all."""
         segments = self._found.segments
         while len(segments) > 1 and segments[0].end_offset <= self._found.start_saved:
             self._found.given_up.append(segments.pop(0))
@@ -374,12 +370,7 @@ class _Opening:
         return not found.segments
 
     def _check_epochs(self, path: str) -> None:
-        """Refuse rows of newer epochs than the metadata log: new rows would be stored under old
-        epochs.
-
-        Raises:
-            CorruptLog: they are.
-        """
+        """Refuse rows of newer epochs than the metadata log: new rows would get old epochs."""
         if self._epochs.newest > self._epoch_newest:
             name = short_name(path)
             raise CorruptLog(
@@ -416,7 +407,6 @@ class _Opening:
         return is_whole
 
     def _believe_point(self) -> bool:
-        """Take the log's end from the recovery point, if the files agree with it."""
         found = self._found
         point = found.point
         if not found.segments:
@@ -507,9 +497,9 @@ class _Opening:
     def _flush_again(self, segment: Segment) -> None:
         """Write what was scanned once more, in place, and flush it.
 
-        The last process may have died of a failed flush. What it wrote is in the page cache, and
-        was just read there; the kernel may count it as written, and an fsync alone would do
-        nothing. In place, because the rows may be acknowledged: none may be missing for a moment.
+        The last process may have died of a failed flush: the kernel may count what is in the page
+        cache as written, and an fsync alone would do nothing. In place, because the rows may be
+        acknowledged: none may be missing for a moment.
         """
         assert not segment.dropped
         segment.drop_index()
@@ -529,7 +519,6 @@ class _Opening:
         self._report(f"{name}: rows {first} to {end} are missing.")
 
     def _place_bounds(self) -> None:
-        """Drop segments before the log start, and set the log's bounds."""
         found = self._found
         segments = found.segments
         if segments and segments[0].base_offset > found.start_saved:
@@ -559,7 +548,6 @@ class _Opening:
 
 
 def given_up_files(given_up: Sequence[Segment]) -> tuple[str, ...]:
-    """Close these segments; return the paths of their files, oldest first."""
     paths: list[str] = []
     for segment in given_up:
         segment.dropped = True

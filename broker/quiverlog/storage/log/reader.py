@@ -1,9 +1,9 @@
 """The read side of a log: rows, headers, times and sizes by offset.
 
-Owns the segments, the memory of their indexes, the leader epochs, where the log begins and ends,
-the walk over segments, and the question whether a read would wait for the disk, or for checksums of
-many bytes: then it raises NotResident with the job to run first. What a reader gets of one segment
-is in reading.py. The log that has a reader changes what it owns; all others only read.
+Owns the segments, the memory of their indexes, the leader epochs, the walk over segments, and the
+question whether a read would wait for the disk, or for checksums of many bytes: then it raises
+NotResident with the job to run first. The log that has a reader changes what it owns; all others
+only read.
 
 Invariants: log_start_offset <= log_end_offset; only rows between them are served.
 """
@@ -43,15 +43,15 @@ from quiverlog.storage.segment.segments import IndexCache, Segments
 __all__ = ["LogReader"]
 
 _CHECKS_MAX: Final = 6
-"""For one question to one segment. Rows are verified, twice where stamps among them are wrong, the
-damage behind them is diagnosed, and the rows behind that verified, twice for the same reason."""
+"""For one question to one segment: rows are verified, the damage behind them is diagnosed, and the
+rows behind that verified; each verification twice where stamps are wrong."""
 _Answer = TypeVar("_Answer")
 
 
 class LogReader:
-    """Reads rows of a log, and holds its bounds. A new one reads a log without rows.
+    """Reads rows of a log, and holds its bounds.
 
-    `files`: the segments. `indexes`: bounds the memory of their indexes, together with other logs.
+    `indexes` bounds the memory of indexes, together with other logs.
     """
 
     __slots__ = (
@@ -77,24 +77,20 @@ class LogReader:
 
     @property
     def segments(self) -> list[Segment]:
-        """Oldest first; for reading."""
         return self.files.items
 
     @property
     def segment_count(self) -> int:
-        """Files that hold rows."""
         return len(self.files)
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of these files."""
         return self.files.byte_count
 
     # --- what the log changes ------------------------------------------------------------------
     def opened(
         self, segments: Iterable[Segment], start_offset: int, end_offset: int, found: RecoveryReport
     ) -> None:
-        """An opening has found these files."""
         assert not self.files, "a log is opened once"
         assert start_offset <= end_offset
         for segment in segments:
@@ -103,14 +99,12 @@ class LogReader:
         self.recovery = found
 
     def start_at(self, offset: int) -> None:
-        """Rows below are not served any more."""
         assert self.log_start_offset <= offset <= self.log_end_offset
         self.log_start_offset = offset
         self._oldest_us = None
         self.epochs.trim(offset)
 
     def cut_at(self, offset: int) -> None:
-        """The log ends here, earlier than before."""
         assert self.log_start_offset <= offset <= self.log_end_offset
         self.log_end_offset = offset
         self._oldest_us = None
@@ -118,7 +112,7 @@ class LogReader:
 
     # --- reading -------------------------------------------------------------------------------
     def headers(self, offset: int) -> Iterator[BatchHeader]:
-        """Headers of the batches from the one that holds `offset` on; damaged ones left out."""
+        """Return headers of good batches from the one that holds `offset` on."""
         return self.files.headers(offset, self.recovery.damages)
 
     def read(
@@ -130,7 +124,6 @@ class LogReader:
         cold_ok: bool = True,
         just_read: JustRead = (),
     ) -> list[memoryview]:
-        """The views of `read_answers`."""
         answers = self.read_answers(
             offset, bytes_max=bytes_max, end_offset=end_offset, cold_ok=cold_ok, just_read=just_read
         )
@@ -146,21 +139,17 @@ class LogReader:
         just_read: JustRead = (),
         in_files: bool = False,
     ) -> list[reading.Answer]:
-        """Whole batches from the one that holds `offset` on, none that begins at `end_offset`.
+        """Return whole batches from the one that holds `offset` on, none that begins at
+        `end_offset`.
 
-        At least one batch, more while they fit `bytes_max`; an answer for each segment. Empty when
-        `offset` is the end.
+        At least one batch, more while they fit `bytes_max`; an answer for each segment. Empty at
+        the end.
 
-        Args:
-            cold_ok: the disk may be waited for.
-            just_read: jobs that are back. What has left memory since is read all the same.
-            in_files: answers have no views; their rows need not be in memory. The newest append's
-                may have some all the same.
+        Unless `cold_ok`, raises NotResident instead of waiting for the disk; what jobs in
+        `just_read` have read is read all the same. `in_files`: answers have no views, and their
+        rows need not be in memory; the newest append's may have some.
 
-        Raises:
-            OffsetOutOfRange: not between log start and log end.
-            CorruptLog: of that batch; its details tell `offset` (first bad row) and `end_offset`.
-            NotResident: only when not `cold_ok`.
+        Raises OffsetOutOfRange; CorruptLog, with `offset` (first bad row) and `end_offset`.
         """
         if not self.log_start_offset <= offset <= self.log_end_offset:
             raise OffsetOutOfRange(
@@ -189,10 +178,9 @@ class LogReader:
         ask: Callable[..., reading.Answer],
         look: Callable[..., None] | None,
     ) -> list[reading.Answer]:
-        """Segment after segment, until one has more than fits.
+        """Read segment after segment, until one has more than fits.
 
-        Args:
-            look: called in front of headers, where only these are looked at; None: at all.
+        `look`: called in front of headers, where only these are looked at.
         """
         assert offset < end_offset <= self.log_end_offset
         bounds = (self.directory, self.log_start_offset, self.log_end_offset)
@@ -229,7 +217,6 @@ class LogReader:
         return answers
 
     def _load(self, segment: Segment, cold_ok: bool) -> None:
-        """Have the segment's index in memory. Raises NotResident when that would wait."""
         if segment.index is None:
             if not cold_ok:
                 raise NotResident(LoadIndexJob(self.directory, segment))
@@ -245,15 +232,10 @@ class LogReader:
         cold_ok: bool,
         just_read: JustRead,
     ) -> _Answer:
-        """The answer of one segment, whose index and bytes are there and verified by then.
+        """Return the answer of one segment, whose index and bytes are there and verified by then.
 
-        Args:
-            spans: (position, size) of the places that the question looks at; none, where it asks
-                for itself.
-
-        Raises:
-            NotResident: only when not `cold_ok`.
-            CorruptLog: no check makes a difference.
+        `spans`: (position, size) of the places that the question looks at. Raises NotResident only
+        when not `cold_ok`; CorruptLog: no check makes a difference.
         """
         self._load(segment, cold_ok)
         done = [job for job in just_read if job.segment is segment]
@@ -275,14 +257,13 @@ class LogReader:
             assert len(done) < checks_max, "a check is asked for once"
 
     def begin_load(self, offset: int | None = None) -> LoadIndexJob | None:
-        """The load that an append (or a read at `offset`) would wait for; None: none."""
+        """Return the load that an append (or a read at `offset`) would wait for, if any."""
         if not self.segments or (offset is None and self.segments[-1].finished):
             return None
         segment = self.segments[-1] if offset is None else self.files.holding(offset)[0]
         return LoadIndexJob(self.directory, segment) if segment.index is None else None
 
     def complete_load(self, job: LoadIndexJob, result: LoadedIndex) -> None:
-        """An index was loaded."""
         if not job.segment.dropped:
             job.segment.take_index(result)
             self.indexes.finished(job.segment)  # The request may be gone.
@@ -292,7 +273,6 @@ class LogReader:
                 self.recovery.notes.append(result.note)
 
     def complete_read(self, job: ReadingJob, result: object) -> None:
-        """A job of a `NotResident` is back."""
         segment = job.segment
         if segment.dropped:
             segment.file.close()  # The job may have opened it again: that would keep its room.
@@ -310,15 +290,10 @@ class LogReader:
         cold_ok: bool = True,
         just_read: JustRead = (),
     ) -> tuple[int, int] | None:
-        """(offset, time) of the first row whose time is `at_us` or later, None when there is none.
+        """Return (offset, time) of the first row whose time is `at_us` or later, if any.
 
-        Args:
-            from_offset: rows before it are not looked at; `NotResident.offset` of the last try.
-            cold_ok, just_read: as `read`.
-
-        Raises:
-            CorruptLog: damage lies in the way.
-            NotResident: only when not `cold_ok`.
+        `from_offset`: `NotResident.offset` of the last try. Otherwise as `read_answers`. Raises
+        CorruptLog: damage lies in the way.
         """
         start = max(self.log_start_offset, from_offset)
         for segment in self.files.holding(start):
@@ -350,16 +325,10 @@ class LogReader:
         cold_ok: bool = True,
         just_read: JustRead = (),
     ) -> tuple[int, int]:
-        """(end offset, bytes) of the whole batches that hold the rows [start, end).
+        """Return (end offset, bytes) of the whole batches that hold the rows [start, end).
 
-        Args:
-            bytes_max: stop at the batch end that so many bytes reach, after one batch at least.
-            counted: bytes of the rows before `start`, which an earlier try has counted:
-                `NotResident.counted`, up to `NotResident.offset`.
-            cold_ok, just_read: as `read`.
-
-        Raises:
-            OffsetOutOfRange, CorruptLog, NotResident: as `read`.
+        `bytes_max`: stop at the batch end that it reaches, after one batch at least. `counted`:
+        bytes before `start`, from `NotResident.counted`. Otherwise as `read_answers`.
         """
         if not self.log_start_offset <= start <= end <= self.log_end_offset:
             raise OffsetOutOfRange(
@@ -390,7 +359,8 @@ class LogReader:
         return end, total
 
     def arrived_us(self, offset: int, end_offset: int) -> int:
-        """When late rows of the segments that hold [offset, end_offset) arrived; 0: none is late.
+        """Return when late rows of the segments that hold [offset, end_offset) arrived; 0: none is
+        late.
 
         They must have been loaded, as those are of which rows were read.
         """
@@ -414,16 +384,16 @@ class LogReader:
                 newest.release_index()  # A finished segment that no reader has used yet.
 
     def newest_us(self) -> int | None:
-        """Newest time of the last rows; None when there are none, or when it is not known."""
         newest = self._newest_segment()
         return None if newest is None or newest.newest_us == NO_TIME else newest.newest_us
 
     def _newest_segment(self) -> Segment | None:
-        """The last one with rows: an append that failed leaves an empty one behind it."""
+        """Return the last one with rows: an append that failed leaves an empty one behind it."""
         return next((s for s in reversed(self.segments) if not s.empty), None)
 
     def oldest_us(self, *, cold_ok: bool = True, just_read: JustRead = ()) -> int | None:
-        """Time of the first row kept; None when the log is empty. Arguments and errors: `read`."""
+        """Return the time of the first row kept; None when the log is empty. Otherwise as
+        `read_answers`."""
         if self._oldest_us is None:
             start = self.log_start_offset
             for segment in self.files.holding(start):

@@ -1,11 +1,11 @@
 """What a log does with its segments after an unclean stop.
 
-Owns the decision what is kept (adr/0017). All from the recovery point on is scanned with checksums.
-What is *known* to be flushed, by the recovery point or by a segment's mark, was on the disk:
-whatever does not fit there is damage, which is reported and stepped over, and rows without a file
-are missing. Above, the log is cut at the first hole, with everything behind it; a batch that is all
-there and wrong is damage there too. Below the recovery point nothing is looked at, let alone cut:
-damage there is found by the first read.
+All from the recovery point on is scanned with checksums. What is *known* to be flushed, by the
+recovery point or by a segment's mark, was on the disk: whatever does not fit there is damage, which
+is reported and stepped over, and rows without a file are missing. Above, the log is cut at the
+first hole, with everything behind it; a batch that is all there and wrong is damage there too.
+Below the recovery point nothing is looked at, let alone cut: damage there is found by the first
+read.
 """
 
 from __future__ import annotations
@@ -33,11 +33,6 @@ __all__ = ["RecoveryReport", "assign_epochs", "recover_segments"]
 
 @dataclass(slots=True)
 class RecoveryReport:
-    """The findings of a log's opening.
-
-    `damages`: as the messages of errors. `notes`: what was set aside or does not belong here.
-    """
-
     clean: bool = True
     bytes_scanned: int = 0
     bytes_truncated: int = 0
@@ -53,13 +48,10 @@ def recover_segments(
     epoch_newest: int = EPOCHS_ALL.newest,
     flushed_offset: int = 0,
 ) -> tuple[list[Segment], RecoveryReport]:
-    """Scan after an unclean stop. Returns (the segments that hold unsynced-or-cut bytes, report).
+    """Scan after an unclean stop; return (segments with unsynced or cut bytes, report).
 
-    Takes the segments after a cut out of `segments` and marks them `dropped`.
-
-    Args:
-        epoch_newest: no batch can have been written under a newer epoch.
-        flushed_offset: all rows below it are on the disk, as somebody else knows.
+    Takes the segments after a cut out of `segments` and marks them `dropped`. All rows below
+    `flushed_offset` are on the disk by other files.
     """
     report = RecoveryReport(clean=False)
     touched: list[Segment] = []
@@ -100,7 +92,6 @@ def recover_segments(
 
 
 def _note_gap(segment: Segment, end_offset: int, report: RecoveryReport) -> None:
-    """Rows behind this segment were on the disk, and no file has them."""
     assert segment.end_offset < end_offset, "a gap has rows"
     size = segment.file.size
     _note(segment, Damage(size, size, segment.end_offset, end_offset), report)
@@ -126,7 +117,7 @@ class _Known(NamedTuple):
 
 
 def _with_marks(segments: Sequence[Segment], point: RecoveryPoint) -> list[Segment]:
-    """The segments that are to be scanned and have a good header; their marks are read."""
+    """Return the segments that are to be scanned and have a good header, with marks read."""
     found: list[Segment] = []
     for segment in segments:
         if segment.base_offset >= point.base_offset:
@@ -139,7 +130,6 @@ def _with_marks(segments: Sequence[Segment], point: RecoveryPoint) -> list[Segme
 def _known_of(
     segment: Segment, following: Sequence[Segment], point: RecoveryPoint, known_offset: int
 ) -> _Known:
-    """Return how much of one segment is flushed for certain, by its marks and the log's bounds."""
     assert all(later.base_offset > segment.base_offset for later in following[:1])
     size, mark = segment.file.size, segment.mark
     if following and following[0].base_offset <= known_offset:
@@ -159,8 +149,8 @@ def _known_of(
 def assign_epochs(epochs: LeaderEpochs, stamps: list[tuple[int, int]], newest: int) -> None:
     """Take in the epochs of batches: (epoch, base offset) in the order of the log.
 
-    Epochs lie outside the checksum and never fall along a log. Stamps that are known to be wrong
-    do not count; of the others, the largest set in which none falls is believed.
+    Epochs lie outside the checksum and never fall along a log: of the possible ones, the largest
+    set in which none falls is believed.
     """
     possible = [stamp for stamp in stamps if epochs.newest <= stamp[0] <= newest]
     for epoch, base_offset in _never_falling(possible):
@@ -169,7 +159,7 @@ def assign_epochs(epochs: LeaderEpochs, stamps: list[tuple[int, int]], newest: i
 
 
 def _never_falling(stamps: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The longest subsequence of epochs in which none falls (patience sorting)."""
+    """Return the longest subsequence of epochs in which none falls (patience sorting)."""
     tails: list[int] = []  # Of the subsequences of each length, the one with the smallest last.
     numbers: list[int] = []
     before: list[int] = []
@@ -194,7 +184,7 @@ def _never_falling(stamps: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 class _Scanned(enum.Enum):
-    """The outcome of a segment's scan. SHORT: bytes that were on the disk are gone."""
+    """SHORT: bytes that were on the disk are gone."""
 
     WHOLE = enum.auto()
     CUT = enum.auto()
@@ -203,8 +193,6 @@ class _Scanned(enum.Enum):
 
 
 class _Recovery:
-    """The scan of one segment."""
-
     def __init__(
         self,
         segment: Segment,
@@ -328,7 +316,7 @@ class _Recovery:
         return _Scanned.CUT
 
     def _keep_what_is_left(self, end_offset: int) -> None:
-        """Bytes that were on the disk are gone: what is left of them is kept, the rest damage."""
+        """Keep what is left of bytes that were on the disk; the rest is damage."""
         segment = self._segment
         assert segment.base_offset < end_offset, "some of its rows were on the disk"
         segment.end_offset = end_offset
@@ -342,7 +330,7 @@ class _Recovery:
             self._report.damages.append(segment.corrupt(damage).message)
 
     def _begin_anew(self) -> None:
-        """Nothing of the file was on the disk: it ends where it begins, whatever comes after it."""
+        """Empty the file: nothing of it was on the disk, whatever comes after it."""
         segment = self._segment
         segment.file.truncate(0)
         segment.write_header(self._now_us)
@@ -350,7 +338,7 @@ class _Recovery:
         segment.end_offset = segment.base_offset
 
     def _never_arrived(self) -> bool:
-        """True for a new segment of which the disk got the length, but not the first bytes.
+        """Return True for a new segment of which the disk got the length, but not the first bytes.
 
         A hole where a log's rows begin ends it there, whatever of the later ones has arrived.
         """

@@ -55,9 +55,8 @@ _COPY_BYTES: Final = 1024 * 1024
 class TruncateResult(NamedTuple):
     """The log ends at `end_offset`; its last segment begins at `last_base` (-1: none is left).
 
-    `file`: that segment's new file, if it was rewritten. `point`: the lowered recovery point.
-    `producers`: their restored state, with the `snapshots` that are left. `last_index`: of the last
-    segment, so that the next append does not wait for it.
+    `file`: that segment's new file, if it was rewritten. `last_index`: the next append does not
+    wait for it.
     """
 
     end_offset: int
@@ -73,11 +72,10 @@ class TruncateResult(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TruncateJob:
-    """Truncate the rows from `offset` on. `end_offset`: the log's present end.
+    """Truncate the rows from `offset` on.
 
-    `first_base`: the log's oldest file. Earlier files were trimmed and still exist, for the next
-    start to remove: they hold none of the log's rows. `producers`: empty states, to be restored
-    here; None: not wanted.
+    `first_base`: the log's oldest file; earlier ones were trimmed and wait for the next start to
+    remove them. `producers`: empty states, to be restored here.
     """
 
     kind: ClassVar[str] = "truncate"
@@ -91,7 +89,7 @@ class TruncateJob:
     first_base: int = 0
 
     def run(self) -> TruncateResult:
-        """Raises DiskFull, StorageFault or OSError; run it again, or the next start will."""
+        """Raise DiskFull, StorageFault or OSError; run it again, or the next start will."""
         assert 0 <= self.offset < self.end_offset, "there are rows to cut"
         assert self.start_offset <= self.end_offset
         # Epochs that were assigned since the last flush exist in memory only.
@@ -134,11 +132,7 @@ class TruncateJob:
 
 
 def finish(disk: Disk, directory: str, names: list[str]) -> list[str]:
-    """Finish a truncation that a crash interrupted. Called before a log is opened.
-
-    Args:
-        names: the directory's entries. Returns those afterwards.
-    """
+    """Finish a truncation that a crash interrupted; return the directory's entries."""
     cut = [name for name in names if name.endswith(_CUT_SUFFIX)]
     if not cut and TRUNCATION_FILE not in names:
         return names
@@ -156,10 +150,7 @@ def finish(disk: Disk, directory: str, names: list[str]) -> list[str]:
 
 
 def find_segments(disk: Disk, directory: str, names: Iterable[str]) -> list[Segment]:
-    """Return the segments of a directory in order; a segment ends where the next begins.
-
-    A name without a file (a dangling link, a directory) counts as none.
-    """
+    """Return the segments of a directory in order; a segment ends where the next begins."""
     bases = sorted(base for name in names if (base := own_offset(name, "log")) is not None)
     segments: list[Segment] = []
     for base_offset in bases:
@@ -181,7 +172,6 @@ def _from_base(segments: list[Segment], first_base: int) -> list[Segment]:
 
 
 def remove_files(disk: Disk, paths: Iterable[str]) -> None:
-    """Remove files; missing ones are fine."""
     for path in paths:
         with contextlib.suppress(FileNotFoundError):
             disk.remove(path)
@@ -238,7 +228,6 @@ def _carry_out(
 
 
 def _find_cut(segment: Segment, offset: int, known_end: int | None) -> tuple[int, int]:
-    """Return (first removed offset, its byte) in the segment that holds `offset`."""
     size = segment.file.size
     at, end = SEGMENT_HEADER_BYTES, segment.base_offset
     if size <= SEGMENT_HEADER_BYTES:
@@ -319,8 +308,6 @@ def _lower_marks(kept: Sequence[Segment], end: int) -> None:
 
 
 def _write_anew(disk: Disk, segment: Segment, size: int, end_offset: int) -> File:
-    """Write the first `size` bytes of a segment, up to row `end_offset`, as a file of the same
-    name."""
     assert SEGMENT_HEADER_BYTES < size < segment.file.size
     path = f"{segment.path}{_CUT_SUFFIX}"
     remove_files(disk, (path,))

@@ -1,8 +1,8 @@
 """A log of opaque entries in one file, `metadata.log`: frames, jobs that write them, the log.
 
-All entries of one job are one frame (docs/storage-format.md), so a crash keeps all or none. A frame
-that the file cuts short was never acknowledged and is cut off; any other mismatch is damage, and
-the broker does not start. A frame whose fsync failed may be there at the next start or not.
+All entries of one job are one frame, and a crash keeps all or none. A frame that the file cuts
+short was never acknowledged and is cut off; any other mismatch is damage, and the broker does not
+start. A frame whose fsync failed may be there at the next start or not.
 
 Invariant: jobs of one log have one key and run one after another; only they use the `Tail`. The
 loop has the log as of the last completed job.
@@ -38,7 +38,6 @@ __all__ = [
 ]
 
 
-# The bytes of the metadata log: packing, parsing, and the difference between torn and damaged.
 _MAGIC: Final = b"QVMETLOG"
 _VERSION: Final = 1
 _HEAD: Final = struct.Struct("<8sH6x")
@@ -53,7 +52,7 @@ _SEARCH_STEPS_MIN: Final = 1_000_000
 
 
 class Frames(NamedTuple):
-    """A file's content: `end` is the position after the last whole frame, `last` its position."""
+    """`end`: position after the last whole frame; `last`: its position."""
 
     entries: list[bytes]
     end: int
@@ -61,12 +60,10 @@ class Frames(NamedTuple):
 
 
 def file_header() -> bytes:
-    """Return the first bytes of a file."""
     return _HEAD.pack(_MAGIC, _VERSION)
 
 
 def pack_frame(entries: Sequence[bytes]) -> bytes:
-    """Return one frame; it is read back whole or not at all."""
     assert entries
     assert all(entries), "a search for frames accepts none with an empty entry"
     payload = b"".join(_U32.pack(len(entry)) + entry for entry in entries)
@@ -77,9 +74,7 @@ def pack_frame(entries: Sequence[bytes]) -> bytes:
 def parse(path: str, data: bytes) -> Frames:
     """Read a whole file.
 
-    Raises:
-        CorruptLog: not a metadata log, or damaged.
-        UnsupportedFormat: another version wrote it.
+    Raises CorruptLog: not a metadata log, or damaged; UnsupportedFormat.
     """
     if len(data) < FILE_HEADER_BYTES or data[:8] != _MAGIC:
         raise restore_error(path, "is not a metadata log")
@@ -105,8 +100,8 @@ def parse(path: str, data: bytes) -> Frames:
 def restore_error(path: str, what: str, **details: int) -> CorruptLog:
     """Return the error for a metadata file that is not as it was when the broker stopped.
 
-    What to do differs: a voter with an earlier state of its disk has lost votes and entries that
-    others rely on, so committed decisions could be lost.
+    A voter with an earlier state of its disk has lost votes and entries that others rely on:
+    committed decisions could be lost.
     """
     return CorruptLog(
         f"{path} {what}; nothing was changed. A broker that is alone: restore the file from a"
@@ -122,7 +117,6 @@ def _damaged(path: str, at: int) -> CorruptLog:
 
 
 def _frame_end(view: memoryview, at: int) -> int | None:
-    """Return the end of the frame at `at`; None when it is not whole."""
     if len(view) - at < _FRAME.size:
         return None
     size, crc = _FRAME.unpack_from(view, at)
@@ -135,7 +129,6 @@ def _frame_end(view: memoryview, at: int) -> int | None:
 
 
 def _is_torn(view: memoryview, at: int) -> bool:
-    """Return whether an interrupted append, and no damage, begins at `at`."""
     size = _FRAME.unpack_from(view, at)[0] if len(view) - at >= _FRAME.size else 0
     end = at + _FRAME.size + size
     if end <= len(view) and not looks_unwritten(view, at, end) and not _has_hole(view, at, end):
@@ -166,11 +159,11 @@ def _only_size_is_wrong(view: memoryview, at: int) -> bool:
 
 
 def _valid_frame_after(view: memoryview, at: int) -> bool:
-    """Return whether a whole frame is at or after `at`. Frames are not aligned: no byte is skipped.
+    """Return whether a whole frame is at or after `at`. Frames are not aligned.
 
-    Takes time in proportion to the bytes: a checksum is computed only where the lengths in a frame
-    agree. If the search costs several times that of a plain file (frames stored within frames), the
-    result is True: then a person must look at the file.
+    A checksum is computed only where the lengths in a frame agree. If the search costs several
+    times that of a plain file (frames stored within frames), the result is True: a person must look
+    at the file.
     """
     checksum_bytes = max(4 * (len(view) - at), _SEARCH_CHECKSUM_BYTES_MIN)
     steps = max(len(view) - at, _SEARCH_STEPS_MIN)
@@ -188,7 +181,7 @@ def _candidates(view: memoryview, at: int) -> Iterator[int]:
     """Yield positions whose frame size and first entry's length fit into the rest.
 
     `re` finds a possible highest byte of both lengths: it is 0 in any file below 16 MiB, and the
-    other checks run at few positions. Neither length is 0.
+    other checks run at few positions.
     """
     top = b"[\\x00-" + re.escape(bytes([min((len(view) - at) >> 24, 255)])) + b"]"
     length = b"(?!\\x00{4})..." + top
@@ -224,7 +217,6 @@ def _split(payload: memoryview) -> Iterator[bytes]:
         at += size
 
 
-# The jobs that write the metadata log, and their common state.
 _NEW: Final = ".new"
 
 
@@ -232,7 +224,7 @@ class Tail:
     """The end of the file, for the jobs.
 
     `unflushed`: position and bytes of a frame that was read at the start and could not be flushed
-    then. `name_unflushed`: the file is new and its name not durable yet.
+    then.
     """
 
     __slots__ = ("disk", "fault", "file", "name_unflushed", "path", "unflushed")
@@ -246,12 +238,10 @@ class Tail:
         self.name_unflushed = False
 
     def check(self) -> None:
-        """Raise StorageFault after a failure that left the disk's content uncertain."""
         if self.fault:
             raise StorageFault(f"{short_name(self.path)} takes no writes: {self.fault}.")
 
     def fail(self, what: str, error: BaseException) -> StorageFault:
-        """Put the log out of service. Returns the error."""
         reason = getattr(error, "strerror", None) or str(error)
         self.fault = f"{what} failed: {reason}"
         return StorageFault(f"{short_name(self.path)}: {self.fault}.", file=self.path)
@@ -276,7 +266,6 @@ class Tail:
         self.name_unflushed = False
 
     def append(self, frame: bytes) -> int:
-        """Write and flush. Returns the position after the frame."""
         self.check()
         self.write_postponed()
         assert self.unflushed is None, "an older frame comes first"
@@ -294,7 +283,7 @@ class Tail:
         return end
 
     def replace(self, snapshot: bytes, position: int) -> int:
-        """Write a new file of `snapshot` and everything after `position`. Returns its size."""
+        """Write a new file of `snapshot` and everything after `position`; return its size."""
         self.check()
         temporary = self.path + _NEW
         try:
@@ -311,9 +300,9 @@ class Tail:
         return self.file.size
 
     def install(self, new: File) -> int:
-        """Replace this file by one that is complete and flushed. Returns its size.
+        """Replace this file by one that is complete and flushed; return its size.
 
-        Raises StorageFault: the old file has the name, unless `fault` says that this is uncertain.
+        Raises StorageFault: the old file has the name, unless `fault` is set.
         """
         self.check()
         try:
@@ -356,8 +345,6 @@ class Tail:
 
 
 class AppendJob:
-    """Write entries as one frame and flush it; the result is the size of the file."""
-
     __slots__ = ("_frame", "_tail", "entry_count", "key", "kind")
 
     def __init__(self, tail: Tail, entries: Sequence[bytes]) -> None:
@@ -372,16 +359,10 @@ class AppendJob:
 
 
 class CompactJob:
-    """Replace the entries up to a position by a snapshot; the result is the size of the file.
+    """Replace the entries up to a position by a snapshot; later entries are carried over.
 
-    Entries that were appended after the snapshot was taken are carried over.
-
-    Args:
-        snapshot: makes the entries that replace the others. The job calls it, because it may take
-            long; what it reads must not change until the job ends.
-        kept: entries that follow the snapshot in a frame of their own.
-
-    `snapshot_bytes`: size of the replacement, once the job has run.
+    The job calls `snapshot`, because it may take long; what it reads must not change meanwhile.
+    `kept`: entries that follow the snapshot in a frame of their own.
     """
 
     __slots__ = (
@@ -427,8 +408,6 @@ _COMPACT_BYTES_MIN: Final = 256 * 1024
 
 
 class MetadataLog:
-    """A replica's log of opaque entries, as of the last completed job."""
-
     __slots__ = (
         "_compacting",
         "_entry_count",
@@ -462,21 +441,14 @@ class MetadataLog:
     ) -> MetadataLog:
         """Open or create the log in `directory`.
 
-        Args:
-            create: a missing or empty file may be made. Not where there are partitions: all of them
-                would look like leftovers of deleted topics. (A broker registers before it makes the
-                first partition.)
-            bytes_min: the file's size at the last clean stop.
-            before_cut: called with the entries before a last frame that seems to be an unfinished
-                append; returns why it cannot be one, or nothing.
-            first: frames that a new file begins with.
-            judge: called with the entries before anything is changed; may raise.
+        `create`: a missing or empty file may be made. Not where there are partitions: all of them
+        would look like leftovers of deleted topics. `bytes_min`: the file's size at the last clean
+        stop. `before_cut`: called with the entries before a last frame that seems to be an
+        unfinished append; returns why it cannot be one, or nothing. `first`: frames that a new file
+        begins with. `judge`: called with the entries before anything is changed; may raise.
 
-        Raises:
-            CorruptLog: an entry is damaged, or the file is missing or cut; nothing is changed.
-            UnsupportedFormat: another version wrote it.
-            DiskFull: there is no room for a new file. An existing one opens without room.
-            StorageFault: the disk failed.
+        Raises CorruptLog: an entry is damaged, or the file is missing or cut; UnsupportedFormat;
+        DiskFull: an existing file opens without room; StorageFault.
         """
         path = f"{directory}/metadata.log"
         try:
@@ -525,12 +497,10 @@ class MetadataLog:
     # --- looking -------------------------------------------------------------------------------
     @property
     def size_bytes(self) -> int:
-        """Bytes of the file when the last job was completed."""
         return self._size
 
     @property
     def fault(self) -> str:
-        """Why the log takes no more writes; empty while it does."""
         return self._fault
 
     @property
@@ -550,24 +520,20 @@ class MetadataLog:
 
     # --- appending -----------------------------------------------------------------------------
     def begin_append(self, entries: Sequence[bytes]) -> AppendJob:
-        """Return a job that makes entries durable together: after a crash all are there or none.
-
-        Raises:
-            StorageFault: the log takes no writes until a restart.
-        """
+        """Return a job that makes entries durable together. Raises StorageFault, until a
+        restart."""
         assert entries
         self.check_usable()
         return AppendJob(self.tail, entries)
 
     def complete_append(self, job: AppendJob, size: int) -> None:
-        """Complete an append: its entries are durable, and the file has this `size`."""
         assert job.entry_count > 0
         assert size > self._size, "jobs are completed in the order in which they ran"
         self._entry_count += job.entry_count
         self._size = size
 
     def fail_append(self, job: AppendJob, error: BaseException) -> bool:
-        """Record the job's `error`. Returns whether the log is out of service now.
+        """Record the job's `error`; return whether the log is out of service now.
 
         False: nothing was written (no room, no descriptor). True: a write or an fsync failed, and
         only a restart shows whether the entries are there.
@@ -579,11 +545,9 @@ class MetadataLog:
         return True
 
     def put_out_of_service(self, error: BaseException) -> None:
-        """Refuse writes until a restart, as the disk's content is uncertain."""
         self._fault = str(getattr(error, "message", "")) or str(error)
 
     def append(self, entries: Sequence[bytes]) -> None:
-        """Run and complete `begin_append` at once. Raises like the job."""
         job = self.begin_append(entries)
         try:
             size = job.run()
@@ -596,12 +560,10 @@ class MetadataLog:
     def begin_compact(
         self, snapshot: Callable[[], Sequence[bytes]], kept: Sequence[bytes] = ()
     ) -> CompactJob:
-        """Return a job that replaces all entries of completed appends by those of `snapshot`.
+        """Return a job that replaces all entries of completed appends by the equivalent `snapshot`
+        and `kept`.
 
-        These, and `kept`, must be equivalent to them; see `CompactJob`. Later appends are kept.
-
-        Raises:
-            StorageFault: the log takes no writes until a restart.
+        Later appends are kept. Raises StorageFault: the log takes no writes until a restart.
         """
         assert not self._compacting, "one compaction at a time"
         self.check_usable()
@@ -609,7 +571,6 @@ class MetadataLog:
         return CompactJob(self.tail, snapshot, self._size, self._entry_count - len(kept), kept)
 
     def complete_compact(self, job: CompactJob, size: int) -> None:
-        """Complete the compaction; the new file has this `size`."""
         assert self._compacting
         assert job.replaced_entries <= self._entry_count
         assert FILE_HEADER_BYTES < job.snapshot_bytes <= size
@@ -619,7 +580,7 @@ class MetadataLog:
         self._snapshot_bytes = max(job.snapshot_bytes, _COMPACT_BYTES_MIN)
 
     def fail_compact(self, job: CompactJob, error: BaseException) -> bool:
-        """Record the job's `error`. Returns whether the log is out of service now.
+        """Record the job's `error`; return whether the log is out of service now.
 
         False: the log is as it was. True: the new file has the name, but perhaps not on the disk;
         either file holds every entry, and neither may be written to.
@@ -636,22 +597,18 @@ class MetadataLog:
         return bool(self._fault)
 
     def flush_name(self) -> None:
-        """Make all names in the log's directory durable. Raises OSError."""
         self.tail.disk.sync_dir(self.tail.path.rpartition("/")[0])
         self.tail.name_unflushed = False
 
     def replaced(self, size: int) -> None:
-        """Record that a file of one snapshot replaced this one."""
         self._entry_count = 0
         self._size = size
         self._snapshot_bytes = max(size, _COMPACT_BYTES_MIN)
 
     def close(self) -> None:
-        """Close the file; every completed entry is durable already."""
         self.tail.file.close()
 
     def check_usable(self) -> None:
-        """Raise StorageFault when the log takes no more writes."""
         if self._fault:
             raise StorageFault(
                 f"the metadata log takes no writes until a restart: {self._fault}",
@@ -662,8 +619,8 @@ class MetadataLog:
 def _flush_last(tail: Tail, data: bytes, frames: Frames) -> None:
     """Cut a torn frame, and write the last whole one once more.
 
-    The last append's flush may have failed, or never happened: the read bytes are in the cache, and
-    the kernel may count them as written. Decisions are based on them from now on.
+    The last append's flush may have failed, or never happened: the kernel may count the cached
+    bytes as written, and decisions are based on them from now on.
     """
     file = tail.file
     assert FILE_HEADER_BYTES <= frames.last <= frames.end

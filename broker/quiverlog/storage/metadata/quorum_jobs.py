@@ -1,9 +1,8 @@
 """The jobs that write and read a quorum's log, and the bytes of its items and of `quorum-state`.
 
-Owns the order in which the parts of a `Write` become durable (hard state, entries, chunk), the
-temporary file of an arriving snapshot, and which failures leave everything unchanged. An entry with
-an existing index replaces that one and all after it, so a log is cut and grows in one write
-(docs/storage-format.md).
+Owns the order in which the parts of a `Write` become durable (hard state, entries, chunk), and
+which failures leave everything unchanged. An entry with an existing index replaces that one and all
+after it: a log is cut and grows in one write.
 
 Invariant: jobs of one log have one key and run one after another; only they use the `Plate`. A
 `quorum-state` that is damaged, or missing beside a log, prevents the start: it is never guessed.
@@ -96,15 +95,11 @@ _decoder: Final = msgspec.msgpack.Decoder(_Meta)
 
 
 class Snapshot(NamedTuple):
-    """`records`: the encoded state machine at `meta.index`."""
-
     meta: SnapshotMeta
     records: bytes
 
 
 class History(NamedTuple):
-    """A log's content: a snapshot and the entries that are kept, without gaps."""
-
     snapshot: Snapshot
     entries: list[Entry]
 
@@ -119,13 +114,11 @@ def pack_snapshot(snapshot: Snapshot) -> bytes:
 
 
 def snapshot_frame_bytes(item_bytes: int) -> int:
-    """Return the length of a frame with only a snapshot's item."""
     assert item_bytes > 0
     return FRAME_OVERHEAD_BYTES + ITEM_OVERHEAD_BYTES + item_bytes
 
 
 def unpack_snapshot(path: str, item: bytes) -> Snapshot:
-    """Return the snapshot of such an item. Raises CorruptLog or UnsupportedFormat."""
     if item[:1] not in (_SNAPSHOT, _ENTRY):  # Its frame's checksum matched: no damage.
         raise UnsupportedFormat(f"{path} has the entries of a quiverlog before its first release.")
     if item[:1] != _SNAPSHOT or len(item) < 1 + _U32.size:
@@ -165,9 +158,7 @@ def _unpack_entry(path: str, item: bytes) -> Entry:
 def unpack_history(path: str, items: Sequence[bytes]) -> History:
     """Return all items of a file, oldest first.
 
-    Raises:
-        CorruptLog: they do not follow each other.
-        UnsupportedFormat: a newer version wrote one of them.
+    Raises CorruptLog: they do not follow each other; UnsupportedFormat: a newer version wrote one.
     """
     if not items:
         raise restore_error(path, "does not begin with a snapshot")
@@ -205,7 +196,6 @@ def _check_agreement(path: str, meta: SnapshotMeta, entries: Sequence[Entry]) ->
         raise restore_error(path, "has an older term behind its snapshot")
 
 
-# `quorum-state`: a replica's term and vote, which must survive every crash.
 STATE_FILE: Final = "quorum-state"
 _MAGIC: Final = b"QVQUORUM"
 _VERSION: Final = 1
@@ -213,7 +203,6 @@ _STATE: Final = struct.Struct("<QBq")
 
 
 def pack_state(state: HardState) -> bytes:
-    """Return the file's bytes."""
     assert state.term >= 0
     assert state.term > 0 or state.vote is None, "no vote is given before the first term"
     vote = state.vote
@@ -223,13 +212,7 @@ def pack_state(state: HardState) -> bytes:
 
 
 def load_state(disk: Disk, path: str) -> HardState | None:
-    """Return the last written state; None when there is no such file.
-
-    Raises:
-        CorruptLog: it is damaged.
-        UnsupportedFormat: a newer version wrote it.
-        OSError: it cannot be read.
-    """
+    """Return the last written state, if any. Raises CorruptLog, UnsupportedFormat, OSError."""
     if not disk.exists(path):
         return None
     try:
@@ -249,8 +232,8 @@ INSTALL_SUFFIX: Final = ".install"
 
 
 class Plate:
-    """The files, for the jobs. `snapshot`: the log's first one. `frame_bytes`: length of its frame,
-    which is sent to followers."""
+    """The files, for the jobs. `frame_bytes`: length of the first snapshot's frame, which is sent
+    to followers."""
 
     __slots__ = ("frame_bytes", "incoming", "snapshot", "state_path", "tail")
 
@@ -266,15 +249,13 @@ class Plate:
 
 
 class Written(NamedTuple):
-    """The result of a write: the size of the log, and a snapshot that replaced it, if any."""
-
     size: int
     restored: Snapshot | None
 
 
 class WriteJob:
-    """Does a `Write`. `state_written`: the hard state is durable, whatever became of the rest.
-    `harmless`: the job failed and changed nothing but a temporary file."""
+    """`state_written`: the hard state is durable, whatever became of the rest. `harmless`: the job
+    failed and changed nothing but a temporary file."""
 
     __slots__ = ("_plate", "append", "harmless", "key", "kind", "state_written", "write")
 
@@ -360,13 +341,9 @@ class WriteJob:
 
 
 class SnapshotJob:
-    """Replace the entries that the state machine covers by a snapshot of it; the result is the
-    size.
+    """Replace the entries that the state machine covers by a snapshot of it.
 
-    Args:
-        make_records: called by the job, because it may take long; what it reads must not change
-            meanwhile.
-        compact: makes the file.
+    The job calls `make_records`, because it may take long; what it reads must not change meanwhile.
     """
 
     __slots__ = ("_plate", "compact", "first_index", "item_bytes", "key", "kind", "meta")
@@ -395,7 +372,6 @@ class SnapshotJob:
         self.kind = self.compact.kind
 
     def run(self) -> int:
-        """Write it. Raises DiskFull, ThrottledBroker or StorageFault."""
         size = self.compact.run()
         assert self.item_bytes > 0, "the items were made"
         assert self.meta.index >= self._plate.snapshot.index
@@ -412,8 +388,6 @@ class Chunk(NamedTuple):
 
 
 class ReadChunkJob:
-    """Read a chunk of a snapshot's frame for a follower."""
-
     __slots__ = ("_plate", "key", "kind", "read")
 
     def __init__(self, plate: Plate, read: SnapshotRead) -> None:
@@ -423,7 +397,6 @@ class ReadChunkJob:
         self.kind = "metadata read"
 
     def run(self) -> Chunk:
-        """Read it. Raises OSError: the file cannot be read."""
         plate, read = self._plate, self.read
         if plate.snapshot != read.snapshot or read.offset > plate.frame_bytes:
             return Chunk(None, False)
@@ -437,5 +410,5 @@ class ReadChunkJob:
 
 
 def is_passing(error: BaseException) -> bool:
-    """Return whether the disk may be fine: the same operation may succeed a moment later."""
+    """Return whether the same operation may succeed a moment later."""
     return isinstance(error, DiskFull | ThrottledBroker)

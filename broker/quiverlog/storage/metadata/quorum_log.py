@@ -1,12 +1,9 @@
-"""A quorum replica's metadata log: core/raft's `LogStore` on two files.
+"""A quorum replica's metadata log: core/raft's `LogStore` on two files, `metadata.log` (a snapshot
+and the entries after it) and `quorum-state` (term and vote). Both exist or neither, unless a start
+was interrupted before any promise.
 
-Owns `metadata.log` (a snapshot and the entries after it, replaced as a whole by a newer snapshot)
-and `quorum-state` (term and vote). Both exist or neither, unless a start was interrupted before any
-promise.
-
-Invariants:
-- The hard state is never older than the newest entry: it is written first.
-- After a write with an unknown outcome nothing more is written until a restart.
+Invariants: the hard state is never older than the newest entry: it is written first. After a write
+with an unknown outcome nothing more is written until a restart.
 """
 
 from __future__ import annotations
@@ -47,10 +44,7 @@ _NEW = HardState(0, None)
 
 
 class QuorumLog:
-    """A quorum replica's log as the Raft reads it, and its changes.
-
-    `key`: this node and this directory.
-    """
+    """`key`: this node and this directory."""
 
     __slots__ = ("_entries", "_file", "_plate", "_records", "hard_state", "key", "snapshot")
 
@@ -179,21 +173,17 @@ class QuorumLog:
     # --- looking -------------------------------------------------------------------------------
     @property
     def size_bytes(self) -> int:
-        """Bytes of `metadata.log` when the last job was completed."""
         return self._file.size_bytes
 
     @property
     def fault(self) -> str:
-        """Why the log takes no more writes; empty while it does."""
         return self._file.fault
 
     @property
     def wants_compaction(self) -> bool:
-        """True when most of the file is likely to be history that a snapshot leaves out."""
         return self._file.wants_compaction
 
     def check_usable(self) -> None:
-        """Raise StorageFault when the log takes no more writes."""
         self._file.check_usable()
 
     def take_records(self) -> bytes:
@@ -203,8 +193,6 @@ class QuorumLog:
 
     # --- writing -------------------------------------------------------------------------------
     def begin_write(self, write: Write) -> WriteJob:
-        """Return a job that makes `write` durable. Raises StorageFault when the log takes no
-        writes."""
         self.check_usable()
         append = None
         if write.entries:
@@ -216,7 +204,6 @@ class QuorumLog:
         return WriteJob(self._plate, write, append)
 
     def complete_write(self, job: WriteJob, written: Written) -> None:
-        """Show the result of a finished job."""
         write = job.write
         assert written.restored is None or write.chunk is not None
         assert written.restored is None or job.append is None
@@ -233,7 +220,7 @@ class QuorumLog:
         assert self.first_index <= self.snapshot.index + 1, "no gap after the snapshot"
 
     def fail_write(self, job: WriteJob, error: BaseException) -> bool:
-        """Record the job's `error`. Returns whether the log is out of service now.
+        """Record the job's `error`; return whether the log is out of service now.
 
         False: nothing that was shown has changed, and the whole write may be tried again.
         """
@@ -248,13 +235,9 @@ class QuorumLog:
     def begin_snapshot(
         self, meta: SnapshotMeta, make_records: Callable[[], bytes], *, kept: int
     ) -> SnapshotJob:
-        """Return a job that makes a snapshot of the state machine as of `meta` the beginning of the
-        log.
+        """Return a job that makes a snapshot of the state machine as of `meta` the log's beginning.
 
-        Writes may begin meanwhile. Raises StorageFault when the log takes no writes.
-
-        Args:
-            kept: number of covered entries to keep, for slow followers.
+        Writes may begin meanwhile. `kept`: number of covered entries to keep, for slow followers.
         """
         assert self.snapshot.index <= meta.index <= self.last_index
         first_index = max(self.first_index, meta.index + 1 - kept)
@@ -269,7 +252,6 @@ class QuorumLog:
         )
 
     def complete_snapshot(self, job: SnapshotJob, size: int) -> None:
-        """Show the snapshot of a finished job."""
         self._file.complete_compact(job.compact, size)
         if job.meta.index > self.snapshot.index:
             del self._entries[: job.first_index - self.first_index]
@@ -278,7 +260,6 @@ class QuorumLog:
         assert self.snapshot.index <= self.last_index
 
     def fail_snapshot(self, job: SnapshotJob, error: BaseException) -> bool:
-        """Record the job's `error`. Returns whether the log is out of service now."""
         return self._file.fail_compact(job.compact, error)
 
     def begin_read(self, read: SnapshotRead) -> ReadChunkJob:
@@ -297,7 +278,7 @@ def _check(
     *,
     create: bool,
 ) -> Collection[ReplicaKey]:
-    """The voters. Raises CorruptLog when a file of the two is not what it was."""
+    """Return the voters. Raises CorruptLog when one of the two files is not what it was."""
     snapshot, entries = history
     last_term = entries[-1].term if entries else snapshot.meta.term
     if not create and not entries and not snapshot.meta.index:

@@ -1,9 +1,7 @@
 """Checksum verification of a segment's bytes, and what a walk over it may need first.
 
-Verifies a range whose headers join up, or scans a whole segment after a walk met anything but the
-next batch. Both read many bytes, only read, and may run in another thread. A walk that needs one
-raises `Unverified` or `Undiagnosed` (and `LongWalk`, before it takes too long); the caller decides
-where to run it (reader.py).
+Both read many bytes and may run in another thread. A walk that needs one raises `Unverified` or
+`Undiagnosed`, or `LongWalk` before it takes too long; the caller decides where to run it.
 """
 
 from __future__ import annotations
@@ -22,8 +20,6 @@ __all__ = ["LongWalk", "Undiagnosed", "Unverified", "Verdict", "clip", "find_dam
 
 
 class Unverified(Exception):
-    """Bytes [start, end), batches of the rows [offset, end_offset), must be verified first."""
-
     def __init__(self, start: int, end: int, offset: int, end_offset: int) -> None:
         super().__init__(f"bytes {start} to {end} are not verified")
         assert SEGMENT_HEADER_BYTES <= start < end
@@ -55,18 +51,16 @@ class LongWalk(Exception):
 
 
 class Verdict(NamedTuple):
-    """The bytes up to `good_end` are good; `damages`: later batches with wrong stamps, all of them,
-    as learning of one at a time would cost one verification each."""
+    """`damages`: all later batches with wrong stamps; one at a time would cost a verification
+    each."""
 
     good_end: int
     damages: tuple[Damage, ...] = ()
 
 
 def verify(file: File, start: int, end: int, offset: int, epochs: LeaderEpochs) -> Verdict:
-    """Verify the batches in [start, end), and their stamps, which no checksum covers, by `epochs`.
-
-    Raises OSError when the file cannot be read.
-    """
+    """Verify the batches in [start, end), and by `epochs` their stamps, which no checksum
+    covers."""
     assert SEGMENT_HEADER_BYTES <= start < end
     good_end = start
     damages: list[Damage] = []
@@ -85,10 +79,7 @@ def verify(file: File, start: int, end: int, offset: int, epochs: LeaderEpochs) 
 def find_damages(
     file: File, base_offset: int, size: int, end_offset: int, boundaries: Boundaries
 ) -> tuple[Damage, ...]:
-    """Scan the first `size` bytes of a segment, which hold the rows up to `end_offset`.
-
-    Raises OSError when the file cannot be read.
-    """
+    """Scan the first `size` bytes of a segment, which hold the rows up to `end_offset`."""
     assert size <= file.size
     assert base_offset <= end_offset
     source = FileBytes(file, size)
@@ -105,11 +96,10 @@ def find_damages(
 
 
 def clip(damage: Damage, size: int, end_offset: int) -> Damage | None:
-    """Return the damage within a segment of `size` bytes before `end_offset`; None if it is after
-    that.
+    """Return the damage within a segment of `size` bytes before `end_offset`, if any.
 
-    A damaged header may have wrong rows, but the segment's end is known. Damage after it is none of
-    the segment's rows: the scan that finds the true end judges it.
+    A damaged header may have wrong rows, but the segment's end is known; the scan that finds the
+    true end judges what is after it.
     """
     if damage.offset > end_offset:
         return None

@@ -47,8 +47,6 @@ _CONTINUATION: Final = b"\xff\xff\xff\xff"
 
 
 class Extent(NamedTuple):
-    """The batch ends at byte `end`; the next one begins there, with row `next_offset`."""
-
     end: int
     next_offset: int
 
@@ -64,9 +62,7 @@ def extent_of(
 ) -> Extent | None:
     """Return the extent of the damaged batch at `at`, which begins with row `offset`.
 
-    Args:
-        header: the bytes there, right or wrong.
-        known: where a later batch is known to begin.
+    `known`: where a later batch is known to begin.
     """
     extent = _Witnesses(source, at, offset, header, known).weigh()
     assert extent is None or at < extent.end <= source.size
@@ -76,9 +72,9 @@ def extent_of(
 
 
 def end_by_checksum(source: ByteSource, at: int, header: BatchHeader) -> int:
-    """Return the batch's end if only its size field is wrong; 0 when more is wrong.
+    """Return the batch's end if only its size field is wrong; otherwise 0.
 
-    The size is before the checksum's range, so the checksum of the right bytes matches.
+    The size is before the checksum's range.
     """
     crc, size = 0, min(source.size, at + BATCH_BYTES_MAX)
     start = at + CRC_START
@@ -203,7 +199,6 @@ class _Witnesses:
         return None
 
     def _of_header(self, claim: Extent | None) -> Extent | None:
-        """Judge by the header alone: its message is damaged, too."""
         header = self._header
         assert claim is None or claim.end > self._at
         if claim is not None and self._confirmed(claim):
@@ -222,7 +217,6 @@ class _Witnesses:
         return self._if_rows(claim)
 
     def _follows(self, at: int, after: BatchHeader) -> bool:
-        """Return whether a good batch of later rows is at `at`."""
         assert at > self._at
         end = at + after.total_bytes
         return (
@@ -251,7 +245,7 @@ _UNWRITTEN_BYTES_MIN: Final = 128
 
 
 def looks_unwritten(source: ByteSource | memoryview, start: int, end: int) -> bool:
-    """Return whether the bytes [start, end) are zero, all or from their last sector boundary on."""
+    """Return whether [start, end) is zero, all or from its last sector boundary on."""
     if isinstance(source, memoryview):
         source = BufferBytes(source)
     assert 0 <= start < end, "no bytes look like anything"
@@ -263,7 +257,6 @@ def looks_unwritten(source: ByteSource | memoryview, start: int, end: int) -> bo
 
 
 _CHUNK_BYTES_MIN: Final = 4 * KIB
-"""The next good batch is usually near; the further away it is, the more is read at once."""
 _CHUNK_BYTES_MAX: Final = MIB
 _OFFSETS_AHEAD_MAX: Final = 2**31
 """A segment holds fewer rows: a header with a larger offset is not one of its batches."""
@@ -280,8 +273,6 @@ EPOCHS_ALL: Final = EpochBounds(-1, 2**31 - 1)
 
 
 class Candidate(NamedTuple):
-    """A good batch at `position`."""
-
     position: int
     base_offset: int
 
@@ -289,7 +280,7 @@ class Candidate(NamedTuple):
 class FoundBehind(NamedTuple):
     """A chain up to the end, after damage.
 
-    `batch`: its first batch that is inside of no other. `end_offset`: the row after its last.
+    `batch`: its first batch that is inside of no other.
     """
 
     batch: Candidate | None
@@ -297,16 +288,12 @@ class FoundBehind(NamedTuple):
 
 
 class _Chain(NamedTuple):
-    """The end of a walk over headers: the end of the bytes, or the place of damage."""
-
     reaches_end: bool
     end_position: int
     end_offset: int
 
 
 class Resync:
-    """Search for good batches after damage of unknown extent, in time that grows with the bytes."""
-
     def __init__(self, source: ByteSource, epochs: EpochBounds) -> None:
         self._source = source
         self._epochs = epochs
@@ -329,7 +316,7 @@ class Resync:
         return FoundBehind(self._far_behind(anchor.position), end_offset)
 
     def _far_behind(self, first: int) -> Candidate | None:
-        """Return the first batch of the chain from `first` on that no damaged batch can reach."""
+        """Return the chain's first batch that no damaged batch can reach."""
         at = first
         while at + BATCH_HEADER_BYTES <= self._source.size:
             header = self._header(at)
@@ -387,7 +374,7 @@ class Resync:
         return BatchHeader.unpack(self._source.read(at, BATCH_HEADER_BYTES))
 
     def _chain(self, start: int) -> _Chain:
-        """Follow the headers from the plausible one at `start`; each position is walked once."""
+        """Follow the headers from `start`; each position is walked once."""
         walked: list[int] = []
         at = start
         header = self._header(at)
@@ -418,7 +405,6 @@ class Resync:
         return chain
 
     def _is_cut_short(self, end: int, last: BatchHeader, after: BatchHeader | None) -> bool:
-        """Return whether an interrupted append follows the batch `last`."""
         assert end < self._source.size
         if after is None:
             return True

@@ -1,7 +1,6 @@
 """The start of each leader epoch: the list that makes truncation visible (KIP-101).
 
-Owns the file `leader-epochs`. Entries are (epoch, start offset), both growing. The rows from an
-entry's start to the next entry's start were written under its epoch.
+Owns the file `leader-epochs`: entries (epoch, start offset), both growing.
 
 File (framed as in `frames`, magic `QVEPOCHS`): `u32 count`, then per entry `i32 epoch | i64
 start_offset`.
@@ -29,11 +28,7 @@ _ENTRY: Final = struct.Struct("<iq")
 
 
 class LeaderEpochs:
-    """A log's list.
-
-    Args:
-        log_end_offset: returns the log's end, where the newest epoch ends so far.
-    """
+    """A log's list; `log_end_offset` returns where the newest epoch ends so far."""
 
     __slots__ = ("_epochs", "_log_end_offset", "_starts", "dirty", "newest", "saved")
 
@@ -45,8 +40,7 @@ class LeaderEpochs:
         self.dirty = False
         """True when epochs changed after they were written to the disk."""
         self.saved = NO_EPOCH
-        """The newest epoch of the list on the disk, unless its rows were cut since. A list whose
-        oldest epochs were removed since has the same newest one."""
+        """The newest epoch on the disk, unless its rows were cut since."""
 
     def __len__(self) -> int:
         return len(self._epochs)
@@ -63,11 +57,9 @@ class LeaderEpochs:
         return list(zip(self._epochs, self._starts, strict=True))
 
     def latest(self) -> tuple[int, int]:
-        """Return the newest (epoch, start offset); (-1, -1) when there is none."""
         return (self._epochs[-1], self._starts[-1]) if self._epochs else (NO_EPOCH, -1)
 
     def assign(self, epoch: int, start_offset: int) -> None:
-        """Record that rows from `start_offset` on are written under `epoch`, unless it is known."""
         assert start_offset >= 0
         if epoch <= self.newest:
             return
@@ -81,22 +73,19 @@ class LeaderEpochs:
         self.dirty = True
 
     def epoch_for(self, offset: int) -> int:
-        """Return the epoch of the row at `offset`; -1 when it is no longer known."""
         assert len(self._starts) == len(self._epochs)
         index = bisect_right(self._starts, offset) - 1
         return self._epochs[index] if index >= 0 else NO_EPOCH
 
     def agree(self, epoch: int, offset: int) -> bool:
-        """Return False when the row at `offset` is known to have another epoch."""
         known = self.epoch_for(offset)
         return known in (NO_EPOCH, epoch)
 
     def end_offset_for(self, epoch: int) -> tuple[int, int]:
-        """Return (largest known epoch <= `epoch`, the offset after its last row); (-1, -1) if
-        undefined.
+        """Return (largest epoch <= `epoch`, the offset after its last row); (-1, -1) if undefined.
 
-        The newest epoch ends at the log's end. A newer one is undefined. One older than all known
-        ends where the first known begins.
+        The newest epoch ends at the log's end; a newer one is undefined; one older than all ends
+        where the first begins.
         """
         if epoch < 0 or epoch > self.newest:
             return NO_EPOCH, -1
@@ -110,7 +99,6 @@ class LeaderEpochs:
         return self._epochs[index - 1], self._starts[index]
 
     def truncate_to(self, offset: int) -> None:
-        """Drop the epochs that began at or after `offset`, as these rows were cut."""
         assert offset >= 0
         while self._starts and self._starts[-1] >= offset:
             del self._epochs[-1], self._starts[-1]
@@ -140,9 +128,7 @@ class LeaderEpochs:
     def load(self, path: str, data: bytes) -> None:
         """Load the entries of a file.
 
-        Raises:
-            CorruptLog: they are damaged (nothing is loaded).
-            UnsupportedFormat: a newer version wrote them.
+        Raises CorruptLog (nothing is loaded) or UnsupportedFormat.
         """
         payload = unpack_file(path, data, _MAGIC, _VERSION)
         try:

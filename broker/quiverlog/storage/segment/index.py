@@ -1,12 +1,10 @@
 """The sparse index of a segment, for offsets and times, and boundaries of batches.
 
-Three parallel columns (relative offset, position, newest timestamp before) with an entry for the
-first batch and about every `index.interval.bytes`, and the `.index` file (docs/storage-format.md).
-A lookup gives the last entry before the target; the caller walks the few batches from there.
-`Boundaries` are places where a batch begins whatever its bytes: index entries, the flushed mark,
-the recovery point. Producers cannot forge them, so a scan continues there after damage.
+Three parallel columns (relative offset, position, newest timestamp before), an entry for the first
+batch and about every `index.interval.bytes`. `Boundaries` are places where a batch begins whatever
+its bytes; producers cannot forge them, so a scan continues there after damage.
 
-Invariant: an index that covers other bytes than the .log file has is rebuilt from batch headers.
+Invariant: an index that covers other bytes than the .log file has is rebuilt from headers.
 """
 
 from __future__ import annotations
@@ -26,7 +24,6 @@ __all__ = ["NO_TIME", "Boundaries", "Boundary", "IndexSummary", "SparseIndex"]
 
 
 NO_TIME: Final = -(2**63)
-"""Older than every timestamp."""
 _MAGIC: Final = b"QVINDEX1"
 _VERSION: Final = 1
 _SUMMARY: Final = struct.Struct("<qqqQI")
@@ -35,8 +32,6 @@ assert sys.byteorder == "little", "the arrays are written as they lie in memory"
 
 
 class IndexSummary(NamedTuple):
-    """The head of an index file: facts about the whole segment."""
-
     base_offset: int
     end_offset: int
     newest_us: int
@@ -55,7 +50,6 @@ class SparseIndex:
         return len(self.positions)
 
     def add(self, relative_offset: int, position: int, newest_before_us: int) -> None:
-        """Append an entry; all three columns only grow."""
         if self.positions:
             assert position > self.positions[-1], "one entry for a batch"
             assert relative_offset > self.relative_offsets[-1]
@@ -76,12 +70,10 @@ class SparseIndex:
         return 16 * len(self)
 
     def floor_offset(self, relative_offset: int) -> int:
-        """Return the last entry whose batch begins at or before the row; at least 0."""
         assert relative_offset >= 0
         return max(0, bisect_right(self.relative_offsets, relative_offset) - 1)
 
     def floor_position(self, position: int) -> int:
-        """Return the last entry at or before the position; at least 0."""
         assert position >= 0
         return max(0, bisect_right(self.positions, position) - 1)
 
@@ -101,9 +93,7 @@ class SparseIndex:
     def load(cls, path: str, data: bytes) -> tuple[IndexSummary, SparseIndex]:
         """Read a file's bytes.
 
-        Raises:
-            CorruptLog: damaged; rebuild it from the segment.
-            UnsupportedFormat: a newer version wrote it.
+        Raises CorruptLog: rebuild it from the segment; UnsupportedFormat.
         """
         payload = unpack_file(path, data, _MAGIC, _VERSION)
         if len(payload) < _SUMMARY.size:
@@ -121,20 +111,15 @@ class SparseIndex:
 
 
 class Boundary(NamedTuple):
-    """The batch at `position` begins with row `offset`."""
-
     position: int
     offset: int
 
 
 class Boundaries:
-    """Places in a segment where a batch is known to begin, whatever its bytes.
+    """Places where a batch is known to begin, whatever its bytes; index entries are copied, for use
+    in another thread.
 
-    Args:
-        base_offset: of the segment.
-        index: of these bytes, or of the segment before it grew. Its entries are copied, for use in
-            another thread.
-        more: other places; impossible ones (0, the end of a cut file) are ignored.
+    Impossible places in `more` (0, the end of a cut file) are ignored.
     """
 
     __slots__ = ("_base_offset", "_more", "_positions", "_relative_offsets")
@@ -154,7 +139,6 @@ class Boundaries:
         )
 
     def after(self, position: int) -> Boundary | None:
-        """Return the first known place after byte `position`, if any."""
         found = [place for place in self._more if place.position > position][:1]
         entry = bisect_right(self._positions, position)
         if entry < len(self._positions):

@@ -1,8 +1,7 @@
 """The names in a partition's directory that are a log's own, and special files under them.
 
-Whatever has a file's name and is none (a directory, a link to nothing, a FIFO) is moved aside, so
-that what can be rebuilt is, and rows without a file are missing. Other names are left alone. Both
-are reported by name.
+What has a file's name and is none (a directory, a FIFO, a link to nothing) is moved aside: what can
+be rebuilt is, rows without a file are missing. Other names are left alone.
 """
 
 from __future__ import annotations
@@ -28,15 +27,14 @@ _NUMBER: Final = re.compile(r"[0-9]{20}")
 _SUFFIX: Final = ".unusable"
 _ATTEMPTS_MAX: Final = 100
 _OFFSET_MAX: Final = 2**62 - 1
-"""Larger than any log's offset, and far from where a row's offset would not fit 64 bits."""
+"""Far from where a row's offset would not fit 64 bits."""
 _NAMES_REMEMBERED: Final = 256
-"""The files of thousands of partitions have mostly the same names."""
 
 
 class SetAside(NamedTuple):
-    """`names`: files that the log no longer has. `notes`: for the operator.
+    """`names`: files that the log no longer has.
 
-    `left`: the names in the directory now, sorted.
+    `left`: names in the directory now, sorted.
     """
 
     names: tuple[str, ...]
@@ -46,9 +44,8 @@ class SetAside(NamedTuple):
 
 @lru_cache(_NAMES_REMEMBERED)
 def own_offset(name: str, suffix: str) -> int | None:
-    """Return the offset in the name of a segment (`log`, `index`) or snapshot; None for other
-    names."""
-    if not name.endswith(suffix):  # The usual case.
+    """Return the offset in the name of a segment (`log`, `index`) or snapshot; None for others."""
+    if not name.endswith(suffix):
         return None
     match = _NUMBERED.fullmatch(name)
     if match is None or match[2] != suffix:
@@ -66,20 +63,16 @@ def _is_own(name: str) -> bool:
 
 
 def set_aside(disk: Disk, directory: str, entries: Mapping[str, bool]) -> SetAside:
-    """Move what has a file's name, and is none, out of the way.
+    """Move what has a file's name and is none out of the way. Raises StorageFault.
 
-    Args:
-        entries: the directory's names, sorted, and whether each is a file.
-
-    Raises:
-        StorageFault: it cannot be moved.
+    `entries`: the names, sorted, and whether each is a file.
     """
     names = list(entries)
     moved: list[str] = []
     notes: list[str] = []
     for name, is_file in entries.items():
         if is_file and _is_own(name):
-            continue  # The usual case.
+            continue
         path = f"{directory}/{name}"
         if not _is_own(name):
             if _SUFFIX not in name:
@@ -94,10 +87,7 @@ def set_aside(disk: Disk, directory: str, entries: Mapping[str, bool]) -> SetAsi
 
 
 def move_aside(disk: Disk, directory: str, names: Sequence[str]) -> list[str]:
-    """Move what has one of these names, and is no file, out of the way. Returns notes of it.
-
-    Raises OSError: it cannot be moved.
-    """
+    """Move what has one of these names, and is no file, out of the way; return notes of it."""
     notes: list[str] = []
     for name in names:
         path = f"{directory}/{name}"
@@ -110,10 +100,9 @@ def move_aside(disk: Disk, directory: str, names: Sequence[str]) -> list[str]:
 
 
 def rename_aside(disk: Disk, directory: str, name: str, taken: Sequence[str]) -> str:
-    """Rename what is not a log's file to a name that is not a log's either. Returns the new name.
+    """Rename what is not a log's file to a name that is not a log's either, and return that.
 
-    Raises:
-        StorageFault: it cannot be moved.
+    Raises StorageFault: it cannot be moved.
     """
     new = _free_name(name, taken)
     assert new not in taken, "nothing is renamed over"

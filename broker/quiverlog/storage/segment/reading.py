@@ -1,9 +1,9 @@
 """Reading a segment: from an index entry to the batch with an offset, a time or a byte count.
 
 Owns the walk over batch headers, which steps over known damage, and whether bytes are served as a
-copy or as a view of the mapped file. Bytes that this process has not verified are verified first. A
-walk that meets anything but the next batch raises `Undiagnosed`, or has the segment scanned once
-(`checks`): then the damaged rows are known, and reads around them go on.
+copy or as a view. Bytes that this process has not verified are verified first. A walk that meets
+anything but the next batch raises `Undiagnosed`, or has the segment scanned once; then reads around
+the damage go on.
 """
 
 from __future__ import annotations
@@ -43,19 +43,17 @@ __all__ = [
 
 
 _COPY_BYTES_MAX: Final = 64 * 1024
-"""Up to here one pread serves the walk and the answer."""
 _WALK_BYTES: Final = 8 * 1024
-"""A window for walking only: usually the bytes between two index entries."""
 _ROWS_SHIFT: Final = 32
 _BYTES_MASK: Final = 2**32 - 1
 
 
 class Answer(NamedTuple):
-    """Whole batches in order, `byte_count` bytes of the file from `position` on.
+    """Whole batches in order.
 
     `views`: the batches, the last one in a view of its own; or none, and `last_header` is that
-    batch's header, for a caller that reads the file itself. `next_offset` follows the last row.
-    `is_full`: the next batch would have exceeded the bound.
+    batch's header, for a caller that reads the file itself. `is_full`: the next batch would have
+    exceeded the bound.
     """
 
     segment: Segment
@@ -68,13 +66,10 @@ class Answer(NamedTuple):
 
 
 def views_of(answers: Iterable[Answer]) -> list[memoryview]:
-    """Return all their batches, in order; the last one is in a view of its own."""
     return [view for answer in answers for view in answer.views]
 
 
 class _Batch(NamedTuple):
-    """A batch that was walked over: its bytes [start, end), and the row after it."""
-
     start: int
     end: int
     next_offset: int
@@ -90,13 +85,10 @@ def read(
 ) -> Answer:
     """Read like `Log.read`, within one segment.
 
-    Args:
-        before_headers: called with (position, size) before each look at headers. With it the answer
-            has no views: nothing else is read.
+    `before_headers` is called with (position, size) before each look at headers; with it the answer
+    has no views.
 
-    Raises:
-        CorruptLog: the batch at `offset` is known to be damaged.
-        Unverified, Undiagnosed: find out first (checks.py).
+    Raises CorruptLog: the batch at `offset` is damaged; Unverified, Undiagnosed: find out first.
     """
     assert segment.base_offset <= offset < segment.end_offset
     end_offset = _end_before_damage(segment, offset, end_offset)
@@ -138,7 +130,6 @@ def read(
 
 
 def _window_bytes(bytes_max: int) -> int:
-    """Return how much a walk reads at once: all of a small answer."""
     near = bytes_max + 2 * BATCH_HEADER_BYTES + 4096
     return near if near <= _COPY_BYTES_MAX else _WALK_BYTES
 
@@ -153,14 +144,11 @@ def _last(
     walks_far: bool,
 ) -> tuple[_Batch, bool]:
     """Return the last batch of an answer that begins with `first`, and whether the next one is
-    there and exceeds the bound. `first` is part of the answer in any case.
-
-    Args:
-        walks_far: if the index is wrong, walk over all batches. Otherwise only `first` is sent:
-            this many headers are in memory only if the rows between them are.
+    there and exceeds the bound.
 
     Only a batch that was walked over can be the last one: an index entry counts when a batch there
-    joins up, and as the last batch.
+    joins up. `walks_far`: if the index is wrong, walk over all batches; otherwise only `first` is
+    sent, as the headers may not be in memory.
     """
     last, limit = first, first.start + bytes_max
     if last.next_offset >= end_offset or last.end >= limit:
@@ -187,8 +175,7 @@ def read_newest(segment: Segment, offset: int, bytes_max: int) -> Answer | None:
     """Return the batches from `offset` to the segment's end, if the newest append holds them all.
 
     Nearly every reader at the end of the log asks for them; this is one system call. None in any
-    other case (bytes not in memory, too many, not verified, another row than expected): then use
-    `read`.
+    other case: then use `read`.
     """
     start, expected = segment.tail
     size = segment.file.size - start
@@ -235,8 +222,7 @@ def _floor(segment: Segment, offset: int) -> tuple[int, int]:
 
 
 def _end_before_damage(segment: Segment, offset: int, end_offset: int) -> int:
-    """Return the offset at which a read from `offset` must end. Raises CorruptLog if that is
-    damaged."""
+    """Return where a read from `offset` must end. Raises CorruptLog if that row is damaged."""
     for damage in segment.damages:
         if damage.offset <= offset < damage.end_offset:
             raise segment.corrupt(damage)
@@ -250,8 +236,8 @@ def _jump(
 ) -> tuple[int, int]:
     """Return where the walk to the answer's end may begin: a later index entry, or right here.
 
-    One entry before the last that surely fits, because the walk must pass the last batch's header:
-    that batch gets a view of its own. Not over damage, because entries there may be wrong.
+    One entry before the last that surely fits, as the walk must pass the last batch's header. Not
+    over damage: entries there may be wrong.
     """
     assert expected < end_offset, "there is more to send"
     assert position < end_position
@@ -280,8 +266,7 @@ def _pass(segment: Segment, source: ByteSource, position: int, expected: int) ->
 
 
 def _bytes_of(segment: Segment, source: FileBytes, wanted: Damage) -> memoryview:
-    """Return the bytes of a range. Raises Undiagnosed with just that range when they are
-    unreadable."""
+    """Return the bytes of a range. Raises Undiagnosed with just that range when unreadable."""
     start, end = wanted.position, wanted.end_position
     assert SEGMENT_HEADER_BYTES <= start < end <= source.size
     if end - start <= _COPY_BYTES_MAX and source.holds(start, end):
@@ -327,11 +312,9 @@ def spans(
 _WINDOW_BYTES: Final = 16 * 1024
 _NO_LIMIT: Final = 2**63
 Cursor = tuple[int, int]
-"""A batch's first byte and first row."""
 
 
 def _header_span(segment: Segment, offset: int) -> tuple[int, int]:
-    """Return (position, size) of what finding the batch that holds `offset` reads."""
     index = segment.load()
     if not len(index):
         return SEGMENT_HEADER_BYTES, 0
@@ -350,9 +333,9 @@ def _entry_span(segment: Segment, entry: int, last: int | None = None) -> tuple[
 
 
 def _headers(segment: Segment, offset: int) -> Iterator[tuple[int, BatchHeader]]:
-    """Return (position, header) of the batches from the one that holds `offset` on.
+    """Return (position, header) of good batches from the one that holds `offset` on.
 
-    Damaged batches are left out. Raises Undiagnosed.
+    Raises Undiagnosed.
     """
     if segment.empty or offset >= segment.end_offset:
         return iter(())
@@ -364,9 +347,8 @@ def all_headers(segment: Segment, offset: int) -> Iterator[tuple[int, BatchHeade
     """Yield like `_headers`, for callers that may wait for the disk: damage is diagnosed on the
     way.
 
-    The next header confirms a header, so each is yielded when the walk has passed it.
-
-    Raises CorruptLog where a diagnosis finds nothing.
+    The next header confirms a header, so each is yielded when the walk has passed it. Raises
+    CorruptLog where a diagnosis finds nothing.
     """
     if segment.empty or offset >= segment.end_offset:
         return
@@ -457,29 +439,25 @@ def _headers_at(
 
 
 def first_header(segment: Segment, offset: int) -> BatchHeader | None:
-    """Return the header of the batch that holds `offset`, or of the next good one. Raises
-    Undiagnosed."""
+    """Return the header of the batch that holds `offset`, or of the next good one."""
     found = next(_headers(segment, offset), None)
     return None if found is None else found[1]
 
 
 def batch_with(segment: Segment, offset: int) -> tuple[int, BatchHeader] | None:
-    """Return (position, header) of the batch that holds `offset`, if there is one. Raises
-    Undiagnosed."""
     found = next(_headers(segment, offset), None)
     assert found is None or found[1].next_offset > offset
     return None if found is None or found[1].base_offset > offset else found
 
 
 def is_sound(segment: Segment, position: int, header: BatchHeader) -> bool:
-    """Return whether the batch matches its checksum. For callers that may wait for the disk."""
+    """Compare the checksum; for callers that may wait for the disk."""
     end = position + header.total_bytes
     assert SEGMENT_HEADER_BYTES <= position < end <= segment.file.size
     return checksum(FileBytes(segment.file, end), position + CRC_START, end) == header.crc32c
 
 
 def first_header_spans(segment: Segment, offset: int) -> Iterator[tuple[int, int]]:
-    """Yield (position, size) of what `first_header` reads, nearly always."""
     yield _header_span(segment, offset)
 
 
@@ -508,16 +486,10 @@ def first_at_or_after(
 ) -> BatchHeader | None:
     """Return the first batch with rows at or after `offset` whose time is `at_us` or later.
 
-    Nearly always it is one of a few: the index has where older ones end. Not if a younger one
-    precedes `offset`: then a segment of older ones may follow.
+    `cursor`: where an earlier try goes on. `bounded`: read nothing but `time_spans`, and raise
+    LongWalk if it is not among those.
 
-    Args:
-        cursor: where an earlier try goes on (`skip_older`).
-        bounded: read nothing but `time_spans`.
-
-    Raises:
-        Undiagnosed: as every walk.
-        LongWalk: it is not among those; only when `bounded`.
+    Raises Undiagnosed.
     """
     index = segment.load()
     if segment.newest_us < at_us or segment.empty or not len(index):
@@ -583,8 +555,7 @@ def measure(
     """Return (bytes, offset they reach, bound met) of this segment's batches that hold [start,
     end).
 
-    Args:
-        bytes_max: bound, including the `total` bytes before; one batch at least. -1: none.
+    `bytes_max`: bound, including the `total` bytes before; one batch at least. -1: none.
     """
     assert start < end
     assert total >= 0
@@ -609,10 +580,7 @@ def measure(
 
 
 def _last_boundary(segment: Segment, position: int, offset: int) -> tuple[int, int]:
-    """Return (position, offset) of the last batch end at or before `position`.
-
-    Never before `offset`, where a batch ends that is before `position`.
-    """
+    """Return (position, offset) of the last batch end at or before `position`."""
     assert position >= SEGMENT_HEADER_BYTES
     index = segment.load()
     entry = index.floor_position(position)

@@ -1,8 +1,7 @@
-"""Jobs of a reader whose bytes are not in memory, or not verified.
+"""Jobs of a reader whose bytes are not in memory, or not verified, each of one segment.
 
-The jobs behind `NotResident`, each of one segment (jobs.py). After such a job the caller asks
-again, with the job among `just_read`: its result is not requested again, so that a read ends after
-a bounded number of jobs, however short memory is.
+Afterwards the caller asks again, with the job among `just_read`: its result is not requested again,
+and a read ends after a bounded number of jobs, however short memory is.
 """
 
 from __future__ import annotations
@@ -44,19 +43,16 @@ __all__ = [
 
 _READ_BYTES: Final = 256 * 1024
 _HEADERS_BYTES: Final = INDEX_INTERVAL_BYTES_MAX + 8 * 1024
-"""Bytes to load where headers are walked over: up to the next index entry."""
 _VERIFIED_AT_ONCE_BYTES: Final = 64 * 1024
 """Up to here, computing checksums takes less than a job for it."""
 
 
 class NotResident(Exception):
-    """The rows or the index are not in memory, or not verified. Run `job`, then ask again.
+    """The rows or the index are not in memory, or not verified: run `job`, pass its result to
+    `complete_read`, ask again.
 
-    Never sent to a client. Pass the job's result to `complete_read`, and ask again with the job
-    among `just_read`: on a machine with little memory the pages may be gone again, and the second
-    answer must not depend on that.
-
-    `offset`, `counted`: where a walk over many segments may continue, and the bytes counted before.
+    Never sent to a client. `offset`, `counted`: where a walk over many segments may continue, and
+    the bytes counted before.
     """
 
     def __init__(self, job: ReadingJob) -> None:
@@ -68,8 +64,6 @@ class NotResident(Exception):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadIndexJob:
-    """Read a segment's index from its file, or build it from the batch headers."""
-
     kind: ClassVar[str] = "load index"
     key: str
     segment: Segment
@@ -90,8 +84,6 @@ class ReadResult(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReadJob:
-    """Bring a range of a segment into the page cache."""
-
     kind: ClassVar[str] = "cold read"
     key: str
     segment: Segment
@@ -120,8 +112,6 @@ class ReadJob:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VerifyJob:
-    """Verify the checksums of a range, which begins with the batch of row `offset`."""
-
     kind: ClassVar[str] = "verify"
     key: str
     segment: Segment
@@ -138,8 +128,6 @@ class VerifyJob:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DiagnoseJob:
-    """Scan a whole segment for the extent of damage that a walk has met."""
-
     kind: ClassVar[str] = "diagnose"
     key: str
     segment: Segment
@@ -159,7 +147,7 @@ class DiagnoseJob:
 class SkipOlderJob:
     """Walk on over batches older than `at_us`.
 
-    `cursor`: where the walk continues; moved by `complete_read`, on the loop.
+    `cursor` is moved by `complete_read`, on the loop.
     """
 
     kind: ClassVar[str] = "look up time"
@@ -180,11 +168,9 @@ class SkipOlderJob:
 
 ReadingJob = LoadIndexJob | ReadJob | VerifyJob | DiagnoseJob | SkipOlderJob
 JustRead = Collection[ReadingJob]
-"""Finished jobs of this request."""
 
 
 def is_at_hand(segment: Segment, position: int, size: int, just_read: JustRead) -> bool:
-    """Return whether reading these bytes waits for nothing, or a job has just read them."""
     return segment.file.resident(position, size) or any(
         isinstance(job, ReadJob) and job.segment is segment and job.holds(position, size)
         for job in just_read
@@ -194,10 +180,9 @@ def is_at_hand(segment: Segment, position: int, size: int, just_read: JustRead) 
 def look_at_headers(
     key: str, cold_ok: bool, just_read: JustRead, segment: Segment, position: int, size: int
 ) -> None:
-    """Prepare to read headers there. A walk learns its next position only from the header before.
+    """Prepare to read headers there: a walk learns its next position only from the header before.
 
-    Raises:
-        NotResident: that would wait, and is not `cold_ok`.
+    Raises NotResident: that would wait, and is not `cold_ok`.
     """
     assert size <= _HEADERS_BYTES
     if not cold_ok and not is_at_hand(segment, position, size, just_read):
@@ -205,20 +190,18 @@ def look_at_headers(
 
 
 def is_done_at_once(check: VerifyJob | DiagnoseJob, just_read: JustRead) -> bool:
-    """Return whether the loop may do it itself: it has few bytes, all in memory."""
+    """Return whether the loop may do it itself."""
     if not isinstance(check, VerifyJob) or check.size > _VERIFIED_AT_ONCE_BYTES:
         return False
     return is_at_hand(check.segment, check.position, check.size, just_read)
 
 
 def cursor_of(just_read: JustRead, segment: Segment, at_us: int) -> Cursor | None:
-    """Return where the last walk to `at_us` in this segment stopped; None where there was none."""
     found = [j for j in just_read if isinstance(j, SkipOlderJob) and j.is_for(segment, at_us)]
     return found[-1].cursor if found else None
 
 
 def skip_for(key: str, segment: Segment, at_us: int, walk: LongWalk) -> SkipOlderJob:
-    """Return the job that continues a walk which takes too long for the loop."""
     file = segment.file
     assert walk.position < file.size, "a walk ends at the end"
     at, damages = (walk.position, walk.offset), tuple(segment.damages)
@@ -226,7 +209,6 @@ def skip_for(key: str, segment: Segment, at_us: int, walk: LongWalk) -> SkipOlde
 
 
 def take_result(job: ReadingJob, result: object) -> None:
-    """Take a job's result over into its segment, which is still in the log."""
     segment = job.segment
     assert not segment.dropped
     if isinstance(result, ReadResult):
@@ -259,11 +241,7 @@ def check_for(
 ) -> VerifyJob | DiagnoseJob:
     """Return the job that finds out what a walk is `missing`.
 
-    Args:
-        done: finished jobs of this segment for the same request.
-
-    Raises:
-        CorruptLog: that job is among them, and has made no difference.
+    Raises CorruptLog: that job is among the `done` ones, and has made no difference.
     """
     assert not segment.dropped
     assert all(job.segment is segment for job in done), "jobs of another segment prove nothing"

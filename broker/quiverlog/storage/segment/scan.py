@@ -2,9 +2,7 @@
 
 Owns the difference between a torn tail (an append that a crash interrupted: never acknowledged as
 flushed, cut at recovery) and damage (bytes that were written and changed later: reported, kept, and
-stepped over). A scan goes on only where a batch is known to begin: a column's bytes may look like
-a batch, and whoever wrote them would choose rows and offsets. Rules, for bytes at which no good
-batch begins:
+stepped over). Rules, for bytes at which no good batch begins:
 
 1. The batch's own bytes tell where it ends (damage.py): it is damaged, the next one is looked at.
 2. Otherwise, where a later place is known to begin a batch (index.py): damage up to there.
@@ -43,8 +41,6 @@ __all__ = ["Damage", "EpochBounds", "Found", "Torn", "batch_at", "damaged_stamp"
 
 
 class Found(NamedTuple):
-    """A batch at `position`."""
-
     position: int
     header: BatchHeader
 
@@ -66,14 +62,11 @@ def damaged_stamp(found: Found) -> Damage:
 
 
 class Torn(NamedTuple):
-    """From `position` on there is an append that never finished."""
-
     position: int
     offset: int
 
 
 def batch_at(view: memoryview, at: int, offset: int) -> BatchHeader | None:
-    """Return the header at byte `at` if a whole batch that begins with row `offset` is there."""
     if len(view) - at < BATCH_HEADER_BYTES:
         return None
     header = BatchHeader.unpack(view, at)
@@ -92,11 +85,9 @@ def scan(
 ) -> Iterator[Found | Damage | Torn]:
     """Walk from byte `at`, where row `offset` should begin, to the end or to a torn tail.
 
-    Args:
-        verify: compute checksums, too; otherwise only check that headers join up.
-        epochs: the leader epochs that a batch after damage may carry.
-        unflushed_from: rows from this one on may never have reached the disk; None: all have.
-        boundaries: where batches are known to begin; called once, at the first damage.
+    Without `verify`, only check that headers join up. `epochs`: those that a batch after damage may
+    carry. Rows from `unflushed_from` on may never have reached the disk. `boundaries` is called
+    once, at the first damage.
     """
     if isinstance(source, bytes | memoryview):
         source = BufferBytes(source)
@@ -171,7 +162,6 @@ class _Judge:
         )
 
     def judge(self, at: int, offset: int, header: BatchHeader | None) -> Damage | Torn:
-        """Judge the bytes at `at`, where no good batch begins."""
         if header is None:
             return Torn(at, offset)
         source = self._source
@@ -202,7 +192,6 @@ class _Judge:
         return known if fits else None
 
     def _judge_last(self, at: int, offset: int, header: BatchHeader) -> Damage | Torn:
-        """Judge a bad batch without a good one after it: a torn tail or damage."""
         size = self._source.size
         end = at + header.total_bytes
         rows = header.row_count if 0 < header.row_count <= BATCH_ROWS_MAX else 1

@@ -137,8 +137,7 @@ class Segment:
     ) -> Segment:
         """Create an empty segment. Raises DiskFull or StorageFault, leaving nothing behind.
 
-        Args:
-            flushed_offset: all rows of the log below it are on the disk.
+        `flushed_offset`: all rows of the log below it are on the disk.
         """
         assert 0 <= flushed_offset <= base_offset
         path = segment_path(directory, base_offset)
@@ -164,7 +163,6 @@ class Segment:
         self._arrived_saved_us = 0
 
     def check_header(self) -> None:
-        """Raise CorruptLog or UnsupportedFormat unless the file is this segment's."""
         self.created_us, self.mark, _, arrived_us = read_header(self.file, self.base_offset)
         self._take_arrival(arrived_us)
 
@@ -181,8 +179,8 @@ class Segment:
     def arrival_by(self, clock: Now) -> int:
         """Return when its late rows arrived, by a clock that may be behind the noted time.
 
-        If it is, one of the two is wrong. The rows were here when that was first seen, and age by
-        the monotonic clock; the note counts again once the clock has passed it.
+        Then the rows age by the monotonic clock from the moment that was first seen, and the note
+        counts again once the clock has passed it.
         """
         if self.arrived_us <= clock.wall_us:
             self._ahead_since_us = -1
@@ -200,7 +198,6 @@ class Segment:
 
     @property
     def owes_arrival(self) -> bool:
-        """True when the saved arrival is older, or there is none."""
         return self.arrived_us > self._arrived_saved_us
 
     def arrival_saved(self, at_us: int) -> None:
@@ -230,8 +227,7 @@ class Segment:
     def joins(self, offset: int) -> bool:
         """Return whether a batch that begins with row `offset` may follow the file's last byte.
 
-        Not where rows before it are missing, or damage reaches to the end: a walk could not connect
-        it.
+        Not after missing rows or damage: a walk could not connect it.
         """
         size = self.file.size
         if self.end_offset != offset or size % BATCH_ALIGNMENT_BYTES:
@@ -239,7 +235,7 @@ class Segment:
         return all(damage.end_position < size for damage in self.damages)
 
     def is_older(self, at_us: int) -> bool:
-        """Return whether all rows are known to be older, with or without the index in memory."""
+        """Return whether all rows are known to be older, even without the index in memory."""
         return self.finished and NO_TIME < self.newest_us < at_us
 
     # --- the index -----------------------------------------------------------------------------
@@ -252,7 +248,6 @@ class Segment:
 
     @property
     def files(self) -> SegmentFiles:
-        """The part of this segment that a job may use."""
         return SegmentFiles(
             self._disk,
             self.file,
@@ -282,7 +277,7 @@ class Segment:
                 self.note_damage(inside)
 
     def release_index(self) -> int:
-        """Drop the index, which can be loaded again. Returns the bytes released."""
+        """Drop the index, which can be loaded again; return its bytes."""
         if self.index is None or not self.finished:
             return 0
         released = self.index.byte_count
@@ -295,7 +290,6 @@ class Segment:
 
     @property
     def summary(self) -> IndexSummary:
-        """The head of this segment's index file. The index must be loaded."""
         assert self.index is not None
         return IndexSummary(self.base_offset, self.end_offset, self.newest_us, self.file.size)
 
@@ -317,8 +311,7 @@ class Segment:
         end_offset: int,
         interval_bytes: int,
     ) -> None:
-        """Write stamped batches; `end_offset` is the offset after them. All or nothing, also for
-        exceptions of Python itself."""
+        """Write stamped batches, all or nothing, also for exceptions of Python itself."""
         index = self.load()
         file, offset, base_offset = self.file, self.end_offset, self.base_offset
         position = file.size
@@ -370,15 +363,13 @@ class Segment:
             self.damages.sort()
 
     def diagnose(self) -> bool:
-        """Scan the whole file with checksums. Returns whether new damage was found.
-
-        For callers that may wait for the disk; others have a DiagnoseJob run.
-        """
+        """Scan the whole file; return whether new damage was found. For callers that may wait for
+        the disk."""
         bounds = (self.base_offset, self.file.size, self.end_offset)
         return self.note_damages(find_damages(self.file, *bounds, self.boundaries))
 
     def note_damages(self, damages: Sequence[Damage]) -> bool:
-        """Record the damages of a scan. Returns whether some were new."""
+        """Record the damages of a scan; return whether some were new."""
         known = len(self.damages)
         for damage in damages:
             self.note_damage(damage)
@@ -386,7 +377,6 @@ class Segment:
 
     @property
     def boundaries(self) -> Boundaries:
-        """Where batches are known to begin, from what is in memory."""
         return Boundaries(self.base_offset, self.index, self._known_places)
 
     @property
@@ -399,7 +389,7 @@ class Segment:
         return mark, self.recovered_from, *behind
 
     def corrupt(self, damage: Damage) -> CorruptLog:
-        """Return the error for a reader. `offset` is the first bad row, `end_offset` the next good
+        """Return the error for a reader: `offset` is the first bad row, `end_offset` the next good
         one."""
         position, end, offset, end_offset = damage
         name = short_name(self.path)
@@ -423,10 +413,7 @@ class Segment:
         self.tail = (0, -1)
 
     def verified_end(self, start: int) -> int:
-        """Return the end of the bytes from `start` on that this process has written or verified.
-
-        `start` itself when it has not.
-        """
+        """Return the end of the bytes from `start` on that this process has written or verified."""
         assert SEGMENT_HEADER_BYTES <= start <= self.file.size
         if start >= self.trusted_from:
             return self.file.size
@@ -435,7 +422,6 @@ class Segment:
         return end
 
     def verified(self, start: int, end: int) -> None:
-        """Record that the batches between these two bytes match their checksums."""
         assert SEGMENT_HEADER_BYTES <= start < end <= self.file.size
         apart: list[tuple[int, int]] = []
         for known in self._verified:

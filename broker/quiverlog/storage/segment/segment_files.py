@@ -1,7 +1,6 @@
 """Loading a segment's index: from its file, or by a walk over the batch headers.
 
-Only reads (except that another segment's index file is moved aside), and may run in another thread
-than the segment's.
+Only reads (except that another segment's index file is moved aside), and may run in another thread.
 """
 
 from __future__ import annotations
@@ -49,7 +48,6 @@ assert _HEAD.size + _BODY.size == SEGMENT_HEADER_BYTES
 
 
 def segment_path(directory: str, base_offset: int) -> str:
-    """Return the path of the .log file of the segment that begins with row `base_offset`."""
     assert base_offset >= 0
     return f"{directory}/{base_offset:020d}{LOG_SUFFIX}"
 
@@ -76,7 +74,7 @@ class SegmentHeader(NamedTuple):
     """The header of a segment, without the base offset.
 
     `start_offset`: the log's start when it was written. `arrived_us`: when the newest of its late
-    batches arrived (see `Segment`); 0: there were none.
+    batches arrived; 0: there were none.
     """
 
     created_us: int
@@ -102,7 +100,6 @@ def pack_segment_header(
 
 
 def peek_base_offset(head: memoryview) -> int | None:
-    """Return the base offset in a segment's header, unchecked; None where it is no segment's."""
     if len(head) < SEGMENT_HEADER_BYTES or bytes(head[:8]) != SEGMENT_MAGIC:
         return None
     base_offset: int = _BODY.unpack_from(head, _HEAD.size)[0]
@@ -140,10 +137,8 @@ def _damaged_header(file: File, why: str) -> CorruptLog:
 
 
 def _is_flipped(version: int, intact: bool) -> bool:
-    """Return whether this version, which no checksum covers, is damage and not a newer quiverlog's.
-
-    That is so when no version could be it, or when the rest is intact and a single bit differs.
-    """
+    """That is so when no version could be it, or when the rest is intact and a single bit
+    differs."""
     return not 0 < version <= _VERSION_PLAUSIBLE_MAX or (
         intact and (version ^ _VERSION).bit_count() == 1
     )
@@ -152,8 +147,7 @@ def _is_flipped(version: int, intact: bool) -> bool:
 class LoadedIndex(NamedTuple):
     """The result of a load, for the first `size` bytes of the file.
 
-    `created_us`: 0 when the header lacks it. `header_damage`: the reason. `note`: for the operator,
-    when the file was not used.
+    `created_us`: 0 when the header lacks it. `note`: for the operator, when the file was not used.
     """
 
     entries: SparseIndex
@@ -167,8 +161,6 @@ class LoadedIndex(NamedTuple):
 
 
 class IndexBuilder:
-    """Adds an entry for the first batch, and then for a batch about every `interval_bytes`."""
-
     __slots__ = ("_indexed_at", "_interval_bytes", "entries", "newest_us")
 
     def __init__(self, interval_bytes: int) -> None:
@@ -187,9 +179,9 @@ class IndexBuilder:
 
 
 class SegmentFiles(NamedTuple):
-    """The part of a segment that a job may use: its files, and what it should hold.
+    """The part of a segment that a job may use.
 
-    `finished`: it takes no more appends, so an unfinished batch at its end is damage.
+    `finished`: it takes no more appends, and an unfinished batch at its end is damage.
     """
 
     disk: Disk
@@ -219,7 +211,7 @@ class SegmentFiles(NamedTuple):
         return found._replace(arrived_us=arrived_us)
 
     def boundaries(self) -> Boundaries:
-        """Return where batches are known to begin: a segment only grows, so an older index will
+        """Return where batches are known to begin: a segment only grows, and an older index will
         do."""
         stored = self._stored()
         if stored is None or stored[0].base_offset != self.base_offset:
@@ -227,7 +219,6 @@ class SegmentFiles(NamedTuple):
         return Boundaries(self.base_offset, stored[1], self.known_places)
 
     def ends_by_index(self, offset: int) -> bool:
-        """Return whether the index file covers all bytes, and their rows end at `offset`."""
         stored = self._stored()
         return stored is not None and (stored[0].covered_bytes, stored[0].end_offset) == (
             self.size,
@@ -270,7 +261,7 @@ class SegmentFiles(NamedTuple):
         )
 
     def _move_index_aside(self) -> str:
-        """Move the index file aside. Returns a note for the operator.
+        """Move the index file aside.
 
         If it stays, the next load does not use it either.
         """

@@ -1,10 +1,8 @@
 """The segments of a log, oldest first, and the memory of their indexes.
 
 Rows may be missing between two segments (a lost file): such an offset belongs to the segment before
-the gap, which does not have it.
-
-`IndexCache` bounds the memory of indexes by second chance over finished segments. The index of a
-growing segment stays, because an append needs it.
+the gap. `IndexCache` works by second chance over finished segments; a growing one's index stays,
+because an append needs it.
 """
 
 from __future__ import annotations
@@ -24,8 +22,6 @@ __all__ = ["IndexCache", "Segments"]
 
 
 class Segments:
-    """The segments of a log, oldest first. `items` is for reading only."""
-
     __slots__ = ("_bases", "byte_count", "items")
 
     def __init__(self, segments: Iterable[Segment] = ()) -> None:
@@ -46,7 +42,6 @@ class Segments:
         self.byte_count += segment.file.size
 
     def grew(self, byte_count: int) -> None:
-        """Count rows appended to the last segment."""
         assert self.items
         assert byte_count > 0
         self.byte_count += byte_count
@@ -68,7 +63,6 @@ class Segments:
         return segment
 
     def number_of(self, offset: int) -> int:
-        """Return the number of the last segment that begins at or before `offset`; -1 for none."""
         return bisect_right(self._bases, offset) - 1
 
     def holding(self, offset: int) -> list[Segment]:
@@ -105,8 +99,6 @@ class Segments:
 
 
 class IndexCache:
-    """A bound on the memory of segments' indexes, for a whole broker or one log."""
-
     __slots__ = ("_bytes_max", "_segments", "byte_count")
 
     def __init__(self, bytes_max: int = INDEX_MEMORY_BYTES_MAX) -> None:
@@ -114,7 +106,6 @@ class IndexCache:
         self._bytes_max = bytes_max
         self._segments: OrderedDict[Segment, None] = OrderedDict()
         self.byte_count = 0
-        """Bytes of the indexes in this cache."""
 
     def finished(self, segment: Segment) -> None:
         if segment.index is None or segment.cached or not segment.finished:
@@ -125,7 +116,6 @@ class IndexCache:
         self._make_room()
 
     def forget(self, segment: Segment) -> None:
-        """Stop counting a segment that left the log."""
         if segment.cached:
             segment.cached = False
             del self._segments[segment]
