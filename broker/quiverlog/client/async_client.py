@@ -1,8 +1,5 @@
-"""The asyncio client: `client.py` is generated from here by scripts/generate_client.py.
-
-Owns connecting, closing, and the arguments of producers and consumers. The methods that ask one
-question are in `async_methods`.
-"""
+"""The asyncio client; `client.py` is generated from here. Owns connecting, closing, and the
+arguments of producers and consumers."""
 
 from __future__ import annotations
 
@@ -189,7 +186,7 @@ class AsyncClient(AsyncMethods):
         Raises:
             UnknownTopic, UnknownPartition, InvalidArgument: at once.
         """
-        # Here, not at the top: questions about topics must not pay for pyarrow and threads.
+        # Here: questions about topics must not pay for pyarrow and threads.
         from .producer.async_producer import AsyncProducer
         from .producer.base import open_core, producer_options
         from .producer.hosts import AsyncProducerHost

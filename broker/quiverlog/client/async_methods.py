@@ -1,8 +1,5 @@
-"""The methods that ask one question each, from question to result: the same for both clients.
-
-Owns their argument names, defaults and documentation. This is the only place where they are typed:
-`blocking_methods.py` is generated from here by scripts/generate_client.py.
-"""
+"""The methods that ask one question each; `blocking_methods.py` is generated from here. Owns their
+argument names, defaults and documentation."""
 
 from __future__ import annotations
 

@@ -186,7 +186,7 @@ class Client(BlockingMethods):
         Raises:
             UnknownTopic, UnknownPartition, InvalidArgument: at once.
         """
-        # Here, not at the top: questions about topics must not pay for pyarrow and threads.
+        # Here: questions about topics must not pay for pyarrow and threads.
         from .producer.base import open_core, producer_options
         from .producer.hosts import ProducerHost
         from .producer.producer import Producer

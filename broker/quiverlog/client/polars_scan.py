@@ -1,9 +1,7 @@
-"""`quiverlog.scan_polars`: a topic as a lazy frame of polars.
+"""`quiverlog.scan_polars`: a topic as a lazy frame of polars, by an IO plugin.
 
-An IO plugin of polars: columns that the query does not use are not decoded, a limit ends the
-reading, and a condition's bounds on `_partition`, `_offset` and `_timestamp` become the ranges that
-are fetched. The condition is evaluated batch by batch, so at most two fetches of rows that it
-excludes are held.
+Unused columns are not decoded, a limit ends the reading, and a condition's bounds on `_partition`,
+`_offset` and `_timestamp` narrow what is fetched.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["place_condition", "scan_polars"]
 
 
-# The bounds of a condition of polars on partitions, offsets and times, as a condition of Arrow.
+# From polars' bounds on places to Arrow's.
 _TYPES: Final = {
     PARTITION: pa.int32(),
     OFFSET: pa.int64(),
@@ -51,7 +49,7 @@ _BOUNDS: Final = {
 
 
 def place_condition(predicate: pl.Expr, current: pa.Schema) -> pc.Expression | None:
-    """Return a condition that is true wherever `predicate` is; None where none is found.
+    """Return a condition that is true wherever `predicate` is; None: none is found.
 
     Args:
         current: the topic's schema. A column of its own with such a name wins.
@@ -103,7 +101,7 @@ def _comparison(name: str, op: str, literal: Any, *, flipped: bool) -> pc.Expres
 
 
 def _value(name: str, literal: Any) -> pa.Scalar | None:
-    """Convert the literal to the column's type; None where it does not fit."""
+    """Convert to the column's type; None where it does not fit."""
     data_type = _TYPES.get(name)
     match literal:
         case {"Scalar": {"Datetime": [int(ticks), "Microseconds", {"inner": "UTC"}]}}:

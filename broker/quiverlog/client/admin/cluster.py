@@ -1,7 +1,6 @@
 """Questions about the cluster: description, voters, feature level, decommissioning, reassignments.
 
-A description comes from any broker, and then from the controller, whose is the newest. Every known
-broker in turn is asked for the quorum's leader.
+A description comes from any broker, and then from the controller, whose is the newest.
 """
 
 from __future__ import annotations
@@ -66,8 +65,6 @@ _CONTROLLER_S_MAX: Final = 2.0
 
 
 def describe_cluster(cluster: Cluster) -> Operation[ClusterDetail]:
-    """Describe brokers, quorum, and the number of partitions that need attention."""
-
     def attempt() -> Operation[ClusterDetail]:
         reply = yield from cluster.call_any(DescribeClusterRequest())
         found = reply.response
@@ -80,7 +77,6 @@ def describe_cluster(cluster: Cluster) -> Operation[ClusterDetail]:
 
 
 def told_at(cluster: Cluster, address: Address) -> Operation[ClusterDetail]:
-    """Describe the cluster by the broker at this address, and no other."""
     reply = yield cluster.call(address, DescribeClusterRequest())
     check(reply.response)
     assert isinstance(reply.response, DescribeClusterResponse)
@@ -90,7 +86,7 @@ def told_at(cluster: Cluster, address: Address) -> Operation[ClusterDetail]:
 def _told_by_controller(
     cluster: Cluster, found: DescribeClusterResponse
 ) -> Operation[DescribeClusterResponse]:
-    """Return the controller's description, or without its answer the one at hand."""
+    """Return the controller's description; without its answer the one at hand."""
     there = [Address(b.host, b.port) for b in found.brokers if b.node_id == found.controller_id]
     if not there:
         return found
@@ -167,7 +163,7 @@ def _known(number: int) -> int | None:
 def change_voters(
     cluster: Cluster, request: ChangeVotersRequest
 ) -> Operation[ChangeVotersResponse]:
-    """Change the quorum, or only ask; return it once the change is committed. Retries.
+    """Change the quorum, or only ask.
 
     A change whose answer was lost or was OutcomeUnknown may have been made: a retry that is refused
     because of that counts as its answer.
@@ -238,15 +234,14 @@ def _checked(response: Response) -> ChangeVotersResponse:
 
 
 def _knowledge(found: ChangeVotersResponse) -> tuple[int, int]:
-    """Return the sort key of an answer: the leader of the newest term has the newest quorum."""
+    """Sort key: the leader of the newest term has the newest quorum."""
     return found.term, sum(one.last_index >= 0 for one in found.replicas)
 
 
 # The cluster's feature level.
 @dataclass(frozen=True, slots=True)
 class ClusterFeatures:
-    """The finalised feature level, the highest that all brokers support, and by node id the lowest
-    and highest that each does."""
+    """The finalised feature level, and by node id the lowest and highest supported ones."""
 
     level: int
     level_max: int
@@ -256,7 +251,6 @@ class ClusterFeatures:
 def update_features(
     cluster: Cluster, level: int = 0, *, validate_only: bool = False
 ) -> Operation[ClusterFeatures]:
-    """Finalise a level; 0 changes nothing."""
     request = UpdateFeaturesRequest(level=level, validate_only=validate_only)
 
     def attempt() -> Operation[ClusterFeatures]:
@@ -273,9 +267,9 @@ def update_features(
 def decommission_broker(
     cluster: Cluster, node_id: int, step: DecommissionStep
 ) -> Operation[DecommissionBrokerResponse]:
-    """Take a step to remove a broker; return what is left of it once committed. Retries.
+    """Take a step to remove a broker; return what is left of it once committed.
 
-    Where an earlier try, whose answer was lost, has unregistered the broker: UnknownBroker.
+    UnknownBroker: perhaps an earlier try, whose answer was lost, has unregistered it.
     """
     request = DecommissionBrokerRequest(step=step, node_id=node_id)
 
@@ -297,7 +291,7 @@ def reassign_partitions(
     change_count: bool = False,
     validate_only: bool = False,
 ) -> Operation[dict[int, PartitionMove]]:
-    """Set the replicas of partitions; return those of the named, or of all that move."""
+    """Set the replicas of partitions; return those named, or all that move."""
     if not 0 <= throttle < 2**63:
         raise InvalidArgument(f"throttle={throttle}: give bytes in a second, or 0.")
     request = ReassignPartitionsRequest(
@@ -318,8 +312,6 @@ def reassign_partitions(
 
 
 def list_moves(cluster: Cluster) -> Operation[dict[str, dict[int, PartitionMove]]]:
-    """Return the partitions that move, of all topics."""
-
     def attempt() -> Operation[dict[str, dict[int, PartitionMove]]]:
         found: dict[str, dict[int, PartitionMove]] = {}
         first_name = ""

@@ -63,8 +63,6 @@ class ProducerDescription:
 def describe_producer(
     cluster: Cluster, producer_id: int, names: Sequence[str] | None = None
 ) -> Operation[ProducerDescription]:
-    """Ask all live brokers about one producer, in some topics or all."""
-
     def attempt() -> Operation[ProducerDescription]:
         yield from cluster.refresh([])
         found: dict[tuple[str, int], ProducerWrites] = {}
@@ -95,7 +93,7 @@ def _ask(
     names: Sequence[str] | None,
     found: dict[tuple[str, int], ProducerWrites],
 ) -> Operation[int]:
-    """Add what one broker reports, page by page; return the newest epoch that it has."""
+    """Add one broker's report; return the newest epoch that it has."""
     first_name = ""
     timeout_s = min(_BROKER_S_MAX, cluster.settings.request_timeout_s)
     while True:

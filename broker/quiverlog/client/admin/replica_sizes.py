@@ -1,7 +1,4 @@
-"""The sizes of replicas and the free room of disks, from the brokers that hold them.
-
-Planners of moves and lists of partitions use the sums.
-"""
+"""The sizes of replicas and the free room of disks, from the brokers that hold them."""
 
 from __future__ import annotations
 
@@ -47,8 +44,6 @@ class ReplicaSizes:
 def replica_sizes(
     cluster: Cluster, names: Sequence[str] | None = None, brokers: Collection[int] | None = None
 ) -> Operation[ReplicaSizes]:
-    """Ask some brokers, or all live ones, about some topics, or all."""
-
     def attempt() -> Operation[ReplicaSizes]:
         yield from cluster.refresh([])
         found = ReplicaSizes()

@@ -1,8 +1,7 @@
 """Administration and descriptions of topics, and configuration of brokers, as operations.
 
-For a description, the first broker that answers gives settings and leaders, and the leaders give
-offsets and sizes. Without an answer of a leader these stay unknown (-1), because callers ask for a
-description also when something is wrong.
+One broker gives a topic's settings and leaders, and the leaders give offsets and sizes, which stay
+unknown (-1) without their answers: callers describe topics also when something is wrong.
 """
 
 from __future__ import annotations
@@ -66,11 +65,9 @@ __all__ = [
 ]
 
 
-# Descriptions of topics, put together from the answers of all leaders.
 def describe_topics(
     cluster: Cluster, names: Sequence[str] | None
 ) -> Operation[dict[str, TopicDetail]]:
-    """Describe some topics, or all."""
     wanted = None if names is None else list(dict.fromkeys(names))
 
     def attempt() -> Operation[dict[str, TopicDetail]]:
@@ -95,10 +92,8 @@ def describe_topics(
 def _pages(
     cluster: Cluster, names: list[str] | None, node_id: int
 ) -> Operation[dict[str, TopicDetail]]:
-    """Return one broker's descriptions, page after page; a negative id: of any broker.
-
-    Raises: the broker's error for a topic, such as UnknownTopic, or for the request.
-    """
+    """Return one broker's descriptions; a negative id: any broker's. Raises: its error for a topic
+    or for the request."""
     found: dict[str, TopicDetail] = {}
     first_name = ""
     while True:
@@ -120,7 +115,7 @@ def _pages(
 
 
 def _unknown_by_leader(found: dict[str, TopicDetail]) -> dict[int, list[str]]:
-    """Return, by leader, the topics with partitions that it was not asked about."""
+    """Return, by leader, the topics with partitions that it was not asked about yet."""
     topics: dict[int, dict[str, None]] = {}
     for name, topic in found.items():
         for partition in topic.partitions:
@@ -182,7 +177,6 @@ Scalar: TypeAlias = "str | int | float | bool"
 
 
 def config_text(value: Scalar) -> str:
-    """Return a setting as the broker parses it."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, (str, int, float)):
@@ -195,7 +189,7 @@ def _configs(config: Mapping[str, Scalar] | None) -> dict[str, str]:
 
 
 def schema_bytes(schema: pa.Schema | str) -> bytes:
-    """Encode a schema for the broker; text is DDL, or "raw", which means `RAW_SCHEMA`."""
+    """Encode a schema; text is DDL, or "raw", which means `RAW_SCHEMA`."""
     from quiverlog.batch.schema import serialize_schema
 
     if isinstance(schema, str):
@@ -241,7 +235,7 @@ def create_topic(
     if_not_exists: bool,
     validate_only: bool,
 ) -> Operation[TopicInfo | None]:
-    """Create a topic; return None after a validation only."""
+    """Return None after a validation only."""
     if not isinstance(name, str):
         raise InvalidArgument(f"A topic's name is text, not {name!r}.")
     factor = -1 if replication_factor is None else replication_factor
@@ -292,7 +286,7 @@ def create_topic(
 
 
 def _with_open_tries(tries: list[QuiverlogError], operation: Operation[T]) -> Operation[T]:
-    """Add to an error that an earlier try had no valid answer, and may have been made."""
+    """Add to an error that an earlier try had no valid answer, and may have succeeded."""
     try:
         return (yield from operation)
     except QuiverlogError as error:
@@ -302,8 +296,8 @@ def _with_open_tries(tries: list[QuiverlogError], operation: Operation[T]) -> Op
 
 
 def _when_known(cluster: Cluster, name: str, topic_id: bytes) -> Operation[TopicInfo]:
-    """Return a topic that exists, by its id where that is known. A broker may apply it later than
-    the controller, and until then return a deleted one of the same name."""
+    """Return a topic that exists, by its id where that is known: a broker that applies it late may
+    still return a deleted one of the same name."""
     for tries in itertools.count():
         try:
             found = yield from cluster.topic(name, fresh=True)
@@ -319,10 +313,9 @@ def _when_known(cluster: Cluster, name: str, topic_id: bytes) -> Operation[Topic
 
 
 def _is_ours(cluster: Cluster, new: m.NewTopic) -> Operation[bool]:
-    """Return True if the existing topic is the caller's: the reply to its creation may be lost.
+    """Return True if the existing topic is the caller's, as the reply to its creation may be lost.
 
-    Brokers may apply it later than the controller. False if no broker returns it, or it was deleted
-    meanwhile.
+    False if it was deleted meanwhile, or no broker returns it yet.
     """
     for tries in range(_LOOKS_MAX + 1):
         try:
@@ -350,10 +343,8 @@ def _as_stored(schema: bytes) -> bytes:
 
 
 def delete_topic(cluster: Cluster, name: str, *, if_exists: bool) -> Operation[None]:
-    """Delete a topic. After a lost reply, its absence counts as success.
-
-    So does another topic with the name: the id is asked for first, and no other is deleted.
-    """
+    """Delete a topic, by the id that it has now. After a lost reply, its absence or another topic
+    of the name counts as success."""
     tries: list[QuiverlogError] = []
     meant = b""
 
@@ -378,7 +369,7 @@ def delete_topic(cluster: Cluster, name: str, *, if_exists: bool) -> Operation[N
         try:
             raise_for(response.topics[0], name)
         except (UnknownTopic, UnknownTopicId) as error:
-            # Without a lost answer another client has deleted it: ask for the name's topic again.
+            # Without a lost answer another client has deleted it: look the name up again.
             if not tries and isinstance(error, UnknownTopicId):
                 raise
             if not (if_exists or tries):
@@ -424,7 +415,8 @@ def alter_topic(
 def elect_leaders(
     cluster: Cluster, name: str, partitions: Sequence[int] | None, *, unclean: bool
 ) -> Operation[dict[int, int | None]]:
-    """Elect the preferred leaders of partitions; return their leaders."""
+    """Elect preferred leaders, or any live replica where there is no leader (`unclean`); return the
+    leaders."""
     wanted = None if partitions is None else list(dict.fromkeys(partitions))
     request = ElectLeadersRequest(name=name, partitions=wanted, unclean=unclean)
 
@@ -439,19 +431,15 @@ def elect_leaders(
 
 
 def metadata(cluster: Cluster, names: Sequence[str] | None) -> Operation[ClusterMetadata]:
-    """Return fresh metadata of all topics, or of those named (unknown ones are left out)."""
     return (yield from cluster.retrying(lambda: cluster.refresh(names)))
 
 
 def list_topics(cluster: Cluster, *, internal: bool) -> Operation[list[str]]:
-    """Return the topics' names, sorted."""
     found = yield from metadata(cluster, None)
     return sorted(t.name for t in found.topics.values() if internal or not t.is_internal)
 
 
 def schemas(cluster: Cluster, name: str) -> Operation[SchemaHistory]:
-    """Return a topic's schema history, from a broker."""
-
     def attempt() -> Operation[SchemaHistory]:
         topic = yield from cluster.topic(name, fresh=True)
         return (yield from cluster.history(topic.topic_id, name, needed_id=topic.schema_id))
@@ -459,7 +447,6 @@ def schemas(cluster: Cluster, name: str) -> Operation[SchemaHistory]:
     return (yield from about(name, cluster.retrying(attempt)))
 
 
-# Configuration of brokers.
 @dataclass(frozen=True, slots=True)
 class BrokerSetting:
     """A key of a broker's configuration. Values are text; None: not set there.
@@ -490,7 +477,7 @@ class BrokerSettings:
 def alter_configs(
     cluster: Cluster, changes: Mapping[str, str | None], broker: int | None
 ) -> Operation[int]:
-    """Set keys for all brokers or for one; return the metadata version that has the change."""
+    """Set keys for all brokers or for one; return the metadata version of the change."""
     request = AlterConfigsRequest(
         node_id=WHOLE_CLUSTER if broker is None else broker,
         changes=[ConfigChange(key, value) for key, value in changes.items()],
@@ -507,7 +494,6 @@ def alter_configs(
 def describe_configs(
     cluster: Cluster, broker: int | None, keys: Sequence[str]
 ) -> Operation[BrokerSettings]:
-    """Return the present configuration of a broker (None: any)."""
     request = DescribeConfigsRequest(keys=list(keys))
 
     def attempt() -> Operation[BrokerSettings]:

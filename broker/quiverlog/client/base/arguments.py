@@ -1,8 +1,7 @@
 """Arguments of the client's public methods, optional packages, and how results display themselves.
 
-`@checked()` derives the kind of an argument from its annotation, so a wrong one is an
-InvalidArgument before anything is sent, and `"no"` does not count as true. Results that become HTML
-are escaped here: nothing of a row reaches a page as markup. Must not import pyarrow.
+`@checked()` derives an argument's kind from its annotation and refuses a wrong one before anything
+is sent. Results that become HTML are escaped here. Must not import pyarrow.
 """
 
 from __future__ import annotations
@@ -81,12 +80,10 @@ def _refuse(name: str, value: object, wanted: str) -> NoReturn:
 
 
 def checked(**narrower: Kind) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Check a function's arguments by their annotations, before it is called.
-
-    An annotation that `_KIND_OF` lacks fails when the module is imported.
+    """Check a function's arguments by their annotations; one that `_KIND_OF` lacks fails at import.
 
     Args:
-        narrower: kinds of arguments that are stricter than the annotation.
+        narrower: kinds that are stricter than the annotation.
     """
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
@@ -123,11 +120,10 @@ def checked(**narrower: Kind) -> Callable[[Callable[P, T]], Callable[P, T]]:
 
 # --- kinds ----------------------------------------------------------------------------------------
 def ANYTHING(_name: str, _value: object) -> None:
-    """Accept any object; the method that uses it checks it."""
+    """Accept any object."""
 
 
 def NAME(name: str, value: object) -> None:
-    """Accept text that can be encoded."""
     if not isinstance(value, str):
         _refuse(name, value, "text")
     if not value.isascii():
@@ -138,14 +134,11 @@ def NAME(name: str, value: object) -> None:
 
 
 def BOOLEAN(name: str, value: object) -> None:
-    """Accept True and False only: `"no"` would count as true."""
     if not isinstance(value, bool):
         _refuse(name, value, "True or False")
 
 
 def number(least: int, most: int) -> Kind:
-    """Make the kind of a whole number from `least` to `most`."""
-
     def kind(name: str, value: object) -> None:
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
             _refuse(name, value, f"a whole number from {least} to {most}")
@@ -158,7 +151,7 @@ INT64 = number(-(2**63), 2**63 - 1)
 
 
 def seconds(least: float, most: float = SECONDS_MAX) -> Kind:
-    """Make the kind of a time span; `nan` is refused."""
+    """Make the kind of a time span, without `nan`."""
 
     def kind(name: str, value: object) -> None:
         is_real = isinstance(value, (int, float)) and not isinstance(value, bool)
@@ -172,15 +165,13 @@ SECONDS = seconds(0.001)
 
 
 def WAIT(name: str, value: object) -> None:
-    """Accept a time to wait. The rest of a deadline may be negative, which means no wait."""
+    """Accept seconds to wait; negative (the rest of a deadline) means none."""
     is_real = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not is_real or not -math.inf < value <= SECONDS_MAX:  # type: ignore[operator]
         _refuse(name, value, f"seconds, at most {SECONDS_MAX:,}")
 
 
 def optional(kind: Kind) -> Kind:
-    """Make the kind that accepts None as well."""
-
     def either(name: str, value: object) -> None:
         if value is not None:
             kind(name, value)
@@ -192,7 +183,7 @@ OPTIONAL_WAIT = optional(WAIT)
 
 
 def sequence(kind: Kind) -> Kind:
-    """Make the kind of a collection that can be iterated again; one text counts as its item."""
+    """Make the kind of a collection that can be iterated again; a str counts as one item."""
 
     def each(name: str, value: object) -> None:
         if isinstance(value, str):
@@ -209,8 +200,6 @@ def sequence(kind: Kind) -> Kind:
 
 
 def mapping(keys: Kind, values: Kind) -> Kind:
-    """Make the kind of a mapping from those of its keys and values."""
-
     def each(name: str, value: object) -> None:
         if not isinstance(value, Mapping):
             _refuse(name, value, "a mapping")
@@ -222,8 +211,6 @@ def mapping(keys: Kind, values: Kind) -> Kind:
 
 
 def pair(kind: Kind) -> Kind:
-    """Make the kind of a pair."""
-
     def each(name: str, value: object) -> None:
         if not isinstance(value, (tuple, list)) or len(value) != 2:
             _refuse(name, value, "a pair")
@@ -255,7 +242,6 @@ def place(name: str, value: object) -> None:
 
 
 def BUFFERS(name: str, value: object) -> None:
-    """Accept a list of bytes-like objects."""
     if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
         _refuse(name, value, "a list of bytes")
     for item in value:
@@ -266,7 +252,6 @@ def BUFFERS(name: str, value: object) -> None:
 
 
 def REQUEST(name: str, value: object) -> None:
-    """Accept a message that has an API."""
     if isinstance(value, type) or not isinstance(getattr(value, "API", None), int):
         _refuse(name, value, "a request of quiverlog.wire.messages")
 
@@ -357,7 +342,11 @@ _EXTRA_OF_PACKAGE: Final = {"duckdb": "sql", "polars": "polars", "opentelemetry"
 
 
 def extra(package: str, user: str) -> Any:
-    """Import a package or module. Raises InvalidArgument: not installed, and `user` needs it."""
+    """Import an optional package or module.
+
+    Raises:
+        InvalidArgument: not installed, and `user` needs it.
+    """
     try:
         return import_module(package)
     except ModuleNotFoundError as error:
@@ -376,7 +365,6 @@ NAMES_SHOWN_MAX: Final = 8
 
 
 def names(all_names: Sequence[str]) -> str:
-    """Join names; of many, the first ones and the number of the others."""
     assert NAMES_SHOWN_MAX > 0, "somebody must be named"
     more = len(all_names) - NAMES_SHOWN_MAX
     shown = ", ".join(all_names[:NAMES_SHOWN_MAX])
@@ -384,12 +372,10 @@ def names(all_names: Sequence[str]) -> str:
 
 
 def counted(count: int, one: str, more: str) -> str:
-    """Return `1 partition`, `1,234 partitions`."""
     return f"{count:,} {one if count == 1 else more}"
 
 
 def partitions_of(topic: str, count: int) -> str:
-    """Return a sentence such as `Topic 't' has 4 partitions, 0 to 3`."""
     those = "1 partition, 0" if count == 1 else f"{count:,} partitions, 0 to {count - 1}"
     return f"Topic {topic!r} has {those}"
 
@@ -402,7 +388,7 @@ def cells(column: pa.Array) -> list[str]:
 def html_table(
     caption: str, head: Sequence[str], rows: Iterable[Sequence[object]], *, left_out: int = 0
 ) -> str:
-    """Return a table of HTML without style and script."""
+    """Return an HTML table without style and script."""
     assert left_out >= 0, left_out
     titles = "".join(f"<th>{escape(title)}</th>" for title in head)
     lines = []
@@ -431,8 +417,7 @@ def _cut(text: str) -> str:
 def bootstrap_addresses(bootstrap: str | Iterable[str] | None) -> tuple[Address, ...]:
     """Parse `"host:port"`, `"a:1,b:2"` or a list of them; a missing port means 9292.
 
-    None means the environment variable QUIVERLOG_BOOTSTRAP_SERVER; where that is unset or empty,
-    this machine's port 9292.
+    None: QUIVERLOG_BOOTSTRAP_SERVER, else this machine's port 9292.
 
     Raises:
         InvalidArgument: an empty list, or a text that is not host:port.

@@ -1,7 +1,7 @@
-"""One deadline over everything an operation does, and the client's pauses between tries.
+"""One deadline over all commands of an operation, and the pauses between tries.
 
-Owns the cutting of timeouts: no command of an operation gets more time than the operation has left,
-so that calls inside a retry do not each add a timeout. Pauses are pure functions of the jitter.
+Every command's timeout is cut to what the operation has left. Pauses are pure functions of the
+jitter.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def within(
 ) -> Operation[T]:
     """Run an operation that ends at most `timeout_s` seconds from now; `wait` records its calls.
 
-    When the time is up, its next command fails with RequestTimedOut, which names the last failures.
-    A started request keeps its timeout: it may outlive the operation that started it.
+    Then its next command fails with RequestTimedOut, which names the last failures. A started
+    request keeps its timeout: it may outlive the operation.
     """
     failed: dict[str, None] = {}
 
@@ -117,14 +117,14 @@ def _cut_call(call: Call, left_s: float) -> Call:
 
 
 def backoff_s(attempt: int, jitter: float) -> float:
-    """Return the pause before try number `attempt + 1`; `jitter` lies in [0, 1)."""
+    """Return the pause before try `attempt + 1`; `jitter` lies in [0, 1)."""
     assert attempt >= 0
     ceiling_ms: int = min(RETRY_BACKOFF_MS_MAX, RETRY_BACKOFF_MS_MIN << min(attempt, 16))
     return jitter * ceiling_ms / 1000
 
 
 def pause_s(error: QuiverlogError, attempt: int, jitter: float) -> float:
-    """Like `backoff_s`, but short at first where `error` may be over with the next election."""
+    """Like `backoff_s`, but short at first where the next election may end `error`."""
     found_s = backoff_s(attempt, jitter)
     if error.refresh_metadata and attempt < ELSEWHERE_TRIES:
         found_s = min(found_s, jitter * ELSEWHERE_BACKOFF_MS_MAX / 1000)
@@ -132,8 +132,6 @@ def pause_s(error: QuiverlogError, attempt: int, jitter: float) -> float:
 
 
 def empty_pause_s(attempt: int, jitter: float) -> float:
-    """Return the pause after a long poll that the broker answered early and without rows.
-
-    At least half the ceiling: a pause that may be 0 bounds no rate of requests.
-    """
+    """Return the pause after a long poll that returned early without rows: at least half the
+    ceiling, as a pause of 0 bounds no rate."""
     return (backoff_s(attempt, 1.0) + backoff_s(attempt, jitter)) / 2

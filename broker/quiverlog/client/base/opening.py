@@ -22,7 +22,7 @@ C = TypeVar("C", bound=_Closable)
 
 
 class Opening(Generic[C]):
-    """A client, producer or reader to open: by `await`, or by `async with`, which closes it."""
+    """Opens a client, producer or reader by `await`, or by `async with`, which closes it."""
 
     def __init__(self, open_: Callable[[], Awaitable[C]]) -> None:
         self._open = open_

@@ -1,4 +1,4 @@
-"""The part of a client that tables use. They lie below its class, so they cannot name it."""
+"""The part of a client that tables use, which lie below its class."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The client's results: frozen values, made from wire messages.
 
-Arrow is imported lazily, so that the admin calls of the command line never load it.
+Imports Arrow lazily: the command line's admin calls do without.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class PartitionInfo:
 
 @dataclass(frozen=True, slots=True)
 class TopicInfo:
-    """One topic as the metadata shows it: enough to write to it and to read from it."""
+    """One topic as the metadata shows it."""
 
     name: str
     topic_id: bytes
@@ -89,7 +89,7 @@ class TopicInfo:
 
 @dataclass(frozen=True, slots=True)
 class ClusterMetadata:
-    """One picture of the cluster. `metadata_version` grows with every change of any topic."""
+    """A snapshot of the cluster. `metadata_version` grows with every change of a topic."""
 
     cluster_id: str
     controller_id: int
@@ -135,10 +135,10 @@ class BrokerDetail:
     takes_partitions: bool = True
     """False: only a controller, which gets no replicas."""
     metadata_lag: int | None = None
-    """Entries of the metadata that it had not applied at its last heartbeat; None: another broker
-    than the controller answered, or there was no heartbeat yet."""
+    """Metadata entries that it had not applied at its last heartbeat; None: not reported by the
+    controller, or no heartbeat yet."""
     disk_full: bool = False
-    """The broker has reported a full disk to the controller: others lead what they can."""
+    """The broker reported a full disk: others lead what they can."""
     decommissioning: bool = False
     """To leave the cluster: it gets no more replicas."""
     second_at: str = ""
@@ -158,17 +158,17 @@ class QuorumReplicaDetail:
     last_index: int | None
     """The last entry of the controller's log that is on its disk."""
     lag: int | None
-    """Entries of the controller's log that it lacks."""
+    """Entries that it lacks."""
     silent_s: float | None
     """Seconds since the controller's last contact with it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterDetail:
-    """The cluster as of the metadata of one broker.
+    """The cluster by one broker's metadata.
 
-    `controller` is a node id, None while no controller is known. `told_by` is the node id of the
-    broker that answered: only the controller has the `lag` of the others.
+    `controller` is a node id, None while none is known. `told_by` is the node id of the broker that
+    answered; only the controller has the others' `lag`.
     """
 
     cluster_id: str
@@ -187,9 +187,9 @@ class ClusterDetail:
     offline: int
     """Partitions without a leader."""
     moving: int = 0
-    """Partitions that are on their way to other brokers."""
+    """Partitions on their way to other brokers."""
     is_behind: bool = False
-    """The broker has not reached a controller for a session: all of it may be old."""
+    """The broker has reached no controller for a session: all of it may be old."""
     age_s: float | None = None
     """Seconds since the broker's last contact with the quorum's leader; None: not reported."""
 
@@ -200,7 +200,6 @@ class ClusterDetail:
 
     @property
     def voters(self) -> tuple[QuorumReplicaDetail, ...]:
-        """The replicas of the quorum that vote."""
         return tuple(one for one in self.quorum if one.is_voter)
 
 
@@ -222,10 +221,8 @@ class SchemaInfo:
 
 @dataclass(frozen=True, slots=True)
 class PartitionDetail:
-    """One partition, from its leader. End offsets and watermarks are those of the next row.
-
-    They are -1 while the leader cannot be asked, or has not opened the partition.
-    """
+    """One partition, from its leader; offsets are -1 while that does not answer or has not opened
+    it."""
 
     partition: int
     leader: int
@@ -241,7 +238,7 @@ class PartitionDetail:
 
     @property
     def is_known(self) -> bool:
-        """True if the leader answered, so that offsets, bytes and segments are current."""
+        """True if the leader answered."""
         return self.log_end_offset >= 0
 
 
@@ -254,7 +251,7 @@ class PartitionMove:
     adding: tuple[int, ...] = ()
     removing: tuple[int, ...] = ()
     throttle: int = 0
-    """At most this many bytes a second that a broker copies of it; 0: no bound of this move."""
+    """Bound on the bytes a second that a broker copies of it; 0: none of this move."""
 
     @property
     def target(self) -> tuple[int, ...]:
@@ -288,16 +285,16 @@ class TopicDetail:
 
     @property
     def rows(self) -> int:
-        """Rows that can be read now, over all partitions whose leaders could be asked."""
+        """Rows that can be read now, in partitions whose leaders answered."""
         return sum(p.high_watermark - p.log_start_offset for p in self.partitions)
 
     @property
     def size_bytes(self) -> int:
-        """Stored bytes, over all partitions whose leaders could be asked."""
+        """Stored bytes, of partitions whose leaders answered."""
         return sum(p.size_bytes for p in self.partitions)
 
     def sum_shown(self, total: str, *, unknown: str = "unknown") -> str:
-        """Return a sum over the partitions, marked where some leaders have not answered."""
+        """Return a sum over the partitions, marked where leaders have not answered."""
         known = sum(p.is_known for p in self.partitions)
         if known == len(self.partitions):
             return total
@@ -334,11 +331,8 @@ class TopicDetail:
 
 
 class Produced(NamedTuple):
-    """Rows of one partition that are acknowledged.
-
-    `durability`: the leader acknowledged at this level. `base_offset`: of the first of these rows;
-    the others follow it without a gap.
-    """
+    """Acknowledged rows of one partition: from `base_offset` on, without a gap, at this
+    `durability`."""
 
     partition: int
     base_offset: int
@@ -353,9 +347,9 @@ class Produced(NamedTuple):
 
 
 class OffsetAndEpoch(NamedTuple):
-    """An answer of the low-level offset query; `offset` is valid where `error_code` is 0.
+    """An answer of the low-level offset query, valid where `error_code` is 0.
 
-    `offset` is -1 where no row is that young; `leader_epoch` is that of the row before `offset`.
+    `offset` is -1 where no row is that young; `leader_epoch` is that of the row before it.
     """
 
     offset: int
@@ -399,12 +393,10 @@ class FetchedPartition:
 
 
 def moment(us: int) -> datetime:
-    """Convert microseconds since 1970 to an aware datetime."""
     return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=us)
 
 
 def topic_info(topic: m.TopicMetadata) -> TopicInfo:
-    """Convert a topic of METADATA, which must carry no error."""
     assert topic.error_code == 0
     partitions = sorted(topic.partitions, key=lambda p: p.partition)
     return TopicInfo(

@@ -1,7 +1,4 @@
-"""A topic's schema history, decoded from brokers' answers; refuses what no history can be.
-
-Arrow is loaded with the first history.
-"""
+"""Decodes a topic's schema history from brokers' answers; refuses impossible ones."""
 
 from __future__ import annotations
 
@@ -26,11 +23,7 @@ def check_history_size(versions: Sequence[m.SchemaVersion]) -> None:
 
 
 def history_from_wire(versions: Iterable[m.SchemaVersion], topic: str) -> SchemaHistory:
-    """Decode a schema history.
-
-    Raises:
-        InvalidResponse: a schema cannot be decoded, or cannot follow the one before it.
-    """
+    """Raises InvalidResponse: a schema cannot be decoded, or cannot follow the one before it."""
     from quiverlog.batch.schema import SchemaHistory, deserialize_stored, evolve
 
     schemas = {}

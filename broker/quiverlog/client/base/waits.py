@@ -1,9 +1,8 @@
 """What a client waits for, since when and until when.
 
-Owns the warnings of the logger `quiverlog.waiting`: one for an operation that keeps failing for
-longer than `TELL_AFTER_S`, and another only when the reason changes. The command line reads
-`longest` instead, which includes requests without an answer yet. One thread may read while another
-waits.
+The logger `quiverlog.waiting` gets one warning for an operation that fails for longer than
+`TELL_AFTER_S`, and another only for a new reason. The command line reads `longest`, which includes
+requests without an answer yet. One thread may read while another waits.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ TELL_AFTER_S: Final = 2.0
 
 
 class Wait:
-    """One operation that goes on, or the rows of a producer that are not acknowledged.
+    """One operation under way, or a producer's rows that are not acknowledged.
 
-    `what`: is waited for, or has failed and is retried (`is_failing`). `reason`: its kind; a caller
-    reports each once. `told`: the reasons that were reported.
+    `what`: is waited for, or has failed and is retried (`is_failing`). `reason`: its kind. `told`:
+    the reasons that were reported, each once.
     """
 
     __slots__ = ("failure", "is_failing", "reason", "since_s", "told", "until_s", "what")
@@ -51,7 +50,7 @@ class Wait:
         self.told: set[str] = set()
 
     def told_until(self, until: str) -> str:
-        """Return a line about the wait and its end; `until` is empty where it never gives up."""
+        """Describe the wait; `until` is empty where it never gives up."""
         limit = f" until {until}" if until else ""
         if self.is_failing:
             return f"{self.what.rstrip('.')}: trying again{limit}."
@@ -75,7 +74,6 @@ class Wait:
             self.reason = f"{call.address}"
 
     def failed(self, error: QuiverlogError, until_s: float) -> None:
-        """Record a failed try that another one follows."""
         self.failure, self.is_failing = error, True
         self.what = error.message
         self.reason = type(error).__name__
@@ -89,14 +87,14 @@ def _first(command: Start | CallMany) -> Call | None:
 
 
 class Waiter(Protocol):
-    """A producer or consumer, whose waits are no operations with a deadline."""
+    """A producer or consumer."""
 
     def waiting(self) -> Wait | None:
-        """Return the present wait, if there is one. Safe from any thread."""
+        """Return the present wait. Safe from any thread."""
 
 
 class Waits:
-    """All that one client waits for now. `others`: its producers and consumers."""
+    """All present waits of one client. `others`: its producers and consumers."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -132,7 +130,7 @@ class Waits:
         return wait.told
 
     def longest(self) -> Wait | None:
-        """Return one wait for all: the earliest start, a failing one's text, the earliest end."""
+        """Merge all waits: the earliest start, a failing one's text, the earliest end."""
         found = list(self._open.values())
         with contextlib.suppress(RuntimeError):  # another thread has added one: next time
             found += [one for other in list(self.others) if (one := other.waiting()) is not None]

@@ -1,8 +1,7 @@
 """Checks that a broker's answer fits its request, before any operation sees it.
 
 Each partition, topic or key of the request is answered once and no other, pages follow one another,
-numbers agree with each other and with the request. Drivers call `check_answer` for each reply.
-`wire` checks types and ranges of single fields before, `decoding` checks rows after.
+numbers agree. `wire` has checked single fields; `decoding` checks rows.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ def check_answer(request: m.Request, response: m.Response, body_bytes: int) -> N
     """Check a response, and the size of its body, against the request.
 
     Raises:
-        InvalidResponse: names the partition and topic id of a part that does not fit.
+        InvalidResponse: names the part that does not fit.
     """
     assert request.API == response.API, "wire decodes an answer as what was asked"
     if response.error_code:
@@ -44,7 +43,7 @@ def check_answer(request: m.Request, response: m.Response, body_bytes: int) -> N
 
 
 def named(error: QuiverlogError, topic: str, *partitions: int) -> QuiverlogError:
-    """Add the topic and partition to an error that does not name them yet; returns the error."""
+    """Add the topic and partition to an error that names none; return it."""
     if "topic" in error.details:
         return error
     error.details["topic"] = topic
@@ -65,7 +64,7 @@ def named(error: QuiverlogError, topic: str, *partitions: int) -> QuiverlogError
 
 
 def about(topic: str, operation: Operation[T], *partitions: int) -> Operation[T]:
-    """Run an operation whose errors name this topic, and these partitions."""
+    """Run an operation whose errors name this topic and partitions."""
     try:
         return (yield from operation)
     except QuiverlogError as error:
@@ -80,7 +79,6 @@ def _check_range(value: int, low: int, high: int, what: str, part: Any) -> None:
 
 
 def _wrong(part: Any, why: str) -> InvalidResponse:
-    """Return the error for one partition's or topic's part of an answer."""
     details: dict[str, object] = {}
     if hasattr(part, "partition"):
         details["partition"] = part.partition
@@ -95,7 +93,6 @@ def _wrong(part: Any, why: str) -> InvalidResponse:
 
 
 def _shown(name: str) -> str:
-    """Return a name from a broker, cut to the bound of topic names."""
     return repr(name[:TOPIC_NAME_CHARS_MAX])
 
 
@@ -123,7 +120,7 @@ def _answered_partitions(request: Any, response: Any) -> list[tuple[Any, Any]]:
 def _answered_page(
     names: Sequence[str] | None, first_name: str | None, topics: Iterable[Any], next_name: str
 ) -> list[Any]:
-    """Like `_answered_topics`, for the page of the names from `first_name` to `next_name`."""
+    """Like `_answered_topics`, for one page."""
     topics = list(topics)
     if next_name and (first_name is None or next_name <= first_name or not topics):
         raise InvalidResponse(
@@ -146,7 +143,7 @@ def check_topic_count(count: int) -> None:
 
 
 def _answered_topics(names: Sequence[str] | None, topics: Iterable[Any]) -> list[Any]:
-    """Return the topics without an error; each name of the request must be answered once."""
+    """Return the topics without an error; each name must be answered once."""
     missing = set(names or ())
     seen: set[str] = set()
     good = []
@@ -166,7 +163,6 @@ def _answered_topics(names: Sequence[str] | None, topics: Iterable[Any]) -> list
 
 
 def _check_partition_numbers(topic: Any) -> None:
-    """Check that a topic's partitions are numbered from 0 on, without a gap."""
     numbers = sorted(p.partition for p in topic.partitions)
     if not numbers or numbers != list(range(len(numbers))):
         raise _wrong(topic, f"its partitions are {numbers[:10]}")
@@ -196,14 +192,12 @@ def _check_same(wanted: Sequence[object], found: Sequence[object], what: str) ->
 
 
 def _check_brokers(api: str, brokers: Sequence[m.BrokerEndpoint | ClusterBroker]) -> None:
-    """Check that each broker is named once, with a usable address."""
     _check_unique([one.node_id for one in brokers], f"{api}: brokers")
     for one in brokers:
         if not one.host or not one.port or one.node_id < 0:
             raise InvalidResponse(f"{api}: broker {one.node_id} at {one.host!r}, port {one.port}.")
 
 
-# --- one function per answer ----------------------------------------------------------------------
 def _check_hello(request: Any, response: Any, _: int) -> None:
     _check_unique([a.api for a in response.apis], "HELLO: APIs")
 

@@ -1,7 +1,7 @@
-"""METADATA, page after page, and which broker's "unknown topic" counts: the controller's only.
+"""METADATA, page after page; only the controller's "unknown topic" counts.
 
-A topic exists once its creation is confirmed, and other brokers apply it later. Where the
-controller cannot be asked, the existence of a topic stays open.
+Brokers apply a topic later than the controller confirms it. Without the controller's answer, a
+topic's existence stays open.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Ask = Callable[[m.Request], Operation[tuple[Address, Reply]]]
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """One broker's answer to METADATA. `response` is its last page."""
+    """One broker's answer to METADATA; `response` is its last page."""
 
     address: Address
     response: m.MetadataResponse
@@ -39,7 +39,7 @@ class Look:
 
     @property
     def controller(self) -> Address | None:
-        """The controller's address by this answer; None: it names none."""
+        """The controller's address; None: the answer names none."""
         for one in self.response.brokers:
             if one.node_id == self.response.controller_id:
                 return Address(one.host, one.port)
@@ -57,7 +57,6 @@ class Look:
         return controller == self.address or len(self.response.brokers) == 1
 
     def picture(self, topics: dict[str, TopicInfo]) -> ClusterMetadata:
-        """Return the answer as the client's metadata, with these topics."""
         response = self.response
         return ClusterMetadata(
             cluster_id=response.cluster_id,
@@ -70,13 +69,12 @@ class Look:
 
 
 def check(response: m.Response) -> None:
-    """Raise the error of a response as a whole, if it has one."""
     if response.error_code:
         raise error_from_code(response.error_code, response.error_message)
 
 
 def ask_one(address: Address | None, timeout_s: float) -> Ask:
-    """Return an `Ask` of one broker, the controller; None: none is known."""
+    """Return an `Ask` of the controller; None: none is known."""
 
     def ask(request: m.Request) -> Operation[tuple[Address, Reply]]:
         if address is None:
@@ -110,11 +108,7 @@ def look(ask: Ask, names: list[str] | None) -> Operation[Look]:
 
 
 def partition_info(topic: TopicInfo, partition: int) -> PartitionInfo:
-    """Return a topic's partition by its number.
-
-    Raises:
-        UnknownPartition: the topic has no such partition.
-    """
+    """Raises UnknownPartition: the topic has no such partition."""
     partitions = topic.partitions
     if 0 <= partition < len(partitions) and partitions[partition].partition == partition:
         return partitions[partition]

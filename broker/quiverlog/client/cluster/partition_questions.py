@@ -1,6 +1,6 @@
 """Operations that ask partitions' leaders: grouped by leader, answered per partition.
 
-A question by topic name is answered for the topic that has the name now.
+By name means the topic that has the name now.
 """
 
 from __future__ import annotations
@@ -47,9 +47,8 @@ def at_us(at: At) -> int:
             raise InvalidArgument(
                 f"{at!r} has no time zone: write datetime(..., tzinfo=timezone.utc)."
             )
-        # In whole numbers: a float of seconds may be off by a microsecond, which would skip the
-        # rows of that moment. A subclass's nanoseconds round up: "at or after" must not include
-        # rows before the moment.
+        # In whole numbers: a float may be off by a microsecond, which would skip rows. A subclass's
+        # nanoseconds round up: "at or after" excludes rows before the moment.
         return max(0, -((_EPOCH - at) // timedelta(microseconds=1)))
     raise InvalidArgument(f"{at!r} is none of 'earliest', 'latest' or a datetime.")
 
@@ -77,10 +76,10 @@ def ask_leaders(
     *,
     wait_s: float = 0.0,
 ) -> Operation[tuple[list[m.Response], dict[TopicPartition, Any]]]:
-    """Send each partition's entry to its leader; return the responses and the partitions' results.
+    """Send each partition's entry to its leader; return responses and results. No retry.
 
-    No retry. Errors of single partitions stay in their results; the first call that failed as a
-    whole is raised: NotLeader for a silent leader that has a successor.
+    Errors of partitions stay in their results; the first call that failed as a whole is raised:
+    NotLeader for a silent leader that has a successor.
     """
     by_leader: dict[Address, list[Any]] = {}
     names: dict[tuple[bytes, int], TopicPartition] = {}
@@ -135,7 +134,7 @@ def _name_by_entries(
     entries: Sequence[Any],
     names: Mapping[tuple[bytes, int], TopicPartition],
 ) -> None:
-    """Name the partition that the error of a whole call is about, or all that it asked for."""
+    """Name the partitions that the error of a whole call is about."""
     key = (error.details.get("topic_id"), error.details.get("partition"))
     about = [names[e.topic_id, e.partition] for e in entries if (e.topic_id, e.partition) == key]
     if not about:
@@ -145,7 +144,6 @@ def _name_by_entries(
 
 
 def _about_all(places: Iterable[TopicPartition], operation: Operation[T]) -> Operation[T]:
-    """Let errors name the topic, where all partitions are of one."""
     found = list(places)
     if len({where.topic for where in found}) != 1:
         return operation
@@ -157,14 +155,14 @@ def leader_epoch(topic: TopicInfo, partition: int) -> int:
 
 
 def _good(results: Mapping[TopicPartition, Any]) -> list[tuple[TopicPartition, Any]]:
-    """Return the results in order; raise the first error among them."""
+    """Return the results in order, or raise their first error."""
     for where, result in results.items():
         raise_for(result, where)
     return sorted(results.items())
 
 
 def list_offsets(cluster: Cluster, name: str, at: AtSpec) -> Operation[dict[int, int | None]]:
-    """Return offsets per partition; None where no row is that young."""
+    """Return offsets; None where no row is that young."""
 
     def attempt() -> Operation[dict[int, int | None]]:
         # Fresh, to include partitions that other clients have added.
@@ -181,7 +179,6 @@ def list_offsets(cluster: Cluster, name: str, at: AtSpec) -> Operation[dict[int,
 
 
 def offset_entry(partition: int, at: int, known: int = -1, topic_id: bytes = b"") -> Entry:
-    """Return an entry that asks for an offset; `topic_id` pins the topic."""
     return lambda topic: m.ListOffsetsPartition(
         topic_id or topic.topic_id, partition, leader_epoch(topic, partition), at, known
     )
@@ -196,7 +193,7 @@ def offsets_with_epochs(
     max_wait_s: float,
     metadata_version: int,
 ) -> Operation[tuple[int, dict[TopicPartition, OffsetAndEpoch]]]:
-    """Return (metadata version, offset with epoch per partition); errors stay in the results."""
+    """Return (metadata version, offset with epoch); errors stay in the results."""
 
     def attempt() -> Operation[tuple[int, dict[TopicPartition, OffsetAndEpoch]]]:
         entries = {
@@ -228,8 +225,6 @@ def offsets_with_epochs(
 def epoch_end_offsets(
     cluster: Cluster, epochs: Mapping[TopicPartition, int], *, topic_ids: Mapping[str, bytes]
 ) -> Operation[dict[TopicPartition, OffsetAndEpoch]]:
-    """Return the end of each leader epoch; see `Client.epoch_end_offsets`."""
-
     def entry(where: TopicPartition, epoch: int) -> Entry:
         p, pinned = where.partition, topic_ids.get(where.topic)
         return lambda t: m.EpochEndOffsetsPartition(
@@ -254,8 +249,6 @@ def describe_ranges(
     bytes_max: int,
     topic_ids: Mapping[str, bytes],
 ) -> Operation[dict[TopicPartition, RangeSize]]:
-    """Return stored bytes between offsets; see `Client.describe_ranges`."""
-
     def entry(where: TopicPartition, start: int, end: int) -> Entry:
         p, pinned = where.partition, topic_ids.get(where.topic)
         return lambda t: m.RangePartition(pinned or t.topic_id, p, start, end, bytes_max)
@@ -274,7 +267,7 @@ def describe_ranges(
 def delete_records(
     cluster: Cluster, name: str, before: Mapping[int, int | Literal["latest"]]
 ) -> Operation[dict[int, int]]:
-    """Make rows below the given offsets unreadable; return the new log start offsets."""
+    """Return the new log start offsets."""
     offsets = _bounds(before)
 
     def entry(partition: int, offset: int) -> Entry:
@@ -292,7 +285,7 @@ def delete_records(
 
 
 def _bounds(before: Mapping[int, int | Literal["latest"]]) -> dict[int, int]:
-    """Convert to the wire's form, where -1 is the end; the caller's own -1 is refused."""
+    """Convert to the wire's form, where -1 is the end."""
     if not isinstance(before, Mapping):
         raise InvalidArgument(f"delete_records: give {{partition: offset}}, not {before!r}.")
     for offset in before.values():

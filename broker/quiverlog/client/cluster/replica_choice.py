@@ -1,9 +1,8 @@
 """The replica that a reader fetches from: the leader, or a follower that is nearer.
 
-A follower may be behind, so only replicas in sync by the metadata are asked, else the leader. A
-failed follower rests for two seconds, twice as long after each further failure, up to a minute;
-rows end the count. An error of a follower never reaches the caller: the leader is asked instead.
-Failures are also:
+Only followers in sync by the metadata are asked. A failed one rests for two seconds, twice as long
+after each further failure, up to a minute; rows end the count. Its errors never reach the caller:
+the leader is asked instead. Failures are also:
 
 - a high watermark below the reader's offset;
 - no rows where the leader has some: at the end of what its follower returns, a reader asks the
@@ -33,11 +32,7 @@ REST_S_MAX: Final = 60.0
 
 
 def check_fetch_from(fetch_from: str, rack: str) -> None:
-    """Check the arguments of `ReplicaChoice`.
-
-    Raises:
-        InvalidArgument: no such choice, or "nearest" without a rack.
-    """
+    """Raise InvalidArgument: no such choice, or "nearest" without a rack."""
     if fetch_from not in get_args(FetchFrom):
         raise InvalidArgument(
             f"fetch_from={fetch_from!r} is none of 'leader', 'follower', 'nearest'."
@@ -53,12 +48,9 @@ class _Rest(NamedTuple):
 
 @dataclass(slots=True)
 class _Reading:
-    """The state of one partition. `follower`: is asked, or was until the leader was last asked.
-
-    `brought`: it has returned rows since. `at_end`: its last answer was empty, or reached its high
-    watermark.
-    `suspect`: the follower without rows before the leader was asked: failed if the leader has some.
-    """
+    """`follower`: is asked, or was until the leader was last asked. `brought`: it has returned rows
+    since. `at_end`: its last answer was empty, or reached its high watermark. `suspect`: returned
+    no rows before the leader was asked: failed if that has some."""
 
     leader_asked_s: float
     follower: int = LEADER
@@ -87,7 +79,6 @@ class ReplicaChoice:
 
     @property
     def wants_followers(self) -> bool:
-        """True if the choice depends on the replicas in sync and their racks."""
         return self._fetch_from != "leader"
 
     def choose(self, partition: PartitionInfo, metadata: ClusterMetadata, now_s: float) -> int:
@@ -124,9 +115,8 @@ class ReplicaChoice:
         assert chosen != leader
         return chosen
 
-    # --- outcomes ------------------------------------------------------------------------------
     def asked(self, partition: int, node_id: int, now_s: float) -> None:
-        """Record that a fetch was sent to this follower, or to the leader."""
+        """Record that a fetch was sent."""
         reading = self._readings.setdefault(partition, _Reading(now_s))
         if node_id != LEADER:
             reading.follower = node_id
@@ -153,7 +143,7 @@ class ReplicaChoice:
         high_watermark: int,
         now_s: float,
     ) -> None:
-        """Record a follower's answer to a fetch from `offset`: the rows up to `next_offset`."""
+        """Record an answer to a fetch from `offset`: the rows up to `next_offset`."""
         assert next_offset >= offset
         if high_watermark < offset:
             self.failed(partition, node_id, now_s)
@@ -165,7 +155,7 @@ class ReplicaChoice:
             self._rests.pop((partition, node_id), None)
 
     def failed(self, partition: int, node_id: int, now_s: float) -> None:
-        """Record a follower's error, silence or invalid rows: the leader is asked next."""
+        """Record a follower's error, silence or invalid rows."""
         self._rest(partition, node_id, now_s)
         reading = self._readings[partition]
         reading.follower = LEADER

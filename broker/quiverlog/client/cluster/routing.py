@@ -1,10 +1,9 @@
 """Routing and retries of requests, over the cached metadata.
 
-A `retriable` error is retried until the operation's deadline, after a pause drawn evenly from
-[0, min(max, min * 2^attempt)] (full jitter); `refresh_metadata` drops cached topics first. The
-answer of a broker that is behind counts only if no other broker has a newer one. When a leader is
-silent, other brokers are asked whether it still leads, because a machine without power breaks no
-connection; once they name a successor, the client stops waiting.
+A `retriable` error is retried until the operation's deadline, after a pause drawn from [0, min(max,
+min * 2^attempt)] (full jitter); `refresh_metadata` drops cached topics first. The answer of a
+broker that is behind counts only if no other has a newer one. When a leader is silent, other
+brokers are asked whether it still leads, because a machine without power breaks no connection.
 
 Invariant: threads share one instance; cached values are frozen and replaced, never changed.
 """
@@ -95,20 +94,19 @@ _NOT_READY_CODES: Final = frozenset(kind.code for kind in NOT_READY)
 
 
 def check_ready(response: Response) -> None:
-    """Raise the response's error if it is one of `NOT_READY`."""
     if response.error_code in _NOT_READY_CODES:
         raise error_from_code(response.error_code, response.error_message)
 
 
 class Doubt(NamedTuple):
-    """How old an answer is; the smallest is that of the best answer."""
+    """How old an answer is; the smallest wins."""
 
     is_behind: bool
     minus_version: int
 
 
 class KnownBrokers:
-    """The order of brokers for questions that any of them answers: the last good one first."""
+    """The order of brokers for questions that any of them answers."""
 
     __slots__ = ("_failed", "_good", "_silent")
 
@@ -118,9 +116,9 @@ class KnownBrokers:
         self._silent: frozenset[Address] = frozenset()
 
     def order(self, addresses: Iterable[Address]) -> list[Address]:
-        """Return each once: the last that answered, untried ones, failed ones, silent ones.
+        """Return each once: the last that answered, untried, failed, silent ones.
 
-        A failure without a silence costs no time, and may be an old answer only.
+        A failure without a silence cost no time, and may be only an old answer.
         """
         good = self._good
         known = dict.fromkeys([*([] if good is None else [good]), *addresses])
@@ -129,11 +127,9 @@ class KnownBrokers:
         return [*(address for address in known if address not in failed), *failed]
 
     def is_silent(self, address: Address) -> bool:
-        """Return True if the broker there timed out, and has answered nothing since."""
         return address in self._silent
 
     def answered(self, address: Address) -> None:
-        """Record an answer: this broker is asked first from now on."""
         self._good = address
         self._silent -= {address}
         if address in self._failed:
@@ -151,7 +147,7 @@ class KnownBrokers:
 
 
 def doubt_of(found: Response, known: ClusterMetadata) -> Doubt | None:
-    """Return how old an answer is where another broker may have a newer one, else None."""
+    """Return how old an answer is; None: no other broker may have a newer one."""
     if not isinstance(found, MetadataResponse | DescribeClusterResponse) or found.error_code:
         return None
     is_older = found.metadata_version < known.metadata_version
@@ -164,13 +160,12 @@ def doubt_of(found: Response, known: ClusterMetadata) -> Doubt | None:
 _SILENCE_S: Final = LEADER_SILENCE_MS / 1000
 
 Question: TypeAlias = tuple[Call, Sequence[TopicPartition]]
-"""A call to a leader, and its partitions that the call is about."""
 
 
 def is_deposed(
     cluster: Cluster, address: Address, places: Iterable[TopicPartition]
 ) -> Operation[bool]:
-    """Ask the other brokers whether a silent leader has lost one of these partitions."""
+    """Ask other brokers whether a silent leader has lost one of these partitions."""
     cluster.suspect(address)
     looked_at: set[str] = set()
     for where in places:
@@ -192,8 +187,7 @@ def answer_of_controller(cluster: Cluster, call: Call) -> Operation[Reply]:
 
     Raises:
         ConnectionFailed: the call was not sent.
-        RequestTimedOut: it was sent, and the controller is silent: it was replaced, or the time is
-            up.
+        RequestTimedOut: it was sent, and the controller was replaced, or is silent and the time up.
     """
     pending = yield from _started(call)
     try:
@@ -208,7 +202,6 @@ def answer_of_controller(cluster: Cluster, call: Call) -> Operation[Reply]:
 
 
 def _is_replaced(cluster: Cluster, address: Address) -> Operation[bool]:
-    """Ask the other brokers whether another address is the controller's now."""
     cluster.suspect(address)
     try:
         yield from cluster.refresh([])
@@ -223,10 +216,10 @@ def _is_replaced(cluster: Cluster, address: Address) -> Operation[bool]:
 def answers_of_leaders(
     cluster: Cluster, questions: Sequence[Question], wait_s: float
 ) -> Operation[list[Reply | QuiverlogError]]:
-    """Return answers or errors in the questions' order; all are sent before any is awaited.
+    """Return answers or errors in order; all are sent before any is awaited.
 
     Args:
-        wait_s: a leader may hold its answer back for up to this long.
+        wait_s: for up to this long a leader may hold its answer back.
     """
     if not cluster.has_others:
         found: list[Reply | QuiverlogError] = yield CallMany([call for call, _ in questions])
@@ -260,7 +253,7 @@ def answers_of_leaders(
 
 
 def _started(call: Call) -> Operation[PendingReply]:
-    """Start a call; a connection that takes too long is a ConnectionFailed as well."""
+    """Start a call; a connection that takes too long is a ConnectionFailed, too."""
     try:
         started: PendingReply = yield Start(call, within_s=_SILENCE_S)
     except RequestTimedOut as error:
@@ -282,10 +275,9 @@ _TRIES_PER_TIMEOUT = 3
 _SILENCES = (ConnectionFailed, RequestTimedOut)
 """Errors without a cause: an earlier failure explains more."""
 _SILENCE_S_MAX = LEADER_SILENCE_MS / 1000
-"""Bound on the wait for a silent broker where another one may be asked instead: a third of the
-request timeout, and at most what makes a leader suspect."""
+"""Wait for a silent broker where another may answer: at most what makes a leader suspect."""
 _SILENT_AGAIN_S_MAX = 0.5
-"""The same for one that was silent before, where another one has answered."""
+"""The same for one that was silent before, where another has answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,7 +331,7 @@ class Cluster:
         self.skipped: frozenset[Address] = frozenset()
         """Silent brokers: left out of questions that any broker answers."""
         self._undecided: Address | None = None
-        """The metadata are from this broker, which reaches no controller."""
+        """The broker of the cached metadata, if it reaches no controller."""
         self._failed = ""
         """Why an operation was last retried."""
         self._heard_s: dict[str, float] = {}
@@ -352,23 +344,18 @@ class Cluster:
 
     # --- addresses ------------------------------------------------------------------------------
     def addresses(self) -> list[Address]:
-        """Return all brokers that may answer, in the order in which they are asked."""
+        """In the order in which they are asked."""
         found = self._known.order([*self.metadata.brokers.values(), *self.bootstrap])
         return [one for one in found if one not in self.skipped] or found
 
     def address_of(self, node_id: int) -> Address:
-        """Return the address of a node.
-
-        Raises:
-            ConnectionFailed: no broker with this id is known (retriable, with fresh metadata).
-        """
         address = self.metadata.brokers.get(node_id)
         if address is None:
             raise ConnectionFailed(f"No address is known for broker {node_id}.")
         return address
 
     def leader_address(self, topic: TopicInfo, partition: int) -> Address:
-        """Return the address of a partition's leader; raise a retriable error without one."""
+        """Raises a retriable error without a leader."""
         info = partition_info(topic, partition)
         if info.leader < 0:
             raise NotLeader(f"Partition {topic.name}-{partition} has no leader just now.")
@@ -376,11 +363,9 @@ class Cluster:
 
     @property
     def has_others(self) -> bool:
-        """True if there is more than one broker to ask."""
         return len(self.metadata.brokers) > 1
 
     def suspect(self, address: Address) -> None:
-        """Record a silent broker: others are asked first from now on."""
         self._known.failed(address, self.addresses(), is_silent=True)
 
     def patience_of(self, address: Address, *, has_others: bool, has_answer: bool = False) -> float:
@@ -388,7 +373,7 @@ class Cluster:
 
         Args:
             has_others: another may answer instead.
-            has_answer: another has, if with older metadata than this one may have.
+            has_answer: another has, perhaps with older metadata.
         """
         patience_s = self.settings.request_timeout_s
         if not has_others and not has_answer:
@@ -398,22 +383,20 @@ class Cluster:
             return min(patience_s, _SILENT_AGAIN_S_MAX)
         return patience_s
 
-    # --- calls ----------------------------------------------------------------------------------
     def call(self, address: Address, request: m.Request, *, timeout_s: float | None = None) -> Call:
-        """Return a call, by default with the client's request timeout."""
         return Call(address, request, timeout_s or self.settings.request_timeout_s)
 
     def call_any(self, request: m.Request, *, is_read: bool = True) -> Operation[Reply]:
         """Ask one broker after the other until one answers whose metadata are not behind.
 
         Args:
-            is_read: the request changes nothing, so it may be sent to several brokers.
+            is_read: the request changes nothing, so several brokers may get it.
 
         Raises:
             ConnectionFailed: none could be reached; names every address and its failure.
             RequestTimedOut: the same, and one of them was silent.
-            BrokerShuttingDown, TooManyConnections, ThrottledBroker: one of them answered so, and
-                none answered the request.
+            BrokerShuttingDown, TooManyConnections, ThrottledBroker: one answered so, and none
+                answered the request.
         """
         return (yield from self._ask_any(request, is_read=is_read))[1]
 
@@ -465,9 +448,8 @@ class Cluster:
     def call_controller(self, request: m.Request) -> Operation[Reply]:
         """Ask the controller.
 
-        A NotController of a former controller may name the new one: the next try goes there. If
-        that fails too, or none was named, the metadata are refreshed first. The client stops
-        waiting for a silent controller once another broker names its successor.
+        The next try goes to the new controller that a NotController names; if that fails too, or
+        none was named, the metadata are refreshed first.
         """
         was_told, self._is_controller_told = self._is_controller_told, False
         if self._is_controller_gone and not was_told:
@@ -503,8 +485,7 @@ class Cluster:
     def retrying(
         self, attempt: Callable[[], Operation[T]], *, timeout_s: float | None = None
     ) -> Operation[T]:
-        """Run `attempt` until it succeeds, fails with an error that is not retried, or the time
-        is up."""
+        """Run `attempt` until it succeeds, fails for good, or the time is up."""
         wanted_s = self.settings.request_timeout_s if timeout_s is None else timeout_s
         with self.waits.of(self._cut(wanted_s)) as wait:
             seconds = wait.until_s - wait.since_s
@@ -512,11 +493,7 @@ class Cluster:
             return (yield from within(self.clock, seconds, operation, wait))
 
     def _cut(self, seconds: float) -> float:
-        """Return at most the caller's remaining time.
-
-        Raises:
-            RequestTimedOut: none is left.
-        """
+        """Cut to the caller's remaining time; RequestTimedOut: none is left."""
         left_s = self.deadline_s - self.clock()
         if left_s <= 0:
             raise RequestTimedOut(
@@ -567,7 +544,7 @@ class Cluster:
         return said
 
     def first_contact(self) -> Operation[None]:
-        """Ask for the list of brokers; one round, no retry, within the request timeout."""
+        """Ask for the list of brokers, once."""
         with self.waits.of(self._cut(self.settings.request_timeout_s)) as wait:
             yield from within(self.clock, wait.until_s - wait.since_s, self.refresh([]), wait)
 
@@ -581,8 +558,8 @@ class Cluster:
             decided: only the controller's answer counts.
 
         Raises:
-            NotController, ConnectionFailed, RequestTimedOut: a broker has no topic of a name, and
-                the controller, whose answer counts, did not answer.
+            NotController, ConnectionFailed, RequestTimedOut: a topic is missing at a broker, and
+                the controller did not answer.
         """
         wanted = None if names is None else list(dict.fromkeys(names))
         found = yield from look(self._ask_any, wanted)
@@ -599,14 +576,12 @@ class Cluster:
         return replace(self.metadata, topics=topics)
 
     def _learn(self, found: Look, topics: dict[str, TopicInfo]) -> None:
-        """Cache one broker's answer."""
         self._heard_s.update(dict.fromkeys(found.topics, self.clock()))
         self.metadata = found.picture(topics)
         is_undecided = found.response.is_behind or found.controller is None
         self._undecided = found.address if is_undecided else None
 
     def _look_at_controller(self, names: list[str], found: Look) -> Operation[Look]:
-        """Ask the controller for topics that another broker does not have."""
         assert names
         controller = found.controller
         patience_s = math.inf
@@ -629,8 +604,7 @@ class Cluster:
     ) -> Operation[TopicInfo]:
         """Return a topic, from the cache (unless older than `age_max_s`) or a broker. No retry.
 
-        Raises:
-            UnknownTopic: there is none of this name.
+        Raises UnknownTopic.
         """
         known = None if fresh else self.metadata.topics.get(name)
         if known is not None and self.clock() - self._heard_s.get(name, -math.inf) > age_max_s:
@@ -646,11 +620,10 @@ class Cluster:
     def heard_late(
         self, name: str, topic_id: bytes, error: UnknownTopicId
     ) -> Operation[QuiverlogError]:
-        """Return the error for a broker's UnknownTopicId: brokers apply a new topic at different
-        times.
+        """Return the error for a broker's UnknownTopicId: retriable unless the topic is gone by the
+        controller's answer, as brokers apply a new topic late.
 
-        It is the same error where the topic is gone by the controller's answer, else a retriable
-        one. No retry. Raises as `refresh`: without a controller, no topic counts as gone.
+        No retry. Raises as `refresh`.
         """
         told = (yield from self.refresh([name], decided=True)).topics.get(name)
         if told is None or told.topic_id != topic_id:
@@ -658,7 +631,6 @@ class Cluster:
         return NotLeader(f"{name}: the broker that was asked has not heard of this topic yet.")
 
     def forget_topics(self) -> None:
-        """Drop the cached topics; the next operation asks for those that it needs."""
         self.metadata = replace(self.metadata, topics={})
         self._heard_s.clear()
 

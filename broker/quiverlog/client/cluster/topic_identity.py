@@ -1,7 +1,6 @@
-"""The topic that a producer or a reader was opened for, by its name and its id.
+"""The topic that a producer or a reader was opened for, by name and id.
 
-A broker with old metadata may still return the topic that had the name before, so only the
-controller's answer makes a topic count as gone or replaced.
+Only by the controller's answer is a topic gone or replaced: others may have old metadata.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ def meant_topic(
     decided: bool = False,
     age_max_s: float = math.inf,
 ) -> Operation[TopicInfo]:
-    """Return the topic, from the cache (unless older than `age_max_s`) or from a broker. No retry.
+    """Return the topic, from the cache (unless older than `age_max_s`) or a broker. No retry.
 
     Args:
-        decided: ask the controller at once, as another broker has answered UnknownTopicId.
+        decided: ask the controller at once, after another broker's UnknownTopicId.
 
     Raises:
         UnknownTopicId: it was deleted, or another one has its name.

@@ -1,7 +1,5 @@
-"""The asyncio consumer: `consumer.py` is generated from here by scripts/generate_client.py.
-
-Owns the iterator, `poll`, `seek`, and the refusal of concurrent callers.
-"""
+"""The asyncio consumer; `consumer.py` is generated from here. Owns the iterator, `poll`, `seek`,
+and the refusal of concurrent callers."""
 
 from __future__ import annotations
 
@@ -35,8 +33,8 @@ class AsyncConsumer(ConsumerBase):
         self._driver = driver
         self._opened = False
         self._turn = [None]
-        """Emptied by the running operation; tried, never waited for. No lock: when Ctrl-C comes
-        during `acquire`, it is unclear who holds it. A statement without a call is atomic."""
+        """Emptied by the running operation; tried, never waited for. No lock: a Ctrl-C during
+        `acquire` leaves its holder unknown, while a statement without a call is atomic."""
         # blocking: self.open()
 
     async def open(self) -> Self:
@@ -55,7 +53,6 @@ class AsyncConsumer(ConsumerBase):
             await self._release()
 
     async def __anext__(self) -> ConsumerBatch:
-        """Return the next batch, without a timeout; the iteration ends after the last row."""
         batch = await self._following()
         if batch is None:
             await self._release()
@@ -63,7 +60,6 @@ class AsyncConsumer(ConsumerBase):
         return batch
 
     async def _following(self) -> ConsumerBatch | None:
-        """Return the next batch; None at the end."""
         await self.open()
         self._core.handed_out()
         try:
@@ -79,7 +75,7 @@ class AsyncConsumer(ConsumerBase):
             raise
 
     async def _following_many(self) -> list[ConsumerBatch]:
-        """Return the next batches, which take no memory beyond the answer; empty at the end."""
+        """Return the next batches that take no memory beyond the answer; empty at the end."""
         await self.open()
         self._core.handed_out()
         while not self._closed:
@@ -147,7 +143,7 @@ class AsyncConsumer(ConsumerBase):
                 await self._release()
 
     async def _release(self) -> None:
-        """Drop the requests in flight; an operation that waits for them does it at its end."""
+        """Drop the requests in flight; an operation that waits for them does so at its end."""
         try:
             del self._turn[0]
         except IndexError:

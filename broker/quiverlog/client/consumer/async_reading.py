@@ -1,8 +1,4 @@
-"""Bounded reads with asyncio: `reading.py` is generated from here by scripts/generate_client.py.
-
-A read returns batches one after the other, or all as a table or a data frame. Its offsets and
-columns are fixed before (reading_plan.py).
-"""
+"""Bounded reads with asyncio; `reading.py` is generated from here."""
 
 from __future__ import annotations
 

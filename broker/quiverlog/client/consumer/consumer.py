@@ -35,8 +35,8 @@ class Consumer(ConsumerBase):
         self._driver = driver
         self._opened = False
         self._turn = [None]
-        """Emptied by the running operation; tried, never waited for. No lock: when Ctrl-C comes
-        during `acquire`, it is unclear who holds it. A statement without a call is atomic."""
+        """Emptied by the running operation; tried, never waited for. No lock: a Ctrl-C during
+        `acquire` leaves its holder unknown, while a statement without a call is atomic."""
         self.open()
 
     def open(self) -> Self:
@@ -55,7 +55,6 @@ class Consumer(ConsumerBase):
             self._release()
 
     def __next__(self) -> ConsumerBatch:
-        """Return the next batch, without a timeout; the iteration ends after the last row."""
         batch = self._following()
         if batch is None:
             self._release()
@@ -63,7 +62,6 @@ class Consumer(ConsumerBase):
         return batch
 
     def _following(self) -> ConsumerBatch | None:
-        """Return the next batch; None at the end."""
         self.open()
         self._core.handed_out()
         try:
@@ -79,7 +77,7 @@ class Consumer(ConsumerBase):
             raise
 
     def _following_many(self) -> list[ConsumerBatch]:
-        """Return the next batches, which take no memory beyond the answer; empty at the end."""
+        """Return the next batches that take no memory beyond the answer; empty at the end."""
         self.open()
         self._core.handed_out()
         while not self._closed:
@@ -147,7 +145,7 @@ class Consumer(ConsumerBase):
                 self._release()
 
     def _release(self) -> None:
-        """Drop the requests in flight; an operation that waits for them does it at its end."""
+        """Drop the requests in flight; an operation that waits for them does so at its end."""
         try:
             del self._turn[0]
         except IndexError:

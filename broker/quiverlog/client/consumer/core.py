@@ -57,8 +57,6 @@ logger = logging.getLogger("quiverlog")
 
 
 class ConsumerCore:
-    """The state of one consumer."""
-
     def __init__(self, cluster: Cluster, topic: str, options: ConsumerOptions) -> None:
         self.topic = topic
         self.clock = cluster.clock
@@ -73,18 +71,17 @@ class ConsumerCore:
         self._failures = 0
         self._failing_since_s: float | None = None
         self._idle_since_s: float | None = None
-        """When the wait for rows began; a consumer that follows may wait without an end."""
+        """Since when rows are waited for; a consumer that follows may wait without an end."""
         self._failure: QuiverlogError | None = None
         self._told: set[str] = set()
         cluster.waits.others.add(self)
         self._look_again_s = 0.0
         self._on_its_way: tuple[StoredBatch, int, int] | None = None
-        """The last batch, and `delivered` and `delivered_epoch` before it."""
+        """The last batch, with `delivered` and `delivered_epoch` before it."""
         self._deferred: QuiverlogError | None = None
-        """An error of one partition that arrived with rows of others: raised after these."""
+        """One partition's error that arrived with rows of others, which precede it."""
 
     def waiting(self) -> Wait | None:
-        """Return the wait for overdue rows; see `waits`. Safe from any thread."""
         failing_s, failure = self._failing_since_s, self._failure
         since_s = self._idle_since_s if failing_s is None else failing_s
         if since_s is None:
@@ -99,13 +96,11 @@ class ConsumerCore:
 
     @property
     def _patience_s(self) -> float:
-        """Bound on the time in which all tries fail."""
         is_endless = self._cluster.waits.are_endless
         return math.inf if is_endless else self._cluster.settings.request_timeout_s
 
     @property
     def requests(self) -> list[Request]:
-        """The fetches in flight."""
         return self._fetches.requests
 
     @property
@@ -114,7 +109,6 @@ class ConsumerCore:
         return {p.partition: p.delivered for p in self._positions.values()}
 
     def seek(self, partition: int, offset: int) -> None:
-        """Go on from `offset`; drop rows that were fetched and not returned."""
         position = self._positions.get(partition)
         if position is None:
             raise UnknownPartition(
@@ -129,11 +123,10 @@ class ConsumerCore:
         position.seek(offset)
 
     def handed_out(self) -> None:
-        """Record that the caller has received the last batch."""
         self._on_its_way = None
 
     def take_back(self) -> None:
-        """Queue the last batch again, as the caller was interrupted before it received it."""
+        """Queue the last batch again: the caller was interrupted before it received it."""
         if self._on_its_way:
             stored, *before = self._on_its_way
             if not (self._ready and self._ready[0] is stored):
@@ -144,7 +137,6 @@ class ConsumerCore:
 
     # --- opening --------------------------------------------------------------------------------
     def open(self) -> Operation[None]:
-        """Find the topic, its schema, and the start and end of each partition."""
         yield from about(self.topic, self._cluster.retrying(self._open))
 
     def _open(self) -> Operation[None]:
@@ -178,7 +170,7 @@ class ConsumerCore:
             OffsetOutOfRange: the rows at a position were deleted by retention, or lost.
             LogTruncated: rows that were read were lost with an earlier leader.
             UnknownTopicId: the topic was deleted.
-            CorruptBatch: rows cannot be decoded; again at every call, until `seek`.
+            CorruptBatch: at every call, until `seek`.
             InvalidResponse: the broker does not return rows that exist.
         """
         deadline_s = self.clock() + timeout_s
@@ -234,7 +226,6 @@ class ConsumerCore:
 
     @property
     def is_at_end(self) -> bool:
-        """True if the caller has received every row up to the ends (never, when following)."""
         return not self._ready and all(p.is_done for p in self._positions.values())
 
     def _next_ready(self) -> Operation[ConsumerBatch | None]:
@@ -264,7 +255,7 @@ class ConsumerCore:
         return None
 
     def _read_again(self, stored: StoredBatch, error: QuiverlogError) -> None:
-        """Fetch again from the leader what a follower has sent and cannot be decoded."""
+        """Fetch again from the leader what a follower sent and cannot be decoded."""
         position = self._positions[stored.partition]
         logger.warning("rows of a follower are read again from the leader: %s", error.message)
         self._fetches.choice.failed(stored.partition, stored.follower, self.clock())
@@ -350,8 +341,8 @@ class ConsumerCore:
             if self._options.skip_corrupt and position.skipped_damage(partial):
                 brought = True
                 continue
-            # Rows of other partitions are returned before the error is raised. A retriable error
-            # must not hide one that is not.
+            # Rows of other partitions are returned first. A retriable error must not hide one that
+            # is not.
             if failure is None or failure.retriable:
                 failure = partial
         self._fetches.pauses.answered(request, brought=brought, failed=failure is not None)
@@ -393,7 +384,7 @@ class ConsumerCore:
         return True
 
     def _look_for_ends(self) -> Operation[None]:
-        """Ask leaders whether missing rows are lost. Raises OffsetOutOfRange if so."""
+        """Ask leaders whether missing rows are lost; OffsetOutOfRange if so."""
         topic_id, positions = self._fetches.topic_id, self._positions.values()
         try:
             gone = yield from first_gone(self._cluster, self.topic, topic_id, positions)
@@ -405,7 +396,7 @@ class ConsumerCore:
         self._deferred = self._deferred or gone
 
     def _after_failure(self, error: QuiverlogError, round_began_s: float) -> float:
-        """Raise an error that is not retriable, or for too long; else return the pause in s."""
+        """Return the pause in s; raise an error that is not retriable, or for too long."""
         if self._failing_since_s is None:
             self._failing_since_s = round_began_s
         now_s = self.clock()
@@ -443,13 +434,11 @@ class ConsumerCore:
 
 
 POLL_WORK_S = 1.0
-"""Time that a `poll` may take for a connection or metadata, however short its timeout: with less, a
-caller that polls with timeout=0 would never progress."""
+"""Time that a `poll` may take to connect, however short its timeout: one of 0 would never
+progress."""
 
 
 class ConsumerBase:
-    """The calls of the core that the blocking and the asyncio consumer share."""
-
     def __init__(self, core: ConsumerCore) -> None:
         self._core = core
         self._closed = False
@@ -460,7 +449,6 @@ class ConsumerBase:
 
     @property
     def topic(self) -> str:
-        """The topic's name."""
         return self._core.topic
 
     @property
@@ -486,7 +474,7 @@ class ConsumerBase:
         return None
 
     def _next_many(self, timeout_s: float) -> Operation[list[ConsumerBatch]]:
-        """Return the next batch and those that wait behind it; empty where `_next` has none."""
+        """Return the next batch and those that wait behind it."""
         batch = yield from self._next(timeout_s)
         if batch is None:
             return []
@@ -497,7 +485,6 @@ class ConsumerBase:
         return (yield from within(self._core.clock, work_s, self._next(timeout_s)))
 
     def _abandon(self) -> Operation[None]:
-        """Drop the requests in flight."""
         requests = list(self._core.requests)
         self._core.requests.clear()
         for request in requests:

@@ -1,8 +1,7 @@
 """The fetches of a consumer: at most one request per broker and role, replicas, pauses.
 
-A broker that answers early and without rows gets no request during a pause. A follower that fails
-or is silent is replaced by the leader, so its errors never reach the consumer, and the leader
-confirms what a follower reports as error or end.
+A failed or silent follower is replaced by the leader, which also confirms what a follower reports
+as error or end.
 """
 
 from __future__ import annotations
@@ -42,53 +41,48 @@ __all__ = ["FOLLOWER_TIMEOUT_S", "OVERDUE_S", "ROUND_S", "Fetches", "Pauses", "R
 
 
 OVERDUE_S = (FETCH_MAX_WAIT_MS_DEFAULT + LEADER_SILENCE_MS) / 1000
-"""A leader may hold an answer back for the first part of this; the rest is silence."""
+"""The time that a leader may hold an answer back, and that of a silence."""
 FOLLOWER_TIMEOUT_S = 10.0
-"""Timeout of a fetch from a follower, shorter because the leader can answer instead."""
+"""Shorter than a leader's: the leader can answer instead."""
 
 
 class Source(NamedTuple):
-    """A broker that is asked, as leader or as a follower (with its node id)."""
-
     address: Address
     follower: int = LEADER
 
     @property
     def is_follower(self) -> bool:
-        """True for a follower, whose errors and ends the leader must confirm."""
         return self.follower != LEADER
 
 
 @dataclass(slots=True)
 class Request:
-    """A fetch in flight."""
-
     pending: PendingReply
     source: Source
     offsets: dict[int, int]
-    """Partition -> the offset that was asked for; a seek makes the answer stale."""
+    """Partition -> the offset asked for; a seek makes the answer stale."""
     sent_s: float
     waited_s: float = 0.0
-    """Time that the consumer has waited for it, without the caller's own work."""
+    """Time waited for it, without the caller's own work."""
     looked_s: float = 0.0
-    """`waited_s` at the last refresh of the metadata because of it."""
+    """`waited_s` at the last metadata refresh because of it."""
 
     @property
     def is_overdue(self) -> bool:
-        """True if a leader is silent, so that another one may lead by now."""
+        """True if a leader is silent, so that another may lead by now."""
         return not self.source.is_follower and self.waited_s - self.looked_s >= OVERDUE_S
 
 
 @dataclass(slots=True)
 class _Pause:
-    """A broker whose last answers came early and without rows."""
+    """A broker that answered early and without rows."""
 
     streak: int = 0
     until_s: float = 0.0
 
 
 class Pauses:
-    """The pauses that keep early answers without rows from becoming a busy loop."""
+    """Pauses that keep early answers without rows from becoming a busy loop."""
 
     __slots__ = ("_clock", "_jitter", "_pauses")
 
@@ -98,17 +92,14 @@ class Pauses:
         self._pauses: dict[Source, _Pause] = {}
 
     def holds(self, source: Source) -> bool:
-        """Return True while this broker gets no request."""
         pause = self._pauses.get(source)
         return pause is not None and pause.until_s > self._clock()
 
     def ends_s(self) -> list[float]:
-        """Return the ends of the present pauses."""
         now_s = self._clock()
         return [pause.until_s for pause in self._pauses.values() if pause.until_s > now_s]
 
     def answered(self, request: Request, *, brought: bool, failed: bool) -> None:
-        """Record an answer: with rows, with errors, or with neither."""
         if brought:
             self._pauses.pop(request.source, None)
             return
@@ -127,8 +118,6 @@ logger = logging.getLogger("quiverlog")
 
 
 class Fetches:
-    """The requests of a consumer. `topic_id`: of its topic, once opened."""
-
     def __init__(self, cluster: Cluster, topic: str, options: ConsumerOptions) -> None:
         self.topic_id = b""
         self.requests: list[Request] = []
@@ -141,16 +130,11 @@ class Fetches:
         self._bytes_max = options.fetch_bytes
 
     def current_topic(self) -> Operation[TopicInfo]:
-        """Return the topic, from the cache or a broker.
-
-        Raises:
-            UnknownTopicId: it was deleted, or another one has its name.
-        """
+        """Return the topic. Raises UnknownTopicId: deleted, or another one has its name."""
         return (yield from meant_topic(self._cluster, self._topic, self.topic_id))
 
-    # --- asking ---------------------------------------------------------------------------------
     def start(self, positions: Mapping[int, Position], order: Sequence[int]) -> Operation[None]:
-        """Send fetches for partitions that are in no request, in this order."""
+        """Send fetches for partitions in no request, in this order."""
         while True:
             busy = {p for request in self.requests for p in request.offsets}
             free = [positions[p] for p in order if p not in busy and not positions[p].is_done]
@@ -158,7 +142,7 @@ class Fetches:
                 return
 
     def _start_free(self, free: Sequence[Position]) -> Operation[bool]:
-        """Send fetches for these. False: a follower has failed; choose again."""
+        """False: a follower has failed; choose again."""
         assert free
         topic = yield from self.current_topic()
         sources: dict[Source, list[Position]] = {}
@@ -209,7 +193,7 @@ class Fetches:
     def leave_follower(
         self, source: Source, partitions: Iterable[int], error: QuiverlogError
     ) -> None:
-        """Record a follower's failure: these are read from the leader for a while."""
+        """Record a follower's failure: the leader is read for a while."""
         assert source.is_follower
         logger.debug("%s is read from the leader: %s", self._topic, error)
         for p in partitions:
@@ -249,11 +233,8 @@ class Fetches:
         return pending
 
     def owed(self, since_s: float) -> Wait | None:
-        """Return the wait for an overdue answer. Safe from any thread.
-
-        Args:
-            since_s: when the wait for rows began.
-        """
+        """Return the wait for an overdue answer to a caller that waits since `since_s`. Safe from
+        any thread."""
         oldest = min(list(self.requests), key=lambda one: one.sent_s, default=None)
         if oldest is None:
             return None
@@ -270,10 +251,8 @@ class Fetches:
         return max(0.0, min(moments) - now_s)
 
     def leave_deposed(self) -> Operation[None]:
-        """Abandon overdue requests to brokers that lead no more; their successors are asked.
-
-        A machine without power is silent, and its connection does not break.
-        """
+        """Abandon overdue requests to brokers that lead no more: a machine without power breaks no
+        connection."""
         overdue = [request for request in self.requests if request.is_overdue]
         if not overdue or not self._cluster.has_others:
             return
@@ -290,13 +269,12 @@ class Fetches:
                 yield Abandon(request.pending)
 
     def take(self, pending: PendingReply) -> Request:
-        """Remove and return the answered request."""
         request = next(r for r in self.requests if r.pending is pending)
         self.requests.remove(request)
         return request
 
     def finish(self, request: Request) -> Operation[list[FetchedPartition]]:
-        """Return the answer, empty where a follower has failed. Raises a leader's error."""
+        """Return the answer, empty where a follower failed. Raises a leader's error."""
         try:
             reply: Reply = yield Finish(request.pending)
             return split_fetch(reply)

@@ -30,8 +30,6 @@ FETCH_BYTES_MIN = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class ConsumerOptions:
-    """The arguments of `consumer`, checked."""
-
     start: StartAt
     end: End
     follow: bool
@@ -44,14 +42,12 @@ class ConsumerOptions:
     topic_id: bytes = b""
     """Refuses another topic with the name; empty: accepts any."""
     reader_schema: pa.Schema | None = None
-    """The schema of the rows, in place of the topic's newest one."""
+    """In place of the topic's newest one."""
     is_settled: bool = False
-    """`start` and `end` are valid offsets of every partition in `partitions`, which leaders have
-    just confirmed: no broker is asked again."""
+    """`start` and `end` are offsets that leaders have just confirmed: no broker is asked again."""
 
     @property
     def follows_all(self) -> bool:
-        """True if partitions that are added to the topic are read, too."""
         return self.follow and self.partitions is None
 
     def __post_init__(self) -> None:
@@ -90,7 +86,6 @@ def consumer_options(
     fetch_from: FetchFrom,
     client_rack: str,
 ) -> ConsumerOptions:
-    """Check the arguments of `Client.consumer`. Raises InvalidArgument."""
     for name, value in (("start", start), ("end", end)):
         if isinstance(value, Mapping) and not all(isinstance(p, int) for p in value):
             raise InvalidArgument(f"{name}={value!r}: partitions are numbers.")

@@ -1,7 +1,7 @@
 """The start and end of each partition, and expected rows that do not arrive: truncated or late.
 
-A log that lost rows with its leader may end below a reader's position, and then returns neither
-rows nor an error. So does a new leader without a high watermark, but for its log end it answers
+A log that lost rows with its leader may end below a reader's position and return neither rows nor
+an error. So does a new leader without a high watermark, but for its log end it answers
 OffsetNotAvailable.
 """
 
@@ -43,7 +43,7 @@ logger = logging.getLogger("quiverlog")
 
 @dataclass(slots=True)
 class Position:
-    """The state of one partition: rows from `offset` on are still to be fetched."""
+    """One partition, whose rows from `offset` on are still to be fetched."""
 
     partition: int
     offset: int
@@ -53,22 +53,20 @@ class Position:
     """The offset after the last row that the caller has received."""
     delivered_epoch: int = NO_EPOCH
     is_from_earliest: bool = False
-    """Nothing was read yet, and the start was the log start, which retention may move."""
+    """Nothing was read yet from the log start, which retention may move."""
     known_end: int = 0
     """Rows below are known to exist."""
     empty_since_s: float | None = None
-    """When answers without rows began although there are some; `empty_answers` counts them."""
+    """Since when answers have no rows although there are some; `empty_answers` counts them."""
     empty_answers: int = 0
     may_be_gone: bool = False
     """The leader's high watermark has been below `known_end` for long."""
 
     @property
     def is_done(self) -> bool:
-        """True if every row up to `end` was fetched (never, when following)."""
         return self.end is not None and self.offset >= self.end
 
     def seek(self, offset: int) -> None:
-        """Go on from `offset`."""
         assert offset >= 0
         self.offset = self.delivered = offset
         self.last_epoch = self.delivered_epoch = NO_EPOCH
@@ -76,7 +74,7 @@ class Position:
         self.empty_since_s = None
 
     def skipped_damage(self, error: QuiverlogError) -> bool:
-        """Skip rows that the broker itself cannot read; return False for any other error."""
+        """Skip rows that the broker itself cannot read; False: another error."""
         after = error.details.get("next_offset")
         if not isinstance(error, CorruptLog) or not isinstance(after, int) or after <= self.offset:
             return False
@@ -88,13 +86,13 @@ class Position:
     def check_stalled(
         self, topic: str, high_watermark: int, now_s: float, timeout_s: float
     ) -> None:
-        """Record an answer of the leader without rows, although rows are known to exist.
+        """Record a leader's answer without rows that are known to exist.
 
-        The caller may be busy between two answers, so a number of answers counts besides the time.
-        Where the high watermark is not above the position, `may_be_gone` is set.
+        A busy caller leaves time between two answers, so their number counts, too. Sets
+        `may_be_gone` where the high watermark is not above the position.
 
         Raises:
-            InvalidResponse: it is above, and the leader has sent no rows for `timeout_s`.
+            InvalidResponse: it is above, and there were no rows for `timeout_s`.
         """
         if self.offset >= self.known_end:
             self.empty_since_s = None
@@ -128,8 +126,6 @@ class Position:
 
 
 class PositionFinder:
-    """Resolves the positions of one topic's partitions."""
-
     __slots__ = ("_cluster", "_options", "_topic", "_topic_id")
 
     def __init__(
@@ -141,7 +137,6 @@ class PositionFinder:
         self._options = options
 
     def named_partitions(self, chosen: Sequence[int]) -> list[int]:
-        """Return the chosen partitions, and those that `start` and `end` name."""
         partitions = list(chosen)
         for spec in (self._options.start, self._options.end):
             if isinstance(spec, Mapping):
@@ -149,9 +144,8 @@ class PositionFinder:
         return partitions
 
     def resolve(self, partitions: Sequence[int]) -> Operation[dict[int, Position]]:
-        """Return the position of each partition.
-
-        Asks for the latest offsets first: rows added between the two questions are then read.
+        """Return positions. The latest offsets are asked for first, so that rows added between the
+        questions are read.
 
         Raises:
             OffsetOutOfRange: a start is beyond its partition's end.
@@ -170,7 +164,7 @@ class PositionFinder:
             if offset < 0:  # no row is that young: begin at the next one
                 offset = latest[p]
             if not isinstance(start, int) and not self._options.follow:
-                # Between the two questions rows were added, or retention has removed some.
+                # Between the questions rows were added, or retention removed some.
                 offset = min(offset, latest[p])
             # A fetch that a leader could refuse is not sent for these.
             if p in latest and offset > latest[p]:
@@ -197,7 +191,7 @@ class PositionFinder:
         )
 
     def added(self, partitions: Sequence[int]) -> Operation[dict[int, Position]]:
-        """Return positions in added partitions: at their first rows, without an end."""
+        """Return positions in added partitions: from the first row, without an end."""
         starts = yield from self.offsets(dict.fromkeys(partitions, EARLIEST))
         return {
             p: Position(p, start, None, delivered=start, is_from_earliest=True)
@@ -230,7 +224,7 @@ class PositionFinder:
         return latest[partition]
 
     def offsets(self, at: Mapping[int, int]) -> Operation[dict[int, int]]:
-        """Return partition -> the offset of a time, of EARLIEST or of LATEST."""
+        """Return offsets of times, of EARLIEST or of LATEST."""
         if not at:
             return {}
         entries = {
@@ -253,13 +247,14 @@ _LOOK_S: Final = 2.0
 def first_gone(
     cluster: Cluster, topic: str, topic_id: bytes, positions: Iterable[Position]
 ) -> Operation[OffsetOutOfRange | None]:
-    """Check positions with `may_be_gone`; return the error of the first whose rows are gone.
+    """Check positions with `may_be_gone`; return the error of the first with an end whose rows are
+    gone.
 
-    A position without an end goes on with later rows, and only logs a warning.
+    A position without an end goes on with later rows, after a warning.
 
     Raises:
-        OffsetNotAvailable: a leader has no high watermark yet. Other errors are raised as well,
-            and that position is checked again.
+        OffsetNotAvailable: a leader has no high watermark yet. After any other error the position
+            is checked again.
     """
     for position in positions:
         if not position.may_be_gone:
@@ -284,7 +279,6 @@ def first_gone(
 def why_none(
     cluster: Cluster, where: TopicPartition, topic_id: bytes, offset: int, end: int
 ) -> Operation[QuiverlogError]:
-    """Return the error for rows from `offset` to `end` that have not arrived in time."""
     gone: QuiverlogError | None = None
     try:
         gone = yield from _gone_rows(cluster, where, topic_id, offset, end)

@@ -1,7 +1,6 @@
 """The plan of a bounded read: fixed offsets, one schema, the columns to decode.
 
-The schema is asked for after the ends: all rows below them were written with it or an older one, so
-that every batch has the same columns.
+The schema is asked for after the ends: all rows below were written with it or an older one.
 """
 
 from __future__ import annotations
@@ -66,7 +65,6 @@ class ReadPlan:
         return sum(end - start for start, end in self.ranges.values())
 
     def shaped(self, batch: ConsumerBatch) -> pa.RecordBatch:
-        """Return the selected rows of a batch, in the plan's columns."""
         rows = placed(batch) if self.is_placed else batch.data
         if self.row_filter is not None:
             rows = self.row_filter.chosen(rows)
@@ -126,7 +124,6 @@ def plan_read(
 def _bounds(
     finder: PositionFinder, info: TopicInfo, options: ConsumerOptions
 ) -> Operation[tuple[dict[int, int], dict[int, int]]]:
-    """Return the start and the present end of each partition."""
     wanted = options.partitions
     chosen = [p.partition for p in info.partitions] if wanted is None else list(wanted)
     for partition in finder.named_partitions(chosen):
@@ -137,7 +134,6 @@ def _bounds(
 
 
 def _ends(finder: PositionFinder, latest: dict[int, int], end: Any) -> Operation[dict[int, int]]:
-    """Return the end of each partition, at most its present one."""
     wanted = {p: end.get(p, "latest") if isinstance(end, Mapping) else end for p in latest}
     asked = {p: at_us(at) for p, at in wanted.items() if not isinstance(at, int)}
     asked = {p: at for p, at in asked.items() if at != LATEST}
@@ -151,7 +147,7 @@ def _ends(finder: PositionFinder, latest: dict[int, int], end: Any) -> Operation
 def _narrowed(
     finder: PositionFinder, bounds: PlaceBounds, ranges: Mapping[int, tuple[int, int]]
 ) -> Operation[dict[int, tuple[int, int]]]:
-    """Narrow ranges by what the condition requires of partition, offset and time."""
+    """Narrow ranges by the condition's bounds on partition, offset and time."""
     kept = {p: bounds.offsets(p, start, end) for p, (start, end) in ranges.items()}
     time_us = bounds.time_us_min()
     if time_us == 0:
@@ -166,7 +162,6 @@ def _narrowed(
 
 
 def _shape(topic: str, current: pa.Schema, options: ConsumerOptions, where: Any) -> ReadPlan:
-    """Make the plan without its offsets."""
     full = with_place(current)
     if options.columns is None:
         schema = current
@@ -201,7 +196,7 @@ _WIDE: Final = 1 << 20
 
 
 def _cheapest(current: pa.Schema) -> pa.Field:
-    """Return the narrowest column, by which rows are counted where no column is asked for."""
+    """Return the narrowest column, by which rows are counted."""
 
     def cost(field: pa.Field) -> int:
         try:

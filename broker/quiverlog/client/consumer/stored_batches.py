@@ -1,7 +1,4 @@
-"""Stored batches, produced and fetched without encoding or decoding.
-
-For callers that keep their own offsets; the consumers' fetches are cut here too.
-"""
+"""Stored batches, produced and fetched without encoding or decoding."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ def raw_produce(
     durability: Durability,
     timeout_s: float | None,
 ) -> Operation[dict[int, Produced]]:
-    """Send encoded batches, one request per leader, without a retry."""
+    """Send encoded batches, one request per leader. No retry."""
     seconds = timeout_s or cluster.settings.request_timeout_s
     operation = _raw_produce(cluster, name, batches, durability, seconds)
     timed = within(cluster.clock, seconds, operation)
@@ -86,7 +83,7 @@ def raw_fetch(
     partition_bytes_max: int,
     end_offsets: Mapping[int, int],
 ) -> Operation[dict[int, FetchedPartition]]:
-    """Fetch whole stored batches from each offset on; partitions' errors stay in the results."""
+    """Fetch whole batches; partitions' errors stay in the results."""
 
     def attempt() -> Operation[dict[int, FetchedPartition]]:
         topic = yield from cluster.topic(name)
@@ -137,7 +134,7 @@ def raw_call(
     body: Sequence[Buffer],
     timeout_s: float | None,
 ) -> Operation[Reply]:
-    """Send one request to one broker, unchanged, without a retry."""
+    """Send one request to one broker. No retry."""
     seconds = timeout_s or cluster.settings.request_timeout_s
     if node_id is None:
         if body:
@@ -148,7 +145,7 @@ def raw_call(
 
 
 def split_fetch(reply: Reply) -> list[FetchedPartition]:
-    """Cut a fetch's body into its partitions' parts, whose sizes the driver has checked."""
+    """Cut a fetch's body into its partitions' parts, whose sizes were checked."""
     check(reply.response)
     assert isinstance(reply.response, m.FetchResponse)
     at = 0

@@ -1,9 +1,8 @@
 """The asyncio driver: one multiplexed connection per broker and channel.
 
-Owns connections, their timeouts and the mapping of system errors. Replies are matched by
-correlation id, so a parked fetch does not delay later requests. `IoThread` runs such a loop for the
-producers of a blocking client, from the first producer to the client's close, as a daemon: a
-process that ends without closing its client does not wait.
+Replies are matched by correlation id, so a parked fetch delays no later request. `IoThread` is the
+loop for the producers of a blocking client: a daemon, so that a process which never closes its
+client can end.
 
 Invariant: everything belongs to the event loop on which it was first used.
 """
@@ -66,7 +65,7 @@ HELLO_ID = 1
 
 
 class AsyncConnection(asyncio.BufferedProtocol):
-    """One socket with the protocol's state. Drivers call `hello` once, then `request`."""
+    """A socket with the protocol's state. Call `hello` once, then `request`."""
 
     def __init__(self, address: Address) -> None:
         self.address = address
@@ -128,9 +127,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         why = f"The connection to {self.address} broke: {system_reason(exc)}." if exc else ""
         self._end(ConnectionClosed(why or f"{self.address} closed the connection."))
 
-    # --- the driver's side ----------------------------------------------------------------------
     async def hello(self, settings: Settings, timeout_s: float) -> None:
-        """Send HELLO, which must precede any request."""
         head = self._protocol.hello(settings.client_id, VERSION)
         reply = await self._transmit(HELLO_ID, HelloRequest(), head, (), timeout_s)
         check(reply.response)
@@ -138,7 +135,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
     def request(
         self, request: Request, body: Sequence[Buffer], timeout_s: float
     ) -> asyncio.Future[Reply]:
-        """Send a request; the future gets its reply, or ConnectionClosed, or RequestTimedOut."""
+        """Send; the future gets the reply, or ConnectionClosed, or RequestTimedOut."""
         if self.closed:
             raise ConnectionClosed(f"The connection to {self.address} is closed.")
         body_bytes = sum(memoryview(b).nbytes for b in body)
@@ -193,13 +190,11 @@ class AsyncConnection(asyncio.BufferedProtocol):
         pending, self._pending = self._pending, {}
         for _, waiting in pending.values():
             if not waiting.done():
-                # One error each: its receiver adds the partitions of its request.
+                # One error each: receivers add the partitions of their requests.
                 waiting.set_exception(type(error)(error.message, **error.details))
 
 
 class AsyncReply:
-    """A started request."""
-
     __slots__ = ("call", "waiting")
 
     def __init__(self, call: Call, waiting: asyncio.Future[Reply]) -> None:
@@ -208,8 +203,6 @@ class AsyncReply:
 
 
 class AsyncDriver:
-    """Performs the commands of operations on the running loop."""
-
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._pid = os.getpid()
@@ -218,7 +211,6 @@ class AsyncDriver:
         self._closed = False
 
     async def run(self, operation: Operation[T]) -> T:
-        """Run an operation to its end and return its result."""
         self.check_usable()
         answer: object = None
         failure: QuiverlogError | None = None
@@ -239,23 +231,20 @@ class AsyncDriver:
 
     @property
     def is_own_process(self) -> bool:
-        """False in a child that was forked after the client was opened."""
         return os.getpid() == self._pid
 
     @property
     def is_usable(self) -> bool:
-        """True if the client is open, and this process may use it."""
         return self.is_own_process and not self._closed
 
     def check_usable(self) -> None:
-        """Raise unless this process may use the client."""
         if not self.is_own_process:
             raise ForkedClient("This client was opened before the process forked.")
         if self._closed:
             raise ClientClosed("The client is closed: open a new one.")
 
     async def close(self) -> None:
-        """Close all connections; requests in flight fail with ConnectionClosed."""
+        """Close all; requests in flight fail with ConnectionClosed."""
         self._closed = True
         opening, self._opening = self._opening, {}
         for task in opening.values():
@@ -290,7 +279,6 @@ class AsyncDriver:
                 assert_never(command)
 
     async def start(self, call: Call, within_s: float | None = None) -> AsyncReply:
-        """Send a request, over a new connection if there is none."""
         loop = asyncio.get_running_loop()
         reply_by_s = loop.time() + call.timeout_s
         connect_s = call.timeout_s if within_s is None else min(within_s, call.timeout_s)
@@ -304,7 +292,7 @@ class AsyncDriver:
         pending.waiting.add_done_callback(_ignore)
 
     def leave(self, address: Address, channel: str, why: str) -> None:
-        """Stop waiting for this connection: its requests fail with ConnectionClosed."""
+        """Fail this connection's requests with ConnectionClosed."""
         connection = self._connections.pop((address, channel), None)
         if connection is not None:
             connection.close(why)
@@ -332,12 +320,11 @@ class AsyncDriver:
 
     # --- connections ----------------------------------------------------------------------------
     def ready(self, address: Address, channel: str) -> AsyncConnection | None:
-        """Return the connection to a broker, if it is open."""
         known = self._connections.get((address, channel))
         return None if known is None or known.closed else known
 
     async def connection(self, address: Address, channel: str, timeout_s: float) -> AsyncConnection:
-        """Return the connection to a broker; concurrent callers share one attempt to open it."""
+        """Return a connection; concurrent callers share one attempt to open it."""
         key = (address, channel)
         known = self._connections.get(key)
         if known is not None and not known.closed:
@@ -349,8 +336,8 @@ class AsyncDriver:
             task = asyncio.create_task(self._open(address, timeout_s))
             self._opening[key] = task
             task.add_done_callback(lambda done: self._opened(key, done))
-        # Shielded: the cancellation of one waiting caller must not reach the others. Nor may one
-        # wait longer than its own timeout because the first caller had more time.
+        # Shielded: the cancellation of one caller must not reach the others. Nor may one wait
+        # longer than its own timeout because the first had more.
         try:
             async with asyncio.timeout(timeout_s):
                 return await asyncio.shield(task)
@@ -384,11 +371,8 @@ class AsyncDriver:
 
 
 async def _connected(address: Address) -> AsyncConnection:
-    """Try the addresses of the name, one after the other.
-
-    asyncio's own lookup runs in a thread of its executor, for which the end of the loop, or of the
-    process, would wait.
-    """
+    """Try the name's addresses in turn. asyncio's own lookup runs in an executor's thread, for
+    which the end of the loop, or of the process, would wait."""
     loop = asyncio.get_running_loop()
     found = numeric(address)
     if found is None:
@@ -415,8 +399,6 @@ STOP_TIMEOUT_S = 10.0
 
 
 class IoThread:
-    """The blocking client's background thread: a loop, and the driver on it."""
-
     def __init__(self, settings: Settings) -> None:
         try:
             self.loop = asyncio.new_event_loop()
@@ -428,11 +410,9 @@ class IoThread:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on the thread and wait for its result."""
         return asyncio.run_coroutine_threadsafe(work, self.loop).result()
 
     def stop(self) -> None:
-        """Close the connections and end the thread."""
         if self.loop.is_closed():
             return
         self.run(self.driver.close())

@@ -1,9 +1,8 @@
 """The blocking driver: plain sockets, one request at a time per connection.
 
-Owns a pool of idle connections per broker, the deadline of the request in flight and the mapping of
-system errors. Threads may share a driver: a connection belongs to one request from its start to its
-reply. One that the broker closed while idle is replaced silently. After fork() the child may not
-use the parent's sockets: every entry compares the process id.
+Owns a pool of idle connections per broker. Threads may share a driver: a connection belongs to one
+request until its reply. One that the broker closed while idle is replaced silently. After fork()
+the child may not use the parent's sockets: every entry compares the process id.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ __all__ = ["ArrowMemory", "BlockingConnection", "BlockingDriver", "readable", "s
 
 
 HEAD_BYTES: Final = 8
-"""Of the first answer, for the error about a server that is no broker."""
+"""Of the first answer: the error about a server that is no broker shows them."""
 IOV_MAX = 512
 """Buffers of one `sendmsg`."""
 _OPTIONS: Final = (
@@ -73,14 +72,13 @@ _OPTIONS: Final = (
 
 
 class ArrowMemory:
-    """Buffers from Arrow's default memory pool, as `wire.buffers.Memory`. It reuses huge pages, and
-    `pyarrow.total_allocated_bytes` counts them.
-    """
+    """Buffers from Arrow's pool, which reuses huge pages and is counted by
+    `pyarrow.total_allocated_bytes`."""
 
     __slots__ = ()
 
     def take(self, size: int) -> memoryview:
-        """Return a writable view of `size` bytes, aligned to 64, of arbitrary content."""
+        """Return `size` writable bytes, aligned to 64, of arbitrary content."""
         assert size > 0
         import pyarrow as pa  # with the first large frame: commands without rows never import it
 
@@ -96,13 +94,13 @@ class BlockingConnection:
         self.address = address
         self._local_reads = local_reads
         self._asks_for_ranges = False
-        """The request in flight asks for ranges of files on this machine."""
+        """The request in flight asks for ranges of local files."""
         self.is_spent = False
-        """More than the answer has arrived: no request may use this connection any more."""
+        """More than the answer has arrived: this connection is of no more use."""
         self._memory = ArrowMemory()
         self._receiver = frames.FrameReceiver(own_bodies=True, pool=self._memory)
         self._head = b""
-        """The first bytes of the server's first answer."""
+        """The server's first bytes."""
         self._protocol = ClientConnection()
         self._request: Request = HelloRequest()
         self._deadline_s = time.monotonic() + timeout_s
@@ -123,18 +121,17 @@ class BlockingConnection:
             raise
 
     def fileno(self) -> int:
-        """Return the socket's descriptor; -1 after `close`."""
         return self._socket.fileno()
 
     def is_stale(self) -> bool:
-        """Return True if an idle connection has bytes or an end to read, so is of no more use."""
+        """Return True if an idle connection has bytes or an end to read."""
         try:
             return bool(readable([self], 0))
         except ConnectionClosed:
             return True
 
     def send(self, call: Call, send_by_s: float, reply_by_s: float) -> None:
-        """Send a request; both bounds are moments of the monotonic clock."""
+        """Send; both bounds are moments of the monotonic clock."""
         self._deadline_s = send_by_s
         request = call.request
         body_bytes = sum(memoryview(b).nbytes for b in call.body)
@@ -148,7 +145,6 @@ class BlockingConnection:
         self._deadline_s = reply_by_s
 
     def receive(self) -> Reply:
-        """Return the reply, waiting until the request's deadline."""
         while True:
             # After the deadline, what has arrived still counts: the caller may have been busy.
             self._socket.settimeout(max(0.0, self.left_s))
@@ -160,10 +156,10 @@ class BlockingConnection:
                 return reply
 
     def receive_ready(self) -> Reply | None:
-        """Read what has arrived, without waiting; return the reply once it is complete.
+        """Read what has arrived; return the reply once it is complete.
 
         Raises:
-            RequestTimedOut: the request's deadline has passed.
+            RequestTimedOut: the deadline has passed.
         """
         self._socket.settimeout(0.0)
         try:
@@ -175,11 +171,9 @@ class BlockingConnection:
 
     @property
     def left_s(self) -> float:
-        """Seconds until the request's deadline; negative after it."""
         return self._deadline_s - time.monotonic()
 
     def close(self) -> None:
-        """Close the socket. A second call does nothing."""
         self._socket.close()
 
     def _receive_some(self) -> Reply | None:
@@ -240,7 +234,7 @@ class BlockingConnection:
 
 
 def _connect(address: Address, timeout_s: float) -> socket.socket:
-    """Try the addresses of the name, one after the other, within one timeout."""
+    """Try the name's addresses in turn, within one timeout."""
     end_s = time.monotonic() + timeout_s
     try:
         found = numeric(address) or lookup(address).result(timeout_s)
@@ -280,7 +274,7 @@ def _connect(address: Address, timeout_s: float) -> socket.socket:
 
 
 def _is_on_this_machine(connected: socket.socket) -> bool:
-    """Return True if both ends have one address: a broker here, or a tunnel, which is tried too."""
+    """Return True if both ends have one address: a broker here, or a tunnel."""
     try:
         return bool(connected.getpeername()[0] == connected.getsockname()[0])
     except OSError:
@@ -309,7 +303,7 @@ def _mapped(error: OSError, address: Address) -> QuiverlogError:
 
 
 def system_reason(error: Exception) -> str:
-    """Return the system's own text, which asyncio replaces by the address."""
+    """Return the system's text, which asyncio replaces by the address."""
     if isinstance(error, OSError) and error.errno is not None and error.errno > 0:
         return os.strerror(error.errno)
     return (getattr(error, "strerror", None) or str(error) or type(error).__name__).rstrip(".")
@@ -321,7 +315,7 @@ IDLE_PER_BROKER_MAX = 8
 
 
 class BlockingReply:
-    """A started request, which has its connection to itself until the reply is taken."""
+    """A started request, with a connection to itself."""
 
     __slots__ = ("call", "connection", "failure", "reply")
 
@@ -333,12 +327,11 @@ class BlockingReply:
 
     @property
     def is_ready(self) -> bool:
-        """True if the reply or a failure is there."""
         return self.reply is not None or self.failure is not None
 
 
 class BlockingDriver:
-    """Performs the commands of operations; safe to share between threads."""
+    """Performs operations' commands; threads may share it."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -349,7 +342,6 @@ class BlockingDriver:
         self._closed = False
 
     def run(self, operation: Operation[T]) -> T:
-        """Run an operation to its end and return its result."""
         self.check_usable()
         answer: object = None
         failure: QuiverlogError | None = None
@@ -372,30 +364,26 @@ class BlockingDriver:
 
     @property
     def is_own_process(self) -> bool:
-        """False in a child that was forked after the client was opened."""
         return os.getpid() == self._pid
 
     @property
     def is_usable(self) -> bool:
-        """True if the client is open, and this process may use it."""
         return self.is_own_process and not self._closed
 
     def check_usable(self) -> None:
-        """Raise unless this process may use the client."""
         if not self.is_own_process:
             raise ForkedClient("This client was opened before the process forked.")
         if self._closed:
             raise ClientClosed("The client is closed: open a new one.")
 
     def close(self) -> None:
-        """Close the idle connections; those in use are closed when their request ends."""
+        """Close idle connections; those in use close when their request ends."""
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, {}
         for connection in (c for connections in idle.values() for c in connections):
             connection.close()
 
-    # --- commands -------------------------------------------------------------------------------
     def _perform(self, command: Command) -> object:
         match command:
             case Call():
@@ -418,7 +406,6 @@ class BlockingDriver:
                 assert_never(command)
 
     def start(self, call: Call, within_s: float | None = None) -> BlockingReply:
-        """Send a request on a connection that no other request uses."""
         now_s = time.monotonic()
         reply_by_s = now_s + call.timeout_s
         send_by_s = reply_by_s if within_s is None else min(reply_by_s, now_s + within_s)
@@ -433,7 +420,7 @@ class BlockingDriver:
         return pending
 
     def finish(self, pending: PendingReply) -> Reply:
-        """Wait for the reply; the connection goes back to the pool, or is closed on a failure."""
+        """Wait; the connection goes back to the pool, or is closed on a failure."""
         assert isinstance(pending, BlockingReply)
         if pending.failure is not None:
             raise pending.failure
@@ -452,7 +439,7 @@ class BlockingDriver:
         return reply
 
     def abandon(self, pending: PendingReply) -> None:
-        """Close the connection, as the reply may arrive at any time."""
+        """Close the connection: the reply may arrive at any time."""
         assert isinstance(pending, BlockingReply)
         if pending.connection is not None:
             pending.connection.close()
@@ -484,7 +471,7 @@ class BlockingDriver:
     def _finish_any(
         self, pending_many: Sequence[PendingReply], timeout_s: float
     ) -> BlockingReply | None:
-        """Read what arrives until one reply is complete; half a reply does not block others."""
+        """Read what arrives until one reply is complete; half a reply blocks no others."""
         end_s = time.monotonic() + timeout_s
         waiting: dict[int, BlockingReply] = {}
         for pending in pending_many:
@@ -508,7 +495,7 @@ class BlockingDriver:
                 return None
 
     def _receive(self, pending: BlockingReply, receive: Callable[[], Reply | None]) -> None:
-        """Read what has arrived. An error is kept for the caller that waits for the reply."""
+        """Read what has arrived; keep an error for the caller that waits for the reply."""
         connection = pending.connection
         assert connection is not None
         try:
@@ -526,7 +513,6 @@ class BlockingDriver:
             if pending.reply is not None:
                 self._give_back(connection)
 
-    # --- the pool -------------------------------------------------------------------------------
     def _take(self, call: Call, within_s: float) -> BlockingConnection:
         while True:
             with self._lock:

@@ -1,8 +1,8 @@
-"""Reading a broker's files on this machine, in place of rows that it would send.
+"""Reading a broker's files on this machine, in place of rows that it would send (docs/adr/0068).
 
-The broker's answer is not trusted: sizes are compared, and rows from files are checked like
-received ones. A file that cannot be read (another user's, another container's, deleted) is no
-error: the client asks for the rows again and leaves the files alone for a while. See docs/adr/0068.
+The answer is not trusted: sizes are compared, and rows checked like received ones. A file that
+cannot be read (another user's, another container's, deleted) is no error: the client asks for the
+rows again, and for files not for a while.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ __all__ = [
 
 
 LEFT_ALONE_S: Final = 60.0
-"""Pause after a failure. A failed attempt costs one more answer, without rows."""
+"""A failed attempt costs one more answer, without rows."""
 
 logger = logging.getLogger("quiverlog")
 
 
-# A file of that name, device and inode may have other rows by the time that it is read: an answer
-# waits in the socket while the caller is busy, in which a log may be cut and written anew, or a
-# topic deleted and created again (file systems reuse inodes). So the file must hold the last batch
-# that the broker named, after all were read: then it holds those before, too. Files are read, not
-# mapped: reading a cut file gives fewer bytes, where a mapping would kill the process.
+# A file of that name, device and inode may have other rows when it is read: an answer waits in the
+# socket while the log is cut and written anew, or the topic deleted and created again (file systems
+# reuse inodes). So the file must hold the last batch that the broker named, after all were read:
+# then it holds those before, too. Files are read, not mapped: reading a cut file gives fewer bytes,
+# where a mapping would kill the process.
 class FileRows:
     """A buffer for an answer's rows, and the ranges to read. `rows` are complete after `read`.
 
     Args:
-        response: changed to what it would be if the broker had sent the rows.
+        response: becomes what it would be if the broker had sent the rows.
         body: the rows that were sent, of partitions without ranges.
 
     Raises:
@@ -79,18 +79,14 @@ class FileRows:
             result.file_ranges = []
 
     def read(self) -> None:
-        """Read the ranges; safe on any thread.
-
-        Raises:
-            OSError: a file cannot be read, or is not the broker's.
-        """
+        """Read the ranges, on any thread. Raises OSError: a file cannot be read, or is not the
+        broker's."""
         for one, room in self._ranges:
             with _opened(one) as fd:
                 _read(one, fd, room)
 
 
 def _bytes_of(result: FetchPartitionResult) -> int:
-    """Return the bytes of one partition's rows: the sum of its ranges."""
     ranges = result.file_ranges
     if result.batch_bytes < 0 or any(one.byte_count <= 0 or one.position < 0 for one in ranges):
         raise InvalidResponse(f"partition {result.partition}: ranges {ranges[:3]} were answered.")
@@ -113,7 +109,6 @@ def _last_fits(one: FileRange) -> bool:
 
 
 def _read(one: FileRange, fd: int, room: memoryview) -> None:
-    """Fill `room` with the range's bytes."""
     position = one.position
     while room:
         count = os.preadv(fd, [room], position)
@@ -130,8 +125,9 @@ def _read(one: FileRange, fd: int, room: memoryview) -> None:
 def _opened(one: FileRange) -> Iterator[int]:
     """Open the broker's file.
 
-    Its type is checked first: opening a pipe would unblock its writer, and opening a device may
-    start its hardware. A file that replaces it after that is opened without waiting.
+    Checked before: opening a pipe would unblock its writer, a device may start its hardware.
+    Another file may take its place until it is opened: so opened without waiting, and checked
+    again.
     """
     try:
         _check_is_meant(one, os.stat(one.path))
@@ -152,8 +148,6 @@ def _check_is_meant(one: FileRange, found: os.stat_result) -> None:
 
 
 class LocalReads:
-    """The brokers whose files are tried; threads may share it."""
-
     __slots__ = ("_clock", "_left_until_s")
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -161,20 +155,17 @@ class LocalReads:
         self._left_until_s: dict[Address, float] = {}
 
     def are_tried(self, address: Address) -> bool:
-        """Return False for a while after files of this broker could not be read."""
         return self._left_until_s.get(address, -1.0) < self._clock()
 
     def failed(self, address: Address, error: OSError) -> None:
-        """Record a failure: rows of this broker come through the socket for now."""
+        """Record a failure: this broker's rows come through the socket for now."""
         logger.debug("rows of %s are received, its files cannot be read: %s", address, error)
         self._left_until_s[address] = self._clock() + LEFT_ALONE_S
 
 
 def asks_for_ranges(request: FetchRequest) -> FetchRequest:
-    """Return the same request, which accepts ranges of the broker's files."""
     return msgspec.structs.replace(request, file_ranges=True)
 
 
 def has_ranges(response: FetchResponse) -> bool:
-    """Return True if some of the rows are to be read from files."""
     return any(result.file_ranges for result in response.partitions)

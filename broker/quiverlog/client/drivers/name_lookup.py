@@ -1,8 +1,7 @@
 """Name lookup with a deadline, which the system's resolver lacks.
 
-A call of `getaddrinfo` cannot be cancelled, so each runs in a daemon thread, for which neither the
-caller nor the end of the process waits. Concurrent lookups of a name share one. Numeric addresses
-need no thread.
+`getaddrinfo` cannot be cancelled, so each call has a daemon thread, for which neither caller nor
+process waits. Concurrent lookups of a name share one.
 """
 
 from __future__ import annotations
@@ -21,14 +20,12 @@ if TYPE_CHECKING:
 __all__ = ["Found", "late_reason", "lookup", "numeric"]
 
 Found: TypeAlias = list[tuple[Any, Any, int, str, Any]]
-"""The result of `socket.getaddrinfo`."""
 
 _under_way: dict[tuple[int, Address], Future[Found]] = {}
-"""Keyed by process id: after a fork the child has no threads of its parent."""
+"""Keyed by process id: a forked child has no threads of its parent."""
 
 
 def numeric(address: Address) -> Found | None:
-    """Return the result for a numeric address; None: it is a name."""
     numbers = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
     try:
         return socket.getaddrinfo(
@@ -39,7 +36,7 @@ def numeric(address: Address) -> Found | None:
 
 
 def lookup(address: Address) -> Future[Found]:
-    """Start a lookup in a thread. It may fail with OSError, or ValueError (not a name)."""
+    """Start a lookup in a thread; it may fail with OSError, or ValueError (not a name)."""
     from concurrent.futures import Future  # most callers give numbers
 
     key = os.getpid(), address
@@ -58,7 +55,6 @@ def lookup(address: Address) -> Future[Found]:
 
 
 def late_reason(address: Address, timeout_s: float) -> str:
-    """Return a sentence about a broker that was not reached in time."""
     if (os.getpid(), address) in _under_way:
         return (
             f"The name of {address} was not resolved within {timeout_s:g} s: look at this "

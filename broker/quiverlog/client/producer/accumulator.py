@@ -3,12 +3,8 @@
     dicts -> converted together -> open batch of a partition -> closed: encoded and numbered
 
 An open batch is closed when it is full, when it has lingered, or on demand. Rows without a key go
-to one partition until its batch closes, then to the next ("sticky").
-
-Invariants:
-
-- Rows of a partition keep their order.
-- A row that does not fit the schema, or is larger than a batch, fails alone.
+to one partition until its batch closes, then to the next ("sticky"). Rows of a partition keep their
+order; one that does not fit the schema, or a batch, fails alone.
 """
 
 from __future__ import annotations
@@ -41,13 +37,11 @@ if TYPE_CHECKING:
 __all__ = ["Accumulator"]
 
 ROW_BYTES_GUESS = 256
-"""The assumed size of a dict, until the first converted batch gives a better one."""
+"""Of a dict, until the first converted batch gives a better guess."""
 
 
 @dataclass(slots=True)
 class OpenBatch:
-    """A batch that still accepts rows."""
-
     opened_us: int
     pieces: list[tuple[pa.RecordBatch, Receiver]] = field(default_factory=list)
     row_count: int = 0
@@ -56,7 +50,7 @@ class OpenBatch:
 
 @dataclass(slots=True)
 class PendingRows:
-    """Rows that were sent one by one, not yet converted. Both lists have the same length."""
+    """Rows sent one by one, not yet converted. Both lists have one length."""
 
     opened_us: int
     rows: list[Mapping[str, Any]] = field(default_factory=list)
@@ -69,7 +63,7 @@ class Accumulator:
     """The open batches of one producer.
 
     Args:
-        numbering: returns the numbering of a partition.
+        numbering: returns a partition's numbering.
         closed: receives a partition's encoded batch.
         failed: receives rows that cannot become a batch.
         jitter: an even draw from [0, 1): chooses the first sticky partition.
@@ -103,11 +97,10 @@ class Accumulator:
         self._encoded_bytes_max = topic.batch_bytes_max or options.batch_bytes * 2
         self._batch_bytes = min(options.batch_bytes, max(1, self._encoded_bytes_max * 7 // 8))
 
-    # --- rows in --------------------------------------------------------------------------------
     def split(
         self, batch: pa.RecordBatch, partition: int | None
     ) -> Iterator[tuple[int | None, pa.RecordBatch]]:
-        """Cut rows by key and to the size of a batch; each part goes to `add`."""
+        """Cut rows by key and to the size of a batch, for `add`."""
         parts: Sequence[tuple[int | None, pa.RecordBatch]] = [(partition, batch)]
         if partition is None and self.topic.key_columns:
             # Imports pyarrow.compute, which takes as long as pyarrow itself.
@@ -131,7 +124,7 @@ class Accumulator:
     def add_row(
         self, partition: int | None, row: Mapping[str, Any], delivery: Delivery, now: Now
     ) -> bool:
-        """Add one row, to be converted with its neighbours. True: poll now."""
+        """Add a row, to be converted with its neighbours. True: poll now."""
         pending = self._pending.get(partition)
         if pending is None:
             if partition is not None:
@@ -150,7 +143,6 @@ class Accumulator:
         return count == 1
 
     def check_partition(self, partition: int) -> None:
-        """Raise unless the topic has the partition."""
         if not isinstance(partition, int):
             raise InvalidArgument(f"partition={partition!r} is not a number.")
         if not 0 <= partition < len(self.topic.partitions):
@@ -160,7 +152,6 @@ class Accumulator:
             )
 
     def close_all(self, now: Now) -> None:
-        """Close all open batches, whatever their age."""
         self._convert_pending(now)
         for partition in list(self._open):
             self._close(partition, now)
@@ -169,7 +160,6 @@ class Accumulator:
         assert self.buffered_bytes == 0
 
     def close_lingered(self, now: Now) -> None:
-        """Close the batches that have lingered."""
         latest_us = now.mono_us - self.options.linger_us
         if any(group.opened_us <= latest_us for group in self._pending.values()):
             self._convert_pending(now)
@@ -179,13 +169,11 @@ class Accumulator:
                 self._close(partition, now)
 
     def wake_at_us(self) -> int | None:
-        """Return when the next batch will have lingered."""
         opened = [group.opened_us for group in self._pending.values()]
         opened.extend(batch.opened_us for batch in self._open.values())
         return min(opened) + self.options.linger_us if opened else None
 
     def fail_all(self, error: QuiverlogError) -> None:
-        """Fail every row outside closed batches."""
         pending, self._pending = self._pending, {}
         for group in pending.values():
             self.buffered_bytes -= group.byte_count
@@ -238,7 +226,6 @@ class Accumulator:
             has_closed = True
         return has_closed or is_first
 
-    # --- dicts ----------------------------------------------------------------------------------
     def _convert_pending(self, now: Now) -> None:
         pending, self._pending = self._pending, {}
         for partition, group in pending.items():
@@ -254,7 +241,6 @@ class Accumulator:
             self._add_converted(partition, batch, group.deliveries, now)
 
     def _convert_singly(self, partition: int | None, group: PendingRows, now: Now) -> None:
-        """Convert rows one by one, so that a bad row fails alone."""
         for row, delivery in zip(group.rows, group.deliveries, strict=True):
             try:
                 batch = self._converter.from_rows([row])
@@ -275,7 +261,7 @@ class Accumulator:
         now: Now,
     ) -> None:
         if partition is None and self.topic.key_columns and len(self.topic.partitions) > 1:
-            # A column of row numbers shows the partition of each row after the cut.
+            # Row numbers show each row's partition after the cut.
             numbers = integers(range(batch.num_rows), pa.int32())
             numbered = batch.append_column("\0row", numbers)
             for target, rows in self.split(numbered, None):
@@ -290,7 +276,6 @@ class Accumulator:
             self._add(target, rows, part, now)
         assert done == batch.num_rows, "each row has its receiver"
 
-    # --- closing --------------------------------------------------------------------------------
     def _close(self, partition: int, now: Now) -> None:
         opened = self._open.pop(partition)
         if partition == self._sticky:

@@ -1,7 +1,6 @@
-"""The asyncio producer: `producer.py` is generated from here by scripts/generate_client.py.
+"""The asyncio producer; `producer.py` is generated from here.
 
-An error reaches the caller by the future, by the next flush, or at the end of `async with`. Only
-the hosted core depends on loop or thread.
+An error reaches the caller by the future, the next flush, or the end of `async with`.
 """
 
 from __future__ import annotations
@@ -181,7 +180,7 @@ class AsyncProducer(ProducerBase):
             error.add_note(f"and the producer of {self.topic!r} failed: {second}")
 
     async def _wait_for_room(self) -> None:
-        """Wait until rows fit the buffer. The caller holds the lock, and so keeps the room."""
+        """Wait for room. The caller holds the lock, and so keeps the room."""
         if self._is_full():
             self._hosted.wake()
             seconds = self._options.delivery_timeout_us / 1_000_000

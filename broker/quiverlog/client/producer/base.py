@@ -1,7 +1,7 @@
 """The common part of both producers: arguments, opening, failures, the warning of lost rows.
 
-A caller without `flush`, `close` and `with` would lose rows without an error: so a warning names
-the topic of a producer with unacknowledged rows that is dropped, or open when the process ends.
+Callers without `flush`, `close` and `with` would lose rows silently: a warning names the topic of a
+producer that is dropped, or open at the process's end, with unacknowledged rows.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _producers: weakref.WeakSet[ProducerBase] = weakref.WeakSet()
 
 
 def _warn_at_the_end() -> None:
-    """Warn at exit. The background thread may still send, so these rows may be stored or not."""
+    """The background thread may still send, so these rows may be stored or not."""
     for producer in list(_producers):
         producer.warn_of_lost_rows()
 
@@ -55,11 +55,10 @@ atexit.register(_warn_at_the_end)
 
 
 INTERRUPTED_FLUSH_S = 5.0
-"""Bound on the wait of an interrupted process (Ctrl-C) for its last rows."""
+"""An interrupted process (Ctrl-C) waits so long at most for its last rows."""
 
 
 def now() -> Now:
-    """Read both clocks."""
     return Now(time.monotonic_ns() // 1000, time.time_ns() // 1000)
 
 
@@ -76,7 +75,7 @@ def producer_options(
     idempotent: bool,
     partition: int | None,
 ) -> Callable[[Compression], ProducerOptions]:
-    """Check the arguments; return a function that adds the topic's default compression."""
+    """Check the arguments; the result adds the topic's default compression."""
     codec = None if compression is None else _member(Compression, compression, "compression")
     asked = Durability.TOPIC_DEFAULT if durability is None else durability
     level = _member(Durability, asked, "durability")
@@ -112,10 +111,8 @@ def _member(kind: Any, value: Any, name: str) -> Any:
 def open_core(
     cluster: Cluster, topic_name: str, complete: Callable[[Compression], ProducerOptions]
 ) -> Operation[ProducerCore]:
-    """Ask for the topic, its schema and a producer id, and make the core."""
-
     def attempt() -> Operation[ProducerCore]:
-        # Fresh, as another client may have altered it.
+        # Fresh: another client may have altered it.
         topic = yield from cluster.topic(topic_name, fresh=True)
         history = yield from cluster.history(topic.topic_id, topic_name, needed_id=topic.schema_id)
         options = complete(topic.compression)
@@ -133,8 +130,6 @@ def open_core(
 
 
 class ProducerBase:
-    """The calls of the core that the blocking and the asyncio producer share."""
-
     def __init__(self, core: ProducerCore) -> None:
         self.topic = core.topic.name
         self._core = core
@@ -148,10 +143,7 @@ class ProducerBase:
         self.warn_of_lost_rows()
 
     def warn_of_lost_rows(self) -> None:
-        """Warn of rows that wait, or that failed without a report to the caller.
-
-        In a forked child they are the parent's.
-        """
+        """Warn of rows that wait or failed unreported; in a forked child they are the parent's."""
         core = self._core
         is_lossless = core.buffered_bytes == 0 and all(one.reported for one in core.failures)
         if self._is_own_process and not is_lossless:
@@ -220,7 +212,7 @@ class ProducerBase:
 
 
 def all_done(waiting: list[EncodedBatch]) -> bool:
-    """Remove done batches from the end of the list; return True when none is left."""
+    """Remove done batches from the list's end; return True when none is left."""
     while waiting and waiting[-1].is_done:
         waiting.pop()
     return not waiting

@@ -1,12 +1,10 @@
 """The producer as one machine, without I/O, thread and clock.
 
-A host adds rows and answers, and `poll(now)` returns the requests to send. The parts:
+A host adds rows and answers; `poll(now)` returns the requests to send. The parts:
 
 - `accumulator`: rows become encoded batches;
 - `sender`: batches become requests, are retried in order, acknowledged or failed;
 - `identity`: the numbers by which a broker stores a batch once.
-
-The core sums up for the host: buffered bytes, failures, the time of the next poll.
 """
 
 from __future__ import annotations
@@ -39,19 +37,19 @@ if TYPE_CHECKING:
 __all__ = ["Identity", "ProduceCall", "ProducerCore", "ProducerOptions", "Work"]
 
 METADATA_AGE_US = 10_000_000
-"""Period of the metadata refresh of a producer that sends: it finds new partitions."""
+"""A producer that sends refreshes its metadata so often, to find new partitions."""
 
 FAILURES_KEPT_MAX = 1_000
-"""Failed sends kept for the next `flush`; a caller that never flushes loses the oldest beyond."""
+"""Failed sends kept for the next `flush`; beyond, the oldest are dropped."""
 
 
 class ProducerCore:
-    """The state of one producer.
+    """One producer.
 
     Args:
-        topic: the topic by the metadata; replaced by `topic_changed`.
+        topic: by the metadata; replaced by `topic_changed`.
         schema_id: of the schema that the converter makes.
-        identity: the first producer id; `Identity()` for a producer that is not idempotent.
+        identity: `Identity()` for a producer that is not idempotent.
         jitter: an even draw from [0, 1), for the pauses between tries.
     """
 
@@ -72,7 +70,7 @@ class ProducerCore:
         self._failed_pieces = 0
         self._look_again_us: int | None = None
         self.is_topic_doubted = False
-        """A leader has answered UnknownTopicId: the controller is to be asked for the topic."""
+        """A leader answered UnknownTopicId: the controller is to be asked."""
         self._sender = Sender(topic, options, identity, failed=self._failed, jitter=jitter)
         self._accumulator = Accumulator(
             topic,
@@ -87,66 +85,51 @@ class ProducerCore:
 
     @property
     def topic(self) -> TopicInfo:
-        """The topic by the newest metadata."""
         return self._sender.topic
 
     @property
     def identity(self) -> Identity:
-        """The newest producer id and epoch."""
         return self._sender.identity
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes of rows that are neither acknowledged nor failed."""
         return self._accumulator.buffered_bytes + self._sender.buffered_bytes
 
     @property
     def finished(self) -> int:
-        """Grows with each batch or piece that was acknowledged or failed."""
+        """Grows with each acknowledged or failed piece or batch."""
         return self._sender.finished + self._failed_pieces
 
     @property
     def has_unsent(self) -> bool:
-        """True if a closed batch is neither acknowledged nor failed."""
         return self._sender.has_unsent
 
-    # --- rows in --------------------------------------------------------------------------------
     def split(
         self, batch: pa.RecordBatch, partition: int | None
     ) -> Iterator[tuple[int | None, pa.RecordBatch]]:
-        """Cut rows by key and to the size of a batch; each part goes to `add`."""
         return self._accumulator.split(batch, partition)
 
     def add(
         self, partition: int | None, batch: pa.RecordBatch, delivery: Delivery, now: Now
     ) -> bool:
-        """Add rows of one partition (None: the next by turns). True: poll now."""
         return self._accumulator.add(partition, batch, delivery, now)
 
     def add_row(
         self, partition: int | None, row: Mapping[str, Any], delivery: Delivery, now: Now
     ) -> bool:
-        """Add one row, to be converted with its neighbours. True: poll now."""
         return self._accumulator.add_row(partition, row, delivery, now)
 
     def check_partition(self, partition: int) -> None:
-        """Raise unless the topic has the partition."""
         self._accumulator.check_partition(partition)
 
     def close_batches(self, now: Now) -> None:
-        """Close all open batches, whatever their age."""
         self._accumulator.close_all(now)
 
     def outstanding(self) -> list[EncodedBatch]:
-        """Return all closed batches that are neither acknowledged nor failed."""
         return self._sender.outstanding()
 
     def waiting(self, progressed_us: int) -> Wait | None:
-        """Return the wait of the oldest rows; see `waits`.
-
-        Args:
-            progressed_us: when rows were last acknowledged.
-        """
+        """Return the oldest rows' wait, where rows were last acknowledged at `progressed_us`."""
         found = self._sender.oldest()
         if found is None:
             return None
@@ -162,9 +145,8 @@ class ProducerCore:
         what = f"broker {batch.leader} to acknowledge rows of {where}"
         return Wait(since_s, until_s, what, "rows")
 
-    # --- what to send ---------------------------------------------------------------------------
     def poll(self, now: Now) -> Work:
-        """Close batches that have lingered, fail expired ones, and return what to send."""
+        """Close lingered batches, fail expired ones, and return what to send."""
         self._accumulator.close_lingered(now)
         self._sender.give_up_expired(now)
         calls = self._sender.poll(now)
@@ -184,11 +166,10 @@ class ProducerCore:
         )
 
     def give_up_expired(self, now: Now) -> None:
-        """Fail the batches whose time is up, unless their reply is still awaited."""
         self._sender.give_up_expired(now)
 
     def _is_picture_old(self, now: Now) -> bool:
-        """Return True if a refresh is due: new partitions change where this producer's keys go."""
+        """Return True if a refresh is due: new partitions change where keys go."""
         due_us = self._look_again_us
         if due_us is not None and now.mono_us < due_us:
             return False
@@ -223,12 +204,10 @@ class ProducerCore:
                 self._sender.acknowledge(partition, batch, result)
 
     def on_failure(self, call: ProduceCall, error: QuiverlogError, now: Now) -> None:
-        """Apply the failure of a whole request: no connection, no reply, refused."""
         for partition, batch in call.batches.items():
             self._failed_try(partition, batch, error, now)
 
     def identity_renewed(self, identity: Identity) -> None:
-        """Use the next epoch or a new producer id; see `Sender.identity_renewed`."""
         self._sender.identity_renewed(identity)
 
     def topic_changed(self, topic: TopicInfo) -> None:
@@ -244,7 +223,6 @@ class ProducerCore:
         assert self._accumulator.topic is self._sender.topic
 
     def fail_all(self, error: QuiverlogError) -> None:
-        """Fail all rows that are not acknowledged."""
         self._accumulator.fail_all(error)
         self._sender.fail_all(error)
         assert not self._sender.has_unsent
@@ -259,8 +237,8 @@ class ProducerCore:
         next_sequence: int = NO_SEQUENCE,
     ) -> None:
         if isinstance(error, UnknownTopicId):
-            # Nothing was stored. A leader may apply a new topic later than the broker that named
-            # the leader, so only the controller's answer shows whether the topic is gone.
+            # Nothing was stored. A leader may apply a new topic late, so only the controller's
+            # answer shows whether it is gone.
             self.is_topic_doubted = True
             error = NotLeader(error.message)
         self._sender.failed_try(partition, batch, error, now, next_sequence)

@@ -1,7 +1,7 @@
 """The hosts of producers: a background thread, or the client's event loop.
 
-Two pairs of classes of one shape. The blocking producer is generated from the asyncio one
-(scripts/generate_client.py), so every difference between loop and thread is here.
+Two pairs of classes of one shape: the blocking producer is generated, so every difference between
+loop and thread is here.
 """
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ __all__ = ["AsyncHostedCore", "AsyncProducerHost", "HostedCore", "ProducerHost"]
 
 
 class HostedCore:
-    """One producer's core with its runner."""
-
     def __init__(self, cluster: Cluster, core: ProducerCore, io: IoThread) -> None:
         self.now = producer_base.now
         self.lock = threading.Condition()
@@ -37,26 +35,23 @@ class HostedCore:
         )
 
     def wake(self) -> None:
-        """Have the runner poll the core soon."""
         self._runner.wake_from_thread()
 
     def notify(self) -> None:
-        """Wake callers that wait for an acknowledgement. The caller holds the lock."""
         self.lock.notify_all()
 
     def wait_for(self, is_true: Callable[[], bool], timeout_s: float | None) -> bool:
-        """Wait until `is_true` holds; return False if the time is up first."""
+        """Return False if the time is up first."""
         with self.lock:
             return self.lock.wait_for(is_true, timeout_s)
 
     def stop(self) -> None:
-        """Stop at once, without waiting for requests in flight."""
         if not self._io.loop.is_closed():
             self._io.run(self._runner.stop())
 
 
 class ProducerHost:
-    """Hosts the producers of one client on a thread with its own connections."""
+    """Hosts a client's producers on a thread with its own connections."""
 
     def __init__(self, cluster: Cluster, driver: BlockingDriver) -> None:
         self._cluster = cluster
@@ -64,22 +59,17 @@ class ProducerHost:
         self._io = IoThread(cluster.settings)
 
     def host(self, core: ProducerCore) -> HostedCore:
-        """Start a runner for a core."""
         return HostedCore(self._cluster, core, self._io)
 
     def stop(self) -> None:
-        """End the thread. A forked child has none."""
         if self._driver.is_own_process:
             self._io.stop()
 
 
 class AsyncHostedCore:
-    """One producer's core with its runner."""
-
     def __init__(self, cluster: Cluster, core: ProducerCore, driver: AsyncDriver) -> None:
         self.now = producer_base.now
         self.lock: AbstractContextManager[Any] = contextlib.nullcontext()
-        """Guards nothing: there is one thread."""
         self._change = asyncio.Event()
         self._runner = ProducerRunner(
             cluster,
@@ -92,16 +82,13 @@ class AsyncHostedCore:
         )
 
     def wake(self) -> None:
-        """Have the runner poll the core soon."""
         self._runner.wake()
 
     def notify(self) -> None:
-        """Wake callers that wait for an acknowledgement."""
         change, self._change = self._change, asyncio.Event()
         change.set()
 
     async def wait_for(self, is_true: Callable[[], bool], timeout_s: float | None) -> bool:
-        """Wait until `is_true` holds; return False if the time is up first."""
         try:
             async with asyncio.timeout(timeout_s):
                 while not is_true():
@@ -111,20 +98,18 @@ class AsyncHostedCore:
         return True
 
     async def stop(self) -> None:
-        """Stop at once, without waiting for requests in flight."""
         await self._runner.stop()
 
 
 class AsyncProducerHost:
-    """Hosts the producers of one client on the running loop, over the client's connections."""
+    """Hosts a client's producers on the running loop, over its connections."""
 
     def __init__(self, cluster: Cluster, driver: AsyncDriver) -> None:
         self._cluster = cluster
         self._driver = driver
 
     def host(self, core: ProducerCore) -> AsyncHostedCore:
-        """Start a runner for a core."""
         return AsyncHostedCore(self._cluster, core, self._driver)
 
     async def stop(self) -> None:
-        """End nothing: the loop and the connections are the client's."""
+        """Do nothing: loop and connections are the client's."""

@@ -1,11 +1,13 @@
-"""Producer id, epoch and sequence numbers of one partition, and putting them into encoded batches.
+"""Producer id, epoch and sequence numbers of one partition.
 
-    numbered --a batch failed for good, or UnknownProducerId--> broken
-    broken   --nothing is in flight, the oldest batch is not stored--> asks for a producer id
-    asks     --`renew`--> numbered, from sequence 0 on
+    numbered --numbers are lost (`break_off`), or a newer identity (`supersede`)--> broken
+    broken   --a later batch is acknowledged--> numbered
+    broken   --nothing in flight, the oldest batch is not stored: `renew`--> numbered
 
-Invariants:
-- Sequence numbers of a partition have no gap under one identity.
+`renew` takes up the lost numbers where no batch with them or later ones can be stored, else it
+begins at 0 under another identity. Invariants:
+
+- The stored sequence numbers of a partition have no gap under one identity.
 - A batch gets other numbers only when it is known not to be stored under the old ones. Its checksum
   covers them and is computed again (some 35 us a MiB).
 """
@@ -24,7 +26,7 @@ __all__ = ["Numbering", "restamp"]
 
 
 def restamp(batch: Encoded, producer_id: int, producer_epoch: int, base_sequence: int) -> None:
-    """Write the numbers and the new checksum into a whole encoded batch."""
+    """Write numbers and checksum into an encoded batch."""
     header = BatchHeader.unpack(batch)
     assert header.total_bytes == len(batch)
     header._replace(
@@ -37,10 +39,10 @@ SEQUENCES = 1 << 31
 
 
 class Numbering:
-    """The numbers of one partition. `is_idempotent` False: batches carry none.
+    """The numbers of one partition; batches carry none where `is_idempotent` is False.
 
     Attributes:
-        is_broken: the numbers have a hole, or the broker has dropped the producer's state.
+        is_broken: the numbers have a hole, or the identity is superseded.
         is_known: the broker has stored a batch under this identity.
         wants_epoch: only a new epoch settles whether the oldest batch is stored.
     """
@@ -61,7 +63,6 @@ class Numbering:
         self._resume: tuple[int, int] | None = None
 
     def take(self, row_count: int) -> tuple[Identity, int]:
-        """Assign the numbers of the next batch."""
         assert row_count > 0
         sequence = self.next_sequence
         self._next_sequence = (self._next_sequence + row_count) % SEQUENCES
@@ -74,11 +75,10 @@ class Numbering:
 
     @property
     def needs_epoch(self) -> bool:
-        """True if `renew` needs another identity."""
         return self._resume is None
 
     def break_off(self, batch: EncodedBatch, *, is_settled: bool = False) -> None:
-        """Record a numbered batch that will never be stored: the broker refuses all after it.
+        """Lose a batch's numbers: the broker may refuse those after them as out of order.
 
         Args:
             is_settled: no batch with these numbers or later ones is stored, or may yet be.
@@ -93,17 +93,17 @@ class Numbering:
         self._hole = max(self._hole, batch.index)
 
     def unsettle(self) -> None:
-        """Record a batch without an answer: it may arrive at any time."""
+        """A batch has no answer and may arrive at any time: take up no lost numbers."""
         self._resume = None
 
     def supersede(self) -> None:
-        """Record a newer identity: the brokers store nothing more under this one."""
+        """Record a newer identity: nothing more is numbered under this one."""
         self.is_broken = self.is_idempotent
         self.wants_epoch = False
         self._resume = None
 
     def acknowledged(self, batch: EncodedBatch, newest: Identity) -> None:
-        """Record that a batch is stored, and so are all that were numbered before it."""
+        """Record that a batch is stored, and with it all that were numbered before it."""
         self.is_known = True
         if not self.is_broken or self.identity != newest:
             return
@@ -113,7 +113,7 @@ class Numbering:
             self._resume = None
 
     def is_never_stored(self, batch: EncodedBatch, next_sequence: int) -> bool:
-        """Return True if a broker's InvalidProducerEpoch shows that the batch is not stored.
+        """Return True if a broker's InvalidProducerEpoch proves that the batch is not stored.
 
         Args:
             next_sequence: see `ProducePartitionResult`.
@@ -123,7 +123,7 @@ class Numbering:
         return (batch.sequence - next_sequence) % SEQUENCES < SEQUENCES // 2
 
     def renew(self, identity: Identity, waiting: Sequence[EncodedBatch]) -> None:
-        """Number the waiting batches anew. None is stored: each follows one that is not."""
+        """Number the waiting batches anew: none is stored, as each follows one that is not."""
         assert self.is_broken
         if identity != self.identity:
             self.identity = identity

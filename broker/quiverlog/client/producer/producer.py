@@ -176,7 +176,7 @@ class Producer(ProducerBase):
             error.add_note(f"and the producer of {self.topic!r} failed: {second}")
 
     def _wait_for_room(self) -> None:
-        """Wait until rows fit the buffer. The caller holds the lock, and so keeps the room."""
+        """Wait for room. The caller holds the lock, and so keeps the room."""
         if self._is_full():
             self._hosted.wake()
             seconds = self._options.delivery_timeout_us / 1_000_000

@@ -1,8 +1,7 @@
-"""Performs the steps of `ProducerCore` on an event loop.
+"""Performs the steps of `ProducerCore` on an event loop, the caller's or the background thread's.
 
-Both producers use it; the blocking one runs it on the client's background thread. It owns timers,
-the connections' futures and the producer's two questions: fresh metadata, and the next epoch of its
-producer id. It accesses the core under the lock only.
+Owns timers, the connections' futures and the producer's two questions: fresh metadata, and the next
+epoch of its id. It accesses the core under the lock only.
 """
 
 from __future__ import annotations
@@ -38,10 +37,10 @@ CHANNEL = "produce"
 
 
 def new_identity(cluster: Cluster, last: Identity | None = None) -> Operation[Identity]:
-    """Ask for a producer id, or for the next epoch of one; retry until the request timeout.
+    """Ask for a producer id, or for the epoch after `last`; retry until the request timeout.
 
-    The result is a new id where a lost answer has used up the next epoch, so that the last epoch is
-    over as well; or where the brokers have dropped the last epoch. Batches in flight under that may
+    A new id results where `last` is not the newest epoch (a lost answer assigned the next one,
+    which ends it), or where the controller has no record of it. Batches in flight under it may
     still be stored, and count as unknown until they expire.
     """
 
@@ -97,11 +96,11 @@ class ProducerRunner:
         self._told: set[str] = set()
         cluster.waits.others.add(self)
         self._looks = 0
-        """Number of metadata refreshes since a leader last answered."""
+        """Metadata refreshes since a leader last answered."""
         self._questions: dict[str, asyncio.Task[None]] = {}
         self._connecting: dict[asyncio.Task[None], ProduceCall] = {}
         self._asked: dict[int, Address] = {}
-        """Leader -> the address of its last request: the metadata may have dropped it."""
+        """Leader -> the address of its last request, which the metadata may have dropped."""
 
     def wake_from_thread(self) -> None:
         """Schedule `step`, from any thread; cheap when it is due already."""
@@ -110,13 +109,11 @@ class ProducerRunner:
             self._loop.call_soon_threadsafe(self.step)
 
     def wake(self) -> None:
-        """Schedule `step`; on the loop's thread."""
         if not self._woken:
             self._woken = True
             self._loop.call_soon(self.step)
 
     def step(self) -> None:
-        """Poll the core and perform its work."""
         self._woken = False
         if self._stopped:
             return
@@ -142,18 +139,16 @@ class ProducerRunner:
             self._timer = self._loop.call_later(delay_s, self.step)
 
     def waiting(self) -> Wait | None:
-        """Return what rows wait for; see `waits`. Safe from any thread."""
         with self._lock:
             return None if self._stopped else self._core.waiting(self._progressed_us)
 
     def _tell(self) -> None:
-        """Warn the caller after a failed try, where rows have waited for long."""
+        """Warn after a failed try, where rows have waited for long."""
         wait = self.waiting()
         if wait is not None and wait.reason not in self._told:
             self._told.update(self._cluster.waits.tell(wait))
 
     async def stop(self) -> None:
-        """Stop at once, without waiting for requests in flight."""
         self._stopped = True
         if self._timer is not None:
             self._timer.cancel()
@@ -191,7 +186,6 @@ class ProducerRunner:
         waiting.add_done_callback(partial(self._replied, call))
 
     def _leave(self, leader: int) -> None:
-        """Stop waiting for answers and connections of this broker."""
         address = self._asked[leader]
         why = f"{address} is silent, and leads no more."
         self._driver.leave(address, CHANNEL, why)
@@ -230,7 +224,6 @@ class ProducerRunner:
             self._cluster.progressed()
             self._changed()
 
-    # --- questions ------------------------------------------------------------------------------
     def _ask(self, what: str, question: Callable[[], Coroutine[Any, Any, None]]) -> None:
         if what in self._questions:
             return
@@ -274,7 +267,7 @@ class ProducerRunner:
             self._core.topic_changed(topic)
             self._notify()
         self.wake()
-        # Without a pause, a missing leader would be asked for in a loop.
+        # A missing leader would be asked for in a loop.
         await asyncio.sleep(pause_s(NotLeader(), self._looks, self._cluster.jitter()))
         self._looks += 1
 

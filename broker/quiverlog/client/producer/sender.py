@@ -4,6 +4,7 @@
        '- retry <'    same bytes, same numbers, in the order of the first try
 
 Invariants, per partition:
+
 - At most `PRODUCER_IN_FLIGHT_MAX` batches from the oldest unanswered to the newest sent.
 - Batches are sent in the order of their sequence numbers; a retry waits for all answers.
 - A batch keeps id, epoch and sequence over all tries; only one *known* not to be stored gets
@@ -55,12 +56,12 @@ __all__ = ["SILENCE_US", "PartitionQueue", "Sender"]
 
 
 SILENCE_US = LEADER_SILENCE_MS * 1_000
-"""A leader that has not answered for this long is suspect."""
+"""A leader is suspect after such a silence."""
 
 
 @dataclass(slots=True, eq=False)
 class PartitionQueue:
-    """One partition's batches, oldest first: `in_flight`, then `retry`, then `queue`."""
+    """Oldest first: `in_flight`, then `retry`, then `queue`."""
 
     partition: int
     numbering: Numbering
@@ -70,7 +71,7 @@ class PartitionQueue:
     not_before_us: int = 0
     next_index: int = 0
     awaits_metadata: bool = False
-    """After the last failure the leader may be another one: nothing is sent to the old one."""
+    """After a failure another broker may lead: nothing is sent to the old one."""
     looked_us: int = 0
     """When a silence last had the metadata refreshed."""
 
@@ -79,13 +80,11 @@ class PartitionQueue:
         return not (self.queue or self.in_flight or self.retry)
 
     def batches(self) -> Iterator[EncodedBatch]:
-        """Return all batches that are neither acknowledged nor failed."""
         yield from self.in_flight
         yield from self.retry
         yield from self.queue
 
     def append(self, batch: EncodedBatch) -> None:
-        """Add a closed batch at the end."""
         assert not batch.is_done
         batch.index = self.next_index
         self.next_index += 1
@@ -99,7 +98,6 @@ class PartitionQueue:
             assert self.queue[0].index <= self.queue[-1].index
 
     def next_batch(self, now: Now) -> EncodedBatch | None:
-        """Return the batch that may be sent now."""
         if not self.queue or self.retry or now.mono_us < self.not_before_us:
             return None
         batch = self.queue[0]
@@ -119,7 +117,6 @@ class PartitionQueue:
 
     @property
     def look_at_us(self) -> int | None:
-        """When to refresh the leader; None while nothing is in flight."""
         if not self.in_flight:
             return None
         # In the order of sending, so the first has waited longest.
@@ -133,8 +130,8 @@ class PartitionQueue:
 
 
 REQUEST_BODY_BYTES_MAX = BATCH_BYTES_DEFAULT_MAX
-"""Bound on a request for several partitions: it fits the smallest `frame.bytes.max` of brokers.
-A larger batch is sent alone."""
+"""Bound on a request for several partitions: it fits the smallest `frame.bytes.max` of brokers. A
+larger batch is sent alone."""
 
 REFUSED = (
     ConnectionFailed,
@@ -146,10 +143,10 @@ REFUSED = (
     DiskFull,
     ThrottledBroker,
 )
-"""Retriable errors after which the batch is not stored; after any other it may be."""
+"""Retriable errors that prove the batch not stored; after any other it may be."""
 
 NOT_STORED = (BatchTooLarge, CorruptBatch, InvalidTimestamp, PolicyViolation)
-"""Errors of the batch itself: the broker checks it before it stores anything."""
+"""The broker checks the batch itself before it stores anything."""
 
 UNTRUSTED = (CorruptFrame, InvalidResponse)
 """Invalid answers: the batch may be stored."""
@@ -174,22 +171,21 @@ class Sender:
     ) -> None:
         self.topic = topic
         self.buffered_bytes = 0
-        """Bytes of batches that are neither acknowledged nor failed."""
+        """Of batches that are neither acknowledged nor failed."""
         self.finished = 0
-        """Grows with every batch that was acknowledged or failed."""
+        """Batches that were acknowledged or failed."""
         self.needs_metadata = False
         self.needs_identity = False
         self.silent: set[int] = set()
         self.deposed: set[int] = set()
         self.identity = identity
-        """The newest one; batches of an older one change to it."""
+        """The newest one, to which batches of older ones change."""
         self._options = options
         self._failed = failed
         self._jitter = jitter
         self._queues: dict[int, PartitionQueue] = {}
 
     def queue_of(self, partition: int) -> PartitionQueue:
-        """Return the queue of a partition, made at its first batch."""
         found = self._queues.get(partition)
         if found is None:
             numbering = Numbering(self.identity, is_idempotent=self._options.idempotent)
@@ -197,17 +193,14 @@ class Sender:
         return found
 
     def append(self, partition: int, batch: EncodedBatch) -> None:
-        """Queue a closed batch."""
         self.queue_of(partition).append(batch)
         self.buffered_bytes += len(batch.encoded)
 
     @property
     def has_unsent(self) -> bool:
-        """True if a batch is neither acknowledged nor failed."""
         return any(not queue.is_idle for queue in self._queues.values())
 
     def outstanding(self) -> list[EncodedBatch]:
-        """Return all batches that are neither acknowledged nor failed."""
         return [batch for queue in self._queues.values() for batch in queue.batches()]
 
     def oldest(self) -> tuple[int, EncodedBatch] | None:
@@ -219,7 +212,6 @@ class Sender:
         ]
         return min(heads, key=lambda one: one[1].deadline_us, default=None)
 
-    # --- what to send ---------------------------------------------------------------------------
     def poll(self, now: Now) -> list[ProduceCall]:
         """Return what to send; set `needs_metadata`, `needs_identity`, `silent`, `deposed`."""
         self.needs_metadata = self.needs_identity = False
@@ -249,7 +241,7 @@ class Sender:
         return [self._timed(call, now) for call in calls]
 
     def _renew(self, queue: PartitionQueue) -> bool:
-        """Number the waiting batches anew. False: another identity is needed for that."""
+        """False: another identity is needed to number the waiting batches anew."""
         numbering = queue.numbering
         if numbering.identity == self.identity and numbering.needs_epoch:
             return False
@@ -258,7 +250,7 @@ class Sender:
         return True
 
     def _mind_silence(self, queue: PartitionQueue, now: Now) -> None:
-        """Mark a silent leader: other brokers' metadata show whether it was replaced."""
+        """Mark a silent leader; other brokers' metadata show whether it was replaced."""
         if not queue.in_flight or now.mono_us - queue.in_flight[0].sent_us < SILENCE_US:
             return
         owing = queue.in_flight[0].leader
@@ -273,7 +265,6 @@ class Sender:
             self.needs_metadata = True
 
     def _timed(self, call: ProduceCall, now: Now) -> ProduceCall:
-        """Bound a request's timeout by the deadline of its youngest batch."""
         left_us = max(batch.deadline_us for batch in call.batches.values()) - now.mono_us
         assert left_us > 0, "what is too old was given up before"
         timeout_us = min(self._options.request_timeout_us, left_us)
@@ -281,7 +272,7 @@ class Sender:
         return call._replace(timeout_us=timeout_us)
 
     def give_up_expired(self, now: Now) -> None:
-        """Fail the batches whose time is up, unless their reply is still awaited."""
+        """Fail expired batches, unless their reply is still awaited."""
         for queue in self._queues.values():
             expired = [b for b in queue.retry if b.deadline_us <= now.mono_us]
             # In the order of age, so the expired ones are at the head.
@@ -293,7 +284,6 @@ class Sender:
                 self._fail(queue, batch, DeliveryTimedOut(text))
 
     def wake_at_us(self, now: Now) -> int | None:
-        """Return when a batch can next be sent or expires."""
         moments = []
         for queue in self._queues.values():
             waiting = queue.queue or queue.retry
@@ -307,7 +297,6 @@ class Sender:
         return min(moments, default=None)
 
     def _leader_of(self, partition: int) -> int:
-        """Return the leader by the metadata; -1: none."""
         partitions = self.topic.partitions
         return partitions[partition].leader if partition < len(partitions) else -1
 
@@ -327,7 +316,7 @@ class Sender:
         batch: EncodedBatch,
         now: Now,
     ) -> None:
-        """Put a batch into its leader's request; one request holds one batch per partition."""
+        """Put a batch into its leader's request, which holds one per partition."""
         call = open_calls.get(leader)
         if call is not None:
             size = sum(p.batch_bytes for p in call.request.partitions) + len(batch.encoded)
@@ -352,9 +341,7 @@ class Sender:
         queue.in_flight.append(batch)
         assert len(queue.in_flight) <= PRODUCER_IN_FLIGHT_MAX
 
-    # --- outcomes -------------------------------------------------------------------------------
     def acknowledge(self, partition: int, batch: EncodedBatch, r: m.ProducePartitionResult) -> None:
-        """Report a stored batch to its receivers."""
         queue = self._queues[partition]
         if batch.is_done:
             return
@@ -400,10 +387,10 @@ class Sender:
         self._fail(queue, batch, error)
 
     def identity_renewed(self, identity: Identity) -> None:
-        """Use the next epoch or a new producer id: brokers store nothing more under the last one.
+        """Use the next epoch, or a new producer id.
 
-        Batches that were sent under that are retried unchanged, and numbered anew when known not to
-        be stored; unsent ones are numbered anew at once.
+        Batches in flight, or perhaps stored, keep the old numbers until known not to be stored; all
+        others are numbered anew.
         """
         self.identity = identity
         for queue in self._queues.values():
@@ -414,13 +401,11 @@ class Sender:
                 queue.numbering.renew(identity, ())
 
     def topic_changed(self, topic: TopicInfo) -> None:
-        """Use fresh metadata of the same topic."""
         self.topic = topic
         for queue in self._queues.values():
             queue.awaits_metadata = False
 
     def fail_all(self, error: QuiverlogError) -> None:
-        """Fail every batch that is not acknowledged."""
         for queue in self._queues.values():
             for batch in list(queue.batches()):
                 self._fail(queue, batch, error)
@@ -428,7 +413,7 @@ class Sender:
     def _resolve_hole(
         self, queue: PartitionQueue, batch: EncodedBatch, error: QuiverlogError, now: Now
     ) -> bool:
-        """Handle a broker that lacks the batches before this one. True: it will be retried."""
+        """Handle a broker that lacks the numbers before this batch's. True: it will be retried."""
         numbering = queue.numbering
         others = (b for b in (*queue.in_flight, *queue.retry) if b is not batch)
         is_oldest = all(b.index > batch.index for b in others)
@@ -441,7 +426,7 @@ class Sender:
             numbering.wants_epoch = numbering.identity == self.identity
         elif is_oldest and not numbering.is_broken:
             numbering.break_off(batch)
-        # Otherwise its predecessor was not stored, so it was not either; both are retried in order.
+        # A batch that is not the oldest: its predecessor was not stored, so it was not either.
         self._try_again(queue, batch, error, now)
         return True
 
@@ -453,7 +438,7 @@ class Sender:
         now: Now,
         next_sequence: int,
     ) -> bool:
-        """Handle the end of the batch's epoch. True: not stored, retried under the next one."""
+        """Handle the end of the batch's epoch. True: not stored, retried under another one."""
         if batch.maybe_stored and not queue.numbering.is_never_stored(batch, next_sequence):
             return False
         batch.maybe_stored = False
@@ -486,7 +471,7 @@ class Sender:
     def _final_error(
         self, queue: PartitionQueue, batch: EncodedBatch, error: QuiverlogError
     ) -> QuiverlogError:
-        """Return a copy of the error for one batch, as a request may hold several batches."""
+        """Return a copy of the error for one batch of a request."""
         if error.retriable:  # retried until the deadline
             text = f"{counted(batch.row_count, 'row', 'rows')}. Last failure: {error.message}"
             final: QuiverlogError = DeliveryTimedOut(text)

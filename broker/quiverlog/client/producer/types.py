@@ -1,7 +1,7 @@
-"""The values that the producer's machines pass to each other, and the outcome of one `send`.
+"""The values between the producer's machines, and the outcome of one `send`.
 
-A send may be cut into pieces in several batches of several partitions. Its `Delivery` is done when
-each piece is acknowledged, or when the first has failed for good.
+A send may be cut into pieces in several batches. Its `Delivery` is done when each piece is
+acknowledged, or when the first has failed for good.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = [
 
 
 class Delivery:
-    """Collects the acknowledgements of one send: the part of a future without thread and loop."""
+    """The acknowledgements of one send: a future without thread and loop."""
 
     __slots__ = ("_open_pieces", "_produced", "error", "is_complete", "reported")
 
@@ -46,12 +46,10 @@ class Delivery:
 
     @property
     def is_done(self) -> bool:
-        """True if all pieces are acknowledged, or one has failed."""
         return self.error is not None or (self.is_complete and not self._open_pieces)
 
     @property
     def produced(self) -> list[Produced]:
-        """The acknowledged rows, by partition and offset, neighbours joined."""
         joined: list[Produced] = []
         for piece in sorted(self._produced):
             last = joined[-1] if joined else None
@@ -68,9 +66,7 @@ class Delivery:
                 joined.append(piece)
         return joined
 
-    # --- for the producer's core ----------------------------------------------------------------
     def add_piece(self) -> None:
-        """Count a piece that was put into a batch."""
         self._open_pieces += 1
 
     def __repr__(self) -> str:
@@ -82,12 +78,10 @@ class Delivery:
         return f"<{name}: {sum(piece.rows for piece in self._produced):,} rows acknowledged>"
 
     def mark_complete(self) -> bool:
-        """Record that all pieces have been added; return True if that makes it done."""
         self.is_complete = True
         return self.is_done
 
     def acknowledge(self, produced: Produced) -> None:
-        """Record that a piece is stored."""
         assert self._open_pieces > 0
         self._open_pieces -= 1
         self._produced.append(produced)
@@ -99,17 +93,16 @@ class Delivery:
             self.error = error
 
     def halves(self, row_count: int) -> tuple[Delivery, Delivery]:
-        """Return receivers for the two halves of a piece that was too large for a batch."""
+        """Return receivers for the halves of a piece that was too large for a batch."""
         self.add_piece()
         return self, self
 
     def failed(self) -> Sequence[Delivery]:
-        """Return the sends that fail with this piece."""
         return (self,)
 
 
 class RowsDelivery:
-    """The receiver of a run of rows that were sent one by one: each has its own delivery."""
+    """The receiver of rows sent one by one, each with its own delivery."""
 
     __slots__ = ("_deliveries",)
 
@@ -117,27 +110,23 @@ class RowsDelivery:
         self._deliveries = deliveries
 
     def add_piece(self) -> None:
-        """Count nothing: each row was counted when it was sent."""
+        """Do nothing: each row was counted when it was sent."""
 
     def acknowledge(self, produced: Produced) -> None:
-        """Record that all rows are stored, one after the other."""
         assert produced.rows == len(self._deliveries)
         for i, delivery in enumerate(self._deliveries):
             delivery.acknowledge(produced._replace(base_offset=produced.base_offset + i, rows=1))
 
     def fail(self, error: QuiverlogError) -> None:
-        """Fail each row with this error."""
         for delivery in self._deliveries:
             delivery.fail(error)
 
     def halves(self, row_count: int) -> tuple[RowsDelivery, RowsDelivery]:
-        """Return receivers for the first `row_count` rows and for the rest."""
         return RowsDelivery(self._deliveries[:row_count]), RowsDelivery(
             self._deliveries[row_count:]
         )
 
     def failed(self) -> Sequence[Delivery]:
-        """Return the sends that fail with these rows."""
         return self._deliveries
 
 
@@ -145,13 +134,12 @@ CompressionChoice: TypeAlias = Compression | Literal["none", "lz4", "zstd"]
 DurabilityChoice: TypeAlias = (
     Durability | Literal["memory", "flushed", "replicated", "replicated_flushed"]
 )
-"""The forms of the arguments; type checkers find a name that is none of these."""
+"""The forms of the arguments, for type checkers."""
 Receiver: TypeAlias = Delivery | RowsDelivery
-"""Receives the outcome of a piece of a batch."""
 
 
 class Identity(NamedTuple):
-    """Producer id and epoch, by which a broker recognises a producer."""
+    """By which a broker recognises a producer."""
 
     producer_id: int = NO_PRODUCER_ID
     producer_epoch: int = NO_EPOCH
@@ -159,7 +147,7 @@ class Identity(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ProducerOptions:
-    """The bounds of a producer's batches and retries. Times in microseconds."""
+    """Times in microseconds."""
 
     batch_rows: int
     batch_bytes: int
@@ -182,8 +170,6 @@ class ProducerOptions:
 
 @dataclass(slots=True, eq=False)
 class EncodedBatch:
-    """A closed batch: its bytes, its numbers and the state of its tries."""
-
     encoded: Encoded
     row_count: int
     identity: Identity
@@ -191,21 +177,20 @@ class EncodedBatch:
     deadline_us: int
     pieces: list[tuple[Receiver, int]]
     index: int = -1
-    """Counts the batches of a partition, in the order in which they were closed."""
+    """Counts a partition's batches, in the order of closing."""
     attempts: int = 0
     leader: int = -1
     """The node id that it was last sent to, at `sent_us`."""
     sent_us: int = 0
     maybe_stored: bool = False
-    """A try ended without an answer on whether the broker had stored it."""
+    """A try ended without an answer on whether it is stored."""
     last_failure: str = ""
     last_reason: str = ""
-    """The kind of the last failure."""
     is_done: bool = False
 
 
 class ProduceCall(NamedTuple):
-    """A request for one leader and the batches in it, one per partition."""
+    """A request for one leader, at most one batch per partition."""
 
     leader: int
     request: m.ProduceRequest
@@ -217,8 +202,8 @@ class ProduceCall(NamedTuple):
 class Work(NamedTuple):
     """The host's next steps.
 
-    `wake_at_us`: when to poll again at the latest. `silent`: leaders that have not answered for
-    long. `deposed`: those that lead no more, so that the host stops waiting for them.
+    `wake_at_us`: when to poll again at the latest. `silent`: leaders without an answer for long.
+    `deposed`: those that lead no more; the host stops waiting for them.
     """
 
     calls: list[ProduceCall]

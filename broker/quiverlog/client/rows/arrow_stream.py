@@ -1,7 +1,6 @@
-"""Arrow's C stream of what a blocking client reads: for polars, duckdb, pandas, pyarrow.
+"""Arrow's C stream of what a blocking client reads, for polars, duckdb, pandas, pyarrow.
 
-The stream has its schema before the first row, and reads rows as its consumer asks for them, from
-one thread at a time.
+Rows are read as the stream's consumer asks for them, from one thread at a time.
 """
 
 from __future__ import annotations
@@ -34,12 +33,11 @@ class _Reading(Protocol):
 
 
 def stream_of_reading(reading: _Reading, requested_schema: object | None = None) -> object:
-    """Return the rows of a bounded read as a stream."""
     return _stream(reading.schema, reading, requested_schema)
 
 
 def stream_of_consumer(consumer: _Consumer, requested_schema: object | None = None) -> object:
-    """Return the consumer's further rows as a stream; one that follows has no end."""
+    """Return further rows as a stream, without an end where the consumer follows."""
     schema = consumer.schema
     rows = (batch.data for batch in consumer)
     return _stream(schema, rows, requested_schema)

@@ -1,9 +1,8 @@
 """Conversion of a caller's data to record batches of the topic's schema.
 
-Conversions are lossless: an unknown column, a value that does not fit, a null where none is allowed
-or a change of meaning (text to number, local time to UTC) is refused with the column's name.
-
-Columns are matched by name. A nullable column may be left out and is filled with nulls.
+Lossless: an unknown column, a value that does not fit, a null where none is allowed or a change of
+meaning (text to number, local time to UTC) is refused with the column's name. Columns are matched
+by name; nullable ones may be left out.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ __all__ = ["Converter"]
 
 _SHOWN = 5
 _INDEX = re.compile(r"__index_level_\d+__").fullmatch
-"""The name that pandas gives an index without one."""
+"""pandas' name for an index without one."""
 ROWS_AT_ONCE = 65_536
-"""A list is converted in slices whose values fit the processor's cache."""
+"""Slices of a list whose values fit the processor's cache."""
 
 
 class Converter:
@@ -56,12 +55,11 @@ class Converter:
         """Return record batches of the schema, without empty ones.
 
         Args:
-            data: pa.RecordBatch, pa.Table, a dict (one row), a list of dicts, or an object with
-                `__arrow_c_stream__` or `__arrow_c_array__` (pandas, polars, duckdb, ...).
+            data: see `Producer.send`.
 
         Raises:
-            SchemaMismatch: it is none of these, or does not fit; names the column.
-            InvalidValue: a value is not valid for its type; names the column, row and value.
+            SchemaMismatch: names the column that does not fit.
+            InvalidValue: a value is not valid for its type; names column, row and value.
         """
         if isinstance(data, Mapping):
             data = [data]
@@ -110,7 +108,7 @@ class Converter:
     def _from_full_rows(self, rows: Sequence[Mapping[str, Any]]) -> pa.RecordBatch | None:
         """Convert the usual case in C: every row has every column. None when one has not.
 
-        A row that has all columns and no more keys than there are columns has no others.
+        A row with all columns and no more keys than columns has no others.
         """
         if max(map(len, rows)) != len(self._getters):
             return None
@@ -123,7 +121,6 @@ class Converter:
             return None
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
-    # --- from Arrow -----------------------------------------------------------------------------
     def _arrow_batches(self, data: Any) -> list[pa.RecordBatch]:
         if isinstance(data, pa.Table):
             return list(data.to_batches())
@@ -143,7 +140,7 @@ class Converter:
         )
 
     def _without_index(self, table: pa.Table) -> pa.Table:
-        """Drop the index column that pandas adds, for example after a selection of rows."""
+        """Drop the index column that pandas adds after a selection of rows."""
         surplus = [n for n in table.schema.names if _INDEX(n) and n not in self._names]
         return table.drop_columns(surplus) if surplus else table
 
@@ -294,7 +291,7 @@ def _shown(value: pa.Scalar) -> str:
 
 
 def _keeps_meaning(source: pa.DataType, target: pa.DataType) -> bool:
-    """Return True if values of `source` that fit mean the same as `target`. Both are normalised."""
+    """Return True if fitting values mean the same in `target`. Both types are normalised."""
     if source == target or t.is_null(source):
         return True
     if t.is_integer(source):
@@ -318,6 +315,6 @@ def _keeps_meaning(source: pa.DataType, target: pa.DataType) -> bool:
 
 
 def _words(error: Exception) -> str:
-    """Join pyarrow's two parts of a refusal of pandas' data; the second names the column."""
+    """Join the two parts of pyarrow's refusal of pandas' data; the second names the column."""
     parts = [str(part).rstrip(".") for part in reversed(error.args)]
     return (": ".join(parts).splitlines() or [type(error).__name__])[0]

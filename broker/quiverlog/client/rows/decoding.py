@@ -1,9 +1,7 @@
 """From the bytes of a fetch to record batches in the reader's schema; a consumer's batches.
 
-A body is cut into whole batches, which are sliced at both ends of the range, as offsets may lie
-inside a batch. Decoded columns point into the body.
+Batches are sliced at both ends of the asked range. Decoded columns point into the body. Invariants:
 
-Invariants:
 - Batches cover the rows from the asked offset on, without gap or repetition; any other answer is
   refused whole, so no row is skipped silently.
 - A batch that cannot be decoded is a CorruptBatch that names topic, partition and offsets; it names
@@ -124,10 +122,10 @@ class ConsumerBatch:
 
 
 class StoredBatch(NamedTuple):
-    """A batch as stored, and the part of it that was asked for. `follower`: the node id of its
-    sender, or LEADER.
+    """A stored batch, and the part of it that was asked for.
 
-    `is_followed`: another batch begins where this one ends. `damage`: why it cannot be decoded.
+    `follower`: the node id of its sender, or LEADER. `is_followed`: another batch begins where this
+    one ends. `damage`: why it cannot be decoded.
     """
 
     partition: int
@@ -205,9 +203,9 @@ def _cut(header: BatchHeader, end: int | None) -> int:
 
 
 def _followed(before: StoredBatch, base_offset: int, end: int | None) -> StoredBatch:
-    """Mark the batch before the one that begins with row `base_offset` as followed.
+    """Mark the batch before row `base_offset` as followed.
 
-    A row count that contradicts that offset is damaged where the checksum that covers it is wrong.
+    A row count that contradicts that offset is damaged where its checksum is wrong.
     """
     header = before.header
     rows = base_offset - header.base_offset
@@ -234,11 +232,11 @@ def _check_batch(
     *,
     is_first: bool,
 ) -> None:
-    """Check that a batch's header agrees with its answer.
+    """Check a batch's header against its answer.
 
     Raises:
         CorruptBatch: it is damaged.
-        InvalidResponse: the batch is whole, and does not belong there.
+        InvalidResponse: it is whole, and does not belong there.
     """
     if header.magic != MAGIC or not 0 < header.row_count <= BATCH_ROWS_MAX:
         raise CorruptBatch(
@@ -263,7 +261,7 @@ class BatchDecoder:
 
     Args:
         columns: only these, in this order; None takes all.
-        reader_schema: the schema of the rows; None takes the newest that is cached.
+        reader_schema: None takes the newest that is cached.
         verify_crc: check each batch's checksum.
     """
 
@@ -303,7 +301,6 @@ class BatchDecoder:
 
     @property
     def schema(self) -> pa.Schema:
-        """The schema of the rows by the cached history. Needs `prepare`."""
         if self._reader_schema is not None:
             return self._reader_schema
         assert self._history is not None, "prepare comes first"
@@ -312,11 +309,8 @@ class BatchDecoder:
         return self._history.current
 
     def decode(self, stored: StoredBatch) -> Operation[ConsumerBatch]:
-        """Return the rows asked for.
-
-        Raises:
-            CorruptBatch: names topic, partition and the batch's offsets (`offset`, `next_offset`).
-        """
+        """Return the rows asked for. Raises CorruptBatch, which names the place (`offset`,
+        `next_offset`)."""
         header = stored.header
         if stored.damage:
             raise self._corrupt(stored, stored.damage)
@@ -335,7 +329,8 @@ class BatchDecoder:
         )
 
     def _check_crc(self, stored: StoredBatch) -> None:
-        """Refuse a damaged header before its schema id, which no broker may have, is asked for."""
+        """Refuse a damaged header before its schema id, perhaps unknown to every broker, is asked
+        for."""
         if self._verify_crc:
             try:
                 check_crc(stored.view, stored.header)
@@ -416,7 +411,7 @@ def _end_is_known(stored: StoredBatch) -> bool:
 
 
 def fetch_error(fetched: FetchedPartition, topic: str, offset: int) -> QuiverlogError | None:
-    """Return the error of one partition of a fetch, with the offsets at which to go on."""
+    """Return a fetched partition's error, with the offsets at which to go on."""
     where = f"{topic}-{fetched.partition}"
     if fetched.diverging_end_offset >= 0:
         return LogTruncated(

@@ -1,7 +1,7 @@
 """The metadata columns `_topic`, `_partition`, `_offset`, `_timestamp`, and `where`.
 
-A topic's own column of such a name wins. Row filters are SQL or Arrow expressions. DuckDB returns a
-truth value per row and never the rows, so values stay unchanged; it reads the batch and no files.
+A topic's own column of such a name wins. DuckDB returns a truth value per row and never the rows,
+so values stay unchanged; it reads the batch and no files.
 """
 
 from __future__ import annotations
@@ -54,22 +54,20 @@ PLACE_NAMES: Final = tuple(PLACE_SCHEMA.names)
 
 
 def places_beside(columns: pa.Schema) -> pa.Schema:
-    """Return the metadata columns whose names the columns leave free."""
+    """Return the metadata columns whose names are free."""
     return pa.schema([field for field in PLACE_SCHEMA if field.name not in columns.names])
 
 
 def with_place(schema: pa.Schema) -> pa.Schema:
-    """Return the schema with the metadata columns."""
     return pa.schema([*schema, *places_beside(schema)])
 
 
 def table_schema(current: pa.Schema) -> pa.Schema:
-    """Return a topic's schema as a table: its columns, and the metadata columns that vary."""
+    """Return a topic's columns, and the metadata columns that vary."""
     return pa.schema([*current, *(f for f in places_beside(current) if f.name != "_topic")])
 
 
 def placed(batch: ConsumerBatch) -> pa.RecordBatch:
-    """Return the rows with the metadata columns."""
     rows = batch.data.num_rows
     values: dict[str, Callable[[], pa.Array]] = {
         "_topic": lambda: pa.repeat(text(batch.topic), rows),
@@ -85,26 +83,22 @@ def placed(batch: ConsumerBatch) -> pa.RecordBatch:
 
 # `where`: rows selected by an SQL expression, or by an expression of Arrow.
 _ALL_COLUMNS: Final = re.compile(r"\*|\bcolumns\b|\bU&", re.IGNORECASE)
-"""Forms that may name all columns. They include a product, which only costs unused columns."""
+"""May name all columns. A product counts as well, which only costs unused columns."""
 
 _KEY_TWICE: Final = "duplicate key"
-"""DuckDB's message for a map that it refuses, which lacks the column."""
+"""DuckDB's refusal of a map, which lacks the column."""
 _CONDITIONS = ("boolean", "null", "sqlnull")
-"""DuckDB's types of a condition; its releases name the type of `null` differently."""
+"""DuckDB's types of a condition; its releases name that of `null` differently."""
 
 
 class RowFilter(Protocol):
-    """Selects rows of batches of one schema."""
-
     def chosen(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the rows for which the condition is true, neither false nor null."""
 
 
 class SqlFilter:
-    """One SQL expression over columns of one schema."""
-
     def __init__(self, expression: str, schema: pa.Schema) -> None:
-        """Raise InvalidArgument: no condition on these columns, or DuckDB is not installed."""
+        """Raises InvalidArgument: no condition on these columns, or DuckDB is not installed."""
         self._database: Any = connect_duckdb("where: SQL")
         self._error: type[Exception] = extra("duckdb", "where: SQL").Error
         # On a line of its own, so that a comment at its end stays one.
@@ -148,7 +142,6 @@ class _ArrowFilter:
 
 
 def check_condition(where: Any) -> None:
-    """Raise InvalidArgument unless it is text or an expression of Arrow."""
     if not isinstance(where, pc.Expression) and not (isinstance(where, str) and where.strip()):
         raise InvalidArgument(
             f"where={shown(where)}: give a condition in SQL, or a pyarrow.compute.Expression."
@@ -156,7 +149,7 @@ def check_condition(where: Any) -> None:
 
 
 def filter_of(where: str | pc.Expression, schema: pa.Schema) -> RowFilter:
-    """Make the filter: text is SQL, an expression Arrow's. Raises InvalidArgument."""
+    """Make the filter: text is SQL, an expression Arrow's."""
     return SqlFilter(where, schema) if isinstance(where, str) else _ArrowFilter(where, schema)
 
 

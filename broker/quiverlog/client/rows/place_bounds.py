@@ -1,9 +1,8 @@
 """The partitions, offsets and times for which an Arrow expression can be true.
 
-Arrow itself finds the bounds: it drops a dataset's fragment with the guarantee `_offset < 100`
-where the condition contradicts that. It keeps what it cannot decide, so bounds are never too
-narrow. No I/O: the fragments' files are never opened. A topic's own column that is named like a
-metadata column sets no bounds.
+Arrow finds them: it drops a dataset's fragment whose guarantee (`_offset < 100`) the condition
+contradicts, and keeps what it cannot decide: bounds are never too narrow. The fragments' files are
+never opened. A topic's own column of such a name sets no bounds.
 """
 
 from __future__ import annotations
@@ -28,10 +27,7 @@ TIME_US_MAX: Final = 1 << 60
 
 
 class PlaceBounds:
-    """The bounds of one condition.
-
-    `schema` has the columns that it may use; `own` names those of the topic.
-    """
+    """`schema` has the columns that the condition may use; `own` names those of the topic."""
 
     def __init__(
         self, condition: pc.Expression, schema: pa.Schema, *, own: Collection[str] = ()
@@ -43,7 +39,7 @@ class PlaceBounds:
         self._filesystem = LocalFileSystem()
 
     def offsets(self, partition: int, start: int, end: int) -> tuple[int, int]:
-        """Return the part of [start, end) that has all rows the condition can select."""
+        """Return the part of [start, end) that holds all rows that can be selected."""
         assert 0 <= start <= end, (start, end)
         here = pc.scalar(True)
         if PARTITION not in self._own:
@@ -56,7 +52,7 @@ class PlaceBounds:
         def between(low: int, high: int) -> bool:
             return self._can_hold(here & _range(OFFSET, low, high, pa.int64()))
 
-        # The last offset below which no row can be selected, and the first one above which.
+        # Rows can be selected from the first on, and up to the second.
         first = _last(start, end, lambda at: not between(start, at))
         after = -_last(-end, -first, lambda at: not between(-at, end))
         assert start <= first <= after <= end, (start, first, after, end)
@@ -65,8 +61,8 @@ class PlaceBounds:
     def time_us_min(self) -> int:
         """Return the time before which no row can be selected; 0: no bound.
 
-        There is none for the end: clocks of producers differ, and rows that are older by their
-        clock may follow younger ones.
+        There is none for the end: producers' clocks differ, and rows with older times may follow
+        younger ones.
         """
         if TIMESTAMP in self._own:
             return 0

@@ -1,7 +1,7 @@
-"""The errors for values of a topic that Python, pandas or DuckDB do not have.
+"""The errors for values that Python, pandas or DuckDB do not have, in place of these packages' own.
 
-They replace the errors of these packages: days and moments of years before 1 and after 9999,
-nanoseconds of a time of day (pyarrow cuts them off silently), and maps with a key twice.
+Days and moments of years before 1 and after 9999, nanoseconds of a time of day (pyarrow cuts them
+off silently), and maps with a key twice.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .why_not import first_line
 __all__ = ["check_maps", "data_frame", "python_rows"]
 
 _FAILURES: Final = (pa.ArrowException, ValueError, OverflowError)
-"""The errors of pyarrow where Python or pandas have no such value."""
+"""pyarrow's, where Python or pandas have no such value."""
 _YEARS: Final = "Python's dates have the years 1 to 9999: cast the column to a number of"
 _NANOSECONDS: Final = "Python's times have microseconds: cast the column to text or to int64"
 
@@ -35,7 +35,7 @@ def python_rows(rows: pa.RecordBatch, where: str, first_offset: int) -> list[dic
 
     Args:
         where: topic and partition.
-        first_offset: the offset of the first row.
+        first_offset: of the first row.
 
     Raises:
         UnsupportedValue: names the column, the offset and what to do.
@@ -53,11 +53,7 @@ def python_rows(rows: pa.RecordBatch, where: str, first_offset: int) -> list[dic
 
 
 def data_frame(table: pa.Table, topic: str, options: dict[str, Any]) -> Any:
-    """Convert rows to a data frame of pandas.
-
-    Raises:
-        UnsupportedValue: names the column, the row of the table and what to do.
-    """
+    """Raises UnsupportedValue: names the column, the row of the table and what to do."""
     try:
         return table.to_pandas(**options)
     except _FAILURES:
@@ -116,13 +112,8 @@ def _as_microseconds(column: pa.Array) -> pa.Array:
     return cast_array(column, with_times_as(column.type, pa.time64("us")))
 
 
-# --- maps -----------------------------------------------------------------------------------------
 def check_maps(rows: pa.RecordBatch, topic: str = "") -> None:
-    """Refuse maps with a key twice, for DuckDB.
-
-    Raises:
-        UnsupportedValue: names the column.
-    """
+    """Refuse maps with a key twice, for DuckDB (UnsupportedValue)."""
     for name, column in zip(rows.schema.names, rows.columns, strict=True):
         if _has(column.type, t.is_map) and _has_key_twice(column):
             of_topic = f" of topic {topic!r}" if topic else ""

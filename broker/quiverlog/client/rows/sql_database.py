@@ -1,7 +1,7 @@
 """The settings of every connection of DuckDB: for `where`, `client.duckdb()`, `quiverlog sql`.
 
-A query's text often comes from outside the process, so it reaches its tables and nothing else of
-the machine, unless the caller asks for files (docs/adr/0077).
+Queries' text often comes from outside, so it reaches tables and nothing else of the machine, unless
+the caller asks for files (docs/adr/0077).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MAY_BE_SET: Final = (
     "preserve_insertion_order",
     "timezone",
 )
-"""Settings of the form of a result. Others open files again or raise bounds."""
+"""Settings of a result's form; others open files again or raise bounds."""
 
 
 def connect_duckdb(user: str, *, files: bool = False) -> Any:
@@ -36,8 +36,7 @@ def connect_duckdb(user: str, *, files: bool = False) -> Any:
 
     Args:
         user: what needs DuckDB, for the error where it is missing.
-        files: let the text of queries use files, the network, extensions, Python's variables and
-            any setting, as DuckDB by itself does.
+        files: let queries use files, the network, extensions, Python's variables and any setting.
 
     Raises:
         InvalidArgument: DuckDB is not installed.

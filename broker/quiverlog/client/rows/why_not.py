@@ -1,8 +1,5 @@
-"""Why data does not fit a column, and what to do, in the caller's terms.
-
-Arrow's own errors name C types and internal conversions. Causes with a better text: times without a
-zone, whole numbers that pandas has made floats, floats for decimals, half surrogate pairs.
-"""
+"""Why data does not fit a column, and what to do, in the caller's terms: Arrow's own errors name C
+types and internal conversions."""
 
 from __future__ import annotations
 
@@ -17,11 +14,11 @@ import pyarrow.types as t
 __all__ = ["first_line", "why_not_type", "why_not_value"]
 
 _MISSING: Final = frozenset(("NaTType", "NAType"))
-"""pandas' own values for what is missing."""
+"""pandas' values for what is missing."""
 
 
 def why_not_type(source: pa.DataType, target: pa.DataType) -> str:
-    """Return the reason that a column of `source` does not fit `target`: the end of a sentence."""
+    """Return the reason, the end of a sentence."""
     if t.is_timestamp(target) and t.is_timestamp(source):
         if target.tz is not None:
             return (
@@ -52,7 +49,7 @@ def why_not_type(source: pa.DataType, target: pa.DataType) -> str:
 
 
 def why_not_value(value: Any, kind: pa.DataType, cause: str) -> str:
-    """Return the reason that one value of Python does not fit; by default Arrow's `cause`."""
+    """Return the reason; by default Arrow's `cause`."""
     kind_of_value = type(value).__name__
     is_nan = isinstance(value, float) and math.isnan(value) and not t.is_floating(kind)
     if is_nan or kind_of_value in _MISSING:
@@ -99,5 +96,4 @@ def _in_python(kind: pa.DataType) -> str:
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of a library's error, without the full stop."""
     return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")

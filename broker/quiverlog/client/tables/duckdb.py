@@ -1,9 +1,8 @@
 """Topics as tables of DuckDB.
 
-A topic looks like a dataset of pyarrow, which DuckDB asks for a scanner with columns and a
-condition. Other columns are not decoded, and the condition's bounds on `_partition`, `_offset` and
-`_timestamp` become the range of offsets that is fetched. A scan ends at the topic's end as of its
-start.
+A topic looks like a dataset of pyarrow, which DuckDB asks for a scanner. Unused columns are not
+decoded, and bounds on `_partition`, `_offset` and `_timestamp` narrow what is fetched. A scan ends
+at the topic's end as of its start.
 """
 
 from __future__ import annotations
@@ -40,7 +39,6 @@ class TopicTable(ds.Dataset):  # type: ignore[misc]
 
     @property
     def schema(self) -> pa.Schema:
-        """The topic's columns, and the metadata columns."""
         return self._schema
 
     def scanner(
@@ -49,10 +47,8 @@ class TopicTable(ds.Dataset):  # type: ignore[misc]
         filter: pc.Expression | None = None,
         **_batching: Any,
     ) -> _Scan:
-        """Ask leaders for the offsets of one scan, and return it.
-
-        DuckDB replaces an error that is raised here by its own, with the same text.
-        """
+        """Fix the offsets of one scan. DuckDB replaces an error raised here by its own, with the
+        same text."""
         names = columns or self._schema.names
         try:
             reading = self._client.read(self._topic, columns=names, where=filter)
@@ -73,7 +69,7 @@ class _Scan:
         return pa.RecordBatchReader.from_batches(self._reading.schema, self._rows())
 
     def _rows(self) -> Iterator[pa.RecordBatch]:
-        """Read the rows. DuckDB replaces an error that is raised here, too."""
+        """Read the rows. DuckDB replaces errors here, too."""
         try:
             for batch in self._reading:
                 check_maps(batch, self._reading.topic)
@@ -86,7 +82,7 @@ class _Scan:
 def open_database(
     client: TopicReader, topics: Iterable[str] | None = None, *, files: bool = False
 ) -> Any:
-    """Open a connection of DuckDB, in memory, with these topics as tables; None: all.
+    """Open a connection of DuckDB, in memory, with these topics (None: all) as tables.
 
     `files` is that of `connect_duckdb`.
     """
@@ -101,7 +97,7 @@ def register_topics(
     topics: Iterable[str],
     failures: list[QuiverlogError] | None = None,
 ) -> None:
-    """Make tables of these topics; a topic that was deleted meanwhile is left out.
+    """Make tables of these topics, without those deleted meanwhile.
 
     Args:
         failures: receives the original errors that end scans.

@@ -1,7 +1,7 @@
 """Reading one range of one partition with prefetch, for Spark executors.
 
-The next request is sent before the caller gets the first batch of the last reply, so network and
-reader work at the same time. At most one reply is held and one is in flight.
+The next request is sent before the caller gets the last reply's first batch. At most one reply is
+held and one is in flight.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ __all__ = ["PartitionFetcher"]
 
 
 class FetchCore:
-    """The operations of a fetcher; it holds the position and the request in flight."""
+    """The position and the request in flight."""
 
     def __init__(
         self,
@@ -112,8 +112,8 @@ class FetchCore:
         """Return the next reply's batches and send the following request; [] at the end.
 
         Raises:
-            OffsetOutOfRange, LogTruncated, UnknownTopicId, OffsetNotAvailable: rows that were
-                asked for are not there.
+            OffsetOutOfRange, LogTruncated, UnknownTopicId, OffsetNotAvailable: the rows are not
+                there.
             InvalidResponse: the answer holds other rows.
         """
         timeout_s = self._cluster.settings.request_timeout_s
@@ -174,7 +174,7 @@ class FetchCore:
         return batches
 
     def _reply(self, pending: PendingReply, follower: int) -> Operation[Reply]:
-        """Return the reply. Raises NotLeader for a silent leader that has a successor."""
+        """Raises NotLeader for a silent leader that has a successor."""
         where = TopicPartition(self._topic, self._partition)
         try:
             while follower == LEADER and self._cluster.has_others:
@@ -208,7 +208,7 @@ class FetchCore:
             )
 
     def _leaves_follower(self, error: QuiverlogError) -> bool:
-        """Record a follower's failure, to ask its leader at once; False: it was the leader's."""
+        """Record a follower's failure; False: it was the leader's."""
         if self._follower == LEADER:
             return False
         self._choice.failed(self._partition, self._follower, self._cluster.clock())
@@ -315,7 +315,7 @@ class PartitionFetcher:
         spread = int(client.cluster.jitter() * 1_000)
         choice = ReplicaChoice(fetch_from, client_rack, spread)
         self._epoch = last_epoch
-        """Leader epoch of the last row that was handed out."""
+        """Leader epoch of the last row that was returned; at first, of the one before the range."""
         self._client = client
         cluster = client.cluster
         if topic_id is None:
@@ -340,7 +340,7 @@ class PartitionFetcher:
             choice=choice,
         )
         self.schema: pa.Schema = client.run(cluster.retrying(self._decoder.prepare))
-        """What the batches look like (until a newer schema turns up, if none was asked for)."""
+        """The batches' schema; without `reader_schema` later batches may have a newer one."""
         self._batches: deque[StoredBatch] = deque()
 
     def __iter__(self) -> Iterator[ConsumerBatch]:
@@ -349,7 +349,7 @@ class PartitionFetcher:
     def __next__(self) -> ConsumerBatch:
         while True:
             if self._batches:
-                # Taken away only when decoded: a batch that cannot be is met by every call.
+                # Removed only when decoded: a leader's batch that cannot be fails every call.
                 stored = self._batches[0]
                 try:
                     batch = self._client.run(self._decoder.decode(stored))
@@ -368,7 +368,7 @@ class PartitionFetcher:
             self._batches.extend(found)
 
     def close(self) -> None:
-        """Drop the request under way."""
+        """Drop the request in flight and the batches at hand."""
         pending, self._core.pending = self._core.pending, None
         self._batches.clear()
         self._abandon(pending)
