@@ -94,12 +94,13 @@ class Unflushed:
         if self._since_us is None:
             self._since_us = now.mono_us
 
-    def header_changed(self, segment: Segment, now: Now) -> None:
+    def header_changed(self, segment: Segment, now: Now | None = None) -> None:
+        """Note that a segment's header on the disk is out of date. `now`: flush it by itself."""
         assert not segment.dropped
         if segment not in self.segments:
             self.segments.append(segment)
             self.segments.sort(key=lambda one: one.base_offset)
-        if self._since_us is None:
+        if self._since_us is None and now is not None:
             self._since_us = now.mono_us
 
     def rolled(self, segment: Segment, end_offset: int, producers: Producers | None) -> None:

@@ -372,6 +372,9 @@ class Log:
             fresh.appended_mono_us = old.appended_mono_us
             fresh.note_arrival(old.arrived_us, old.arrived_from)
             self._segments.add(fresh)
+            if old.owes_arrival:
+                # The rows are synced, so the next flush has them; their arrival must go with it.
+                self._unflushed.header_changed(fresh)
         self._unflushed.truncated(end, result.point)
         if not self._segments.items:
             self._start_saved = max(self._start_saved, end)

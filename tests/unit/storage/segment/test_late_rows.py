@@ -135,6 +135,26 @@ def test_a_leader_tells_of_the_segments_that_it_sends() -> None:
     assert log.reader.arrived_us(0, 3) == at(2_000).wall_us
 
 
+@pytest.mark.parametrize("how", ["kill", "crash"])
+def test_a_cut_of_rows_that_no_flush_has_covered_keeps_the_arrival_after_a_restart(
+    how: str,
+) -> None:
+    """The cut syncs the rows that stay, so the next flush had nothing to write of them."""
+    disk = SimDisk(7)
+    log = open_log(disk)
+    append(log, 1_000, behind_ms=2 * HOUR_MS)
+    append(log, 1_000, behind_ms=2 * HOUR_MS)
+    truncate(log, 1)
+    flush(log)
+    disk.crash() if how == "crash" else disk.kill()
+    log = open_log(disk, ms=2_000)
+    assert log.log_end_offset == 1
+    retain(log, at(1_000 + HOUR_MS), 1)
+    assert log.log_start_offset == 0
+    retain(log, at(1_001 + HOUR_MS), 1)
+    assert log.log_start_offset == 1
+
+
 def test_a_cut_keeps_the_arrival() -> None:
     disk = SimDisk()
     log = open_log(disk)
