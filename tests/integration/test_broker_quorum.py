@@ -159,10 +159,10 @@ def test_a_killed_leader_is_replaced_and_catches_up(
         assert "event=stopped" in one.log_text
 
 
-def test_a_directory_from_before_there_were_quorums_becomes_the_first_of_three(
+def test_a_kept_directory_of_a_lone_broker_becomes_the_first_of_three(
     stack: ExitStack, tmp_path: Path
 ) -> None:
-    unpack(DATA / "single-killed.tar.xz", tmp_path)
+    unpack(DATA / "killed.tar.xz", tmp_path)
     first = BrokerProcess(data_dir=tmp_path / "data", start_timeout=120)
     first.start()
     stack.callback(first.kill)

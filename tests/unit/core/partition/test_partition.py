@@ -143,7 +143,7 @@ def leading(
 def follower_at(
     partition: PartitionState, broker: int, end: int, *, flushed: int = 0, now_us: int = 0
 ) -> bool:
-    said = Said(broker, 1, end, flushed, 0)
+    said = Said(broker, 1, end, flushed, 0, saved_epoch=partition.leader_epoch)
     leadership_of(partition).fetched(said, None, partition.log_end_offset, AllFit(), now_us)
     return partition.followers_moved()
 
