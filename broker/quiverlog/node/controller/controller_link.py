@@ -1,7 +1,6 @@
 """Requests to the controller: a call if this node is the controller, else a request to the leader.
 
-NOT_CONTROLLER with another controller known is followed once. The caller gets the response or the
-error, and decides about retries. The controller's own broker sends itself nothing.
+NOT_CONTROLLER is followed once, if another controller is known; the caller decides about retries.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from quiverlog.wire.messages import Request
 __all__ = ["ControllerLink", "Local"]
 
 Local = Callable[[Request, Then, Now], None]
-"""Decides here, and passes the response to `then`, or raises."""
+"""Decides on this node, and passes the response to `then`, or raises."""
 
 _NOBODY = -1
 
@@ -35,7 +34,6 @@ class ControllerLink:
         self._local: Mapping[type[Request], Local] = {}
 
     def decide_by(self, local: Mapping[type[Request], Callable[..., None]]) -> None:
-        """Set the handlers for requests while this node is the controller; once."""
         assert not self._local
         self._local = local
 
@@ -50,7 +48,6 @@ class ControllerLink:
 
     @property
     def leads(self) -> bool:
-        """True while this node is the controller."""
         return self._quorum.is_leading
 
     @property
@@ -60,8 +57,7 @@ class ControllerLink:
     def ask(
         self, request: Request, then: Then, now: Now, *, timeout_ms: int = PEER_ANSWER_MS_DEFAULT
     ) -> None:
-        """Pass the response, or the reason why there is none, to `then`; perhaps before this
-        returns."""
+        """Pass the response, or the error, to `then`; perhaps before this returns."""
         self._ask(request, then, now, timeout_ms=timeout_ms, follows=True)
 
     def _ask(

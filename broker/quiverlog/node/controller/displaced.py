@@ -1,10 +1,10 @@
 """When a displaced broker registers again.
 
 A broker is displaced when another process registers under its node id, or the controller holds it
-for stopping without its request: a client used its name, a copy of its disk was started, or two
-processes share an identity. It registers again after a session. If that happens again soon, the
-pause doubles up to a bound, so that two such processes do not displace each other at full speed. If
-the other process has another data directory, this one's disk was replaced: it stays out.
+for stopping without its request. It registers again after a session. The pause doubles up to a
+bound if that happens again soon: two processes with one identity must not displace each other at
+full speed. If the other process has another data directory, this one's disk was replaced: it stays
+out.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Displaced:
         self.due_us: int | None = None
 
     def look(self, how: str, session_us: int, now_us: int) -> None:
-        """Note that the broker is displaced (`how`), or is not (empty)."""
+        """Note why the broker is displaced; empty: it is not."""
         if not how:
             self.due_us = None
         elif self.due_us is None:
@@ -55,8 +55,7 @@ class Displaced:
                 self._outbox.log("warning", how, at=at, registers_again_in_ms=waits_ms)
 
     def disk_was_replaced(self) -> None:
-        """Stay out, as another data directory is registered: registering again would refuse that
-        one as long as this process lives, with earlier rows."""
+        """Stay out: registering again, with earlier rows, would displace the new disk."""
         self.due_us = None
         remedy = "stop this process: its disk was replaced, and it does not register again"
         at = str(self._config.endpoint)
@@ -72,7 +71,6 @@ class Displaced:
 
     @property
     def other_address(self) -> str:
-        """The address of the process that is registered in this broker's place."""
         other = self._metadata.image.brokers[self._config.node_id]
         listener = self._config.inter_broker_listener
         return endpoint_of(other, listener) or str(Address(other.host, other.port))
@@ -87,7 +85,6 @@ class Displaced:
             self.due_us = now_us + session_us
 
     def asked(self, now_us: int) -> None:
-        """Lengthen the next pause, as the broker has registered again."""
         assert self._wait_us > 0
         self._wait_us = max(self._wait_us, min(2 * self._wait_us, _WAIT_US_MAX))
         self._last_us = now_us

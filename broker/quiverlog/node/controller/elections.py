@@ -1,9 +1,7 @@
-"""Elections of the active controller without a broker's coming or going, and reports of them.
+"""Elections that no broker's coming or going causes: preferred leaders, and full disks.
 
-*Preferred leaders*: a round gives a bounded number of partitions back to their first replica,
-because each move sends clients to another broker. *Full disks*: a broker with a full disk leads no
-partition that another in-sync replica with room could lead; checked when a full disk is reported
-and as long as one is.
+Rounds are bounded because each move sends clients to another broker. A broker with a full disk
+leads no partition that another in-sync replica with room could lead.
 """
 
 from __future__ import annotations
@@ -27,16 +25,11 @@ __all__ = ["Elections", "FullDisks"]
 _AGAIN_US: Final = 2_000_000
 _NEXT_US: Final = 100_000
 _MOVES_MAX: Final = 500
-"""Partitions that get another leader in one decision; the next ones follow a tenth of a second
-later."""
+"""Partitions that get another leader in one decision; the next follow after `_NEXT_US`."""
 
 
 class FullDisks:
-    """Moves leadership from brokers with full disks to in-sync replicas with room.
-
-    Args:
-        full: the brokers with full disks, if this node is the controller.
-    """
+    """Moves leadership from brokers with full disks to in-sync replicas with room."""
 
     __slots__ = ("_due_us", "_full", "_known", "_metadata", "_outbox")
 
@@ -51,18 +44,15 @@ class FullDisks:
 
     @property
     def brokers(self) -> frozenset[int]:
-        """The brokers without room for rows."""
         return self._full()
 
     def next_us(self) -> int | None:
-        """Return when to call `run`; 0: at once; None: no disk is full."""
         full = self._full()
         if not full:
             return None
         return self._due_us if full <= self._known else 0
 
     def run(self, now: Now) -> None:
-        """Move leadership, if it is time."""
         full = self._full()
         is_news = not full <= self._known
         self._known = full
@@ -95,7 +85,7 @@ class FullDisks:
 
 
 def _full_disks_nobody_waits(_result: object, _error: BaseException | None, _now: Now) -> None:
-    """Do nothing: a failed move is tried again as long as the disk is full."""
+    """Do nothing: the next look tries again."""
 
 
 _LOOKED_AT_MAX: Final = 1_000
@@ -105,11 +95,8 @@ _LOOKED_AT_MAX: Final = 1_000
 class Elections:
     """Preferred leaders, and logs of unclean elections.
 
-    Args:
-        full_disks: brokers that get no partitions back.
-        entropy: source of random bytes, so that controllers' rounds do not coincide.
-        period_ms: between rounds, up to a tenth more or less; 0: none.
-        moves_max: partitions that get another leader in one round.
+    Rounds have jitter of a tenth, so that those of several controllers do not coincide.
+    `full_disks` get no partitions back.
     """
 
     __slots__ = (
@@ -152,7 +139,6 @@ class Elections:
         self._todo: deque[tuple[bytes, int]] = deque()
 
     def next_us(self) -> int | None:
-        """Return when the next round is; None: nothing is to be moved."""
         full_us = self._full_disks.next_us()
         assert full_us is None or full_us >= 0
         if full_us is None or self._due_us is None:
@@ -160,20 +146,19 @@ class Elections:
         return min(self._due_us, full_us)
 
     def set_period(self, period_ms: int, now: Now) -> None:
-        """Change the time between rounds, from now on."""
         assert period_ms >= 0
         self._period_us = period_ms * 1000
         is_wanted = self._period_us and self._metadata.image.unpreferred
         self._due_us = self._next_round(now) if is_wanted else None
 
     def set_moves_max(self, moves_max: int, _now: Now) -> None:
-        """Change the bound of each round."""
         assert moves_max >= 1
         self._moves_max = moves_max
 
     def applied(self, records: Sequence[Record], now: Now) -> None:
-        """Log unclean elections, and schedule a round if partitions have another than their first
-        leader."""
+        """Log unclean elections; schedule a round if a partition is not led by its first
+        replica.
+        """
         for record in records:
             if isinstance(record, PartitionChangeRecord) and record.unclean:
                 self._tell(record)
@@ -199,7 +184,6 @@ class Elections:
         return now.mono_us + max(1, self._period_us + jitter_us)
 
     def run(self, now: Now) -> None:
-        """Move some leaders, if it is time."""
         self._full_disks.run(now)
         if self._due_us is None or self._due_us > now.mono_us:
             return

@@ -1,11 +1,10 @@
 """ALTER_PARTITION at the controller, for requests of brokers and of its own broker.
 
-Each partition is decided on its own (core.controller.alter_partition), accepted changes are
-proposed together, and the answer has the state once they are committed.
+Each partition is decided on its own (core.controller.alter_partition); accepted changes are
+proposed together, and the response has the committed state.
 
-Decisions rest on pending changes. If one of these is about the same partition and an error would
-follow from it, the leader is to retry: the pending change may fail, and then nothing would report
-to the leader that its partition has not changed.
+Decisions rest on pending changes. An error that follows from a pending change of the same partition
+becomes THROTTLED: the change may fail, and then the leader would never get a right answer.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class InSyncDecisions:
         self._metadata = metadata
 
     def decide(self, request: AlterPartitionRequest, then: Then, now: Now) -> None:
-        """Decide, and pass the response to `then` when the accepted changes are committed, or
+        """Decide, and pass the response to `then` when the accepted changes are committed or
         failed.
 
         Raises:
@@ -117,7 +116,6 @@ class InSyncDecisions:
         error: BaseException | None,
         now: Now,
     ) -> None:
-        """Answer with the committed state, or the error."""
         if not waiting:
             return  # Called again after a bug.
         failed = error if error is None or isinstance(error, QuiverlogError) else QuiverlogError()

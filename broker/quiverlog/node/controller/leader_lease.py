@@ -62,7 +62,6 @@ class Standing:
         self.is_over = False
 
     def next_us(self) -> int | None:
-        """Return when to look again: for the membership's duties, or to step down."""
         due_us = self._membership.next_us()
         if self.is_over or not self._replicas:
             return due_us
@@ -98,11 +97,11 @@ class Standing:
     def hands_over(self, replica: Replica) -> bool:
         """Return whether the controller may have elected another leader at this broker's request.
 
-        An eligible live replica may lead after a failed write, or for a stopping broker, which
-        leaves the in-sync set before it learns so. A damaged leader asks only for in-sync replicas,
-        for it goes on with writes. If only dead replicas could lead, this one answers: while they
-        are eligible, fewer than the minimum are in sync, so one that returns and leads alone serves
-        no more rows than this one.
+        An eligible live replica may lead after a failed write, or for a stopping broker, which is
+        out of the in-sync set before it learns so. A damaged leader asks only for in-sync replicas:
+        it goes on with writes. If only dead replicas could lead, this one answers: while they are
+        eligible, fewer than the minimum are in sync, so one that returns and leads alone serves no
+        more rows than this one.
         """
         gives_up = replica.fault is not None or self._membership.registration.asks_to_stop
         if not gives_up and not replica.damage:

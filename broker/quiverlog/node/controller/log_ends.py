@@ -1,10 +1,9 @@
 """Log ends of partitions without a leader: reported by brokers, used by the controller.
 
-A broker reports soon after a change of the metadata and every two seconds while there is no leader,
-so that a new controller gets them, too; only logs that do not change. Unreadable and missing
-replicas are reported as such, so that the controller does not wait for them. The controller keeps
-reports of its own term and elects the longest log when enough are known; until then it logs every
-ten seconds which brokers are missing.
+A broker reports logs that do not change, soon after a change of the metadata and every two seconds,
+for a new controller has none. Unreadable and missing replicas are reported too: the controller does
+not wait for them. It keeps reports of its own term, and elects the longest log when enough have
+arrived.
 """
 
 from __future__ import annotations
@@ -52,11 +51,7 @@ Key = tuple[bytes, int]
 
 
 class LogEndDecisions:
-    """The controller's part.
-
-    Args:
-        is_heard: whether a broker has a session with this controller.
-    """
+    """The controller's part; `is_heard`: whether a broker has a session with this controller."""
 
     __slots__ = ("_ends", "_is_heard", "_metadata", "_outbox", "_quorum", "_term", "_told_us")
 
@@ -119,7 +114,7 @@ class LogEndDecisions:
         then(ReportLogEndsResponse(starts=starts), None, now)
 
     def of(self, image: Image, topic_id: bytes, number: int) -> dict[int, LogEnd]:
-        """Return the known log ends of a partition, by broker."""
+        """Return the reported log ends of a partition, by broker."""
         self._follow_quorum()
         return self._ends.of(image, topic_id, number)
 
@@ -136,7 +131,6 @@ class LogEndDecisions:
         )
 
     def _tell_waiting(self, image: Image, key: Key, now: Now) -> None:
-        """Log one of them for all: what is missing is a broker."""
         if now.mono_us < self._told_us + _TELL_US:
             return
         self._told_us = now.mono_us
@@ -186,13 +180,13 @@ def _shown(ends: dict[int, LogEnd]) -> str:
 
 
 def _nobody_waits(_result: object, _error: BaseException | None, _now: Now) -> None:
-    """Do nothing: a failed change is decided again with the next report, in two seconds."""
+    """Do nothing: the next report, in two seconds, decides again."""
 
 
 _AGAIN_US: Final = 2_000_000
 _PAUSE_US: Final = BROKER_RETRY_MS * 1000
 _LOOKED_AT_MAX: Final = 10 * ALTER_PARTITION_ENTRIES_MAX
-"""Partitions without a leader that one call visits: most may be of other brokers."""
+"""Partitions that one call visits: most may be of other brokers."""
 _OFTEN: Final = (NotController, OutcomeUnknown, PeerUnreachable, StaleBrokerEpoch)
 """Passing reasons for a controller not to accept reports."""
 
@@ -212,8 +206,6 @@ class LogEndReports:
     """The broker's part: reports of its replicas whose partitions have no leader.
 
     Args:
-        node_id: this broker.
-        metadata: what this broker has applied.
         broker_epoch: of this broker's registration; negative: it has none.
         ask: sends to the controller.
         deleted: called for rows of a log here that another broker's log reports as deleted.
@@ -255,10 +247,9 @@ class LogEndReports:
         self._lost_us = 0  # When lost partitions that are led here are reported next.
         self._said_us = 0
         self._said_version = -1
-        self._skip = 0  # Partitions without a leader that were visited: the next call begins there.
+        self._skip = 0  # Where the next call begins among the partitions without a leader.
 
     def next_us(self) -> int | None:
-        """Return when to call `run` at the latest; None: after the next event."""
         image = self._metadata.image
         if not image.leaderless or self._in_flight is not None or not self._is_heard(image):
             return None
@@ -271,7 +262,6 @@ class LogEndReports:
         return broker is not None and not broker.fenced and self._broker_epoch() >= 0
 
     def run(self, now: Now) -> None:
-        """Report to the controller, if it is time."""
         due_us = self.next_us()
         if due_us is None or now.mono_us < due_us:
             self._tell_lost(now)
@@ -305,8 +295,7 @@ class LogEndReports:
             then(None, error, now)
 
     def _give_up(self, answer: ReportLogEndsResponse, now: Now) -> None:
-        """Delete rows that were deleted while this broker was away: without them, its log may
-        lead."""
+        """Delete rows that were deleted while this broker was away: then its log may lead."""
         image = self._metadata.image
         for one in answer.starts:
             key = (one.topic_id, one.partition)
@@ -335,7 +324,7 @@ class LogEndReports:
         return entries
 
     def _tell_lost(self, now: Now) -> None:
-        """Report only copies that are lost, if it is time; opening retries call this often."""
+        """Report lost copies only, if it is time; opening retries call this often."""
         image, offline = self._metadata.image, self._copies.offline
         if not offline or now.mono_us < self._lost_us:
             return
@@ -351,8 +340,7 @@ class LogEndReports:
             self._tell(entries, now)
 
     def _lost(self, image: Image, key: Key) -> list[PartitionLogEnd]:
-        """Return a report of no log, where it was the only one and this broker leads its
-        partition."""
+        """Return a report of no log if this broker had the only one and leads its partition."""
         topic = image.topics_by_id.get(key[0])
         if topic is None or may_be_made(image, key, self._node_id):
             return []

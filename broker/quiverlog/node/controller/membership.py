@@ -1,7 +1,4 @@
-"""This node among the brokers: controller link, registrations, log ends, voters.
-
-Only puts these parts together.
-"""
+"""This node among the brokers: controller link, registrations, log ends, voters."""
 
 from __future__ import annotations
 
@@ -29,16 +26,7 @@ __all__ = ["Membership"]
 
 
 class Membership:
-    """The parts.
-
-    Args:
-        directory: the data directory, once it is taken.
-        copies: the replicas here, for reports of log ends.
-        controller: gets the handlers of this node.
-        holds_back, is_disk_full, faulted: see `Registration`.
-        deleted: see `LogEndReports`.
-        whereabouts: addresses of the other brokers.
-    """
+    """Puts the parts together; arguments as in `Registration` and `LogEndReports`."""
 
     __slots__ = (
         "_is_active", "controller", "log_end_decisions", "log_end_reports", "reach", "registrar",
@@ -112,21 +100,17 @@ class Membership:
 
     @property
     def full_disks(self) -> frozenset[int]:
-        """The brokers without room for rows, if this node is the controller."""
         return self.registrar.full_disks
 
     def begin(self, now: Now) -> None:
-        """Start, as there is a quorum."""
         self._is_active = True
         self.registration.begin(now)
 
     def serve(self, now: Now) -> None:
-        """Serve clients from now on."""
         self._is_active = True
         self.registration.serve(now)
 
     def next_us(self) -> int | None:
-        """Return when to call `tick` at the latest; 0: at once; None: after the next event."""
         if not self._is_active:
             return None
         earliest = self.registration.next_us()
@@ -142,12 +126,10 @@ class Membership:
         return earliest
 
     def changed(self) -> None:
-        """Take over changed metadata of brokers."""
         self.registration.changed()
         self.voter_changes.changed()
 
     def stop(self, now: Now) -> None:
-        """Stop: nothing more is requested or decided here."""
         self._is_active = False
         self.registrar.stop(now)
 
@@ -157,7 +139,6 @@ class Membership:
         return self._is_active
 
     def tick(self, now: Now) -> None:
-        """Act on the deadlines of all parts."""
         if not self._is_active:
             return
         self.registrar.tick(now)

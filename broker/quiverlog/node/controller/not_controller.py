@@ -1,8 +1,8 @@
 """Requests for the controller at another broker: refused with the controller's address.
 
-Brokers never forward. The controller itself may have to wait: decisions rest on pending changes,
-but "nothing to do" and refusals are answers about committed state. They wait until it is decided;
-otherwise a client could read of a topic that was never created.
+Brokers never forward. "Nothing to do" and refusals are answers about committed state, so the
+controller delays them until pending changes are decided; otherwise a client could read of a topic
+that was never created.
 """
 
 from __future__ import annotations
@@ -54,10 +54,7 @@ class Knowing(Protocol):
 
 
 def endpoint_at(broker: Knowing, record: BrokerRecord, connection_id: int) -> Address:
-    """Return a broker's address for clients of this connection's listener.
-
-    A broker without such a listener is named with its default one.
-    """
+    """Return a broker's address for clients of this connection's listener, else its default one."""
     listener = broker.clients.listener_of(connection_id)
     told = record.listeners
     if record.node_id == broker.config.node_id:
@@ -67,8 +64,7 @@ def endpoint_at(broker: Knowing, record: BrokerRecord, connection_id: int) -> Ad
 
 
 def check_decides(broker: Knowing, connection_id: int) -> None:
-    """Refuse unless this broker is the controller; called before any lookup, as metadata may be
-    old.
+    """Refuse unless this broker is the controller; before any lookup, as metadata may be old.
 
     Raises:
         NotController: another broker is the controller, or none. A quorum of one reports its own
@@ -122,8 +118,8 @@ def decided(
 def told_controller(broker: Knowing) -> int:
     """Return the controller id for METADATA; -1 while no controller is known.
 
-    A newly elected node names itself only when it has applied everything decided before: what it
-    does not have does not exist.
+    A new controller names itself only when all earlier decisions are applied: what it lacks does
+    not exist.
     """
     found = broker.controller.controller_id
     quorum = broker.quorum
@@ -133,7 +129,6 @@ def told_controller(broker: Knowing) -> int:
 
 
 def _controller(broker: Knowing, connection_id: int) -> m.BrokerEndpoint | None:
-    """Return the controller at the client's listener, if it is another known broker."""
     controller_id = broker.controller.controller_id
     record = broker.metadata.image.brokers.get(controller_id)
     if record is None or controller_id == broker.config.node_id:
@@ -154,7 +149,6 @@ def controller_for(
 def refusal(
     broker: Knowing, connection_id: int, request: m.Request, error: QuiverlogError
 ) -> m.Response:
-    """Return the answer to a request that failed as a whole."""
     cls = APIS[request.API].response
     response = cls(error_code=error.code, error_message=error.message)
     if isinstance(error, NotController) and "controller" in cls.__struct_fields__:

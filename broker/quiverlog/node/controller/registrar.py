@@ -1,11 +1,8 @@
 """The controller's side of registrations: hosts core.controller.registrations.
 
-Calls it for requests of brokers and when one may have been silent for long, and proposes its
-records; a registering broker gets its answer when that is decided. Refuses everything while this
-node is not the controller. A single broker has no deadline.
-
 Owns also the callers that wait until all live brokers have applied the present metadata
-(`everywhere`): heartbeats report versions, and a broker that lags is fenced (overdue.py).
+(`everywhere`): heartbeats report versions, and a broker that lags is fenced. Refuses everything
+while this node is not the controller.
 """
 
 from __future__ import annotations
@@ -49,12 +46,11 @@ _LONG_AGO_MS: Final = 2**31 - 1
 
 
 class Registrar:
-    """The host.
+    """Proposes the machine's records; a registering broker gets its answer when they are decided.
 
     Args:
         incarnation: of this start of this node.
-        controller_heard_us: which other node was controller last, and when it last answered this
-            one.
+        controller_heard_us: when the previous controller last answered, by its node id.
     """
 
     __slots__ = (
@@ -107,11 +103,9 @@ class Registrar:
 
     # --- when ----------------------------------------------------------------------------------
     def next_us(self) -> int | None:
-        """Return when to call `tick` at the latest; 0: at once; None: after the next event."""
         return self._due_us if self._quorum.leading_term == self._term else 0
 
     def tick(self, now: Now) -> None:
-        """Start or stop with the quorum's leadership; fence silent brokers."""
         machine = self._follow_quorum(now)
         if machine is None:
             return
@@ -138,18 +132,17 @@ class Registrar:
             self._propose(records, now)
 
     def _last_heard(self) -> dict[int, int]:
-        """Return the last contact with the previous controller, which may not have found the new
-        one yet.
+        """Return the last contact with the previous controller, which may not have found this one
+        yet.
 
-        At least `led_before_us`: no session given by an earlier controller outlasts its last
-        confirmation by more than its length, so no broker is fenced too soon.
+        At least `led_before_us`: no session of an earlier controller outlasts that by more than its
+        length, so no broker is fenced too soon.
         """
         led_before_us = self._quorum.raft.led_before_us
         assert led_before_us >= 0
         return {node_id: max(us, led_before_us) for node_id, us in self._heard().items()}
 
     def _follow_quorum(self, now: Now) -> Registrations | None:
-        """Return the machine, while this node is the controller."""
         term = self._quorum.leading_term
         if term != self._term:
             if self._machine is None:
@@ -217,7 +210,8 @@ class Registrar:
 
     def _check_disk(self, newcomer: BrokerRecord) -> None:
         """Raise EarlierDiskState for a voter that lacks entries it has acknowledged: it gets no
-        decisions, so it would serve nothing and keep its newer disk out."""
+        decisions, so it would serve nothing and keep its newer disk out.
+        """
         key = ReplicaKey(newcomer.node_id, newcomer.directory_id)
         index = self._quorum.raft.forgotten.get(key)
         if index is not None:
@@ -236,7 +230,7 @@ class Registrar:
         then(self.beat(request, now), None, now)
 
     def beat(self, request: BrokerHeartbeatRequest, now: Now) -> BrokerHeartbeatResponse:
-        """Process a heartbeat. What follows from it is proposed.
+        """Process a heartbeat, and propose what follows from it.
 
         Raises:
             NotController, StaleBrokerEpoch.
@@ -283,15 +277,13 @@ class Registrar:
 
     @property
     def full_disks(self) -> frozenset[int]:
-        """The brokers without room for rows, if this node is the controller."""
         is_own = self._is_disk_full()
         if not (self._full_disks or is_own) or not self._quorum.is_leading:
             return frozenset()
         return frozenset({*self._full_disks, *((self._config.node_id,) if is_own else ())})
 
     def faulted(self, node_id: int) -> int:
-        """Return how many partitions of a broker accept no writes, as reported; 0 on other
-        nodes."""
+        """0 unless this node is the controller."""
         if not self._quorum.is_leading:
             return 0
         if node_id == self._config.node_id:
@@ -299,8 +291,7 @@ class Registrar:
         return self._faults.get(node_id, 0)
 
     def metadata_lag(self, node_id: int) -> int:
-        """Return how many metadata entries a broker lacked at its last heartbeat; -1: unknown
-        here."""
+        """Entries that a broker lacked at its last heartbeat; -1: unknown."""
         version = self._metadata.image.version
         if not self._quorum.is_leading or self._machine is None:
             return -1
@@ -345,7 +336,6 @@ class Registrar:
         return start
 
     def stop(self, now: Now) -> None:
-        """Refuse all waiting callers, as the broker closes."""
         self._is_stopped = True
         self._refuse_waiting(BrokerShuttingDown(), now)
 
@@ -385,8 +375,7 @@ class Registrar:
                 raise
 
     def _proposed(self, _image: object, error: BaseException | None, now: Now) -> None:
-        """Answer callers after a decision; after a failure, give a session to brokers without
-        one."""
+        """After a failure, give a session to brokers without one."""
         if error is None and self._machine is not None and self._term:
             self._answer_waiting(self._machine, now)  # Perhaps one broker fewer has to apply it.
         if error is not None and self._machine is not None and self._term:
@@ -399,7 +388,6 @@ class Registrar:
 
 
 def _next_us(machine: Registrations, now: Now) -> int | None:
-    """Return when a session ends, or an awaited version becomes late."""
     session_us, late_us = machine.sessions.next_us(), machine.awaited.next_us()
     if late_us is None:
         return session_us

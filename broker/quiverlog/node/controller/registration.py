@@ -66,12 +66,10 @@ class Registration:
     """This broker's registration.
 
     Args:
-        image: the committed metadata.
-        directory: the data directory of this broker, once it is taken.
         is_alone: true while no other node could be the controller.
         holds_back: true until the controller has the replicas here that do not count: the broker
-            stays fenced, so that none of them leads.
-        is_disk_full: true while this broker has no room for rows; a change is reported at once.
+            stays fenced, so none of them leads.
+        is_disk_full: true while there is no room for rows; a change is reported at once.
         faulted: partitions here that accept no writes, because a write or fsync has failed.
     """
 
@@ -162,29 +160,26 @@ class Registration:
 
     # --- the metadata --------------------------------------------------------------------------
     def begin(self, now: Now) -> None:
-        """Register, as there is a quorum; fenced until the broker serves."""
         assert self._next_us is None, "a broker begins once"
         self._next_us = now.mono_us
 
     def serve(self, now: Now) -> None:
-        """Heartbeat from now on, as the broker serves."""
         self._serves = True
         self.changed()
         self._next_us = now.mono_us
 
     @property
     def is_registered(self) -> bool:
-        """True when the metadata have this start of the broker."""
+        """True when the controller needs no heartbeat: it is this node."""
         self.changed()
         return self._epoch >= 0
 
     @property
     def epoch(self) -> int:
-        """The broker epoch of this start in the metadata; negative: not registered."""
+        """The broker epoch of this start; negative: not registered."""
         return self._epoch
 
     def changed(self) -> None:
-        """Take over changed metadata of brokers."""
         broker = self._metadata.image.brokers.get(self._config.node_id)
         own = broker is not None and broker.incarnation == self._directory().incarnation
         self._epoch = broker.broker_epoch if broker is not None and own else UNKNOWN_BROKER_EPOCH
@@ -231,7 +226,6 @@ class Registration:
         return now.mono_us < self._lease_us
 
     def owe_version(self) -> None:
-        """Report the present version at once, as the controller waits for it."""
         self._owed_version = self._metadata.image.version
 
     def known_us(self, now: Now) -> int:
@@ -280,7 +274,6 @@ class Registration:
         return (self._link.leads and self._led) or self._is_alone()
 
     def next_us(self) -> int | None:
-        """Return when to call `tick` at the latest; None: after the next event."""
         if self._next_us is None or self._in_flight or self._is_forgotten:
             return self._stop_us
         if self._lost_place:
@@ -295,8 +288,8 @@ class Registration:
 
     @property
     def _has_news(self) -> bool:
-        """True when the controller waits for an applied version, or the disk's fullness has changed
-        since the last heartbeat.
+        """True when the controller waits for an applied version, or the disk's fullness has
+        changed.
 
         Not of a fenced broker: it leads nothing, and may have to hold its heartbeats back.
         """
@@ -305,7 +298,6 @@ class Registration:
         return self._told_version < self._owed_version or self._is_disk_full() != self._told_full
 
     def tick(self, now: Now) -> None:
-        """Send what is due to the controller."""
         if self._next_us is None:
             return
         self._follow_leadership(now)
@@ -325,8 +317,9 @@ class Registration:
             self._send(now, registers=self._epoch < 0)
 
     def _follow_leadership(self, now: Now) -> None:
-        """Renew the lease of a controller: it leads for a session after a majority's contact, as
-        another elected controller waits that long before it elects others."""
+        """Renew a controller's lease: a session from a majority's contact, as another elected
+        controller waits that long before it elects others.
+        """
         leads = self._link.leads
         confirmed_us = self._link.majority_confirmed_us if leads else None
         assert self._session_us > 0
@@ -457,12 +450,7 @@ class Registration:
 
 
 class Registered:
-    """Registrations in the metadata, for leaderships (`Brokers`) and fetches of followers.
-
-    Args:
-        metadata: what this broker has applied.
-        incarnation: of this start of the broker.
-    """
+    """Registrations in the metadata, for leaderships (`Brokers`) and fetches of followers."""
 
     __slots__ = ("_incarnation", "_metadata", "_node_id")
 
@@ -479,8 +467,8 @@ class Registered:
     def check_life(self, broker_id: int, broker_epoch: int) -> None:
         """Check the broker epoch of a request, as far as the metadata here have it.
 
-        An epoch that was never given would count as a later start, and the broker itself be refused
-        as long as this one leads. An unregistered broker holds no partition.
+        An epoch that was never assigned would count as a later start, and the broker itself would
+        be refused as long as this one leads. An unregistered broker holds no partition.
 
         Raises:
             StaleBrokerEpoch: the metadata here have no such registration yet.
