@@ -1,8 +1,7 @@
 """The parts of one broker, wired together.
 
-Each part owns its state; `Broker` owns none. Handlers get the broker and use its parts; parts
-know only what their constructors take. `Copying` is the turn of all replication in a call of the
-node: fetchers, the in-sync set, log starts, offline replicas and repairs, asked as one.
+Each part owns its state; `Broker` owns none. Handlers use its parts; parts see only what their
+constructors take.
 """
 
 from __future__ import annotations
@@ -74,7 +73,6 @@ __all__ = ["Broker", "Copying", "Ending", "Timed", "make_copying"]
 
 
 def make_copying(broker: Broker) -> Copying:
-    """The parts, in a broker that is being made: they find the others when they need them."""
     offline_replicas = OfflineReplicas(
         broker.config.node_id,
         broker.registered.own_epoch,
@@ -110,12 +108,8 @@ def make_copying(broker: Broker) -> Copying:
     )
 
 
-# Which parts of a broker follow which key of the configuration while it runs.
 def make_live_config(broker: Broker) -> LiveConfig:
-    """What takes the typed value of a key, and the moment from which on it counts."""
-
     def give_defaults(given: Mapping[str, str]) -> None:
-        """Some default of topics is another one, as given or decided: logs and rules take it."""
         broker.metadata.give_defaults(given)
         broker.assignment.reconfigure()
 
@@ -137,7 +131,7 @@ def make_live_config(broker: Broker) -> LiveConfig:
 
 
 class Copying:
-    """The turn of all that copies, in a call of the node: both ends of it."""
+    """The turn of all replication in a call of the node: both ends of it."""
 
     __slots__ = (
         "_replication", "copied_starts", "in_sync_changes", "offline_replicas", "repairs"
@@ -159,7 +153,7 @@ class Copying:
 
     @property
     def is_needed(self) -> bool:
-        """True when `run` may find something to do; never where every partition has one replica."""
+        """Never True where every partition has one replica."""
         return (
             self._replication.is_needed
             or self.in_sync_changes.is_needed
@@ -169,7 +163,6 @@ class Copying:
         )
 
     def next_us(self) -> int | None:
-        """When `run` is to be called at the latest; None: when something happens."""
         earliest = self._replication.next_us()
         others = (
             self.in_sync_changes, self.copied_starts, self.offline_replicas, self.repairs
@@ -180,7 +173,6 @@ class Copying:
         return earliest
 
     def run(self, now: Now) -> None:
-        """Ask leaders for rows, and the controller for changes of who is in sync."""
         try:
             self._replication.run(now)
         finally:
@@ -194,9 +186,9 @@ class Copying:
 
 
 class Timed(NamedTuple):
-    """A part that wants to be woken.
+    """A part that wants to be called at a time.
 
-    next_us: when (monotonic) at the latest; None: when something happens.
+    next_us: when (monotonic) at the latest; 0: at once; None: after the next event.
     run: what a tick does then; None: another call of the part does it.
     phases: in which of the broker's phases; empty: in all.
     """
@@ -207,9 +199,8 @@ class Timed(NamedTuple):
 
 
 class Ending(NamedTuple):
-    """A part for which a call of the node may leave something to do at its end.
+    """A part that may have work at the end of a call of the node.
 
-    is_due: of `part`: there is something.
     phases: in which of the broker's phases; empty: in all.
     """
 
@@ -223,8 +214,6 @@ _OF_BROKERS: Final = BrokerRecord | BrokerChangeRecord | UnregisterBrokerRecord
 
 
 class Broker:
-    """The parts of one broker, wired together."""
-
     __slots__ = (
         "admission",
         "assignment",
@@ -453,7 +442,7 @@ class Broker:
         )
 
     def _took_fault(self, replica: Replica) -> None:
-        """A replica takes no writes from now on: it is no copy any more, and others lead."""
+        """A replica takes no writes from now on: others are to lead."""
         self.replication.went_offline(replica)
         self.offline_replicas.changed(
             (replica.topic.topic_id, replica.name.partition), is_offline=True
@@ -479,7 +468,7 @@ class Broker:
         )
 
     def _moved(self, watched: Watched) -> None:
-        """A partition has moved: who copies it, or from whom it is copied, is to know."""
+        """Pass a moved partition on: to its followers' sessions, or to its own fetcher."""
         if isinstance(watched, Replica):
             leadership = watched.state.leadership
             if leadership is None:
@@ -489,7 +478,7 @@ class Broker:
                 self.in_sync_changes.grown(watched)
 
     def timed(self) -> list[Timed]:
-        """All parts that a tick wakes, in the order of their turns."""
+        """The parts with deadlines, in the order of their turns."""
         running = (Phase.RUNNING,)
         assignment = self.assignment
         return [
@@ -513,7 +502,7 @@ class Broker:
         ]
 
     def endings(self) -> list[Ending]:
-        """All parts that the end of a call may give something to do, in their order."""
+        """The parts with work at the end of a call, in their order."""
         waiting, copying = attrgetter("waiting"), self.copying
         return [
             Ending(copying, attrgetter("is_needed"), copying.run, (Phase.RUNNING,)),
@@ -524,14 +513,14 @@ class Broker:
         ]
 
     def take(self, directory: DataDirectory) -> None:
-        """The data directory is ours: all parts that work in it learn of it."""
+        """Give the opened data directory to all parts that work in it."""
         self.directory = directory
         self.copy_sessions.begin(1 + int.from_bytes(self.entropy(7), "big"))
         self.removal.load(directory.data)
         self.assignment.load(directory)
 
     def _applied(self, records: Sequence[Record], made: Set[str] | None, now: Now) -> None:
-        """Decisions have become true: bring what is here to what they say. See `reconcile`."""
+        """Change the parts as applied decisions require."""
         assert records
         for record in records:
             if isinstance(record, ProducerIdBlockRecord):
@@ -569,7 +558,7 @@ class Broker:
                 is_new = topic is None or record.partition >= len(topic.partitions)
                 if not is_new and topic is not None:
                     if self.config.node_id in topic.partitions[record.partition].replicas:
-                        continue  # It is here: a directory that is missing is a loss.
+                        continue  # It is here: a missing directory is a loss.
                     self.assignment.check_left((record.topic_id, record.partition))
                 name = names[record.topic_id] if topic is None else topic.name
                 directories[str(TopicPartition(name, record.partition))] = record.topic_id
@@ -578,13 +567,12 @@ class Broker:
         self.metadata.propose(records, now, then, directories)
 
     def forget_connection(self, connection_id: int) -> None:
-        """A connection is gone: what it has asked for is dropped."""
+        """Drop everything that a closed connection has requested."""
         self.clients.forget(connection_id)
         self.tasks.forget(connection_id)
         self.purgatory.forget(connection_id)
 
     # --- failing -------------------------------------------------------------------------------
     def fail(self, connection_id: int, request: m.Request, error: QuiverlogError) -> None:
-        """The request as a whole becomes an error."""
         response = refusal(self, connection_id, request, error)
         self.outbox.respond(connection_id, request.correlation_id, response)

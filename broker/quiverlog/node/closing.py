@@ -1,15 +1,11 @@
-"""Stopping: from a broker that serves to a directory that the next start trusts without a scan.
-
-Owns the steps, each of which waits for the one before:
+"""Stopping: to a directory that the next start trusts without a scan.
 
     RUNNING ──Shutdown──▶ CLOSING: draining ──▶ logs ──▶ mark ──▶ CLOSED
-                          no new requests, long polls answered, all flushed and every job back;
-                                        every log closed, by a job where something is to be
-                                        written, which answers produces whose flush could
-                                        not be tried; the clean mark written
 
-A log with a fault, one that is offline, or one whose rows cannot be flushed costs the mark: the
-next start scans. Files that only shorten a start (indexes, recovery points) do not.
+Draining: no new requests, long polls answered, all flushed, every job back. Then every log is
+closed (by a job, if something is to be written), and produces whose flush could not be tried are
+answered. A log with a fault, one that is offline, or one whose rows cannot be flushed costs the
+mark: the next start scans. Files that only shorten a start (indexes, recovery points) do not.
 """
 
 from __future__ import annotations
@@ -46,13 +42,13 @@ class CloseLogJob:
         self._clean = replica.fault is None and not replica.log.fault
 
     def run(self) -> bool:
-        """Close the log; True if it was clean. The files are released under any error, too."""
+        """Close the log; True if it was clean. The files are released under any error."""
         self._log.close(clean=self._clean)
         return self._clean
 
 
 class MarkCleanJob:
-    """Let go of the data directory, with the clean mark if all logs deserve it."""
+    """Release the data directory, with the clean mark if all logs were closed cleanly."""
 
     __slots__ = (
         "_clean",
@@ -82,7 +78,7 @@ class MarkCleanJob:
         self._written = written
 
     def run(self) -> None:
-        """Raises OSError or QuiverlogError: the directory is let go, without the mark."""
+        """Raises OSError or QuiverlogError: the directory is released without the mark."""
         if self._clock_note is not None:
             with contextlib.suppress(OSError, QuiverlogError):  # Then the last note counts.
                 self._directory.note_clock(self._clock_note)
@@ -108,7 +104,7 @@ _AFTER: Final = {
 
 
 class Closing:
-    """See the module docstring."""
+    """The steps, each after the one before."""
 
     __slots__ = ("_broker", "_clean", "_clock_note", "_is_untouched", "_open", "_step")
 
@@ -116,8 +112,8 @@ class Closing:
         self._broker = broker
         self._step = _Step.SERVING
         self._clean = True
-        self._is_untouched = False  # No log was opened: what the last stop knew is still true.
-        self._clock_note: ClockNote | None = None  # None: no time is believed yet.
+        self._is_untouched = False  # No log was opened: the bounds noted by the last stop hold.
+        self._clock_note: ClockNote | None = None  # None: the clock is not trusted yet.
         self._open: dict[Replica, None] = {}
 
     def _go_on(self, step: _Step) -> None:
@@ -159,7 +155,7 @@ class Closing:
                 broker.flushes.want(replica)
 
     def run(self, now: Now) -> None:
-        """Go on, if what the next step waits for is there."""
+        """Go on, if the next step can begin."""
         broker = self._broker
         if self._step is not _Step.DRAINING:
             return
@@ -174,7 +170,7 @@ class Closing:
         self._open = dict.fromkeys(broker.assignment.all_open())  # In an order that repeats.
         for replica in list(self._open):
             if replica.fault is None and replica.log.is_as_left:
-                # Nothing is written: of thousands of idle logs, to a thread and back takes longest.
+                # With thousands of idle logs, the way to a thread and back takes longest.
                 replica.log.close(clean=True)
                 self._log_closed(replica, True, None, now)
             else:
@@ -200,7 +196,7 @@ class Closing:
 
     @staticmethod
     def _answer_rest(replica: Replica) -> None:
-        """A flush that could not be tried was left to the closing: answer those who wait for it."""
+        """Answer produces whose flush could not be tried."""
         replica.state.flushed(replica.log.flushed_offset)
         replica.answers.advance(replica.state)
         why = "the broker stopped before the rows were flushed; the outcome is unknown."
@@ -238,7 +234,7 @@ class Closing:
             return
         self._go_on(_Step.DONE)
         if error is not None:
-            # Say, a full disk. Nothing is lost: the next start scans as after a crash.
+            # Nothing is lost: the next start scans as after a crash.
             self._clean = False
             self._broker.outbox.log("error", "clean mark not written", why=str(error))
         self._broker.admission.enter(Phase.CLOSED)

@@ -1,13 +1,8 @@
-"""What a broker says of its cluster to who looks after it: numbers that are looked up, not counted.
+"""A broker's gauges of its cluster: looked up when scraped, not counted.
 
-Owns what each of them means. They are looked up when somebody asks, in any thread: each table is
-copied in one step, and what is read then are plain numbers, which may be of slightly different
-moments.
-
-Invariant: a broker that leads no partition with copies, and is the whole quorum, has all zeros but
-for what it says of itself.
-
-Must not know: Prometheus, who asks.
+Any thread may read them: each table is copied in one step, and the values may be of slightly
+different moments. A broker that is the whole quorum and leads no partition with followers has
+zeros, but for what is about itself.
 """
 
 from __future__ import annotations
@@ -25,12 +20,12 @@ if TYPE_CHECKING:
 __all__ = ["NOBODY", "ClusterGauges", "cluster_gauges"]
 
 NOBODY: Final = -1
-"""The leader of a quorum that has none, as far as is known here."""
+"""The leader's id while this node has none."""
 
 
 class ClusterGauges(NamedTuple):
-    """What is said of partitions is of those that are led here; of brokers and of partitions
-    without a leader, what the metadata say, as far as they are known here.
+    """Replication gauges are of partitions led here; those of brokers and leaderless partitions
+    are of the applied metadata.
     """
 
     active_controller: int = 0
@@ -55,7 +50,7 @@ class _Lag(NamedTuple):
 
 
 def cluster_gauges(node: Node | None, now_us: int) -> ClusterGauges:
-    """See the module docstring. None, and one that has not begun: nothing is known."""
+    """Return the gauges; the defaults before the node has begun."""
     if node is None or node.broker.quorum.log is None:
         return ClusterGauges()
     broker = node.broker
@@ -92,7 +87,7 @@ def cluster_gauges(node: Node | None, now_us: int) -> ClusterGauges:
 
 
 def _awaiting_logs(image: Image) -> int:
-    """Of those without a leader. A topic may go while they are counted."""
+    """Count partitions without a leader that wait for logs; a topic may go meanwhile."""
     count = 0
     for topic_id, number in list(image.leaderless):
         topic = image.topics_by_id.get(topic_id)
@@ -102,7 +97,7 @@ def _awaiting_logs(image: Image) -> int:
 
 
 def _lag_of(replica: Replica, leadership: Leadership, now_us: int) -> _Lag:
-    """Of the slowest follower. Rows of one that has not asked under this leader are not known."""
+    """Of the slowest follower; rows of one that has not fetched under this leader are unknown."""
     end = replica.state.log_end_offset
     rows = us = 0
     for follower in list(leadership.followers.values()):
@@ -110,7 +105,7 @@ def _lag_of(replica: Replica, leadership: Leadership, now_us: int) -> _Lag:
             rows = max(rows, end - follower.log_end_offset)
             if follower.log_end_offset >= end:
                 continue
-        # One that never had all rows is behind for at least as long as it is known here.
+        # One that never had all rows is behind at least since this leader began to track it.
         us = max(us, now_us - max(follower.caught_up_us, follower.known_us))
     assert rows >= 0
     assert us >= 0
@@ -118,13 +113,15 @@ def _lag_of(replica: Replica, leadership: Leadership, now_us: int) -> _Lag:
 
 
 def _bytes_of(replica: Replica, rows: int, end: int) -> int:
-    """As many as these rows take if they are as large as those of the log are on average."""
+    """Return the size of these rows by the log's average."""
     held = end - replica.state.log_start_offset
     return replica.log.reader.size_bytes * min(rows, held) // held if rows and held > 0 else 0
 
 
 def _quorum_lag(quorum: Quorum) -> int:
-    """Entries that are decided and not applied here; for a leader, that the slowest voter lacks."""
+    """Return the decided entries not applied here; at a leader, also those the slowest voter
+    lacks.
+    """
     raft = quorum.raft
     lag = max(0, raft.log.commit - quorum.applied_index)
     if quorum.is_leading:

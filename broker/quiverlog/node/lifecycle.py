@@ -1,11 +1,10 @@
 """Starting: from a data directory to a broker that serves.
 
-Owns the order. Take the directory, replay the metadata log; a broker that is not the whole quorum
-joins: it votes and follows at once, and continues when all is applied that was decided before the
-present leader was elected and this incarnation is registered. After an unclean stop a new leader
-epoch begins, or other replicas lead. Directories that no topic owns are removed if the topic was
-deleted, set aside otherwise. RUNNING begins when every assigned partition is open or known not to
-be.
+Takes the directory and replays the metadata log. A broker that is not the whole quorum joins: it
+votes and follows at once, and continues when everything decided before the present leader's
+election is applied and this incarnation is registered. After an unclean stop a new leader epoch
+begins, or other replicas lead. Directories without a topic are removed if it was deleted, else set
+aside. RUNNING begins when every assigned partition is open or offline.
 """
 
 from __future__ import annotations
@@ -53,9 +52,8 @@ __all__ = [
 ]
 
 
-# What lies in the data directory and belongs to no topic of the image: removed, or set aside.
 class Leftovers(NamedTuple):
-    """Names that were removed, set aside, or are to be removed while others are served."""
+    """Names that were removed, set aside, or are to be removed while the broker serves."""
 
     removed: list[str]
     aside: list[str]
@@ -64,7 +62,7 @@ class Leftovers(NamedTuple):
 
 
 class LeftoversJob:
-    """Looks through the directory as the image is now. `owners`: topic id by partition name."""
+    """Removes directories without a topic in the image. `owners`: topic id by partition name."""
 
     __slots__ = ("_broker", "_deleted", "key", "kind", "owners")
 
@@ -87,14 +85,14 @@ class LeftoversJob:
 
 
 def owners_of(broker: Broker, image: Image) -> tuple[dict[str, bytes], set[bytes]]:
-    """Topic ids of the partitions that are here, by name; those of topics that are not."""
+    """Return topic ids of the partitions here, by name, and of topics that are not here."""
     owners = {
         str(TopicPartition(topic.name, partition.partition)): topic.topic_id
         for topic in image.topics.values()
         for partition in topic.partitions
         if broker.config.node_id in partition.replicas
     }
-    # A partition that went elsewhere is here no more, like one of a topic that was deleted.
+    # A partition that moved away is treated like one of a deleted topic.
     elsewhere = {
         topic.topic_id
         for topic in image.topics.values()
@@ -104,10 +102,10 @@ def owners_of(broker: Broker, image: Image) -> tuple[dict[str, bytes], set[bytes
 
 
 def report(broker: Broker, found: Leftovers, job: LeftoversJob) -> None:
-    """The job is back: say what it found, and have the rest removed in the background."""
+    """Log the job's result, and remove the rest in the background."""
     topics = broker.metadata.image.topics_by_id
     assert not set(found.aside) & found.later.keys(), "a directory has one fate"
-    # Topics that were deleted while it looked.
+    # Topics that were deleted while the job ran.
     later = found.later | {n: t for n, t in job.owners.items() if t not in topics}
     if found.removed:
         broker.outbox.log("info", "leftovers removed", count=len(found.removed))
@@ -133,7 +131,7 @@ _NAMES_SHOWN: Final = 3
 
 
 def start(broker: Broker, join: Callable[[Now], None], now: Now) -> None:
-    """See the module docstring. Blocks; called off the loop. Raises what `Node.start` says.
+    """Start the broker; blocks, and is called off the loop. Raises as `Node.start`.
 
     Args:
         join: begins to wait for the metadata.
@@ -156,7 +154,7 @@ def start(broker: Broker, join: Callable[[Now], None], now: Now) -> None:
 
 
 def _give_back(broker: Broker, directory: DataDirectory) -> None:
-    """No row was touched: what the clean mark knew must help the next start too."""
+    """Close after a failed start: no row was touched, so the clean mark stays true."""
     if broker.quorum.log is not None:
         broker.quorum.log.close()
     with contextlib.suppress(OSError, QuiverlogError):
@@ -211,14 +209,14 @@ def _start_in(
 
 
 def take_up(broker: Broker, found: Leftovers, job: LeftoversJob, now: Now) -> None:
-    """The metadata is known and what no topic owns is gone: open what the image gives us."""
+    """Open the assigned partitions, after the metadata is applied and leftovers are gone."""
     assert broker.admission.phase in (Phase.NEW, Phase.JOINING)
     report(broker, found, job)
     disk_space(broker, found.free_bytes, now)
     broker.admission.enter(Phase.STARTING)
     assert not broker.replicas, "no log is open before the records of the start are logged"
     image = broker.metadata.image
-    # Nobody was told of what was decided while the metadata was on its way here.
+    # No part was called for decisions applied while joining.
     broker.whereabouts.brokers_changed(image.brokers.values())
     broker.live_config.look(now)
     clean = broker.directory.clean
@@ -246,7 +244,7 @@ def _load_metadata(broker: Broker, directory: DataDirectory, now: Now) -> None:
     broker.whereabouts.brokers_changed(broker.metadata.image.brokers.values())
     image = broker.metadata.image
     if not broker.quorum.is_alone:
-        return  # What others have decided is in the image when they have told of it.
+        return  # Decisions of others come into the image with their messages.
     if not image.topics and not image.removed_topic_ids:
         unknown = directory.data.unknown_rows({}, ())
         if unknown:
@@ -255,7 +253,7 @@ def _load_metadata(broker: Broker, directory: DataDirectory, now: Now) -> None:
 
 
 def _why_not_torn(broker: Broker, directory: DataDirectory, entries: Sequence[bytes]) -> str:
-    """Why the frame behind these entries was durable once; empty when nothing tells.
+    """Return why the frame behind these entries was once durable; empty without evidence.
 
     A partition gets its first row when the frame with its topic is on the disk.
     """
@@ -264,10 +262,10 @@ def _why_not_torn(broker: Broker, directory: DataDirectory, entries: Sequence[by
 
 
 def _why_not_own(broker: Broker, directory: DataDirectory, entries: Sequence[bytes]) -> str:
-    """Why a log with these entries is another directory's; empty when nothing tells.
+    """Return why a log with these entries is another directory's; empty without evidence.
 
-    A broker is given its first partition after it was registered, and the log of a cluster that it
-    has left still knows the topics of what it held.
+    A broker gets its first partition after its registration, and the log of a cluster that it has
+    left still has the topics of its partitions.
     """
     node_id = broker.config.node_id
     records = (one for entry in reversed(entries) for one in reversed(decode_entry(entry)))
@@ -286,10 +284,10 @@ def _why_not_own(broker: Broker, directory: DataDirectory, entries: Sequence[byt
 
 
 def _unknown_rows(broker: Broker, directory: DataDirectory, entries: Sequence[bytes]) -> list[str]:
-    """Names of the directories whose rows no topic of these entries owns, or owned."""
+    """Return the directories whose rows belong to no topic of these entries, past or present."""
     image = Image({})
     for entry in entries:
-        # Registrations own no rows, and name versions, which are not known of these entries.
+        # Registrations own no rows, and name versions that these entries do not have.
         records = [one for one in decode_entry(entry) if not _is_of_brokers(one)]
         if records:
             image.replay_entry(records)
@@ -310,7 +308,9 @@ def _shown(names: Sequence[str]) -> str:
 
 
 def disk_space(broker: Broker, free_bytes: int, now: Now) -> None:
-    """The server measured. Nothing is written before what the start began is durable."""
+    """Take a measurement of free space. Until the start's records are durable, nothing is
+    written.
+    """
     if not broker.metadata.owes:
         broker.admission.disk_space(free_bytes)
         return
@@ -320,7 +320,7 @@ def disk_space(broker: Broker, free_bytes: int, now: Now) -> None:
 
 
 def run_if_started(broker: Broker, now: Now) -> None:
-    """Every partition is open, or known not to be: serve."""
+    """Serve, if every partition is open or offline."""
     if broker.assignment.opening:
         return
     assert broker.admission.phase is Phase.STARTING
@@ -344,9 +344,7 @@ _RETRY_US: Final = 5_000_000
 
 
 class Joining:
-    """A start that waits for others: the metadata comes from a quorum of which this is not the
-    whole.
-    """
+    """A start that waits for the metadata of a quorum with other voters."""
 
     __slots__ = ("_broker", "_due_us", "_has_failed", "_is_looking")
 
@@ -354,17 +352,16 @@ class Joining:
         self._broker = broker
         self._is_looking = False
         self._has_failed = False
-        self._due_us: int | None = None  # When the directory is looked at again.
+        self._due_us: int | None = None
 
     def next_us(self) -> int | None:
-        """When the directory is looked at again; None: when something happens."""
         return self._due_us
 
     def begin(self, now: Now) -> None:
-        """The directory is taken and the metadata log is open.
+        """Join, with the directory taken and the metadata log open.
 
         Raises:
-            InvalidConfig: there is nobody whom this node could ask, and there never will be.
+            InvalidConfig: there is no other broker to ask, and there never will be.
         """
         broker = self._broker
         assert not broker.quorum.is_alone, "what is on its own disk is decided"
@@ -386,15 +383,15 @@ class Joining:
         broker.membership.begin(now)
 
     def run(self, now: Now) -> None:
-        """Go on, if the metadata is there."""
+        """Go on, if the metadata is complete."""
         broker = self._broker
         assert broker.admission.phase is Phase.JOINING
         if self._is_looking or not broker.quorum.knows_all:
             return
         if not broker.membership.registration.is_registered:
-            return  # What an earlier life led may be led by others when it is.
+            return  # Others may lead its former partitions when it is.
         if broker.metadata.image.version != broker.quorum.applied_index:
-            return  # A snapshot is being made of it, and what came since waits.
+            return  # A snapshot is being made of it, and later entries wait.
         if self._due_us is not None and now.mono_us < self._due_us:
             return
         self._is_looking, self._due_us = True, None
@@ -412,7 +409,7 @@ class Joining:
         self._is_looking = False
         broker = self._broker
         if broker.admission.phase is not Phase.JOINING:
-            return  # It stops.
+            return
         if error is not None:
             # The voters need this replica all the same, so the process stays.
             self._due_us = now.mono_us + _RETRY_US

@@ -1,12 +1,7 @@
-"""This broker's configuration as it is now: given values, and what the cluster has set since.
+"""This broker's configuration as it is now.
 
-Owns which value of a key counts (docs/adr/0057): set for this broker, set for the cluster, given
-to the process (flag, environment, file), default. Compares at every change of the metadata and
-hands new values to the parts by a table of setters, to the server by `ConfigChanged`, to the log.
-
-Invariant: a value that this version does not take counts as unset.
-
-Must not know: what a key does.
+Owns which value of a key counts (docs/adr/0057): set for this broker, set for the cluster, given to
+the process (flag, environment, file), default. A value that this version refuses counts as unset.
 """
 
 from __future__ import annotations
@@ -39,16 +34,14 @@ class _Value(NamedTuple):
 
 
 class LiveConfig:
-    """This broker's configuration as it is now: given values, and what the cluster
-    has set since.
+    """The values in effect; changed ones go to the setters, the server and the log.
 
     Args:
         given: what the process was started with, by key; other keys have their defaults.
         metadata: what this broker has applied.
-        setters: what of the node follows a key while it runs; they take the typed value and the
-            moment.
-        give_defaults: takes the defaults of topics that the process was given, whenever some are
-            new; of what is decided of them the image knows itself.
+        setters: by key; they take the typed value and the moment.
+        give_defaults: takes the process's topic defaults when some changed; defaults set in the
+            cluster are in the image already.
     """
 
     __slots__ = (
@@ -83,14 +76,16 @@ class LiveConfig:
         self._values = {key: self._value(key) for key in _LIVE}
 
     def look(self, now: Now) -> None:
-        """Decisions may have changed something. Nothing, nearly always: asked at each of them."""
+        """Take changed values from the metadata. Called for each decision: nearly always there
+        are none.
+        """
         said = self._metadata.image.broker_configs
         if said is not self._said:
             self._said = said
             self._refresh(now)
 
     def reload(self, given: Mapping[str, Given], now: Now) -> None:
-        """The process was told something else: what may change while it runs does."""
+        """Take the process's new values for keys that may change while it runs."""
         for key in _LIVE:
             self._given.pop(key, None)
             if key in given:
@@ -134,13 +129,15 @@ class LiveConfig:
         return _Value(_default(key), ConfigSource.DEFAULT)
 
     def overrides(self, keys: Iterable[str]) -> list[str]:
-        """Those of the keys for which something else counts than what the process was given."""
+        """Return the keys whose value in the cluster overrides the process's."""
         assert ConfigSource.CLUSTER < ConfigSource.BROKER
         return [k for k in keys if self._values[k].source >= ConfigSource.CLUSTER]
 
     # --- to be shown ---------------------------------------------------------------------------
     def entries(self) -> list[BrokerConfigEntry]:
-        """Every key with its value, in the order of the table; then what has names of its own."""
+        """Return every key with its value, in the order of the table; then the keys outside of
+        it.
+        """
         assert self._values.keys() == set(_LIVE), "every key has a value"
         keys = (*_KEYS, *(key for key in self._given if key not in _KEYS))
         return [self._entry(key) for key in keys]

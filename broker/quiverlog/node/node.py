@@ -1,14 +1,11 @@
 """The node: a whole broker as one machine. Events in, effects out; no clock, socket or thread.
 
-Owns the dispatch: which handler takes a request, what an error becomes, and what is looked at when
-(deadlines, retention, flushes that are due). Everything else is in the parts that `Broker` wires.
-
 Invariants:
 - Every request is answered exactly once, or its connection is gone.
-- Nothing leaves `handle_many`: an unexpected exception becomes an INTERNAL error for the request
-  that met it and a line in the log, and the broker goes on. Each part guards what it does for many
-  (`Tasks`, `Wakeups`, `Jobs`, `Staging`, `Answers`); what is left is caught here.
-- One call does a bounded amount of work. When some is left, `next_deadline_us` says "at once".
+- `handle_many` raises nothing: an unexpected exception becomes an INTERNAL error for its request
+  and a line in the log. Each part guards its callbacks (`Tasks`, `Wakeups`, `Jobs`, `Staging`,
+  `Answers`); the rest is caught here.
+- One call does a bounded amount of work; if some is left, `next_deadline_us` returns "at once".
 """
 
 from __future__ import annotations
@@ -73,15 +70,15 @@ _RUNNING: Final = Phase.RUNNING
 _SERVED_ALWAYS: Final = frozenset(
     (m.HelloRequest, QuorumRequest, RegisterBrokerRequest, BrokerHeartbeatRequest)
 )
-"""What other brokers may wait for before this one serves clients, and while it stops."""
+"""What other brokers may need before this one serves clients, and while it stops."""
 
 
 class Node:
-    """See the module docstring.
+    """Dispatches events to the parts.
 
     Args:
         config: what the operator decided.
-        disk: where everything lies.
+        disk: holds the data directory.
         entropy: source of random bytes (topic ids, cluster id, incarnation).
         metrics: counters that the caller exports.
     """
@@ -107,7 +104,7 @@ class Node:
         self._list_turns()
 
     def _list_turns(self) -> None:
-        """In each phase: what is asked for its deadline, what a tick runs, what ends a call."""
+        """List for each phase the deadlines, the turns of a tick, and the turns that end a call."""
         timed = [*self.broker.timed(), Timed(self._joining.next_us, None)]
         self._turns_always = [one.run for one in timed if one.run and not one.phases]
         self._turns = {
@@ -129,7 +126,7 @@ class Node:
     def start(self, now: Now) -> list[Effect]:
         """Lock and read the data directory, then begin to open every log. Blocks.
 
-        Clients may come when an effect has said StartComplete.
+        Clients may connect after the effect StartComplete.
 
         Raises:
             DataDirectoryInUse, ForeignDataDirectory, UnsupportedFormat: not ours to start on.
@@ -140,10 +137,10 @@ class Node:
         return self._effects(now)
 
     def handle_many(self, events: Iterable[Event], now: Now) -> list[Effect]:
-        """Events that came together (say, the requests of one read from a socket), in order.
+        """Process events that came together, in order; return what is to be done.
 
-        Better than one call each: produces to one log share a write, and all share a flush.
-        Every body must stay valid until this returns.
+        One call for many lets produces to a log share a write, and all share a flush. Every body
+        must stay valid until this returns.
         """
         self._guarded(self.broker.standing.look, now)
         self._guarded(self.broker.retention.watch, now)
@@ -159,22 +156,17 @@ class Node:
 
     @property
     def held_bytes(self) -> int:
-        """What requests that wait take in the node's memory.
-
-        The partitions of long polls, the copies of produces whose rows are checked, and requests
-        that wait for their steps.
-        """
+        """Memory of waiting requests: long polls, copied produces, and requests between steps."""
         broker = self.broker
         parked_bytes = broker.purgatory.parked_entries * PARKED_ENTRY_BYTES
         return parked_bytes + broker.held_produces.byte_count + broker.tasks.held_bytes
 
     @property
     def why_fenced(self) -> str:
-        """See `Registration`."""
         return self.broker.membership.registration.why_fenced
 
     def next_deadline_us(self) -> int | None:
-        """When (monotonic) the node wants a Tick at the latest; None: never."""
+        """Return when (monotonic) the node needs a Tick at the latest; None: never."""
         broker = self.broker
         phase = broker.admission.phase
         earliest: int | None = None
@@ -194,7 +186,7 @@ class Node:
 
     # --- events --------------------------------------------------------------------------------
     def _effects(self, now: Now) -> list[Effect]:
-        """The end of a call: what events have left to be done, each part on its own."""
+        """Run what the events of a call left to do, each part on its own."""
         broker = self.broker
         if broker.staging.produces:
             self._guarded(broker.staging.finish, now)
@@ -212,7 +204,7 @@ class Node:
         return broker.outbox.take()
 
     def _go_on_with(self, phase: Phase, now: Now) -> None:
-        """What a start or a stop waits for may have come."""
+        """Continue a start or a stop."""
         if phase is Phase.JOINING:
             self._guarded(self._joining.run, now)
         elif phase is Phase.STARTING:
@@ -227,7 +219,7 @@ class Node:
             self.broker.outbox.internal_error("the end of a call", error)
 
     def _event_broken(self, event: Event, error: Exception, now: Now) -> None:
-        """A bug of ours on the way to whoever takes the event: nobody may wait for it in vain."""
+        """Handle a bug in taking an event: no request or job may wait for it in vain."""
         if isinstance(event, RequestReceived):
             self._broken(event, error)
             return
@@ -256,7 +248,7 @@ class Node:
                 self._tick(now)
             case DiskSpace():
                 if broker.admission.phase is not Phase.RUNNING:
-                    pass  # Nothing is admitted; a stop lets go of the directory.
+                    pass  # Nothing is admitted; a stop releases the directory.
                 elif event.is_owned:
                     broker.admission.directory_held()
                     lifecycle.disk_space(broker, event.free_bytes, now)
@@ -329,7 +321,6 @@ class Node:
         broker.tasks.start(call, steps, bare=True)
 
     def _check_administration(self, event: RequestReceived) -> None:
-        """Raises ListenerWithoutAdministration, naming the listeners that serve it."""
         config = self.broker.config
         listener = self.broker.clients.listener_of(event.connection_id)
         if listener not in config.listeners_without_administration:
@@ -345,17 +336,16 @@ class Node:
         )
 
     def _fail(self, event: RequestReceived, error: QuiverlogError) -> None:
-        """The request as a whole becomes an error."""
         self.broker.fail(event.connection_id, event.request, error)
         if isinstance(error, _PROTOCOL_ERRORS):
             self.broker.outbox.close_connection(event.connection_id, error.code_name())
 
     def _broken(self, event: RequestReceived, error: Exception) -> None:
-        """A bug of ours: whatever the handler has begun, this request is answered once."""
+        """Answer a request once after a bug, whatever the handler has begun."""
         broker = self.broker
         request = event.request
         if isinstance(request, m.ProduceRequest) and broker.staging.is_last(request):
-            # It stays staged: what it has admitted is in the logs' order, and `finish` answers.
+            # It stays staged: its admitted rows are in the logs' order, and `finish` answers.
             broker.outbox.internal_error(request.API.name, error)
             return
         waiters = broker.purgatory.of_request(event.connection_id, request.correlation_id)
