@@ -1,19 +1,14 @@
-"""Produces whose rows are in the log and not yet as safe as their answers will say.
+"""Produces whose rows are in the log and not yet as safe as their answers promise.
 
-Owns the order of answers: those of one partition leave in the order of their requests, also when
-requests span partitions. A producer counts on it: it keeps at most five batches of a partition
-unanswered, and the broker remembers as many to recognise a repetition. Were an answer held back by
-another partition's disk while later ones go out, more than five could lie behind it, and its
-repetition after a crash would be refused although it is stored.
+Answers of one partition leave in the order of their requests, also when requests span partitions.
+A producer keeps at most five batches of a partition unanswered, and the broker remembers five to
+recognise a repetition: if an answer waited for another partition's disk while later ones left,
+more than five could lie behind it, and its repetition after a crash would be refused although it
+is stored.
 
-An entry waits twice: until its rows are as safe as its level says (`unflushed`), then until the
-whole request is confirmed and all earlier answers of its partitions are out (`confirmed`).
-
-Invariants: both queues are in the order of the requests, everything in `confirmed` is older than
-everything in `unflushed`; a repetition's offset may be lower than its neighbours', which only makes
-it wait longer.
-
-Must not know: logs, flushes, what makes an entry fail.
+Invariant: both queues are in the order of the requests, and all of `confirmed` is older than all
+of `unflushed`. A repetition's offset may be lower than its neighbours', which only makes it wait
+longer.
 """
 
 from __future__ import annotations
@@ -35,14 +30,15 @@ _REPLICATED: Final = int(Durability.REPLICATED)
 
 
 def fail_result(result: m.ProducePartitionResult, error: QuiverlogError) -> None:
-    """The entry was not stored, or nobody can say that it was."""
     result.error_code = error.code
     result.error_message = error.message
     result.base_offset = -1
 
 
 class Answers:
-    """One partition's answers that are not out; see the module docstring."""
+    """One partition's answers: `unflushed` until their rows are safe, then `confirmed` until
+    earlier answers are out and the whole request is safe.
+    """
 
     __slots__ = ("_sweep_at", "confirmed", "unflushed")
 
@@ -55,7 +51,6 @@ class Answers:
         return bool(self.unflushed or self.confirmed)
 
     def add(self, end_offset: int, waiter: ProduceWaiter, result: m.ProducePartitionResult) -> None:
-        """The entry, whose rows end at `end_offset`, waits behind the earlier ones."""
         assert not waiter.done, "whoever is answered waits for nothing"
         self.unflushed.append((end_offset, waiter, result))
         if len(self.unflushed) + len(self.confirmed) > self._sweep_at:
@@ -68,7 +63,7 @@ class Answers:
         self._sweep_at = max(_SWEEP_MIN, 2 * (len(self.unflushed) + len(self.confirmed)))
 
     def advance(self, positions: Positions) -> None:
-        """Confirm what has become as safe as its answer says, answer what that completes."""
+        """Confirm what has become as safe as its answer promises."""
         unflushed = self.unflushed
         while unflushed:
             end_offset, waiter, result = unflushed[0]
@@ -81,7 +76,7 @@ class Answers:
                 waiter.broken(error)
 
     def fail(self, error: QuiverlogError) -> None:
-        """The disk failed: every produce that waits for a flush of this log gets `error`."""
+        """Fail every produce that waits for a flush of this log."""
         unflushed = self.unflushed
         while unflushed:
             _, waiter, result = unflushed.popleft()
@@ -93,9 +88,9 @@ class Answers:
                 waiter.broken(failure)
 
     def fail_replicated(self, error: QuiverlogError) -> None:
-        """Too few replicas are in sync: produces that wait for them get `error`, in their order.
+        """Fail produces that wait for replicas, of which too few are in sync.
 
-        Their rows are stored, and may be replicated after all. To be followed by `advance`.
+        Their rows are stored, and may be replicated after all. `advance` must follow.
         """
         waiting, self.unflushed = self.unflushed, deque()
         for end_offset, waiter, result in waiting:
@@ -119,7 +114,6 @@ class Answers:
         _answer_in_order(waiter)
 
     def is_next(self, waiter: ProduceWaiter) -> bool:
-        """True when all earlier produces of this partition have been answered."""
         confirmed = self.confirmed
         while confirmed and confirmed[0].done:
             confirmed.popleft()
@@ -127,7 +121,7 @@ class Answers:
 
 
 def _answer_in_order(waiter: ProduceWaiter) -> None:
-    """Answer `waiter` if it is its turn everywhere, and whoever has then become next."""
+    """Answer `waiter` if it is next everywhere, and those that have then become next."""
     candidates = [waiter]
     while candidates:
         candidate = candidates.pop()
@@ -150,8 +144,8 @@ def _next_after(waiter: ProduceWaiter) -> list[ProduceWaiter]:
 class ProduceWaiter(Waiter):
     """A produce that is not answered.
 
-    `waiting`: results that are not confirmed, by identity. `answers`: the queues it stands in.
-    `entries`: its results, each with the queue of its partition.
+    `waiting`: results that are not confirmed, by identity. `entries`: its results, each with the
+    queue of its partition.
     """
 
     __slots__ = ("_metrics", "_purgatory", "_replier", "answers", "entries", "response", "waiting")
@@ -178,7 +172,6 @@ class ProduceWaiter(Waiter):
         self.entries: list[tuple[Answers, m.ProducePartitionResult]] = []
 
     def wait(self, answers: Answers, end_offset: int, result: m.ProducePartitionResult) -> None:
-        """Put an entry, whose rows end at `end_offset`, behind the partition's earlier ones."""
         assert not self.answered
         self.waiting[id(result)] = result
         self.answers[answers] = None
@@ -190,28 +183,26 @@ class ProduceWaiter(Waiter):
         self.waiting = {id(result): result for result in self.response.partitions}
 
     def nothing_to_wait_for(self, result: m.ProducePartitionResult) -> None:
-        """Count an entry as done that waits for nothing: there is no such partition here."""
+        """Count an entry as done whose partition is not here."""
         del self.waiting[id(result)]
         _answer_in_order(self)
 
     def complete(self) -> None:
-        """Every entry is confirmed or has failed."""
         assert not self.waiting
         assert not self.done, "a request is answered once"
         self.answer(self._replier, self.response)
         self._purgatory.finish(self)
 
     def broken(self, error: Exception) -> None:
-        """Confirming or answering it raised what nobody expected."""
         self._purgatory.fail(self, "answering a produce", error)
         for waiter in _next_after(self):
             _answer_in_order(waiter)
 
     def expire(self, now: Now) -> None:
-        """The rows may yet reach the disk: the outcome is unknown, and the answer says so.
+        """Answer that the outcome is unknown: the rows may yet reach the disk.
 
-        It says so, too, of an entry whose rows are on the disk while an earlier produce of its
-        partition has no answer: an acknowledgement never overtakes another.
+        The same for an entry whose rows are safe while an earlier produce of its partition has no
+        answer: an acknowledgement never overtakes another.
         """
         assert not self.done
         error = RequestTimedOut(

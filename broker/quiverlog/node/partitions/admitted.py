@@ -1,11 +1,8 @@
 """Produces between their two steps: admitted, and not appended yet.
 
-Owns what has been admitted in this call of the node, and writing it: one write per log for all
-requests of one socket read, then an answer, or a place in the queue of those that wait for the
-disk. Nothing that is not a produce is handled in between.
+One write per log for all requests of one socket read. No other request is handled in between.
 
-Invariant: every produce that was staged is answered or waits when `finish` returns, whatever it
-meets on the way.
+Invariant: when `finish` returns, every staged produce is answered or waits.
 """
 
 from __future__ import annotations
@@ -36,7 +33,7 @@ _REPLICATED_FLUSHED: Final = Durability.REPLICATED_FLUSHED
 _FLUSHED: Final = frozenset((int(Durability.FLUSHED), int(Durability.REPLICATED_FLUSHED)))
 
 StagedEntry = tuple[Replica, int, m.ProducePartitionResult]
-"""The replica, the offset after the entry's last row (0: it was refused), the result to be."""
+"""The replica, the offset after the entry's last row (0: it was refused), and its result."""
 
 
 class Staged(NamedTuple):
@@ -50,8 +47,6 @@ class Staged(NamedTuple):
 
 
 class Staging:
-    """See the module docstring."""
-
     __slots__ = (
         "_admission",
         "_flushes",
@@ -84,7 +79,7 @@ class Staging:
         self.byte_count = 0
 
     def is_last(self, request: m.ProduceRequest) -> bool:
-        """True: this produce was staged last, so `finish` will answer it."""
+        """True when `finish` will answer it."""
         return bool(self.produces) and self.produces[-1].request is request
 
     def finish(self, now: Now) -> None:
@@ -104,12 +99,11 @@ class Staging:
                 self._fail(staged, error)
 
     def abandon(self) -> None:
-        """`finish` itself could not be called: their bodies are not valid any longer."""
+        """`finish` could not be called: fail all, their bodies are not valid any longer."""
         produces, self.produces = self.produces, []
         self._abandon(produces, RuntimeError("produces were left in the staging"))
 
     def _abandon(self, produces: list[Staged], error: Exception) -> None:
-        """Drop what is still admitted, and answer every staged produce with the failure."""
         appending, self.appending = self.appending, {}
         for replica in appending:
             replica.drop_admitted()
@@ -118,7 +112,7 @@ class Staging:
             self._fail(staged, error)
 
     def _append(self, now: Now) -> dict[Replica, QuiverlogError]:
-        """Every log gets its batches in one write; those that fail come back with the reason."""
+        """Append to each log in one write; returns the errors of those that fail."""
         errors: dict[Replica, QuiverlogError] = {}
         appending, self.appending = self.appending, {}
         for replica in appending:
@@ -196,7 +190,6 @@ class Staging:
         response: m.ProduceResponse,
         now: Now,
     ) -> ProduceWaiter:
-        """A new one for this request, which answers in time whatever happens."""
         timeout_ms = min(max(request.timeout_ms, 1), _TIMEOUT_MS_MAX)
         waiter = ProduceWaiter(
             connection_id,
@@ -213,7 +206,6 @@ class Staging:
         return waiter
 
     def _fail(self, staged: Staged, error: Exception) -> None:
-        """Answering raised what nobody expected: whoever waits for this request is told so."""
         waiters = self._purgatory.of_request(staged.connection_id, staged.request.correlation_id)
         if waiters:
             for waiter in waiters:

@@ -1,8 +1,7 @@
 """Reading what is not in memory: a job loads it, and the caller reads again.
 
-Owns how a `NotResident` becomes a job, how its result reaches the log, and what a caller has loaded
-until its read succeeds. No read on the loop waits for the disk: what a job has just read is used
-even when the kernel has evicted it again, everything else is loaded by a job.
+No read on the loop waits for the disk: what a job has just read is used even when the kernel has
+evicted it again, everything else is loaded by a job.
 """
 
 from __future__ import annotations
@@ -26,17 +25,15 @@ _LOADS_OF_A_SEGMENT_MAX: Final = 12
 
 
 class Bugs(Protocol):
-    """Who hears of an exception that nobody expected."""
-
     def internal_error(self, where: str, error: BaseException) -> None:
         """Count it and write a line."""
 
 
 class Loaded:
-    """What jobs have loaded for one question: the log is asked again with it.
+    """What jobs have loaded for one question, with which the log is asked again.
 
     `reads`: the ranges that were read or checked. `offset`, `counted`: where a walk goes on, and
-    the bytes counted before. `error`: why the last job failed; no job will do better.
+    the bytes before it. `error`: why the last job failed; no other will do better.
     """
 
     __slots__ = ("_loads", "_segment", "counted", "error", "offset", "reads")
@@ -50,10 +47,8 @@ class Loaded:
         self._loads = 0
 
     def take(self, cold: NotResident) -> None:
-        """Remember what is about to be loaded.
-
-        Raises:
-            ThrottledBroker: memory loses it as fast as it is loaded.
+        """Raises:
+        ThrottledBroker: memory loses it as fast as it is loaded.
         """
         assert self.error is None, "nothing is loaded after a failure"
         job = cold.job
@@ -82,7 +77,7 @@ class Loaded:
 def start_cold(
     jobs: Jobs, replica: Replica, cold: NotResident, then: Then, urgency: Urgency = Urgency.READ
 ) -> None:
-    """Run the job; `then` is called when its result is in the log, or with what it raised."""
+    """`then` is called when the result is in the log, or with the job's error."""
     replica.jobs_running += 1
     jobs.start(cold.job, partial(_done, replica, cold.job, [then]), urgency)
 
@@ -93,7 +88,7 @@ def cold_read(
     cold: NotResident,
     on_failure: Callable[[Replica, BaseException], None],
 ) -> Starter:
-    """`start_cold`, to be yielded by a handler that waits for it."""
+    """`start_cold`, to be yielded by a handler."""
 
     def start(then: Then) -> None:
         def back(result: object, error: BaseException | None, now: Now) -> None:
@@ -122,7 +117,7 @@ def _done(
     if job.segment.dropped:
         error = None  # Its rows were given up meanwhile: the next read gets the log's error.
     elif isinstance(error, UnsupportedFormat):
-        # Found when a partition is opened, nearly always; clients know no such error of a read.
+        # Found when a partition is opened, nearly always; clients expect no such error of a read.
         error = StorageFault(error.message)
     try:
         if error is None and not replica.deleted:

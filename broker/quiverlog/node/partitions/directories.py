@@ -1,8 +1,7 @@
 """Jobs that make, open and remove partitions' directories, and the queue of deleted replicas.
 
-Owns three jobs and the removal: one job at a time removes the next few replicas, and a replica
-waits until no job uses its files. A stop waits for a few such jobs only; the next start removes
-the rest, which no topic owns.
+A replica is removed when no job uses its files. A stop waits for a few such jobs; the next start
+removes the rest, which no topic owns.
 
 Invariant: jobs on the directory of all partitions have one key, so a name is never made and
 removed at once; opening a log has the key of its partition, like all later jobs of that log.
@@ -45,10 +44,7 @@ __all__ = [
 
 
 class MadeDirectories(NamedTuple):
-    """`made`: topic id by name of the partitions whose directories were made, and hold no rows.
-
-    `failed`: by id, topics whose directories cannot be made, with DiskFull or StorageFault.
-    """
+    """`made`: topic id by name, of directories without rows. `failed`: by topic id."""
 
     made: Mapping[str, bytes]
     failed: Mapping[bytes, QuiverlogError]
@@ -66,7 +62,7 @@ class CreateDirectoriesJob:
         self._owners = owners
 
     def run(self) -> MadeDirectories:
-        """A directory that was there already is not among those that were made."""
+        """A directory that was there already is not among `made`."""
         failed: dict[bytes, QuiverlogError] = {}
         made: dict[bytes, list[str]] = {}
         for name, topic_id in self._owners.items():
@@ -93,10 +89,7 @@ class CreateDirectoriesJob:
 
 
 class LateDirectoriesJob:
-    """Directories of partitions that others have decided to be here: the record holds already.
-
-    Each is made or not on its own, and durable.
-    """
+    """Directories of partitions whose record is committed already; each is made or not, durably."""
 
     __slots__ = ("_directories", "_owners", "key", "kind")
 
@@ -136,15 +129,11 @@ def _creation_error(error: OSError | QuiverlogError) -> QuiverlogError:
 
 
 class OpenedReplica(NamedTuple):
-    """A log that may be served from now on."""
-
     log: Log
     producers: ProducerStates
 
 
 class LogOptions(TypedDict):
-    """What is the same for all logs of a broker."""
-
     indexes: IndexCache
     producers_max: int
     producer_expiry_us: int
@@ -161,7 +150,7 @@ def _producers(now: Now, options: LogOptions) -> ProducerStates:
 def new_log(
     disk: Disk, path: str, config: LogConfig, now: Now, **options: Unpack[LogOptions]
 ) -> OpenedReplica:
-    """The log of a directory that was just made: what `OpenJob` finds there, without a look."""
+    """What `OpenJob` would find in a directory that was just made, without reading it."""
     producers = _producers(now, options)
     return OpenedReplica(
         Log.new(disk, path, config=config, producers=producers, indexes=options["indexes"]),
@@ -170,7 +159,7 @@ def new_log(
 
 
 class OpenJob:
-    """Recover a partition's log. Rows that were visible before a crash are flushed at once."""
+    """Recovers a partition's log. Rows that were visible before a crash are flushed at once."""
 
     __slots__ = (
         "_clean",
@@ -236,9 +225,10 @@ class OpenJob:
 
 
 class OpenManyJob:
-    """Recover several logs in one job: thousands of jobs wake the threads and the loop as often.
+    """Recovers several logs in one job: thousands of jobs would wake the threads and the loop as
+    often.
 
-    It has the key of the first; no other job is started for a log that is being opened.
+    The key is the first log's: no other job is started for a log that is being opened.
     """
 
     __slots__ = ("_jobs", "key", "kind")
@@ -249,7 +239,7 @@ class OpenManyJob:
         self._jobs = jobs
 
     def run(self) -> list[OpenedReplica | Exception]:
-        """For each log what opening it gave, or raised."""
+        """For each log its result, or what opening it raised."""
         found: list[OpenedReplica | Exception] = []
         for job in self._jobs:
             try:
@@ -261,8 +251,6 @@ class OpenManyJob:
 
 
 class RemoveDirectoriesJob:
-    """Remove the directories of deleted partitions, with one flush for all of them."""
-
     __slots__ = ("_directories", "_owners", "key", "kind")
 
     def __init__(self, directories: PartitionDirectories, owners: Mapping[str, bytes]) -> None:
@@ -286,7 +274,7 @@ _SLICE_BYTES: Final = 256 * MIB
 
 
 class Removal:
-    """The files of deleted partitions, taken away a few at a time."""
+    """The files of deleted partitions, removed by one job at a time."""
 
     __slots__ = (
         "_busy",
@@ -312,16 +300,13 @@ class Removal:
         self._slices_left: int | None = None  # After a stop.
 
     def load(self, directories: PartitionDirectories) -> None:
-        """The partitions lie there."""
         self._directories = directories
 
     @property
     def waiting(self) -> bool:
-        """True when partitions wait to be removed and no removal is under way."""
         return bool(self._queue or self._unopened) and not self._busy and self._slices_left != 0
 
     def add(self, replicas: Collection[Replica]) -> None:
-        """Remove these soon."""
         for replica in replicas:
             assert replica.deleted
             older = self._queue.pop(str(replica.name), None)
@@ -336,11 +321,10 @@ class Removal:
         self._unopened[name] = topic_id
 
     def stop(self) -> None:
-        """Begin with a few more at most."""
+        """Begin a few more jobs at most."""
         self._slices_left = _SLICES_AT_STOP
 
     def run(self, _now: Now) -> None:
-        """Begin with the next few, if none are under way."""
         if not self.waiting:
             return
         found: list[Replica] = []
@@ -379,9 +363,9 @@ class Removal:
         self.run(now)
 
     def check_free(self, names: Mapping[str, bytes]) -> None:
-        """Refuse names whose old files a running job still knows: they cannot be created yet.
+        """Refuse names whose directory a running job or a removal may still use.
 
-        Nor can a partition that comes back: what removes its directory would take the new one.
+        Nor may a partition of the same topic come back: its removal would take the new directory.
 
         Args:
             names: topic ids by partition name.
@@ -398,7 +382,7 @@ class Removal:
                 raise ThrottledBroker("the deleted topic of this name still has files: try again.")
 
     def close(self) -> None:
-        """Let go of the files; the next start removes them."""
+        """Close the files; the next start removes them."""
         self._unopened.clear()
         queue, self._queue = self._queue, {}
         for replica in queue.values():

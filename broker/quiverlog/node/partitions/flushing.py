@@ -1,10 +1,8 @@
 """Which log is flushed when, and what a finished flush means.
 
-Owns the logs that want a flush, the flushes under way, the acknowledgements that they release and
-the faults that they find. Connections take turns: one that waits for a single flush waits for at
-most one flush of each other connection. In the background a log is flushed at a roll, after 64
-MiB and after 30 s; of many such logs the oldest begins earlier, so that they do not come as one
-burst.
+Connections take turns: one that waits for a single flush waits for at most one flush of each other
+connection. In the background a log is flushed at a roll, after 64 MiB and after 30 s; of many such
+logs the oldest begins earlier, to avoid a burst.
 
 Invariants:
 - A log has at most one flush under way, the broker `flushes_in_flight_max`; all appends meanwhile
@@ -32,21 +30,18 @@ __all__ = ["AT_ONCE", "BROKER", "DueFlushes", "FlushQueue", "Flushes"]
 
 
 BROKER: Final = -1
-"""The asker of what no connection has asked for, and somebody waits for (a stop)."""
+"""Asks for a flush that is waited for, but by no connection (a stop)."""
 BACKGROUND: Final = -2
-"""The asker of what nobody waits for."""
+"""Asks for a flush that is not waited for."""
 _BACKGROUND_EVERY: Final = 16
 _ALONE_AFTER: Final = 64
 
 
 class FlushQueue:
-    """Logs that want a flush, in the order in which they get one: one of each asker in turn.
+    """Logs that want a flush, one of each asker in turn.
 
-    Invariant: a replica is in the queues of all who ask for it, or, if nobody does, in the
-    background's; an asker without replicas is not there.
-
-    Args:
-        in_flight_max: how many flushes may be under way.
+    Invariant: a replica is in the queues of all its askers or, without any, in the background's;
+    an asker without replicas has no queue.
     """
 
     __slots__ = (
@@ -64,38 +59,34 @@ class FlushQueue:
     def __init__(self, in_flight_max: int) -> None:
         assert in_flight_max >= 1
         self._in_flight_max = in_flight_max
-        # Replicas that were taken, with the asker whose turn it was, until they are `done`.
+        # Taken and not `done`, with the asker whose turn it was.
         self._under_way: dict[Replica, int] = {}
-        # Those among them whose flush takes long.
         self._long: dict[Replica, int] = {}
-        # In the order of their turns.
         self._by_asker: dict[int, dict[Replica, None]] = {}
         self._background: dict[Replica, None] = {}
-        # Who asks for the next flush of a replica, queued or not.
+        # Of the next flush of a replica, queued or not.
         self._askers: dict[Replica, dict[int, None]] = {}
         self._taken = 0
-        # How many the last asker has had since another one had a turn.
+        # Flushes of the last asker since another one had a turn.
         self._in_a_row = 0
         self._last_asker = BROKER
 
     @property
     def idle(self) -> bool:
-        """True when no flush is under way or wanted."""
         return not (self._under_way or self._by_asker or self._background)
 
     @property
     def waiting(self) -> bool:
-        """True when a flush is wanted, and not as many as may be are under way."""
         return (
             bool(self._by_asker or self._background) and len(self._under_way) < self._in_flight_max
         )
 
     def ask(self, replica: Replica, asker: int) -> None:
-        """`asker` waits for the next flush of `replica`, which `put` queues."""
+        """Have `asker` wait for the next flush of `replica`, which `put` queues."""
         self._askers.setdefault(replica, {})[asker] = None
 
     def put(self, replica: Replica) -> None:
-        """Queue it: for all who ask for it, or for the background. May be called again."""
+        """Queue it for all its askers, or for the background. May be called again."""
         assert replica not in self._under_way, "the next flush waits for the one under way"
         askers = self._askers.get(replica)
         if askers is None:
@@ -106,11 +97,11 @@ class FlushQueue:
             self._by_asker.setdefault(asker, {})[replica] = None
 
     def take(self) -> Replica | None:
-        """The next one, in no queue any more and under way; None when none may be taken now."""
+        """Return the next replica, now under way; None when none may be taken."""
         places = self._in_flight_max - len(self._under_way)
         if not places or not self.waiting:
             return None
-        # Whoever has a flush under way leaves the last place to the others.
+        # An asker with a flush under way leaves the last place to the others.
         having = list((self._under_way if places == 1 else self._long).values())
         if places > 1 and len(having) == 1 and self._in_a_row >= _ALONE_AFTER:
             having = []
@@ -135,18 +126,16 @@ class FlushQueue:
         return replica
 
     def takes_long(self, replica: Replica) -> None:
-        """The replica's flush, which is under way, takes long."""
         assert replica in self._under_way
         self._long[replica] = self._under_way[replica]
 
     def done(self, replica: Replica) -> None:
-        """The replica's flush is not under way any more. May be called again."""
+        """May be called again."""
         self._under_way.pop(replica, None)
         self._long.pop(replica, None)
         assert len(self._long) <= len(self._under_way)
 
     def drop(self, replica: Replica) -> None:
-        """Take a replica out of all queues."""
         self._background.pop(replica, None)
         for asker in self._askers.pop(replica, ()):
             queue = self._by_asker.get(asker)
@@ -157,44 +146,38 @@ class FlushQueue:
 
 
 AT_ONCE: Final = 100
-"""So many may be due together, and so many are taken in one call of the node."""
+"""How many may be due together, and are taken in one call of the node."""
 
 
 class DueFlushes:
-    """Logs whose rows nobody waits for, and when the flush in the background of each is due."""
-
     __slots__ = ("_due", "_early_us")
 
     def __init__(self) -> None:
-        # In the order in which they were entered, which is that of their dates but for moments.
+        # In the order of entering, which is that of their dates but for moments.
         self._due: dict[Replica, int] = {}
-        self._early_us = 0  # Before that moment none begins early.
+        self._early_us = 0
 
     def __len__(self) -> int:
         return len(self._due)
 
     def enter(self, replica: Replica, due_us: int) -> None:
-        """Have it flushed by then. Whoever is here already keeps its date."""
+        """A replica that is here already keeps its date."""
         assert due_us > 0
         self._due.setdefault(replica, due_us)
 
     def drop(self, replica: Replica) -> None:
-        """Nothing is due: the log is flushed, or never will be."""
         self._due.pop(replica, None)
 
     def clear(self) -> None:
-        """No other flush begins."""
         self._due.clear()
 
     def next_us(self) -> int | None:
-        """When the next one is to be taken; None: there is none."""
         first = next(iter(self._due.values()), None)
         if first is None or len(self._due) <= AT_ONCE:
             return first
         return min(first, self._early_us)
 
     def take(self, now_us: int) -> Replica | None:
-        """The oldest, if it is time, not here any more."""
         next_us = self.next_us()
         if next_us is None or next_us > now_us:
             return None
@@ -212,7 +195,7 @@ _RETRY_US: Final = 1_000_000
 
 
 class Flushes:
-    """When which log is flushed, and what a flush that is back means."""
+    """Starts flushes; when they are back, releases acknowledgements or declares faults."""
 
     __slots__ = (
         "_due",
@@ -239,29 +222,25 @@ class Flushes:
         self._outbox = outbox
         self._metrics = metrics
         self._queue = FlushQueue(in_flight_max)
-        # Who else is to hear of a replica that takes no writes.
         self._on_fault: Callable[[Replica], None] = lambda replica: None
-        # Replicas with rows that the disk may not have, and nobody waits for.
+        # Replicas with rows that may not be on the disk, and are not waited for.
         self._due = DueFlushes()
-        # Replicas whose flush could not be tried: when it is tried again.
+        # Replicas whose flush could not be tried.
         self._retry: dict[Replica, int] = {}
 
     def listen(self, on_fault: Callable[[Replica], None]) -> None:
-        """Have somebody else hear of each replica that takes no writes from now on."""
+        """Call `on_fault` for each replica that takes no writes from now on."""
         self._on_fault = on_fault
 
     @property
     def idle(self) -> bool:
-        """True when no flush is under way or wanted at once."""
         return self._queue.idle
 
     @property
     def waiting(self) -> bool:
-        """True when a flush is wanted and may be started now."""
         return self._queue.waiting
 
     def next_us(self) -> int | None:
-        """When the next flush in the background is due: the one whose rows have waited longest."""
         due_us = self._due.next_us()
         if not self._retry:
             return due_us
@@ -283,7 +262,7 @@ class Flushes:
                 self._queue.put(replica)
 
     def appended(self, replica: Replica) -> None:
-        """Rows were appended: they are flushed in the background if nobody asks before."""
+        """Have appended rows flushed in the background, if no flush is wanted before."""
         if replica.flush_queued or replica.fault is not None:
             return
         assert not replica.deleted
@@ -294,7 +273,6 @@ class Flushes:
             self._due.enter(replica, due_us)
 
     def run(self, now: Now) -> None:
-        """Want what is due, then start what the bound allows."""
         for _ in range(AT_ONCE):
             due = self._due.take(now.mono_us)
             if due is None:
@@ -313,7 +291,7 @@ class Flushes:
                     self._start(taken, now)
                 except Exception:
                     if not taken.flush_running:
-                        self._queue.done(taken)  # Or its place would be nobody's for ever.
+                        self._queue.done(taken)  # Or its place would be taken for ever.
                     raise
 
     def _start(self, replica: Replica, now: Now) -> None:
@@ -322,7 +300,7 @@ class Flushes:
         assert replica.fault is None, "a second fsync that succeeds would prove nothing"
         self._due.drop(replica)
         self._retry.pop(replica, None)
-        # Nobody waits: there is time to write down how far the next start need not look.
+        # No request waits: there is time to record how far the next start need not read.
         background, replica.flush_wanted = not replica.flush_wanted, False
         try:
             job = replica.log.begin_flush(background=background)
@@ -373,7 +351,7 @@ class Flushes:
             self._wakeups.changed(replica)
         replica.answers.advance(replica.state)
         if not replica.state.leads:
-            self._wakeups.grown(replica)  # Its leader is to know.
+            self._wakeups.grown(replica)  # Its leader counts what is flushed.
         self._look_again(replica)
         if not result.epochs_saved and replica.fault is None:
             # No room, or no descriptor. No row may come that would have the list saved with it.
@@ -388,7 +366,7 @@ class Flushes:
     def _failed(self, replica: Replica, job: FlushJob, error: BaseException, now: Now) -> None:
         self._metrics.sync_failures += 1
         if not replica.log.fail_flush(job, error):
-            # Nothing was tried, so nothing is lost: those who wait go on waiting.
+            # Nothing was tried, so nothing is lost: produces go on waiting.
             self._outbox.log(
                 "warning", "flush postponed", partition=str(replica.name), why=str(error)
             )
@@ -397,12 +375,12 @@ class Flushes:
             self._queue.drop(replica)
             self._retry[replica] = now.mono_us + _RETRY_US
             return
-        # The kernel may have thrown away the pages that it could not write. Only recovery from
-        # the disk tells what is there.
+        # The kernel may have thrown away the pages that it could not write: only recovery from the
+        # disk finds what is there.
         self.declare_fault(replica, f"flush failed: {error}")
 
     def declare_fault(self, replica: Replica, why: str) -> None:
-        """Writing to the replica's log failed: see `Replica`. Those who wait are told."""
+        """Refuse writes to a log that failed, and answer its produces."""
         if replica.fault is None:
             replica.fault = StorageFault(f"{replica.name} takes no writes: {why}.")
             self._metrics.partitions_with_faults += 1
@@ -416,13 +394,12 @@ class Flushes:
         replica.answers.fail(OutcomeUnknown(unknown))
 
     def stop(self) -> None:
-        """The logs are about to be closed, which flushes what is left: no other flush begins."""
+        """Begin no other flush: closing the logs flushes what is left."""
         assert self.idle, "a flush is under way"
         self._due.clear()
         self._retry.clear()
 
     def forget(self, replica: Replica) -> None:
-        """The replica is deleted."""
         assert replica.deleted
         self._due.drop(replica)
         self._retry.pop(replica, None)

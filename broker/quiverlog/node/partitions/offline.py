@@ -1,7 +1,4 @@
-"""Why a partition is not open, in the error table's words, and whether trying again can help.
-
-Must not know: who opens partitions, and when.
-"""
+"""Why a partition is not open, as an error of the table, and whether another attempt can help."""
 
 from __future__ import annotations
 
@@ -26,7 +23,6 @@ __all__ = [
 ]
 
 Key = tuple[bytes, int]
-"""Topic id and partition."""
 
 _PASSING: Final = frozenset(
     (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.EAGAIN, errno.EINTR)
@@ -37,8 +33,8 @@ _PASSING: Final = frozenset(
 class Opening(NamedTuple):
     """A partition that is to be opened.
 
-    `clean`: its files may be trusted without a scan. `new`: there are none, its directory has just
-    been made. `unmade`: its directory is to be made first, for others have decided that it is here.
+    `clean`: its files may be trusted without a scan. `new`: its directory has just been made.
+    `unmade`: other brokers decided it, and its directory is to be made first.
     """
 
     name: TopicPartition
@@ -48,7 +44,7 @@ class Opening(NamedTuple):
 
 
 class Offline(NamedTuple):
-    """Why a partition is not open, and how it was to be opened. `lost`: it has no directory."""
+    """Why a partition is not open. `lost`: it has no directory."""
 
     error: QuiverlogError
     opening: Opening
@@ -56,7 +52,7 @@ class Offline(NamedTuple):
 
 
 def offline_reason(name: TopicPartition, error: BaseException) -> tuple[QuiverlogError, bool]:
-    """(what requests of the partition are answered, may it be over the next time)."""
+    """Return (error for requests of the partition, may it be over the next time)."""
     causes = [one for one in (error, error.__cause__) if isinstance(one, OSError)]
     passing = isinstance(error, DiskFull) or any(one.errno in _PASSING for one in causes)
     if isinstance(error, CorruptLog | DiskFull):
@@ -67,20 +63,17 @@ def offline_reason(name: TopicPartition, error: BaseException) -> tuple[Quiverlo
 
 
 def is_damage(error: BaseException) -> bool:
-    """True when a log cannot be opened because its disk does not give a file, or its files went.
-
-    Not for want of something that may be there the next time, nor for rows that are whole.
-    """
+    """Not for what may pass, nor for rows that are whole."""
     causes = [one for one in (error, error.__cause__) if isinstance(one, OSError)]
     return any(is_unreadable_file(one) for one in causes)
 
 
 def may_begin_empty(image: Image, key: Key, node_id: int) -> bool:
-    """Nobody relies on this broker's copy, so a lost one may begin again with what the leader has.
+    """True when a lost copy may begin empty: no broker relies on it.
 
     A copy in sync, or eligible, must not: as leader it would have all others cut their logs. Nor
-    may one whose log would count where all are asked, after a power failure of all: an empty log
-    would be counted as one that never had rows. So the metadata say first that it does not.
+    may one that counts in a comparison of logs after a power failure of all: it would count as one
+    that never had rows. So the metadata must first have noted that its disk was replaced.
     """
     topic = image.topics_by_id.get(key[0])
     if topic is None:
@@ -92,12 +85,12 @@ def may_begin_empty(image: Image, key: Key, node_id: int) -> bool:
 
 
 def may_be_made(image: Image, key: Key, node_id: int) -> bool:
-    """The directory of a copy that is lost may be made again, for a log without rows.
+    """True when the directory of a lost copy may be made again, for a log without rows.
 
-    Where nobody relies on it; where it was elected although no log of it was known, and nobody
-    else is relied on since (docs/adr/0047); and that of the only copy, when the metadata know that
-    its disk was replaced: there is no other log with which it could be compared, and nobody has it
-    lead but an operator who gives the rows up, or a topic that waits for nobody.
+    That is where no broker relies on it; where it was elected although no log of it was known, and
+    no other is relied on since (docs/adr/0047); and for the only copy, when the metadata have
+    noted that its disk was replaced: there is no log to compare with, and it leads only when an
+    operator gives the rows up, or by a topic that waits for no copy.
     """
     topic = image.topics_by_id.get(key[0])
     if topic is None or may_begin_empty(image, key, node_id):
@@ -110,9 +103,9 @@ def may_be_made(image: Image, key: Key, node_id: int) -> bool:
 
 
 def begins_here(partition: PartitionImage, node_id: int) -> bool:
-    """The partition moves to this broker, which has just heard of it, and has no rows yet.
+    """True when the partition moves to this broker, and has no rows yet.
 
-    A start has not: a directory that is missing then may have been lost.
+    Not at a start: a directory that is missing then may have been lost.
     """
     assert node_id in partition.replicas
     return node_id in partition.adding_replicas and not _is_relied_on(partition, node_id)

@@ -1,12 +1,9 @@
 """Partitions that are to be opened: their order, how many at once, and directories made late.
 
-Owns the queue, the pace and the logs that were opened and not taken in yet (a few in each tick).
-A partition whose directory this broker made with the decision is empty and needs no job.
-Partitions that another broker decided get their directories by one job first. Jobs that open logs
-follow each other and double in size while the disk is quick; once one was slow, several small
-ones run side by side, because they wait for the disk and not for the interpreter.
-
-Must not know: what happens to an open log, when a failed opening is tried again.
+A directory that this broker made with the decision is empty and needs no job; one of another
+broker's decision is made by a job first. Jobs that open logs follow each other and double in size
+while the disk is quick; after a slow one several small ones run side by side, because they wait
+for the disk and not for the interpreter.
 """
 
 from __future__ import annotations
@@ -47,13 +44,13 @@ __all__ = [
 
 
 JOBS_IN_FLIGHT_MAX: Final = 4
-"""Enough for the threads, few enough that a cold read does not stand behind thousands of logs."""
+"""Enough for the threads, few enough that a cold read does not queue behind thousands of logs."""
 _QUICK_US: Final = 500
 """For each log: a job that is back by then has not waited for its disk."""
 _PATIENCE_US: Final = 50_000
-"""A job that is not back after so long is slow, unless it has more logs than that."""
+"""A job that is not back after this is slow, unless it has more logs than that."""
 _SIDE_BY_SIDE: Final = 16
-"""So many jobs run side by side before the next one is timed alone."""
+"""Jobs that run side by side before the next one is timed alone."""
 _LOGS_PER_JOB: Final = 32
 """Opening a log takes less than waking a thread and the loop for it."""
 LOGS_PER_JOB_MAX: Final = 1024
@@ -62,20 +59,18 @@ LOGS_PER_JOB_MAX: Final = 1024
 class OpeningPace:
     """How many logs one job opens, and how many such jobs run side by side.
 
-    Attributes:
-        slow_us: when the one job under way counts as slow; None: none is timed.
+    `slow_us`: when the one job under way counts as slow; None: none is timed.
     """
 
     __slots__ = ("_logs_per_job", "_quick_us", "_side_by_side", "slow_us")
 
     def __init__(self) -> None:
         self._logs_per_job = _LOGS_PER_JOB
-        self._side_by_side = 0  # So many more jobs may run beside others.
+        self._side_by_side = 0
         self._quick_us = 0
         self.slow_us: int | None = None
 
     def look(self, now: Now) -> None:
-        """Time has passed: the job that is timed may be slow."""
         if self.slow_us is not None and self.slow_us <= now.mono_us:
             self._is_slow()
 
@@ -85,18 +80,16 @@ class OpeningPace:
         self._logs_per_job = _LOGS_PER_JOB
 
     def may_start(self, in_flight: int) -> bool:
-        """True when another job may begin beside those under way."""
         assert 0 <= in_flight <= JOBS_IN_FLIGHT_MAX
         return in_flight < JOBS_IN_FLIGHT_MAX and (not in_flight or self._side_by_side > 0)
 
     def logs_of_next(self, waiting: int) -> int:
-        """How many of the logs that wait the next job opens."""
         assert waiting > 0
         # One by one where there are few, which may take long to recover.
         return min(self._logs_per_job, 1 + waiting // JOBS_IN_FLIGHT_MAX)
 
     def started(self, logs: int, in_flight: int, now: Now) -> bool:
-        """A job with so many logs begins, beside others. True when it is timed: see `back`."""
+        """True when the job is timed: see `back`."""
         assert 0 < logs <= LOGS_PER_JOB_MAX
         if self._side_by_side:
             self._side_by_side -= 1
@@ -108,7 +101,6 @@ class OpeningPace:
         return True
 
     def back(self, now: Now) -> None:
-        """The job that was timed is back."""
         if self.slow_us is None:
             return  # It counted as slow before.
         self.slow_us = None
@@ -120,9 +112,7 @@ class OpeningPace:
 
 
 _PER_JOB_MAX: Final = 64
-"""Made with one flush."""
 _NAME_TAKEN_US: Final = 100_000
-"""The pause until it is looked again whether names have become free."""
 
 
 class CheckFree(Protocol):
@@ -132,14 +122,13 @@ class CheckFree(Protocol):
 
 
 class LateDirectories:
-    """Directories of partitions that others have decided to be here: made after the
-    record holds.
+    """Directories of partitions that other brokers decided: made after the record is committed.
 
     Args:
         is_deleted: whether the topic of this id has gone since.
-        then: gets True for a directory that was made, False for one that was there or that nobody
-            needs any more, or what failed.
-        all_told: called when that was said of each of a job.
+        then: gets True for a directory that was made, False for one that was there or is not
+            needed any more, or what failed.
+        all_told: called after `then` for all of a job.
     """
 
     __slots__ = (
@@ -174,33 +163,30 @@ class LateDirectories:
         self._not_before_us = 0
 
     def load(self, directory: DataDirectory) -> None:
-        """The partitions lie there."""
         self._directory = directory
 
     @property
     def next_us(self) -> int | None:
-        """When `run` has something to do; a job that is under way calls it when it is back."""
+        """A job that is under way calls `run` when it is back."""
         return self._not_before_us if self._waiting and not self._is_making else None
 
     def add(self, key: Key, name: TopicPartition) -> None:
-        """Make this one's."""
         self._waiting.append((key, name))
 
     def take_all(self) -> list[Key]:
-        """Those whose directories nobody has begun to make, and nobody will."""
+        """Return those whose directories are not begun."""
         left = [key for key, _ in self._waiting]
         self._waiting.clear()
         return left
 
     def run(self, now: Now) -> None:
-        """Begin with the next few, unless some are under way or none can be made."""
         if not self._waiting or self._is_making or now.mono_us < self._not_before_us:
             return
         keys: dict[str, Key] = {}
         for _ in range(min(_PER_JOB_MAX, len(self._waiting))):
             key, name = self._waiting.popleft()
             if self._is_deleted(key[0]):
-                # Its name is taken by a deleted topic for as long as it waits: by itself.
+                # Its name is taken by a deleted topic as long as it waits: by itself.
                 self._then(key, False, now)
                 continue
             if str(name) in keys:  # One of two topics of this name was deleted.
@@ -224,7 +210,7 @@ class LateDirectories:
     def _made(
         self, keys: dict[str, Key], result: object, error: BaseException | None, now: Now
     ) -> None:
-        """Called again with an error after a failure of ours: then about those that are left."""
+        """Called again with an error after a failure of ours: then for those that are left."""
         assert self._is_making or error is not None, "one job at a time"
         self._is_making = False
         while keys:
@@ -245,8 +231,6 @@ _NEW_PER_TICK: Final = 4
 
 
 class Taker(Protocol):
-    """Who takes what became of an opening."""
-
     def take_open(
         self,
         key: Key,
@@ -255,7 +239,7 @@ class Taker(Protocol):
         opened: OpenedReplica,
         now: Now,
     ) -> None:
-        """The log is open; the topic is as it was when its opening began."""
+        """`topic` is as it was when the opening began."""
 
     def take_failure(self, key: Key, opening: Opening, error: BaseException, now: Now) -> None:
         """The log cannot be opened."""
@@ -264,11 +248,11 @@ class Taker(Protocol):
         """The topic was deleted before the opening began."""
 
     def check_free(self, names: Mapping[str, bytes], topic_names: Iterable[str]) -> None:
-        """Raise ThrottledBroker while the names of partitions are those of others on their way."""
+        """Raise ThrottledBroker while other partitions under way have these names."""
 
 
 class _Part(NamedTuple):
-    """One of the logs that a job opens. `topic`: as it was when the job was made."""
+    """`topic`: as it was when the job was made."""
 
     key: Key
     topic: TopicImage
@@ -276,19 +260,12 @@ class _Part(NamedTuple):
 
 
 class _Result(NamedTuple):
-    """What came of it."""
-
     part: _Part
     found: OpenedReplica | BaseException
 
 
 class Openings:
-    """Partitions that are to be opened: in which order, how many at once, and who
-    waits for them.
-
-    Args:
-        find_topic: the topic of an id, as the image has it now.
-    """
+    """Partitions that are to be opened, and the handlers that wait for them."""
 
     __slots__ = (
         "_directory",
@@ -340,17 +317,15 @@ class Openings:
             "producer_expiry_us": config.producer_expiry_ms * 1000,
         }
         self.under_way: dict[Key, Opening] = {}
-        """Partitions that are opened now, or will be."""
-        self._of_topic: Counter[bytes] = Counter()  # How many of them, by topic.
-        # Their topics' ids, by name: several where one was deleted and made again.
+        self._of_topic: Counter[bytes] = Counter()
+        # By name: several where one was deleted and made again.
         self._ids_of_name: dict[str, set[bytes]] = {}
-        self._queue: deque[Key] = deque()  # Those that a job will open.
+        self._queue: deque[Key] = deque()
         self._new: deque[Key] = deque()
         self._watchers: dict[bytes, list[Then]] = {}
         self._stopped = False
 
     def next_us(self) -> int | None:
-        """When the next tick has logs to make, or jobs to start; 0: at once."""
         if self._new or self._results or (self._queue and not self._jobs_in_flight):
             return 0
         slow_us = self._pace.slow_us if self._queue else None
@@ -358,7 +333,6 @@ class Openings:
         return slow_us if late_us is None else late_us if slow_us is None else min(slow_us, late_us)
 
     def load(self, directory: DataDirectory) -> None:
-        """The partitions lie there."""
         self._directory = directory
         self._late.load(directory)
 
@@ -378,7 +352,6 @@ class Openings:
         assert len(self._new) + len(self._queue) <= len(self.under_way)
 
     def start_jobs(self, now: Now) -> None:
-        """Have the next logs opened, as many as may be under way at once."""
         self._late.run(now)
         self._pace.look(now)
         while self._queue and not self._results and self._pace.may_start(self._jobs_in_flight):
@@ -407,13 +380,12 @@ class Openings:
             self._ended(key, now)
 
     def tick(self, now: Now) -> None:
-        """Make the next logs of new partitions, and take in those that jobs have opened."""
         self._take_some(now)
         for _ in range(min(_NEW_PER_TICK, len(self._new))):
             self._begin(self._new.popleft(), self._make_new, now)
 
     def _begin(self, key: Key, begin: Callable[[Key, TopicImage, Now], None], now: Now) -> None:
-        """One partition's turn; whatever it meets, the others have theirs."""
+        """Begin one partition; whatever it raises, the others have their turns."""
         try:
             topic = self._find_topic(key[0])
             if topic is None:
@@ -451,7 +423,7 @@ class Openings:
         error: BaseException | None,
         now: Now,
     ) -> None:
-        """A job is back; called again with an error after a failure of ours (see `Jobs`)."""
+        """Called again with an error after a failure of ours (see `Jobs`)."""
         if jobs:
             jobs.pop()
             self._jobs_in_flight -= 1
@@ -469,7 +441,7 @@ class Openings:
         self._take_some(now)
 
     def _take_some(self, now: Now) -> None:
-        """Take in the next logs that jobs have opened; all of them where no tick comes any more."""
+        """Take in some; all of them after a stop, when no tick comes."""
         broken: Exception | None = None
         left = len(self._results) if self._stopped else min(_TAKEN_PER_CALL, len(self._results))
         for _ in range(left):
@@ -484,7 +456,7 @@ class Openings:
             raise broken
 
     def _take(self, part: _Part, found: OpenedReplica | BaseException, now: Now) -> None:
-        """One log of a job. What cannot even be taken as a failure is let go: nobody waits on."""
+        """Take one log of a job, or its failure; when even that raises, end its opening."""
         try:
             self._opened(part.key, part.topic, found, now)
         except Exception as failure:
@@ -506,7 +478,7 @@ class Openings:
         self._opened(key, topic, opened, now)
 
     def stop(self, now: Now) -> None:
-        """Open no more partitions, whatever is decided from now on: the next start does."""
+        """The next start opens the rest."""
         assert not self._stopped
         self._stopped = True
         left = [*self._queue, *self._new, *self._late.take_all()]
@@ -517,8 +489,9 @@ class Openings:
         self._take_some(now)
 
     def opened(self, topic_id: bytes, now: Now) -> Callable[[Then], None]:
-        """To be yielded by a handler that waits until all of a topic's partitions are open, or
-        known not to be."""
+        """To be yielded by a handler that waits until all of a topic's partitions are open or
+        offline.
+        """
 
         def start(then: Then) -> None:
             if self._of_topic[topic_id]:
@@ -534,7 +507,7 @@ class Openings:
         return next((topic_id for topic_id in ids if self._find_topic(topic_id) is None), None)
 
     def forget_written(self, name: str) -> None:
-        """The directory of this name goes: what the clean mark says of it holds for no other."""
+        """Forget what the clean mark records of this name, whose directory goes."""
         self._directory.written.pop(name, None)
 
     def _path(self, key: Key) -> str:
@@ -547,7 +520,7 @@ class Openings:
         if opening is None:
             return  # Called again after a failure of ours: it was counted before.
         if isinstance(found, OpenedReplica):
-            # From now on the log knows better.
+            # From now on the log is newer.
             self.forget_written(str(opening.name))
             self._taker.take_open(key, opening.name, topic, found, now)
         else:

@@ -1,16 +1,12 @@
-"""Checking what a produce brings: on the loop while that is quick, by a job where it is not.
+"""Checking what a produce brings: on the loop where that is quick, else by a job (docs/adr/0012).
 
-Owns the bounds of one request (batches and rows by its headers, bytes after decompression by what
-its buffers declare), all of them looked at before any row is read, and the produces that wait for
-their rows to be checked (docs/adr/0012).
+The bounds of a request (batches and rows by its headers, bytes after decompression by its buffers)
+are checked before any row is read.
 
-A request whose rows cost more than `ROWS_COST_INLINE_MAX`, all entries together, is copied, because
-its body is only valid during the call that brings it, and checked by a job from the first byte.
-Later produces of its connection stand in line behind it, so that they are stored in their order;
-all others pass. The copies are bounded in number and bytes, and a connection may hold no more than
-what is left for the others.
-
-Must not know: logs, offsets, what is answered.
+A request whose rows cost more than `ROWS_COST_INLINE_MAX` is copied, because its body is only
+valid during the call that brings it. Later produces of its connection queue behind it, to be
+stored in their order; all others pass. A connection may hold no more copies than are left for the
+others.
 """
 
 from __future__ import annotations
@@ -45,15 +41,12 @@ from quiverlog.wire import messages as m
 __all__ = ["CheckJob", "EntryCheck", "HeldProduce", "HeldProduces", "check_quick"]
 
 _BATCHES_INLINE_MAX: Final = 256
-"""More batches than this are not even looked at on the loop: each costs some ten microseconds."""
+"""More are not even read on the loop: each costs some ten microseconds."""
 _BEYOND: Final = "the request holds more than is checked at once: send this entry again."
 
 
 class EntryCheck:
-    """The bytes of one entry, the rules that they must keep, and what came of the check.
-
-    `error`: why the entry is refused, or a bug of ours on the way. `batches`: of good entries.
-    """
+    """`error`: why the entry is refused, or a bug of ours. `batches`: of good entries."""
 
     __slots__ = (
         "_ahead_ms", "_behind_ms", "_full", "_limit", "_schemas", "batches", "error", "view",
@@ -69,13 +62,12 @@ class EntryCheck:
         self._behind_ms = self._ahead_ms = -1
 
     def rules(self, schemas: Mapping[int, pa.Schema], config: TopicConfig) -> None:
-        """Set what the topic asks of a batch."""
         self._schemas = schemas
         self._limit, self._full = config.batch_bytes_max, config.validate_full
         self._behind_ms, self._ahead_ms = config.behind_ms_max, config.ahead_ms_max
 
     def structure(self, now_wall_us: int) -> None:
-        """Everything but the rows: `batches`. Raises what `check_batch` says."""
+        """Check everything but the rows. Raises as `check_batch`."""
         view = self.view
         if peek(view)[2] == len(view):
             self.one_batch(now_wall_us)
@@ -112,7 +104,7 @@ class EntryCheck:
         return sum(batch.metadata.decoded_bytes for batch in self.batches)
 
     def rows(self) -> None:
-        """Read the rows. Raises CorruptBatch."""
+        """Raises CorruptBatch."""
         for batch in self.batches:
             check_rows(batch, full=self._full)
 
@@ -122,13 +114,11 @@ class EntryCheck:
         self.batches, self.error = checked.batches, checked.error
 
     def refuse(self, error: Exception) -> None:
-        """The entry is not stored."""
         self.error = error
         self.batches = []
 
     @property
     def headers(self) -> list[tuple[BatchHeader, memoryview]]:
-        """The batches as a log takes them: header and bytes."""
         batches = self.batches
         if len(batches) == 1:
             return [(batches[0].header, self.view)]
@@ -166,7 +156,7 @@ def _weigh(checks: Sequence[EntryCheck]) -> int:
 
 
 def _count(view: memoryview) -> tuple[int, int]:
-    """Batches and rows by the headers, which nobody has checked; no more than decides."""
+    """Batches and rows by unchecked headers, as far as needed to refuse."""
     batches = rows = 0
     try:
         for header, _ in split_batches(view):
@@ -175,12 +165,12 @@ def _count(view: memoryview) -> tuple[int, int]:
             if batches > PRODUCE_BATCHES_MAX or rows > BATCH_ROWS_MAX:
                 break
     except CorruptBatch:
-        batches += 1  # The check says what is wrong.
+        batches += 1  # The check finds what is wrong.
     return batches, rows
 
 
 def _check_structures(checks: Sequence[EntryCheck], now_wall_us: int) -> int:
-    """All but the rows. Returns what these will cost."""
+    """Check all but the rows. Returns what these will cost."""
     cost = decoded = 0
     for check in checks:
         if check.error is not None:
@@ -207,7 +197,7 @@ def _check_rows(checks: Sequence[EntryCheck]) -> None:
 
 
 def check_quick(checks: Sequence[EntryCheck], now_wall_us: int) -> bool:
-    """Check all entries, unless that takes long. False: a CheckJob must do it."""
+    """Check all entries. False: it would take long, a CheckJob must do it."""
     if (
         len(checks) == 1
         and (first := checks[0]).error is None
@@ -229,7 +219,7 @@ def check_quick(checks: Sequence[EntryCheck], now_wall_us: int) -> bool:
 
 
 class CheckJob:
-    """Check all entries of a produce, whose bytes nobody changes meanwhile, off the loop."""
+    """Checks all entries of a produce off the loop; their bytes must not change meanwhile."""
 
     __slots__ = ("_checks", "_now_wall_us", "key", "kind")
 
@@ -240,7 +230,6 @@ class CheckJob:
         self._now_wall_us = now_wall_us
 
     def run(self) -> Sequence[EntryCheck]:
-        """Check all entries; each `EntryCheck` holds its result when the job is back."""
         _weigh(self._checks)
         _check_structures(self._checks, self._now_wall_us)
         _check_rows(self._checks)
@@ -251,7 +240,7 @@ class CheckJob:
 class HeldProduce:
     """A produce with its own copy of its body.
 
-    `checked`: its job is back. `begin`: what to do when it is its turn; None: check and store it.
+    `checked`: its job is back. `begin`: what to do at its turn; None: check and store it.
     """
 
     __slots__ = ("begin", "body", "checked", "connection_id", "request")
@@ -276,14 +265,11 @@ class HeldProduces:
         self.count = 0
 
     def has_line(self, connection_id: int) -> bool:
-        """True: a produce of this connection waits for its turn."""
         return connection_id in self._lines
 
     def hold(self, connection_id: int, request: m.ProduceRequest, body: memoryview) -> HeldProduce:
-        """Copy it into the line of its connection.
-
-        Raises:
-            ThrottledBroker: too many wait, or too many bytes.
+        """Raises:
+        ThrottledBroker: too many wait, or too many bytes.
         """
         line = self._lines.get(connection_id, ())
         free = PRODUCE_CHECKS_MAX - self.count

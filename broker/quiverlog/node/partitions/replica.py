@@ -1,10 +1,7 @@
-"""A partition on this node: its log, its rules and those who wait for it, side by side.
-
-Owns the way from validated batches to appended rows. What waits for its disk is in `answers`
-(acknowledgements.py); when its log is flushed is decided in flushing.py.
+"""A partition on this node: its log, its state and its produces.
 
 A failed write or fsync gives the replica a `fault`: the kernel may have dropped the pages that the
-failed fsync stood for, so nothing may be acknowledged on top of them until a restart has recovered
+failed fsync covered, so nothing may be acknowledged on top of them until a restart has recovered
 the log from what the disk really holds.
 """
 
@@ -36,7 +33,6 @@ __all__ = ["Replica", "assigned", "log_config"]
 
 @lru_cache(256)
 def log_config(config: TopicConfig) -> LogConfig:
-    """The part of a topic's configuration that its logs need."""
     return LogConfig(
         segment_bytes=config.segment_bytes,
         segment_ms=config.segment_ms,
@@ -47,7 +43,6 @@ def log_config(config: TopicConfig) -> LogConfig:
 
 
 def assigned(topic: TopicImage, partition: PartitionImage) -> Assigned:
-    """What the metadata say of a partition, to the broker that leads it."""
     assert partition.replicas, "somebody holds it"
     return Assigned(
         partition.leader_epoch,
@@ -63,7 +58,7 @@ def assigned(topic: TopicImage, partition: PartitionImage) -> Assigned:
 
 
 class Replica(Watched):
-    """See the module docstring. `waiters`: long polls that look here, with their entry's index."""
+    """A partition on this node. `waiters`: its long polls, with their entry's index."""
 
     __slots__ = (
         "admitted",
@@ -118,30 +113,30 @@ class Replica(Watched):
         self.admitted: list[tuple[BatchHeader, memoryview]] = []
         self.admitted_rows = 0
         self.admitted_bytes = 0
-        # Rows below it were asked to be on the disks of copies, too: these are told.
+        # Copies must flush rows below it, too.
         self.flush_offset = 0
         self.flush_running = False
         self.flush_queued = False
-        # Somebody waits for the flush that is queued.
+        # A request waits for the flush that is queued.
         self.flush_wanted = False
         # Jobs that use the log's files by name; a deleted replica's files stay until it is 0.
         self.jobs_running = 0
         self.deleted = False
         # Its log is to be cut: nothing is appended, flushed or led until that is done.
         self.cutting = False
-        # Bad bytes were found (and logged once).
+        # Logged once.
         self.corrupt = False
         # What is wrong with the rows; they are to be copied again (repairs.py). Empty: nothing.
         self.damage = ""
         self.fault: StorageFault | None = None
 
     def found_corrupt(self) -> bool:
-        """Bad bytes were found: True the first time."""
+        """True the first time."""
         first, self.corrupt = not self.corrupt, True
         return first
 
     def lead(self, partition: PartitionImage, now: Now) -> bool:
-        """Lead, as the metadata say. True when readers may see more."""
+        """Lead by the metadata. True when readers may see more."""
         log = self.log
         is_tail_bare = log.is_tail_bare
         # On becoming leader, not with the first row: a reader that asks where the epoch before
@@ -163,7 +158,7 @@ class Replica(Watched):
         return leadership.agreement.is_needed and not leadership.agreement.is_epoch_saved
 
     def look_at_answers(self) -> None:
-        """Who is in sync, or what they have, is new: answer those who waited for that."""
+        """Answer produces after a change of the in-sync set or of its offsets."""
         leadership = self.state.leadership
         if self.answers and leadership is not None:
             if leadership.is_under_min:
@@ -175,20 +170,20 @@ class Replica(Watched):
             self.answers.advance(self.state)
 
     def fail_replicated(self, error: QuiverlogError) -> None:
-        """Produces that wait for copies get `error`: their rows are here, so it is left open."""
+        """Fail produces that wait for copies: their rows are here, so the outcome is unknown."""
         if self.answers:
             self.answers.fail_replicated(error)
             self.answers.advance(self.state)
 
     def want_copies_flushed(self, end_offset: int) -> bool:
-        """Have copies flush rows below `end_offset`, too. True: they have not been told."""
+        """Require copies to flush rows below `end_offset`. True: that is news for them."""
         if end_offset <= self.flush_offset:
             return False
         self.flush_offset = end_offset
         return True
 
     def admit(self, batches: list[tuple[BatchHeader, memoryview]], now: Now) -> int:
-        """Take validated, checked batches into the next `append`. Returns their base offset to be.
+        """Stage validated batches for the next `append`; returns their base offset.
 
         The views must stay valid until then.
         """
@@ -218,12 +213,11 @@ class Replica(Watched):
         assert offset == self.state.log_end_offset + self.admitted_rows
 
     def drop_admitted(self) -> None:
-        """Drop the admitted batches: they are not appended after all."""
         self.admitted, self.admitted_rows, self.admitted_bytes = [], 0, 0
         self.producers.drop_staged()
 
     def append(self, now: Now) -> bool:
-        """Append what was admitted, together. True when readers may see more.
+        """Append what was admitted. True when readers may see more.
 
         Raises:
             DiskFull, ThrottledBroker: no room, or no descriptor; nothing was stored.
@@ -258,9 +252,7 @@ class Replica(Watched):
     def append_copied(
         self, batches: list[tuple[BatchHeader, memoryview]], now: Now, arrived_us: int = -1
     ) -> None:
-        """Append batches as the leader's log has them. `arrived_us`: as in `Log.append_copied`.
-
-        What their producers did is known here, too: the log tells `producers`.
+        """Append batches as the leader's log has them; the log updates `producers`.
 
         Raises:
             CorruptLog: they do not go on where this log ends.

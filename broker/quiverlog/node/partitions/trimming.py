@@ -1,7 +1,7 @@
-"""Giving up the oldest rows of logs: one durable step, then the files.
+"""Giving up the oldest rows of logs, for retention and DELETE_RECORDS.
 
-Owns the order: at most one trim of a log at a time, rows disappear for readers when the new log
-start is on the disk, files go after that. Retention and DELETE_RECORDS both come through here.
+At most one trim of a log at a time; rows disappear for readers when the new log start is on the
+disk, files go after that.
 """
 
 from __future__ import annotations
@@ -23,8 +23,6 @@ __all__ = ["Trims"]
 
 
 class Trims:
-    """See the module docstring."""
-
     __slots__ = ("_admission", "_flushes", "_jobs", "_outbox", "_under_way", "_wakeups")
 
     def __init__(
@@ -39,7 +37,6 @@ class Trims:
         self._under_way: dict[Replica, deque[tuple[int, Then, bool]]] = {}
 
     def busy(self, replica: Replica) -> bool:
-        """True while a trim of this log is under way."""
         return replica in self._under_way
 
     def trim(self, replica: Replica, offset: int, now: Now, then: Then, *, promised: bool) -> None:
@@ -48,8 +45,8 @@ class Trims:
         `then` gets DiskFull, StorageFault or OSError when nothing changed.
 
         Args:
-            promised: a client is told that the rows are gone. What retention takes is not written
-                down before it frees a file, and nobody waits for it.
+            promised: by an answer to a client. What retention takes is not recorded before it
+                frees a file.
         """
         assert offset >= 0
         assert not replica.deleted
@@ -68,7 +65,6 @@ class Trims:
         self._jobs.start(job, partial(self._written, replica, job, then), urgency)
 
     def starter(self, replica: Replica, offset: int, now: Now) -> Starter:
-        """`trim`, to be yielded by a handler that waits for it."""
         return lambda then: self.trim(replica, offset, now, then, promised=True)
 
     def _written(
@@ -103,7 +99,7 @@ class Trims:
             if files is not None:
                 self._remove_files(replica, files)
             self._flushes.appended(replica)
-            self._wakeups.grown(replica)  # Copies are to know of the start that is on the disk.
+            self._wakeups.grown(replica)  # Copies follow the start that is on the disk.
         try:
             then(files, error, now)
         finally:
@@ -111,7 +107,6 @@ class Trims:
                 self._again(replica, offset, now, next_then, promised)
 
     def _start_moved(self, replica: Replica) -> None:
-        """The log's start may have moved: tell those who look at it."""
         if replica.log.log_start_offset > replica.state.log_start_offset:
             replica.state.trimmed(replica.log.log_start_offset)
             self._wakeups.changed(replica)
