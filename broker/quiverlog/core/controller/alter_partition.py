@@ -30,11 +30,10 @@ from quiverlog.wire.replica_messages import AlterPartition
 __all__ = ["alter_partition", "check_broker", "find_partition", "fit_epoch"]
 
 _UNHEARD: Final = -1
-"""The broker epoch of a member that was in sync when its leader began, and has not asked since."""
+"""The broker epoch of a member that has not asked since its leader began."""
 
 
 def fit_epoch(image: Image, broker_id: int) -> int | None:
-    """Return the broker epoch under which a broker may be in sync; None: it may not be now."""
     broker = image.brokers.get(broker_id)
     if broker is None or broker.fenced or broker.in_shutdown:
         return None
@@ -48,7 +47,6 @@ def check_broker(image: Image, broker_id: int, broker_epoch: int) -> None:
 
 
 def find_partition(image: Image, topic_id: bytes, number: int) -> tuple[TopicImage, PartitionImage]:
-    """Return the topic and its partition. Raises UnknownTopicId, UnknownPartition."""
     topic = image.topics_by_id.get(topic_id)
     if topic is None:
         raise UnknownTopicId("there is no topic of this id.")
@@ -64,13 +62,10 @@ def alter_partition(
 ) -> list[Record]:
     """Return the change that applies a proposal.
 
-    Raises:
-        StaleBrokerEpoch: the sender's registration is not the current one.
-        UnknownTopicId, UnknownPartition
-        FencedLeaderEpoch, OutdatedPartitionEpoch: the partition has changed since.
-        NotController: the sender has newer metadata than this controller.
-        InvalidRequest: no leader proposes this.
-        IneligibleReplica: a member may not be in sync now, or not under its epoch.
+    Raises StaleBrokerEpoch, UnknownTopicId, UnknownPartition; FencedLeaderEpoch,
+    OutdatedPartitionEpoch: the partition has changed since; NotController: the sender has newer
+    metadata; InvalidRequest: no leader proposes this; IneligibleReplica: a member may not be in
+    sync now, or not under its epoch.
     """
     check_broker(image, broker_id, broker_epoch)
     topic, partition = find_partition(image, proposal.topic_id, proposal.partition)

@@ -1,7 +1,6 @@
-"""Changes to the configuration of running brokers.
+"""Which configuration keys may be set for all running brokers or for one.
 
-Owns which keys may be set for the cluster or for one broker, and that every broker can use an
-accepted value. Values are stored as the table writes them.
+Every broker can use an accepted value. Values are stored as the table writes them.
 """
 
 from __future__ import annotations
@@ -36,9 +35,7 @@ def alter_configs(
 ) -> list[Record]:
     """Return the records of the changes; none where the values are the same.
 
-    Raises:
-        UnknownBroker: no such broker is registered.
-        UnknownConfig, ConfigNeedsRestart, InvalidConfig: nothing changes.
+    Raises UnknownBroker, UnknownConfig, ConfigNeedsRestart or InvalidConfig: nothing changes.
     """
     if node_id != ALL_BROKERS and node_id not in image.brokers:
         raise UnknownBroker(f"broker {node_id} is not registered.")
@@ -63,7 +60,6 @@ def alter_configs(
 
 
 def why_unknown(name: str) -> str:
-    """Return why no broker key has this name, or a likely alternative."""
     key = name.removeprefix(TOPIC_DEFAULTS_PREFIX)
     if key == name and key in CONFIG_DEFS:
         return (

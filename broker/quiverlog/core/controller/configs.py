@@ -47,9 +47,8 @@ __all__ = [
 CREATE_TIME: Final = "CreateTime"
 LOG_APPEND_TIME: Final = "LogAppendTime"
 DURABILITY_BY_REPLICATION: Final = "by replication factor"
-"""Default of `durability`: `flushed` for one replica, `replicated` for more."""
 MIN_IN_SYNC_BY_REPLICATION: Final = "1 for one replica, 2 for more"
-"""Default of `min.insync.replicas`: `replicated` rows survive the loss of a machine."""
+"""`replicated` rows survive the loss of a machine."""
 
 _DEFS: Final = (
     Setting(
@@ -191,7 +190,6 @@ ABSENT: Final = {
     " `retention.bytes`, and keeping the newest row of each key (compaction) does not exist",
     "max.compaction.lag.ms": "does not exist: logs are not compacted",
 }
-"""Kafka's keys without a meaning here."""
 
 CONFIG_DEFS: Final = SettingsTable(_DEFS, absent=ABSENT)
 
@@ -200,15 +198,15 @@ TAKEN_AT_CREATION: Final = ("min.insync.replicas", "unclean.leader.election.enab
 leader and controller must use the same values, or rows could get lost."""
 
 TOPIC_DEFAULTS_PREFIX: Final = "topic.defaults."
-"""Prefix that turns a topic key into a broker key: the default for topics that do not set it."""
+"""Turns a topic key into a broker key: the default for topics that do not set it."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicConfig:
     """All values of one topic, typed. -1 in a retention: no bound.
 
-    `stamps_arrival`: the leader stamps the rows. Otherwise their times may be `behind_ms_max` and
-    `ahead_ms_max` away from its clock; -1: any distance.
+    Unless `stamps_arrival`, times of rows may be `behind_ms_max` and `ahead_ms_max` away from the
+    leader's clock; -1: any distance.
     """
 
     retention_ms: int
@@ -250,11 +248,7 @@ def why_no_topic_key(key: str) -> str:
 
 
 def check_configs(configs: Mapping[str, str]) -> None:
-    """Check that every key exists and every value is in its range.
-
-    Raises:
-        InvalidConfig: names the first wrong one.
-    """
+    """Raise InvalidConfig for the first unknown key or wrong value."""
     for key, text in configs.items():
         definition = CONFIG_DEFS.get(key)
         if definition is None:
@@ -268,8 +262,7 @@ def check_configs(configs: Mapping[str, str]) -> None:
 def check_default(key: str, text: str) -> str:
     """Return the text of a default as it is stored.
 
-    Raises:
-        InvalidConfig: a topic with one replica could not use it.
+    Raises InvalidConfig: a topic with one replica could not use it.
     """
     check_configs({key: text})
     topic_config({}, {key: text}, 1)
@@ -295,8 +288,7 @@ def topic_config(
 ) -> TopicConfig:
     """Return the typed values: the topic's own, else the broker's defaults, else the table's.
 
-    Raises:
-        InvalidConfig: an unknown key, a bad value, or values that contradict each other.
+    Raises InvalidConfig: an unknown key, a bad value, or values that contradict each other.
     """
     assert replication_factor >= 1
     check_configs(configs)

@@ -36,13 +36,8 @@ __all__ = ["begin", "cancel", "unregister"]
 def begin(image: Image, node_id: int, voters: Collection[int]) -> list[Record]:
     """Return the change after which the broker gets nothing more; none where that is so already.
 
-    Args:
-        voters: node ids.
-
-    Raises:
-        UnknownBroker: no broker is registered under this node id.
-        InvalidVoterChange: no other broker has a vote.
-        TooFewBrokers: the remaining brokers are fewer than the replicas of one of its partitions.
+    `voters`: node ids. Raises UnknownBroker; InvalidVoterChange: no other broker has a vote;
+    TooFewBrokers: the remaining ones are fewer than the replicas of one of its partitions.
     """
     broker = _found(image, node_id)
     if broker.decommissioning:
@@ -63,8 +58,7 @@ def begin(image: Image, node_id: int, voters: Collection[int]) -> list[Record]:
 
 
 def cancel(image: Image, node_id: int) -> list[Record]:
-    """Return the change after which the broker may get partitions again; none, where it may. Raises
-    UnknownBroker."""
+    """Return the change after which the broker may get partitions again; none, where it may."""
     broker = _found(image, node_id)
     if not broker.decommissioning:
         return []
@@ -72,12 +66,10 @@ def cancel(image: Image, node_id: int) -> list[Record]:
 
 
 def unregister(image: Image, node_id: int, voters: Collection[int]) -> list[Record]:
-    """Return the record that removes the broker. It may register again as a new one.
+    """Return the record that removes the broker; it may register again as a new one.
 
-    Raises:
-        UnknownBroker: no broker is registered under this node id.
-        BrokerAlive: it is not fenced.
-        BrokerInUse: it holds replicas, or has a vote.
+    Raises UnknownBroker; BrokerAlive: it is not fenced; BrokerInUse: it holds replicas, or has a
+    vote.
     """
     broker = _found(image, node_id)
     if not broker.fenced:
@@ -104,7 +96,6 @@ def _found(image: Image, node_id: int) -> BrokerRecord:
 
 
 def _check_room(image: Image, node_id: int, staying: int) -> None:
-    """Raise TooFewBrokers unless the remaining brokers can hold its partitions."""
     assert staying >= 0
     if not image.replica_counts[node_id]:
         return

@@ -1,9 +1,5 @@
 """Elections: leader and in-sync replicas of each partition, as brokers come and go.
 
-Functions read the image and return the changes of partitions that follow. The next leader comes
-from leaders.py: of the in-sync replicas, else of the eligible ones; else none, unless the topic
-allows unclean elections: then any live replica leads, alone in sync.
-
 A broker that restarts uncleanly may lack unflushed rows and is no longer trusted. Without a trusted
 replica the partition awaits logs (`PartitionImage.awaits_logs`, docs/adr/0037).
 
@@ -66,12 +62,10 @@ def broker_fenced(image: Image, node_id: int) -> list[Record]:
 
 
 def broker_shutting_down(image: Image, node_id: int) -> list[Record]:
-    """Elect others for a broker that is about to stop; where there are none, no leader."""
     return _gone(image, node_id, _Kept.ROWS)
 
 
 def broker_restarted_uncleanly(image: Image, node_id: int) -> list[Record]:
-    """Fence a restarted broker, which may lack rows that were not flushed."""
     return _gone(image, node_id, _Kept.FLUSHED_ROWS)
 
 
@@ -79,7 +73,7 @@ def disk_lost(image: Image, node_id: int) -> list[Record]:
     """Fence a restarted broker whose disk was replaced: none of its rows count.
 
     A partition that only that disk held has no leader from now on. An empty log as leader would
-    lose the rows silently and for good, while a copy may come back, or another replica be elected.
+    lose the rows for good, while a copy may come back.
     """
     return _gone(image, node_id, _Kept.NOTHING)
 
@@ -87,9 +81,8 @@ def disk_lost(image: Image, node_id: int) -> list[Record]:
 def restarted_alone(image: Image, node_id: int) -> list[Record]:
     """Treat the only voter, restarted uncleanly, like any such broker, as it is its own controller.
 
-    Others lead where they have all rows, or by their logs. What no other broker holds it leads on
-    under a new epoch: offsets of lost rows will be reused, which readers notice only by the epoch
-    (KIP-320).
+    What no other broker holds it leads on under a new epoch: offsets of lost rows will be reused,
+    which readers notice only by the epoch (KIP-320).
     """
     assert node_id >= 0, "a partition without a leader keeps its epoch"
     alive = alive_brokers(image) - {node_id}
@@ -110,7 +103,6 @@ def restarted_alone(image: Image, node_id: int) -> list[Record]:
 
 
 def broker_unfenced(image: Image, node_id: int) -> list[Record]:
-    """Elect a broker that is unfenced, where a partition has no leader and it has the rows."""
     assert node_id >= 0
     alive = alive_brokers(image) | {node_id}
     changes: list[Record] = []
@@ -129,8 +121,7 @@ def unclean_leader(
 ) -> list[Record]:
     """Elect any live replica where there is no leader, for an operator who accepts losing rows.
 
-    Args:
-        ends: the known logs. Of the live ones, the longest leads.
+    Of the live logs among `ends`, the longest leads.
     """
     topic = image.topics_by_id[topic_id]
     partition = topic.partitions[number]
@@ -155,10 +146,8 @@ def longest_log(
     them, and too few others were lost to have held every copy of an acknowledged row
     (docs/adr/0047).
 
-    Args:
-        ends: the logs that brokers reported since their last start.
-        is_heard: whether a broker has a session. Its report is waited for: its log may be longer,
-            even if by unacknowledged rows.
+    `ends`: the logs that brokers reported since their last start. A broker that `is_heard` is
+    waited for: its log may be longer, even if by unacknowledged rows.
     """
     topic = image.topics_by_id[topic_id]
     partition = topic.partitions[number]
@@ -205,8 +194,8 @@ def deleted_below(ends: Iterable[LogEnd], one: LogEnd) -> int:
     """Return the offset below which another known log proves rows of this log to be deleted.
 
     Live replicas write a deletion down before it is confirmed; a replica that was away may have the
-    longest log later. Only logs whose last rows are of the same epoch count: they have the same
-    rows.
+    longest log later. Logs whose last rows are of the same epoch have the same rows; only they
+    count.
     """
     assert one.log_start_offset >= 0
     starts = [end.log_start_offset for end in ends if end.last_epoch == one.last_epoch]
@@ -247,7 +236,7 @@ def only_copy_lost(image: Image, node_id: int, said: Said) -> list[Record]:
 def settings_changed(image: Image, topic: TopicImage, config: TopicConfig) -> list[Record]:
     """Return the changes that follow from this configuration of the topic.
 
-    A lower minimum makes rows readable that replicas out of sync lack, so these are no longer
+    A lower minimum makes rows readable that replicas out of sync lack: these are no longer
     eligible. Where rows may be lost from now on, partitions without a leader get one.
     """
     assert image.topics_by_id.get(topic.topic_id) is topic, "decided on what will hold"
@@ -278,7 +267,7 @@ def _relying_on(
     image: Image, node_id: int, kept: _Kept
 ) -> Iterator[tuple[TopicImage, PartitionImage]]:
     """Yield the partitions in which this broker is in sync or eligible; with its disk lost, all
-    that it holds. This visits every partition, as brokers come and go rarely."""
+    that it holds. Visits every partition: brokers come and go rarely."""
     for topic in image.topics.values():
         for partition in topic.partitions:
             in_sync, eligible = partition.in_sync_replicas, partition.eligible_leader_replicas
@@ -326,10 +315,8 @@ def _settle(
 ) -> list[Record]:
     """Return the change to these in-sync replicas, with a leader; none where nothing differs.
 
-    Args:
-        lost: replicas that are not eligible, as they lost rows.
-        replaced: replicas with a replaced disk from now on; None: as before.
-        unclean_ends: elect uncleanly whatever the configuration, by these logs.
+    `lost` replicas are not eligible. `replaced`: those with a replaced disk from now on; None: as
+    before. `unclean_ends`: elect uncleanly whatever the configuration, by these logs.
     """
     unclean, begins_anew = False, False
     trusted = [n for n in eligible_after(config, partition, ()) if n not in lost]

@@ -25,7 +25,6 @@ def min_in_sync(config: TopicConfig, partition: PartitionImage) -> int:
 def eligible_after(
     config: TopicConfig, partition: PartitionImage, in_sync: Sequence[int]
 ) -> tuple[int, ...]:
-    """Return the replicas that are eligible while these are in sync."""
     assert set(in_sync) <= set(partition.replicas)
     if len(in_sync) >= min_in_sync(config, partition):
         return ()

@@ -1,14 +1,11 @@
 """Feature levels: which records and requests all brokers of the cluster understand (KIP-584).
 
-Owns what each level has, that one is finalised only when every registered broker supports it, that
-it never goes back, and whose registration it refuses. A level is a promise about everything that
-the metadata log may hold from then on: software that does not know a record cannot skip it, for
-its image would differ from that of the others.
+A level is finalised only when every registered broker supports it, and never goes back. It is a
+promise about all that the metadata log may hold from then on: software cannot skip an unknown
+record, for its image would differ from that of the others.
 
 A metadata log without a record of it has level 1. A change that older brokers would not understand
-takes the next level: it is written only where `check_finalised` lets it.
-
-Must not know: versions of the software, what a record is for.
+takes the next level, and is written only where `check_finalised` lets it.
 """
 
 from __future__ import annotations
@@ -30,17 +27,13 @@ __all__ = [
 LEVELS: Final = {
     1: "what release 0.1.0 has",
 }
-"""What each level adds."""
 
 assert list(LEVELS) == [*range(FEATURE_LEVEL_MIN, FEATURE_LEVEL_MAX + 1)], "each has its line"
 
 
 def check_finalised(image: Image, level: int, what: str) -> None:
-    """Ask before anything is decided that brokers below a level would not understand.
-
-    Raises:
-        FeatureNotFinalised: the cluster is below it.
-    """
+    """Raise FeatureNotFinalised before anything is decided that brokers below a level would not
+    understand."""
     assert level in LEVELS
     if image.feature_level < level:
         raise FeatureNotFinalised(
@@ -49,11 +42,7 @@ def check_finalised(image: Image, level: int, what: str) -> None:
 
 
 def check_supports(image: Image, newcomer: BrokerRecord) -> None:
-    """Check that a broker that registers supports the finalised level.
-
-    Raises:
-        UnsupportedFeatureLevel: it does not.
-    """
+    """Raise UnsupportedFeatureLevel unless a broker that registers supports the finalised level."""
     low, high = newcomer.feature_level_min, newcomer.feature_level_max
     assert image.feature_level >= FEATURE_LEVEL_MIN
     if not low <= image.feature_level <= high:
@@ -64,10 +53,9 @@ def check_supports(image: Image, newcomer: BrokerRecord) -> None:
 
 
 def finalise(image: Image, level: int) -> list[Record]:
-    """The records that raise the cluster to this level; none where it has it.
+    """Return the records that raise the cluster to this level; none where it has it.
 
-    Raises:
-        InvalidFeatureLevel: a step back, or a broker that does not support it.
+    Raises InvalidFeatureLevel: a step back, or a broker that does not support it.
     """
     if level < image.feature_level:
         raise InvalidFeatureLevel(

@@ -1,7 +1,7 @@
 """The metadata image: the state that the records add up to.
 
-`replay` is the one way to change it, live and on recovery alike. While another thread reads the
-image (a snapshot job), it is `frozen`.
+`replay` is the one way to change it, live and on recovery alike; while another thread reads it (a
+snapshot job), it is `frozen`.
 
 Invariants: `topics` and `topics_by_id` hold the same topics; a topic's partitions are numbered
 0..n-1 without gaps and its schema ids 1..m; `version` grows with every entry replayed.
@@ -56,12 +56,8 @@ __all__ = ["Image"]
 
 
 class Image:
-    """The state of a cluster.
-
-    Args:
-        given: the default topic configuration of this broker (checked). `defaults` adds what the
-            metadata log sets, and holds for topics without a value of their own.
-    """
+    """`given`: the checked default topic configuration of this broker. `defaults` adds what the
+    metadata log sets, and holds for topics without a value of their own."""
 
     __slots__ = (
         "broker_configs",
@@ -136,10 +132,8 @@ class Image:
         assert len(self.topics) == len(self.topics_by_id) == len(source.topics)
 
     def replay_entry(self, records: list[Record], *, version: int | None = None) -> None:
-        """Replay one entry of the metadata log, after which the image has `version`.
-
-        Without a version, the entry's place is not known yet (`decided`).
-        """
+        """Replay one entry of the metadata log; without a version, its place is not known yet
+        (`decided`)."""
         assert not self.frozen, "another thread reads the image"
         assert records, "an entry is at least one record"
         after = self.version + 1 if version is None else version
@@ -152,7 +146,6 @@ class Image:
         assert self.partition_count >= 0
 
     def decided(self, records: Iterable[Record], version: int) -> None:
-        """Set the version of an entry that was replayed without one."""
         assert not self.frozen, "another thread reads the image"
         assert version > UNKNOWN_BROKER_EPOCH
         for record in records:
@@ -341,7 +334,7 @@ class Image:
         return live
 
     def snapshot_records(self) -> list[Record]:
-        """Return records that add up to this image, for a compacted metadata log.
+        """Return records that add up to this image.
 
         Visits every topic: for a job, while the image is `frozen`.
         """

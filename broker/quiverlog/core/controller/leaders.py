@@ -1,8 +1,7 @@
 """The next leader of a partition, and the record of the change.
 
 A leader that is in sync stays. Otherwise the first replica in order leads that is in sync, else the
-first eligible one (eligible.py), then alone in sync; never a fenced or stopping broker. Used by
-elections.py, replica_offline.py, and for moving leadership between live in-sync replicas.
+first eligible one (eligible.py), then alone in sync; never a fenced or stopping broker.
 """
 
 from __future__ import annotations
@@ -113,7 +112,7 @@ def away_from(
     image: Image, topic_id: bytes, number: int, without_room: Collection[int]
 ) -> list[Record]:
     """Move leadership from brokers without room for rows to the first in-sync, live replica with
-    room; no change where there is none."""
+    room, if there is one."""
     topic = image.topics_by_id[topic_id]
     partition = topic.partitions[number]
     if partition.leader_id not in without_room:
@@ -130,10 +129,9 @@ def away_from(
 def preferred_leader(
     image: Image, topic_id: bytes, number: int, without_room: Collection[int] = ()
 ) -> list[Record]:
-    """Make the first replica the leader; no change where it leads, is out of sync, or is stopping.
+    """Make the first replica the leader, if it is in sync, not stopping, and has room for rows.
 
-    Nor where there is no leader, as elections choose the best one, or where it has no room for
-    rows.
+    Not where there is no leader: elections choose the best one.
     """
     topic = image.topics_by_id[topic_id]
     partition = topic.partitions[number]

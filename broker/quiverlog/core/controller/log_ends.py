@@ -22,7 +22,6 @@ __all__ = ["MISSING", "UNREADABLE", "LogEnd", "LogEnds", "Said"]
 Key = tuple[bytes, int]
 
 UNREADABLE: Final = -1
-"""The log cannot be opened or has damaged rows: its end is unknown."""
 MISSING: Final = -2
 """There is no log: it was never made, or is lost."""
 
@@ -31,9 +30,8 @@ class LogEnd(NamedTuple):
     """The end of a log.
 
     `last_epoch`: the newest leader epoch whose log it equals up to where that epoch began, at least
-    that of its last row. `end_offset`: after its last row. `log_start_offset`: rows below it never
-    come back. `is_offline`: the disk failed, and the log can lead only after a restart, as found
-    then.
+    that of its last row. `log_start_offset`: rows below it never come back. `is_offline`: the disk
+    failed, and the log can lead only after a restart.
     """
 
     last_epoch: int
@@ -43,20 +41,17 @@ class LogEnd(NamedTuple):
 
     @property
     def reach(self) -> tuple[int, int]:
-        """Order of logs: epochs before offsets, as in Raft. The log with the later epoch has all
+        """Order logs by epochs before offsets, as in Raft: the log with the later epoch has all
         that was acknowledged before it."""
         return (self.last_epoch, self.end_offset)
 
     @property
     def is_log(self) -> bool:
-        """False when there is none, or none that can be read."""
         assert self.end_offset >= MISSING
         return self.end_offset >= 0
 
 
 class Said(NamedTuple):
-    """One broker's report of one log, as of a leader epoch."""
-
     topic_id: bytes
     partition: int
     leader_epoch: int
@@ -79,17 +74,15 @@ class LogEnds:
         return len(self._answers)
 
     def clear(self) -> None:
-        """Drop all reports, when a term as controller begins or ends."""
         self._answers.clear()
         assert not self._answers
 
     def take(
         self, image: Image, broker_id: int, broker_epoch: int, told: Iterable[Said]
     ) -> list[Key]:
-        """Take a broker's reports. Returns the partitions of accepted reports.
+        """Take a broker's reports; return the partitions of accepted ones.
 
-        Raises:
-            StaleBrokerEpoch: this is not the current registration of the broker.
+        Raises StaleBrokerEpoch: this is not the broker's current registration.
         """
         check_broker(image, broker_id, broker_epoch)
         if broker_epoch == UNKNOWN_BROKER_EPOCH:
@@ -119,13 +112,11 @@ class LogEnds:
         return True
 
     def _forget_led(self, image: Image) -> None:
-        """Drop reports of partitions that have a leader again, or were deleted."""
         known = self._answers
         self._answers = {key: known[key] for key in known if key in image.leaderless}
         assert len(self._answers) <= len(image.leaderless)
 
     def of(self, image: Image, topic_id: bytes, number: int) -> dict[int, LogEnd]:
-        """Return the valid reports of a partition, by broker."""
         answers = self._answers.get((topic_id, number), {})
         partition = image.topics_by_id[topic_id].partitions[number]
         assert partition.partition == number

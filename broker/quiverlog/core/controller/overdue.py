@@ -1,8 +1,4 @@
-"""The metadata version that every live broker must have applied by now.
-
-Owns the controller's versions of the last three sessions (`Overdue`), and since when callers wait
-for a version that a live broker may lack (`Awaited`).
-"""
+"""The metadata version that every live broker must have applied by now."""
 
 from __future__ import annotations
 
@@ -21,9 +17,8 @@ class Overdue:
     """Versions that must be applied although no caller waits for them.
 
     A broker that gets "caught up" may lead for one more session (docs/adr/0042). With metadata more
-    than three sessions late it therefore leads nothing after four: before a new leader may expose
-    more rows, because the old one copied none for the lag time (`REPLICA_LAG_MS_MAX`, five
-    sessions).
+    than three sessions late it leads nothing after four: before a new leader may expose more rows,
+    because the old one copied none for the lag time (`REPLICA_LAG_MS_MAX`, five sessions).
 
     A new controller does not have the age of its metadata: all are due a session later.
     """
@@ -44,7 +39,6 @@ class Overdue:
         self._known.append((now_us + self._session_us, version))
 
     def version(self, known_here: int, now_us: int) -> int:
-        """Return the version that is due; `known_here`: the version applied here."""
         while self._known and self._known[0][0] <= now_us:
             self._due = self._known.popleft()[1]
         newest_us, newest = self._known[-1] if self._known else (0, self._due)
@@ -60,11 +54,8 @@ class Awaited:
     """Versions that every live broker must have applied before a caller gets its answer.
 
     A broker that lacks one for half a session gets "not caught up", which renews no lease; a
-    session later its lease is over, and the controller fences it. So an answer that waits for all
-    live brokers comes within a session and a half, plus the record of a fencing.
-
-    The half session is there because brokers always lack the last moment's records: that alone must
-    cost no broker its lease.
+    session later its lease is over, and the controller fences it. The half session is there because
+    brokers always lack the last moment's records: that alone must cost no broker its lease.
     """
 
     __slots__ = ("_late_us", "_patience_us", "_since", "_step_us")
@@ -81,7 +72,6 @@ class Awaited:
         self._since.clear()
 
     def add(self, version: int, now_us: int) -> None:
-        """Record that a caller waits for this version, which is committed."""
         assert version >= 0
         if self._since and now_us < self._since[-1][1] + self._step_us:
             version, now_us = max(version, self._since[-1][0]), self._since.pop()[1]
@@ -90,7 +80,6 @@ class Awaited:
         self._since.append((version, now_us))
 
     def reached(self, version: int) -> None:
-        """Record that every live broker has applied this version."""
         while self._since and self._since[0][0] <= version:
             self._since.popleft()
         assert not self._since or self._since[0][0] > version, "what is left is lacked"
@@ -100,11 +89,9 @@ class Awaited:
         return self._awaited_for(self._patience_us, now_us)
 
     def late(self, now_us: int) -> int:
-        """Return the version below which a broker is fenced; -1: none is late."""
         return self._awaited_for(self._late_us, now_us)
 
     def next_us(self) -> int | None:
-        """Return when a version becomes late; None: none is awaited."""
         return self._since[0][1] + self._late_us if self._since else None
 
     def _awaited_for(self, duration_us: int, now_us: int) -> int:

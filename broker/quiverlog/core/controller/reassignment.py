@@ -43,18 +43,14 @@ def reassign(
     changes_count: bool = False,
     bytes_per_s: int = 0,
 ) -> list[Record]:
-    """Return the change that moves the partition to these brokers, the preferred leader first.
+    """Return the change that moves the partition to these brokers, the preferred leader first;
+    none, where they hold it already or it is on its way there.
 
-    None, where they hold it already or it is on its way there.
+    With `changes_count` the number of replicas may change. `bytes_per_s`: rate limit per copying
+    broker; 0: none for this move.
 
-    Args:
-        changes_count: the number of replicas may change.
-        bytes_per_s: rate limit per copying broker; 0: none for this move.
-
-    Raises:
-        InvalidReplicaAssignment: another number than the partition has, a duplicate, or a new one
-            that is not alive.
-        PolicyViolation: a broker is full, or the partition has no leader.
+    Raises InvalidReplicaAssignment: another number than the partition has, a duplicate, or a new
+    one that is not alive; PolicyViolation: a broker is full, or the partition has no leader.
     """
     assert image.topics_by_id.get(topic.topic_id) is topic, "decided on what will hold"
     assert bytes_per_s >= 0
@@ -69,7 +65,6 @@ def reassign(
 
 
 def cancel(topic: TopicImage, partition: PartitionImage) -> list[Record]:
-    """Return the change back to the replicas before the move; none, where it does not move."""
     assert partition in topic.partitions
     if not partition.moves:
         return []

@@ -1,9 +1,9 @@
-"""The records of the metadata log.
+"""The records of the metadata log and their bytes: an entry is a msgpack array of records, each
+`[type, ...fields]`, and is applied whole or not at all.
 
-Owns their fields and their bytes: an entry is a msgpack array of records, each `[type, ...fields]`.
-An entry is applied whole or not at all. Fields are only appended, with defaults; a type number is
-never used again. Owns also how the changes after a broker event are cut into entries where they are
-too large for one: the image is sound after each, and the rest is decided again.
+Fields are only appended, with defaults; a type number is never used again. Changes after a broker
+event that are too large for one entry are cut: the image is sound after each, and the rest is
+decided again.
 """
 
 from __future__ import annotations
@@ -50,18 +50,17 @@ __all__ = [
 
 NO_LEADER: Final = -1
 LEADER_STAYS: Final = -1
-"""In a change; a lost leader is LEADER_GONE."""
+"""A lost leader is LEADER_GONE."""
 LEADER_GONE: Final = -2
 ALL_BROKERS: Final = -1
-"""In place of a node id, for all brokers."""
 UNKNOWN_BROKER_EPOCH: Final = -1
-"""In a registration: its epoch is the metadata version of its entry."""
+"""The epoch of a registration is the metadata version of its entry."""
 
 
 class SnapshotRecord(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """First record of a compacted log: the state at metadata version `version` follows.
+    """The state at metadata version `version` follows; first record of a compacted log.
 
-    `removed_topic_ids`: topics removed last; files under these ids are garbage.
+    Files under `removed_topic_ids` are garbage.
     """
 
     version: int
@@ -72,10 +71,9 @@ class BrokerRecord(msgspec.Struct, frozen=True, array_like=True, tag=2):
     """A broker's registration, which replaces an earlier one of its node id.
 
     `incarnation` is new at every start of its process, `directory_id` belongs to its disk.
-    `broker_epoch` numbers the registration (UNKNOWN_BROKER_EPOCH); snapshots write the number.
-    `fenced`: it neither leads nor counts as a replica. `wants_vote`: it may become a voter of the
-    metadata quorum on its own. `takes_partitions`: it may get replicas. `feature_level_min`,
-    `feature_level_max`: the levels it supports. `decommissioning`: it is to leave and gets nothing.
+    `broker_epoch` numbers the registration; snapshots write the number. `fenced`: it neither leads
+    nor counts as a replica. `wants_vote`: it may become a voter of the metadata quorum on its own.
+    `decommissioning`: it is to leave and gets nothing.
     """
 
     node_id: int
@@ -96,8 +94,8 @@ class BrokerRecord(msgspec.Struct, frozen=True, array_like=True, tag=2):
 
 
 class TopicRecord(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """`min_in_sync_least`: in a snapshot, the smallest `min.insync.replicas` that the topic has
-    had; 0: as configured."""
+    """`min_in_sync_least`: in a snapshot, the smallest `min.insync.replicas` so far; 0: as
+    configured."""
 
     topic_id: bytes
     name: str
@@ -108,18 +106,16 @@ class TopicRecord(msgspec.Struct, frozen=True, array_like=True, tag=3):
 
 
 class PartitionRecord(msgspec.Struct, frozen=True, array_like=True, tag=4):
-    """A new partition. Partitions of a topic come in the order of their numbers.
+    """A new partition; those of a topic come in the order of their numbers.
 
-    `leader_id` NO_LEADER: no leader now. `eligible_leader_replicas`: out of sync, yet with all
-    readable rows (KIP-966). While the partition moves, `replicas` are the target in order, then
-    `removing_replicas`, which stay until `adding_replicas` are in sync (KIP-455); a cancelled
-    addition is in both.
+    `eligible_leader_replicas`: out of sync, yet with all readable rows (KIP-966). While the
+    partition moves, `replicas` are the target in order, then `removing_replicas`, which stay until
+    `adding_replicas` are in sync (KIP-455); a cancelled addition is in both.
 
     `replaced_disks`: replicas whose disk is not the one on which they acknowledged rows.
-    `last_trusted`: the last replica that was trusted, where none is now; else NO_LEADER.
-    `begins_anew`: the only trusted one may have no log, and may make an empty one.
-    `move_bytes_per_s`: rate limit per copying broker; 0: none. `never_in_sync`: added and not in
-    sync since: no row was promised to be on their disks.
+    `last_trusted`: the last replica that was trusted, where none is now. `begins_anew`: the only
+    trusted one may have no log, and may make an empty one. `never_in_sync`: added and not in sync
+    since: no row was promised to be on their disks.
     """
 
     topic_id: bytes
@@ -144,8 +140,8 @@ class PartitionChangeRecord(msgspec.Struct, frozen=True, array_like=True, tag=5)
     epoch.
 
     Eligible leader replicas and replaced disks stay, except those that this change brings into sync
-    or removes. `unclean`: the new leader may lack readable rows. `last_trusted`: set when no
-    replica is trusted any more. `begins_anew`: no log of the new leader is known.
+    or removes. `unclean`: the new leader may lack readable rows. `begins_anew`: no log of the new
+    leader is known.
     """
 
     topic_id: bytes
@@ -186,7 +182,7 @@ class RemoveTopicRecord(msgspec.Struct, frozen=True, array_like=True, tag=8):
 
 
 class ProducerIdBlockRecord(msgspec.Struct, frozen=True, array_like=True, tag=9):
-    """Producer ids below `next_producer_id` may have been assigned."""
+    """Producer ids below may have been assigned."""
 
     next_producer_id: int
 
@@ -210,8 +206,7 @@ class BrokerChangeRecord(msgspec.Struct, frozen=True, array_like=True, tag=11):
 
 
 class BrokerConfigRecord(msgspec.Struct, frozen=True, array_like=True, tag=12):
-    """A configuration key of one broker or (node id -1) of all. `value` None: back to the
-    default."""
+    """`value` None: back to the default."""
 
     node_id: int
     key: str
@@ -219,7 +214,7 @@ class BrokerConfigRecord(msgspec.Struct, frozen=True, array_like=True, tag=12):
 
 
 class FeatureLevelRecord(msgspec.Struct, frozen=True, array_like=True, tag=13):
-    """From here on the log may hold records of this feature level. No such record: level 1."""
+    """From here on the log may hold records of this feature level."""
 
     level: int
 
@@ -288,17 +283,13 @@ def changed_by(records: Iterable[Record]) -> dict[bytes, Collection[int] | None]
 
 
 def encode_entry(records: list[Record]) -> bytes:
-    """Return the bytes of one entry: these records are applied together."""
     assert records
     return _ENCODER.encode(records)
 
 
 def encode_long_entry(records: Iterable[Record]) -> bytes:
-    """Encode like `encode_entry`, record by record, for a job in another thread.
-
-    One call for all records of thousands of topics would hold the interpreter lock for
-    milliseconds.
-    """
+    """Encode record by record, for a job in another thread: one call for all records of thousands
+    of topics would hold the interpreter lock for milliseconds."""
     encoded = [_ENCODER.encode(record) for record in records]
     assert encoded, "an entry is at least one record"
     return b"".join((_ARRAY_32.pack(_ARRAY_32_TAG, len(encoded)), *encoded))
@@ -307,9 +298,7 @@ def encode_long_entry(records: Iterable[Record]) -> bytes:
 def decode_entry(entry: bytes) -> list[Record]:
     """Return the records of one entry.
 
-    Raises:
-        UnsupportedFormat: a newer quiverlog wrote an unknown record type.
-        CorruptLog: the bytes are no entry.
+    Raises UnsupportedFormat: an unknown record type; CorruptLog: the bytes are no entry.
     """
     try:
         return _DECODER.decode(entry)
@@ -329,8 +318,7 @@ def _has_newer_type(entry: bytes) -> bool:
 
 # The changes after a broker event, as entries of the metadata log.
 def in_entries(records: list[Record], entry_bytes_max: int) -> list[list[Record]]:
-    """Cut records into entries. The first record is about the broker, the others about
-    partitions."""
+    """Cut records into entries. The first is about the broker, the others about partitions."""
     assert records
     assert entry_bytes_max > 0
     if len(encode_entry(records)) <= entry_bytes_max:

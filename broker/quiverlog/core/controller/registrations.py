@@ -39,7 +39,7 @@ __all__ = ["Heartbeat", "Registrations", "Verdict"]
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """A broker's report. `version`: the metadata it has applied."""
+    """`version`: the metadata it has applied."""
 
     node_id: int
     broker_epoch: int
@@ -49,10 +49,7 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The answer to a broker, and the records that follow; `records` empty: nothing changes.
-
-    `may_stop`: it leads nothing, and all live brokers have that.
-    """
+    """`may_stop`: it leads nothing, and all live brokers have that."""
 
     records: list[Record]
     is_caught_up: bool
@@ -61,12 +58,7 @@ class Verdict:
 
 
 class Registrations:
-    """The decisions of one controller. `sessions` is its state beside the image.
-
-    Args:
-        node_id, incarnation: of this node, which needs no session of its own while it is
-            controller.
-    """
+    """The decisions of one controller; its own node needs no session."""
 
     __slots__ = (
         "_fenced", "_overdue", "_stopping", "awaited", "incarnation", "node_id", "sessions",
@@ -107,16 +99,10 @@ class Registrations:
         """Return the records of a registration; none for a repeated request.
 
         A stopping broker that registers again, under the same incarnation, does not stop and lacks
-        nothing.
+        nothing. `clean_incarnation`: its earlier incarnation, if that stopped cleanly.
 
-        Args:
-            newcomer: as it registers, without an epoch.
-            clean_incarnation: its earlier incarnation, if that stopped cleanly; else empty.
-
-        Raises:
-            DuplicateNodeId: another process is registered under this node id, and alive.
-            PolicyViolation: there are too many brokers.
-            UnsupportedFeatureLevel: the broker does not support the finalised level.
+        Raises DuplicateNodeId: another live process has this node id; PolicyViolation: too many
+        brokers; UnsupportedFeatureLevel.
         """
         assert newcomer.broker_epoch == UNKNOWN_BROKER_EPOCH
         assert newcomer.node_id >= 0
@@ -148,10 +134,10 @@ class Registrations:
     def _check_unique(
         self, before: BrokerRecord | None, newcomer: BrokerRecord, now_us: int
     ) -> None:
-        """Raise DuplicateNodeId where another live process has the node id.
+        """Raise DuplicateNodeId where another live process has the node id: one with another data
+        directory, or with the same one at other addresses, a copy of its disk.
 
-        That is a live broker with another data directory, or with the same one at other addresses:
-        a copy of its disk. At the same address, the earlier process has ended.
+        At the same address, the earlier process has ended.
         """
         assert before is None or before.node_id == newcomer.node_id
         is_own = newcomer.incarnation == self.incarnation
@@ -174,14 +160,10 @@ class Registrations:
 
     # --- heartbeats ----------------------------------------------------------------------------
     def heartbeat(self, image: Image, pending: Image, beat: Heartbeat, now_us: int) -> Verdict:
-        """Record a heartbeat. Returns the answer and what follows.
+        """Record a heartbeat; return the answer and what follows.
 
-        Args:
-            image: committed metadata; the answer depends on nothing else.
-
-        Raises:
-            StaleBrokerEpoch: it is not registered under this epoch, or about to be registered
-                again.
+        The answer depends on committed metadata (`image`) only. Raises StaleBrokerEpoch: it is not
+        registered under this epoch, or about to be registered again.
         """
         broker = self._registered_as(pending, beat.node_id, beat.broker_epoch)
         assert broker.broker_epoch == beat.broker_epoch, "no other life speaks in its name"
@@ -248,8 +230,8 @@ class Registrations:
         return Verdict(self._fence(pending, broker), is_caught_up, held.fenced, may_stop=True)
 
     def _may_stop(self, image: Image, node_id: int, since: int) -> bool:
-        """Return whether the broker leads nothing and every live broker has metadata
-        in which that is so.
+        """Return whether the broker leads nothing and every live broker has metadata in which that
+        is so.
 
         Itself included: with older metadata it would go on accepting rows that no other broker has.
         """
@@ -265,7 +247,6 @@ class Registrations:
 
     # --- silence -------------------------------------------------------------------------------
     def silent(self, image: Image, pending: Image, now_us: int) -> list[Record]:
-        """Return the records that fence one silent broker; empty when there is none."""
         for node_id in self.sessions.silent(now_us):
             broker, held = pending.brokers.get(node_id), image.brokers.get(node_id)
             if broker is not None and (
@@ -283,7 +264,6 @@ class Registrations:
         return []
 
     def applied_everywhere(self, image: Image) -> int:
-        """Return the newest version that all live brokers have reported as applied."""
         versions = [
             self.sessions.version_of(one.node_id)
             for one in image.live_brokers()
@@ -294,8 +274,8 @@ class Registrations:
         return version
 
     def lagging(self, image: Image, pending: Image, now_us: int) -> list[Record]:
-        """Return the records that fence one broker that is alive but lacks an awaited version for
-        too long."""
+        """Return the records that fence one live broker that lacks an awaited version for too
+        long."""
         late = self.awaited.late(now_us)
         for held in image.live_brokers():
             broker = pending.brokers.get(held.node_id)
@@ -331,7 +311,6 @@ def _fenced(newcomer: BrokerRecord, before: BrokerRecord | None = None) -> Broke
 
 
 def _is_same(before: BrokerRecord, newcomer: BrokerRecord) -> bool:
-    """Return whether it is the same start of the same process, at the same addresses."""
     return before.incarnation == newcomer.incarnation and before == replace(
         newcomer,
         broker_epoch=before.broker_epoch,

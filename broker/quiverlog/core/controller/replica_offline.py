@@ -1,11 +1,10 @@
 """A broker reports a replica that takes no writes: it leaves the in-sync set, and others lead.
 
-The replica is not eligible either: what its disk lost is unknown until it is read again. A leader
-without a successor stays: others would have fewer rows, and readers get what can still be read. So
-does the last eligible replica.
+It is not eligible either: what its disk lost is unknown until it is read again. A leader without a
+successor stays, and so does the last eligible replica: readers get what can still be read.
 
 A replica leaves the in-sync set under a later leader epoch: a fetch that still waits at the leader
-reports all rows and would bring it back; in the new epoch the leader counts new fetches only.
+reports all rows and would bring it back.
 
 A broker about to delete the replica's rows names the leader epoch under which it may have counted,
 and gets a later one even if nothing else changes. Its log is noted as replaced, like a lost disk's,
@@ -41,12 +40,8 @@ def replica_offline(
     """Return the change by which others hold the partition; none where none can, or it holds
     already.
 
-    Args:
-        leader_epoch: the result must be of a later epoch; NO_EPOCH: of any.
-
-    Raises:
-        StaleBrokerEpoch, UnknownTopicId, UnknownPartition
-        InvalidRequest: the broker has no replica of it.
+    The result must be of an epoch later than `leader_epoch`. Raises StaleBrokerEpoch,
+    UnknownTopicId, UnknownPartition; InvalidRequest: the broker has no replica of it.
     """
     check_broker(image, broker_id, broker_epoch)
     topic, partition = find_partition(image, topic_id, number)

@@ -1,8 +1,8 @@
-"""Changes of a topic's replication factor.
+"""Changes of a topic's replication factor, by moves of each partition on its own.
 
-Partitions get more or fewer replicas by moves (reassignment.py), each on its own. The topic's
-factor, used for new partitions and defaults, follows when the last of them has arrived: until then
-`min.insync.replicas` is that of the old factor, so that no write is refused while replicas copy.
+The topic's factor, used for new partitions and defaults, follows when the last of them has arrived:
+until then `min.insync.replicas` is that of the old factor, and no write is refused while replicas
+copy.
 """
 
 from __future__ import annotations
@@ -25,11 +25,7 @@ __all__ = ["check_factor", "factors_follow"]
 
 
 def check_factor(image: Image, topic: TopicImage, factor: int) -> None:
-    """Check that the topic may have this many replicas.
-
-    Raises:
-        InvalidConfig: the topic's configuration needs more.
-    """
+    """Raise InvalidConfig where the topic's configuration needs more replicas than these."""
     assert factor >= 1
     if factor == topic.replication_factor:
         return
@@ -58,8 +54,7 @@ def factors_follow(image: Image, changes: Sequence[Record]) -> list[Record]:
 
 
 def _follows(image: Image, topic: TopicImage, ended: Mapping[int, int]) -> list[Record]:
-    """Return a topic's records. `ended`: the number of replicas of each partition whose move
-    ends."""
+    """`ended`: the number of replicas of each partition whose move ends."""
     count = next(iter(ended.values()))
     if count == topic.replication_factor:
         return []
@@ -81,7 +76,6 @@ def _follows(image: Image, topic: TopicImage, ended: Mapping[int, int]) -> list[
 
 
 def _configs(image: Image, topic: TopicImage, factor: int) -> dict[str, str]:
-    """Return the topic's configs, with what a topic of several replicas keeps of the defaults."""
     if factor == 1:
         return dict(topic.configs)
     kept: dict[str, str] = {k: image.defaults[k] for k in TAKEN_AT_CREATION if k in image.defaults}

@@ -1,10 +1,9 @@
 """Broker sessions: the last heartbeat of each broker, and its applied metadata version.
 
-Held in memory by the controller; a new one gives every broker a full session.
-
-A controller whose loop was blocked finds expired deadlines and unread heartbeats in its sockets at
-once. So a silent broker first becomes a suspect, and counts as dead only if the controller checks
-again a moment later, on time; after a bounded number of late checks the clock decides.
+A new controller gives every broker a full session. One whose loop was blocked finds expired
+deadlines and unread heartbeats at once: a silent broker first becomes a suspect, and counts as dead
+only if the controller checks again a moment later, on time; after a bounded number of late checks
+the clock decides.
 """
 
 from __future__ import annotations
@@ -23,8 +22,6 @@ _SUSPECT_US: Final = BROKER_SUSPECT_MS * 1000
 
 @dataclass(slots=True)
 class _Session:
-    """`suspect_us`: when it was found silent; else None."""
-
     heard_us: int
     version: int = UNKNOWN_VERSION
     suspect_us: int | None = None
@@ -47,7 +44,6 @@ class Sessions:
         self._sessions.clear()
 
     def heard(self, node_id: int, now_us: int, version: int = UNKNOWN_VERSION) -> None:
-        """Record contact with a broker. `version`: the metadata it has applied."""
         assert node_id >= 0
         session = self._sessions.setdefault(node_id, _Session(now_us))
         session.heard_us = max(session.heard_us, now_us)
@@ -55,7 +51,6 @@ class Sessions:
         session.suspect_us, session.suspicions = None, 0
 
     def forget(self, node_id: int) -> None:
-        """End a session: the broker is fenced."""
         self._sessions.pop(node_id, None)
         assert node_id not in self._sessions
 
@@ -63,7 +58,6 @@ class Sessions:
         return node_id in self._sessions
 
     def version_of(self, node_id: int) -> int:
-        """Return the metadata version it reported; UNKNOWN_VERSION before its first heartbeat."""
         session = self._sessions.get(node_id)
         assert session is None or session.version >= UNKNOWN_VERSION
         return UNKNOWN_VERSION if session is None else session.version
@@ -91,7 +85,6 @@ class Sessions:
         return found
 
     def next_us(self) -> int | None:
-        """Return when to call `silent` at the latest; None: there are no sessions."""
         assert self.session_us > 0
         return min(map(self._due_us, self._sessions.values()), default=None)
 

@@ -22,8 +22,8 @@ __all__ = ["PartitionImage", "TopicImage"]
 
 
 class PartitionImage:
-    """A partition's replicas and leader. `partition_epoch` counts its changes. In-sync replicas are
-    neither eligible nor have replaced disks."""
+    """In-sync replicas are neither eligible nor have replaced disks. `partition_epoch` counts
+    changes."""
 
     __slots__ = (
         "adding_replicas",
@@ -93,7 +93,7 @@ class PartitionImage:
 
     @property
     def relied_on(self) -> tuple[int, ...]:
-        """The replicas with all readable rows: in sync, or eligible."""
+        """The replicas with all readable rows."""
         assert not set(self.eligible_leader_replicas) & set(self.in_sync_replicas)
         return (*self.in_sync_replicas, *self.eligible_leader_replicas)
 
@@ -131,7 +131,7 @@ class PartitionImage:
 
 
 class TopicImage:
-    """One topic. `config` is derived from `configs` and the broker's defaults.
+    """`config` is derived from `configs` and the broker's defaults.
 
     `min_in_sync_least`: the smallest minimum under which its rows may have been acknowledged.
     """
@@ -184,8 +184,8 @@ class TopicImage:
             assert least >= 1
 
     def rows_lie_on(self, replica_count: int) -> None:
-        """Record that a partition has this many replicas: its rows are on no more disks, whatever
-        the topic configures."""
+        """Record that a partition's rows are on no more disks than this, whatever the topic
+        configures."""
         assert replica_count >= 1
         self.min_in_sync_least = min(self.min_in_sync_least, replica_count)
 
@@ -214,5 +214,4 @@ class TopicImage:
 
     @property
     def schema(self) -> pa.Schema:
-        """The current schema, which the next batches should carry."""
         return self.schemas[self.schema_id]

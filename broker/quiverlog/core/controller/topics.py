@@ -78,24 +78,18 @@ __all__ = [
 
 TOPIC_ID_BYTES: Final = 16
 PRODUCER_ID_BLOCK: Final = 1_000
-"""Producer ids come from the log in blocks: one fsync for a block. A restart skips the rest of a
-block, so that no id is assigned twice."""
+"""One fsync for a block. A restart skips the rest of it: no id is assigned twice."""
 
 _NAME: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{TOPIC_NAME_CHARS_MAX}}}")
 
 
 def check_topic_name(name: str) -> None:
-    """Check that a name can be part of a directory's name, unchanged.
-
-    Raises:
-        InvalidTopicName
-    """
+    """Raise InvalidTopicName unless the name can be part of a directory's name, unchanged."""
     if not _NAME.fullmatch(name) or name in (".", "..") or name.startswith("__"):
         raise InvalidTopicName(f"{name[:TOPIC_NAME_CHARS_MAX]!r} cannot name a topic.")
 
 
 def find_topic(image: Image, name: str) -> TopicImage:
-    """Return the topic. Raises UnknownTopic."""
     topic = image.topics.get(name)
     if topic is None:
         raise UnknownTopic(f"there is no topic {name[:TOPIC_NAME_CHARS_MAX]!r}.")
@@ -116,16 +110,11 @@ def create_topic(
 ) -> list[Record]:
     """Return the records of a new topic.
 
-    Args:
-        schema: an Arrow IPC schema message.
-        partitions: at least 1; the caller has replaced -1.
-        replication_factor: -1 for the default of this cluster (adr/0076).
-        now_us: wall clock.
-        entropy: source of the topic id's random bytes.
+    `schema`: an Arrow IPC schema message. `partitions`: the caller has replaced -1; a
+    `replication_factor` of -1 is the cluster's default (adr/0076).
 
-    Raises:
-        InvalidTopicName, TopicExists, InvalidPartitions, InvalidReplicationFactor, InvalidConfig,
-        InvalidSchema, PolicyViolation (the brokers are full)
+    Raises InvalidTopicName, TopicExists, InvalidPartitions, InvalidReplicationFactor,
+    InvalidConfig, InvalidSchema; PolicyViolation: the brokers are full.
     """
     check_topic_name(name)
     if name in image.topics:
@@ -174,9 +163,8 @@ def alter_topic(
     """Return the records that change a topic; none when it already is as asked (a repeated
     request).
 
-    Raises:
-        InvalidConfig, InvalidPartitions, InvalidSchema, IncompatibleSchema, PolicyViolation,
-        InvalidReplicationFactor (more partitions, and too few brokers for their replicas)
+    Raises InvalidConfig, InvalidPartitions, InvalidSchema, IncompatibleSchema, PolicyViolation;
+    InvalidReplicationFactor: too few brokers for the replicas of more partitions.
     """
     assert image.topics_by_id.get(topic.topic_id) is topic, "decided on what will hold"
     records = _alter_configs(image, topic, set_configs, delete_configs)
@@ -204,9 +192,7 @@ def alter_topic(
 def find_topic_as(image: Image, name: str, topic_id: bytes) -> TopicImage:
     """Return the topic of a name, if it has this id; an empty id fits any.
 
-    Raises:
-        UnknownTopic
-        UnknownTopicId: another topic has the name now.
+    Raises UnknownTopic; UnknownTopicId: another topic has the name now.
     """
     topic = find_topic(image, name)
     if topic_id and topic.topic_id != topic_id:
@@ -238,7 +224,6 @@ def _partition_records(
     existing: Sequence[Sequence[int]],
     count: int,
 ) -> list[Record]:
-    """Return partitions after those that the topic has, spread over the brokers with room."""
     assert count >= 0, "partitions only grow"
     assert all(len(replicas) >= 1 for replicas in existing)
     brokers = _with_room(image, replication_factor) if count else []
@@ -267,7 +252,6 @@ def _takers(image: Image) -> list[BrokerRecord]:
 
 
 def _with_room(image: Image, replication_factor: int) -> list[Place]:
-    """Return the brokers with room for partitions, at least as many as a partition needs."""
     live = _takers(image)
     if len(live) < replication_factor:
         raise InvalidReplicationFactor(

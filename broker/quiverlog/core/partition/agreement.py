@@ -17,13 +17,9 @@ __all__ = ["Agreement"]
 
 
 class Agreement:
-    """The rule, for one leadership.
-
-    Attributes:
-        start_offset: the end of the leader's log when its epoch began.
-        is_needed: rows before that may not be replicated yet, or only by an epoch in the lists.
-        is_epoch_saved: the leader's own list, with its epoch, is on its disk.
-    """
+    """`start_offset`: the end of the leader's log when its epoch began. `is_needed`: rows before
+    that may not be replicated yet, or only by an epoch in the lists. `is_epoch_saved`: the leader's
+    own list, with its epoch, is on its disk."""
 
     __slots__ = ("_leader_epoch", "is_epoch_saved", "is_needed", "start_offset")
 
@@ -51,7 +47,6 @@ class Agreement:
         return all(self.is_shown_by(follower) for follower in holding)
 
     def is_shown_by(self, follower: FollowerProgress) -> bool:
-        """Return whether the follower shows it, or need not."""
         saved_epoch = follower.saved_epoch
         assert saved_epoch >= NO_EPOCH
         assert follower.log_end_offset >= 0

@@ -46,11 +46,10 @@ SETTLED_BY_METADATA: Final = frozenset(
 
 
 class Proposal(NamedTuple):
-    """The in-sync replicas that the leader asks the controller for.
+    """The in-sync replicas that the leader asks the controller for, valid only at both epochs.
 
-    `members`: sorted. Valid only at both epochs. `broker_epochs`: those that the members reported
-    to the leader; UNHEARD_EPOCH for no report. `ends_move`: the replicas that the partition moves
-    to may hold it alone from now on.
+    `broker_epochs`: those that the members reported to the leader. `ends_move`: the replicas that
+    the partition moves to may hold it alone from now on.
     """
 
     leader_epoch: int
@@ -89,7 +88,6 @@ class InSync:
 
     @property
     def asking(self) -> bool:
-        """True while a proposal is not settled: no other is made."""
         return self._asked is not None
 
     @property
@@ -99,7 +97,6 @@ class InSync:
         return self._asked is None and bool(self._possible) and not self.outdated
 
     def propose(self, members: Iterable[int]) -> Proposal:
-        """Propose these members. Returns the request."""
         assert self._asked is None, "one proposal at a time"
         assert not self.outdated, "the metadata have to come first"
         self._asked = frozenset(members)
@@ -116,7 +113,6 @@ class InSync:
 
     # --- what came of it -----------------------------------------------------------------------
     def unanswered(self) -> None:
-        """Record that no answer will come: the request may have been applied, or still be."""
         assert self.in_flight
         assert self._asked is not None
         self.in_flight = False

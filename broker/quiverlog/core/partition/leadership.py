@@ -34,19 +34,10 @@ __all__ = ["Brokers", "Leadership", "Said"]
 
 class Brokers(Protocol):
     def fit_epoch(self, broker_id: int) -> int | None:
-        """Return the registered broker epoch; None for a broker that is fenced, stopping or
-        unknown."""
+        """Return the registered broker epoch; None for a fenced, stopping or unknown broker."""
 
 
 class Leadership:
-    """The leadership of this broker.
-
-    Args:
-        node_id: this broker.
-        replicas: all replicas, in sync or not.
-        agreement: whether rows of earlier leaders may be replicated.
-    """
-
     __slots__ = (
         "_asked_epochs",
         "_holding",
@@ -151,7 +142,6 @@ class Leadership:
 
     @property
     def _stay_alone(self) -> bool:
-        """True when the replicas that stay are enough without those that leave."""
         if not self.leaving and not self.adding:
             return False
         committed = self.in_sync.committed
@@ -159,7 +149,6 @@ class Leadership:
 
     @property
     def _min_to_stay(self) -> int:
-        """The number of staying replicas that is enough, where fewer than the minimum stay."""
         stay_count = 1 + len(self.followers) - len(self.leaving)
         assert stay_count >= 1, "at least one replica holds the partition"
         return min(self.min_in_sync, stay_count)
@@ -167,14 +156,12 @@ class Leadership:
     @property
     def _have_heard(self) -> bool:
         """True when the leaving members have asked under this leader epoch. An earlier leader among
-        them that has not could answer with an end that is outdated, and no election would wait for
-        it."""
+        them that has not could answer with an outdated end, and no election would wait for it."""
         leaving = self.leaving & self.in_sync.committed
         return all(f.is_heard for f in self.followers.values() if f.broker_id in leaving)
 
     # --- what happened -------------------------------------------------------------------------
     def grows(self, log_end_offset: int) -> None:
-        """Prepare for rows to be appended after this end."""
         for follower in self.followers.values():
             follower.leader_grows(log_end_offset)
 
@@ -186,11 +173,7 @@ class Leadership:
         brokers: Brokers,
         now_us: int,
     ) -> None:
-        """Record a fetch of a follower whose log agrees with the leader's up to its end.
-
-        Args:
-            heard: its session, as long as that contains the partition.
-        """
+        """Record a fetch of a follower whose log agrees with the leader's up to its end."""
         assert said.broker_id != self._node_id, "a leader copies from no other replica"
         follower = self.followers[said.broker_id]
         follower.heard = heard
@@ -199,7 +182,6 @@ class Leadership:
             self._look(follower, log_end_offset, brokers, now_us)
 
     def forgotten(self, broker_id: int) -> None:
-        """Record that a follower's session ended, or no longer contains this partition."""
         follower = self.followers.get(broker_id)
         if follower is not None:
             follower.heard = None
@@ -221,7 +203,7 @@ class Leadership:
         self._count()
 
     def move(self, adding: Iterable[int], leaving: Iterable[int]) -> None:
-        """Set which replicas are added and removed by a move; none: it does not move.
+        """Set which replicas a move adds and removes.
 
         A replica whose addition was cancelled is only in `leaving`.
         """
@@ -230,7 +212,6 @@ class Leadership:
 
     # --- who is in sync ------------------------------------------------------------------------
     def holds(self, partition_epoch: int, members: Iterable[int], now_us: int) -> bool:
-        """Take over the controller's in-sync set. Returns False when it was known."""
         before = self.in_sync.committed
         changed = self.in_sync.holds(partition_epoch, members)
         if changed:
@@ -257,8 +238,6 @@ class Leadership:
         self._count()
 
     def look_at_joining(self, log_end_offset: int, brokers: Brokers, now_us: int) -> None:
-        """Check again which followers are still about to join, at a moment that `deadline_us`
-        named."""
         for broker_id in list(self._joining):
             self._look(self.followers[broker_id], log_end_offset, brokers, now_us)
 
@@ -274,10 +253,8 @@ class Leadership:
     ) -> Proposal | None:
         """Return a proposal for the controller if the set should change and none is open.
 
-        Args:
-            flushed_offset: the leader's, needed while the partition moves.
-            deleted_below: rows below it never come back. A joining follower has given them up,
-                too, as it may lead next.
+        Rows below `deleted_below` never come back: a joining follower has given them up, too, as it
+        may lead next.
         """
         in_sync = self.in_sync
         if in_sync.asking or in_sync.outdated:
@@ -311,7 +288,7 @@ class Leadership:
         return proposal._replace(ends_move=has_arrived, broker_epochs=self._asked_epochs)
 
     def propose_again(self) -> Proposal:
-        """Return the open proposal once more, with the broker epochs of the first try.
+        """Return the open proposal with the broker epochs of the first try.
 
         A member that restarted since may lack the rows on which the proposal rests.
         """
@@ -321,7 +298,7 @@ class Leadership:
         return proposal._replace(broker_epochs=self._asked_epochs)
 
     def deadline_us(self, log_end_offset: int) -> int | None:
-        """Return when the first lagging follower will be out of sync; None: no follower lags."""
+        """Return when the first lagging follower will be out of sync, if one lags."""
         earliest = None
         for follower in self._holding:
             if follower.log_end_offset < log_end_offset or not follower.is_heard:
@@ -360,8 +337,6 @@ class Leadership:
 
     @staticmethod
     def _is_fit(follower: FollowerProgress, brokers: Brokers) -> bool:
-        """Return whether the follower is alive, stays, and is the registered instance of its
-        broker."""
         return follower.is_heard and brokers.fit_epoch(follower.broker_id) == follower.broker_epoch
 
     def _look(

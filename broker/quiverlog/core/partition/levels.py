@@ -22,8 +22,6 @@ _REPLICATED_FLUSHED: Final = int(Durability.REPLICATED_FLUSHED)
 
 
 class Positions(Protocol):
-    """The ends of rows with each kind of safety (partition.py)."""
-
     @property
     def flushed_offset(self) -> int: ...
 
@@ -41,7 +39,6 @@ class Positions(Protocol):
 
 
 def safe_offset(level: int, positions: Positions) -> int:
-    """Return the end of the rows that are as safe as `level` promises."""
     if level == _REPLICATED:
         return positions.high_watermark
     if level == _REPLICATED_FLUSHED:

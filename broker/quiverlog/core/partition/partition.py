@@ -42,8 +42,7 @@ _LEVELS: Final = frozenset((_MEMORY, _FLUSHED, _REPLICATED, _REPLICATED_FLUSHED)
 class Assigned(NamedTuple):
     """A partition in the metadata, for the broker that leads it.
 
-    `min_in_sync`: copies that make a row replicated, at most the number of replicas. `adding`,
-    `leaving`: replicas that a move adds and removes. `replaced`: replicas whose log does not count
+    `min_in_sync`: at most the number of replicas. `replaced`: replicas whose log does not count
     before they are in sync again. `is_single`: the topic has one replica, even while a move makes
     more.
     """
@@ -62,18 +61,12 @@ class Assigned(NamedTuple):
 class PartitionState:
     """The state of one replica; a new one follows, until `lead`.
 
-    The high watermark of a replicated partition is where rows are replicated (leadership.py), at
-    every level of the topic. With one replica it follows the topic's level (levels.py): rows that
-    readers got survive the failures that the level promises to survive. It is not saved, as a
-    restart may lose rows below it.
+    The high watermark of a replicated partition is where rows are replicated, at every level of the
+    topic. With one replica it follows the topic's level: rows that readers got survive the failures
+    that the level promises to survive. It is not saved, as a restart may lose rows below it.
 
-    Args:
-        name: topic and partition, for messages.
-        leader_epoch: the newest known.
-        durability: the topic's level; acknowledgements are never weaker.
-        log_start_offset, log_end_offset, flushed_offset: as recovery found them.
-        node_id: this broker.
-        lag_max_us: a follower that lacked rows for this long is out of sync.
+    Acknowledgements are never weaker than `durability`. A follower that lacked rows for
+    `lag_max_us` is out of sync.
     """
 
     __slots__ = (
@@ -121,7 +114,6 @@ class PartitionState:
 
     @property
     def replicas_flushed_offset(self) -> int:
-        """The end of the rows on the disks of as many in-sync replicas as the topic requires."""
         leadership = self.leadership
         return 0 if leadership is None else leadership.flushed_offset(self.flushed_offset)
 
@@ -134,19 +126,14 @@ class PartitionState:
 
     @property
     def is_current(self) -> bool:
-        """False while the previous leader may have served rows that this one does not serve yet, so
-        that the end of the readable rows is uncertain."""
+        """False while the previous leader may have served rows that this one does not serve yet."""
         leadership = self.leadership
         return leadership is None or self.high_watermark >= leadership.epoch_start_offset
 
     # --- checking a request ------------------------------------------------------------------
     def check_leader_epoch(self, epoch: int) -> None:
-        """Refuse a request of another leader epoch (KIP-320); NO_EPOCH fits any.
-
-        Raises:
-            FencedLeaderEpoch: the request's epoch is older.
-            UnknownLeaderEpoch: the request's epoch is newer.
-        """
+        """Raise FencedLeaderEpoch or UnknownLeaderEpoch for another epoch (KIP-320); NO_EPOCH fits
+        any."""
         if epoch in (self.leader_epoch, NO_EPOCH):
             return
         text = f"{self.name}: the request says leader epoch {epoch}, this is {self.leader_epoch}."
@@ -155,12 +142,9 @@ class PartitionState:
         raise UnknownLeaderEpoch(text)
 
     def check_seen_epoch(self, epoch: int) -> None:
-        """Refuse to judge rows of a newer leader, whose epoch this replica does not have yet.
+        """Raise UnknownLeaderEpoch for rows of a newer leader, whose epoch this replica lacks.
 
         With one replica there was no other leader: the rows were lost with an earlier log.
-
-        Raises:
-            UnknownLeaderEpoch: rows of this epoch were read elsewhere.
         """
         leadership = self.leadership
         if epoch > self.leader_epoch and (leadership is None or leadership.is_replicated):
@@ -171,10 +155,8 @@ class PartitionState:
     def required_level(self, asked: int) -> Durability:
         """Return the level that an acknowledgement must rest on.
 
-        Raises:
-            UnsupportedDurability: no level, a weaker one than the topic's, or a level of several
-                replicas for a topic with one.
-            NotEnoughReplicas: too few replicas are in sync for it now.
+        Raises UnsupportedDurability: no level, a weaker one than the topic's, or a level of several
+        replicas for a topic with one; NotEnoughReplicas: too few are in sync now.
         """
         durability = self.durability
         if asked in (_TOPIC_DEFAULT, durability):
@@ -212,7 +194,7 @@ class PartitionState:
 
     # --- what happened -------------------------------------------------------------------------
     def appended(self, log_end_offset: int) -> bool:
-        """Record that the log grew. Returns whether readers may get more."""
+        """Record that the log grew; return whether readers may get more."""
         assert log_end_offset >= self.log_end_offset
         leadership = self.leadership
         if leadership is not None and leadership.followers:
@@ -223,8 +205,6 @@ class PartitionState:
         return self.durability != _FLUSHED and self._advance()
 
     def flushed(self, flushed_offset: int) -> bool:
-        """Record that rows below `flushed_offset` are on the disk. Returns whether readers may get
-        more."""
         assert flushed_offset <= self.log_end_offset
         if flushed_offset > self.flushed_offset:
             self.flushed_offset = flushed_offset
@@ -232,8 +212,7 @@ class PartitionState:
         return self._advance()
 
     def trimmed(self, log_start_offset: int) -> None:
-        """Record that rows below `log_start_offset` were deleted; a leader deletes only readable
-        ones."""
+        """Record that rows below were deleted; a leader deletes only readable ones."""
         assert log_start_offset <= self.log_end_offset
         assert not self.leads or log_start_offset <= self.high_watermark
         if log_start_offset > self.log_start_offset:
@@ -244,7 +223,6 @@ class PartitionState:
         assert self.high_watermark <= self.log_end_offset
 
     def truncated(self, log_end_offset: int) -> None:
-        """Record that rows from there on were cut, because the leader does not have them."""
         assert self.leadership is None, "a leader's log is never cut"
         assert self.log_start_offset <= log_end_offset <= self.log_end_offset
         self.log_end_offset = log_end_offset
@@ -253,7 +231,6 @@ class PartitionState:
         assert self.flushed_offset <= self.log_end_offset
 
     def skipped(self, log_start_offset: int) -> None:
-        """Record that all rows were dropped: the log begins at the leader's start."""
         assert self.leadership is None
         assert log_start_offset > self.log_end_offset
         self.log_start_offset = self.log_end_offset = self.flushed_offset = log_start_offset
@@ -261,7 +238,7 @@ class PartitionState:
         assert self.high_watermark == self.log_end_offset, "there is no row"
 
     def set_durability(self, durability: Durability) -> bool:
-        """Change the topic's level. Returns whether readers may get more; they never get less."""
+        """Change the topic's level; return whether readers may get more. They never get less."""
         assert durability != _TOPIC_DEFAULT, "a topic has a level of its own"
         self.durability = durability
         return self._advance()
@@ -275,12 +252,10 @@ class PartitionState:
         is_tail_bare: bool = False,
         is_epoch_saved: bool = True,
     ) -> bool:
-        """Lead, or take over newer metadata. Returns whether readers may get more.
+        """Lead, or take over newer metadata; return whether readers may get more.
 
-        Args:
-            is_tail_bare: the newest epoch in the log's list has no row here.
-            is_epoch_saved: the list on the disk has the epoch that begins now; otherwise
-                `epoch_saved` follows.
+        `is_tail_bare`: the newest epoch in the log's list has no row here. `is_epoch_saved`: the
+        list on the disk has the epoch that begins now; otherwise `epoch_saved` follows.
         """
         leader_epoch = assigned.leader_epoch
         assert leader_epoch >= self.leader_epoch
@@ -320,7 +295,6 @@ class PartitionState:
         return self._advance()
 
     def epoch_saved(self, epoch: int) -> bool:
-        """Record the newest epoch of the list on the disk. Returns whether readers may get more."""
         leadership = self.leadership
         assert epoch >= NO_EPOCH
         assert epoch <= self.leader_epoch, "no later epoch is known here"
@@ -337,8 +311,6 @@ class PartitionState:
         self.leadership = None
 
     def followers_moved(self) -> bool:
-        """Advance after a change in the followers' progress. Returns whether readers may get
-        more."""
         assert self.leadership is not None
         return self._advance()
 

@@ -44,9 +44,9 @@ _SNAPSHOT_VERSION: Final = 1
 
 
 class _Producer:
-    """One producer. `batches`: (base_sequence, row_count, base_offset), oldest first.
+    """`batches`: (base_sequence, row_count, base_offset), oldest first.
 
-    Immutable once it is in a partition's state, so that a capture copies references only.
+    Immutable once it is in a partition's state: a capture copies references only.
     """
 
     __slots__ = ("batches", "epoch", "next_sequence", "seen_us")
@@ -73,13 +73,7 @@ class _Producer:
 
 
 class ProducerProgress(NamedTuple):
-    """How far one producer has come in one partition.
-
-    Attributes:
-        next_sequence: the sequence of its next row.
-        last_offset: the offset of its newest row.
-        idle_us: since its newest batch was appended, or since the partition was opened here.
-    """
+    """`idle_us`: since the newest batch was appended, or since the partition was opened here."""
 
     epoch: int
     next_sequence: int
@@ -91,7 +85,7 @@ _Entry = tuple[int, int, int, list[tuple[int, int, int]]]
 
 
 class _Snapshot(msgspec.Struct, array_like=True):
-    """`producers`: (producer id, epoch, next sequence, batches), least recently active first."""
+    """`producers`: (id, epoch, next sequence, batches), least recently active first."""
 
     version: int
     producers: list[_Entry]
@@ -101,14 +95,8 @@ _DECODER: Final = msgspec.msgpack.Decoder(_Snapshot)
 
 
 class ProducerStates:
-    """All producers of one partition.
-
-    Args:
-        now_us: the moment of opening, on the monotonic clock. Producers from `restore` and `replay`
-            count as active now: a restart expires none for the old times of its rows.
-        producers_max: bound on producers remembered.
-        expiry_us: `expire` drops producers without a batch for longer.
-    """
+    """Producers from `restore` and `replay` count as active at `now_us`, the opening: a restart
+    expires none for the old times of its rows."""
 
     __slots__ = ("_expiry_us", "_opened_us", "_producers", "_producers_max", "_staged")
 
@@ -135,11 +123,9 @@ class ProducerStates:
     def check(self, header: BatchHeader) -> int | None:
         """Return the offset of a batch that was stored before; None for a new one, to be appended.
 
-        Raises:
-            InvalidProducerEpoch: a newer epoch of this producer has written here.
-            UnknownProducerId: not remembered, and the batch is not its first.
-            OutOfOrderSequence: rows before this batch are missing, or it is an old duplicate.
-            InvalidRequest: a producer id without epoch or sequence.
+        Raises InvalidProducerEpoch: a newer epoch has written here; UnknownProducerId: not
+        remembered, and not its first batch; OutOfOrderSequence: rows before it are missing, or it
+        is an old duplicate; InvalidRequest: no epoch or sequence.
         """
         if header.producer_id < 0:
             return None
@@ -162,7 +148,6 @@ class ProducerStates:
 
     @staticmethod
     def _check_first(header: BatchHeader, *, known: bool) -> None:
-        """Refuse a producer's (or an epoch's) first batch unless it carries sequence 0."""
         if header.base_sequence == 0 and header.producer_epoch >= 0:
             return
         if header.base_sequence < 0 or header.producer_epoch < 0:
@@ -179,9 +164,8 @@ class ProducerStates:
     def under_ended_epoch(self, header: BatchHeader) -> tuple[int | None, int]:
         """Look up a batch whose epoch has ended everywhere: nothing more is stored under it.
 
-        Returns the batch's offset if it is known to be stored, and the sequence from which on
-        nothing is stored under its epoch: 0 where no row of that epoch is remembered, -1 where a
-        newer epoch has written, so that it is unknown.
+        Returns the offset of a stored batch, and the sequence from which on nothing is stored under
+        its epoch: 0 where no row of it is remembered, -1 where a newer epoch has written.
         """
         pid, epoch = header.producer_id, header.producer_epoch
         producer = self._staged.get(pid) or self._producers.get(pid)
@@ -195,12 +179,10 @@ class ProducerStates:
         return None, producer.next_sequence
 
     def newest_epoch(self, producer_id: int) -> int:
-        """Return the newest epoch under which this producer wrote here; -1 for an unknown one."""
         producer = self._staged.get(producer_id) or self._producers.get(producer_id)
         return -1 if producer is None else producer.epoch
 
     def progress(self, producer_id: int, now_us: int) -> ProducerProgress | None:
-        """Of the batches that the log holds; None where the producer is not remembered."""
         producer = self._producers.get(producer_id)
         if producer is None or not producer.batches:
             return None
@@ -210,18 +192,16 @@ class ProducerStates:
 
     @property
     def newest_offset(self) -> int:
-        """The first row of the newest remembered batch; -1: there is none."""
         return max(
             (one.batches[-1][2] for one in self._producers.values() if one.batches), default=-1
         )
 
     # --- recording -----------------------------------------------------------------------------
     def stage(self, header: BatchHeader, base_offset: int, now_us: int) -> None:
-        """Record a batch that is about to be appended at `base_offset`; later batches are checked
-        after it.
+        """Record a batch that is about to be appended; later batches are checked after it.
 
-        Snapshots leave it out. After a crash, a snapshot ahead of the log would take the retry of a
-        batch that was never stored for a duplicate, and acknowledge lost rows.
+        Snapshots leave it out: after a crash, one ahead of the log would take the retry of a batch
+        that was never stored for a duplicate, and acknowledge lost rows.
         """
         assert base_offset >= 0
         pid = header.producer_id
@@ -243,7 +223,7 @@ class ProducerStates:
         self._staged.clear()
 
     def record(self, header: BatchHeader, base_offset: int, now_us: int) -> None:
-        """Record a batch in the log at `base_offset`, without the rules of `check`."""
+        """Record a batch in the log, without the rules of `check`."""
         assert not self._staged, "recorded batches come after all staged ones"
         pid = header.producer_id
         if pid < 0:
@@ -267,7 +247,6 @@ class ProducerStates:
         self.record(header, header.base_offset, self._opened_us)
 
     def expire(self, now_us: int) -> int:
-        """Drop the producers that were inactive for too long; returns their number."""
         limit = now_us - self._expiry_us
         known = len(self._producers)
         count = 0
@@ -282,7 +261,6 @@ class ProducerStates:
 
     # --- snapshots -----------------------------------------------------------------------------
     def capture(self) -> Callable[[], bytes]:
-        """Return an encoder of the present states, callable later and in any thread."""
         return partial(_encode, self._producers.copy())
 
     def snapshot(self) -> bytes:
@@ -292,8 +270,7 @@ class ProducerStates:
     def snapshot_below(self, offset: int) -> bytes:
         """Return a snapshot of the batches that end at or below `offset`.
 
-        With the rows from `offset` on, beginning with the whole batch around it, a replica gets the
-        states of this one.
+        With the rows from `offset` on, and the whole batch around it, a replica gets these states.
         """
         assert offset >= 0
         kept: list[_Entry] = []
@@ -319,7 +296,6 @@ class ProducerStates:
         return ProducerStates(now_us, producers_max=self._producers_max, expiry_us=self._expiry_us)
 
     def adopt(self, restored: ProducerStates) -> None:
-        """Replace these states; no batch may be staged."""
         assert restored is not self
         assert not self._staged, "nothing is appended while a log is cut"
         self._producers = restored._producers
@@ -327,8 +303,7 @@ class ProducerStates:
     def restore(self, blob: bytes) -> None:
         """Replace the state by a snapshot's; empty bytes are no producers.
 
-        Raises:
-            CorruptLog: the blob cannot be decoded. The state is left empty; replay the log instead.
+        Raises CorruptLog and leaves the state empty: replay the log instead.
         """
         self._producers.clear()
         self._staged.clear()

@@ -25,8 +25,6 @@ UNHEARD_EPOCH: Final = -1
 
 
 class Said(NamedTuple):
-    """A follower's report in a fetch of a partition."""
-
     broker_id: int
     broker_epoch: int
     log_end_offset: int
@@ -36,8 +34,6 @@ class Said(NamedTuple):
 
 
 class Heard:
-    """The last fetch of a follower's session. Shared by all of its partitions."""
-
     __slots__ = ("fetched_us",)
 
     def __init__(self, fetched_us: int) -> None:
@@ -45,12 +41,7 @@ class Heard:
 
 
 class FollowerProgress:
-    """One follower.
-
-    Args:
-        caught_up_us: when it last had all rows: the election for in-sync members, else `NEVER_US`.
-        known_us: since when it is a follower here.
-    """
+    """`caught_up_us`: when it last had all rows; for in-sync members at first the election."""
 
     __slots__ = (
         "_end_at_fetch",
@@ -85,12 +76,10 @@ class FollowerProgress:
 
     @property
     def heard_us(self) -> int:
-        """When it last asked, for this partition or for others of its session."""
         heard = self.heard
         return self._fetched_us if heard is None else max(self._fetched_us, heard.fetched_us)
 
     def fetched(self, said: Said, leader_end_offset: int, now_us: int) -> None:
-        """Record a fetch from the follower's end on; its log agrees with the leader's."""
         log_end_offset, broker_epoch = said.log_end_offset, said.broker_epoch
         assert said.broker_id == self.broker_id
         assert said.saved_epoch >= NO_EPOCH
@@ -113,14 +102,11 @@ class FollowerProgress:
         assert self.flushed_offset <= self.log_end_offset
 
     def leader_grows(self, leader_end_offset: int) -> None:
-        """Record, before rows are appended at the leader's end, whether the follower had all until
-        now."""
         assert self.log_end_offset <= leader_end_offset, "a leader's log is never cut"
         if self.heard is not None and self.log_end_offset >= leader_end_offset:
             self.caught_up_us = max(self.caught_up_us, self.heard.fetched_us)
 
     def is_caught_up(self, leader_end_offset: int, lag_max_us: int, now_us: int) -> bool:
-        """Return whether it has all rows, or had them at most `lag_max_us` ago."""
         if self.is_heard and self.log_end_offset >= leader_end_offset:
             return True
         return now_us - self.caught_up_us <= lag_max_us

@@ -1,15 +1,12 @@
-"""Plans of moves: which replicas and leaders move, so that brokers have the same
-number of replicas, bytes and leaders.
+"""Plans of moves: which replicas and leaders move, until brokers have the same number of replicas,
+bytes and leaders.
 
-Owns the goals, each of which never spoils an earlier one: replicas of a partition in as many
-racks and hosts as possible; brokers differ by one replica; by a tenth of the mean in bytes; by
-one led partition. Every step lowers the measure of its goal, so the steps end, and a plan for a
-balanced cluster is empty. Evacuation and changes of the replication factor choose targets by the
-same order. Evening out leaders changes only the order of replicas, by the shortest path of
-hand-overs.
+The goals, each of which never spoils an earlier one: replicas of a partition in as many racks and
+hosts as possible; brokers differ by one replica; by a tenth of the mean in bytes; by one led
+partition. Every step lowers the measure of its goal: the steps end, and a plan for a balanced
+cluster is empty.
 
 Invariant: a broker holds a partition once; its sums are those of the replicas it holds.
-Independent of clocks and of how fast replicas are copied.
 """
 
 from __future__ import annotations
@@ -37,11 +34,8 @@ __all__ = [
 
 
 class PlanBroker(NamedTuple):
-    """A broker as planners see it.
-
-    `takes`: it is alive, stays, and may be given more. `free_bytes`: what its disk has room for
-    besides what it holds; None: unknown, which is taken for enough.
-    """
+    """`takes`: it is alive, stays, and may be given more. `free_bytes`: besides what it holds; None
+    is taken for enough."""
 
     node_id: int
     rack: str = ""
@@ -51,11 +45,8 @@ class PlanBroker(NamedTuple):
 
 
 class PlanPartition(NamedTuple):
-    """A partition as planners see it.
-
-    `replicas`: the brokers that are to hold it, the preferred leader first. `coming`: those of
-    them that copy it still, because it moves already.
-    """
+    """`replicas`: the preferred leader first. `coming`: those that copy it still, because it moves
+    already."""
 
     topic: str
     partition: int
@@ -64,15 +55,11 @@ class PlanPartition(NamedTuple):
     coming: tuple[int, ...] = ()
 
     def move(self, after: tuple[int, ...]) -> Move:
-        """Return the move to these replicas."""
         return Move(self.topic, self.partition, self.replicas, after, self.size_bytes, self.coming)
 
 
 class Move(NamedTuple):
-    """A partition that others are to hold, or that another of its replicas is to lead.
-
-    `coming`: those of `before` that copy it still.
-    """
+    """`coming`: those of `before` that copy it still."""
 
     topic: str
     partition: int
@@ -83,22 +70,18 @@ class Move(NamedTuple):
 
     @property
     def added(self) -> tuple[int, ...]:
-        """The brokers that copy it."""
         return tuple(n for n in self.after if n not in self.before or n in self.coming)
 
     @property
     def removed(self) -> tuple[int, ...]:
-        """The brokers that give it up."""
         return tuple(n for n in self.before if n not in self.after)
 
     @property
     def copied_bytes(self) -> int:
-        """Bytes that brokers copy."""
         return self.size_bytes * len(self.added)
 
     @property
     def moves_leader(self) -> bool:
-        """Another broker is to lead it, by preference."""
         return self.before[0] != self.after[0]
 
 
@@ -110,12 +93,7 @@ class Crowding(NamedTuple):
 
 
 class Layout:
-    """The brokers of each partition, as a plan changes them: the table that planners work on.
-
-    Args:
-        brokers: all that are registered.
-        partitions: all that the cluster has; the sums are about all of them.
-    """
+    """The table that planners change; its sums are about all partitions of the cluster."""
 
     def __init__(self, brokers: Iterable[PlanBroker], partitions: Sequence[PlanPartition]) -> None:
         self.brokers = {one.node_id: one for one in brokers}
@@ -132,11 +110,9 @@ class Layout:
 
     @property
     def takers(self) -> list[int]:
-        """The brokers that may be given more, by id."""
         return sorted(n for n, one in self.brokers.items() if one.takes)
 
     def change(self, at: int, replicas: tuple[int, ...]) -> None:
-        """Assign these replicas to the partition at this place of the list."""
         before = self.replicas[at]
         assert len(set(replicas)) == len(replicas) >= 1, "different brokers hold it"
         self._count(at, before, -1)
@@ -160,7 +136,6 @@ class Layout:
         return self.incoming_bytes[node_id] + partition.size_bytes <= free
 
     def copies(self, at: int, replicas: Sequence[int]) -> int:
-        """The number of brokers that had to copy the partition if these held it."""
         partition = self.partitions[at]
         return len(partition.move(tuple(replicas)).added)
 
@@ -173,7 +148,6 @@ class Layout:
         return Crowding(rack_pairs, host_pairs)
 
     def nearness(self, node_id: int, others: Collection[int]) -> Crowding:
-        """The pairs that one broker makes with others."""
         rack, host = self._place(node_id)
         rack_pairs = host_pairs = 0
         for other in others:
@@ -184,7 +158,7 @@ class Layout:
         return Crowding(rack_pairs, host_pairs)
 
     def moves(self) -> list[Move]:
-        """What is different from the beginning, in the order of the list."""
+        """Return what differs from the beginning, in the order of the list."""
         return [
             one.move(after)
             for one, after in zip(self.partitions, self.replicas, strict=True)
@@ -210,7 +184,8 @@ def _pairs(counts: Counter[object] | Counter[tuple[object, object]]) -> int:
 
 # Evening out the leaders: only the order of the replicas changes, so nothing is copied.
 def even_leaders(layout: Layout) -> None:
-    """Change the order of replicas until brokers differ by one in what they lead, or cannot."""
+    """Change only the order of replicas, until brokers differ by one in what they lead, or
+    cannot."""
     takers = frozenset(layout.takers)
     # Partitions that the first could hand to the second.
     gifts: dict[int, dict[int, dict[int, None]]] = {n: {} for n in takers}
@@ -279,9 +254,9 @@ def _forget(gifts: _Gifts, at: int, replicas: tuple[int, ...]) -> None:
 
 _ROUNDS_MAX: Final = 8
 _LOOKS_MAX: Final = 2_000_000
-"""Replicas looked at in one plan: some seconds. What is found by then is the plan."""
+"""Some seconds. What is found by then is the plan."""
 _CHOICES: Final = 16
-"""The replicas compared for one step. The one that evens bytes most moves; topics break ties."""
+"""The one that evens bytes most moves; topics break ties."""
 _BIG_ONES: Final = 32
 _TOLERATED: Final = 10
 """Bytes are even within the mean over this."""
@@ -293,12 +268,10 @@ def rebalance(
     *,
     copies_max: int | None = None,
 ) -> list[Move]:
-    """What moves so that all brokers that take partitions have as much; nothing if they have.
+    """Return the moves after which all brokers that take partitions have as much.
 
-    Args:
-        brokers: all that are registered, alive or not.
-        partitions: all of the cluster, with the sizes that brokers have reported.
-        copies_max: the most replicas that are copied, the most useful ones first.
+    `partitions` are all of the cluster. Of at most `copies_max` copied replicas, the most useful
+    ones come first.
     """
     layout = Layout(brokers, partitions)
     if len(layout.takers) < 2:
@@ -316,8 +289,6 @@ def rebalance(
 
 
 class _Plan:
-    """The goals 1 to 3 on one layout."""
-
     def __init__(self, layout: Layout, copies_max: int | None) -> None:
         self._layout = layout
         self._takers = layout.takers
@@ -338,7 +309,6 @@ class _Plan:
 
     # --- 1: racks and hosts ----------------------------------------------------------------------
     def spread(self) -> None:
-        """Partitions whose replicas lie closer together than they must."""
         layout = self._layout
         for at, replicas in enumerate(layout.replicas):
             crowding = layout.crowding(replicas)
@@ -352,7 +322,6 @@ class _Plan:
                 crowding = now
 
     def _ideal(self, count: int) -> Crowding:
-        """The fewest pairs that this number of replicas can make."""
         if count not in self._ideals:
             chosen: list[int] = []
             for _ in range(min(count, len(self._takers))):
@@ -362,7 +331,7 @@ class _Plan:
         return self._ideals[count]
 
     def _further_apart(self, at: int) -> tuple[int, int] | None:
-        """The brokers that give and take the partition, so that the fewest pairs are left."""
+        """Return the brokers that give and take the partition, with the fewest pairs left."""
         layout, replicas = self._layout, self._layout.replicas[at]
         best: tuple[tuple[int, ...], tuple[int, int]] | None = None
         for donor in replicas:
@@ -386,8 +355,8 @@ class _Plan:
 
     # --- 2: numbers of replicas ------------------------------------------------------------------
     def even_replicas(self) -> None:
-        """One replica after the other, from the fullest broker that can give to the emptiest that
-        can take from it."""
+        """Move one replica after the other, from the fullest broker that can give to the emptiest
+        that can take from it."""
         stuck: set[tuple[int, int]] = set()
         while self._looks_left > 0 and self._copies_left > 0:
             pair = self._next_pair(stuck)
@@ -432,7 +401,7 @@ class _Plan:
         return None if best is None else best[1]
 
     def _nearest(self, node_id: int, size: int) -> Iterator[tuple[int, int]]:
-        """What a broker holds, by how close it is to a size."""
+        """Yield what a broker holds, the closest to a size first."""
         held = self._held[node_id]
         above = bisect.bisect_left(held, (size, -1))
         below = above - 1
@@ -446,7 +415,6 @@ class _Plan:
 
     # --- 3: bytes --------------------------------------------------------------------------------
     def even_bytes(self) -> None:
-        """Large partitions against small ones, until all brokers are close to the mean."""
         layout = self._layout
         mean = sum(layout.byte_counts[n] for n in self._takers) // len(self._takers)
         tolerated = mean // _TOLERATED
@@ -469,7 +437,7 @@ class _Plan:
                 stuck.add(pair)
 
     def _shift(self, donor: int, taker: int, tolerated: int) -> bool:
-        """Bring two brokers closer together in bytes; False where nothing brings them far enough.
+        """Bring two brokers closer together in bytes; return whether that was possible.
 
         By one replica, where the donor has one more than the taker; else by two that change places.
         """
@@ -499,7 +467,7 @@ class _Plan:
 
     # --- all of them -----------------------------------------------------------------------------
     def _may_move(self, at: int, donor: int, taker: int) -> bool:
-        """The partition can go there, and its replicas lie no closer together then."""
+        """Return whether it can go there, and its replicas lie no closer together then."""
         layout, replicas = self._layout, self._layout.replicas[at]
         if taker in replicas or not self._may_copy(at, donor, taker):
             return False
@@ -535,19 +503,10 @@ def evacuate(
     *,
     means: Callable[[PlanPartition], bool] = lambda _: True,
 ) -> list[Move]:
-    """Everything that these brokers hold is to lie on others; nothing else moves.
+    """Move everything that the leaving brokers hold to others, and nothing else.
 
-    Args:
-        brokers: all that are registered, alive or not, those that leave among them.
-        partitions: all of the cluster, so that the emptiest brokers are found.
-        leaving: node ids. They may be dead.
-        means: whether a partition is to move at all.
-
-    Returns:
-        One move for each partition that one of them holds.
-
-    Raises:
-        InvalidReplicationFactor: no broker is left that could take a replica; it names a partition.
+    `partitions`: all of the cluster; `means`: whether a partition is to move at all. Raises
+    InvalidReplicationFactor: no broker is left that could take a replica; it names a partition.
     """
     staying = [one._replace(takes=one.takes and one.node_id not in leaving) for one in brokers]
     layout = Layout(staying, partitions)
@@ -570,14 +529,9 @@ def with_replication_factor(
 ) -> list[Move]:
     """Give each partition of the topic this number of replicas; those that it has stay if they can.
 
-    The replicas that go are first those on brokers that take no partitions, then those that are
-    still copied, then those closest to others. Of equally close ones the preferred leader stays.
-
-    Args:
-        partitions: all of the cluster.
-
-    Raises:
-        InvalidReplicationFactor: not that many brokers, or out of range.
+    Replicas go first from brokers that take no partitions, then those that are still copied, then
+    those closest to others. Of equally close ones the preferred leader stays. Raises
+    InvalidReplicationFactor: not that many brokers, or out of range.
     """
     if not 1 <= factor <= REPLICATION_FACTOR_MAX:
         raise InvalidReplicationFactor(
@@ -599,7 +553,6 @@ def with_replication_factor(
 
 
 def _taker(layout: Layout, at: int, kept: Sequence[int], held: Collection[int]) -> int:
-    """Return the broker that gets the next replica, besides those that keep theirs."""
     able = [n for n in layout.takers if n not in held]
     with_room = [n for n in able if layout.has_room(n, at)]
     topic, number = layout.partitions[at].topic, layout.partitions[at].partition

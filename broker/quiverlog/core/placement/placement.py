@@ -22,8 +22,6 @@ __all__ = ["Place", "place"]
 
 
 class Place(NamedTuple):
-    """A broker's location. Racks and hosts without a name are one."""
-
     node_id: int
     rack: str
     host: str
@@ -39,9 +37,7 @@ def place(
 ) -> list[tuple[int, ...]]:
     """Return the replicas of `count` new partitions, each with its leader first.
 
-    Args:
-        seed: where the topic begins.
-        existing: replicas of the topic's partitions so far.
+    `seed`: where the topic begins. `existing`: replicas of its partitions so far.
     """
     if not count:
         return []
@@ -82,8 +78,7 @@ def _next(root: _Domain, replication_factor: int, leads: Counter[int]) -> tuple[
 class _Domain:
     """A broker, or all of a host, a rack or the cluster.
 
-    `size`: its brokers. `load`: its replicas of the topic. `order`: its turn among equally full
-    ones.
+    `load`: its replicas of the topic. `order`: its turn among equally full ones.
     """
 
     __slots__ = ("_above", "_children", "_heap", "load", "node_id", "order", "size")
@@ -100,7 +95,6 @@ class _Domain:
             child._above, child.order = self, order
 
     def add_load(self) -> None:
-        """Count one more replica for a broker, its host and its rack."""
         assert not self._children, "brokers hold replicas"
         domain: _Domain | None = self
         while domain is not None:
@@ -108,11 +102,9 @@ class _Domain:
             domain = domain._above
 
     def fill(self, more: int = 1) -> float:
-        """Return how full it is with `more` replicas: the emptiest is next."""
         return (self.load + more) / self.size
 
     def begin(self) -> None:
-        """Order the children, once all loads are known."""
         assert not self._heap
         self._heap = [(child.fill(), child.order, child) for child in self._children]
         heapq.heapify(self._heap)
@@ -120,8 +112,6 @@ class _Domain:
             child.begin()
 
     def take(self, count: int, found: list[int]) -> None:
-        """Place `count` replicas of one partition here, on different brokers, appended to
-        `found`."""
         assert 1 <= count <= self.size, "each broker holds one at most"
         self.load += count
         if not self._children:
@@ -172,7 +162,6 @@ def _cluster(brokers: Iterable[Place], seed: int, leaves: dict[int, _Domain]) ->
 
 
 def _joined(children: list[_Domain], seed: int) -> _Domain:
-    """Return one domain of these, rotated by the seed; a single one is itself."""
     assert children
     assert seed >= 0
     first = seed % len(children)

@@ -55,11 +55,11 @@ _LEGAL: Final = {
 
 class Election:
     """Pre-vote (thesis 9.6, KIP-996): a candidate asks whether it would win before it begins a
-    term, so a replica that comes back cannot depose a leader that works.
+    term, and a replica that comes back cannot depose a leader that works.
 
     A vote carries the time since its sender had contact with a leader. Any earlier leader that was
-    confirmed by a majority shares a voter with the new leader's majority, so none was confirmed
-    after `led_before_us`: what it promised for a while after that has an end (docs/adr/0031).
+    confirmed by a majority shares a voter with the new leader's majority: none was confirmed after
+    `led_before_us`, and what it promised for a while after that has an end (docs/adr/0031).
     """
 
     __slots__ = (
@@ -118,8 +118,7 @@ class Election:
         return self._membership.may_campaign(self._key, self._log.commit)
 
     def has_live_leader(self, now_us: int) -> bool:
-        """Return whether a leader had contact within the shortest election timeout of any
-        replica."""
+        """Return whether a leader had contact within the shortest election timeout."""
         if self.role is Role.LEADER:
             return True  # Check-quorum ends a leadership without its majority.
         if self.leader is None:
@@ -129,8 +128,8 @@ class Election:
     def ignores(self, source: ReplicaKey, now_us: int) -> bool:
         """Return whether to disregard a replica that is no voter, while a leader has contact.
 
-        It may be a voter that this log does not hold yet. Then the leader falls silent or steps
-        down, and the replica's term counts an election timeout later.
+        It may be a voter that this log does not hold yet: then the leader falls silent or steps
+        down, and its term counts an election timeout later.
         """
         if self._membership.is_voter(source) or source == self.leader:
             return False
@@ -151,7 +150,6 @@ class Election:
         assert self.term >= self._log.last.term, "no entry is of a term that has not begun"
 
     def hear_leader(self, leader: ReplicaKey, now_us: int) -> None:
-        """Record a message that only the leader of this term sends."""
         assert self.role is not Role.LEADER, "two leaders in one term"
         assert self.leader in (None, leader), "two leaders in one term"
         self.follow(self.term, leader, now_us)
@@ -163,8 +161,7 @@ class Election:
 
     # --- asking for votes ------------------------------------------------------------------------
     def timed_out(self, now_us: int) -> bool:
-        """Send pre-votes, as no leader had contact. Returns whether this replica's own vote
-        suffices."""
+        """Send pre-votes, as no leader had contact; return whether the own vote suffices."""
         assert self.role is not Role.LEADER
         self._wait(now_us)
         if self.role is Role.CANDIDATE and not self._outbox.is_state_durable:
@@ -225,8 +222,6 @@ class Election:
         return message.granted and self._count(message.source, heard_us)
 
     def _count(self, voter: ReplicaKey, heard_us: int = 0) -> bool:
-        """`heard_us`: of a vote, the latest moment at which its sender had contact with another
-        leader."""
         if self._membership.is_voter(voter):
             self._granted[voter] = max(heard_us, self._granted.get(voter, 0))
         return votes_suffice(self._granted, len(self._membership.voters))
@@ -240,7 +235,7 @@ class Election:
 
     # --- being asked ---------------------------------------------------------------------------
     def on_pre_vote(self, message: PreVote, now_us: int) -> None:
-        """Answer whether a vote would be granted. Nothing changes, so nothing must be durable."""
+        """Answer whether a vote would be granted. Nothing changes: nothing must be durable."""
         granted = (
             message.term >= self.term
             and not self.has_live_leader(now_us)
@@ -258,7 +253,7 @@ class Election:
         )
 
     def on_vote(self, message: Vote, now_us: int) -> None:
-        """Grant or refuse a vote. The answer waits until term and vote are durable."""
+        """Grant or refuse a vote; the answer waits until both are durable."""
         assert message.term <= self.term, "a newer term was taken over before"
         granted = (
             message.term == self.term

@@ -1,8 +1,5 @@
 """What a replica does with its leader's messages, and how an observer finds the leader.
 
-Owns the answers to appends, heartbeats and chunks, and when a replica without a vote asks for the
-log again.
-
 Invariants:
 - An append is acknowledged only up to what is durable here (paper, section 5.3). A heartbeat is
   answered at once: a slow disk is no dead replica.
@@ -37,8 +34,6 @@ _SILENT_HEARTBEATS = 3
 
 
 class Follower:
-    """The caller has checked that the sender leads this term."""
-
     __slots__ = (
         "_equal_index",
         "_equal_term",
@@ -83,7 +78,7 @@ class Follower:
 
     # --- entries -------------------------------------------------------------------------------
     def on_append(self, message: Append) -> bool:
-        """Append the leader's entries, and answer. Returns whether the voters changed."""
+        """Append and answer; return whether the voters changed."""
         if self._receiver.is_installing:
             return False  # The leader sends it again.
         if message.prev_index < self._log.commit:
@@ -132,7 +127,6 @@ class Follower:
         self._outbox.send_durable(response)
 
     def on_heartbeat(self, message: Heartbeat) -> None:
-        """Commit up to an index that this replica acknowledged, and answer."""
         if not self._receiver.is_installing:
             # The leader never sends more than this voter acknowledged: its disk shows an earlier
             # state.
@@ -155,14 +149,14 @@ class Follower:
         return max(self._log.commit, min(equal, self._log.last_index))
 
     def _found_equal(self, term: int, index: int) -> None:
-        """Record an equal prefix. A leader's log only grows, so it stays equal in that term."""
+        """Record an equal prefix. A leader's log only grows: it stays equal in that term."""
         known = self._equal_index if term == self._equal_term else 0
         assert term >= self._equal_term
         self._equal_term, self._equal_index = term, max(known, index)
 
     def answer_stale(self, message: Append | Heartbeat | SnapshotChunk, term: int) -> None:
-        """Answer a leader of an older term, so that it steps down even where pre-vote keeps this
-        replica from asking for votes (as in etcd's raft)."""
+        """Answer a leader of an older term: it steps down even where pre-vote keeps this replica
+        from asking for votes (as in etcd's raft)."""
         assert message.term < term
         response = HeartbeatResponse(source=self._key, target=message.source, term=term)
         self._outbox.send_durable(response)
@@ -172,7 +166,7 @@ class Follower:
         self._receiver.on_chunk(message)
 
     def chunk_written(self, write: Write, term: int) -> SnapshotMeta | None:
-        """Record a durable chunk. Returns the snapshot that is the log from now on."""
+        """Record a durable chunk; return the snapshot that is the log from now on."""
         chunk = write.chunk
         assert chunk is not None
         restored = None
@@ -200,10 +194,9 @@ class Follower:
             self.observe_due_us = now_us + self._silence_us
 
     def observe(self, term: int, now_us: int) -> None:
-        """Ask for the log: every voter in the log, the host's seeds, and the leader that one of
-        them named.
+        """Ask every voter in the log, the host's seeds, and the leader that one of them named.
 
-        The leader answers with appends. The others do not answer; their hosts may name the leader.
+        The leader answers with appends; others do not, but their hosts may name the leader.
         """
         self.observe_due_us = now_us + self._silence_us
         assert self.observe_due_us > now_us, "a replica does not ask without a pause"

@@ -1,7 +1,6 @@
-"""One leadership, from the election won until the replica steps down.
+"""One leadership: a new object, in which nothing of an older term can be counted.
 
-Owns proposals, and passes answers to `replication` (entries, commit, heartbeats, check-quorum) and
-`snapshots`. It is created per leadership, so nothing of an older term can be counted.
+Owns proposals, and passes answers to `replication` and `snapshots`.
 """
 
 from __future__ import annotations
@@ -99,7 +98,6 @@ class Leader:
         self._replication.check_heard(stay, now_us)
 
     def propose_voters(self, voters: Voters, now_us: int) -> Place:
-        """Propose a set of voters that differs by at most one replica."""
         changed = voters.keys() ^ self._membership.voters.keys()
         assert len(changed) <= 1, "the majorities before and after share a replica"
         data = pack_voters(voters)
@@ -116,8 +114,7 @@ class Leader:
         self._replication.transfer(target, now_us)
 
     def hand_over_now(self) -> None:
-        """Send the commit index to all followers, and let the most up-to-date voter start an
-        election."""
+        """Send the commit index to all, and let the most up-to-date voter start an election."""
         # First, so that the successor and the others get every commit of this leader.
         self._replication.send()
         successor = self._replication.closest_voter()
@@ -133,7 +130,7 @@ class Leader:
         message: AppendResponse | HeartbeatResponse | SnapshotChunkResponse,
         now_us: int,
     ) -> bool:
-        """Process an answer in this term. Returns whether more is committed."""
+        """Process an answer in this term; return whether more is committed."""
         assert message.term == self._term
         progress = self._replication.heard(message.source, now_us)
         if progress is None:
@@ -157,7 +154,7 @@ class Leader:
             self._replication.wants_to_send = True
 
     def advance_commit(self) -> bool:
-        """Commit what became durable. Returns whether more is committed."""
+        """Returns whether more is committed."""
         return self._replication.advance_commit()
 
     # --- time and sending ------------------------------------------------------------------------
@@ -169,12 +166,10 @@ class Leader:
 
     @property
     def quorum_deadline_us(self) -> int:
-        """The time to step down, unless more followers answer before."""
         return self._replication.quorum_deadline_us
 
     @property
     def deadline_us(self) -> int:
-        """The time of the next `tick`."""
         return self._replication.deadline_us
 
     def tick(self, now_us: int) -> None:
@@ -182,11 +177,10 @@ class Leader:
 
     @property
     def wants_to_send(self) -> bool:
-        """True when `send` may have something to send."""
         return self._replication.wants_to_send or self._sender.has_reads
 
     def send(self, now_us: int) -> tuple[SnapshotRead, ...]:
-        """Send what may be sent. Returns the chunks that must be read first."""
+        """Send what may be sent; return the chunks that must be read first."""
         self._replication.send()
         for progress in self._replication.progress.values():
             self._sender.continue_transfer(progress, now_us)

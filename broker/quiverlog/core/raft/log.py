@@ -1,7 +1,6 @@
 """The log in Raft's view: what the host has stored, and the tail that is not durable yet.
 
-Owns the tail in memory and how far the log is durable, committed and applied. `LogStore` is what a
-host must offer.
+Owns the tail in memory and how far the log is durable, committed and applied.
 
 ```
               snapshot.index     durable_index    in the current write        last_index
@@ -30,10 +29,9 @@ __all__ = ["LogStore", "LogView", "Place"]
 
 
 class LogStore(Protocol):
-    """The durable log as of the last reported write. The host keeps its entries in memory.
+    """The durable log as of the last reported write, in memory.
 
-    The host changes it only in the same call of its loop that reports a write (`persisted`) or a
-    snapshot (`snapshot_taken`).
+    The host changes it only in the same call of its loop that reports a write or a snapshot.
     """
 
     @property
@@ -53,11 +51,11 @@ class LogStore(Protocol):
         """Return the term, for `first_index <= index <= last_index`."""
 
     def entries(self, first: int, bytes_max: int) -> Sequence[Entry]:
-        """Return at least one entry from `first` on, and no more than fit into `bytes_max`."""
+        """Return at least one entry from `first` on, no more than fit into `bytes_max`."""
 
 
 class Place(msgspec.Struct, frozen=True):
-    """An index and the term of the entry there (0: the term is not known)."""
+    """0: the term is not known."""
 
     index: int
     term: int
@@ -94,7 +92,6 @@ class LogView:
 
     @property
     def durable_index(self) -> int:
-        """Entries up to here are durable in their present form."""
         return self._tail[0].index - 1 if self._tail else self._store.last_index
 
     @property
@@ -120,11 +117,9 @@ class LogView:
         return None
 
     def matches(self, index: int, term: int) -> bool:
-        """Return whether the entry at `index` is of `term` (paper, section 5.3)."""
         return self.term(index) == term
 
     def entries(self, first: int, bytes_max: int) -> list[Entry]:
-        """Return at least one entry from `first` on, and no more than fit into `bytes_max`."""
         assert self.first_index <= first <= self.last_index, (self.first_index, first)
         found: list[Entry] = []
         size = 0
@@ -172,7 +167,7 @@ class LogView:
         return entry
 
     def append_from_leader(self, prev_index: int, entries: Sequence[Entry]) -> Sequence[Entry]:
-        """Append what follows `prev_index`, which matches. Returns the entries that are new."""
+        """Append what follows `prev_index`, which matches; return the new entries."""
         assert prev_index <= self.last_index, "entries without a gap"
         for position, entry in enumerate(entries):
             assert entry.index == prev_index + 1 + position
@@ -187,8 +182,7 @@ class LogView:
         return ()
 
     def _truncate(self, index: int) -> None:
-        """Drop entries from `index` on. New ones follow at once, so the next write replaces
-        them."""
+        """Drop entries from `index` on. New ones follow at once: the next write replaces them."""
         assert index > self.commit, "a committed entry is never replaced"
         assert index <= self.last_index, "only what is here can be dropped"
         durable = self.durable_index
@@ -230,7 +224,6 @@ class LogView:
 
     # --- committing and applying ---------------------------------------------------------------
     def commit_to(self, index: int) -> bool:
-        """Record that entries up to `index` are committed. Returns whether the index grew."""
         assert index <= self.last_index, "only what is here can be committed here"
         if index <= self.commit:
             return False
@@ -253,7 +246,6 @@ class LogView:
         self.applied = index
 
     def restored(self) -> SnapshotMeta:
-        """Take over a snapshot in the store that replaced the whole log."""
         snapshot = self._store.snapshot
         assert snapshot.index > self.commit, "a snapshot never takes back what is committed"
         assert self._store.last_index == snapshot.index

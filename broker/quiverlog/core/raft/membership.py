@@ -57,13 +57,12 @@ _decoder: Final = msgspec.msgpack.Decoder(_VotersRecord)
 
 
 def pack_voters(voters: Voters) -> bytes:
-    """Return the data of a VOTERS entry. Equal sets give equal bytes."""
+    """Equal sets give equal bytes."""
     flat = [(*key, endpoint) for key, endpoint in sorted(voters.items())]
     return _encoder.encode(_VotersRecord(_VERSION, flat))
 
 
 def unpack_voters(data: bytes) -> dict[ReplicaKey, str]:
-    """Return the voters of such data. Raises msgspec.MsgspecError for anything else."""
     record = _decoder.decode(data)
     return {ReplicaKey(node, directory): endpoint for node, directory, endpoint in record.voters}
 
@@ -113,14 +112,12 @@ class Membership:
         return self.index > commit and key in self._history[-2].voters
 
     def at(self, index: int) -> Voters:
-        """Return the set as of an index that is not below the last snapshot."""
         assert index >= self._history[0].index
         return next(v.voters for v in reversed(self._history) if v.index <= index)
 
     # --- following the log ---------------------------------------------------------------------
     def appended(self, entries: Iterable[Entry]) -> bool:
-        """Follow entries that were appended or replaced others. Returns whether the voters
-        changed."""
+        """Returns whether the voters changed."""
         before = self.voters
         first = True
         for entry in entries:
@@ -138,7 +135,6 @@ class Membership:
             del self._history[-1]
 
     def snapshot_taken(self, index: int) -> None:
-        """Drop the sets that were replaced at or before `index`."""
         while len(self._history) > 1 and self._history[1].index <= index:
             del self._history[0]
         assert self._history[0].index <= index, "the set as of the snapshot is known"
@@ -149,7 +145,6 @@ class Membership:
 
     # --- changing --------------------------------------------------------------------------------
     def check_change(self, log: LogView, term: int) -> None:
-        """Raises ProposalRefused when a leader of `term` may not change the voters now."""
         # Without a committed entry of this term, a set of an earlier leader may still win
         # elections, and the two sets need not overlap (Ongaro's correction of 2015 to the thesis).
         if log.term(log.commit) != term:
@@ -159,7 +154,6 @@ class Membership:
             raise ProposalRefused(Refusal.CHANGE_PENDING)
 
     def with_voter(self, key: ReplicaKey, endpoint: str) -> dict[ReplicaKey, str]:
-        """Return the set with one voter more. Raises ProposalRefused."""
         assert key.directory_id
         # Another disk of the node must be removed first (KIP-853): the two would fail together.
         if any(voter.node_id == key.node_id for voter in self.voters):
@@ -169,7 +163,6 @@ class Membership:
         return {**self.voters, key: endpoint}
 
     def without_voter(self, key: ReplicaKey) -> dict[ReplicaKey, str]:
-        """Return the set with one voter less. Raises ProposalRefused."""
         if key not in self.voters:
             raise ProposalRefused(Refusal.NOT_VOTER)
         if len(self.voters) == 1:
@@ -177,7 +170,6 @@ class Membership:
         return {k: endpoint for k, endpoint in self.voters.items() if k != key}
 
     def with_endpoint(self, key: ReplicaKey, endpoint: str) -> dict[ReplicaKey, str]:
-        """Return the set with another endpoint for one voter. Raises ProposalRefused."""
         if key not in self.voters:
             raise ProposalRefused(Refusal.NOT_VOTER)
         return {**self.voters, key: endpoint}

@@ -1,8 +1,5 @@
 """The values that a quorum exchanges and stores, and their bounds.
 
-Owns the Raft vocabulary: replica keys, log entries, every message, and `RaftConfig`. Encoding,
-connections and retries are the host's.
-
 Invariants: every message names its sender and its target, each by node id AND directory id, and the
 sender's term. All times are microseconds of a clock that never goes back.
 """
@@ -55,11 +52,11 @@ __all__ = [
 
 
 class ReplicaKey(NamedTuple):
-    """One replica of the log: a node together with the disk that holds its votes and entries.
+    """A node together with the disk that holds its votes and entries.
 
-    A node whose disk was wiped has lost its votes and the entries it acknowledged. It comes back
-    with another directory id and is another replica (KIP-853). In a target, an empty directory id
-    means any disk of the node; only `Observe` is sent so.
+    A node whose disk was wiped has lost what it promised: it comes back with another directory id
+    and is another replica (KIP-853). In a target, an empty directory id means any disk of the node;
+    only `Observe` is sent so.
     """
 
     node_id: int
@@ -70,12 +67,12 @@ class ReplicaKey(NamedTuple):
 
 
 Voters: TypeAlias = Mapping[ReplicaKey, str]
-"""The replicas that elect and count, each with its endpoint: text that only the host reads. The log
-holds endpoints because a voter must find the others before it has applied anything."""
+"""The replicas that elect and count, each with its endpoint: a voter must find the others before it
+has applied anything."""
 
 
 class EntryKind(enum.IntEnum):
-    """What an entry is for. Only `DATA` reaches the state machine."""
+    """Only `DATA` reaches the state machine."""
 
     DATA = 0
     NO_OP = 1
@@ -101,14 +98,14 @@ ENTRY_OVERHEAD_BYTES: Final = 32
 
 
 class HardState(NamedTuple):
-    """What a replica must keep over a crash: its term, and its vote in that term."""
+    """What a replica must keep over a crash."""
 
     term: int
     vote: ReplicaKey | None
 
 
 class SnapshotMeta(msgspec.Struct, frozen=True):
-    """Replaces all entries up to `index`, which is committed. `voters` are those as of `index`."""
+    """Replaces all entries up to `index`, which is committed; `voters` are those as of `index`."""
 
     index: int
     term: int
@@ -128,8 +125,6 @@ class _Message(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PreVote(_Message, frozen=True, kw_only=True):
-    """Asks whether an election would be won, without starting one (thesis 9.6, KIP-996)."""
-
     last_index: int
     last_term: int
 
@@ -182,7 +177,7 @@ class Heartbeat(_Message, frozen=True, kw_only=True):
 
 
 class HeartbeatResponse(_Message, frozen=True, kw_only=True):
-    """The sender is alive in this term; nothing about its log. `sent_us` is the heartbeat's."""
+    """The sender is alive in this term; nothing about its log."""
 
     sent_us: int = 0
 
@@ -197,8 +192,6 @@ class SnapshotChunk(_Message, frozen=True, kw_only=True):
 
 
 class SnapshotChunkResponse(_Message, frozen=True, kw_only=True):
-    """`offset`: the next byte wanted. `installed`: the log holds the snapshot, durably."""
-
     snapshot_index: int
     offset: int
     installed: bool
@@ -230,7 +223,7 @@ Message: TypeAlias = (
 
 # --- refusals ---------------------------------------------------------------------------------
 class Refusal(enum.Enum):
-    """Why a proposal was refused. Nothing of it is in the log."""
+    """Nothing of it is in the log."""
 
     NOT_LEADER = "this replica does not lead the quorum"
     TRANSFERRING = "leadership is being handed over"
@@ -247,8 +240,6 @@ class Refusal(enum.Enum):
 
 
 class ProposalRefused(Exception):
-    """`leader`: the replica to ask instead, where it is known."""
-
     def __init__(self, refusal: Refusal, leader: ReplicaKey | None = None) -> None:
         self.refusal = refusal
         self.leader = leader
@@ -257,13 +248,11 @@ class ProposalRefused(Exception):
 
 # --- what is handed in --------------------------------------------------------------------------
 class RandomSource(Protocol):
-    """`random.Random`, or a seeded one in tests and the simulator."""
-
     def randrange(self, stop: int, /) -> int: ...
 
 
 class RaftConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Times and bounds of one replica. All replicas of a quorum should use the same times."""
+    """All replicas of a quorum should use the same times."""
 
     election_timeout_us: int = RAFT_ELECTION_TIMEOUT_MS * 1_000
     """A follower waits this long, and at random up to twice as long, before it asks for votes. A
@@ -275,17 +264,15 @@ class RaftConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Unacknowledged appends to one follower."""
     inflight_bytes_max: int = 4 * MIB
     uncommitted_bytes_max: int = 16 * MIB
-    """Proposals above it are refused, so that a leader without a majority does not fill its memory.
-    """
+    """A bound on memory without a majority."""
     chunk_bytes_max: int = RAFT_CHUNK_BYTES_MAX
     apply_bytes_max: int = MIB
-    """Committed entries in one `Ready`, so that one call of the host stays short."""
+    """One call of the host stays short."""
     catch_up_entries_max: int = 64
     """A replica that lags by more may not become a voter: commits would wait for it."""
     observers_max: int = RAFT_OBSERVERS_MAX
 
     def __post_init__(self) -> None:
-        """Raises ValueError where the values contradict each other."""
         # Two heartbeats may get lost before a follower doubts its leader.
         if not 0 < 3 * self.heartbeat_us <= self.election_timeout_us:
             raise ValueError("three heartbeats must fit into the election timeout")

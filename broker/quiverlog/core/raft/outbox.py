@@ -1,9 +1,8 @@
 """What the host must send and write, and which message waits for which write.
 
-Owns the writes (one at a time), which hard state is durable, and the messages that promise
-something: a granted vote, an acknowledged append. Such a message leaves only when its promise is
-durable: a replica that promises, crashes and loses the promise lets two leaders win one term, or a
-committed entry vanish (thesis, section 3.8; KRaft's quorum-state file has the same order).
+Such a message leaves only when its promise is durable: a replica that promises, crashes and loses
+the promise lets two leaders win one term, or a committed entry vanish (thesis, section 3.8; KRaft's
+quorum-state file has the same order).
 
 A message to this replica itself waits in the same way and comes back as a message, so a candidate
 counts its own vote only when it is durable.
@@ -34,10 +33,9 @@ __all__ = ["Outbox", "Write"]
 class Write(NamedTuple):
     """One job of the host. Its parts become durable in this order, or none from some part on.
 
-    `hard_state` replaces the previous one. `entries`: the log is cut at the first one's index, then
-    they are appended. `chunk`: bytes of a snapshot for a temporary file at their offset; offset 0
-    begins a new file. After a chunk that is `done` come fsync and rename; then the snapshot
-    replaces the whole log, whatever the entries' indexes.
+    `entries`: the log is cut at the first one's index, then they are appended. `chunk`: bytes of a
+    snapshot for a temporary file; offset 0 begins a new file. After a chunk that is `done` come
+    fsync and rename; then the snapshot replaces the whole log.
     """
 
     number: int
@@ -82,12 +80,11 @@ class Outbox:
 
     # --- sending -------------------------------------------------------------------------------
     def send(self, message: Message) -> None:
-        """Send a message that promises nothing."""
         assert message.target != self._key
         self._messages.append(message)
 
     def send_durable(self, message: Message, index: int = 0) -> None:
-        """Send a message when the present hard state, and the log up to `index`, are durable."""
+        """Send when the present hard state, and the log up to `index`, are durable."""
         assert message.term == self._hard_state.term
         assert index <= self._log.last_index
         row = self._own if message.target == self._key else self._waiting
@@ -105,7 +102,6 @@ class Outbox:
         return tuple(taken)
 
     def take_own(self) -> list[Message]:
-        """Return the messages of this replica to itself whose promise is durable."""
         durable = [w.message for w in self._own if self._is_durable(w)]
         self._own = [w for w in self._own if not self._is_durable(w)]
         return durable
@@ -125,7 +121,6 @@ class Outbox:
 
     # --- writing -------------------------------------------------------------------------------
     def change_hard_state(self, hard_state: HardState) -> None:
-        """Put a new term, or a vote in this term, into the next write."""
         assert hard_state.term >= self._hard_state.term
         if hard_state.term > self._hard_state.term:
             self._waiting.clear()
@@ -139,7 +134,6 @@ class Outbox:
         self._chunk = chunk
 
     def drop_chunk(self) -> None:
-        """Drop a chunk that is in no write yet."""
         self._chunk = None
 
     @property
@@ -153,7 +147,6 @@ class Outbox:
         return not self.is_state_durable or self._chunk is not None or self._log.has_unwritten
 
     def begin_write(self) -> Write | None:
-        """Return the next write, unless one is under way or nothing changed."""
         if not self.has_write:
             return None
         chunk, self._chunk = self._chunk, None
@@ -167,7 +160,6 @@ class Outbox:
         return self.under_way
 
     def complete_write(self, write: Write) -> None:
-        """Record that the write is durable, and that the store shows it."""
         assert write is self.under_way, "a write is reported once, in its order"
         self.under_way = None
         if write.hard_state is not None:
@@ -177,7 +169,7 @@ class Outbox:
         self._log.complete_write()
 
     def fail(self) -> None:
-        """Stop for good: nothing becomes durable any more, so what waits for it is never sent."""
+        """Stop for good: what waits for the disk is never sent."""
         self._waiting.clear()
         self._own.clear()
         self.is_failed = True

@@ -49,10 +49,8 @@ _REFUSALS: Final = 3
 
 
 class SnapshotSend:
-    """Which bytes of which snapshot a follower gets next. One chunk is in flight at a time.
-
-    `read_under_way`: the host is reading the chunk. `sent_us`: it was sent and not answered yet.
-    """
+    """`read_under_way`: the host is reading the chunk. `sent_us`: it was sent and not answered yet.
+    One chunk is in flight at a time."""
 
     __slots__ = ("offset", "read_under_way", "sent_us", "snapshot")
 
@@ -141,13 +139,11 @@ class Progress:
 
     # --- answers -------------------------------------------------------------------------------
     def confirmed(self, sent_us: int, now_us: int) -> None:
-        """Record the answer to the heartbeat sent at `sent_us`; 0: the answer does not name it."""
         assert sent_us >= 0
         self.confirmed_us = max(self.confirmed_us, min(sent_us or now_us, now_us))
 
     def accepted(self, index: int) -> None:
-        """Record that the follower's log is equal up to `index`, durably. Answers may come twice or
-        late."""
+        """Record that the log is equal up to `index`, durably. Answers may come twice or late."""
         self.match = max(self.match, index)
         self._refused_at_match = 0
         self.next = max(self.next, self.match + 1)
@@ -180,19 +176,16 @@ class Progress:
         return True
 
     def probe_again(self) -> None:
-        """Send the next probe again: the follower is alive, so the last one was lost."""
         self._probe_sent = False
 
     # --- snapshots -----------------------------------------------------------------------------
     def needs_snapshot(self, snapshot: SnapshotMeta) -> None:
-        """Begin a snapshot: the log cannot supply what follows `next - 1`."""
         assert self.state is not ProgressState.SNAPSHOT
         assert self.match < snapshot.index
         self._become(ProgressState.SNAPSHOT)
         self.transfer = SnapshotSend(snapshot)
 
     def abandon_snapshot(self) -> None:
-        """Probe instead, as the snapshot file was deleted."""
         assert self.state is ProgressState.SNAPSHOT
         self._become(ProgressState.PROBE)
 

@@ -1,7 +1,5 @@
 """One replica of the quorum's log: messages, ticks and finished jobs in, one `Ready` out.
 
-Owns the glue between `election`, `leader`, `follower`, `membership`, `snapshots`, `outbox`, `log`.
-
 The host, after every call and while `has_ready` is true, takes one `ready()` and at once:
 1. sends `messages` (they may get lost, late, doubled or out of order);
 2. starts `write` as a job (see `Write`), one at a time; calls `persisted` when all of it is durable
@@ -53,7 +51,6 @@ __all__ = ["Raft", "Ready"]
 
 _NEVER_US: Final = 1 << 62
 _OF_LEADERS: Final = (Vote, Append, Heartbeat, SnapshotChunk)
-"""Sent by replicas that lead, or want to."""
 
 
 class Ready(NamedTuple):
@@ -67,14 +64,8 @@ class Ready(NamedTuple):
 
 
 class Raft:
-    """One replica.
-
-    Args:
-        key: this node, and the directory that holds the log and the hard state.
-        store: the durable log.
-        hard_state: as stored last; term 0 and no vote in a new directory.
-        seeds: node ids to ask for the log while this replica has no voters.
-    """
+    """`hard_state`: as stored last. `seeds`: node ids to ask for the log while there are no
+    voters."""
 
     def __init__(
         self,
@@ -118,7 +109,6 @@ class Raft:
 
     @property
     def leader(self) -> ReplicaKey | None:
-        """The leader of this term, where it is known."""
         return self._election.leader
 
     @property
@@ -127,16 +117,16 @@ class Raft:
 
     @property
     def match_indexes(self) -> dict[ReplicaKey, int]:
-        """Up to where each follower's log equals this leader's, durably. For any thread."""
+        """Return up to where each follower's log equals this one, durably. For any thread."""
         leader = self._leader
         return {} if leader is None else leader.match_indexes
 
     @property
     def forgotten(self) -> dict[ReplicaKey, int]:
-        """Replicas that lack entries which they acknowledged, and the index they acknowledged: this
-        one, by its leader's heartbeats, or followers of this leader. Their disks show an earlier
-        state. The leader does not send those entries again: a second acknowledgement would count
-        twice.
+        """Replicas that lack entries which they acknowledged, and that index: this one, by its
+        leader's heartbeats, or followers of this leader. Their disks show an earlier state.
+
+        The leader does not send those entries again: a second acknowledgement would count twice.
         """
         return self._follower.forgotten if self._leader is None else self._leader.forgotten
 
@@ -146,13 +136,12 @@ class Raft:
 
     @property
     def majority_confirmed_us(self) -> int | None:
-        """A majority had contact with this leader then or later: the next leader's `led_before_us`
-        is no earlier. None: this replica does not lead."""
+        """A majority had contact with this leader then or later; None: this replica does not
+        lead."""
         return None if self._leader is None else self._leader.majority_confirmed_us
 
     @property
     def led_before_us(self) -> int:
-        """Of a leader: no leader of an earlier term was confirmed by a majority after that."""
         return self._election.led_before_us
 
     @property
@@ -161,7 +150,6 @@ class Raft:
 
     @property
     def next_deadline_us(self) -> int:
-        """The latest time of the next `tick`."""
         if self.is_failed:
             return _NEVER_US
         if self._leader is not None:
@@ -205,16 +193,12 @@ class Raft:
             self._on_answer(message, now_us)
 
     def told_leader(self, leader: ReplicaKey) -> None:
-        """Record the leader that a replica asked for the log has named."""
         if not self.is_failed and self.leader is None and leader.node_id != self.key.node_id:
             self._follower.told_leader = leader
 
     def _at(self, now_us: int) -> None:
-        """Check the host's call.
-
-        A leader judges the time that has passed before it counts answers: after a pause, those in
-        its buffers are old.
-        """
+        """A leader judges the time that has passed before it counts answers: after a pause, those
+        in its buffers are old."""
         assert now_us >= self._now_us, "the clock only grows"
         assert (self._leader is None) == (self.role is not Role.LEADER)
         assert self._leader is None or self.leader == self.key
@@ -224,8 +208,7 @@ class Raft:
             assert self._leader is None
 
     def _is_meant(self, target: ReplicaKey) -> bool:
-        """Return whether the message is for this disk of the node: only that disk keeps the
-        promises that a message for another may rest on."""
+        """Return whether the message is for this disk: only it keeps what another may rest on."""
         if target.node_id != self.key.node_id:
             return False
         return target.directory_id in ("", self.key.directory_id)
@@ -252,7 +235,6 @@ class Raft:
 
     # --- time ----------------------------------------------------------------------------------
     def tick(self, now_us: int) -> None:
-        """Act on the time that has passed. An early call does nothing."""
         self._at(now_us)
         if self.is_failed:
             return
@@ -292,7 +274,6 @@ class Raft:
         self._election.follow(term, None, now_us)
 
     def _commit_moved(self, now_us: int) -> None:
-        """Step down once the removal of this leader is committed (thesis, section 4.2.2)."""
         assert self._leader is not None
         if not self._membership.is_voter(self.key) and self._membership.index <= self._log.commit:
             self._leader.hand_over_now()
@@ -300,32 +281,25 @@ class Raft:
 
     # --- proposals -----------------------------------------------------------------------------
     def propose(self, data: Sequence[bytes], now_us: int) -> Place:
-        """Append entries. Returns the place of the last one.
+        """Append entries; return the place of the last one.
 
         They are decided when an entry of that term is in `committed` at that index, and lost when
-        one of another term is.
-
-        Raises:
-            ProposalRefused: nothing was appended.
+        one of another term is. Raises ProposalRefused: nothing was appended.
         """
         return self._must_lead(now_us).propose(data, now_us)
 
     def is_caught_up(self, key: ReplicaKey, now_us: int) -> bool:
-        """Return whether this leader would make that replica a voter now."""
         return self._leader is not None and self._leader.is_caught_up(key, now_us)
 
     def is_silent(self, voter: ReplicaKey, now_us: int) -> bool:
-        """Return whether that voter has not answered this leader for an election timeout."""
         return self._leader is not None and self._leader.is_silent(voter, now_us)
 
     def add_voter(
         self, key: ReplicaKey, endpoint: str, now_us: int, *, own_endpoint: str = ""
     ) -> Place:
-        """Propose one voter more: a replica that has observed and caught up."""
         return self._must_lead(now_us).add_voter(key, endpoint, own_endpoint, now_us)
 
     def remove_voter(self, key: ReplicaKey, now_us: int) -> Place:
-        """Propose one voter less, possibly the leader itself."""
         stay = self.check_removal(key, now_us)
         return self._must_lead(now_us).propose_voters(stay, now_us)
 
@@ -342,7 +316,7 @@ class Raft:
         return leader.propose_voters(self._membership.with_endpoint(key, endpoint), now_us)
 
     def transfer_leadership(self, target: ReplicaKey | None, now_us: int) -> None:
-        """Hand leadership to another voter (None: the one that lags least); without success, go on
+        """Hand leadership over (None: to the voter that lags least); without success, go on
         leading."""
         self._must_lead(now_us).transfer(target, now_us)
 
@@ -367,16 +341,15 @@ class Raft:
             self._commit_moved(now_us)
 
     def chunk_read(self, read: SnapshotRead, data: bytes | None, done: bool, now_us: int) -> None:
-        """Report a chunk that was read, the last one if `done`; None: that snapshot is gone."""
+        """Report a chunk, the last one if `done`; None: that snapshot is gone."""
         self._at(now_us)
         if self._leader is not None:
             self._leader.chunk_read(read, data, done, now_us)
 
     def snapshot_point(self) -> SnapshotMeta:
-        """Return what a snapshot of the state machine, as it is now, covers.
+        """Return what a snapshot covers: what was applied, which is committed and durable here.
 
-        That is what was applied, which is committed and durable here. Entries that are only in the
-        log may still be replaced (paper, section 7; KIP-630).
+        Entries that are only in the log may still be replaced (paper, section 7; KIP-630).
         """
         index = self._log.applied
         term = self._log.term(index)

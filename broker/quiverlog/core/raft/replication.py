@@ -1,8 +1,5 @@
 """A leader's replication: followers' progress, the commit index, heartbeats and check-quorum.
 
-Owns the progress of voters and observers, the commit rule, and the transfer of leadership, for one
-leadership.
-
 Invariants:
 - An entry is committed by count only when it is of the leader's own term; older ones are committed
   with it (paper, section 5.4.2 and figure 8). So a leader begins with an entry of its own.
@@ -48,8 +45,6 @@ _NEVER_US = 1 << 62
 
 @dataclass(slots=True)
 class _Transfer:
-    """Leadership goes to `target` once it has the whole log, or stays here at the deadline."""
-
     target: ReplicaKey
     deadline_us: int
     asked: bool = False
@@ -73,31 +68,26 @@ class Replication:
         self._membership = membership
         self._outbox = outbox
         self._uncommitted: deque[tuple[int, int]] = deque()
-        """(index, bytes) of each uncommitted proposal."""
         self._uncommitted_bytes = 0
         self._transfer: _Transfer | None = None
         self.progress: dict[ReplicaKey, Progress] = {}
         self.forgotten: dict[ReplicaKey, int] = {}
-        """Voters that lack entries which they acknowledged in this term, and the index they
-        acknowledged."""
         self.heartbeat_due_us = now_us
         self.wants_to_send = True
-        """Set when something happened that may let entries go out."""
         self.voters_changed(now_us)
         assert len(self.progress) >= len(membership.voters) - 1, "every other voter is followed"
 
     # --- members -------------------------------------------------------------------------------
     def voters_changed(self, now_us: int) -> None:
-        """Add new voters. A removed voter stays as an observer until it is silent, because it needs
-        the entry that removes it."""
+        """Add new voters. A removed voter stays as an observer until it is silent: it needs the
+        entry that removes it."""
         for voter in self._membership.voters:
             if voter != self._key and voter not in self.progress:
                 self._add(voter, now_us)
         self.wants_to_send = True
 
     def on_observe(self, key: ReplicaKey, now_us: int) -> None:
-        """Begin to send the log to a replica without a vote; above the bound its request is
-        ignored."""
+        """Begin to send the log to a replica without a vote, up to a bound."""
         known = self.progress.get(key)
         if known is not None and self._membership.is_voter(key):
             known.probe_again()
@@ -128,10 +118,9 @@ class Replication:
                 del self.progress[key]
 
     def check_caught_up(self, key: ReplicaKey, now_us: int) -> None:
-        """Raises ProposalRefused unless this replica may become a voter.
+        """Raise ProposalRefused unless the replica may become a voter.
 
-        It holds nearly the whole log and is alive; otherwise the next commits might wait for it
-        (thesis, section 4.2.1).
+        The next commits might wait for one that lags (thesis, section 4.2.1).
         """
         progress = self.progress.get(key)
         assert progress is None or progress.match <= self._log.last_index
@@ -145,19 +134,15 @@ class Replication:
             raise ProposalRefused(Refusal.NOT_CAUGHT_UP)
 
     def is_silent(self, voter: ReplicaKey, now_us: int) -> bool:
-        """Return whether that voter has not answered for an election timeout.
-
-        A shorter timeout could call every voter silent between two heartbeats.
-        """
+        """A shorter timeout could call every voter silent between two heartbeats."""
         assert voter != self._key, "a leader hears itself"
         assert self._membership.is_voter(voter)
         return now_us - self.progress[voter].heard_us >= self._config.election_timeout_us
 
     def check_heard(self, stay: Voters, now_us: int) -> None:
-        """Raises ProposalRefused unless a majority of those voters answers.
+        """Raise ProposalRefused unless a majority of those voters answers.
 
-        They alone commit their own set: with too few of them the change stays open, and so does
-        every later decision.
+        They alone commit their own set: with too few of them every later decision stays open.
         """
         assert stay.keys() <= self._membership.voters.keys()
         heard = sum(key == self._key or not self.is_silent(key, now_us) for key in stay)
@@ -166,7 +151,6 @@ class Replication:
 
     # --- proposals -----------------------------------------------------------------------------
     def check_proposal(self, data: Sequence[bytes]) -> None:
-        """Raises ProposalRefused when entries with this data may not be appended now."""
         assert data
         sizes = [len(each) + ENTRY_OVERHEAD_BYTES for each in data]
         if self._transfer is not None:
@@ -188,7 +172,6 @@ class Replication:
 
     # --- sending -------------------------------------------------------------------------------
     def send(self) -> None:
-        """Send what each follower's window admits, and the commit index where it is new."""
         self.wants_to_send = False
         for progress in self.progress.values():
             while not progress.is_paused and self._has_news(progress):
@@ -203,7 +186,7 @@ class Replication:
         )
 
     def _send_append(self, progress: Progress, *, empty: bool = False) -> bool:
-        """Send one append. Returns False when the log was compacted there: a snapshot must go."""
+        """Returns False when the log was compacted there: a snapshot must go."""
         assert progress.match < progress.next
         assert progress.next <= self._log.last_index + 1, "only what is here is sent"
         prev_index = progress.next - 1
@@ -231,8 +214,6 @@ class Replication:
 
     # --- answers -------------------------------------------------------------------------------
     def heard(self, key: ReplicaKey, now_us: int) -> Progress | None:
-        """Record contact with a follower, in this term. Returns None for a replica that is not
-        followed."""
         progress = self.progress.get(key)
         if progress is not None:
             progress.heard_us = now_us
@@ -259,7 +240,6 @@ class Replication:
     def on_heartbeat_response(
         self, progress: Progress, message: HeartbeatResponse, now_us: int
     ) -> None:
-        """Record contact, and check whether the entries sent to the follower arrived."""
         progress.confirmed(message.sent_us, now_us)
         progress.probe_again()
         self.wants_to_send = True
@@ -269,7 +249,6 @@ class Replication:
             self._send_append(progress, empty=True)
 
     def advance_commit(self) -> bool:
-        """Commit what a majority of the voters holds durably. Returns whether the index grew."""
         voters = self._membership.voters
         reached = reached_by_majority(self._match(voter) for voter in voters)
         if reached <= self._log.commit:
@@ -322,8 +301,8 @@ class Replication:
 
     @property
     def majority_confirmed_us(self) -> int:
-        """A moment at or after which a majority of the voters, this one included, had contact with
-        this leader."""
+        """A majority of the voters, this one included, had contact with this leader then or
+        later."""
         return self._reached({key: one.confirmed_us for key, one in self.progress.items()})
 
     def _reached(self, moments: dict[ReplicaKey, int]) -> int:
@@ -348,8 +327,7 @@ class Replication:
         """Hand leadership to a voter: proposals stop, it gets the rest of the log, then
         `TimeoutNow`.
 
-        Raises:
-            ProposalRefused: the target is no other voter, or another transfer is in progress.
+        Raises ProposalRefused: no other voter, or another transfer is in progress.
         """
         if target not in self.progress or not self._membership.is_voter(target):
             raise ProposalRefused(Refusal.NOT_VOTER)
@@ -377,7 +355,6 @@ class Replication:
         self._outbox.send(TimeoutNow(source=self._key, target=target, term=self._term))
 
     def closest_voter(self) -> ReplicaKey | None:
-        """Return the other voter whose log is the newest; None without one."""
         others = (p for key, p in self.progress.items() if self._membership.is_voter(key))
         best = max(others, key=lambda p: (p.match, p.heard_us), default=None)
         return None if best is None else best.key

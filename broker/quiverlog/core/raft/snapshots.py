@@ -1,8 +1,5 @@
 """Sending a snapshot to a follower, chunk by chunk (paper, section 7; KIP-630).
 
-Owns the offsets of both ends (`SnapshotSender`, `SnapshotReceiver`); jobs of the host read and
-write the bytes.
-
 ```
  leader    read (job) ─▶ SnapshotChunk(offset, data, done) ─▶ the answer's offset ─▶ read ...
  follower  chunk fits ─▶ write to a temporary file (job) ──▶ answer
@@ -36,7 +33,7 @@ __all__ = ["SnapshotRead", "SnapshotReceiver", "SnapshotSender"]
 
 
 class SnapshotRead(NamedTuple):
-    """A job of the host: read at most `bytes_max` of this snapshot's file, from `offset` on."""
+    """A job of the host."""
 
     target: ReplicaKey
     snapshot: SnapshotMeta
@@ -45,7 +42,7 @@ class SnapshotRead(NamedTuple):
 
 
 class SnapshotSender:
-    """The leader's end. The state of each transfer is in the follower's progress."""
+    """The leader's end; each transfer's state is in the follower's progress."""
 
     __slots__ = ("_config", "_key", "_log", "_outbox", "_reads", "_term")
 
@@ -60,7 +57,6 @@ class SnapshotSender:
         self._reads: list[SnapshotRead] = []
 
     def continue_transfer(self, progress: Progress, now_us: int) -> None:
-        """Have the next chunk read, unless one is in flight and may still be answered."""
         transfer = progress.transfer
         if transfer is None or transfer.read_under_way:
             return
@@ -146,17 +142,15 @@ class SnapshotReceiver:
         self._outbox = outbox
         self._incoming: _Incoming | None = None
         self._offset = 0
-        """Bytes that are in the file."""
         self._writing: SnapshotChunk | None = None
 
     @property
     def is_installing(self) -> bool:
-        """True while a write is about to replace the log by a snapshot. Nothing may be appended
-        meanwhile: it would be dropped after it was acknowledged."""
+        """True while a snapshot is about to replace the log. What is appended meanwhile would be
+        dropped after it was acknowledged."""
         return self._writing is not None and self._writing.done
 
     def on_chunk(self, message: SnapshotChunk) -> None:
-        """Take a chunk if it is the next one; answer with the next offset."""
         snapshot = message.snapshot
         if self._writing is not None:
             return  # The answer to that chunk names the offset.
@@ -185,8 +179,7 @@ class SnapshotReceiver:
         return False
 
     def written(self, chunk: SnapshotChunk) -> bool:
-        """Record that a chunk is durable. Returns whether it was the last: the store shows the
-        snapshot."""
+        """Record that a chunk is durable; return whether it was the last."""
         assert chunk is self._writing
         assert chunk.offset == self._offset, "chunks are written one behind the other"
         self._writing = None
@@ -211,7 +204,6 @@ class SnapshotReceiver:
         self._outbox.send_durable(response, chunk.snapshot.index if installed else 0)
 
     def forget_unwritten(self) -> None:
-        """Drop a chunk of an older term's leader that is in no write yet."""
         under_way = self._outbox.under_way
         assert under_way is None or under_way.chunk in (None, self._writing)
         if self._writing is not None and (under_way is None or under_way.chunk is None):

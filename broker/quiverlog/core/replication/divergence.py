@@ -21,7 +21,7 @@ class Epochs(Protocol):
 
 
 def diverging(epochs: Epochs, last_epoch: int, offset: int) -> tuple[int, int] | None:
-    """Return (epoch, its end here) where the logs diverge; None: they agree, as far as known.
+    """Return (epoch, its end here) where the logs diverge, if they do.
 
     (NO_EPOCH, -1): every epoch of this log is newer.
     """

@@ -66,11 +66,10 @@ LEGAL: Final[dict[Phase, frozenset[Phase]]] = {
     Phase.FAILED: frozenset((Phase.WAITING, Phase.ASKING, Phase.OFFLINE)),
     Phase.OFFLINE: frozenset(),
 }
-"""The legal transitions."""
 
 
 class Cut(NamedTuple):
-    """Cut the rows from `offset` on and the epochs that begin there, then call `cut`."""
+    """Cut rows and epochs from `offset` on, then call `cut`."""
 
     offset: int
 
@@ -113,7 +112,7 @@ class CopiedLog(Protocol):
 
     @property
     def readers_wait(self) -> bool:
-        """True when a reader waits here for rows to become readable."""
+        """True when a reader waits for rows to become readable."""
 
     @property
     def epochs(self) -> Epochs: ...
@@ -122,7 +121,6 @@ class CopiedLog(Protocol):
 def cut_at(
     epochs: Epochs, log_end_offset: int, diverging_epoch: int, diverging_end_offset: int
 ) -> int:
-    """Return where to cut a log that agrees with the leader's up to `diverging_epoch` at most."""
     assert log_end_offset >= 0
     epoch, end_offset = epochs.end_offset_for(diverging_epoch)
     # The epoch is not in this list: only the newest older one may agree. The next fetch checks it
@@ -135,14 +133,9 @@ def cut_at(
 
 
 class Follower:
-    """One copy.
+    """The copy changes only by an `Action`, a flush or a trim.
 
-    Attributes:
-        retry_us: when a failed one asks again.
-        recheck: the leader sent damaged rows, and should check its disk.
-
-    Args:
-        log: the copy; it changes only by an `Action`, a flush or a trim.
+    `recheck`: the leader sent damaged rows, and should check its disk.
     """
 
     __slots__ = (
@@ -168,7 +161,6 @@ class Follower:
 
     @property
     def is_busy(self) -> bool:
-        """True while its log is being cut: nothing may be appended."""
         return self.phase is Phase.CUTTING or self.phase is Phase.SKIPPING
 
     def _become(self, phase: Phase) -> None:
@@ -209,11 +201,9 @@ class Follower:
 
     @property
     def has_new_start(self) -> bool:
-        """True when rows were deleted for good since the last report."""
         return self._said[2] != self._log.log_start_saved
 
     def said(self, topic_id: bytes, partition: int) -> ReplicaFetchPartition:
-        """Return the entry for the next fetch."""
         assert self.may_fetch
         assert self._leader_epoch != NO_EPOCH, "a leader is known"
         log = self._log
@@ -236,7 +226,6 @@ class Follower:
         )
 
     def answered(self, result: ReplicaFetchResult, now_us: int) -> Action | None:
-        """Return what to do about the leader's answer; None: nothing."""
         if not self.may_fetch:
             return None  # Asked before an error.
         if result.leader_epoch not in (self._leader_epoch, NO_EPOCH):
@@ -284,8 +273,7 @@ class Follower:
         """Return a cut if rows of this older epoch cannot follow the list's newest epoch.
 
         An empty copy that once led without writing a row has a newer epoch in its list, under which
-        the rows would be refused for ever: a cut removes it. None: the rows fit, or no cut would
-        help.
+        the rows would be refused for ever.
         """
         log = self._log
         newest, begins_at = log.epochs.latest()
@@ -328,6 +316,5 @@ class Follower:
         self._begin()
 
     def went_offline(self) -> None:
-        """Stop for good: the replica's disk failed."""
         if self.phase is not Phase.OFFLINE:
             self._become(Phase.OFFLINE)

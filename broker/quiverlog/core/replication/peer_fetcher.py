@@ -5,7 +5,7 @@ so a fetch names only partitions with news: a new end, flushed or start offset, 
 session begins with all partitions, a bounded number per request; an error of the session or a
 closed connection begins a new one. One fetch is in flight at a time.
 
-A failed partition leaves the session until its retry deadline. Idle partitions are in no queue.
+A failed partition leaves the session until its retry deadline.
 
 Invariant: a partition whose state differs from the session's is in `_news` or `_forgotten`, or may
 not be fetched and is not in the session.
@@ -27,7 +27,6 @@ from quiverlog.wire.replica_messages import (
 __all__ = ["SESSION_EPOCH_MAX", "FetchPlan", "Key", "PeerFetcher", "next_epoch"]
 
 Key = tuple[bytes, int]
-"""Topic id and partition."""
 
 SESSION_EPOCH_MAX: Final = 2**31 - 1
 _BACKOFF_US_MIN: Final = 50_000
@@ -35,14 +34,13 @@ _BACKOFF_US_MAX: Final = 1_000_000
 
 
 def next_epoch(session_epoch: int) -> int:
-    """Return the epoch of the request after the one with `session_epoch`; 0 only begins a
-    session."""
+    """Return the next request's epoch; 0 only begins a session."""
     assert 0 <= session_epoch <= SESSION_EPOCH_MAX
     return session_epoch + 1 if session_epoch < SESSION_EPOCH_MAX else 1
 
 
 class FetchPlan(NamedTuple):
-    """The next fetch. `may_wait`: the leader may hold its answer back until there is news."""
+    """`may_wait`: the leader may hold its answer back until there is news."""
 
     session_id: int
     session_epoch: int
@@ -104,8 +102,7 @@ class PeerFetcher:
     def told(self, key: Key, now_us: int, *, urgent: bool = True) -> None:
         """Note that the copy's phase changed, or something that the leader needs.
 
-        Unless it is `urgent`, it goes with the next fetch, however long the leader holds the
-        current one.
+        Unless `urgent`, it goes with the next fetch, however long the leader holds the current one.
         """
         follower = self._followers.get(key)
         if follower is None:
@@ -126,7 +123,6 @@ class PeerFetcher:
 
     # --- asking --------------------------------------------------------------------------------
     def next_us(self) -> int | None:
-        """Return when to call `next_fetch`; None: after the next event."""
         retry_us = self._retries[0][0] if self._retries else None
         if self._ends_wait:
             return 0
@@ -153,8 +149,7 @@ class PeerFetcher:
         return bool(self._news or self._forgotten or self._in_session)
 
     def next_fetch(self, now_us: int) -> FetchPlan | None:
-        """Return the next request; None: one is in flight, it is too early, or there is nothing to
-        send."""
+        """Return the next request, if one should be sent now."""
         self._retry(now_us)
         if self.in_flight or now_us < self._backoff_until_us or not self._wants_to_ask():
             return None
@@ -195,7 +190,6 @@ class PeerFetcher:
 
     # --- what came of it -----------------------------------------------------------------------
     def answered(self, session_id: int) -> None:
-        """Record an answer; pass each of its results to `result`."""
         assert self.in_flight
         self.in_flight = self._is_held = False
         self._failures = 0
@@ -204,7 +198,7 @@ class PeerFetcher:
         assert self._session_epoch > 0, "0 only begins a session"
 
     def result(self, result: ReplicaFetchResult, now_us: int) -> Action | None:
-        """Return what to do about one partition. The caller then calls `told`."""
+        """Return what to do about one partition; the caller then calls `told`."""
         assert not self.in_flight, "the answer as a whole comes first"
         key = (result.topic_id, result.partition)
         follower = self._followers.get(key)
@@ -222,9 +216,9 @@ class PeerFetcher:
         self._begin_anew(now_us, backoff=self._session_id == 0)
 
     def failed(self, now_us: int) -> None:
-        """Begin a new session after a pause, as the request failed as a whole.
+        """Begin a new session after a pause.
 
-        The leader may have taken the report in, so the session cannot go on.
+        The leader may have taken the report in: the session cannot go on.
         """
         self._begin_anew(now_us, backoff=True)
 

@@ -29,7 +29,6 @@ __all__ = ["check", "hear", "sessions_of"]
 def check(
     state: PartitionState, epochs: Epochs, broker_id: int, entry: ReplicaFetchPartition
 ) -> ReplicaFetchResult:
-    """Return the answer to an entry, before rows are read; an error is part of it."""
     result = ReplicaFetchResult(
         entry.topic_id,
         entry.partition,
@@ -86,7 +85,7 @@ def hear(
     brokers: Brokers,
     now_us: int,
 ) -> bool:
-    """Record a follower's report. Returns whether readers may get more."""
+    """Returns whether readers may get more."""
     leadership = state.leadership
     if leadership is None or check(state, epochs, session.broker_id, entry).error_code:
         return False
@@ -108,7 +107,6 @@ def hear(
 
 
 def sessions_of(state: PartitionState) -> Iterator[FetchSession]:
-    """Yield the sessions of the followers that wait for news of this partition."""
     leadership = state.leadership
     if leadership is not None:
         for follower in leadership.followers.values():

@@ -27,12 +27,9 @@ __all__ = ["FetchSession", "FetchSessions"]
 
 
 class FetchSession(Heard):
-    """One follower's session.
-
-    `entries`: its reports. `told`: what it got of each partition: (high watermark, log start, log
-    start on the leader's disk, offset to flush, start of the leader's epoch). `lagging`: partitions
-    of which only the high watermark changed, which may go later.
-    """
+    """`told`: what the follower got of each partition: (high watermark, log start, log start on the
+    leader's disk, offset to flush, start of the leader's epoch). `lagging`: partitions of which
+    only the high watermark changed, which may go later."""
 
     __slots__ = (
         "broker_epoch", "broker_id", "entries", "epoch", "lagging", "news", "session_id", "told"
@@ -50,8 +47,7 @@ class FetchSession(Heard):
         self.lagging: dict[Key, None] = {}
 
     def moved(self, key: Key) -> bool:
-        """Note a change of the partition. Returns whether it is the first news since the last
-        fetch."""
+        """Note a change; return whether it is the first news since the last fetch."""
         if key not in self.entries:
             return False
         first = not self.news
@@ -61,7 +57,7 @@ class FetchSession(Heard):
     def take(
         self, entries: Sequence[ReplicaFetchPartition], forgotten: Iterable[PartitionKey]
     ) -> list[Key]:
-        """Take over a request. Returns the partitions that left the session."""
+        """Take over a request; return the partitions that left the session."""
         gone = []
         for one in forgotten:
             key = (one.topic_id, one.partition)
@@ -90,7 +86,6 @@ class FetchSession(Heard):
         return told is not None and told[1:] == tells[1:]
 
     def lag_no_more(self) -> bool:
-        """Turn what lags into news. Returns whether there was any."""
         lagging, self.lagging = self.lagging, {}
         self.news.update(lagging)
         assert len(self.news) <= len(self.entries)
@@ -108,11 +103,7 @@ class FetchSession(Heard):
 
 
 class FetchSessions:
-    """All sessions of a leader.
-
-    Args:
-        first_id: of the first session; differs with each start of the broker.
-    """
+    """`first_id` differs with each start of the broker."""
 
     __slots__ = ("_by_broker", "_entries_max", "_next_id", "_session_entries_max", "_sessions_max")
 
@@ -141,9 +132,8 @@ class FetchSessions:
     ) -> tuple[FetchSession, FetchSession | None]:
         """Return the session of a request, and a session that it ended.
 
-        Raises:
-            InvalidFetchSession: there is no such session, or another request comes next.
-            StaleBrokerEpoch: a restarted instance of the follower has asked before.
+        Raises InvalidFetchSession: no such session, or another request comes next;
+        StaleBrokerEpoch: a restarted instance of the follower has asked before.
         """
         known = self._by_broker.get(broker_id)
         if known is not None and broker_epoch < known.broker_epoch:
@@ -166,12 +156,8 @@ class FetchSessions:
         return known, None
 
     def check_room(self, session: FetchSession, entries: Sequence[ReplicaFetchPartition]) -> None:
-        """Check the bounds, before the session takes what a request names.
-
-        Raises:
-            InvalidFetchSession: the session would have more partitions than a broker.
-            ThrottledBroker: all sessions together would have too many.
-        """
+        """Raise InvalidFetchSession or ThrottledBroker before a session exceeds its bounds, or all
+        theirs."""
         new = sum((entry.topic_id, entry.partition) not in session.entries for entry in entries)
         if not new:
             return  # The usual case.
