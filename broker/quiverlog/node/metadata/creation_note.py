@@ -1,18 +1,13 @@
 """Partitions whose directories were never made here: recognized after a crash, too.
 
-A broker makes a partition's directory when it applies the decision. A crash in between, or a disk
-without space, leaves a partition without a directory, as a lost one is. The only replica of a
-partition that was never made has no rows, so it may begin; a lost one has to be decided about by an
-operator (docs/adr/0054, 0056).
+The only replica of a partition that was never made has no rows, so it may begin; a lost one is an
+operator's decision (docs/adr/0054, 0056). A crash between a decision and its directory, or a disk
+without space, leaves the two alike. The note in the data directory distinguishes them: up to which
+metadata version partitions placed here by other brokers have their directories, and which had none
+then. Only for single replicas: with more, the logs of all are asked.
 
-Owns the note in the data directory that distinguishes the two: up to which metadata version
-partitions placed here by other brokers have their directories, and which had none then. It is
-written a second after a change, and what a start finds after it counts as not made. Only for single
-replicas: with more, the logs of all are asked.
-
-A directory is durable before a row is in it, and is noted a little later. So a late note lists a
-partition with rows as never made; that matters if its directory is removed before the note is
-written: within that second, or while the disk has no space for it.
+The note is written a second after a change, so a late one lists a partition with rows as never
+made; that matters if its directory is removed within that second, or while the disk has no space.
 """
 
 from __future__ import annotations
@@ -36,8 +31,6 @@ _RETRY_US: Final = 5_000_000
 
 
 class NoteMadeJob:
-    """Writes the note."""
-
     __slots__ = ("_directory", "_unmade", "_version", "key", "kind")
 
     def __init__(self, directory: DataDirectory, version: int, unmade: Sequence[Key]) -> None:
@@ -56,7 +49,6 @@ class Unmade:
     """The partitions here whose directories were never made.
 
     Args:
-        metadata: as applied by this broker.
         waiting: returns the partitions here without directories, for any reason.
         is_alone: true while no other broker places partitions here.
     """
@@ -147,16 +139,13 @@ class Unmade:
 
     # --- the note ------------------------------------------------------------------------------
     def applied(self, records: Sequence[Record], now: Now) -> None:
-        """Schedule a note if records just applied place partitions here."""
         if self._due_us is None and self._placed_by(records):
             self._due_us = now.mono_us + _PAUSE_US
 
     def next_us(self) -> int | None:
-        """When `run` is to be called; None: when something happens."""
         return None if self._is_writing or self._is_alone() else self._due_us
 
     def run(self, now: Now) -> None:
-        """Write the note, if it is due."""
         due_us = self.next_us()
         if due_us is None or now.mono_us < due_us:
             return

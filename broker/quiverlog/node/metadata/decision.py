@@ -13,33 +13,33 @@ from quiverlog.node.runtime.jobs import Then
 __all__ = ["Decision", "Directories", "names_created", "outcome_unknown", "take_refused", "why"]
 
 Directories = Mapping[str, bytes]
-"""Topic id by partition name: directories that must be there before the records are logged."""
+"""Topic id by partition name: directories that must exist before the records are logged."""
 
 
 class Decision(NamedTuple):
-    """`made`: those of the directories that were made for it, and hold nothing yet."""
+    """`made`: directories that were made for it, and hold nothing yet; `after`: waits for its
+    end.
+    """
 
     records: list[Record]
     entry: bytes
     directories: Directories
     made: set[str]
     then: Then
-    after: list[Then]  # Called when it is applied or has failed.
+    after: list[Then]
 
     def note_made(self, made: Directories) -> None:
-        """Note the directories among these that were made for this decision."""
         self.made.update(n for n, topic_id in self.directories.items() if made.get(n) == topic_id)
 
 
 def names_created(records: Sequence[Record]) -> list[str]:
-    """Names of the topics that these records create."""
     return [record.name for record in records if isinstance(record, TopicRecord)]
 
 
 def take_refused(
     decisions: deque[Decision], failed: Mapping[bytes, BaseException]
 ) -> list[tuple[Decision, BaseException]]:
-    """Take the decisions about these topics out of the queue, each with what failed."""
+    """Remove and return the decisions about these topics, each with its error."""
     refused: list[tuple[Decision, BaseException]] = []
     count = len(decisions)
     for decision in list(decisions):
@@ -59,5 +59,4 @@ def outcome_unknown(error: BaseException) -> OutcomeUnknown:
 
 
 def why(error: BaseException) -> str:
-    """Return the system's message for an error, if it has one."""
     return (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__

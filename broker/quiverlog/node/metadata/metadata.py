@@ -1,12 +1,9 @@
 """The metadata image of this broker, and the way from a proposal to an applied record.
 
-Owns the image, the decisions that are proposed and not committed yet (`pending` is the image with
-them), and the requests that wait for either. A decision is durable when the quorum has committed
-it; then `on_applied` changes the node accordingly.
-
 Invariants: records are applied in the order of the log, each once; `pending` is the image plus the
-proposals under way, and falls back to it when they fail. A decision that failed after it was
-proposed may still commit: its files stay, and its error is OutcomeUnknown.
+proposals under way, and falls back to it when they fail. A decision is durable when the quorum has
+committed it. One that failed after it was proposed may still commit: its files stay, and its error
+is OutcomeUnknown.
 """
 
 from __future__ import annotations
@@ -73,14 +70,14 @@ _START_RECORDS: Final = 5_000
 
 
 class Metadata(Watched):
-    """The metadata image of the broker, and its pending decisions.
+    """The image, and the pending decisions.
 
     Args:
         view: gets each image that replaces another one.
         make_directories: returns the job that makes them.
         on_heard: called with the records of entries, and their versions, before `begin_to_serve`.
-        on_applied: called with records just applied and with the partitions whose directories were
-            made for them (None: another broker's decision), before `then` is.
+        on_applied: called before `then`, with records just applied and the partitions whose
+            directories were made for them (None: another broker's decision).
     """
 
     __slots__ = (
@@ -112,7 +109,7 @@ class Metadata(Watched):
         self._queue: deque[Decision] = deque()
         self._logging: deque[Decision] = deque()
         self._failed: deque[tuple[Decision, BaseException]] = deque()
-        # Number of decisions under way that create a topic, by its name.
+        # Decisions under way that create a topic, by its name.
         self._creating: Counter[str] = Counter()
         self._busy = False
         self._making = False
@@ -150,7 +147,6 @@ class Metadata(Watched):
         """Cache METADATA's answer for a topic, until the image changes."""
         self.cache[answer.name] = answer
 
-    # --- decisions on their way to being proposed, or to failing ----------------------------------
     @property
     def idle(self) -> bool:
         """True when no decision is under way."""
@@ -190,7 +186,6 @@ class Metadata(Watched):
 
     @property
     def are_under_way(self) -> bool:
-        """True while `pending` has undecided changes."""
         return bool(self._queue or self._logging)
 
     def is_ending(self, name: str) -> bool:
@@ -219,7 +214,7 @@ class Metadata(Watched):
         self._guarded(self._start_job, now)
 
     def _guarded(self, begin: Callable[[Now], None], now: Now) -> None:
-        """Begin the next step; if it raises, all that is under way is refused."""
+        """Begin the next step; if it raises, all decisions under way fail."""
         try:
             begin(now)
         except Exception as error:
@@ -278,13 +273,10 @@ class Metadata(Watched):
         self._place = Place(last.index - len(entries) + 1, last.term)
         self._quorum.go_on(now)
 
-    # --- what the quorum says ------------------------------------------------------------------
     def leads(self, now: Now) -> None:
-        """See `StateMachine`."""
         self._start_next(now)
 
     def interrupted(self, error: BaseException, now: Now) -> None:
-        """See `StateMachine`."""
         # Directories under way are made nevertheless; the job's end goes on with the queue.
         self._busy = self._making
         is_proposed, self._place = self._place is not None, None
@@ -319,7 +311,7 @@ class Metadata(Watched):
         self._tell_failed(known, now)
 
     def _as_error(self, error: BaseException) -> BaseException:
-        """Return an error of the error table for a failed decision."""
+        """Return an error of the error table."""
         if isinstance(error, DiskFull):
             self._admission.disk_filled()
         elif not isinstance(error, QuiverlogError):
@@ -380,9 +372,8 @@ class Metadata(Watched):
         return bool(self._owed)
 
     def pay(self, now: Now) -> None:
-        """Commit the pending records of the start; called when the disk has space again.
-
-        The next decision does so too; this is for a broker without decisions.
+        """Commit the pending records of the start, for a broker without decisions: the next one
+        would.
         """
         if self._owed:
             self._quorum.try_again(now)
@@ -393,9 +384,7 @@ class Metadata(Watched):
             one.give_defaults(given)
         self.cache.clear()
 
-    # --- what the quorum has decided -----------------------------------------------------------
     def apply(self, entry: Entry, now: Now) -> None:
-        """See `StateMachine`."""
         if self.image.frozen:
             self._held.append(entry)
             return
@@ -444,7 +433,6 @@ class Metadata(Watched):
             self.pending.decided(records, entry.index)
 
     def _follow(self, entry: Entry, decision: Decision | None, now: Now) -> None:
-        """Change the node according to the image."""
         if not self._serving:
             return
         try:
@@ -459,7 +447,6 @@ class Metadata(Watched):
         self._wakeups.changed(self)
 
     def restore(self, snapshot: Snapshot, now: Now) -> None:
-        """See `StateMachine`."""
         assert not self.image.frozen
         records = decode_entry(snapshot.records) if snapshot.records else []
         before = self.image
@@ -483,11 +470,10 @@ class Metadata(Watched):
     # --- snapshots -----------------------------------------------------------------------------
     @property
     def may_be_captured(self) -> bool:
-        """See `StateMachine`. Pending records of a start are in the image, but not committed."""
+        """False too while records of a start are pending: in the image, but not committed."""
         return not self.image.frozen and not self._owed
 
     def capture(self) -> Callable[[], bytes]:
-        """See `StateMachine`."""
         # It takes time by the number of topics. Nothing is applied before `captured`, and decisions
         # wait in the queue.
         image = self.image
@@ -495,7 +481,6 @@ class Metadata(Watched):
         return lambda: encode_long_entry(image.snapshot_records())
 
     def captured(self, now: Now) -> None:
-        """See `StateMachine`."""
         self.image.frozen = False
         while self._held and not self.image.frozen:
             self.apply(self._held.popleft(), now)
@@ -503,5 +488,5 @@ class Metadata(Watched):
 
 
 def _of_others(records: Sequence[Record]) -> list[Record]:
-    """Records of other nodes' proposals: their blocks of producer ids are not used here."""
+    """Leave out other nodes' blocks of producer ids: they are not used here."""
     return [record for record in records if not isinstance(record, ProducerIdBlockRecord)]

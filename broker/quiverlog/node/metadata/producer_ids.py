@@ -1,13 +1,12 @@
 """Producer ids and epochs: each is assigned once, and one that was never assigned is refused.
 
-Owns the block of ids that this process assigns from. Blocks and epochs are decisions (metadata.py):
-an id or an epoch is durable before a client gets it, and present after a restart. The rest of a
-block is abandoned by a restart, and counts as assigned from then on. So does every block of another
-broker: only that one has its assigned ids.
+Blocks of ids and epochs are decisions: durable before a client gets one. A restart abandons the
+rest of its block, which counts as assigned from then on; so does every block of another broker, as
+only that one has its assigned ids.
 
-With other brokers deciding, an id that is missing here may have been assigned a moment ago. Owns
-since when producers use such ids and epochs: one was never assigned if this broker has applied what
-the controller had decided by then, or has had no contact to it for five seconds.
+An id that is missing here may have been assigned elsewhere a moment ago. It was never assigned if
+this broker has applied the controller's decisions up to its first use, or after five seconds
+without contact.
 """
 
 from __future__ import annotations
@@ -52,7 +51,6 @@ class ProducerIds:
         return self.next >= self._end
 
     def block_added(self, record: ProducerIdBlockRecord) -> None:
-        """Take a block for this broker."""
         start = record.next_producer_id - PRODUCER_ID_BLOCK
         assert start >= self._end, "blocks are not given out twice"
         if self.exhausted:
@@ -62,7 +60,6 @@ class ProducerIds:
         assert not self.exhausted
 
     def take(self) -> int:
-        """Assign and return an id."""
         assert not self.exhausted
         self.next += 1
         return self.next - 1
@@ -73,7 +70,7 @@ class ProducerIds:
         return producer_id < self._metadata.image.next_producer_id and not is_ours_to_give
 
     def may_be_unheard(self, producer_id: int, epoch: int, now: Now) -> bool:
-        """For an id or epoch that is missing here. True: it may have been assigned a moment ago."""
+        """For an id or epoch missing here. True: it may have been assigned a moment ago."""
         if self._metadata.is_decided_here:
             return False
         unheard, at_us = self._unheard, now.mono_us

@@ -1,13 +1,14 @@
 """Hosts this node's Raft: messages, writes, timers, snapshots, applied entries.
 
     propose ─▶ Raft ─▶ Write ─▶ job ─▶ persisted ─▶ committed ─▶ machine.apply
-    step    ─▶      ─▶ messages ─▶ send
+    step ─▶      ─▶ messages ─▶ send
 
 A full disk or a lack of file descriptors counts as a crash of the Raft: it hands over, and a new
 Raft begins a second later over the same log (`interrupted`). After any other failed write nothing
-is tried before a restart. A voter that lacks entries which it had acknowledged is reported once.
+is tried before a restart.
+
 Invariants: entries reach the machine in order, each once; the only voter leads after its machine
-has applied its whole log, any other leader after an entry of its own term; one snapshot at a time.
+has applied its whole log, any other leader after an entry of its own term.
 """
 
 from __future__ import annotations
@@ -69,7 +70,6 @@ __all__ = [
 ]
 
 
-# Reported for a voter that lacks entries which it has acknowledged: once, as an error.
 _EVENT = "a voter has forgotten decisions"
 
 
@@ -79,7 +79,7 @@ def tell_forgotten(
     forgotten: Mapping[ReplicaKey, int],
     told: frozenset[ReplicaKey],
 ) -> frozenset[ReplicaKey]:
-    """Report the voters not yet in `told`; return all that are reported now."""
+    """Report the voters not yet in `told`, once each; return all that are reported now."""
     for key, index in forgotten.items():
         if key not in told:
             report("error", _EVENT, _words(own, key, index))
@@ -99,7 +99,6 @@ def _words(own: ReplicaKey, key: ReplicaKey, index: int) -> str:
     )
 
 
-# What a quorum's host is given: a state machine, a runner of jobs, and random numbers.
 class StateMachine(Protocol):
     """The state that the log's entries result in."""
 
@@ -120,16 +119,15 @@ class StateMachine(Protocol):
         """True if the state equals what has been applied."""
 
     def capture(self) -> Callable[[], bytes]:
-        """Return the function that makes a snapshot of the present state, in a job. The state must
-        not change until `captured`."""
+        """Return the function that makes a snapshot of the present state, in a job. The state
+        must not change until `captured`.
+        """
 
     def captured(self, now: Now) -> None:
         """The snapshot is made, or has failed."""
 
 
 class Runner(Protocol):
-    """`Jobs` is one."""
-
     def start(self, job: Job, then: Then, urgency: Urgency = Urgency.FLUSH) -> None: ...
 
 
@@ -166,26 +164,24 @@ class Dice:
 
 
 def traceback_of(error: BaseException) -> str:
-    """Return the error with its traceback."""
     return "".join(traceback.format_exception(error))
 
 
 NEVER: Final = 1 << 62
 _RETRY_US: Final = 1_000_000
 _KEPT_ENTRIES: Final = 1_000
-"""Entries kept behind a snapshot where there are followers: one that was away for a moment needs
-these, and not the whole snapshot."""
+"""Entries kept behind a snapshot where there are followers: one that was away for a moment
+needs these, and not the whole snapshot.
+"""
 
 
 _ALL_BYTES: Final = 1 << 62
 
 
 class Quorum:
-    """Hosts this node's replica of the metadata log: sends messages, writes, applies entries, makes
-    snapshots.
+    """Hosts this node's replica of the metadata log.
 
     Args:
-        runner: runs jobs.
         report: writes a line of the log: level, event, reason.
         send: hands messages to the network, which may lose them.
         voters_changed: called with the voters, at the start and after each change.
@@ -220,21 +216,21 @@ class Quorum:
         self._voters_changed = voters_changed
         self._told_forgotten: frozenset[ReplicaKey] = frozenset()
         self._told_voters: Voters | None = None
-        self._alone_from = 0  # What others have decided ends there, where none of them votes now.
+        self._alone_from = 0  # Decisions of others end there, where none of them votes now.
         self._config = config or RaftConfig()
         self._seeds = seeds
         self.log: QuorumLog | None = None
         self.applied_index = 0
         self._due_us = NEVER
-        self._told_term = 0  # The term in which the machine was told that it leads.
+        self._told_term = 0  # The term of the last `leads`; 0 after `interrupted`.
         self._starting = True
         self._is_stopped = False
-        self._change: tuple[Place, Then] | None = None  # Of the voters; who waits for it.
+        self._change: tuple[Place, Then] | None = None  # A change of the voters, and its caller.
         self._pumping = False
         self._snapshotting = False
         self._writing: Write | None = None
         self._restored: Snapshot | None = None
-        self._error: BaseException | None = None  # Why the Raft at hand is none any more.
+        self._error: BaseException | None = None  # Why the Raft at hand has ended.
         self._retry_us = NEVER
 
     # --- start ---------------------------------------------------------------------------------
@@ -253,7 +249,7 @@ class Quorum:
                 self._apply(entry, now)
 
     def settle(self, now: Now) -> None:
-        """Off the loop, before any request is served: do all pending work, jobs too.
+        """Do all pending work, jobs too; off the loop, before any request is served.
 
         Raises: the error that keeps this replica from writing.
         """
@@ -270,11 +266,10 @@ class Quorum:
             raise self._error
 
     def follow(self, now: Now) -> None:
-        """On the loop, or before it runs: begin, where other replicas may be needed."""
+        """Begin, where other replicas may be needed."""
         assert not self.is_alone, "what it would wait for is on its own disk: `settle`"
         self.go_on(now)
 
-    # --- looking -------------------------------------------------------------------------------
     @property
     def is_leading(self) -> bool:
         """True from `leads` to `interrupted`."""
@@ -306,7 +301,6 @@ class Quorum:
             return False
         raise NotController
 
-    # --- from outside --------------------------------------------------------------------------
     def propose(self, data: Sequence[bytes], now: Now) -> Place:
         """Propose entries in this order; return the place of the last. Call `go_on` then.
 
@@ -324,14 +318,14 @@ class Quorum:
             raise ThrottledBroker("too many decisions wait for the quorum.") from refused
 
     def when_decided(self, place: Place, then: Then, now: Now) -> None:
-        """Call `then` when the proposal at `place` is applied; with NotController if it is lost,
-        with OutcomeUnknown if other replicas may have it."""
+        """Call `then` when the proposal at `place` is applied; with NotController if it is
+        lost, with OutcomeUnknown if other replicas may have it.
+        """
         assert self._change is None, "one change of the voters at a time"
         self._change = (place, then)
         self.go_on(now)
 
     def step(self, message: Message, now: Now) -> None:
-        """Take a message of another replica."""
         self.take((message,), now)
 
     def take(self, messages: Sequence[Message], now: Now) -> None:
@@ -357,11 +351,9 @@ class Quorum:
             self._drive(partial(self.raft.told_leader, leader), now)
 
     def next_us(self) -> int:
-        """When `tick` is to be called at the latest."""
         return self._due_us
 
     def tick(self, now: Now) -> None:
-        """Run what is due; early calls do nothing."""
         if now.mono_us < self._due_us:
             return
         if self._error is not None:
@@ -388,7 +380,6 @@ class Quorum:
         if self._error is not None and not self._log.fault:
             self._retry(now)
 
-    # --- what a Raft has a host for ---------------------------------------------------------------
     def _begin(self, now: Now) -> None:
         """Begin a new Raft over the log on the disk."""
         log = self._log
@@ -416,8 +407,7 @@ class Quorum:
     def decides_alone(self) -> bool:
         """True if this is the only voter, and everything committed under other leaders is applied.
 
-        Not yet for a follower that became the only voter: its log holds entries of the leader
-        before that its machine has not applied, and new decisions come after these.
+        A follower that became the only voter has entries of the leader before to apply first.
         """
         return self.is_alone and self.applied_index >= self._alone_from
 
@@ -656,7 +646,6 @@ class Quorum:
         self.go_on(now)
 
 
-# Messages of the quorum on their way to other brokers.
 _SAME_NODE_ID: Final = "another broker has this node id"
 
 
@@ -699,7 +688,7 @@ def sender(
         peer = Peer(packed.node_id, Purpose.CONTROL)
         try:
             peers.ask(peer, packed.request, answered, now, body=packed.body)
-        except QuiverlogError:  # So much is asked already, or nothing more is: it may get lost.
+        except QuiverlogError:  # Too many in flight, or stopping: it may get lost.
             peers.tell(packed.node_id, packed.request, packed.body)
 
     def send(messages: Sequence[Message], now: Now) -> None:

@@ -1,12 +1,8 @@
 """Raft messages as QUORUM requests: packing, parsing, and which messages are refused.
 
-Owns the mapping of every kind of message, the cutting into requests within their bounds, and two
-checks: any bytes become messages or an error that says what is wrong; and a message that no
-correct replica can have sent (a second start of a copied disk, bad memory, a stranger) is refused
-before the Raft sees it, which asserts on its messages. `QuorumInbox` holds what came before a
-call ends.
-
-Must not know: connections, what becomes of a message.
+Any bytes become messages or an error that says what is wrong. A message that no correct replica can
+have sent (a second start of a copied disk, bad memory, a stranger) is refused before the Raft,
+which asserts on its messages.
 """
 
 from __future__ import annotations
@@ -62,7 +58,7 @@ _PLAIN: Final[dict[type[Any], type[Any]]] = {
     r.TimeoutNow: q.QuorumTimeoutNow,
     r.Observe: q.QuorumObserve,
 }
-"""Messages of which every field is a number or a flag, and has the same name on both sides."""
+"""Messages of which every field is a number or a flag, with the same name on both sides."""
 _VALUES: Final[dict[type[Any], type[Any]]] = {wire: value for value, wire in _PLAIN.items()}
 _FIELDS: Final[dict[type[Any], tuple[str, ...]]] = {
     wire: wire.__struct_fields__[1:] for wire in _VALUES
@@ -86,11 +82,9 @@ class Packed(NamedTuple):
 
     @property
     def body_bytes(self) -> int:
-        """Length of the body."""
         return sum(map(len, self.body))
 
 
-# --- out ------------------------------------------------------------------------------------------
 def pack(
     cluster_id: str,
     messages: Iterable[r.Message],
@@ -98,10 +92,10 @@ def pack(
     endpoint: str = "",
     is_controller: bool = True,
 ) -> list[Packed]:
-    """As few requests as the bounds allow; messages to one node keep their order.
+    """Return as few requests as the bounds allow; messages to one node keep their order.
 
     Args:
-        endpoint: where the sender is; empty: it does not say.
+        endpoint: the sender's address; empty: not sent.
         is_controller: whether the sender may become a voter.
 
     Raises:
@@ -121,8 +115,6 @@ def pack(
 
 
 class _Builder:
-    """The requests of one replica to one node."""
-
     def __init__(
         self, cluster_id: str, source: r.ReplicaKey, target_id: int, sender: tuple[str, bool]
     ) -> None:
@@ -135,7 +127,6 @@ class _Builder:
         self._entries = self._voters = self._body_bytes = 0
 
     def add(self, message: r.Message) -> None:
-        """Put a message behind the others."""
         assert message.source == r.ReplicaKey(*self._head[1:3]), "one sender"
         assert message.target.node_id == self._head[3], "one node"
         wire, body = _to_wire(message)
@@ -158,7 +149,6 @@ class _Builder:
         self._body_bytes += body_bytes
 
     def requests(self) -> list[Packed]:
-        """All of them, when nothing more is to be added."""
         self._finish()
         return self._done
 
@@ -183,7 +173,7 @@ class _Builder:
 
 
 def _to_wire(message: r.Message) -> tuple[q.QuorumMessage, list[bytes]]:
-    """(what the header says, what belongs to it in the body)."""
+    """Return the message's struct, and its part of the body."""
     directory = message.target.directory_id
     _check_length("directory id", directory, DIRECTORY_ID_CHARS_MAX)
     if isinstance(message, r.Append):
@@ -235,9 +225,8 @@ def _check_length(what: str, text: str, chars_max: int) -> None:
         raise FrameTooLarge(f"a {what} of {len(text)} characters is above {chars_max}.")
 
 
-# --- in -------------------------------------------------------------------------------------------
 def unpack(request: q.QuorumRequest, body: memoryview | bytes) -> list[r.Message]:
-    """The messages of a request, with copies of what they have in the body.
+    """Return the messages of a request, with copies of their parts of the body.
 
     Raises:
         InvalidRequest: the body does not belong to the header, or a message means nothing.
@@ -267,19 +256,15 @@ def _check_body(request: q.QuorumRequest, body_bytes: int) -> None:
 
 
 class _Pieces:
-    """Cuts the body."""
-
     def __init__(self, body: memoryview | bytes) -> None:
         self._body = memoryview(body)
         self._at = 0
 
     @property
     def is_used_up(self) -> bool:
-        """True when all of the body was taken."""
         return self._at == len(self._body)
 
     def take(self, length: int) -> bytes:
-        """The next so many bytes."""
         start, self._at = self._at, self._at + length
         assert self._at <= len(self._body), "the sizes were compared with the body"
         return bytes(self._body[start : self._at])
@@ -334,9 +319,8 @@ def _entries(message: q.QuorumAppend, pieces: _Pieces) -> Iterator[r.Entry]:
         yield r.Entry(index, entry.term, kind, data)
 
 
-# What no replica that keeps the rules can have sent: such a message is refused, not believed.
 def contradiction(raft: Raft, message: Message) -> str:
-    """Why the message cannot be true; empty where it can be."""
+    """Return why no replica that keeps the rules can have sent the message; empty: one can."""
     if message.source == raft.key:
         return "the sender has this node's id and disk: a disk was copied"
     if message.term > raft.term + RAFT_TERM_JUMP_MAX:
@@ -358,7 +342,7 @@ def contradiction(raft: Raft, message: Message) -> str:
 
 
 def _has_later_terms(message: Message) -> bool:
-    """True when terms fall, from what lies before to the message's own."""
+    """True when terms fall, from the earlier entries to the message's own."""
     terms = [message.term]
     if isinstance(message, Append):
         terms = [message.prev_term, *(entry.term for entry in message.entries), message.term]
@@ -370,12 +354,10 @@ def _has_later_terms(message: Message) -> bool:
 
 
 Receiver = Callable[[Sequence[Message], Now], None]
-"""Takes messages in their order. They are meant for this node, perhaps for another disk of it."""
+"""Takes messages in their order: for this node, perhaps for another disk of it."""
 
 
 class QuorumInbox:
-    """Where the quorum's messages arrive from other brokers."""
-
     __slots__ = ("_receiver",)
 
     def __init__(self) -> None:
@@ -383,16 +365,13 @@ class QuorumInbox:
 
     @property
     def is_served(self) -> bool:
-        """True when somebody takes messages."""
         return self._receiver is not None
 
     def serve(self, receiver: Receiver) -> None:
-        """`receiver` takes all messages from now on."""
         assert self._receiver is None, "a node has one quorum"
         self._receiver = receiver
 
     def take(self, messages: Sequence[Message], now: Now) -> None:
-        """Messages have arrived."""
         assert self._receiver is not None, "asked before"
         if messages:
             self._receiver(messages, now)

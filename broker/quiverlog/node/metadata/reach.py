@@ -1,7 +1,7 @@
 """Check that another replica has the address that a change of voters names.
 
-It comes before a vote is given, taken or moved. Any client could claim a replica's id in a request,
-so this broker connects to the endpoint itself: the broker there names its cluster and node at HELLO
+Any client could claim a replica's id in a request, so before a vote is added, removed or moved this
+broker connects to the endpoint itself: the broker there names its cluster and node at HELLO
 (checked by the server), and its directory in the answer to a QUORUM without messages.
 """
 
@@ -28,8 +28,6 @@ _ANSWER_MS: Final = 3_000
 
 
 class Reach:
-    """Checks addresses of replicas, each by a connection of this broker."""
-
     __slots__ = ("_config", "_directory", "_peers", "_whereabouts")
 
     def __init__(

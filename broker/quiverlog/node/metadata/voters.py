@@ -1,8 +1,4 @@
-"""Changes of the quorum's voters: planning the next one, and carrying it out.
-
-Owns the plan (when a broker joins the quorum automatically, when a voter with a replaced disk is
-removed) and the one change that is under way at a time.
-"""
+"""Changes of the quorum's voters: planning the next one, and carrying it out, one at a time."""
 
 from __future__ import annotations
 
@@ -26,17 +22,14 @@ from quiverlog.types import Now
 __all__ = ["Kind", "Planned", "VoterChanges", "endpoint_of", "plan"]
 
 
-# Planning: pure functions of the metadata.
 class Kind(enum.Enum):
-    """The kind of a change."""
-
     ADD = "voter added"
     REMOVE = "voter removed"
     MOVE = "voter moved"
 
 
 class Planned(NamedTuple):
-    """One change. `follow`: replicas that have to be caught up before it is begun."""
+    """`follow`: replicas that have to be caught up before the change is begun."""
 
     kind: Kind
     key: ReplicaKey
@@ -150,7 +143,6 @@ class VoterChanges:
         self._due_us: int | None = None
 
     def next_us(self) -> int | None:
-        """When `tick` is to be called at the latest; 0: at once; None: when something happens."""
         if not self._quorum.is_leading:
             return None
         return self._due_us if self._quorum.leading_term == self._term else 0
@@ -160,7 +152,6 @@ class VoterChanges:
         self._due_us = 0
 
     def tick(self, now: Now) -> None:
-        """Begin the next change, if there is one and it is due."""
         quorum = self._quorum
         if not quorum.is_leading:
             self._term = 0
@@ -225,7 +216,6 @@ class VoterChanges:
             self._outbox.log("warning", "voters not changed", why=self._told)
 
     def _propose(self, planned: Planned, now: Now) -> Place:
-        """Raises ProposalRefused."""
         raft = self._quorum.raft
         if planned.kind is Kind.REMOVE:
             return raft.remove_voter(planned.key, now.mono_us)
