@@ -1,7 +1,7 @@
 """The fetch sessions of followers, and their fetches that wait here.
 
 A partition that moved is marked in the sessions that replicate it, and a waiting fetch of such a
-session looks again. With one replica there are no sessions, and nothing is done.
+session looks again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class CopySessions:
 
     def moved(self, replica: Replica) -> None:
         """Mark the partition in its followers' sessions: its rows, high watermark or log start
-        moved."""
+        moved.
+        """
         leadership = replica.state.leadership
         if leadership is None or not leadership.followers:
             return
@@ -41,15 +42,13 @@ class CopySessions:
                 self.look_again(session)
 
     def look_again(self, session: FetchSession) -> None:
-        """Wake the session's waiting fetch, if one does."""
         waiter = self._parked.get(session)
         if waiter is not None:
             assert not waiter.done
             self._wakeups.mark(waiter, (0,))
 
     def end_wait(self, broker_id: int, session_id: int, now: Now) -> None:
-        """Answer the session's waiting fetch, if one does: the follower has something new to
-        send."""
+        """Answer the session's waiting fetch: the follower has something new to send."""
         for session, waiter in self._parked.items():
             if (session.broker_id, session.session_id) == (broker_id, session_id):
                 assert not waiter.done, "who has an answer waits no more"

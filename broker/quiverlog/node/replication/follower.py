@@ -1,8 +1,4 @@
-"""One partition replicated here: its replica as the follower state machine reads it.
-
-Owns the pair, the job that truncates its log (kept for a retry), and the check of fetched rows:
-their bytes are as their producers sent them.
-"""
+"""One partition replicated here: its replica as the follower state machine reads it."""
 
 from __future__ import annotations
 
@@ -30,9 +26,9 @@ _AGAIN_US: Final = 1_000_000
 class Copy:
     """A follower's replica and its pending step.
 
-    `step`: what is to be done to its log, not before `cut_from_us`. `producers`: for a log that
-    begins elsewhere, the leader's producer state at that offset. `waits_at`: the offset where the
-    leader's rows are damaged; -1: none known.
+    `step`: what is to be done to its log, not before `cut_from_us`. `producers`: the leader's
+    producer state where a log begins anew. `waits_at`: the offset where the leader's rows are
+    damaged; -1: none known.
     """
 
     __slots__ = (
@@ -95,8 +91,9 @@ class Copy:
 
     # --- flushing ------------------------------------------------------------------------------
     def wants_flush(self, result: ReplicaFetchResult) -> bool:
-        """True if a flush here is awaited: by a producer (or the topic's durability says one may),
-        or by the leader for its epoch, as the list of epochs vouches for the rows here."""
+        """True if a flush here is awaited: by a producer (or the topic's durability allows
+        one), or by the leader for its epoch, as the list of epochs vouches for the rows here.
+        """
         log = self.replica.log
         if self.replica.fault is not None:
             return False
@@ -107,7 +104,6 @@ class Copy:
         wanted = log.log_end_offset if at_once else min(result.flush_offset, log.log_end_offset)
         return wanted > log.flushed_offset
 
-    # --- what the machine reads ----------------------------------------------------------------
     @property
     def log_start_offset(self) -> int:
         return self.replica.log.log_start_offset

@@ -1,14 +1,11 @@
 """In-sync sets of partitions led here: when to look at one, and proposals to the controller.
 
-The decision is in the core (core.partition.leadership, in_sync); this is its host. A partition is
-looked at when a follower out of sync has fetched, when a follower that counts has been behind for
-the lag time, when the metadata of it or of brokers changed, and after a proposal was not taken.
+A partition is looked at when a follower out of sync has fetched, when a follower in sync has been
+behind for the lag time, when the metadata of it or of brokers changed, and after a refused
+proposal. One request is under way at a time, for all partitions with a proposal; an unanswered
+proposal is sent again unchanged.
 
-One request is under way at a time, for all partitions with a proposal; later ones are in the next.
-An unanswered proposal is sent again unchanged.
-
-Cost does not grow with partitions whose followers have all rows: deadlines are in a heap, one for
-each partition with a follower behind, and are checked when they expire.
+Partitions whose followers have all rows cost nothing: only the others have a deadline in the heap.
 """
 
 from __future__ import annotations
@@ -43,12 +40,13 @@ from quiverlog.wire.replica_messages import (
 __all__ = ["InSyncChanges"]
 
 _LOOKS_PER_CALL: Final = ALTER_PARTITION_ENTRIES_MAX
-"""Partitions looked at in one call of the node, 5 to 10 us each: as many as fill a request. Smaller
-requests mean more quorum commits, and a broker that is back waits for each."""
+"""Partitions looked at in one call of the node, 5 to 10 us each: as many as fill a request.
+Smaller requests mean more quorum commits, and a returning broker waits for each.
+"""
 _RETRY_US: Final = IN_SYNC_RETRY_MS * 1000
 
 AskController = Callable[[AlterPartitionRequest, Then, Now], None]
-"""Has the controller decide; what it calls gets an AlterPartitionResponse, or an error."""
+"""Sends to the controller; the callback gets an AlterPartitionResponse, or an error."""
 
 
 class _Asked(NamedTuple):
@@ -63,9 +61,7 @@ class InSyncChanges:
     """Proposes changes of in-sync sets, one request at a time.
 
     Args:
-        node_id: this broker.
-        broker_epoch: returns the epoch of its registration; negative: not registered.
-        brokers: the brokers by the metadata.
+        broker_epoch: returns the epoch of this broker's registration; negative: not registered.
     """
 
     __slots__ = (
@@ -115,7 +111,6 @@ class InSyncChanges:
         # The in-sync set when last looked at.
         self._told: dict[Replica, frozenset[int]] = {}
 
-    # --- what happened -------------------------------------------------------------------------
     def look_at(self, replicas: Iterable[Replica]) -> None:
         """Look at these partitions led here: their metadata changed, or those of brokers."""
         for replica in replicas:
@@ -124,8 +119,7 @@ class InSyncChanges:
                 self._looks[replica] = None
 
     def heard(self, replica: Replica, broker_id: int) -> None:
-        """Look if the follower that fetched is out of sync and may have caught up, or a move may
-        end."""
+        """Look if the follower that fetched may join, or a move may end."""
         leadership = replica.state.leadership
         if leadership is not None and (
             leadership.leaving or broker_id not in leadership.in_sync.committed
@@ -133,11 +127,9 @@ class InSyncChanges:
             self._looks[replica] = None
 
     def grown(self, replica: Replica) -> None:
-        """Set a deadline for a partition led here, with followers, that moved: some may be behind
-        now.
+        """Set a deadline for a partition that moved: some followers may be behind now.
 
-        Called also when a partition is deleted, as for every waiter; then there is nothing to
-        follow.
+        Called also when a partition is deleted, as for every waiter.
         """
         if replica.deleted:
             return
@@ -149,20 +141,17 @@ class InSyncChanges:
                 self._set_deadline(replica, leadership.deadline_us(replica.state.log_end_offset))
 
     def forget(self, replica: Replica) -> None:
-        """Drop the partition: it is no longer led here."""
         self._looks.pop(replica, None)
         self._wanting.pop(replica, None)
         self._due.pop(replica, None)
         self._told.pop(replica, None)
 
-    # --- when ----------------------------------------------------------------------------------
     @property
     def is_needed(self) -> bool:
         """True when `run` may find something to do, now or later."""
         return bool(self._looks or self._deadlines)
 
     def next_us(self) -> int | None:
-        """When `run` is to be called at the latest; 0: at once; None: when something happens."""
         if self._looks:
             return 0
         deadlines = self._deadlines
@@ -181,7 +170,7 @@ class InSyncChanges:
             heapq.heappush(self._deadlines, (due_us, next(self._numbers), replica))
 
     def run(self, now: Now) -> None:
-        """Look at the partitions that are due, and send the controller their proposals."""
+        """Look at the partitions that are due, and send their proposals."""
         self._expire(now)
         asked: list[_Asked] = []
         assert len(self._due) <= len(self._deadlines), "a deadline is found by its moment"
@@ -199,7 +188,6 @@ class InSyncChanges:
                 del self._due[replica]
                 self._looks[replica] = None
 
-    # --- looking -------------------------------------------------------------------------------
     def _look(self, replica: Replica, asked: list[_Asked], now: Now) -> None:
         state = replica.state
         leadership = state.leadership
@@ -236,7 +224,6 @@ class InSyncChanges:
             self._wakeups.changed(replica)
         replica.look_at_answers()
 
-    # --- asking --------------------------------------------------------------------------------
     def _send(self, asked: list[_Asked], now: Now) -> None:
         assert self._in_flight is None, "one request is under way"
         assert len(asked) <= ALTER_PARTITION_ENTRIES_MAX
@@ -298,8 +285,7 @@ class InSyncChanges:
         self._moved(replica)
 
     def _tell(self, replica: Replica, after: frozenset[int]) -> None:
-        """Log and count brokers that left or joined, whether proposed here or decided by the
-        controller."""
+        """Log and count brokers that left or joined, also by the controller's own decision."""
         before = self._told.get(replica)
         self._told[replica] = after
         if before is not None and after != before:

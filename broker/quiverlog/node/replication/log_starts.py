@@ -1,10 +1,9 @@
 """Log starts of followers: following the leader's, and requests that wait until followers have.
 
-On a follower: the start that each leader sent. One moved by retention is followed without a write;
-one promised to a client (DELETE_RECORDS) is on the follower's disk before it counts as followed. On
-a leader: the DELETE_RECORDS requests that wait. A follower counts while its broker is alive or it
-is in sync; below `min.insync.replicas` nothing is confirmed, because a broker that is away may lead
-next. With one replica no request waits.
+A start moved by retention is followed without a write; one promised to a client (DELETE_RECORDS) is
+on the follower's disk before it counts as followed. A DELETE_RECORDS request waits for each
+follower whose broker is alive or that is in sync; below `min.insync.replicas` nothing is confirmed,
+because a broker that is away may lead next.
 """
 
 from __future__ import annotations
@@ -96,7 +95,6 @@ class FollowedStarts:
                 self.go_on(replica, now)
 
     def forget(self, replica: Replica) -> None:
-        """Drop the replica: its partition has no leader elsewhere any more, or is not here."""
         self._said.pop(replica, None)
 
 
@@ -108,7 +106,8 @@ class _Waiting(NamedTuple):
 
 class CopiedStarts:
     """Requests that wait until the followers' logs begin where the leader's does
-    (DELETE_RECORDS)."""
+    (DELETE_RECORDS).
+    """
 
     __slots__ = ("_brokers", "_outbox", "_waiting")
 
@@ -120,7 +119,6 @@ class CopiedStarts:
 
     @property
     def is_needed(self) -> bool:
-        """True while a request waits."""
         return bool(self._waiting)
 
     def starter(self, replica: Replica, offset: int, deadline_us: int, now: Now) -> Starter:
@@ -133,7 +131,6 @@ class CopiedStarts:
         return start
 
     def next_us(self) -> int | None:
-        """When `run` is to be called at the latest; None: when something happens."""
         moments = (one.deadline_us for waiting in self._waiting.values() for one in waiting)
         return min(moments, default=None)
 
@@ -143,8 +140,7 @@ class CopiedStarts:
             self.look(replica, now)
 
     def look(self, replica: Replica, now: Now) -> None:
-        """Look at the requests of one partition: a follower's start moved, or its leader
-        changed."""
+        """Look at one partition's requests: a follower's start moved, or its leader changed."""
         waiting = self._waiting.pop(replica, None)
         if waiting is None:
             return
@@ -189,7 +185,6 @@ class CopiedStarts:
             self._outbox.internal_error("after copies have moved their starts", failure)
 
     def stop(self, now: Now) -> None:
-        """Answer all waiting requests: the broker stops."""
         waiting = [one for some in self._waiting.values() for one in some]
         self._waiting.clear()
         for one in waiting:

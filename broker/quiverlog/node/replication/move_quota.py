@@ -1,12 +1,9 @@
-"""How fast this broker copies partitions that move to it: so that a move leaves room for the rest.
+"""Limits the rate at which partitions move to this broker.
 
-Owns what was copied of such partitions, as a time: bytes take so long at the rate of their move,
-one after the other. So all together are never faster than the fastest of them may be. The rate is
-the lower of the broker's own and of that which came with the move. A copy that has taken rows rests
-until its time is over. Once it is in sync it is a copy like
-any other, and so is one that comes back: those are waited for.
-
-Must not know: how rows come, who asks for a move.
+Fetched bytes take time at the rate of their move, one after the other, so all together are never
+faster than the fastest may be. A partition's rate is the lower of the broker's and its move's;
+after a fetch it rests until its time is over. In-sync and returning followers are not limited:
+others wait for those.
 """
 
 from __future__ import annotations
@@ -22,11 +19,10 @@ __all__ = ["MoveQuota"]
 
 
 class MoveQuota:
-    """See the module docstring.
+    """The time that is used up.
 
     Args:
-        node_id: this broker.
-        bytes_per_s: the rate; 0: as fast as it goes.
+        bytes_per_s: the rate; 0: unlimited.
     """
 
     __slots__ = ("_bytes_per_s", "_metadata", "_node_id", "_until_us")
@@ -39,7 +35,7 @@ class MoveQuota:
         self._until_us = 0
 
     def set_rate(self, bytes_per_s: int, copies: Iterable[Copy], now_us: int) -> list[Copy]:
-        """From now on; what was copied before counts no more. Returns those that rest no longer."""
+        """Change the rate, and forget earlier bytes. Returns the copies that rest no longer."""
         assert bytes_per_s >= 0
         self._bytes_per_s = bytes_per_s
         self._until_us = 0
@@ -50,7 +46,7 @@ class MoveQuota:
         return resting
 
     def taken(self, key: Key, follower: Follower, byte_count: int, now_us: int) -> bool:
-        """A copy has taken so many bytes. True when it rests now."""
+        """Count fetched bytes. True when the copy rests now."""
         bytes_per_s = self._rate(key) if byte_count else 0
         if not bytes_per_s:
             return False
@@ -63,7 +59,7 @@ class MoveQuota:
         return True
 
     def _rate(self, key: Key) -> int:
-        """How fast this partition may come; 0: it does not move here, or nothing bounds it."""
+        """Return the partition's rate; 0: it does not move here, or nothing bounds it."""
         topic = self._metadata.image.topics_by_id.get(key[0])
         if topic is None:
             return 0

@@ -38,9 +38,7 @@ class OfflineReplicas:
     """Reports offline replicas to the controller.
 
     Args:
-        node_id: this broker.
-        broker_epoch: returns the epoch of its registration; negative: not registered.
-        metadata: as applied by this broker.
+        broker_epoch: returns the epoch of this broker's registration; negative: not registered.
         ask: sends the request to the controller.
     """
 
@@ -101,7 +99,6 @@ class OfflineReplicas:
             self._try_us = _ALWAYS_US
 
     def next_us(self) -> int | None:
-        """When `run` is to be called at the latest; None: when something happens."""
         if not self._keys or self._in_flight is not None:
             return None
         return max(self._try_us, 0)
@@ -121,8 +118,9 @@ class OfflineReplicas:
         return len(partition.replicas) > 1 and (is_known or self._node_id in counted)
 
     def _is_to_tell(self, key: Key, leader_epoch: int) -> bool:
-        """False for a damaged leader without another in-sync replica: it keeps leading. False also
-        while logs are asked for: the report of logs covers it."""
+        """False for a damaged leader without another in-sync replica: it keeps leading. False
+        also while logs are asked for: the report of logs covers it.
+        """
         _, partition = find_partition(self._metadata.image, *key)
         assert len(partition.replicas) > 1
         is_alone = partition.in_sync_replicas == (self._node_id,)
@@ -131,7 +129,6 @@ class OfflineReplicas:
         return not partition.awaits_logs and (partition.leader_id != self._node_id or not is_alone)
 
     def run(self, now: Now) -> None:
-        """Report to the controller, if due."""
         if self._in_flight is not None or now.mono_us < self._try_us:
             return
         counted = {k: epoch for k, epoch in self._keys.items() if self._is_counted_on(k, epoch)}

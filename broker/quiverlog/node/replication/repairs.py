@@ -1,8 +1,8 @@
 """Repair of replicas with damaged rows: set aside, made empty, fetched again.
 
     damage found ──▶ DAMAGED ──others hold the partition──▶ LEAVING ──no job──▶ remade ──▶ opened
-                     │   ▲────────────────── it could not be remade ◀──────────────┘
-                     └── leads, and no other replica is in sync: goes on
+         │              ▲────────────────── it could not be remade ◀──────────────┘
+         └── leads, and no other replica is in sync: goes on
 
 Only where a partition has more than one replica. A damaged follower stops fetching; a damaged
 leader takes writes until another leads. Files are released when by the metadata no other replica
@@ -37,11 +37,10 @@ from quiverlog.types import NO_EPOCH, Now, TopicPartition
 __all__ = ["Holder", "MadeAnew", "MakeAnewJob", "MarkDamagedJob", "Repairs", "TellOffline"]
 
 
-# The jobs of a repair: marking a replica with damaged rows, and replacing it.
 class MadeAnew(NamedTuple):
-    """`aside`: the name of the directory with the damaged files; empty: there was none.
+    """`aside`: the directory with the damaged files; empty: there was none.
 
-    `removed`: names of those that were kept until now. `kept_too_many`: why others stayed.
+    `removed`: earlier ones that went. `kept_too_many`: why more stayed than should.
     """
 
     aside: str
@@ -118,22 +117,21 @@ class Holder(Protocol):
     """The replicas of this broker."""
 
     def find(self, key: Key) -> Replica | None:
-        """The replica, led or followed."""
+        """Return the replica, led or followed."""
 
     def is_offline(self, key: Key) -> bool:
         """True for a partition that could not be opened, and is not being opened now."""
 
     def let_go_damaged(self, key: Key) -> tuple[TopicPartition, Replica | None]:
         """Release its files to all but the jobs under way; return its name, and the replica if
-        open."""
+        open.
+        """
 
     def open_again(self, key: Key, name: TopicPartition, now: Now, *, new: bool) -> None:
         """Open what has its name now; `new`: an empty directory."""
 
 
 class TellOffline(Protocol):
-    """Reports replicas that must not count to the controller."""
-
     def changed(self, key: Key, *, is_offline: bool, leader_epoch: int = NO_EPOCH) -> None:
         """See `OfflineReplicas`."""
 
@@ -206,7 +204,6 @@ class Repairs:
         """Set how many set-aside directories stay, from the next repair on."""
         self._kept_max = kept_max
 
-    # --- what happened -------------------------------------------------------------------------
     def found(self, replica: Replica, why: str) -> None:
         """Note that rows of this replica are damaged or cannot be read, and report it."""
         key = (replica.topic.topic_id, replica.name.partition)
@@ -224,7 +221,7 @@ class Repairs:
             self._jobs.start(job, partial(self._marked, [replica]))
 
     def opened(self, key: Key, replica: Replica) -> None:
-        """Note that the log of a partition is open; damage found at opening begins a repair."""
+        """Note an opened log; damage found at opening begins a repair."""
         self._damaged.pop(key, None)
         self._tell.changed(key, is_offline=False)
         if replica.log.recovery.damages:
@@ -232,8 +229,7 @@ class Repairs:
         self._count()
 
     def failed(self, key: Key, error: BaseException) -> None:
-        """Note that the log of a partition cannot be opened: damage begins a repair, else it is
-        offline."""
+        """Note a log that cannot be opened: damage begins a repair, else it is offline."""
         partition = self._partition(key)
         if partition is not None and len(partition.replicas) > 1 and is_damage(error):
             self._is_damaged(key, partition)
@@ -267,7 +263,6 @@ class Repairs:
     def _count(self) -> None:
         self._metrics.partitions_damaged = len(self._damaged) + len(self._leaving)
 
-    # --- asked by others -----------------------------------------------------------------------
     @property
     def is_needed(self) -> bool:
         """True when `run` may find something to do."""
@@ -278,19 +273,13 @@ class Repairs:
         return key in self._leaving
 
     def check_free(self, names: Mapping[str, bytes]) -> None:
-        """Refuse partitions of these names while their files are exchanged.
-
-        Args:
-            names: topic ids by partition name.
-
-        Raises:
-            ThrottledBroker: the files of one are.
+        """Raise ThrottledBroker while files of one of these names (with topic ids) are
+        exchanged.
         """
         if any(str(one.name) in names for one in self._leaving.values()):
             raise ThrottledBroker("a damaged replica of this name is set aside: try again.")
 
     def next_us(self) -> int | None:
-        """When `run` is to be called at the latest; None: when something happens."""
         if self._is_making:
             return None
         is_due = any(_is_free(one) for one in self._leaving.values())
@@ -298,7 +287,6 @@ class Repairs:
             return self._not_before_us
         return None
 
-    # --- letting go ----------------------------------------------------------------------------
     def run(self, now: Now) -> None:
         """Release replicas that no other relies on any more, and replace the next one."""
         if self._is_making or now.mono_us < self._not_before_us:
@@ -389,5 +377,4 @@ class Repairs:
 
 
 def _is_free(leaving: _Leaving) -> bool:
-    """True if no job uses the files."""
     return leaving.replica is None or leaving.replica.jobs_running == 0

@@ -1,8 +1,7 @@
 """Follower fetchers: replicas here whose partitions other brokers lead.
 
-Owns each follower's state machine (`core.replication.follower`), one fetcher per leader, the
-requests made of its plans, and the jobs that truncate a log. Rows are checked, appended and
-confirmed with the next fetch. Without work the cost is per leader, not per partition.
+One fetcher per leader; without work the cost is per leader, not per partition. Rows are checked,
+appended and confirmed with the next fetch.
 
 Invariant: while a truncation runs (`Replica.cutting`) nothing is appended, no flush begins, and the
 partition is not led here, whatever the metadata say.
@@ -47,10 +46,10 @@ from quiverlog.wire.replica_messages import (
 __all__ = ["Replication", "end_of_wait", "fetch_of"]
 
 
-# What a follower sends to a leader: the next fetch of a session, and the end of a fetch's wait.
 def fetch_of(plan: FetchPlan, node_id: int, broker_epoch: int) -> ReplicaFetchRequest:
     """Return the request; a broker that is not registered (negative epoch) sends 0, as a new
-    one."""
+    one.
+    """
     assert plan.session_id or not plan.may_wait, "what begins a session is not held back"
     return ReplicaFetchRequest(
         replica_id=node_id,
@@ -64,8 +63,7 @@ def fetch_of(plan: FetchPlan, node_id: int, broker_epoch: int) -> ReplicaFetchRe
 
 
 def end_of_wait(session_id: int, node_id: int, broker_epoch: int) -> ReplicaFetchRequest:
-    """Return the request that ends the wait of this session's fetch: the follower has news to
-    send."""
+    """Return the request that ends the wait of this session's fetch: the follower has news."""
     assert session_id > 0, "only the fetch of a session is held back"
     return ReplicaFetchRequest(
         replica_id=node_id,
@@ -83,11 +81,8 @@ class Replication:
     """The followers here: the host of their state machines.
 
     Args:
-        node_id: this broker.
-        broker_epoch: returns the epoch of its registration; negative: not registered.
-        starts: moves followers' log starts to their leaders'.
+        broker_epoch: returns the epoch of this broker's registration; negative: not registered.
         cut_done: called when a truncation has ended and the partition may be led here again.
-        quota: limits the rate of partitions that move here.
     """
 
     __slots__ = (
@@ -123,12 +118,10 @@ class Replication:
         self._flushing: set[Key] = set()  # For whose flush their leader waits.
         self._to_cut: dict[Key, Copy] = {}  # Whose cut waits for a flush to be back.
 
-    # --- what the metadata say -----------------------------------------------------------------
     def follow(
         self, key: Key, replica: Replica, leader_id: int, leader_epoch: int, now: Now
     ) -> None:
-        """Follow another broker, which leads the partition under this epoch; a negative id: none
-        does."""
+        """Follow the leader of this epoch; a negative id: there is none."""
         copy = self._copies.get(key)
         if copy is None:
             copy = self._copies[key] = Copy(key, replica)
@@ -145,8 +138,7 @@ class Replication:
             self._told(copy, now)
 
     def leave(self, key: Key) -> bool:
-        """Stop following: the partition is led here, or goes. False: not yet, its log is in
-        truncation."""
+        """Stop following: the partition is led here, or goes. False: its log is in truncation."""
         copy = self._copies.get(key)
         if copy is None:
             return True
@@ -217,24 +209,22 @@ class Replication:
 
     def deleted_below(self, key: Key, offset: int, now: Now) -> None:
         """Move the start of a replica without a leader: rows were deleted while this broker was
-        away."""
+        away.
+        """
         if key in self._copies:
             self._starts.said(self._copies[key].replica, offset, offset, now)
 
-    # --- asking --------------------------------------------------------------------------------
     @property
     def is_needed(self) -> bool:
         """True when `run` may find something to do."""
         return bool(self._fetchers)
 
     def next_us(self) -> int | None:
-        """When `run` is to be called at the latest; None: when something happens."""
         dues = [due for one in self._fetchers.values() if (due := one.next_us()) is not None]
         dues += [one.cut_from_us for one in self._to_cut.values() if one.cut_from_us]
         return min(dues, default=None)
 
     def run(self, now: Now) -> None:
-        """Begin the truncations that can be, and send the fetches that are due."""
         for copy in list(self._to_cut.values()):
             self._begin_cut(copy, now)
         for leader_id, fetcher in self._fetchers.items():
@@ -262,7 +252,7 @@ class Replication:
             fetcher.failed(now.mono_us)
 
     def _end_wait(self, leader_id: int, session_id: int, now: Now) -> None:
-        """Ask the leader to answer the fetch that it holds: there is news for it."""
+        """Ask the leader to answer the fetch that it holds."""
         request = end_of_wait(session_id, self._node_id, self._broker_epoch())
         peer = Peer(leader_id, Purpose.FETCH)
         # If this gets lost, the fetch is answered when its wait ends, or is lost too: no caller
@@ -309,8 +299,9 @@ class Replication:
         self._wakeups.changed(copy.replica)
 
     def _waits_for_damaged(self, copy: Copy, why: str) -> None:
-        """Log once per offset: the leader is replaced if another replica has the rows; else they
-        have to be given up."""
+        """Log once per offset: the leader is replaced if another replica has the rows; else
+        they have to be given up.
+        """
         if copy.waits_at != copy.log_end_offset:
             copy.waits_at = copy.log_end_offset
             self._outbox.log(
@@ -320,7 +311,6 @@ class Replication:
                 why=why,
             )
 
-    # --- rows ----------------------------------------------------------------------------------
     def _take(self, copy: Copy, result: ReplicaFetchResult, rows: memoryview, now: Now) -> None:
         replica = copy.replica
         assert not replica.cutting, "nothing is appended while a log is cut"
@@ -357,7 +347,6 @@ class Replication:
         if self._quota.taken(copy.key, copy.follower, len(rows), now.mono_us):
             self._told(copy, now)
 
-    # --- cutting -------------------------------------------------------------------------------
     def _begin_cut(self, copy: Copy, now: Now) -> None:
         replica = copy.replica
         if now.mono_us < copy.cut_from_us:
