@@ -1,9 +1,7 @@
 """Administration of a cluster: moves, elections, voters, features, configuration.
 
-REASSIGN_PARTITIONS, ELECT_LEADERS, CHANGE_VOTERS, DECOMMISSION_BROKER, UPDATE_FEATURES,
-ALTER_CONFIGS, DESCRIBE_CONFIGS. Owns the order of each request: checks, one proposal for all of
-its entries, and the answer when it is committed. The rules are those of `core.controller`, the
-quorum's those of the Raft.
+Each request is checked, becomes one proposal, and is answered when that is committed. The rules
+are in `core.controller`, the quorum's in the Raft.
 """
 
 from __future__ import annotations
@@ -102,7 +100,7 @@ _PARTITIONS_PER_STEP: Final = 64
 
 
 def handle_reassign_partitions(broker: Broker, call: Call) -> Steps:
-    """The whole request or nothing."""
+    """Decide the whole request or nothing."""
     request = call.request
     assert isinstance(request, ReassignPartitionsRequest)
     if not request.name:
@@ -143,7 +141,7 @@ def _held_by(one: PartitionImage) -> PartitionReplicas:
 
 
 def _all_moves(broker: Broker, call: Call, request: ReassignPartitionsRequest) -> Steps:
-    """Of all topics, as the node that decides knows them."""
+    """Moves of all topics, in pages, from the node that decides."""
     if request.partitions:
         raise InvalidRequest("partitions of which topic, is not said.")
     check_decides(broker, call.connection_id)
@@ -201,9 +199,9 @@ def _decide_one(
     return changes
 
 
-# ELECT_LEADERS: who leads the partitions of a topic, because somebody asks for it.
+# ELECT_LEADERS
 def handle_elect_leaders(broker: Broker, call: Call) -> Steps:
-    """The whole request or nothing."""
+    """Decide the whole request or nothing."""
     request = call.request
     assert isinstance(request, ElectLeadersRequest)
     return _elect_leaders(broker, call, request)
@@ -234,7 +232,6 @@ def _elect_leaders(broker: Broker, call: Call, request: ElectLeadersRequest) -> 
 
 
 def _elect_leaders_decide(broker: Broker, request: ElectLeadersRequest) -> list[Record]:
-    """One change of each partition that gets another leader."""
     pending = broker.metadata.pending
     topic = find_topic(pending, request.name)
     known = broker.membership.log_end_decisions
@@ -262,7 +259,7 @@ def _numbers(topic: TopicImage, request: ElectLeadersRequest) -> set[int]:
     return set(request.partitions)
 
 
-# CHANGE_VOTERS: one voter more or less in the metadata quorum, or who they are.
+# CHANGE_VOTERS
 _KINDS: dict[Refusal, type[QuiverlogError]] = {
     Refusal.NOT_LEADER: NotController,
     Refusal.TRANSFERRING: NotController,
@@ -281,7 +278,7 @@ assert _KINDS.keys() == set(Refusal), "every refusal has its error"
 
 
 def handle_change_voters(broker: Broker, call: Call) -> Steps:
-    """Answer the quorum as it is when the change, if there is one, is committed."""
+    """Answer when the change is committed, with the quorum as it is then."""
     request = call.request
     assert isinstance(request, ChangeVotersRequest)
     if request.change not in set(VoterChange):
@@ -297,14 +294,14 @@ def handle_change_voters(broker: Broker, call: Call) -> Steps:
             if _endpoint_of(broker, key) != endpoint:
                 raise VoterNotReady(f"node {key.node_id} has moved from {endpoint}.")
         if change is VoterChange.REMOVE:
-            # Before anything is decided about who stays.
+            # Before anything is decided about those that stay.
             with _refusals():
                 broker.quorum.raft.check_removal(key, call.now.mono_us)
             yield from _keep_out(broker, key, call)
         yield partial(_propose, broker, change, key, call.now)
         done = "voter added" if change is VoterChange.ADD else "voter removed"
         broker.outbox.log("info", done, node=key.node_id, directory=key.directory_id)
-        broker.membership.changed()  # Somebody may be waiting for a free place.
+        broker.membership.changed()  # Another broker may wait for a free place.
     return ChangeVotersResponse(
         leader_id=broker.controller.controller_id,
         term=broker.quorum.raft.term,
@@ -314,18 +311,18 @@ def handle_change_voters(broker: Broker, call: Call) -> Steps:
 
 
 def _keep_out(broker: Broker, key: ReplicaKey, call: Call) -> Generator[Wait, object, None]:
-    """Who is removed by command must not be back a moment later, before its next start."""
+    """A voter removed by command must not be back a moment later, before its next start."""
     known = broker.metadata.image.brokers.get(key.node_id)
     if known is None or not known.wants_vote or known.directory_id != key.directory_id:
         return
     if known.decommissioning:
-        return  # It gets none while it leaves, and its vote back when that is called off.
+        return  # It gets no vote while it leaves, and its vote back when that is called off.
     change = BrokerChangeRecord(key.node_id, known.broker_epoch, wants_vote=False)
     yield broker.metadata.proposal([change], call.now)
 
 
 def _replica_of(broker: Broker, asked: ReplicaKey, change: VoterChange) -> ReplicaKey:
-    """The replica that is meant: with an empty directory id, the only one of its node."""
+    """With an empty directory id, the only replica of its node."""
     voters = broker.quorum.raft.voters
     if change is VoterChange.REMOVE:
         known = {key for key in voters if key.node_id == asked.node_id}
@@ -349,7 +346,6 @@ def _replica_of(broker: Broker, asked: ReplicaKey, change: VoterChange) -> Repli
 
 
 def _propose(broker: Broker, change: VoterChange, key: ReplicaKey, now: Now, then: Then) -> None:
-    """Propose it; `then` is called when it holds, or is lost."""
     with _refusals():
         place = _place(broker, change, key, now)
     broker.quorum.when_decided(place, then, now)
@@ -357,7 +353,7 @@ def _propose(broker: Broker, change: VoterChange, key: ReplicaKey, now: Now, the
 
 @contextlib.contextmanager
 def _refusals() -> Iterator[None]:
-    """What the Raft refuses, as the error of the table."""
+    """Raise what the Raft refuses as an error of the table."""
     try:
         yield
     except ProposalRefused as refused:
@@ -368,13 +364,13 @@ def _place(broker: Broker, change: VoterChange, key: ReplicaKey, now: Now) -> Pl
     raft = broker.quorum.raft
     if change is VoterChange.REMOVE:
         return raft.remove_voter(key, now.mono_us)
-    # A quorum of one has written down no address of its own.
+    # A quorum of one has recorded no address of its own.
     own = str(broker.config.endpoint)
     return raft.add_voter(key, _endpoint_of(broker, key), now.mono_us, own_endpoint=own)
 
 
 def _endpoint_of(broker: Broker, key: ReplicaKey) -> str:
-    """Where a replica that is to vote says it is. It may have stopped to say so meanwhile."""
+    """The endpoint that a future voter sends. It may have stopped sending meanwhile."""
     said = broker.whereabouts.said_by(key.node_id)
     if said is None or said.key != key:
         raise VoterNotReady(f"node {key.node_id} does not follow the metadata log any more.")
@@ -384,7 +380,7 @@ def _endpoint_of(broker: Broker, key: ReplicaKey) -> str:
 
 
 def describe_quorum(broker: Broker, now: Now) -> list[QuorumReplica]:
-    """The quorum, as far as this node knows: a leader knows where each replica stands."""
+    """The quorum as this node sees it; only a leader has each replica's index."""
     raft = broker.quorum.raft
     assert broker.quorum.log is not None
     own = broker.quorum.log.key
@@ -411,7 +407,7 @@ def describe_quorum(broker: Broker, now: Now) -> list[QuorumReplica]:
     return replicas[:QUORUM_REPLICAS_SHOWN_MAX]
 
 
-# DECOMMISSION_BROKER: a broker leaves the cluster for good, because somebody asks for it.
+# DECOMMISSION_BROKER
 _TOLD = {
     DecommissionStep.BEGIN: "broker is decommissioned",
     DecommissionStep.CANCEL: "broker stays",
@@ -420,7 +416,6 @@ _TOLD = {
 
 
 def handle_decommission_broker(broker: Broker, call: Call) -> Steps:
-    """Answered when the step is decided."""
     request = call.request
     assert isinstance(request, DecommissionBrokerRequest)
     if request.step not in set(DecommissionStep):
@@ -461,9 +456,8 @@ def _voters(broker: Broker) -> set[int]:
     return {key.node_id for key in broker.quorum.raft.voters}
 
 
-# UPDATE_FEATURES: the feature level of the cluster, finalised or only told.
+# UPDATE_FEATURES
 def handle_update_features(broker: Broker, call: Call) -> Steps:
-    """Answered when it is decided."""
     request = call.request
     assert isinstance(request, UpdateFeaturesRequest)
     if request.level:
@@ -490,11 +484,10 @@ def _features_decide(broker: Broker, level: int) -> list[Record]:
 
 
 def first_level(config: NodeConfig, image: Image) -> list[Record]:
-    """What the start of a broker that is alone says of the level: a new cluster begins with the
-    newest, one that is there keeps its own.
+    """The level that a single broker's start sets: a new cluster begins with the newest.
 
     Raises:
-        UnsupportedFeatureLevel: this broker does not reach the level that its data have.
+        UnsupportedFeatureLevel: this broker does not reach the level of its data.
     """
     level_max = config.feature_level_max
     assert level_max >= FEATURE_LEVEL_MIN
@@ -507,9 +500,9 @@ def first_level(config: NodeConfig, image: Image) -> list[Record]:
     return [FeatureLevelRecord(level_max)] if is_new and level_max > image.feature_level else []
 
 
-# ALTER_CONFIGS and DESCRIBE_CONFIGS: what brokers are told while they run, and what holds here.
+# ALTER_CONFIGS and DESCRIBE_CONFIGS
 def handle_alter_configs(broker: Broker, call: Call) -> Steps:
-    """The whole request or nothing; answered when it is decided."""
+    """Decide the whole request or nothing."""
     request = call.request
     assert isinstance(request, AlterConfigsRequest)
     changes = yield from decided(broker, call, partial(_configs_decide, broker, request))
@@ -525,7 +518,7 @@ def _configs_decide(broker: Broker, request: AlterConfigsRequest) -> list[Record
 
 
 def handle_describe_configs(broker: Broker, call: Call) -> Steps:
-    """What holds at this broker; it needs nobody for that."""
+    """This broker's own values: other brokers are not asked."""
     request = call.request
     assert isinstance(request, DescribeConfigsRequest)
     entries = {one.key: one for one in broker.live_config.entries()}

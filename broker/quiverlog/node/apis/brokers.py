@@ -1,9 +1,7 @@
 """HELLO, and the requests between brokers.
 
-REGISTER_BROKER, BROKER_HEARTBEAT, REPORT_LOG_ENDS, ALTER_PARTITION, QUORUM. Owns what is checked
-before such a request counts: the listener, the cluster, the node that is meant. Heartbeats, log
-ends and Raft messages are answered in the call that brings them. HELLO names the APIs between
-brokers only at the listener where brokers connect.
+Owns what is checked before a request between brokers counts: the listener, the cluster, the node
+that is meant.
 """
 
 from __future__ import annotations
@@ -55,9 +53,8 @@ __all__ = [
 ]
 
 
-# QUORUM: messages of other brokers' replicas of the metadata log.
+# QUORUM
 def serves_brokers(broker: Broker, connection_id: int) -> bool:
-    """True on a connection on which the APIs between brokers are served."""
     listener = broker.clients.listener_of(connection_id)
     if listener != broker.config.inter_broker_listener or not broker.quorum_inbox.is_served:
         return False
@@ -65,8 +62,7 @@ def serves_brokers(broker: Broker, connection_id: int) -> bool:
 
 
 def _has_others(broker: Broker) -> bool:
-    """True where the metadata name other brokers. No client can bring that about: what makes a
-    single broker know others is served between brokers only."""
+    """True where the metadata name other brokers, which only the APIs between brokers add."""
     node_id = broker.config.node_id
     if any(voter.node_id != node_id for voter in broker.quorum.raft.voters):
         return True
@@ -88,13 +84,14 @@ def check_serves_brokers(broker: Broker, connection_id: int, api: str) -> None:
 
 
 def _check_node_id(broker: Broker, source: ReplicaKey, endpoint: str) -> None:
-    """Say so to a second broker under a node id that is in use: answers go to the other one.
+    """Refuse a second broker under a node id that is in use elsewhere.
 
-    Its messages are taken like those of any replica: whoever has lost its disk is known by the
-    earlier life until that is fenced. Only the answer tells, and only whoever is somewhere else.
+    Its messages are taken like those of any replica: a broker that has lost its disk is registered
+    under its earlier life until that is fenced. Only the answer refuses, and only at another
+    address.
 
     Raises:
-        DuplicateNodeId: another one is registered under the id, elsewhere, and not fenced.
+        DuplicateNodeId: another broker is registered under the id, elsewhere, and not fenced.
     """
     known = broker.metadata.image.brokers.get(source.node_id)
     if known is None or known.fenced or known.directory_id in ("", source.directory_id):
@@ -109,7 +106,7 @@ def _check_node_id(broker: Broker, source: ReplicaKey, endpoint: str) -> None:
 
 
 def _name_leader(broker: Broker, response: QuorumResponse) -> None:
-    """For a replica that looks for the leader, and may not have been told of it."""
+    """For a replica that looks for the leader."""
     leader = broker.quorum.raft.leader
     if leader is None:
         return
@@ -120,7 +117,6 @@ def _name_leader(broker: Broker, response: QuorumResponse) -> None:
 
 
 def handle_quorum(broker: Broker, event: RequestReceived, now: Now) -> None:
-    """Check whom the request means, and hand its messages on."""
     request = event.request
     assert isinstance(request, QuorumRequest)
     check_serves_brokers(broker, event.connection_id, request.API.name)
@@ -172,7 +168,6 @@ def _check(
 
 
 def handle_register_broker(broker: Broker, event: RequestReceived, now: Now) -> None:
-    """Answer when the registration is decided."""
     request = event.request
     assert isinstance(request, RegisterBrokerRequest)
     _check(broker, event.connection_id, request)
@@ -189,7 +184,6 @@ def handle_register_broker(broker: Broker, event: RequestReceived, now: Now) -> 
 
 
 def handle_broker_heartbeat(broker: Broker, event: RequestReceived, now: Now) -> None:
-    """Answer at once."""
     request = event.request
     assert isinstance(request, BrokerHeartbeatRequest)
     _check(broker, event.connection_id, request)
@@ -198,7 +192,6 @@ def handle_broker_heartbeat(broker: Broker, event: RequestReceived, now: Now) ->
 
 
 def handle_report_log_ends(broker: Broker, event: RequestReceived, now: Now) -> None:
-    """Answer at once."""
     request = event.request
     assert isinstance(request, ReportLogEndsRequest)
     _check_listener(broker, event.connection_id, request)
@@ -211,9 +204,9 @@ def handle_report_log_ends(broker: Broker, event: RequestReceived, now: Now) -> 
     broker.membership.log_end_decisions.decide(request, then, now)
 
 
-# ALTER_PARTITION: another broker asks the controller to change who is in sync.
+# ALTER_PARTITION
 def handle_alter_partition(broker: Broker, call: Call) -> Steps:
-    """Answer when what is taken holds."""
+    """Answer when the accepted changes are committed."""
     request = call.request
     assert isinstance(request, AlterPartitionRequest)
     check_serves_brokers(broker, call.connection_id, request.API.name)
@@ -222,9 +215,9 @@ def handle_alter_partition(broker: Broker, call: Call) -> Steps:
     return cast("Response", response)
 
 
-# HELLO: who this broker is, and what is spoken on the connection that asks.
+# HELLO
 def handle_hello(broker: Broker, event: RequestReceived, now: Now) -> None:
-    """Answer HELLO: the broker's name, its limits and API versions. It may be asked again."""
+    """Answer HELLO, which a connection may repeat."""
     request = event.request
     assert isinstance(request, m.HelloRequest)
     if len(request.client_id) > CLIENT_ID_CHARS_MAX:
@@ -242,7 +235,7 @@ def handle_hello(broker: Broker, event: RequestReceived, now: Now) -> None:
         frame_bytes_max=broker.config.frame_bytes_max,
     )
     if request.version > m.HelloRequest.VERSION:
-        # The client reads the versions spoken here and says HELLO again (KIP-511).
+        # The client reads the versions here and sends HELLO again (KIP-511).
         response.error_code = UnsupportedVersion.code
         response.error_message = f"HELLO is spoken here up to version {m.HelloRequest.VERSION}."
     else:

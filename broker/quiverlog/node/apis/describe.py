@@ -1,8 +1,7 @@
 """METADATA, TOPIC_SCHEMAS, DESCRIBE_TOPICS, DESCRIBE_CLUSTER, DESCRIBE_REPLICAS.
 
-Owns these answers, whole or in pages, made in steps so that ten thousand topics do not hold up
-other requests. They are made from the image: what is only proposed is not shown.
-DESCRIBE_REPLICAS speaks of this broker's disk alone.
+Answers are made from the image (proposals are not shown), in steps: ten thousand topics must not
+hold up other requests.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ _PARTITION_BYTES_MIN: Final = 8
 
 # --- METADATA -----------------------------------------------------------------------------------
 def handle_metadata(broker: Broker, call: Call) -> Steps:
-    """Brokers, topics, partitions, leaders. Unknown names are marked, not refused."""
+    """Mark unknown names, do not refuse them."""
     request = call.request
     assert isinstance(request, m.MetadataRequest)
     metadata = broker.metadata
@@ -84,10 +83,10 @@ def handle_metadata(broker: Broker, call: Call) -> Steps:
 
 
 def _endpoints(broker: Broker, connection_id: int) -> list[m.BrokerEndpoint]:
-    """Where the live brokers are, for those who ask at this connection's listener.
+    """The live brokers' endpoints on this connection's listener.
 
-    Where all are fenced, as after all were killed, the one that answers: it lives, and clients
-    have somebody to go on asking.
+    Where all are fenced, as after all were killed, this one's: it lives, and clients need a broker
+    to ask.
     """
     config = broker.config
     own = BrokerRecord(
@@ -103,7 +102,7 @@ def _endpoints(broker: Broker, connection_id: int) -> list[m.BrokerEndpoint]:
 def _topics_by_id(
     broker: Broker, topic_ids: list[bytes], byte_count: int
 ) -> Generator[None, object, list[m.TopicMetadata]]:
-    """Each once, behind those asked for by name, which take `byte_count` at least."""
+    """Each once, behind those by name, which take `byte_count` at least."""
     topics: list[m.TopicMetadata] = []
     for topic_id in dict.fromkeys(topic_ids):
         topic = broker.metadata.image.topics_by_id.get(topic_id)
@@ -170,7 +169,6 @@ def _bytes_min(topic: TopicImage | None) -> int:
 
 # --- TOPIC_SCHEMAS ------------------------------------------------------------------------------
 def handle_topic_schemas(broker: Broker, call: Call) -> Steps:
-    """The schema history of one topic, whole or in pages."""
     request = call.request
     assert isinstance(request, m.TopicSchemasRequest)
     topic = broker.metadata.image.topics_by_id.get(request.topic_id)
@@ -191,7 +189,6 @@ def _schema_versions(records: Iterable[SchemaRecord]) -> list[m.SchemaVersion]:
 
 # --- DESCRIBE_TOPICS ----------------------------------------------------------------------------
 def handle_describe_topics(broker: Broker, call: Call) -> Steps:
-    """All that is known of topics: configuration, schemas, partitions with their sizes."""
     request = call.request
     assert isinstance(request, m.DescribeTopicsRequest)
     names = list(broker.metadata.image.topics) if request.names is None else request.names
@@ -269,20 +266,16 @@ def _config_entry(broker: Broker, topic: TopicImage, key: str) -> m.ConfigEntry:
     return m.ConfigEntry(key, value, "default")
 
 
-# DESCRIBE_CLUSTER: the brokers, the quorum, and how many partitions are not as they should be.
 _DESCRIBE_CLUSTER_PARTITIONS_PER_STEP: Final = 64
-"""Counting one takes about a microsecond, so a step takes as long as `tasks` expects of one."""
+"""Counting one takes about a microsecond."""
 
 
 class _Counts:
-    """Of partitions. Each of the first three is about all replicas that a partition should have:
+    """Partition counts for DESCRIBE_CLUSTER.
 
-    `under_replicated`: fewer are in sync. `under_min_in_sync`: fewer than `min.insync.replicas`
-    are. `offline`: nobody leads it. `moving`: on its way to other brokers.
-
-    By broker: `leaders`; `out_of_sync`, copies that are not in sync, but for those that a move
-    adds; `needed`, partitions that would be below `min.insync.replicas` without it; `moved`, those
-    that it holds and that are moving.
+    `under_replicated`, `under_min_in_sync`: against all replicas that a partition should have. By
+    broker: `out_of_sync`, without the copies that a move adds; `needed`, partitions that would be
+    below `min.insync.replicas` without it; `moved`, moving partitions on it.
     """
 
     __slots__ = (
@@ -327,7 +320,6 @@ class _Counts:
 
 
 def handle_describe_cluster(broker: Broker, call: Call) -> Steps:
-    """What this broker knows, whoever decides."""
     assert isinstance(call.request, DescribeClusterRequest)
     counts = yield from _counted(broker.metadata.image)
     image = broker.metadata.image
@@ -388,18 +380,18 @@ def _described(broker: Broker, record: BrokerRecord, call: Call, counts: _Counts
         takes_partitions=record.takes_partitions,
         metadata_lag=broker.membership.registrar.metadata_lag(record.node_id),
         is_disk_full=record.node_id in broker.membership.full_disks,
-        # A fenced one has reported it in an earlier life, perhaps.
+        # A fenced one may have reported it in an earlier life.
         faulted_count=0 if record.fenced else broker.membership.registrar.faulted(record.node_id),
         second_at=broker.whereabouts.second_at(record.node_id, call.now),
     )
 
 
-# DESCRIBE_REPLICAS: how large the replicas are that this broker holds, led or followed.
+# DESCRIBE_REPLICAS
 _DESCRIBE_REPLICAS_PARTITIONS_PER_STEP: Final = 64
 
 
 def handle_describe_replicas(broker: Broker, call: Call) -> Steps:
-    """Topics that are gone, or of which nothing is here, are left out."""
+    """Leave out topics that are gone, or have no replica here."""
     request = call.request
     assert isinstance(request, DescribeReplicasRequest)
     topics = broker.metadata.image.topics

@@ -1,10 +1,8 @@
 """FETCH: rows out.
 
-Owns the long poll (a fetch with too few bytes waits, and looks again at partitions whose high
-watermark moved), one evaluation of it (never above the high watermark, within the bounds of entry
-and request), and which readers are refused. Rows that are not in memory are read by jobs; a fetch
-of many partitions is looked at in steps. A follower serves up to the high watermark that it has
-heard of (docs/adr/0036); a reader on this machine may get ranges of files instead
+A fetch with too few bytes waits, and checks partitions again whose high watermark moved; no answer
+goes above it. Rows that are not in memory are read by jobs. A follower serves up to the high
+watermark that its leader sent (docs/adr/0036); a reader on this machine may get ranges of files
 (docs/adr/0068).
 
 Invariant: bodies are views of the log's files; rows are neither copied nor decoded.
@@ -60,15 +58,15 @@ __all__ = [
 ]
 
 
-# What a FETCH may see, and how much of it travels.
 FILE_RANGE_BYTES_MIN: Final = 64 * KIB
-"""Fewer for each file are with the reader sooner when they are sent: it has none to open then. This
-bounds the names in an answer, too."""
+"""Fewer bytes for each file arrive sooner when they are sent: the reader need not open it. This
+bounds the names in an answer, too.
+"""
 _BODY_BYTES_MAX: Final = FRAME_BYTES_MAX - HEADER_BYTES_MAX
 
 
 class Missing(NamedTuple):
-    """What has to be loaded, of which partition; `loaded` is to hear what came of it."""
+    """What to load; `loaded` records the job's failure."""
 
     replica: Replica
     cold: NotResident
@@ -76,7 +74,7 @@ class Missing(NamedTuple):
 
 
 class FetchAnswer:
-    """One evaluation of a fetch, entry after entry. `at`: the number of those looked at."""
+    """One evaluation of a fetch. `at`: how many entries are evaluated."""
 
     __slots__ = (
         "_bytes_max",
@@ -108,9 +106,9 @@ class FetchAnswer:
         self._bytes_max = min(limit, _BODY_BYTES_MAX)
 
     def look(self, end: int) -> list[Missing]:
-        """Look at the entries before `end`, up to the first whose rows are not in memory.
+        """Evaluate the entries before `end`, up to the first whose rows are not in memory.
 
-        Returns what to load before the next look: for that one, and for others behind it.
+        Returns what to load before the next call: for that one, and for others behind it.
         """
         missing: list[Missing] = []
         missing_bytes = 0
@@ -182,7 +180,6 @@ class FetchAnswer:
 
     @property
     def complete(self) -> bool:
-        """True when every entry was looked at."""
         return self.at == len(self.request.partitions)
 
     def enough(self) -> bool:
@@ -195,7 +192,6 @@ class FetchAnswer:
         return True
 
     def count(self) -> None:
-        """Count what leaves: the answer is being sent."""
         for replica, byte_count, rows in self.rows:
             replica.counters.bytes_out += byte_count
             replica.counters.rows_out += rows
@@ -229,7 +225,7 @@ def read_entry(
     *,
     in_files: bool = False,
 ) -> tuple[m.FetchPartitionResult, list[Answer], Replica | None]:
-    """What one entry gets. Errors are part of the result; `bytes_max` <= 0 reads nothing.
+    """Read one entry. Errors are part of the result; `bytes_max` <= 0 reads nothing.
 
     Args:
         in_files: where it pays, the result has `file_ranges`, and the answers no views.
@@ -320,7 +316,7 @@ def _read_replica(
 
 
 def _file_ranges(answers: list[Answer]) -> list[m.FileRange]:
-    """Where the rows lie; empty where they are few, or one of the files cannot be told of."""
+    """Where the rows lie; empty where they are few, or a file has no place to name."""
     total = sum(answer.byte_count for answer in answers)
     if total < FILE_RANGE_BYTES_MIN * len(answers):
         return []
@@ -336,9 +332,10 @@ def _file_ranges(answers: list[Answer]) -> list[m.FileRange]:
 
 
 def _check_copied(replica: Replica, entry: m.FetchPartition) -> None:
-    """Beyond the end of a copy: the leader may have rows there, unless an older epoch has ended.
+    """Refuse an offset beyond the end of a copy: the leader may have rows there.
 
-    Only the leader knows where the log ends, so a copy never says that an offset is too high.
+    A copy never reports an offset as too high, unless an older epoch has ended: only the leader
+    has the end of the log.
     """
     assert not replica.state.leads
     assert entry.offset > replica.state.high_watermark, "the end is not in front of what is shown"
@@ -353,7 +350,7 @@ def _check_copied(replica: Replica, entry: m.FetchPartition) -> None:
 def _check_divergence(
     replica: Replica, entry: m.FetchPartition, result: m.FetchPartitionResult
 ) -> None:
-    """Tell a reader whose row before `offset` was truncated where the epochs part (KIP-320)."""
+    """Report where the epochs part, if the reader's row before `offset` was truncated (KIP-320)."""
     if entry.last_epoch == NO_EPOCH:
         return
     replica.state.check_seen_epoch(entry.last_epoch)
@@ -374,7 +371,6 @@ def _check_divergence(
 
 
 def out_of_range(replica: Replica, offset: int) -> OffsetOutOfRange:
-    """The error that names the range one may read."""
     start, end = replica.log.log_start_offset, replica.state.high_watermark
     return OffsetOutOfRange(
         f"{replica.name}: offset {offset} is not in the valid range {start} to {end}.",
@@ -383,18 +379,13 @@ def out_of_range(replica: Replica, offset: int) -> OffsetOutOfRange:
     )
 
 
-# What a reader says of itself in FETCH and LIST_OFFSETS.
 _ISOLATION_LEVELS: Final = frozenset(map(int, IsolationLevel))
 """Both levels show the same rows as long as there are no transactions."""
 _CONSUMER: Final = -1
 
 
 def check_isolation(level: int) -> None:
-    """Refuse a level of isolation that does not exist.
-
-    Raises:
-        InvalidRequest: it is neither 0 nor 1.
-    """
+    """Raises InvalidRequest: the level is neither 0 nor 1."""
     if level not in _ISOLATION_LEVELS:
         raise InvalidRequest(
             f"no isolation level has the number {level}: 0 is read uncommitted, 1 read committed."
@@ -402,11 +393,7 @@ def check_isolation(level: int) -> None:
 
 
 def check_is_consumer(replica_id: int) -> None:
-    """Refuse a follower: it would take the high watermark for the end of the log.
-
-    Raises:
-        InvalidRequest: the reader says that it is a replica.
-    """
+    """Raises InvalidRequest for a follower: it would take the high watermark for the log's end."""
     if replica_id != _CONSUMER:
         raise InvalidRequest(
             f"replica_id {replica_id} is a follower's, and this broker has none: give -1."
@@ -414,17 +401,17 @@ def check_is_consumer(replica_id: int) -> None:
 
 
 ENTRIES_PER_STEP: Final = 16
-"""Looking at one takes some microseconds, fifty where it has rows."""
+"""One takes some microseconds, fifty where it has rows."""
 _READS_PER_COST: Final = 2
-"""So many entries with rows count as one ordinary step (see `Call.cost`)."""
+"""Entries with rows that count as one ordinary step (see `Call.cost`)."""
 
 
 class FetchWaiter(Waiter):
     """A parked fetch.
 
-    `sizes`: bytes that each entry could get when it was last looked at; `byte_count`: their sum.
-    `short`: entries that may get rows by waiting (see `is_short`).
-    `looking`: all entries are being looked at, in steps; `missed`: those that changed meanwhile.
+    `sizes`: bytes that each entry could get when last evaluated; `byte_count`: their sum. `short`:
+    see `is_short`. `looking`: all entries are evaluated, in steps; `missed`: those that changed
+    meanwhile.
     """
 
     __slots__ = (
@@ -460,7 +447,6 @@ class FetchWaiter(Waiter):
         self.missed: set[int] = set()
 
     def watch(self, answer: FetchAnswer, first: int) -> None:
-        """Enter the waiter with the partitions that `answer` has looked at since `first`."""
         lookup = self._lookup
         for index in range(first, answer.at):
             entry = self.request.partitions[index]
@@ -473,14 +459,14 @@ class FetchWaiter(Waiter):
             )
             if replica is None:
                 continue  # Its result is an error, which ends the wait.
-            # Of a partition that is there several times, the last entry is told.
+            # Of a partition that is there several times, the last entry counts.
             self.short.discard(replica.watch(self, index))
             if is_short(lookup, entry):
                 self.short.add(index)
 
     # --- looking in steps ----------------------------------------------------------------------
     def look(self, answer: FetchAnswer, now: Now, *, final: bool = False) -> None:
-        """Go on with `answer`, in steps, then say it or wait; `final`: say it in any case."""
+        """Go on with `answer`, in steps, then send it or wait; `final`: send it in any case."""
         assert not self.looking
         self.looking = True
         call = Call(self.connection_id, self.request, now)
@@ -520,7 +506,7 @@ class FetchWaiter(Waiter):
             self._waits.fail(self, "FETCH", error)
 
     def wake(self, indexes: Sequence[int], now: Now) -> None:
-        """Look at the entries that changed, and answer when all entries together have enough."""
+        """Answer when all entries together have enough."""
         assert not self.done, "nobody wakes who has an answer"
         if self.looking:
             self.missed.update(indexes)
@@ -552,7 +538,6 @@ class FetchWaiter(Waiter):
             self._end(now)
 
     def expire(self, now: Now) -> None:
-        """The deadline has come: answer with what there is."""
         assert not self.done
         if self.looking:
             # Its rows are on their way: a read of a disk takes a moment, not for ever.
@@ -578,7 +563,6 @@ class FetchWaiter(Waiter):
 
 
 def handle_fetch(broker: Broker, event: RequestReceived, now: Now) -> None:
-    """See the module docstring."""
     request = event.request
     assert isinstance(request, m.FetchRequest)
     check_isolation(request.isolation_level)

@@ -1,7 +1,4 @@
-"""Which handler takes which request: every API of the table has one.
-
-Must not know: when a request is taken, what becomes of an error (`node`).
-"""
+"""Which handler takes which request: every API of the table has one."""
 
 from __future__ import annotations
 
@@ -93,7 +90,6 @@ STEPS_HANDLERS: Final[dict[type[m.Request], Callable[[Broker, Call], Steps]]] = 
     UpdateFeaturesRequest: handle_update_features,
     DecommissionBrokerRequest: handle_decommission_broker,
 }
-"""Answered in steps."""
 
 assert len(HANDLERS) + len(STEPS_HANDLERS) == len(APIS)
 assert not HANDLERS.keys() & STEPS_HANDLERS.keys(), "one handler each"

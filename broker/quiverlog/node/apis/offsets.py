@@ -1,9 +1,7 @@
 """LIST_OFFSETS, EPOCH_END_OFFSETS, DESCRIBE_RANGES, DELETE_RECORDS: where rows lie.
 
-Owns how a request of many entries is answered entry by entry, in steps; where a file has to be
-read (a time, a range), the request waits for a job, the broker does not. LIST_OFFSETS may be a
-long poll: it waits until an offset differs from the one that the reader knows, or until the
-metadata change.
+Where a file has to be read (a time, a range), the request waits for a job. LIST_OFFSETS may be a
+long poll: it waits until an offset differs from the reader's, or the metadata change.
 """
 
 from __future__ import annotations
@@ -48,7 +46,7 @@ __all__ = [
 
 
 _WALKS_PER_STEP: Final = 2
-"""Entries that walk over batches, for a time or for bytes, take as long as ten others."""
+"""Entries that walk over batches take as long as ten others."""
 ENTRIES_PER_STEP: Final = 16
 _TRIMS_AT_ONCE: Final = 8
 _TIMEOUT_MS_MAX: Final = 24 * 3_600_000
@@ -67,11 +65,11 @@ class _ResultLike(Protocol):
 _Entry = TypeVar("_Entry", bound=_EntryLike)
 _Result = TypeVar("_Result", bound=_ResultLike)
 _Fill = Callable[[Replica, _Entry, _Result, Loaded], None]
-"""Fills in a result, or raises NotResident; the last argument is what was loaded for it."""
+"""Fills in a result with what was loaded for it, or raises NotResident."""
 
 
 def handle_epoch_end_offsets(broker: Broker, call: Call) -> Steps:
-    """Answer where epochs end; -1 for an epoch that this log never had (KIP-101)."""
+    """Answer -1 for an epoch that this log never had (KIP-101)."""
     request = call.request
     assert isinstance(request, m.EpochEndOffsetsRequest)
     results = yield from answer_each(
@@ -96,7 +94,6 @@ def _fill_epoch_end(
 
 
 def handle_describe_ranges(broker: Broker, call: Call) -> Steps:
-    """Answer how many bytes lie between two offsets, and how far so many bytes reach."""
     request = call.request
     assert isinstance(request, m.DescribeRangesRequest)
     results = yield from answer_each(
@@ -140,13 +137,13 @@ def _fill_range(
 
 # --- DELETE_RECORDS -----------------------------------------------------------------------------
 _Deletions = list[tuple[m.DeleteRecordsPartition, m.DeleteRecordsPartitionResult]]
-"""What a request wants of one partition."""
+"""The entries of one partition."""
 
 
 def handle_delete_records(broker: Broker, call: Call) -> Steps:
-    """Rows below an offset are given up. Repeating it, or asking for less, changes nothing.
+    """Give up rows below an offset. Repeating it, or asking for less, changes nothing.
 
-    One durable step per partition, however many entries name it, a few at a time, off the loop.
+    One durable step per partition, however many entries name it.
     """
     request = call.request
     assert isinstance(request, m.DeleteRecordsRequest)
@@ -171,7 +168,7 @@ def handle_delete_records(broker: Broker, call: Call) -> Steps:
 def _delete_some(
     broker: Broker, call: Call, partitions: list[_Deletions]
 ) -> Generator[Wait, object, None]:
-    """One trim for each of these partitions, up to the highest offset of its entries."""
+    """One trim for each partition, up to the highest offset of its entries."""
     trims = []
     waiting: list[tuple[Replica, list[m.DeleteRecordsPartitionResult]]] = []
     for entries in partitions:
@@ -186,7 +183,7 @@ def _delete_some(
                 good.append(result)
             except Exception as error:
                 fail_entry(broker.lookup, replica, result, error)
-        # What retention took is not written down before it frees a file, and may come back.
+        # What retention took is not recorded before it frees a file, and may come back.
         if replica is not None and highest > replica.log.start_saved:
             trims.append(broker.trims.starter(replica, highest, call.now))
             waiting.append((replica, good))
@@ -212,9 +209,10 @@ def _delete_some(
 def _wait_for_copies(
     broker: Broker, call: Call, partitions: list[_Deletions], deadline_us: int
 ) -> Generator[Wait, object, None]:
-    """All live replicas of these partitions give up what was asked for, or the time is over.
+    """Wait until all live replicas have given up the rows, or the deadline.
 
-    Whoever leads by now says where copies begin: this broker alone promises nothing.
+    Copies follow the current leader's start: if another broker leads by now, this one promises
+    nothing.
     """
     waits = []
     waiting: list[tuple[Replica, list[m.DeleteRecordsPartitionResult]]] = []
@@ -259,7 +257,7 @@ def _check_delete(replica: Replica, before_offset: int) -> int:
     assert leadership is not None
     is_new = before > replica.log.start_saved
     if is_new and leadership.is_replicated and leadership.is_under_min:
-        # Who is away may lead next, and would bring the rows back.
+        # A replica that is away may lead next, and would bring the rows back.
         raise NotEnoughReplicas(
             f"{replica.name}: {len(leadership.in_sync.committed)} of the"
             f" {leadership.min_in_sync} replicas that have to write a deletion down are in sync."
@@ -268,7 +266,7 @@ def _check_delete(replica: Replica, before_offset: int) -> int:
 
 
 def check_current(replica: Replica) -> None:
-    """Where readable rows end is not said before it is known: it would go back."""
+    """Refuse to report where readable rows end before that is certain: it would go back."""
     if not replica.state.is_current:
         raise OffsetNotAvailable(
             f"{replica.name}: this leader does not know yet what the one before has shown."
@@ -291,10 +289,10 @@ def answer_each(
     *,
     walks: bool = False,
 ) -> Generator[Wait, object, list[_Result]]:
-    """One result per entry: its replica is found and asked; an error becomes part of the result.
+    """One result per entry; an error becomes part of it.
 
     Args:
-        walks: entries look at headers of batches.
+        walks: entries read headers of batches.
     """
     check_count(entries)
     results: list[_Result] = []
@@ -330,7 +328,6 @@ def _answer_one(
 def fail_entry(
     lookup: Lookup, replica: Replica | None, result: _ResultLike, error: BaseException
 ) -> None:
-    """The entry's error, in the words of the error table."""
     if isinstance(error, CorruptLog):
         lookup.corrupt_read(replica, error)
         error = lookup.unreadable_here(replica, error)
@@ -343,11 +340,10 @@ def fail_entry(
     result.error_message = error.message
 
 
-# LIST_OFFSETS: the oldest row, the newest, or the first at or after a time.
 class OffsetsWaiter(Waiter):
     """A parked LIST_OFFSETS.
 
-    `looking`: its entries are being looked at, in steps; `missed`: those that changed meanwhile.
+    `looking`: its entries are evaluated, in steps; `missed`: those that changed meanwhile.
     """
 
     __slots__ = ("_lookup", "_waits", "looking", "missed", "request")
@@ -371,16 +367,15 @@ class OffsetsWaiter(Waiter):
         self.missed: set[int] = set()
 
     def watch(self) -> None:
-        """Enter the waiter with its partitions, and with the metadata where it compares them."""
         for index, entry in enumerate(self.request.partitions):
             replica = self._lookup.led(entry.topic_id, entry.partition)
-            if replica is not None:  # One that is not there differs from what is known.
+            if replica is not None:  # One that is not there differs from `known_offset`.
                 replica.watch(self, index)
         if self.request.metadata_version >= 0:
             self._lookup.watch_metadata(self)
 
     def wake(self, indexes: Sequence[int], now: Now) -> None:
-        """`index` -1: the metadata changed."""
+        """Index -1: the metadata changed."""
         assert not self.done, "nobody wakes who has an answer"
         if self.looking:
             self.missed.update(indexes)
@@ -397,7 +392,6 @@ class OffsetsWaiter(Waiter):
         return entry.at >= 0 or _differs(_list_entry(self._lookup, entry), entry)
 
     def expire(self, now: Now) -> None:
-        """The deadline has come: answer with what there is."""
         assert not self.done
         if self.looking:
             self.deadline_us = 0
@@ -408,14 +402,13 @@ class OffsetsWaiter(Waiter):
             self._answer(_list(self._lookup, self.request))
 
     def look(self, now: Now) -> None:
-        """Look at all entries, in steps; then answer, or go on waiting."""
         assert not self.looking
         self.looking = True
         call = Call(self.connection_id, self.request, now)
         self._waits.start(call, self._in_steps(call))
 
     def _in_steps(self, call: Call) -> Generator[Wait, object, None]:
-        """Of many partitions, or times: these are looked up in files that may have to be read."""
+        """For many partitions, or times, which are looked up in files that may have to be read."""
         lookup, request = self._lookup, self.request
         try:
             if not self.done:  # Its connection may have gone before this first step.
@@ -453,7 +446,6 @@ class OffsetsWaiter(Waiter):
 
 
 def handle_list_offsets(broker: Broker, event: RequestReceived, now: Now) -> None:
-    """See the module docstring."""
     request = event.request
     assert isinstance(request, m.ListOffsetsRequest)
     check_isolation(request.isolation_level)
@@ -546,5 +538,5 @@ def _fill_offset(
 
 
 def _epoch_before(replica: Replica, offset: int) -> int:
-    """The epoch of the row before `offset`: what a reader that starts there must carry."""
+    """The epoch of the row before `offset`, which a reader that starts there sends."""
     return replica.log.epochs.epoch_for(offset - 1) if offset > 0 else NO_EPOCH

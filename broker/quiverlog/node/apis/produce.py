@@ -1,14 +1,12 @@
 """PRODUCE: rows in.
 
-Owns the order of checks (leader epoch, durability, room, bytes, producer) and the result of each
-entry. Batches are checked at once, or by a job where that takes long; then entries are admitted,
-and `Staging.finish` writes once per log what all requests of one socket read have brought. A
-request of few entries is one step, made at once; one of many takes steps, so that other requests
-have their turns, and one waiter answers for all.
+Owns the order of checks: leader epoch, durability, room, bytes, producer. Entries are checked at
+once, or by a job where that takes long, then admitted; `Staging.finish` writes once per log for
+all requests of one socket read.
 
 Invariants: the batches of an entry are stored together or not at all, entries independently; an
-answer with `flushed` is sent after the fsync that covers the rows, for a repetition as well. An
-entry of an idempotent producer is one batch (docs/adr/0016).
+answer with `flushed` is sent after the fsync that covers the rows, also for a repetition. An entry
+of an idempotent producer is one batch (docs/adr/0016).
 """
 
 from __future__ import annotations
@@ -53,7 +51,7 @@ _MEMORY: Final = Durability.MEMORY
 
 
 ENTRIES_INLINE_MAX: Final = 64
-"""A produce of more entries is taken in steps."""
+"""A produce of more entries takes steps."""
 ENTRIES_PER_STEP: Final = 2
 STAGE_COST: Final = 1
 _FILE_COST: Final = 4
@@ -61,10 +59,9 @@ _FILE_COST: Final = 4
 
 
 def handle_produce(broker: Broker, event: RequestReceived, now: Now) -> None:
-    """Check and admit the batches at once; or hold the produce until its turn.
+    """Check and admit the batches at once, or hold the produce until its turn.
 
-    It waits behind others of its connection, for a check that takes longer, and for its steps where
-    it has many entries.
+    It waits behind others of its connection, for a check that takes longer, or for its steps.
     """
     request, body, connection_id = event.request, event.body, event.connection_id
     assert isinstance(request, m.ProduceRequest)
@@ -92,8 +89,6 @@ def handle_produce(broker: Broker, event: RequestReceived, now: Now) -> None:
 
 
 class Entry(EntryCheck):
-    """One entry's check, where the entry goes, and the level of its answer."""
-
     __slots__ = ("level", "replica")
 
     def __init__(self, view: memoryview) -> None:
@@ -103,7 +98,7 @@ class Entry(EntryCheck):
 
 
 def look(broker: Broker, request: m.ProduceRequest, body: memoryview) -> list[Entry]:
-    """Find every entry's partition, rules and durability, or why it is refused. Reads no batch."""
+    """Find every entry's partition, rules and durability, or its refusal. Reads no batch."""
     found: list[Entry] = []
     at = 0
     leading = broker.leading
@@ -130,7 +125,7 @@ def look(broker: Broker, request: m.ProduceRequest, body: memoryview) -> list[En
 def _look_again(
     broker: Broker, request: m.ProduceRequest, body: memoryview, checked: Sequence[Entry]
 ) -> list[Entry]:
-    """What was checked by a job: a leader may have changed, a topic gone, a disk failed since."""
+    """Repeat after a job: a leader may have changed, a topic gone, a disk failed since."""
     entries = look(broker, request, body)
     for entry, check in zip(entries, checked, strict=True):
         if entry.error is None:
@@ -148,7 +143,7 @@ def _stage_whole(
 ) -> None:
     """Admit a request in one step; `Staging.finish` appends it with all admitted meanwhile."""
     staging = broker.staging
-    # Only here, between requests: entries of one request must not be parted by a failed append.
+    # Only here, between requests: a failed append must not part the entries of one request.
     if staging.produces and staging.byte_count + len(body) > STAGED_BYTES_MAX:
         staging.finish(now)
     broker.admission.check_room()
@@ -168,9 +163,9 @@ def _stage(
     waiter: ProduceWaiter | None,
     now: Now,
 ) -> None:
-    """Admit these entries of a request, or all of them: then there is no waiter yet."""
+    """Admit these entries of a request; all of them where there is no waiter."""
     staged: list[StagedEntry] = []
-    # Before its entries are admitted: whatever they meet, `finish` answers this request.
+    # Before its entries are admitted: whatever they raise, `finish` answers this request.
     response = m.ProduceResponse(partitions=results)
     broker.staging.produces.append(Staged(connection_id, request, response, staged, waiter))
     _admit_all(broker, entries, results, staged, now)
@@ -183,7 +178,7 @@ def _admit_all(
     staged: list[StagedEntry],
     now: Now,
 ) -> None:
-    """Admit those that passed the check, and fill in the results; `staged` gets what was asked."""
+    """Admit the entries that passed, and fill in the results."""
     for entry, result in zip(entries, results, strict=True):
         replica = entry.replica
         end_offset = 0
@@ -205,7 +200,6 @@ def _admit_all(
 
 # --- produces that wait ------------------------------------------------------------------------
 def _go_on(broker: Broker, held: HeldProduce, now: Now) -> None:
-    """The first of its line: a job checks it, before its steps or at once."""
     if held.begin is not None:
         held.begin(now)
         return
@@ -222,7 +216,7 @@ def _checked(
     error: BaseException | None,
     now: Now,
 ) -> None:
-    """The job is back: admit the entries, if nothing has changed meanwhile; then the next."""
+    """Admit the entries if nothing has changed since the job began; then the next produce."""
     if held.checked:
         return  # Called again after a bug of ours, which was answered.
     assert len(checked) == len(held.request.partitions)
@@ -260,7 +254,6 @@ def _take_turns(broker: Broker, held: HeldProduce, now: Now) -> None:
 
 
 def _fail(broker: Broker, held: HeldProduce, failure: Exception) -> None:
-    """The request as a whole becomes an error, once."""
     if isinstance(failure, QuiverlogError):
         broker.fail(held.connection_id, held.request, failure)
         return
@@ -270,7 +263,7 @@ def _fail(broker: Broker, held: HeldProduce, failure: Exception) -> None:
 
 
 def check_sizes(entries: list[m.ProducePartition], body_bytes: int) -> None:
-    """Before anything is stored: a wrong sum means that no boundary can be trusted."""
+    """A wrong sum means that no boundary can be trusted."""
     total = 0
     for entry in entries:
         if entry.batch_bytes < BATCH_HEADER_BYTES:
@@ -294,9 +287,9 @@ def _admit(
     result: m.ProducePartitionResult,
     now: Now,
 ) -> int:
-    """Admit one checked entry and fill in `result`. Returns the offset after its last row."""
+    """Fill in `result` for an entry that passed. Returns the offset after its last row."""
     if replica.fault is not None:
-        raise replica.fault  # Found since it was looked at.
+        raise replica.fault  # Found after the entry's check.
     state = replica.state
     batches = entry.headers
     row_count = batches[0][0].row_count if len(batches) == 1 else _row_count(batches)
@@ -333,7 +326,7 @@ def _check_producer(
     result: m.ProducePartitionResult,
     now: Now,
 ) -> int | None:
-    """None: new. A number: the entry was stored before, and this is its offset.
+    """Return the offset under which the entry was stored before; None: it is new.
 
     Raises:
         InvalidRequest: an entry of several batches has a producer id; or no producer has such ids.
@@ -389,9 +382,9 @@ def _check_producer(
         raise
 
 
-# --- many entries: a few at a time, so that other requests have their turns ---------------------
+# --- many entries -------------------------------------------------------------------------------
 class _Part(NamedTuple):
-    """Some entries of a request, as a request. `first`: the number of the first of them."""
+    """Some entries of a request, as a request. `first`: the index of the first."""
 
     request: m.ProduceRequest
     body: memoryview
@@ -404,7 +397,7 @@ def _begin(broker: Broker, held: HeldProduce, now: Now) -> None:
 
 
 def _in_steps(broker: Broker, held: HeldProduce, call: Call) -> Steps:
-    """Store it, then let the next of the connection have its turn."""
+    """Store it, then give the next of the connection its turn."""
     failure: Exception | None = None
     response = m.ProduceResponse(
         partitions=[
@@ -465,7 +458,7 @@ def _store(
         call.cost = STAGE_COST + _FILE_COST * (_file_count(entries) - file_count)
         yield None
         if waiter.done:
-            return  # Its time is over; what was not staged is answered like what was.
+            return  # It timed out; what was not staged is answered like what was.
 
 
 def _file_count(entries: Sequence[Entry]) -> int:

@@ -1,9 +1,9 @@
 """INIT_PRODUCER_ID: a new producer id, or the next epoch of one; DESCRIBE_PRODUCER.
 
-Owns when an older epoch is over: before the answer with the newer one goes out, in all partitions.
-A leader refuses it from the moment that it applies the record; so the controller answers when all
-live brokers have applied that, and fences one that does not (registrar.py). A new id waits for
-nothing: a broker that does not know it yet has the producer ask again (producer_ids.py).
+An older epoch is over, in all partitions, before the answer with the newer one leaves: a leader
+refuses it when it has applied the record, so the controller answers when all live brokers have,
+and fences one that does not (registrar.py). A new id waits for nothing: a broker without its
+record has the producer ask again (producer_ids.py).
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _PRODUCER_EPOCH_MAX: Final = 2**15 - 1
 
 
 def handle_init_producer_id(broker: Broker, call: Call) -> Steps:
-    """A producer id that nobody had before; or the next epoch of the one that the asker has.
+    """Return a new producer id, or the next epoch of the client's.
 
-    The epoch never goes back: whoever asks with an older one has been followed by another holder.
+    The epoch never goes back: a client with an older one has been followed by another holder.
 
     Raises (as the answer):
         InvalidProducerEpoch: a newer epoch was given out.
-        UnknownProducerId: the id or the epoch was never given out, or is not known any more.
+        UnknownProducerId: the id or the epoch was never given out, or is not kept any more.
     """
     request = call.request
     assert isinstance(request, m.InitProducerIdRequest)
@@ -66,10 +66,10 @@ def handle_init_producer_id(broker: Broker, call: Call) -> Steps:
 def _end_epoch(
     broker: Broker, call: Call, producer_id: int, epoch: int
 ) -> Generator[Wait, object, None]:
-    """Have the epoch followed by the next one, and wait until no broker takes it any more.
+    """Propose the next epoch, and wait until no broker accepts this one any more.
 
-    The one after the last is given to nobody: with its record the last one is over, too. That an
-    epoch is over is answered as late as the next one: an answer that was lost is as good.
+    The one after the last is not given out: its record ends the last one. A refusal waits as long
+    as a grant: the answer with the newer epoch may have been lost.
     """
     ids = broker.producer_ids
     while True:

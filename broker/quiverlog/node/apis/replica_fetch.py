@@ -1,11 +1,8 @@
 """REPLICA_FETCH: rows to followers, in the leader's order and bytes, beyond the high watermark.
 
-Owns the request: who may ask, what the follower says is taken in first, then the partitions of its
-session with news are answered, or the answer waits for some. Rows that are not in memory are read
-by jobs; their partitions come with the answer when they are there.
-
-A follower counts as soon as it is heard: the high watermark may move by the very fetch that is
-about to wait.
+What the follower reports is taken in first: the high watermark may move by the very fetch that is
+about to wait. Then the partitions of its session with news are answered, or the answer waits for
+some.
 """
 
 from __future__ import annotations
@@ -54,7 +51,7 @@ Key = tuple[bytes, int]
 
 
 class ReplicaFetchWaiter(Waiter):
-    """A fetch of a session. `body`, `byte_count`: rows that were read for its answer so far."""
+    """A fetch of a session. `body`, `byte_count`: rows read for its answer so far."""
 
     __slots__ = (
         "_is_hastened", "_loaded", "_lookup", "_request", "_session", "_sessions", "_tells_all",
@@ -80,7 +77,7 @@ class ReplicaFetchWaiter(Waiter):
         self._session = session
         self._request = request
         self._loaded: dict[Key, Loaded] = {}
-        # What lags is waited for no longer, and is told.
+        # Whether lagging partitions are waited for no longer, and are sent.
         self._is_hastened = self._tells_all = False
         self.loading: set[Key] = set()
         self.response = ReplicaFetchResponse(session_id=session.session_id)
@@ -89,8 +86,9 @@ class ReplicaFetchWaiter(Waiter):
         self.byte_count = 0
 
     def look(self, now: Now) -> None:
-        """Answer with the news that there are; wait where there are none, or a little if they may
-        lag: most often rows come before, and carry them."""
+        """Answer with the news that there are. Where some only lag, wait a little: most often rows
+        come before, and carry them.
+        """
         self._take_news()
         if self.response.partitions or now.mono_us >= self.deadline_us:
             self._answer()
@@ -110,7 +108,7 @@ class ReplicaFetchWaiter(Waiter):
             key = session.next_news()
             assert key is not None
             if key in self.loading:
-                continue  # Looked at when what it waits for is there.
+                continue  # Its job calls `look` when it is back.
             if self.byte_count >= bytes_max:
                 session.moved(key)
                 break
@@ -168,8 +166,9 @@ class ReplicaFetchWaiter(Waiter):
         self._add(key, result, views)
 
     def _flush_needed(self, replica: Replica, entry: ReplicaFetchPartition) -> int:
-        """One that joins, or whose move ends, when its disk has these rows flushes them when it has
-        copied them. In the background it would do so much later, and tell it later still."""
+        """What a copy must flush that joins, or whose move ends, once its disk has these rows. In
+        the background it would flush and report them much later.
+        """
         leadership = replica.state.leadership
         if leadership is None or not (leadership.replaced or leadership.leaving):
             return 0
@@ -180,7 +179,7 @@ class ReplicaFetchWaiter(Waiter):
         return needed if entry.offset >= needed else 0
 
     def _load(self, key: Key, replica: Replica, cold: NotResident) -> QuiverlogError | None:
-        """Have it read by a job; or why that would be in vain."""
+        """Start a job that reads it; returns the error where that would be in vain."""
         assert key not in self.loading, "one thing after the other"
         loaded = self._loaded.setdefault(key, Loaded())
         try:
@@ -192,7 +191,7 @@ class ReplicaFetchWaiter(Waiter):
         return None
 
     def _add(self, key: Key, result: ReplicaFetchResult, views: list[memoryview]) -> None:
-        # With OFFSET_OUT_OF_RANGE they are no rows, but what the rows given up told of producers.
+        # With OFFSET_OUT_OF_RANGE the body is a snapshot of producers, not rows.
         assert not views or result.error_code in (0, OffsetOutOfRange.code), "rows or an error"
         told = (
             result.high_watermark,
@@ -227,11 +226,9 @@ class ReplicaFetchWaiter(Waiter):
             self._sessions.look_again(self._session)
 
     def wake(self, indexes: object, now: Now) -> None:
-        """There is news of the session."""
         self.look(now)
 
     def expire(self, now: Now) -> None:
-        """The deadline has come: answer with what there is."""
         self._answer()
 
     def _answer(self) -> None:
@@ -246,7 +243,6 @@ class ReplicaFetchWaiter(Waiter):
 
 
 def handle_replica_fetch(broker: Broker, event: RequestReceived, now: Now) -> None:
-    """See the module docstring."""
     request = event.request
     assert isinstance(request, ReplicaFetchRequest)
     check_serves_brokers(broker, event.connection_id, request.API.name)
@@ -292,7 +288,6 @@ def handle_replica_fetch(broker: Broker, event: RequestReceived, now: Now) -> No
 
 
 def _take_in(broker: Broker, request: ReplicaFetchRequest, now: Now) -> FetchSession:
-    """What the follower says of its session and its copies."""
     session, ended = broker.copy_sessions.sessions.request(
         request.replica_id,
         request.broker_epoch,

@@ -1,14 +1,9 @@
 """CREATE_TOPICS, DELETE_TOPICS, ALTER_TOPIC.
 
-Owns the order of a change: decide on what will hold (core/controller, `metadata.pending`), propose,
-and answer when the decision is true and its partitions are open. Directories of new partitions are
-made before the record is logged, so that a topic that exists always had them: one that is missing
-later is a loss, not a beginning. A crash in between leaves directories that no record names, and
-the next start removes them.
-
-Topics of one request are decided one after the other and logged together; each is created or
-refused on its own. Requests of one connection decide about the same name in the order in which they
-were sent (tasks.py).
+A change is decided on `metadata.pending`, proposed, and answered when it is committed and its
+partitions are open. Directories of new partitions are made before the record is logged: one that
+is missing later is a loss, not a beginning. A crash in between leaves directories that no record
+names, and the next start removes them.
 """
 
 from __future__ import annotations
@@ -30,10 +25,10 @@ from quiverlog.wire import messages as m
 __all__ = ["check_count", "handle_alter_topic", "handle_create_topics", "handle_delete_topics"]
 
 _DECIDED_AT_ONCE: Final = 64
-"""Topics of one request that are decided before the first is waited for: they share the fsync."""
+"""Decided before the first is waited for: they share the fsync."""
 
 _SCHEMA_BYTES_PER_STEP: Final = 1_024
-"""So much of a schema counts as a step: one of 2,000 columns (100 KB) takes 9 to 16 ms of CPU."""
+"""Of a schema, that count as a step: one of 2,000 columns (100 KB) takes 9 to 16 ms of CPU."""
 
 
 def _schema_cost(schema: bytes | None) -> int:
@@ -41,14 +36,12 @@ def _schema_cost(schema: bytes | None) -> int:
 
 
 def check_count(count: int) -> None:
-    """Raises InvalidRequest: more topics than a request may name."""
     if count > TOPICS_PER_REQUEST_MAX:
         raise InvalidRequest(f"{count} topics in a request, allowed are {TOPICS_PER_REQUEST_MAX}.")
 
 
 # --- CREATE_TOPICS ------------------------------------------------------------------------------
 def handle_create_topics(broker: Broker, call: Call) -> Steps:
-    """Each topic is created or refused on its own."""
     request = call.request
     assert isinstance(request, m.CreateTopicsRequest)
     check_count(len(request.topics))
@@ -75,7 +68,7 @@ def _create_topics(
                     partial(_until_free, broker, call, new.name),
                 )
                 if not request.validate_only:
-                    # From here: when it holds, the name may be another topic's already.
+                    # From here: when it is committed, the name may be another topic's already.
                     result.topic_id = _id_of_new(records)
                     proposed.append((result, _propose(broker, call, records)))
             except QuiverlogError as error:
@@ -91,7 +84,7 @@ def _create_topics(
 
 
 def _until_free(broker: Broker, call: Call, name: str) -> Generator[Wait, object, None]:
-    """Wait while directories of this name hold a topic whose end is decided, and not all done."""
+    """Wait while a deleted topic of this name still has directories."""
     while True:
         old = broker.assignment.opening_deleted(name)
         if broker.metadata.is_ending(name):
@@ -132,7 +125,7 @@ def _propose(broker: Broker, call: Call, records: list[Record]) -> Future:
 
 
 def _created(broker: Broker, call: Call, result: m.TopicResult) -> Generator[Wait, object, None]:
-    """The topic exists: answer when its partitions are open, or known not to be."""
+    """Wait until the partitions of a new topic are open or offline."""
     if result.error_code:
         return
     assert result.topic_id
@@ -152,7 +145,7 @@ def _created(broker: Broker, call: Call, result: m.TopicResult) -> Generator[Wai
 
 # --- DELETE_TOPICS ------------------------------------------------------------------------------
 def handle_delete_topics(broker: Broker, call: Call) -> Steps:
-    """Delete topics: clients see them no more once that is decided; the files follow."""
+    """Clients see the topics no more when that is decided; the files follow."""
     request = call.request
     assert isinstance(request, m.DeleteTopicsRequest)
     check_count(len(request.names))
@@ -198,7 +191,7 @@ def _find(broker: Broker, name: str, topic_id: bytes) -> TopicImage:
 
 # --- ALTER_TOPIC --------------------------------------------------------------------------------
 def handle_alter_topic(broker: Broker, call: Call) -> Steps:
-    """Configuration, more partitions, a wider schema: all of it or nothing."""
+    """All of it or nothing."""
     request = call.request
     assert isinstance(request, m.AlterTopicRequest)
     change = _enter(broker, call, [request.name])
@@ -238,7 +231,7 @@ def _decide_alter(broker: Broker, call: Call, request: m.AlterTopicRequest) -> l
 
 # --- parts --------------------------------------------------------------------------------------
 def _enter(broker: Broker, call: Call, names: Sequence[str]) -> Change:
-    """The request has arrived: those behind it wait for what it decides about these names."""
+    """Let later requests of the connection wait for what this one decides about these names."""
     change = broker.topic_order.enter(call.connection_id, names)
     call.on_end = partial(broker.topic_order.leave, change)
     return change
