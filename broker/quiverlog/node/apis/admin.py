@@ -141,7 +141,6 @@ def _held_by(one: PartitionImage) -> PartitionReplicas:
 
 
 def _all_moves(broker: Broker, call: Call, request: ReassignPartitionsRequest) -> Steps:
-    """Moves of all topics, in pages, from the node that decides."""
     if request.partitions:
         raise InvalidRequest("partitions of which topic, is not said.")
     check_decides(broker, call.connection_id)
@@ -278,7 +277,7 @@ assert _KINDS.keys() == set(Refusal), "every refusal has its error"
 
 
 def handle_change_voters(broker: Broker, call: Call) -> Steps:
-    """Answer when the change is committed, with the quorum as it is then."""
+    """Answer when the change is committed."""
     request = call.request
     assert isinstance(request, ChangeVotersRequest)
     if request.change not in set(VoterChange):
@@ -353,7 +352,6 @@ def _propose(broker: Broker, change: VoterChange, key: ReplicaKey, now: Now, the
 
 @contextlib.contextmanager
 def _refusals() -> Iterator[None]:
-    """Raise what the Raft refuses as an error of the table."""
     try:
         yield
     except ProposalRefused as refused:

@@ -70,7 +70,6 @@ def _has_others(broker: Broker) -> bool:
 
 
 def check_serves_brokers(broker: Broker, connection_id: int, api: str) -> None:
-    """Raises WrongListener where the APIs between brokers are not served."""
     if serves_brokers(broker, connection_id):
         return
     listener = broker.clients.listener_of(connection_id)

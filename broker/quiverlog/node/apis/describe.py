@@ -46,7 +46,7 @@ __all__ = [
 
 
 _PARTITIONS_PER_STEP: Final = 16
-"""Describing one takes some 4 us, so a step takes as long as `tasks` expects of one."""
+"""Describing one takes some 4 us."""
 _PARTITION_BYTES_MIN: Final = 8
 """Less than any encoded partition has."""
 
@@ -102,7 +102,7 @@ def _endpoints(broker: Broker, connection_id: int) -> list[m.BrokerEndpoint]:
 def _topics_by_id(
     broker: Broker, topic_ids: list[bytes], byte_count: int
 ) -> Generator[None, object, list[m.TopicMetadata]]:
-    """Each once, behind those by name, which take `byte_count` at least."""
+    """`byte_count`: the least that topics by name take."""
     topics: list[m.TopicMetadata] = []
     for topic_id in dict.fromkeys(topic_ids):
         topic = broker.metadata.image.topics_by_id.get(topic_id)

@@ -66,15 +66,13 @@ _BODY_BYTES_MAX: Final = FRAME_BYTES_MAX - HEADER_BYTES_MAX
 
 
 class Missing(NamedTuple):
-    """What to load; `loaded` records the job's failure."""
-
     replica: Replica
     cold: NotResident
     loaded: Loaded
 
 
 class FetchAnswer:
-    """One evaluation of a fetch. `at`: how many entries are evaluated."""
+    """`at`: how many entries are evaluated."""
 
     __slots__ = (
         "_bytes_max",
@@ -183,7 +181,6 @@ class FetchAnswer:
         return self.at == len(self.request.partitions)
 
     def enough(self) -> bool:
-        """True when there is no reason to wait for more rows."""
         if self.final or self.byte_count >= self.request.min_bytes:
             return True
         for entry in self.request.partitions:
@@ -506,7 +503,6 @@ class FetchWaiter(Waiter):
             self._waits.fail(self, "FETCH", error)
 
     def wake(self, indexes: Sequence[int], now: Now) -> None:
-        """Answer when all entries together have enough."""
         assert not self.done, "nobody wakes who has an answer"
         if self.looking:
             self.missed.update(indexes)

@@ -137,7 +137,6 @@ def _fill_range(
 
 # --- DELETE_RECORDS -----------------------------------------------------------------------------
 _Deletions = list[tuple[m.DeleteRecordsPartition, m.DeleteRecordsPartitionResult]]
-"""The entries of one partition."""
 
 
 def handle_delete_records(broker: Broker, call: Call) -> Steps:
@@ -289,10 +288,8 @@ def answer_each(
     *,
     walks: bool = False,
 ) -> Generator[Wait, object, list[_Result]]:
-    """One result per entry; an error becomes part of it.
-
-    Args:
-        walks: entries read headers of batches.
+    """Args:
+    walks: entries read headers of batches.
     """
     check_count(entries)
     results: list[_Result] = []
@@ -408,7 +405,7 @@ class OffsetsWaiter(Waiter):
         self._waits.start(call, self._in_steps(call))
 
     def _in_steps(self, call: Call) -> Generator[Wait, object, None]:
-        """For many partitions, or times, which are looked up in files that may have to be read."""
+        """Files may have to be read."""
         lookup, request = self._lookup, self.request
         try:
             if not self.done:  # Its connection may have gone before this first step.
@@ -488,7 +485,6 @@ def _list(lookup: Lookup, request: m.ListOffsetsRequest) -> m.ListOffsetsRespons
 
 
 def _list_entry(lookup: Lookup, entry: m.ListOffsetsPartition) -> m.ListOffsetsPartitionResult:
-    """The newest or oldest offset, which needs no file."""
     assert entry.at < 0
     result = m.ListOffsetsPartitionResult(entry.topic_id, entry.partition)
     replica: Replica | None = None

@@ -51,7 +51,6 @@ _MEMORY: Final = Durability.MEMORY
 
 
 ENTRIES_INLINE_MAX: Final = 64
-"""A produce of more entries takes steps."""
 ENTRIES_PER_STEP: Final = 2
 STAGE_COST: Final = 1
 _FILE_COST: Final = 4
@@ -98,7 +97,7 @@ class Entry(EntryCheck):
 
 
 def look(broker: Broker, request: m.ProduceRequest, body: memoryview) -> list[Entry]:
-    """Find every entry's partition, rules and durability, or its refusal. Reads no batch."""
+    """Reads no batch."""
     found: list[Entry] = []
     at = 0
     leading = broker.leading
@@ -141,7 +140,7 @@ def _stage_whole(
     entries: list[Entry],
     now: Now,
 ) -> None:
-    """Admit a request in one step; `Staging.finish` appends it with all admitted meanwhile."""
+    """`Staging.finish` appends it with all that is admitted meanwhile."""
     staging = broker.staging
     # Only here, between requests: a failed append must not part the entries of one request.
     if staging.produces and staging.byte_count + len(body) > STAGED_BYTES_MAX:
@@ -178,7 +177,6 @@ def _admit_all(
     staged: list[StagedEntry],
     now: Now,
 ) -> None:
-    """Admit the entries that passed, and fill in the results."""
     for entry, result in zip(entries, results, strict=True):
         replica = entry.replica
         end_offset = 0
@@ -216,7 +214,7 @@ def _checked(
     error: BaseException | None,
     now: Now,
 ) -> None:
-    """Admit the entries if nothing has changed since the job began; then the next produce."""
+    """If nothing has changed since the job began."""
     if held.checked:
         return  # Called again after a bug of ours, which was answered.
     assert len(checked) == len(held.request.partitions)
@@ -233,7 +231,7 @@ def _checked(
 
 
 def _take_turns(broker: Broker, held: HeldProduce, now: Now) -> None:
-    """Take the produces behind a finished one, up to one whose check takes long."""
+    """Up to one whose check takes long."""
     following = broker.held_produces.release(held)
     while following is not None:
         assert following.connection_id == held.connection_id, "a line is one connection's"
@@ -287,7 +285,7 @@ def _admit(
     result: m.ProducePartitionResult,
     now: Now,
 ) -> int:
-    """Fill in `result` for an entry that passed. Returns the offset after its last row."""
+    """Returns the offset after its last row."""
     if replica.fault is not None:
         raise replica.fault  # Found after the entry's check.
     state = replica.state
@@ -384,7 +382,7 @@ def _check_producer(
 
 # --- many entries -------------------------------------------------------------------------------
 class _Part(NamedTuple):
-    """Some entries of a request, as a request. `first`: the index of the first."""
+    """`first`: the index of its first entry."""
 
     request: m.ProduceRequest
     body: memoryview
@@ -397,7 +395,6 @@ def _begin(broker: Broker, held: HeldProduce, now: Now) -> None:
 
 
 def _in_steps(broker: Broker, held: HeldProduce, call: Call) -> Steps:
-    """Store it, then give the next of the connection its turn."""
     failure: Exception | None = None
     response = m.ProduceResponse(
         partitions=[
@@ -428,7 +425,7 @@ def _store(
     response: m.ProduceResponse,
     waiters: list[ProduceWaiter],
 ) -> Generator[Wait, object, None]:
-    """Check all entries, then stage them part by part; the waiter is put into `waiters`."""
+    """Stage the entries part by part; the waiter is put into `waiters`."""
     parts = _parts(held)
     checked = []
     for part in parts:

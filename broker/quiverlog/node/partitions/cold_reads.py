@@ -88,8 +88,6 @@ def cold_read(
     cold: NotResident,
     on_failure: Callable[[Replica, BaseException], None],
 ) -> Starter:
-    """`start_cold`, to be yielded by a handler."""
-
     def start(then: Then) -> None:
         def back(result: object, error: BaseException | None, now: Now) -> None:
             if error is not None:

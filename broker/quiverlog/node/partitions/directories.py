@@ -44,14 +44,16 @@ __all__ = [
 
 
 class MadeDirectories(NamedTuple):
-    """`made`: topic id by name, of directories without rows. `failed`: by topic id."""
+    """`made`: topic id by name, of directories without rows, that were not there before. `failed`:
+    by topic id.
+    """
 
     made: Mapping[str, bytes]
     failed: Mapping[bytes, QuiverlogError]
 
 
 class CreateDirectoriesJob:
-    """Directories for new partitions, durable; all of a topic's or none."""
+    """Durable; all directories of a topic or none."""
 
     __slots__ = ("_directories", "_owners", "key", "kind")
 
@@ -62,7 +64,6 @@ class CreateDirectoriesJob:
         self._owners = owners
 
     def run(self) -> MadeDirectories:
-        """A directory that was there already is not among `made`."""
         failed: dict[bytes, QuiverlogError] = {}
         made: dict[bytes, list[str]] = {}
         for name, topic_id in self._owners.items():
@@ -239,7 +240,6 @@ class OpenManyJob:
         self._jobs = jobs
 
     def run(self) -> list[OpenedReplica | Exception]:
-        """For each log its result, or what opening it raised."""
         found: list[OpenedReplica | Exception] = []
         for job in self._jobs:
             try:
@@ -266,7 +266,7 @@ class RemoveDirectoriesJob:
 
 
 _SLICE: Final = 16
-"""Partitions removed by one job: one flush of the directory serves them all."""
+"""One flush of the directory serves them all."""
 _SLICES_AT_STOP: Final = 4
 """Jobs that still begin after a stop."""
 _SLICE_BYTES: Final = 256 * MIB
@@ -274,8 +274,6 @@ _SLICE_BYTES: Final = 256 * MIB
 
 
 class Removal:
-    """The files of deleted partitions, removed by one job at a time."""
-
     __slots__ = (
         "_busy",
         "_directories",
@@ -293,9 +291,9 @@ class Removal:
         self._jobs = jobs
         self._outbox = outbox
         self._queue: dict[str, Replica] = {}
-        # Topic ids by name: partitions that were never opened, or could not be.
+        # By name: partitions that were never opened, or could not be.
         self._unopened: dict[str, bytes] = {}
-        self._removing: dict[str, bytes] = {}  # By the job that is under way.
+        self._removing: dict[str, bytes] = {}
         self._busy = False
         self._slices_left: int | None = None  # After a stop.
 
@@ -317,11 +315,10 @@ class Removal:
             self._queue[str(replica.name)] = replica
 
     def add_unopened(self, name: str, topic_id: bytes) -> None:
-        """Remove the directory of a partition that no job and no replica uses."""
+        """No job and no replica uses the directory."""
         self._unopened[name] = topic_id
 
     def stop(self) -> None:
-        """Begin a few more jobs at most."""
         self._slices_left = _SLICES_AT_STOP
 
     def run(self, _now: Now) -> None:

@@ -59,12 +59,12 @@ class FlushQueue:
     def __init__(self, in_flight_max: int) -> None:
         assert in_flight_max >= 1
         self._in_flight_max = in_flight_max
-        # Taken and not `done`, with the asker whose turn it was.
+        # With the asker whose turn it was.
         self._under_way: dict[Replica, int] = {}
         self._long: dict[Replica, int] = {}
         self._by_asker: dict[int, dict[Replica, None]] = {}
         self._background: dict[Replica, None] = {}
-        # Of the next flush of a replica, queued or not.
+        # Of the next flush, queued or not.
         self._askers: dict[Replica, dict[int, None]] = {}
         self._taken = 0
         # Flushes of the last asker since another one had a turn.
@@ -82,11 +82,11 @@ class FlushQueue:
         )
 
     def ask(self, replica: Replica, asker: int) -> None:
-        """Have `asker` wait for the next flush of `replica`, which `put` queues."""
+        """`put` queues it."""
         self._askers.setdefault(replica, {})[asker] = None
 
     def put(self, replica: Replica) -> None:
-        """Queue it for all its askers, or for the background. May be called again."""
+        """For all its askers, or for the background. May be called again."""
         assert replica not in self._under_way, "the next flush waits for the one under way"
         askers = self._askers.get(replica)
         if askers is None:
@@ -97,7 +97,7 @@ class FlushQueue:
             self._by_asker.setdefault(asker, {})[replica] = None
 
     def take(self) -> Replica | None:
-        """Return the next replica, now under way; None when none may be taken."""
+        """None: none may be taken."""
         places = self._in_flight_max - len(self._under_way)
         if not places or not self.waiting:
             return None
@@ -146,7 +146,7 @@ class FlushQueue:
 
 
 AT_ONCE: Final = 100
-"""How many may be due together, and are taken in one call of the node."""
+"""Due together, and taken in one call of the node."""
 
 
 class DueFlushes:
@@ -195,8 +195,6 @@ _RETRY_US: Final = 1_000_000
 
 
 class Flushes:
-    """Starts flushes; when they are back, releases acknowledgements or declares faults."""
-
     __slots__ = (
         "_due",
         "_jobs",
@@ -223,13 +221,10 @@ class Flushes:
         self._metrics = metrics
         self._queue = FlushQueue(in_flight_max)
         self._on_fault: Callable[[Replica], None] = lambda replica: None
-        # Replicas with rows that may not be on the disk, and are not waited for.
         self._due = DueFlushes()
-        # Replicas whose flush could not be tried.
         self._retry: dict[Replica, int] = {}
 
     def listen(self, on_fault: Callable[[Replica], None]) -> None:
-        """Call `on_fault` for each replica that takes no writes from now on."""
         self._on_fault = on_fault
 
     @property
@@ -249,7 +244,7 @@ class Flushes:
 
     # --- asking --------------------------------------------------------------------------------
     def want(self, replica: Replica, asker: int = BROKER) -> None:
-        """Flush at the next turn of `asker`, a connection whose produce waits for it."""
+        """`asker`: a connection whose produce waits for it."""
         if replica.fault is None:
             replica.flush_wanted = True
             self._queue.ask(replica, asker)
@@ -262,7 +257,7 @@ class Flushes:
                 self._queue.put(replica)
 
     def appended(self, replica: Replica) -> None:
-        """Have appended rows flushed in the background, if no flush is wanted before."""
+        """Flush in the background, if no flush is wanted before."""
         if replica.flush_queued or replica.fault is not None:
             return
         assert not replica.deleted

@@ -57,10 +57,7 @@ LOGS_PER_JOB_MAX: Final = 1024
 
 
 class OpeningPace:
-    """How many logs one job opens, and how many such jobs run side by side.
-
-    `slow_us`: when the one job under way counts as slow; None: none is timed.
-    """
+    """`slow_us`: when the one job under way counts as slow; None: none is timed."""
 
     __slots__ = ("_logs_per_job", "_quick_us", "_side_by_side", "slow_us")
 
@@ -265,8 +262,6 @@ class _Result(NamedTuple):
 
 
 class Openings:
-    """Partitions that are to be opened, and the handlers that wait for them."""
-
     __slots__ = (
         "_directory",
         "_disk",
@@ -301,7 +296,7 @@ class Openings:
         self._jobs = jobs
         self._jobs_in_flight = 0
         self._pace = OpeningPace()
-        self._results: deque[_Result] = deque()  # Of jobs that are back; not taken in yet.
+        self._results: deque[_Result] = deque()
         self._taker = taker
         self._late = LateDirectories(
             jobs,
@@ -312,7 +307,7 @@ class Openings:
         )
         self._find_topic = find_topic
         self._options: LogOptions = {
-            "indexes": IndexCache(),  # One bound for all logs.
+            "indexes": IndexCache(),
             "producers_max": config.producers_per_partition_max,
             "producer_expiry_us": config.producer_expiry_ms * 1000,
         }
@@ -337,7 +332,7 @@ class Openings:
         self._late.load(directory)
 
     def add(self, key: Key, opening: Opening) -> None:
-        """Open this partition soon; after `stop` it is left to the next start."""
+        """After `stop` it is left to the next start."""
         assert key not in self.under_way
         if self._stopped:
             return
@@ -385,7 +380,7 @@ class Openings:
             self._begin(self._new.popleft(), self._make_new, now)
 
     def _begin(self, key: Key, begin: Callable[[Key, TopicImage, Now], None], now: Now) -> None:
-        """Begin one partition; whatever it raises, the others have their turns."""
+        """Whatever it raises, the others have their turns."""
         try:
             topic = self._find_topic(key[0])
             if topic is None:
@@ -423,7 +418,7 @@ class Openings:
         error: BaseException | None,
         now: Now,
     ) -> None:
-        """Called again with an error after a failure of ours (see `Jobs`)."""
+        """Called again after a failure of ours (see `Jobs`)."""
         if jobs:
             jobs.pop()
             self._jobs_in_flight -= 1
@@ -456,7 +451,7 @@ class Openings:
             raise broken
 
     def _take(self, part: _Part, found: OpenedReplica | BaseException, now: Now) -> None:
-        """Take one log of a job, or its failure; when even that raises, end its opening."""
+        """When even the failure cannot be taken, end the opening."""
         try:
             self._opened(part.key, part.topic, found, now)
         except Exception as failure:
@@ -489,9 +484,7 @@ class Openings:
         self._take_some(now)
 
     def opened(self, topic_id: bytes, now: Now) -> Callable[[Then], None]:
-        """To be yielded by a handler that waits until all of a topic's partitions are open or
-        offline.
-        """
+        """Done when all of a topic's partitions are open or offline."""
 
         def start(then: Then) -> None:
             if self._of_topic[topic_id]:
@@ -502,7 +495,7 @@ class Openings:
         return start
 
     def deleted_of(self, topic_name: str) -> bytes | None:
-        """Id of a deleted topic of this name, a partition of which is under way."""
+        """A partition of it is under way."""
         ids = self._ids_of_name.get(topic_name, ())
         return next((topic_id for topic_id in ids if self._find_topic(topic_id) is None), None)
 
@@ -518,7 +511,7 @@ class Openings:
     ) -> None:
         opening = self.under_way.get(key)
         if opening is None:
-            return  # Called again after a failure of ours: it was counted before.
+            return  # Counted by the call that failed.
         if isinstance(found, OpenedReplica):
             # From now on the log is newer.
             self.forget_written(str(opening.name))

@@ -100,7 +100,6 @@ class EntryCheck:
 
     @property
     def decoded_bytes(self) -> int:
-        """Bytes that the compressed batches claim to hold."""
         return sum(batch.metadata.decoded_bytes for batch in self.batches)
 
     def rows(self) -> None:
@@ -109,7 +108,6 @@ class EntryCheck:
             check_rows(batch, full=self._full)
 
     def take(self, checked: EntryCheck) -> None:
-        """Take over the result of another check of the same bytes."""
         assert len(checked.view) == len(self.view)
         self.batches, self.error = checked.batches, checked.error
 
@@ -197,7 +195,7 @@ def _check_rows(checks: Sequence[EntryCheck]) -> None:
 
 
 def check_quick(checks: Sequence[EntryCheck], now_wall_us: int) -> bool:
-    """Check all entries. False: it would take long, a CheckJob must do it."""
+    """False: it would take long, a CheckJob must do it."""
     if (
         len(checks) == 1
         and (first := checks[0]).error is None
@@ -219,7 +217,7 @@ def check_quick(checks: Sequence[EntryCheck], now_wall_us: int) -> bool:
 
 
 class CheckJob:
-    """Checks all entries of a produce off the loop; their bytes must not change meanwhile."""
+    """The bytes must not change meanwhile."""
 
     __slots__ = ("_checks", "_now_wall_us", "key", "kind")
 
@@ -238,10 +236,7 @@ class CheckJob:
 
 # --- those that wait --------------------------------------------------------------------------
 class HeldProduce:
-    """A produce with its own copy of its body.
-
-    `checked`: its job is back. `begin`: what to do at its turn; None: check and store it.
-    """
+    """`begin`: what to do at its turn; None: check and store it."""
 
     __slots__ = ("begin", "body", "checked", "connection_id", "request")
 
@@ -254,7 +249,7 @@ class HeldProduce:
 
 
 class HeldProduces:
-    """Produces that wait, in line by connection; the first of a line has a job under way."""
+    """In line by connection; the first of a line has a job under way."""
 
     __slots__ = ("_held_bytes", "_lines", "byte_count", "count")
 
@@ -287,7 +282,7 @@ class HeldProduces:
         return held
 
     def release(self, held: HeldProduce) -> HeldProduce | None:
-        """Take a finished produce off its line; returns the next. A second call does nothing."""
+        """Returns the next of its line. A second call does nothing."""
         connection_id = held.connection_id
         line = self._lines.get(connection_id)
         if not line or line[0] is not held:

@@ -183,9 +183,8 @@ class Replica(Watched):
         return True
 
     def admit(self, batches: list[tuple[BatchHeader, memoryview]], now: Now) -> int:
-        """Stage validated batches for the next `append`; returns their base offset.
-
-        The views must stay valid until then.
+        """Stage checked batches; returns their base offset. The views must stay valid until
+        `append`.
         """
         base_offset = offset = self.state.log_end_offset + self.admitted_rows
         byte_count = 0

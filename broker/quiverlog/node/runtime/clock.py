@@ -44,7 +44,7 @@ class BelievedClock:
         self._believed: Now | None = None
         self._suspect_since_us: int | None = None
         self._ahead_us = 0
-        """How far the clock was ahead of the expected time at the last read."""
+        """Ahead of the expected time at the last read."""
         self.jumps = 0
 
     def begin(self, now: Now, note: ClockNote) -> int:
@@ -110,7 +110,7 @@ class NoteClockJob:
 
 
 class Clock:
-    """The believed clock and its note. `due_us`: when (monotonic) `note` is wanted."""
+    """`due_us`: when (monotonic) `note` is wanted."""
 
     __slots__ = ("_believed", "_directory", "_found", "_jobs", "_noting", "_outbox", "due_us")
 
@@ -125,15 +125,13 @@ class Clock:
         self.due_us = 0
 
     def load(self, directory: DataDirectory) -> None:
-        """Read the note of an earlier life, off the loop."""
+        """Run off the loop."""
         self._directory = directory
         self._found = directory.noted_clock()
 
     def start(self, now: Now, newest_row_us: int | None) -> None:
-        """Begin to serve.
-
-        Args:
-            newest_row_us: the time of the newest row; None: there is no row.
+        """Args:
+        newest_row_us: the time of the newest row; None: there is no row.
         """
         note = self._found
         if note is None and newest_row_us is not None:
@@ -174,7 +172,7 @@ class Clock:
         return self._believed.jumps
 
     def note(self, now: Now) -> None:
-        """Write what is believed now; again in ten minutes, or sooner."""
+        """Again in ten minutes, or sooner."""
         note = self._believed.note(now)
         self.due_us = now.mono_us + (_NOTE_DOUBT_US if self._believed.suspects else _NOTE_US)
         assert self.due_us > now.mono_us

@@ -30,7 +30,7 @@ LISTENER_DEFAULT: Final = "default"
 
 
 class Given(NamedTuple):
-    """A value as text, and its source (a `ConfigSource`)."""
+    """`source`: a `ConfigSource`."""
 
     value: str
     source: int
@@ -46,7 +46,7 @@ class NodeConfig:
     advertised_host: str = "127.0.0.1"
     advertised_port: int = 9292
     listeners: Mapping[str, Address] = field(default_factory=dict)
-    """The address that clients of a listener connect to, where it is not the advertised one."""
+    """What clients of a listener connect to, where it is not the advertised address."""
     listeners_without_administration: frozenset[str] = frozenset()
     """Listeners that refuse `wire.registry.ADMINISTRATION`."""
     inter_broker_listener: str = LISTENER_DEFAULT
@@ -68,7 +68,7 @@ class NodeConfig:
     partitions_default: int = 1
     disk_reserve_bytes: int = DISK_RESERVE_BYTES_DEFAULT
     flushes_in_flight_max: int = 4
-    """Logs that are flushed at the same time: more only queue up in the disk."""
+    """More would only queue up in the disk."""
     frame_bytes_max: int = FRAME_BYTES_MAX
     """The limit in HELLO's response; the server refuses larger frames."""
     fetch_bytes_default: int = FETCH_BYTES_DEFAULT
@@ -76,7 +76,7 @@ class NodeConfig:
     producers_per_partition_max: int = PRODUCERS_PER_PARTITION_MAX
     producer_expiry_ms: int = PRODUCER_EXPIRY_MS
     parked_requests_max: int = 100_000
-    """Long polls that wait at once; beyond, they are answered with what there is."""
+    """Long polls; beyond, they are answered with what there is."""
 
     parked_entries_max: int = PARKED_ENTRIES_MAX
     """The same for the partitions of all long polls."""
@@ -98,7 +98,6 @@ class NodeConfig:
     feature_level_max: int = FEATURE_LEVEL_MAX
 
     given: Mapping[str, Given] = field(default_factory=dict)
-    """All that the process was given, by key."""
 
     @property
     def lets_others_join(self) -> bool:
@@ -114,7 +113,7 @@ class NodeConfig:
 
     @property
     def endpoints(self) -> tuple[tuple[str, str, int], ...]:
-        """Name, host and port of each listener, as clients and brokers connect to it."""
+        """As clients and brokers connect to each listener."""
         told = {LISTENER_DEFAULT: Address(self.advertised_host, self.advertised_port)}
         told.update(self.listeners)
         return tuple((name, *address) for name, address in told.items())

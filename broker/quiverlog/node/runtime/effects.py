@@ -51,7 +51,7 @@ class StartJob(msgspec.Struct, frozen=True):
 
 
 class CloseConnection(msgspec.Struct, frozen=True):
-    """Close after earlier responses are sent. `why` is for the log."""
+    """Earlier responses are sent before. `why` is for the log."""
 
     connection_id: int
     why: str
@@ -61,9 +61,7 @@ class Purpose(enum.StrEnum):
     """What a connection to another broker is for: the small and urgent never waits for rows."""
 
     CONTROL = "control"
-    """The quorum and the controller."""
     FETCH = "fetch"
-    """Rows, for replicas."""
 
 
 class Peer(NamedTuple):
@@ -72,7 +70,6 @@ class Peer(NamedTuple):
 
 
 NO_TOKEN = 0
-"""The answer is not waited for."""
 
 
 class SendToPeer(msgspec.Struct, gc=False):
@@ -96,7 +93,7 @@ class ClosePeer(msgspec.Struct, frozen=True):
 
 
 class PeerAddresses(msgspec.Struct, frozen=True):
-    """All other brokers from now on. Only these are connected to."""
+    """Others are not connected to."""
 
     by_node: Mapping[int, Address]
 

@@ -62,8 +62,6 @@ class Answer(NamedTuple):
 
 
 class Peers:
-    """Requests under way to other brokers, each with its continuation and deadline."""
-
     __slots__ = (
         "_addresses",
         "_deadlines",
@@ -86,7 +84,6 @@ class Peers:
 
     # --- asking --------------------------------------------------------------------------------
     def addresses_changed(self, by_node: Mapping[int, Address]) -> None:
-        """Set all other brokers' addresses."""
         if by_node != self._addresses:
             self._addresses = dict(by_node)
             self._outbox.emit(PeerAddresses(dict(by_node)))
@@ -143,7 +140,6 @@ class Peers:
             self._end(token, None, event.error, now)
 
     def expire(self, now: Now) -> None:
-        """Fail the requests whose deadline has passed, and close their connections."""
         late: dict[Peer, None] = {}
         while self._deadlines and self._deadlines[0][0] <= now.mono_us:
             _, token = heapq.heappop(self._deadlines)
@@ -157,7 +153,7 @@ class Peers:
             self._outbox.emit(ClosePeer(peer, "no answer in time"))
 
     def next_us(self) -> int | None:
-        """When `expire` is to be called at the latest; None: no request waits."""
+        """None: no request waits."""
         deadlines = self._deadlines
         while deadlines and deadlines[0][1] not in self._waiting:
             heapq.heappop(deadlines)
@@ -213,21 +209,12 @@ class _Place(NamedTuple):
 
 
 class _Second(NamedTuple):
-    """A process that was refused, and until when it is remembered."""
-
     at: str
     until_us: int
     is_here: bool
 
 
 class Whereabouts:
-    """Where the other brokers are, from all sources.
-
-    Args:
-        changed: gets all addresses when they may have changed.
-        log: writes a line of the log.
-    """
-
     __slots__ = (
         "_changed",
         "_contested",
@@ -277,7 +264,6 @@ class Whereabouts:
         self._tell()
 
     def brokers_changed(self, brokers: Iterable[BrokerRecord]) -> None:
-        """Take all registrations and fences from the metadata."""
         registered: dict[int, Address] = {}
         self._live = {}
         for one in brokers:
@@ -395,12 +381,12 @@ class Whereabouts:
         self._seconds[node_id] = _Second(second_at, now.mono_us + _REMEMBERED_US, is_here)
 
     def second_at(self, node_id: int, now: Now) -> str:
-        """Where a second process with this node id was lately; empty: there was none."""
+        """Empty: no second process was seen lately."""
         second = self._seconds.get(node_id)
         return second.at if second is not None and now.mono_us < second.until_us else ""
 
     def refused_here(self, now: Now) -> tuple[int, str]:
-        """The last second process refused here; (-1, ""): none."""
+        """The last one; (-1, ""): none."""
         here = [
             (one.until_us, node_id, one.at) for node_id, one in self._seconds.items()
             if one.is_here and now.mono_us < one.until_us

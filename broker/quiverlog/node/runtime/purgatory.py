@@ -99,13 +99,6 @@ class Waiter:
 
 
 class Purgatory:
-    """Requests that wait, and the shares of their accounts.
-
-    Args:
-        parked_max: long polls that may wait at once.
-        entries_max: entries of all of them together.
-    """
-
     __slots__ = (
         "_by_connection",
         "_clients",
@@ -136,7 +129,6 @@ class Purgatory:
         self.parked_entries = 0
 
     def may_park(self, connection_id: int, entry_count: int) -> bool:
-        """True while this connection may have one more long poll of `entry_count` entries."""
         free = self._parked_max - self.parked
         free_entries = self._entries_max - self.parked_entries
         accounts = self._clients.accounts
@@ -157,7 +149,7 @@ class Purgatory:
         return True
 
     def park(self, waiter: Waiter) -> None:
-        """Keep a long poll, which ends with its connection."""
+        """A long poll ends with its connection."""
         assert not waiter.accounts
         waiter.accounts = self._clients.accounts[waiter.connection_id]
         self.parked += 1
@@ -220,7 +212,6 @@ class Purgatory:
         waiter.release()
 
     def forget(self, connection_id: int) -> None:
-        """Drop the long polls of a closed connection."""
         for waiter in self.of_connection(connection_id):
             waiter.answered = True
             self.finish(waiter)
@@ -249,7 +240,7 @@ class Purgatory:
         ]
 
     def expired(self, mono_us: int) -> list[Waiter]:
-        """The waiters whose deadline has come, in its order, not finished yet."""
+        """In the order of their deadlines, not finished yet."""
         found: list[Waiter] = []
         heap = self._heap
         while heap and heap[0][0] <= mono_us:
@@ -317,9 +308,7 @@ class Wakeups:
         self._listener: Callable[[Watched], None] = lambda watched: None
         # Each once, however often it changes before its readers are marked.
         self._changed: dict[Watched, None] = {}
-        # Readers of changed partitions, to be marked.
         self._round: deque[tuple[Waiter, int]] = deque()
-        # Readers to be checked, with the indexes of their changed entries.
         self._marked: dict[Waiter, dict[int, None]] = {}
 
     @property

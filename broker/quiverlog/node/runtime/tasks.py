@@ -140,13 +140,6 @@ class Future:
 
 
 class Tasks:
-    """Requests that take several steps.
-
-    Args:
-        outbox: takes the answers.
-        fail: answers a request with an error.
-    """
-
     __slots__ = (
         "_fail", "_held_by", "_is_tick", "_new", "_outbox", "_ready", "held_bytes", "live"
     )  # fmt: skip
@@ -159,9 +152,8 @@ class Tasks:
         self._is_tick = False
         # Not begun, by connection, in the order of their turns.
         self._new: dict[int, deque[Call]] = {}
-        # To go on with a value or an exception.
         self._ready: deque[tuple[Call, object, BaseException | None]] = deque()
-        self._held_by: Counter[int] = Counter()  # Of `held_bytes`, by connection.
+        self._held_by: Counter[int] = Counter()  # Of `held_bytes`.
         self.held_bytes = 0
         self.live = 0
 
@@ -205,7 +197,6 @@ class Tasks:
             raise ThrottledBroker("too many requests wait for their turns: send this one again.")
 
     def forget(self, connection_id: int) -> None:
-        """Drop the requests of a closed connection that have not begun."""
         for call in self._take_bare(connection_id):
             self._end(call)
 
@@ -224,7 +215,6 @@ class Tasks:
         return [call for call in line if call.bare]
 
     def run(self, now: Now) -> None:
-        """Make the next steps of any task."""
         left = STEPS_PER_CALL
         while self.busy and left > 0:
             if self._new and len(self._ready) < COMPUTING_MAX:
@@ -241,7 +231,6 @@ class Tasks:
             left -= self._step(now)
 
     def _step(self, now: Now) -> int:
-        """Make one step; returns its cost."""
         assert len(self._ready) <= self.live, "all that go on are alive"
         call, value, error = self._ready.popleft()
         call.now = now
@@ -493,7 +482,6 @@ class TopicOrder:
     __slots__ = ("_changes",)
 
     def __init__(self) -> None:
-        # By connection, in the order in which they were sent.
         self._changes: dict[int, dict[Change, None]] = {}
 
     def enter(self, connection_id: int, names: Sequence[str]) -> Change:
@@ -515,7 +503,6 @@ class TopicOrder:
         raise AssertionError("a change that has left decides nothing")
 
     def decided(self, change: Change, now: Now) -> None:
-        """The next name of the change was decided, or refused."""
         change.decided += 1
         assert change.decided <= len(change.names)
         if change.decided == len(change.names):
@@ -524,7 +511,7 @@ class TopicOrder:
             self._wake(change, now)
 
     def leave(self, change: Change, now: Now) -> None:
-        """The change decides nothing more. May be called twice."""
+        """May be called twice."""
         assert change.decided <= len(change.names)
         mine = self._changes.get(change.connection_id)
         if mine is not None and change in mine:
