@@ -1,8 +1,7 @@
 """The Arrow types that a topic stores, and the types converted to them.
 
-A topic stores exactly the types that Spark uses in Arrow, so that stored batches go to Spark
-unchanged. Layouts that hold the same values (dictionaries, 64-bit offsets, views, other units) are
-converted; other types are refused by name.
+Exactly the types that Spark uses in Arrow: stored batches go to Spark unchanged. Other layouts of
+the same values are converted; other types are refused by name.
 """
 
 from __future__ import annotations
@@ -52,8 +51,7 @@ _WHY_REFUSED: Final[tuple[tuple[str, str], ...]] = (
 
 
 def normalize_type(data_type: pa.DataType) -> pa.DataType:
-    """Return the type in which values of `data_type` are stored; one without a stored type is
-    unchanged."""
+    """Return the type in which values are stored; one without a stored type is unchanged."""
     types = pa.types
     if data_type in _SCALARS:
         return data_type
@@ -112,7 +110,7 @@ def _normalize_nested(data_type: pa.DataType) -> pa.DataType:
 
 
 def normalize_field(field: pa.Field) -> pa.Field:
-    """Return the field as stored: its type normalised, its own metadata kept."""
+    """Return the field as stored; its own metadata is kept."""
     metadata = field.metadata
     if metadata and any(key in metadata for key in _DROPPED_METADATA):
         kept = {k: v for k, v in metadata.items() if k not in _DROPPED_METADATA}
@@ -123,7 +121,6 @@ def normalize_field(field: pa.Field) -> pa.Field:
 
 
 def refused_types(field: pa.Field, path: str = "", depth: int = 0) -> Iterator[str]:
-    """Yield the reasons why a normalised field cannot be stored."""
     path = f"{path}.{field.name}" if path else field.name
     data_type = field.type
     if depth > SCHEMA_NESTING_MAX:

@@ -1,8 +1,8 @@
 """Arrow rows to stored batches and back.
 
-A batch is encoded once, by its producer; brokers and readers pass the same bytes on. Decoding
-copies nothing that is not compressed: the arrays point into the batch's bytes, which must stay
-unchanged as long as the arrays live. Every decoder checks everything again (docs/adr/0012).
+A batch is encoded once, by its producer. Decoded arrays point into the bytes of an uncompressed
+batch, which must stay unchanged as long as the arrays live. Every decoder checks everything again
+(docs/adr/0012).
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ __all__ = [
 _PADDING: Final = bytes(BATCH_ALIGNMENT_BYTES)
 _OVERHEAD_BYTES: Final = 4_096
 _OVERHEAD_COLUMN_BYTES: Final = 256
-"""A message larger than its rows' bytes plus this for metadata carries rows of other slices."""
+"""A message larger than its rows' bytes plus this carries rows of other slices."""
 _IN_PLACE_BYTES_MIN: Final = 256 * KIB
-"""Below this, copying the message after its header is faster than encoding it in place."""
+"""Below this, copying the message after its header is faster than encoding in place."""
 _COLUMN_BYTES_PARALLEL: Final = 64 * KIB
-"""Below this, handing a column to another thread takes longer than compressing it."""
+"""Below this, a column's way to another thread takes longer than compressing it."""
 _OPTIONS: Final = {
     (compression, threads): pa.ipc.IpcWriteOptions(
         compression=pa.Codec(name, compression_level=level), use_threads=threads
@@ -91,13 +91,10 @@ def encode_batch(
     """Encode rows, which must already have the schema of `schema_id`.
 
     The result is writable: a retry may need other sequence numbers and another checksum.
+    `timestamp_us`: when the batch was closed, or the first and last moment of its rows.
 
-    Args:
-        timestamp_us: when the batch was closed, or the first and last moment of its rows.
-
-    Raises:
-        InvalidArgument: no rows, or more than a batch may hold.
-        BatchTooLarge: above the hard bound on a batch, compressed or not.
+    Raises InvalidArgument: no rows, or more than a batch may hold; BatchTooLarge: above the hard
+    bound, compressed or not.
     """
     row_count = data.num_rows
     if not 0 < row_count <= BATCH_ROWS_MAX:
@@ -141,7 +138,6 @@ def write_crc(batch: Encoded) -> None:
 
 
 def _body(data: pa.RecordBatch, compression: Compression) -> Encoded:
-    """Return the batch without its header: zeros for it, the message, and padding."""
     if compression is Compression.NONE and data.nbytes >= _IN_PLACE_BYTES_MIN:
         size = pa.ipc.get_record_batch_size(data)
         return _in_place(_trimmed(data) if _is_foreign(data, size) else data)
@@ -184,11 +180,8 @@ def _is_foreign(data: pa.RecordBatch, size: int) -> bool:
 
 
 def _trimmed(data: pa.RecordBatch) -> pa.RecordBatch:
-    """Copy nested columns of a slice, so that only its own rows are written.
-
-    pyarrow trims slices when it writes them, except nested columns whose rows in the slice are all
-    empty: then the whole child of the original array would be written.
-    """
+    """pyarrow trims slices when it writes them, except nested columns whose rows in the slice are
+    all empty: then the whole child of the original array would be written."""
     columns = [
         pa.concat_arrays([column, column.slice(0, 0)])
         if pa.types.is_nested(column.type)
@@ -199,7 +192,6 @@ def _trimmed(data: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _serialize(data: pa.RecordBatch, compression: Compression) -> memoryview:
-    """Return the record-batch message alone; slices are trimmed to their own rows."""
     if compression is Compression.NONE:
         return memoryview(data.serialize())
     # pyarrow compresses only in its stream writer: write a stream, use its second message.
@@ -214,11 +206,8 @@ def _serialize(data: pa.RecordBatch, compression: Compression) -> memoryview:
 
 # --- decoding -------------------------------------------------------------------------------------
 def split_batches(body: memoryview) -> Iterator[tuple[BatchHeader, memoryview]]:
-    """Yield the batches that follow each other in `body`.
-
-    Raises:
-        CorruptBatch: a batch does not end inside `body`.
-    """
+    """Yield the batches that follow each other. Raises CorruptBatch: one does not end inside
+    `body`."""
     at, end = 0, len(body)
     while at < end:
         if end - at < BATCH_HEADER_BYTES:
@@ -248,18 +237,12 @@ def decode_batch(
 ) -> pa.RecordBatch:
     """Decode one stored batch, or rows of it, into the reader's schema.
 
-    Args:
-        columns: only these, in this order; None: all.
-        reader_schema: the schema of the result; None: the topic's newest.
-        start: the first row, counted in the batch.
-        stop: the row after the last one.
+    `columns`: only these, in this order. `reader_schema`: None is the topic's newest. Rows [start,
+    stop) are counted in the batch.
 
-    Raises:
-        CorruptBatch: the CRC does not match, the bytes contradict the header, or a row has a value
-            that its stored type does not hold (`column`, `row`).
-        UnknownSchema: the batch's schema is not in `schemas`.
-        InvalidArgument: no such column.
-        IncompatibleSchema: the batch's schema does not widen to `reader_schema`.
+    Raises CorruptBatch: the CRC does not match, the bytes contradict the header, or a row has a
+    value that its stored type does not hold (`column`, `row`); UnknownSchema; InvalidArgument: no
+    such column; IncompatibleSchema: the schema does not widen to `reader_schema`.
     """
     assert len(batch) == header.total_bytes, "one batch, whole, and its own header"
     if verify_crc:
@@ -303,11 +286,7 @@ def _check_values(data: pa.RecordBatch, stored: pa.Schema, target: pa.Schema, st
 def read_rows(
     batch: memoryview, header: BatchHeader, stored: pa.Schema, target: pa.Schema
 ) -> pa.RecordBatch:
-    """Return the batch's rows in their stored schema; only the columns that `target` has, if any.
-
-    Raises:
-        CorruptBatch
-    """
+    """Return the rows in their stored schema; only the columns that `target` has, if any."""
     # Again, although the broker has checked it: the file may have been damaged since.
     message = batch[BATCH_HEADER_BYTES:]
     metadata = check_structure(message, header, stored)
@@ -323,7 +302,6 @@ def read_rows(
 def decoded_bytes(batch: memoryview, header: BatchHeader, stored: pa.Schema) -> int:
     """Return the bytes that decoding will allocate: 0 for an uncompressed batch.
 
-    Raises:
-        CorruptBatch: above the bound on a batch, or its metadata are unreadable.
+    Raises CorruptBatch: above the bound, or its metadata are unreadable.
     """
     return check_structure(batch[BATCH_HEADER_BYTES:], header, stored).decoded_bytes

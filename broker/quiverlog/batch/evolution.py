@@ -2,8 +2,7 @@
 
 A change is allowed when every old batch can be read in the new schema without losing a value: new
 nullable columns at the end, wider types, NOT NULL becoming nullable; also inside structs, lists and
-maps. `check_readable` is the reader's side of that rule: columns are found by name, and each must
-be the stored type or a wider one.
+maps. Readers find columns by name.
 """
 
 from __future__ import annotations
@@ -23,15 +22,11 @@ _WIDER: Final[dict[pa.DataType, tuple[pa.DataType, ...]]] = {
     pa.int32(): (pa.int64(), pa.float64()),
     pa.float32(): (pa.float64(),),
 }
-"""Widenings that keep every value exactly (an int64 does not fit a float64)."""
+"""These keep every value exactly (an int64 does not fit a float64)."""
 
 
 def evolve(old: pa.Schema, new: pa.Schema) -> None:
-    """Check that a topic may change from schema `old` to `new` (both normalised).
-
-    Raises:
-        IncompatibleSchema: names the first column that may not change in this way.
-    """
+    """Raise IncompatibleSchema for the first column that may not change so (both normalised)."""
     _check_fields(list(old), list(new), "column")
 
 
@@ -68,7 +63,7 @@ def _check_field(before: pa.Field, after: pa.Field, what: str) -> None:
 
 
 def can_widen(old: pa.DataType, new: pa.DataType) -> bool:
-    """Return whether every value of `old` is also one of `new`, for evolution and for readers.
+    """Return whether every value of `old` is also one of `new`.
 
     Structs may gain fields anywhere; the others keep their order.
     """
@@ -96,11 +91,8 @@ def can_widen(old: pa.DataType, new: pa.DataType) -> bool:
 def check_readable(stored: pa.Schema, reader: pa.Schema) -> None:
     """Check that rows of `stored` can be read as `reader`, whatever their values.
 
-    Missing columns are null, surplus ones are left out.
-
-    Raises:
-        IncompatibleSchema: a column's type is not wider, or is NOT NULL in `reader` and nullable in
-            `stored`. Its details hold `column`, `stored`, `wanted`.
+    Missing columns are null, surplus ones are left out. Raises IncompatibleSchema, with `column`,
+    `stored` and `wanted`: a type is not wider, or NOT NULL in `reader` and nullable in `stored`.
     """
     for wanted in reader:
         index = stored.get_field_index(wanted.name)
@@ -143,8 +135,6 @@ def _nulls_are_known(stored: pa.Field, wanted: pa.Field) -> bool:
 
 
 class SchemaHistory(Mapping[int, pa.Schema]):
-    """The schemas of one topic by id; the one with the largest id is current."""
-
     __slots__ = ("_projections", "_readable", "_schemas", "current", "current_id")
 
     def __init__(self, schemas: Mapping[int, pa.Schema]) -> None:
@@ -172,31 +162,22 @@ class SchemaHistory(Mapping[int, pa.Schema]):
         return schema_id in self._schemas
 
     def schema(self, schema_id: int) -> pa.Schema:
-        """Return the schema with this id.
-
-        Raises:
-            UnknownSchema: ask the broker for the topic's schemas again.
-        """
+        """Return the schema. Raises UnknownSchema: ask the broker for the topic's schemas again."""
         schema = self._schemas.get(schema_id)
         if schema is None:
             raise UnknownSchema(f"schema id {schema_id} is not among {sorted(self._schemas)}.")
         return schema
 
     def check_readable(self, schema_id: int, reader: pa.Schema) -> None:
-        """Check like the function `check_readable`; cached for the last reader schema.
-
-        Raises:
-            UnknownSchema, IncompatibleSchema.
-        """
+        """Check like the function, cached for the last reader schema. Raises UnknownSchema, too."""
         if self._readable.get(schema_id) is not reader:
             check_readable(self.schema(schema_id), reader)
             self._readable[schema_id] = reader
 
     def projected(self, columns: Sequence[str], schema_id: int | None = None) -> pa.Schema:
-        """Return the current schema (or that of `schema_id`) reduced to `columns`, in their order.
+        """Return the schema reduced to `columns`, in their order.
 
-        Raises:
-            InvalidArgument: there is no such column, or one is named twice.
+        Raises InvalidArgument: there is no such column, or one is named twice.
         """
         key = (self.current_id if schema_id is None else schema_id, tuple(columns))
         projection = self._projections.get(key)
@@ -207,11 +188,6 @@ class SchemaHistory(Mapping[int, pa.Schema]):
 
 
 def project(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:
-    """Return `schema` reduced to `columns`, in their order.
-
-    Raises:
-        InvalidArgument: there is no such column, or one is named twice.
-    """
     names = schema.names
     unknown = [name for name in columns if name not in names]
     if unknown:

@@ -37,12 +37,10 @@ FLAG_CONTROL: Final = 0x01
 FLAG_TRANSACTIONAL: Final = 0x02
 FLAG_CODEC_SHIFT: Final = 2
 FLAG_CODEC_MASK: Final = 0x0C
-"""Two bits: `types.Compression`."""
 FLAGS_KNOWN: Final = FLAG_CONTROL | FLAG_TRANSACTIONAL | FLAG_CODEC_MASK
 
 SIZE_OFFSET: Final = 12
 SIZE_END: Final = 16
-"""`size` counts the bytes from here on: a whole batch is `SIZE_END + size` bytes."""
 CRC_OFFSET: Final = 16
 CRC_START: Final = 20
 
@@ -100,7 +98,6 @@ class BatchHeader(NamedTuple):
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of the whole batch, header and padding included."""
         return SIZE_END + self.size
 
     @property
@@ -109,7 +106,6 @@ class BatchHeader(NamedTuple):
 
     @property
     def is_compressed(self) -> bool:
-        """True when decoding the rows takes memory."""
         return bool(self.flags & FLAG_CODEC_MASK)
 
     @property
@@ -131,8 +127,6 @@ class BatchHeader(NamedTuple):
 
 # --- batch after batch ------------------------------------------------------------------------
 def whole_batch(header: BatchHeader, offset: int, room: int) -> bool:
-    """Return whether this is the header of a batch that begins with row `offset` and fits `room`
-    bytes."""
     return (
         header.base_offset == offset
         and header.magic == MAGIC
@@ -145,8 +139,8 @@ def whole_batch(header: BatchHeader, offset: int, room: int) -> bool:
 def link(buffer: bytes | bytearray | memoryview, at: int, offset: int, room: int) -> int:
     """Return (rows << 32 | bytes) of the batch at byte `at` that begins with row `offset`; 0: none.
 
-    The step of a walk over headers, as cheap as Python allows. 40 bytes must be there, and the
-    whole batch must fit `room` bytes.
+    A step of a walk over headers, as cheap as Python allows. 40 bytes must be there, and the whole
+    batch must fit `room` bytes.
     """
     base_offset, _, after, rows = _LINK.unpack_from(buffer, at)
     total: int = SIZE_END + after
@@ -158,7 +152,6 @@ def link(buffer: bytes | bytearray | memoryview, at: int, offset: int, room: int
 
 
 def magic_positions(chunk: bytes | memoryview) -> Iterator[int]:
-    """Yield the aligned positions in `chunk` where a header's magic byte would be right."""
     magics = bytes(chunk[_MAGIC_AT::BATCH_ALIGNMENT_BYTES])
     found = magics.find(MAGIC)
     while found >= 0:
@@ -167,12 +160,12 @@ def magic_positions(chunk: bytes | memoryview) -> Iterator[int]:
 
 
 def stamp(buffer: bytearray | memoryview, at: int, base_offset: int, leader_epoch: int) -> None:
-    """Write the leader's fields. Both are before the CRC's range, so the CRC stays valid."""
+    """Write the leader's fields. Both are before the CRC's range, and the CRC stays valid."""
     _STAMP.pack_into(buffer, at, base_offset, leader_epoch)
 
 
 def stamp_times(view: memoryview, header: BatchHeader, at_us: int) -> BatchHeader:
-    """Set the time of all rows. It is in the CRC's range, so the CRC is computed again."""
+    """Set the time of all rows, which is in the CRC's range: the CRC is computed again."""
     timed = header._replace(timestamp_min_us=at_us, timestamp_max_us=at_us)
     timed.pack_into(view)
     stamped = timed._replace(crc32c=crc32c(view[CRC_START:]))
@@ -181,6 +174,6 @@ def stamp_times(view: memoryview, header: BatchHeader, at_us: int) -> BatchHeade
 
 
 def peek(buffer: bytes | bytearray | memoryview, at: int = 0) -> tuple[int, int, int]:
-    """Return (base_offset, leader_epoch, total_bytes) at byte `at`; 16 bytes must be there."""
+    """Return (base_offset, leader_epoch, total_bytes); 16 bytes must be there."""
     base_offset, leader_epoch, size = _PEEK.unpack_from(buffer, at)
     return base_offset, leader_epoch, SIZE_END + size

@@ -1,8 +1,8 @@
-"""Values outside of their type, which Arrow accepts from buffers and files unchecked.
+"""Values outside of their type, which Arrow accepts from buffers and files unchecked: a
+decimal(4,2) of 12345.67, text that is no UTF-8, a time of day beyond midnight.
 
-A decimal(4,2) of 12345.67, text that is no UTF-8, a time of day beyond midnight: readers make
-different values of them, or fail. Only types that can be wrong are checked, at any depth. Values
-outside of a slice or under a null are never read, so they may be anything.
+Readers make different values of them, or fail. Values outside of a slice or under a null are never
+read: they may be anything.
 """
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ _SHOWN_CHARS = 60
 
 
 class WrongValue(NamedTuple):
-    """A row of a column, counted from 0, its wrong value, and the reason."""
-
     row: int
     shown: str
     why: str
@@ -40,7 +38,6 @@ def can_be_wrong(kind: pa.DataType) -> bool:
 
 
 def first_wrong_value(column: pa.Array) -> WrongValue | None:
-    """Return the first value that the column's stored type cannot hold; None: all are good."""
     if _is_held(column):
         return None
     row = _first_wrong_row(column)
@@ -66,7 +63,6 @@ def _is_held(array: pa.Array) -> bool:
 
 
 def _children(array: pa.Array) -> list[pa.Array]:
-    """Return the children of a nested array, cut to the rows of its slice."""
     kind = array.type
     if t.is_struct(kind):
         return [array.field(number) for number in range(kind.num_fields)]

@@ -39,10 +39,9 @@ _CODECS: Final = {0: Compression.LZ4, 1: Compression.ZSTD}
 
 
 class IpcMetadata(NamedTuple):
-    """The metadata's claims. `nodes` and `buffers` are flat: pairs one after the other."""
+    """`nodes` and `buffers` are flat: pairs one after the other."""
 
     body_at: int
-    """The body's position, in bytes from the message's first."""
     body_bytes: int
     row_count: int
     nodes: tuple[int, ...]
@@ -51,28 +50,22 @@ class IpcMetadata(NamedTuple):
     """(offset in the body, length) of every buffer."""
     compression: Compression
     decoded_bytes: int = 0
-    """The memory for decompression, as the buffers declare it; `check_structure` adds it up."""
+    """As the buffers declare it; `check_structure` adds it up."""
     as_sample: bool = False
-    """All bytes but the numbers are those of this library's encoder: Arrow accepts the metadata."""
+    """All bytes but the numbers are those of this library's encoder."""
     surely_readable: bool = False
-    """`check_structure` has proved from the metadata alone that Arrow can read the rows."""
+    """The metadata alone prove that Arrow can read the rows."""
 
 
 class IpcShape:
     """The positions of the numbers in the metadata of one schema's batches.
 
     With one encoder, a schema's batches differ in a few numbers and in no other byte. Where all
-    other bytes equal those of `sample`, a walk through the tables would end at the same places, so
-    the numbers are unpacked in one call.
+    other bytes equal those of `sample`, a walk through the tables would end at the same places: the
+    numbers are unpacked in one call.
 
-    `body_at`: where the body begins in messages of this shape.
-
-    Args:
-        sample: a message that this process encoded. An untrusted one could make numbers and
-            structure overlap.
-
-    Raises:
-        ValueError: the sample leaves a number out, which then has no place.
+    `sample` is a message that this process encoded: an untrusted one could make numbers and
+    structure overlap. Raises ValueError: it leaves a number out.
     """
 
     __slots__ = ("_body_bytes", "_buffers", "_fixed", "_nodes", "_others", "_rows", "_unpack",
@@ -134,10 +127,9 @@ class IpcShape:
 
 
 def read_ipc_metadata(message: memoryview) -> IpcMetadata:
-    """Read the metadata of the record-batch message at the start of `message`.
+    """Read the metadata at the start of `message`.
 
-    Raises:
-        CorruptBatch: no such message, or it claims more bytes than are there.
+    Raises CorruptBatch: no such message, or it claims more bytes than are there.
     """
     try:
         metadata = _read(message)
@@ -152,10 +144,7 @@ def read_ipc_metadata(message: memoryview) -> IpcMetadata:
 
 
 def claimed_size(message: memoryview) -> tuple[int, int] | None:
-    """Return (bytes, rows) that the message claims; its body may be missing.
-
-    None when its metadata cannot be read.
-    """
+    """Return (bytes, rows) that the message claims, if readable; its body may be missing."""
     try:
         places = _walk(message)
         flat = message[_PREFIX_BYTES : places.body_at]
@@ -167,7 +156,7 @@ def claimed_size(message: memoryview) -> tuple[int, int] | None:
 
 
 class _Places(NamedTuple):
-    """The numbers' positions in the flatbuffer, which begins after the prefix; 0: left out."""
+    """Positions in the flatbuffer, which begins after the prefix; 0: left out."""
 
     body_at: int
     body_bytes: int
@@ -216,7 +205,7 @@ def _read(message: memoryview) -> IpcMetadata:
 
 
 def _table(flat: memoryview, at: int, wanted: int) -> tuple[int, tuple[int, ...]]:
-    """Return (position, offsets of the first `wanted` fields in it; 0: an absent field)."""
+    """Return (position, offsets of the first `wanted` fields in it; 0: absent)."""
     vtable = at - _I32.unpack_from(flat, at)[0]
     if vtable < 0 or at < 0:
         raise ValueError("an offset points outside")

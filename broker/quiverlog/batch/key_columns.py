@@ -1,4 +1,4 @@
-"""The columns that may be a topic's key, for the broker at creation and for clients.
+"""The columns that may be a topic's key.
 
 Apart from partitioner.py, whose import takes a third of a second.
 """
@@ -15,11 +15,7 @@ __all__ = ["check_key_columns"]
 
 
 def check_key_columns(schema: pa.Schema, key_columns: Sequence[str]) -> None:
-    """Check that a topic of (normalised) `schema` may have this key.
-
-    Raises:
-        InvalidSchema: a column does not exist, is named twice, or cannot be a key.
-    """
+    """Raise InvalidSchema where a key column does not exist, is named twice, or cannot be a key."""
     for index, name in enumerate(key_columns):
         if name not in schema.names:
             raise InvalidSchema(f"key column {name!r} is not in the schema.")

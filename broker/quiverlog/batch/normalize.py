@@ -16,9 +16,7 @@ def conform(data: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     dropped.
 
     The caller has called `evolution.check_readable`, or the schemas are of one topic's history.
-
-    Raises:
-        IncompatibleSchema: a column cannot be read as the given type.
+    Raises IncompatibleSchema.
     """
     if data.schema is schema or data.schema.equals(schema, check_metadata=True):
         return data
@@ -60,7 +58,6 @@ def _reader_column(data: pa.RecordBatch, field: pa.Field, nulls: _Nulls) -> pa.A
 
 
 def _shown(array: pa.Array, data_type: pa.DataType, nulls: _Nulls) -> pa.Array:
-    """Return a column in the reader's type; fields that a struct has gained are null."""
     if pa.types.is_null(array.type):
         return nulls.of(data_type)
     if not (pa.types.is_struct(array.type) and pa.types.is_struct(data_type)):
@@ -98,8 +95,7 @@ def cast_array(array: pa.Array, data_type: pa.DataType) -> pa.Array:
 def _castable(array: pa.Array) -> pa.Array:
     """Return the array in a layout that pyarrow's casts support, at any depth.
 
-    List views become lists (the cast makes invalid arrays of them), dictionaries of views are
-    decoded (polars' categories), and so are run ends.
+    The cast makes invalid arrays of list views, and polars' categories are dictionaries of views.
     """
     if not _needs_help(array.type):
         return array

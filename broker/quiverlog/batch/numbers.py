@@ -1,7 +1,7 @@
 """Arrow arrays and scalars made without pandas.
 
-`pa.array(a list)` and `pa.scalar(a value)` import pandas, if it is installed, at their first call:
-a third of a second and 40 MB in every process.
+`pa.array` of a list and `pa.scalar` import pandas, if installed, at their first call: a third of a
+second and 40 MB in every process.
 """
 
 from __future__ import annotations
@@ -18,11 +18,7 @@ _TYPECODES: Final = {pa.int32(): "i", pa.int64(): "q", pa.uint64(): "Q"}
 
 
 def integers(values: Iterable[int], data_type: pa.DataType) -> pa.Array:
-    """Return an array of int32, int64 or uint64, or of a timestamp's 64 bits; no nulls.
-
-    Raises:
-        OverflowError: a value does not fit.
-    """
+    """Return an array of int32, int64, uint64 or timestamps; no nulls. Raises OverflowError."""
     code = "q" if pa.types.is_timestamp(data_type) else _TYPECODES[data_type]
     packed = array.array(code, values)
     assert packed.itemsize * 8 == data_type.bit_width, "a C int has 32 bits, a long long 64"

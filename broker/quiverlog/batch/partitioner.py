@@ -1,10 +1,8 @@
 """The partition of a row by its key columns: one vectorised hash, the same in every client.
 
-docs/protocol.md ("Key partitioning") defines it for other languages, with test vectors: each key
-value becomes 64 bits, the values are mixed one after the other, and the upper half of the result is
-scaled to the number of partitions. Equal values hash equally in every width of their type, so that
-widening a key column moves no key: integers by value, floats as float64, decimals without trailing
-zeros.
+docs/protocol.md ("Key partitioning") defines it for other languages, with test vectors. Equal
+values hash equally in every width of their type, and widening a key column moves no key: integers
+by value, floats as float64, decimals without trailing zeros.
 
 Any change here separates equal keys of existing topics: the golden vectors must never change.
 """
@@ -24,7 +22,7 @@ from .numbers import integer, integers
 __all__ = ["hash_rows", "partition_rows"]
 
 NULL_BITS: Final = 0xA5A5_5A5A_C3C3_3C3C
-"""For a null; any constant would do, and this one is an unlikely value."""
+"""Any constant would do; this one is an unlikely value."""
 NAN_BITS: Final = 0x7FF8_0000_0000_0000
 _INCREMENT: Final = 0x9E37_79B9_7F4A_7C15
 _MULTIPLIER_1: Final = 0xBF58_476D_1CE4_E5B9
@@ -51,8 +49,7 @@ def partition_rows(
 ) -> list[tuple[int, pa.RecordBatch]]:
     """Divide rows among `partitions`; rows of one partition keep their order.
 
-    Returns:
-        (partition, rows) of the partitions that get any, ascending.
+    Returns the partitions that get any, ascending.
     """
     assert key_columns, "rows without a key are spread by the producer"
     if partitions == 1 or data.num_rows == 0:
@@ -83,7 +80,6 @@ def _scale(hashes: pa.Array, partitions: int) -> pa.Array:
 
 
 def hash_rows(data: pa.RecordBatch, key_columns: Sequence[str]) -> pa.Array:
-    """Return the 64-bit hash of every row's key, as uint64."""
     hashes: pa.Array | None = None
     for name in key_columns:
         bits = _bits_of(data.column(name))
@@ -100,7 +96,6 @@ def _mix(x: pa.Array) -> pa.Array:
 
 
 def _bits_of(column: pa.Array) -> pa.Array:
-    """Return 64 bits per value, without nulls."""
     bits = _bits_of_values(column)
     return pc.fill_null(bits, _NULL_U64) if bits.null_count else bits
 
@@ -141,7 +136,7 @@ def _bits_of_uniques(column: pa.Array) -> pa.Array:
 
 
 def _decimal_text(value: Decimal) -> bytes:
-    """Return `<digits>e<exponent>` without trailing zeros, so that 1.5 and 1.50 are the same."""
+    """Return `<digits>e<exponent>` without trailing zeros: 1.5 and 1.50 are the same."""
     sign, digits, exponent = value.as_tuple()
     assert isinstance(exponent, int)
     text = "".join(map(str, digits)).lstrip("0")

@@ -1,9 +1,7 @@
-"""Arrow arrays of Python values, made without pandas.
+"""Arrow arrays of Python values, made without pandas, whose import takes 0.2 to 0.4 s.
 
-`pa.array(a list)` imports pandas, where it is installed, at its first call: 0.2 to 0.4 s, which a
-small program notices. Here plain values of common types become arrays through their bytes. Other
-values give None, and the caller uses pyarrow: only values of exactly the type's own Python type are
-accepted, so that results and refusals are pyarrow's.
+Only values of exactly the type's own Python type are accepted: results and refusals are pyarrow's.
+Others give None, and the caller uses pyarrow.
 """
 
 from __future__ import annotations
@@ -36,13 +34,10 @@ about as much time as the import of pandas takes, and imports it."""
 
 
 class _Budget:
-    """The values that may still be converted here, in this process."""
-
     left = VALUES_MAX
 
 
 def array_of(values: Sequence[Any], data_type: pa.DataType) -> pa.Array:
-    """Return `pa.array(values, data_type)`, without pandas where that is possible and pays."""
     if _Budget.left > 0 and "pandas" not in sys.modules:
         _Budget.left -= len(values)
         made = plain_array(values, data_type)
@@ -52,7 +47,6 @@ def array_of(values: Sequence[Any], data_type: pa.DataType) -> pa.Array:
 
 
 def plain_array(values: Sequence[Any], data_type: pa.DataType) -> pa.Array | None:
-    """Return an array of the values; None where a value or the type is not a plain one."""
     found = _MAKERS.get(data_type)
     if found is None:
         return None
@@ -118,4 +112,4 @@ _MAKERS: Final[dict[pa.DataType, tuple[type, Any, _Maker]]] = {
     pa.binary(): (bytes, b"", _binaries),
     pa.timestamp("us", "UTC"): (datetime, _EPOCH, _moments),
 }
-"""Type -> the Python type accepted, the filler for nulls, and the maker of buffers."""
+"""The Python type accepted, the filler for nulls, and the maker of buffers."""

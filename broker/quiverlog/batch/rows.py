@@ -1,9 +1,10 @@
-"""From a batch's bytes to Arrow arrays, with every check: the one decoder of rows.
+"""From a batch's bytes to Arrow arrays, with every check: the one decoder of rows, for broker and
+readers.
 
-The broker decodes so before it stores, and every reader again. Rows are decoded as bare bytes first
-(`structure.Plan.layout`: strings as binary, maps as lists of structs), because Arrow checks the
-layout of those completely and none of their values. Only when all offsets, lengths and null counts
-are good do the buffers get their types. No uncompressed byte is copied.
+Rows are decoded as bare bytes first (`structure.Plan.layout`: strings as binary, maps as lists of
+structs), because Arrow checks the layout of those completely and none of their values. Only when
+all offsets, lengths and null counts are good do the buffers get their types. No uncompressed byte
+is copied.
 
 The order matters: an array whose offsets lead outside of its buffers is a wild read at its first
 use, and Arrow aborts the process when it builds a map with a null key.
@@ -35,12 +36,8 @@ def read_rows(
 ) -> pa.RecordBatch:
     """Return the rows of a message whose metadata `check_structure` has passed.
 
-    Args:
-        columns: only these, by ascending number; the others stay compressed. None: all. An
-            uncompressed message gives all columns.
-
-    Raises:
-        CorruptBatch: the bytes cannot be decompressed, or no reader could use them safely.
+    Columns that are not named by ascending number stay compressed; an uncompressed message gives
+    all. Raises CorruptBatch: the bytes cannot be decompressed, or no reader could use them safely.
     """
     plan = plan_of(stored)
     try:
@@ -58,15 +55,9 @@ def read_rows(
 def check_rows(
     message: memoryview, metadata: IpcMetadata, stored: pa.Schema, *, full: bool
 ) -> None:
-    """Check that `read_rows` will give the rows, and that no NOT NULL field has nulls.
+    """Raise CorruptBatch unless `read_rows` will give the rows, with no nulls in NOT NULL fields.
 
-    Nested nulls are checked here only, as they harm no reader.
-
-    Args:
-        full: check the values, too: UTF-8, decimal digits.
-
-    Raises:
-        CorruptBatch
+    Nested nulls are checked here only, as they harm no reader. `full`: check the values, too.
     """
     if metadata.surely_readable:
         # Wide, flat tables of numbers: the check would be a sixth of a small request's cost.
@@ -88,7 +79,6 @@ def _refused(error: BaseException) -> CorruptBatch:
 
 
 def _read_bare(message: memoryview, plan: Plan) -> pa.RecordBatch:
-    """Decode all columns as bare bytes, with a fully checked layout."""
     bare = pa.ipc.read_record_batch(pa.py_buffer(message), plan.layout)
     # Full: offsets, lengths and null counts of every row, not only of the first and last.
     bare.validate(full=True)
@@ -192,13 +182,9 @@ def _check_maps(array: pa.Array, data_type: pa.DataType) -> None:
 
 
 def check_nested_nulls(array: pa.Array) -> None:
-    """Check that NOT NULL fields below `array` have nulls only under null parents.
+    """Raise ValueError where NOT NULL fields below `array` have nulls under valid parents.
 
-    Structs and lists are visited, and maps where `array` is of a layout type, in which they are
-    lists.
-
-    Raises:
-        ValueError: names the field.
+    Maps are visited only where `array` is of a layout type, in which they are lists.
     """
     data_type = array.type
     if pa.types.is_struct(data_type):

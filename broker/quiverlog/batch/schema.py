@@ -46,19 +46,17 @@ RAW_SCHEMA: Final = pa.schema(
         pa.field("timestamp", pa.timestamp("us", tz="UTC")),
     ]
 )
-"""For opaque payloads, shaped like a Kafka record."""
+"""Shaped like a Kafka record."""
 
 
 def serialize_schema(schema: pa.Schema) -> bytes:
-    """Return the schema as an Arrow IPC encapsulated schema message."""
     return schema.serialize().to_pybytes()  # type: ignore[no-any-return]
 
 
 def deserialize_schema(data: bytes | memoryview) -> pa.Schema:
     """Read an Arrow IPC schema message.
 
-    Raises:
-        InvalidSchema: too large, not a schema message, or one with text that is not UTF-8.
+    Raises InvalidSchema: too large, no schema message, or one with text that is not UTF-8.
     """
     # Before Arrow parses it.
     if len(data) > SCHEMA_BYTES_MAX:
@@ -100,11 +98,8 @@ def _check_text_of(data_type: pa.DataType) -> None:
 def deserialize_stored(data: bytes | memoryview) -> pa.Schema:
     """Read a schema under which stored rows can be decoded safely.
 
-    `rows.read_rows` handles the layouts of the types that topics may have. Another type, such as a
-    dictionary, would bring unchecked indices from an untrusted sender.
-
-    Raises:
-        InvalidSchema: not a schema, or not one that a topic may have.
+    Another type than those of topics, such as a dictionary, would bring unchecked indices from an
+    untrusted sender. Raises InvalidSchema.
     """
     schema = deserialize_schema(data)
     check_schema(schema)
@@ -112,7 +107,7 @@ def deserialize_stored(data: bytes | memoryview) -> pa.Schema:
 
 
 def normalize_schema(schema: pa.Schema) -> pa.Schema:
-    """Return the schema in which data of `schema` is stored (docs/storage-format.md, "Types").
+    """Return the schema in which data of `schema` is stored.
 
     Types that cannot be stored stay: `check_schema` names them.
     """
@@ -121,11 +116,7 @@ def normalize_schema(schema: pa.Schema) -> pa.Schema:
 
 
 def check_schema(schema: pa.Schema) -> None:
-    """Check that a normalised schema can be stored.
-
-    Raises:
-        InvalidSchema: names every column that cannot, and what to use instead.
-    """
+    """Raise InvalidSchema for every column that cannot be stored, with what to use instead."""
     names = schema.names
     if not names:
         raise InvalidSchema("a schema needs at least one column.")

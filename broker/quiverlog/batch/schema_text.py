@@ -70,8 +70,7 @@ def parse_schema(text: str) -> pa.Schema:
 
 
 class _Parser:
-    """Recursive descent over the tokens, with bounded depth: hostile text cannot overflow the
-    stack."""
+    """Recursive descent with bounded depth: hostile text cannot overflow the stack."""
 
     def __init__(self, text: str) -> None:
         self._text = text

@@ -1,9 +1,9 @@
 """The checks of a batch's Arrow metadata before its rows are touched; decodes nothing.
 
-Compares the metadata with the schema: numbers of fields and buffers, lengths, every buffer inside
-the body and without overlap, and bounds on the decompressed bytes that the buffers declare (Arrow
-allocates what is declared and refuses other sizes) and on values that take no bytes: a list of two
-billion nulls is a message of 256 bytes. `rows` checks the buffers' contents.
+Compares the metadata with the schema: every buffer inside the body and without overlap, and bounds
+on the decompressed bytes that the buffers declare (Arrow allocates what is declared and refuses
+other sizes) and on values that take no bytes: a list of two billion nulls is a message of 256
+bytes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LENGTH_PREFIX: Final = struct.Struct("<q")
 _PLANS_MAX: Final = 4 * SCHEMAS_PER_TOPIC_MAX
 _PASSED_MAX: Final = 1_024
 _PASSED_BYTES_MAX: Final = 4 * KIB
-"""Longer metadata is read every time: it belongs to some hundred columns."""
+"""Longer metadata belongs to some hundred columns."""
 
 
 class Plan(NamedTuple):
@@ -38,7 +38,6 @@ class Plan(NamedTuple):
     node_count: int
     buffer_count: int
     columns: tuple[int, ...]
-    """Each column's node index."""
     weightless: tuple[int, ...]
     """Nodes whose values take no bytes: nulls by type, and structs of these."""
     required: tuple[tuple[int, str], ...]
@@ -47,11 +46,11 @@ class Plan(NamedTuple):
     """The same buffers without their types: strings as binary, decimals as 16 bytes."""
     has_maps: bool
     has_required_inside: bool
-    """Fields inside of columns that may not be null; the keys of maps are not counted."""
+    """Inside of columns; the keys of maps are not counted."""
     questionable: frozenset[str]
-    """The columns where some bits are no value of their type (`held_values`)."""
+    """The columns where some bits are no value of their type."""
     shape: IpcShape | None
-    """The metadata's shape from this library's encoder; None where it is not constant."""
+    """From this library's encoder; None where it is not constant."""
     bit_widths: tuple[int, ...] | None
     """Bits per value of each column, if all bits are values in all columns; else None."""
     head_bytes: int
@@ -59,18 +58,17 @@ class Plan(NamedTuple):
 
 
 _plans: dict[int, Plan] = {}
-"""By the schema object's id; the plan keeps the schema alive, so that an id is not used again."""
+"""By the schema object's id; the plan keeps the schema alive: an id is not used again."""
 
 _passed: dict[tuple[int, bytes], tuple[Plan, IpcMetadata]] = {}
-"""By schema and metadata bytes, from which everything but `_goes_with` follows: accepted metadata.
+"""Accepted metadata, by schema and bytes, from which everything but `_goes_with` follows.
 
-Only where the bytes depend on the number of rows alone, as in tables of plain numbers: a producer
-of small batches sends the same ones again and again.
+Only where the bytes depend on the number of rows alone: a producer of small batches of plain
+numbers sends the same ones again and again.
 """
 
 
 def plan_of(schema: pa.Schema) -> Plan:
-    """Return the plan of a schema; computed once and cached."""
     plan = _plans.get(id(schema))
     if plan is None:
         # Clearing all is simple, and costs one computation per schema in use.
@@ -121,7 +119,6 @@ def _inner_types(data_type: pa.DataType) -> Iterator[pa.DataType]:
 
 
 def _weightless_nodes(data_type: pa.DataType, at: int) -> Iterator[int]:
-    """Yield the nodes without bytes in a column whose own node is `at`."""
     if _is_weightless(data_type):
         yield at
     for number in range(data_type.num_fields):
@@ -150,8 +147,6 @@ def _has_required(data_type: pa.DataType) -> bool:
 
 
 def _make_shape(schema: pa.Schema, nodes: int, buffers: int) -> IpcShape | None:
-    """Return the shape of this schema's messages; None where pyarrow has no plain sample of
-    them."""
     try:
         columns = [pa.nulls(1, field.type) for field in schema]
         sample = memoryview(pa.RecordBatch.from_arrays(columns, schema=schema).serialize())
@@ -186,8 +181,8 @@ def _bit_widths(schema: pa.Schema) -> tuple[int, ...] | None:
 def _surely_readable(metadata: IpcMetadata, plan: Plan) -> bool:
     """Return whether accepted metadata proves that Arrow can read the rows.
 
-    No value is null, and every column has bytes for all rows, any bits of which are values, so
-    nothing in the body can be wrong. False proves nothing.
+    No value is null, and every column has bytes for all rows, any bits of which are values. False
+    proves nothing.
     """
     widths = plan.bit_widths
     if widths is None or not metadata.as_sample or any(metadata.nodes[1::2]):
@@ -201,7 +196,6 @@ def _surely_readable(metadata: IpcMetadata, plan: Plan) -> bool:
 
 
 def _counts(data_type: pa.DataType) -> tuple[int, int]:
-    """Return (nodes, buffers) of a column in an IPC message."""
     types = pa.types
     if types.is_null(data_type):
         return 1, 0
@@ -233,11 +227,7 @@ def _layout_type(data_type: pa.DataType) -> pa.DataType:
 
 
 def check_structure(message: memoryview, header: BatchHeader, schema: pa.Schema) -> IpcMetadata:
-    """Check an Arrow message's metadata against the batch's header and schema; decodes nothing.
-
-    Raises:
-        CorruptBatch
-    """
+    """Check an Arrow message's metadata against header and schema. Raises CorruptBatch."""
     plan = plan_of(schema)
     key = None
     if plan.head_bytes:

@@ -1,8 +1,7 @@
 """Checks that pyarrow's conversion of Python values to a type is lossless.
 
 `pa.array([1.5], pa.int32())` is 1: pyarrow cuts off fractions, hours and nanoseconds, takes a local
-time for UTC, drops a struct's keys without a field, and makes infinity of large numbers. Columns
-are checked as a whole: most have values of one kind, and need no more.
+time for UTC, drops a struct's keys without a field, and makes infinity of large numbers.
 """
 
 from __future__ import annotations
@@ -25,8 +24,7 @@ _WHOLE: Final = frozenset((int, NoneType))
 
 
 def check_of(kind: pa.DataType) -> Check | None:
-    """Return a check for values that pyarrow would change when it converts them; None: it changes
-    none."""
+    """Return a check for values that pyarrow would change; None: it changes none."""
     if t.is_integer(kind):
         return _check_whole
     if t.is_floating(kind):
@@ -148,7 +146,6 @@ def _of_struct(kind: pa.StructType) -> Check:
     checks = [(f.name, inner) for f in kind if (inner := check_of(f.type)) is not None]
 
     def fields(value: Any) -> Mapping[str, Any]:
-        """Return the fields as pyarrow does: a tuple by order, a list as pairs."""
         if isinstance(value, Mapping):
             return value
         return dict(zip(names, value, strict=False) if isinstance(value, tuple) else value)

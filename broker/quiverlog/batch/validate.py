@@ -1,8 +1,7 @@
 """A broker's checks of a client's batch before it stores it.
 
-A bad batch is refused as a whole, with the reason: stored, it would stop all readers of its
-partition. The broker decodes the rows once with the function that readers use, so what passes can
-be read by all.
+A bad batch is refused as a whole: stored, it would stop all readers of its partition. The broker
+decodes the rows once with the function that readers use.
 
 `check_batch` costs as much as a CRC and returns what `check_rows`, which decompresses, will cost.
 Both are pure: the second may run off the loop.
@@ -39,25 +38,22 @@ from .structure import check_structure
 __all__ = ["ROWS_COST_INLINE_MAX", "CheckedBatch", "check_batch", "check_rows"]
 
 ROWS_COST_INLINE_MAX: Final = 256 * KIB
-"""Rows that cost more than this should be checked off the loop: a quarter of a millisecond with
-Zstandard, the slowest codec."""
+"""A quarter of a millisecond with Zstandard, the slowest codec."""
 _LAYOUT_COST_PART: Final = 32
 _VALUES_COST_PART: Final = 4
-"""Checking is this many times faster than decompressing, without and with a check of the values."""
+"""Checking is this many times faster than decompressing, without and with the values."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _PADDING: Final = bytes(BATCH_ALIGNMENT_BYTES)
 
 
 class CheckedBatch(NamedTuple):
-    """A batch with all checks passed except those of its rows. Its bytes are not copied."""
-
     header: BatchHeader
     message: memoryview
     metadata: IpcMetadata
     schema: pa.Schema
     rows_cost: int
-    """The cost of `check_rows`, in bytes decompressed or equivalent work."""
+    """In bytes decompressed or equivalent work."""
 
 
 def check_batch(
@@ -73,11 +69,8 @@ def check_batch(
     """Check one whole batch from a client, except its rows. Costs as much as its CRC.
 
     Args:
-        schemas: the topic's schemas by id.
-        bytes_max: the topic's `max.message.bytes`.
         full: whether `check_rows` will check values; only the cost depends on it.
-        now_wall_us: the broker's clock, microseconds UTC.
-        behind_ms_max, ahead_ms_max: how far rows may be from it; -1: any distance.
+        behind_ms_max, ahead_ms_max: how far rows may be from the broker's clock; -1: any distance.
 
     Raises:
         CorruptBatch: bytes, header and metadata contradict each other.
@@ -114,11 +107,7 @@ def check_batch(
 def check_rows(batch: CheckedBatch, *, full: bool) -> None:
     """Decode the rows as every reader will (docs/adr/0012). Pure: may run in any thread.
 
-    Args:
-        full: check the values, too: UTF-8, decimal digits.
-
-    Raises:
-        CorruptBatch: no reader could read them.
+    `full`: check the values, too. Raises CorruptBatch: no reader could read them.
     """
     rows.check_rows(batch.message, batch.metadata, batch.schema, full=full)
 
@@ -168,7 +157,6 @@ def _check_times(
 
 
 def _moment(at_us: int) -> str:
-    """Return a date and time, where Python's calendar has it."""
     try:
         return f"{_EPOCH + timedelta(microseconds=at_us):%Y-%m-%d %H:%M:%S} UTC"
     except OverflowError:
