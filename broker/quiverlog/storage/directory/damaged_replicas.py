@@ -22,10 +22,7 @@ _WHY_BYTES_MAX: Final = 2_000
 
 
 def mark_damaged(disk: Disk, directory: str, why: str) -> None:
-    """Mark the rows in this partition's directory as damaged, durably, for every later start.
-
-    Raises DiskFull, StorageFault, ThrottledBroker: it is not marked.
-    """
+    """Mark the rows in this partition's directory as damaged, durably, for every later start."""
     line = why.encode()[:_WHY_BYTES_MAX] + b"\n"
     with typed_errors(directory):
         disk.write_file_atomic(f"{directory}/{DAMAGED_FILE}", line)
@@ -36,8 +33,7 @@ def set_aside_damaged(
 ) -> str:
     """Take the name from a partition's directory, durably; return its new name.
 
-    Empty where there is no directory of this name, or it is another topic's. Raises StorageFault,
-    ThrottledBroker: it may have either name.
+    Empty where there is no directory of this name, or it is another topic's.
     """
     path = directories.partition_path(name)
     with typed_errors(path):
@@ -59,8 +55,7 @@ def keep_newest(
 ) -> list[str]:
     """Remove the oldest of those set aside, until `count_max` are left and `free_bytes_min` free.
 
-    Returns what was removed. Raises StorageFault: not all went that should; one that resists keeps
-    none of the others.
+    Returns what was removed.
     """
     assert count_max >= 0
     data_path = directories.path

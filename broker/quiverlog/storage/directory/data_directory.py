@@ -87,16 +87,11 @@ class PartitionDirectories:
 
     # --- making and removing -------------------------------------------------------------------
     def create_partition(self, name: str, topic_id: bytes) -> bool:
-        """Make a partition's directory, replacing what another topic left there.
-
-        The directory of this very topic is kept as it is: False. One whose owner cannot be read
+        """The directory of this very topic is kept as it is: False. One whose owner cannot be read
         just now is not replaced: it may hold this topic's rows. Its name is durable after
         `sync_partitions`; its `partition.json` is with the first rows. Before that a power failure
         may tear it, which `remove_leftovers` expects: thousands of partitions must not cost as many
-        flushes.
-
-        Raises DiskFull, StorageFault, ThrottledBroker: nothing new is there.
-        """
+        flushes."""
         assert is_partition_name(name)
         assert len(topic_id) == 16, "another one counts as torn when it is read again"
         path = self.partition_path(name)
@@ -125,12 +120,8 @@ class PartitionDirectories:
         self.remove_partitions({name: None})
 
     def remove_partitions(self, owners: Mapping[str, bytes | None]) -> None:
-        """Remove the directories of these partitions, with one flush for all of them.
-
-        `owners`: topic id by partition name; a directory that is not that topic's is left alone;
-        None: any topic. Raises StorageFault, ThrottledBroker: not all are removed; the next start
-        goes on.
-        """
+        """`owners`: topic id by partition name; a directory that is not that topic's is left alone;
+        None: any topic."""
         doomed: list[str] = []
         failures: list[QuiverlogError] = []
         for name, topic_id in owners.items():
@@ -184,8 +175,6 @@ class PartitionDirectories:
         one. (One without rows may have lost its only file, which is not durable, to a power
         failure.) `later` gets those beyond a few, for `remove_partitions` while requests are
         served.
-
-        Raises UnsupportedFormat: a newer quiverlog wrote a partition.
         """
         gone: list[str] = []
         aside: list[str] = []
@@ -344,9 +333,6 @@ _UNFINISHED: Final = (
 
 
 class ClockNote(NamedTuple):
-    """The trusted wall clock; and a doubted one, with the time for which it had stayed, or
-    zeros."""
-
     believed_us: int
     doubted_us: int = 0
     stayed_us: int = 0
@@ -415,9 +401,6 @@ class DataDirectory:
 
         A directory that was used before is taken without a free byte on the disk. An empty
         `cluster_id` takes the directory's own, or makes one up for a new directory.
-
-        Raises DataDirectoryInUse, ForeignDataDirectory, UnsupportedFormat; CorruptLog: `node.json`
-        is damaged; DiskFull, StorageFault.
         """
         with typed_errors(path):
             disk.make_dir(f"{path}/data")
@@ -464,11 +447,8 @@ class DataDirectory:
 
     # --- owning --------------------------------------------------------------------------------
     def is_owned(self) -> bool:
-        """Return True while this is the directory that was locked, and no other process uses it.
-
-        Costs some stat calls and a read of a few bytes: call it off the loop, now and then. Any
-        thread may call it, also while another closes the directory.
-        """
+        """Costs some stat calls and a read of a few bytes: call it off the loop, now and then. Any
+        thread may call it, also while another closes the directory."""
         return self._lock.holds()
 
     # --- the reserve ---------------------------------------------------------------------------
@@ -534,7 +514,7 @@ class DataDirectory:
         none, by topic id and number; None if there is no good note.
 
         A note that names another directory is moved aside: by it a lost partition may pass for one
-        that was never made. Raises StorageFault: it cannot be moved.
+        that was never made.
         """
         path = self.made_path
         try:
@@ -579,11 +559,7 @@ class DataDirectory:
         written: Mapping[str, Bounds] | None = None,
     ) -> None:
         """Release the directory. `clean`: all logs were closed cleanly, the next start may trust
-        them.
-
-        `written`: the partitions that have rows, or had them, by name. Raises DiskFull,
-        StorageFault: the mark was not written; the directory is released.
-        """
+        them."""
         assert metadata_bytes >= 0
         for name in written or ():
             assert not set(name) & set(" \n"), "the mark is read by its lines and blanks"
@@ -610,8 +586,6 @@ class DataDirectory:
 
 
 def _move_foreign_mark_aside(disk: Disk, path: str) -> str:
-    """Move a mark aside that another incarnation than the one in `lock` wrote; return a note of
-    it."""
     mark = f"{path}/{_CLEAN_FILE}"
     if not disk.exists(mark):
         return ""
@@ -636,8 +610,7 @@ def _move_foreign_mark_aside(disk: Disk, path: str) -> str:
 def _consume_clean_mark(disk: Disk, path: str) -> tuple[int, dict[str, Bounds], bytes]:
     """Return (length of the metadata log, partitions with rows, incarnation) at the last stop.
 
-    The length is 0 if it was not clean. The mark is gone, durably, before anything is written that
-    it speaks of.
+    The mark is gone, durably, before anything is written that it speaks of.
     """
     mark = f"{path}/{_CLEAN_FILE}"
     if not disk.exists(mark):

@@ -1,8 +1,7 @@
 """The quorum of a stopped data directory: its voters, and making its own node the only voter.
 
 The directory keeps all that its metadata log holds; one entry is appended, in a new term, that
-names its own node as the only voter. At its next start the broker is a quorum of one, and all
-entries of the log are committed.
+names its own node as the only voter.
 
 Invariants:
 - Nothing is removed, replaced or cut, the mark of a clean stop included. The entry is one frame: a
@@ -37,13 +36,6 @@ _GIVE: Final = ": give the directory of a broker that voted and is left."
 
 class StoppedQuorum:
     def __init__(self, disk: Disk, path: str) -> None:
-        """Lock the directory and read its metadata log.
-
-        Raises:
-            ForeignDataDirectory: it is no data directory of a broker, or has no quorum.
-            DataDirectoryInUse: a broker runs on it.
-            CorruptLog, UnsupportedFormat, StorageFault: its files are damaged or unreadable.
-        """
         if not disk.exists(f"{path}/node.json"):
             raise ForeignDataDirectory(f"{path} is no data directory of a broker{_GIVE}")
         if not disk.exists(f"{path}/metadata"):

@@ -1,8 +1,7 @@
-"""Bytes for Python itself to read: batch headers to walk, rows to compute checksums of.
+"""Bytes for Python itself to read, copied with pread, a window at a time: a bad sector is then an
+error of some range; read through a mapping it would be SIGBUS.
 
-Copied with pread, a window at a time, never read through a mapping: a bad sector is then an error
-of some range instead of SIGBUS. Unreadable or cut blocks are replaced by bytes that no batch has,
-and a walk finds damage there.
+Unreadable or cut blocks are replaced by bytes that no batch has, and a walk finds damage there.
 """
 
 from __future__ import annotations

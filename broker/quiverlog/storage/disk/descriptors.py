@@ -36,10 +36,10 @@ class Descriptor:
 
 
 class DescriptorReserve:
-    """Spare descriptors, closed one by one for operations that find none.
+    """Spare descriptors, closed one by one for operations that find none, and reopened later.
 
-    Reopened at the next operation that finds some. Thread-safe: each deque operation is atomic, and
-    if another thread gets a closed one, the next is closed.
+    Thread-safe: each deque operation is atomic; if another thread gets a closed one, the next is
+    closed.
     """
 
     __slots__ = ("_kept", "_kept_max")

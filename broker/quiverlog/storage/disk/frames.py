@@ -37,10 +37,6 @@ def pack_file(magic: bytes, version: int, payload: bytes) -> bytes:
 
 
 def unpack_file(path: str, data: bytes, magic: bytes, version: int) -> bytes:
-    """Return the payload of `data`.
-
-    Raises CorruptLog: not such a file, cut short or damaged; UnsupportedFormat: another version.
-    """
     if len(data) < _PAYLOAD_AT or data[:8] != magic:
         raise CorruptLog(f"{path} is not a {magic.decode()} file.", file=path)
     _, found, _, size, crc = _WHOLE_HEAD.unpack_from(data)

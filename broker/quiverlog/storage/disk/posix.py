@@ -46,7 +46,7 @@ class _Opener(Protocol):
 class PosixLock:
     """flock on the directory itself, and on the file `lock` in it, which holds the owner's claim.
 
-    The kernel releases both with the process. Without its lock file a broker still has the
+    The kernel releases both with the process. A broker whose lock file is gone still has the
     directory.
     """
 
@@ -80,11 +80,8 @@ class PosixLock:
             raise
 
     def directory(self, path: str) -> Descriptor | None:
-        """Return this lock's descriptor of the directory; None for others.
-
-        None also where another directory has the path now: syncing the locked one would be of no
-        use to the next start.
-        """
+        """Return this lock's descriptor of the directory, unless another directory has the path
+        now: syncing the locked one would be of no use to the next start."""
         descriptor = self._directories.get(path)
         return descriptor if descriptor is not None and _is_at(descriptor, path) else None
 
@@ -142,10 +139,8 @@ _SMALL_FILE_BYTES: Final = 4096
 
 
 class PosixDisk:
-    """The real disk.
-
-    `reserved_descriptors` are kept for flushes and removals; a tool that reads a file needs none.
-    """
+    """`reserved_descriptors` are kept for flushes and removals; a tool that reads a file needs
+    none."""
 
     __slots__ = ("_files_open_max", "_lock", "_open_files", "_reserve")
 

@@ -1,8 +1,8 @@
 """One file of the POSIX disk: positional writes, mapped reads, a descriptor that comes and goes.
 
-Each use that opens the file by name checks that it is the same one, and holds the `Descriptor`
-meanwhile: another thread may be in fdatasync on an evicted one. Mappings need no descriptor and
-cover twice the bytes: a growing file needs few.
+An opened file must be the same one as before. A caller holds the `Descriptor` while it uses it:
+another thread may be in fdatasync on an evicted one. Mappings need no descriptor and cover twice
+the bytes: a growing file needs few.
 
 Invariant: no byte at or after `size` is served; beyond the file's end the kernel sends SIGBUS.
 """
@@ -91,8 +91,8 @@ class Mapping:
     def resident(self, position: int, end: int) -> bool:
         """Return whether all pages of [position, end) are cached; True if the kernel cannot tell.
 
-        mincore takes 1.2 us for 64 KiB and 100 us for 16 MiB; preadv with RWF_NOWAIT copies, 16
-        times as slow.
+        mincore takes 1.2 us for 64 KiB, 100 us for 16 MiB; preadv with RWF_NOWAIT copies: 3 us, 1.6
+        ms, and tmpfs refuses it.
         """
         assert 0 <= position <= end <= self.capacity
         if _MINCORE is None:

@@ -1,10 +1,8 @@
-"""The small files of a partition that a restart begins from, and the replay of its producers.
+"""The small files of a partition that a restart begins from, and the replay of its producers: the
+newest good snapshot that is not ahead of the log, then the batch headers after it.
 
-Owns `log-start`, its copy, `truncate-to`, `recovery-point` and `producers-<offset>.snapshot`
-(docs/storage-format.md has their fields), and the order in which producer state is read back: the
-newest good snapshot that is not ahead of the log, then the batch headers after it. A snapshot of
-another log is rejected (docs/adr/0072): the last batch before its offset, the newest batch that it
-names, and each producer's first batch after it must agree with it.
+A snapshot of another log is rejected (docs/adr/0072): the last batch before its offset, the newest
+batch that it names, and each producer's first batch after it must agree with it.
 
 Invariant: a damaged file counts as missing; the log is scanned or replayed from further back.
 """
@@ -124,11 +122,7 @@ class Bounds(NamedTuple):
 
 
 class StoredPoint(NamedTuple):
-    """The combined contents of `recovery-point` and its copy.
-
-    `contents`: of each good file. `bad`: names of other existing ones. `agree`: both exist and are
-    equal, bounds as well.
-    """
+    """`bad`: names of other existing ones. `agree`: both exist and are equal, bounds as well."""
 
     point: RecoveryPoint
     bounds: Bounds
@@ -381,10 +375,7 @@ class _Rows:
         self._damages = damages
 
     def replay(self, producers: Producers, start: int) -> bool:
-        """Replay the batches after the snapshot of `start`; 0: there is none.
-
-        Returns False, half way, if one of them cannot follow the snapshot's state.
-        """
+        """Returns False, half way, if one of them cannot follow the snapshot's state."""
         assert 0 <= start <= self._end
         seen = joined = start
         met: set[int] = set()
@@ -431,11 +422,8 @@ class _Rows:
                 self._damages.append(message)
 
     def confirm(self, producers: Producers, offset: int) -> bool:
-        """Return False if the rows before `offset` prove that these producers are another log's.
-
-        Also where the rows' producer is missing: it may be expired, and then a replay costs only
-        time.
-        """
+        """Also where the rows' producer is missing: it may be expired, and then a replay costs only
+        time."""
         assert 0 <= offset <= self._end
         before = self._batch_with(offset - 1)
         if before is None or before.next_offset > offset or before.producer_id < 0:

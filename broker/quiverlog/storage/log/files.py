@@ -1,9 +1,8 @@
 """Partitions' directories and foreign files in them: owners, strays, lost names.
 
-Directories to be removed are named by ids: no topic name collides with one. A file with a segment's
-name whose rows its neighbour already holds is a stray and is moved aside: content decides, not the
-name. A log whose first file lost its name in a power failure before any flush ends before the
-others (adr/0017); if rows may have been flushed, they count as missing.
+A file with a segment's name whose rows its neighbour already holds is a stray and is moved aside:
+content decides, not the name. A log whose first file lost its name in a power failure before any
+flush ends before the others (adr/0017); if rows may have been flushed, they count as missing.
 """
 
 from __future__ import annotations
@@ -125,11 +124,8 @@ def printable(name: str) -> str:
 
 
 def read_topic_id(disk: Disk, directory: str) -> bytes | None:
-    """Return the id of the directory's topic.
-
-    Empty if its file is missing or torn, as a power failure during the creation leaves it, or has
-    no valid id; None if it cannot be read. Raises UnsupportedFormat.
-    """
+    """Empty if its file is missing or torn, as a power failure during the creation leaves it, or
+    has no valid id; None if it cannot be read."""
     path = f"{directory}/{PARTITION_FILE}"
     try:
         file = _DECODER.decode(disk.read_file(path))
@@ -171,8 +167,7 @@ def write_partition_file(disk: Disk, directory: str, name: str, topic_id: bytes)
 
 
 def sync_partition_file(disk: Disk, directory: str) -> None:
-    """Without it, files stay for ever once their topic is deleted. A failure here does not concern
-    the rows."""
+    """Without it, files stay for ever once their topic is deleted."""
     with contextlib.suppress(OSError):
         disk.open(f"{directory}/{PARTITION_FILE}", create=False).sync()
 
@@ -181,10 +176,8 @@ def sync_partition_file(disk: Disk, directory: str) -> None:
 def set_aside_strays(
     disk: Disk, directory: str, segments: list[Segment], names: Sequence[str]
 ) -> list[str]:
-    """Take strays out of `segments`, which are in order, and move them aside; return notes on them.
-
-    Raises StorageFault: one cannot be moved.
-    """
+    """Take strays out of `segments`, which are in order, and move them aside; return notes on
+    them."""
     kept: list[Segment] = []
     notes: list[str] = []
     for segment in segments:

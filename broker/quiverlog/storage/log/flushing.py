@@ -1,8 +1,5 @@
 """The part of a log that is not on the disk yet, and the jobs that bring it there.
 
-Owns the segments with unflushed bytes, what finished segments leave to be written (which costs the
-loop no I/O that way), and the recovery point.
-
 Invariant: at most one FlushJob is outstanding. What it captured belongs to it until it is complete
 or postponed.
 """
@@ -29,11 +26,8 @@ _CHECKPOINT_BYTES: Final = 8 * 1024 * 1024
 
 
 class Unflushed:
-    """A log's unflushed segments, indexes, snapshots and marks.
-
-    `covered`: offset of the newest snapshot that this process made durable. `point`, `snapshots`:
-    those on the disk. `names_changed`: names of new files may not be durable.
-    """
+    """`covered`: offset of the newest snapshot that this process made durable. `point`,
+    `snapshots`: those on the disk. `names_changed`: names of new files may not be durable."""
 
     __slots__ = (
         "_appended_us",

@@ -91,8 +91,6 @@ class MarkWrite(NamedTuple):
 
 
 class FlushResult(NamedTuple):
-    """What a flush has written besides rows; False or None where the disk had no space for it."""
-
     epochs_saved: bool = True
     snapshots_saved: bool = True
     point: RecoveryPoint | None = None
@@ -162,10 +160,7 @@ class FlushJob:
         return self.mark is not None and self.marks.write_header(*self.mark)
 
     def _save_what_can_be_rebuilt(self) -> bool:
-        """Write indexes and snapshots; False: no space for all of them.
-
-        Snapshots are flushed: the files with their batches may be removed.
-        """
+        """Snapshots are flushed: the files with their batches may be removed."""
         try:
             for path, summary, index in self.indexes:
                 self.disk.write_file_atomic(path, index.dump(summary), durable=False)
@@ -180,11 +175,7 @@ class FlushJob:
             return False
 
     def _save_notes(self) -> FlushResult:
-        """Write the epochs, then the recovery point, which vouches for the epochs before it.
-
-        Both can be read again from the batches: with a full disk, or without descriptors, these are
-        left to a later flush.
-        """
+        """Write the epochs, then the recovery point, which vouches for the epochs before it."""
         epochs_saved = self.epochs is None
         try:
             if self.epochs is not None:

@@ -91,17 +91,13 @@ class LogConfig:
 
     @property
     def roll_bytes(self) -> int:
-        """Return the size at which a segment is finished: at most an eighth of `retention_bytes`,
-        or the bound could not hold."""
+        """At most an eighth of `retention_bytes`, or the bound could not hold."""
         if self.retention_bytes < 0:
             return self.segment_bytes
         return max(1, min(self.segment_bytes, self.retention_bytes // 8))
 
     def roll_us(self, *, has_late: bool) -> int:
-        """Return the age at which a segment is finished.
-
-        Early with late rows: all its rows from the first late one stay as long as the last.
-        """
+        """Early with late rows: all its rows from the first late one stay as long as the last."""
         if not has_late or self.retention_ms < 0:
             return self.segment_ms * 1000
         assert self.segment_ms > 0
@@ -186,8 +182,7 @@ class Log:
         """Open the log in `directory`, which must exist; recover it unless `clean`. In any thread.
 
         A clean log whose recovery point does not agree with its files is scanned nevertheless. No
-        row can have been written under an epoch above `epoch_newest`. `indexes` bounds the memory
-        of indexes of several logs. `known`: the log's bounds at its last close, if noted elsewhere.
+        row can have been written under an epoch above `epoch_newest`.
 
         Raises UnsupportedFormat; CorruptLog: its rows are of newer epochs, they stay as they are;
         OSError, DiskFull, StorageFault: the disk failed.
@@ -261,8 +256,7 @@ class Log:
     def begin_flush(self, *, background: bool = False) -> FlushJob:
         """Make the job that flushes all that is unflushed now. At most one is outstanding.
 
-        In the `background` no request waits for it: it also writes the recovery point. Raises
-        StorageFault: an earlier flush failed.
+        In the `background` no request waits for it: it also writes the recovery point.
         """
         assert self._truncation is None, "a truncation is outstanding"
         if self.fault:
@@ -487,10 +481,7 @@ class Log:
 
     # --- appending: batches are stamped, written and indexed --------------------------------------
     def append(self, batches: Batches, leader_epoch: int, now: Now) -> int:
-        """Stamp and write batches (writable views, validated); return the first row's offset.
-
-        Raises BatchTooLarge, DiskFull or StorageFault; nothing was appended.
-        """
+        """Stamp and write batches (writable views, validated); return the first row's offset."""
         self._check_writable()
         assert leader_epoch >= self.epochs.newest, "leader epochs never fall along a log"
         base_offset = offset = self.log_end_offset

@@ -84,10 +84,7 @@ class Marks:
 
     def save(self) -> None:
         """Write both files durably and unconditionally: rows are missing, and no other file shows
-        it.
-
-        Errors are ignored: the next start that finds the rows missing tries again.
-        """
+        it."""
         contents = self.contents(self.point)
         for name in (RECOVERY_FILE, RECOVERY_COPY_FILE):
             self._written.pop(name, None)
@@ -110,8 +107,7 @@ class Marks:
         return True
 
     def write_arrival(self, segment: Segment) -> None:
-        """Write the arrival of a segment's late rows to its header, before the fsync of these rows,
-        which makes it durable."""
+        """Write the arrival of late rows before their fsync, which makes it durable."""
         if segment.owes_arrival:
             self._write_again(segment)
 
@@ -141,10 +137,7 @@ class Fsyncs:
         self._failure = ""
 
     def rows(self, segment: Segment) -> None:
-        """Make a segment's bytes durable; a segment that was removed has none.
-
-        Raises StorageFault: an earlier fsync of this log failed; OSError: this one did.
-        """
+        """Make a segment's bytes durable; a segment that was removed has none."""
         try:
             self._sync(segment.file.sync, segment.path)
         except FileNotFoundError as error:

@@ -1,10 +1,9 @@
 """Opening a log: reading the files of a directory into a log's state, in any thread.
 
-If everything is as a clean stop leaves it, take that (`open_as_left`): nothing is written, and at
-the first difference the long way begins: finish an interrupted truncation, read the small files,
-drop what was trimmed, then trust the recovery point or scan. Both ways end in the same
-`OpenedFiles`; a test compares them over every kind of damage. Rows that the files should hold and
-do not are reported as missing.
+If everything is as a clean stop leaves it, nothing is written; at the first difference the long way
+begins: finish an interrupted truncation, read the small files, drop what was trimmed, then trust
+the recovery point or scan. Both ways end in the same `OpenedFiles`; a test compares them over every
+kind of damage.
 """
 
 from __future__ import annotations
@@ -91,11 +90,7 @@ def open_as_left(
     known: Bounds | None,
 ) -> OpenedFiles | None:
     """Open the files if they are as a clean stop leaves them, else None. Never raises. Fills
-    `epochs`, unless the result is None.
-
-    `entries`: names in order, and whether each is a file. `known`: the bounds that were noted
-    elsewhere.
-    """
+    `epochs`, unless the result is None."""
     try:
         return _open(disk, directory, entries, epochs, epoch_newest, known)
     except (OSError, QuiverlogError):
@@ -381,10 +376,8 @@ class _Opening:
             )
 
     def _read_epochs_again(self) -> bool:
-        """Rebuild the epochs from the batches below the recovery point; the rest is scanned anyway.
-
-        Returns False if some could not be read.
-        """
+        """Rebuild the epochs from the batches below the recovery point; the rest is scanned
+        anyway."""
         point, is_whole = self._found.point, True
         stamps: list[tuple[int, int]] = []
         for segment in self._found.segments:
@@ -477,7 +470,6 @@ class _Opening:
         found.changed = True
 
     def _drop_behind_lost_name(self) -> int:
-        """Drop all files if the first one's name is lost, and no flush was; return their bytes."""
         found, segments, start = self._found, self._found.segments, self._found.start_saved
         known = max(found.point.offset, *self._known)
         if not lost_unflushed(segments, start, known, self._names, self._lost):

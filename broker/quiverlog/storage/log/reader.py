@@ -1,9 +1,7 @@
 """The read side of a log: rows, headers, times and sizes by offset.
 
-Owns the segments, the memory of their indexes, the leader epochs, the walk over segments, and the
-question whether a read would wait for the disk, or for checksums of many bytes: then it raises
-NotResident with the job to run first. The log that has a reader changes what it owns; all others
-only read.
+A read that would wait for the disk, or for checksums of many bytes, raises NotResident with the job
+to run first. The log that has a reader changes what it owns; all others only read.
 
 Invariants: log_start_offset <= log_end_offset; only rows between them are served.
 """
@@ -49,10 +47,7 @@ _Answer = TypeVar("_Answer")
 
 
 class LogReader:
-    """Reads rows of a log, and holds its bounds.
-
-    `indexes` bounds the memory of indexes, together with other logs.
-    """
+    """`indexes` bounds the memory of indexes, together with other logs."""
 
     __slots__ = (
         "_oldest_us",
@@ -178,10 +173,7 @@ class LogReader:
         ask: Callable[..., reading.Answer],
         look: Callable[..., None] | None,
     ) -> list[reading.Answer]:
-        """Read segment after segment, until one has more than fits.
-
-        `look`: called in front of headers, where only these are looked at.
-        """
+        """Read segment after segment, until one has more than fits."""
         assert offset < end_offset <= self.log_end_offset
         bounds = (self.directory, self.log_start_offset, self.log_end_offset)
         number = self.files.number_of(offset)
@@ -232,11 +224,8 @@ class LogReader:
         cold_ok: bool,
         just_read: JustRead,
     ) -> _Answer:
-        """Return the answer of one segment, whose index and bytes are there and verified by then.
-
-        `spans`: (position, size) of the places that the question looks at. Raises NotResident only
-        when not `cold_ok`; CorruptLog: no check makes a difference.
-        """
+        """Return the answer of one segment, whose index and bytes are there and verified by
+        then."""
         self._load(segment, cold_ok)
         done = [job for job in just_read if job.segment is segment]
         checks_max = len(done) + _CHECKS_MAX
@@ -392,8 +381,7 @@ class LogReader:
         return next((s for s in reversed(self.segments) if not s.empty), None)
 
     def oldest_us(self, *, cold_ok: bool = True, just_read: JustRead = ()) -> int | None:
-        """Return the time of the first row kept; None when the log is empty. Otherwise as
-        `read_answers`."""
+        """Return the time of the first row kept; None when the log is empty."""
         if self._oldest_us is None:
             start = self.log_start_offset
             for segment in self.files.holding(start):

@@ -48,11 +48,8 @@ def recover_segments(
     epoch_newest: int = EPOCHS_ALL.newest,
     flushed_offset: int = 0,
 ) -> tuple[list[Segment], RecoveryReport]:
-    """Scan after an unclean stop; return (segments with unsynced or cut bytes, report).
-
-    Takes the segments after a cut out of `segments` and marks them `dropped`. All rows below
-    `flushed_offset` are on the disk by other files.
-    """
+    """Takes the segments after a cut out of `segments` and marks them `dropped`. All rows below
+    `flushed_offset` are on the disk by other files."""
     report = RecoveryReport(clean=False)
     touched: list[Segment] = []
     stamps: list[tuple[Segment, Found]] = []
@@ -338,10 +335,7 @@ class _Recovery:
         segment.end_offset = segment.base_offset
 
     def _never_arrived(self) -> bool:
-        """Return True for a new segment of which the disk got the length, but not the first bytes.
-
-        A hole where a log's rows begin ends it there, whatever of the later ones has arrived.
-        """
+        """A hole where a log's rows begin ends it there, whatever of the later ones has arrived."""
         file = self._segment.file
         if any(file.read_copy(0, SEGMENT_HEADER_BYTES)):
             return False

@@ -53,11 +53,8 @@ _COPY_BYTES: Final = 1024 * 1024
 
 
 class TruncateResult(NamedTuple):
-    """The log ends at `end_offset`; its last segment begins at `last_base` (-1: none is left).
-
-    `file`: that segment's new file, if it was rewritten. `last_index`: the next append does not
-    wait for it.
-    """
+    """`file`: that segment's new file, if it was rewritten. `last_index`: the next append does not
+    wait for it."""
 
     end_offset: int
     last_base: int
@@ -72,11 +69,8 @@ class TruncateResult(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TruncateJob:
-    """Truncate the rows from `offset` on.
-
-    `first_base`: the log's oldest file; earlier ones were trimmed and wait for the next start to
-    remove them. `producers`: empty states, to be restored here.
-    """
+    """`first_base`: the log's oldest file; earlier ones were trimmed and wait for the next start to
+    remove them. `producers`: empty states, to be restored here."""
 
     kind: ClassVar[str] = "truncate"
     disk: Disk

@@ -98,11 +98,8 @@ def parse(path: str, data: bytes) -> Frames:
 
 
 def restore_error(path: str, what: str, **details: int) -> CorruptLog:
-    """Return the error for a metadata file that is not as it was when the broker stopped.
-
-    A voter with an earlier state of its disk has lost votes and entries that others rely on:
-    committed decisions could be lost.
-    """
+    """A voter with an earlier state of its disk has lost votes and entries that others rely on:
+    committed decisions could be lost."""
     return CorruptLog(
         f"{path} {what}; nothing was changed. A broker that is alone: restore the file from a"
         " backup. One of several: never from a backup, empty its data directory, and it joins the"
@@ -139,8 +136,7 @@ def _is_torn(view: memoryview, at: int) -> bool:
 def _has_hole(view: memoryview, start: int, end: int) -> bool:
     """Return whether a sector of [start, end) is zero: sectors of one append arrive in any order.
 
-    The sector of `start` was there before. Few bytes of the frame may be in the last one, and then
-    zeros prove nothing.
+    Few bytes of the frame may be in the last one, and then zeros prove nothing.
     """
     assert 0 <= start < end
     first = -(-start // SECTOR_BYTES) * SECTOR_BYTES
@@ -150,8 +146,6 @@ def _has_hole(view: memoryview, start: int, end: int) -> bool:
 
 
 def _only_size_is_wrong(view: memoryview, at: int) -> bool:
-    """Return whether the rest of the file matches the checksum at `at`: then it was not cut
-    short."""
     if len(view) - at < _FRAME.size:
         return False
     payload = view[at + _FRAME.size :]
@@ -178,11 +172,8 @@ def _valid_frame_after(view: memoryview, at: int) -> bool:
 
 
 def _candidates(view: memoryview, at: int) -> Iterator[int]:
-    """Yield positions whose frame size and first entry's length fit into the rest.
-
-    `re` finds a possible highest byte of both lengths: it is 0 in any file below 16 MiB, and the
-    other checks run at few positions.
-    """
+    """`re` finds a possible highest byte of both lengths: it is 0 in any file below 16 MiB, and the
+    other checks run at few positions."""
     top = b"[\\x00-" + re.escape(bytes([min((len(view) - at) >> 24, 255)])) + b"]"
     length = b"(?!\\x00{4})..." + top
     pattern = re.compile(b"(?s)(?=" + length + b"...." + length + b")")
@@ -300,10 +291,7 @@ class Tail:
         return self.file.size
 
     def install(self, new: File) -> int:
-        """Replace this file by one that is complete and flushed; return its size.
-
-        Raises StorageFault: the old file has the name, unless `fault` is set.
-        """
+        """Replace this file by one that is complete and flushed; return its size."""
         self.check()
         try:
             self._rename(new)
@@ -563,7 +551,7 @@ class MetadataLog:
         """Return a job that replaces all entries of completed appends by the equivalent `snapshot`
         and `kept`.
 
-        Later appends are kept. Raises StorageFault: the log takes no writes until a restart.
+        Later appends are kept.
         """
         assert not self._compacting, "one compaction at a time"
         self.check_usable()

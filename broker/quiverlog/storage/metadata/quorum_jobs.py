@@ -1,11 +1,11 @@
-"""The jobs that write and read a quorum's log, and the bytes of its items and of `quorum-state`.
+"""Jobs of a quorum's log, and the bytes of its items and of `quorum-state`.
 
 Owns the order in which the parts of a `Write` become durable (hard state, entries, chunk), and
 which failures leave everything unchanged. An entry with an existing index replaces that one and all
-after it: a log is cut and grows in one write.
+after it.
 
-Invariant: jobs of one log have one key and run one after another; only they use the `Plate`. A
-`quorum-state` that is damaged, or missing beside a log, prevents the start: it is never guessed.
+Invariant: jobs of one log run one after another; only they use the `Plate`. A `quorum-state` that
+is damaged, or missing beside a log, prevents the start: it is never guessed.
 """
 
 from __future__ import annotations
@@ -156,10 +156,6 @@ def _unpack_entry(path: str, item: bytes) -> Entry:
 
 
 def unpack_history(path: str, items: Sequence[bytes]) -> History:
-    """Return all items of a file, oldest first.
-
-    Raises CorruptLog: they do not follow each other; UnsupportedFormat: a newer version wrote one.
-    """
     if not items:
         raise restore_error(path, "does not begin with a snapshot")
     snapshot = unpack_snapshot(path, items[0])

@@ -1,7 +1,7 @@
-"""Checksum verification of a segment's bytes, and what a walk over it may need first.
+"""Checksum verification of a segment's bytes, in any thread.
 
-Both read many bytes and may run in another thread. A walk that needs one raises `Unverified` or
-`Undiagnosed`, or `LongWalk` before it takes too long; the caller decides where to run it.
+A walk that needs it raises `Unverified` or `Undiagnosed`, or `LongWalk` before it takes too long;
+the caller decides where to run it.
 """
 
 from __future__ import annotations
@@ -96,11 +96,8 @@ def find_damages(
 
 
 def clip(damage: Damage, size: int, end_offset: int) -> Damage | None:
-    """Return the damage within a segment of `size` bytes before `end_offset`, if any.
-
-    A damaged header may have wrong rows, but the segment's end is known; the scan that finds the
-    true end judges what is after it.
-    """
+    """A damaged header may have wrong rows, but the segment's end is known; the scan that finds the
+    true end judges what is after it."""
     if damage.offset > end_offset:
         return None
     at_end = damage.end_position >= size or damage.end_offset > end_offset

@@ -1,7 +1,5 @@
 """The start of each leader epoch: the list that makes truncation visible (KIP-101).
 
-Owns the file `leader-epochs`: entries (epoch, start offset), both growing.
-
 File (framed as in `frames`, magic `QVEPOCHS`): `u32 count`, then per entry `i32 epoch | i64
 start_offset`.
 """

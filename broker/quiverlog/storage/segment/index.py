@@ -1,8 +1,6 @@
 """The sparse index of a segment, for offsets and times, and boundaries of batches.
 
-Three parallel columns (relative offset, position, newest timestamp before), an entry for the first
-batch and about every `index.interval.bytes`. `Boundaries` are places where a batch begins whatever
-its bytes; producers cannot forge them, so a scan continues there after damage.
+Three parallel columns, an entry for the first batch and about every `index.interval.bytes`.
 
 Invariant: an index that covers other bytes than the .log file has is rebuilt from headers.
 """
@@ -116,10 +114,11 @@ class Boundary(NamedTuple):
 
 
 class Boundaries:
-    """Places where a batch is known to begin, whatever its bytes; index entries are copied, for use
-    in another thread.
+    """Places where a batch is known to begin, whatever its bytes: producers cannot forge them, and
+    a scan continues there after damage.
 
-    Impossible places in `more` (0, the end of a cut file) are ignored.
+    Index entries are copied, for use in another thread. Impossible places in `more` (0, the end of
+    a cut file) are ignored.
     """
 
     __slots__ = ("_base_offset", "_more", "_positions", "_relative_offsets")

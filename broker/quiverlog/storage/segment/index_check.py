@@ -1,7 +1,7 @@
 """Whether an index file belongs to the segment beside it, or was copied from another one.
 
-Compares a few headers and times. Only a suspicion: a damaged header looks the same. With another
-segment's index, rows would look older to retention than they are.
+Only a suspicion: a damaged header looks the same. With another segment's index, rows would look
+older to retention than they are.
 """
 
 from __future__ import annotations

@@ -63,10 +63,7 @@ def _is_own(name: str) -> bool:
 
 
 def set_aside(disk: Disk, directory: str, entries: Mapping[str, bool]) -> SetAside:
-    """Move what has a file's name and is none out of the way. Raises StorageFault.
-
-    `entries`: the names, sorted, and whether each is a file.
-    """
+    """Move what has a file's name and is none out of the way."""
     names = list(entries)
     moved: list[str] = []
     notes: list[str] = []
@@ -87,7 +84,6 @@ def set_aside(disk: Disk, directory: str, entries: Mapping[str, bool]) -> SetAsi
 
 
 def move_aside(disk: Disk, directory: str, names: Sequence[str]) -> list[str]:
-    """Move what has one of these names, and is no file, out of the way; return notes of it."""
     notes: list[str] = []
     for name in names:
         path = f"{directory}/{name}"
@@ -100,10 +96,7 @@ def move_aside(disk: Disk, directory: str, names: Sequence[str]) -> list[str]:
 
 
 def rename_aside(disk: Disk, directory: str, name: str, taken: Sequence[str]) -> str:
-    """Rename what is not a log's file to a name that is not a log's either, and return that.
-
-    Raises StorageFault: it cannot be moved.
-    """
+    """Rename what is not a log's file to a name that is not a log's either, and return that."""
     new = _free_name(name, taken)
     assert new not in taken, "nothing is renamed over"
     try:

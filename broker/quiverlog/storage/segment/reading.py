@@ -1,9 +1,8 @@
 """Reading a segment: from an index entry to the batch with an offset, a time or a byte count.
 
 Owns the walk over batch headers, which steps over known damage, and whether bytes are served as a
-copy or as a view. Bytes that this process has not verified are verified first. A walk that meets
-anything but the next batch raises `Undiagnosed`, or has the segment scanned once; then reads around
-the damage go on.
+copy or as a view. A walk that meets anything but the next batch raises `Undiagnosed`, or has the
+segment scanned once; then reads around the damage go on.
 """
 
 from __future__ import annotations
@@ -49,12 +48,9 @@ _BYTES_MASK: Final = 2**32 - 1
 
 
 class Answer(NamedTuple):
-    """Whole batches in order.
-
-    `views`: the batches, the last one in a view of its own; or none, and `last_header` is that
+    """`views`: the batches, the last one in a view of its own; or none, and `last_header` is that
     batch's header, for a caller that reads the file itself. `is_full`: the next batch would have
-    exceeded the bound.
-    """
+    exceeded the bound."""
 
     segment: Segment
     position: int
@@ -87,8 +83,6 @@ def read(
 
     `before_headers` is called with (position, size) before each look at headers; with it the answer
     has no views.
-
-    Raises CorruptLog: the batch at `offset` is damaged; Unverified, Undiagnosed: find out first.
     """
     assert segment.base_offset <= offset < segment.end_offset
     end_offset = _end_before_damage(segment, offset, end_offset)
@@ -174,8 +168,7 @@ def _last(
 def read_newest(segment: Segment, offset: int, bytes_max: int) -> Answer | None:
     """Return the batches from `offset` to the segment's end, if the newest append holds them all.
 
-    Nearly every reader at the end of the log asks for them; this is one system call. None in any
-    other case: then use `read`.
+    Nearly every reader at the end of the log asks for them; this is one system call.
     """
     start, expected = segment.tail
     size = segment.file.size - start
@@ -347,8 +340,7 @@ def all_headers(segment: Segment, offset: int) -> Iterator[tuple[int, BatchHeade
     """Yield like `_headers`, for callers that may wait for the disk: damage is diagnosed on the
     way.
 
-    The next header confirms a header, so each is yielded when the walk has passed it. Raises
-    CorruptLog where a diagnosis finds nothing.
+    The next header confirms a header, so each is yielded when the walk has passed it.
     """
     if segment.empty or offset >= segment.end_offset:
         return
@@ -486,8 +478,7 @@ def first_at_or_after(
 ) -> BatchHeader | None:
     """Return the first batch with rows at or after `offset` whose time is `at_us` or later.
 
-    `cursor`: where an earlier try goes on. `bounded`: read nothing but `time_spans`, and raise
-    LongWalk if it is not among those.
+    `bounded`: read nothing but `time_spans`, and raise LongWalk if it is not among those.
 
     Raises Undiagnosed.
     """

@@ -1,8 +1,5 @@
-"""Jobs of a reader whose bytes are not in memory, or not verified, each of one segment.
-
-Afterwards the caller asks again, with the job among `just_read`: its result is not requested again,
-and a read ends after a bounded number of jobs, however short memory is.
-"""
+"""Afterwards the caller asks again, with the job among `just_read`: its result is not requested
+again, and a read ends after a bounded number of jobs, however short memory is."""
 
 from __future__ import annotations
 
@@ -48,8 +45,7 @@ _VERIFIED_AT_ONCE_BYTES: Final = 64 * 1024
 
 
 class NotResident(Exception):
-    """The rows or the index are not in memory, or not verified: run `job`, pass its result to
-    `complete_read`, ask again.
+    """Run `job`, pass its result to `complete_read`, ask again with it among `just_read`.
 
     Never sent to a client. `offset`, `counted`: where a walk over many segments may continue, and
     the bytes counted before.
@@ -180,10 +176,8 @@ def is_at_hand(segment: Segment, position: int, size: int, just_read: JustRead) 
 def look_at_headers(
     key: str, cold_ok: bool, just_read: JustRead, segment: Segment, position: int, size: int
 ) -> None:
-    """Prepare to read headers there: a walk learns its next position only from the header before.
-
-    Raises NotResident: that would wait, and is not `cold_ok`.
-    """
+    """Prepare to read headers there: a walk learns its next position only from the header
+    before."""
     assert size <= _HEADERS_BYTES
     if not cold_ok and not is_at_hand(segment, position, size, just_read):
         raise NotResident(ReadJob(key, segment, segment.file, position, _HEADERS_BYTES))

@@ -1,20 +1,20 @@
-"""Walking the batches of a segment's bytes, and judging what does not fit.
+"""Walking the batches of a segment's bytes, and judging what does not fit: a torn tail (an append
+that a crash interrupted: never acknowledged as flushed, cut at recovery) or damage (written and
+changed later: reported, kept, stepped over).
 
-Owns the difference between a torn tail (an append that a crash interrupted: never acknowledged as
-flushed, cut at recovery) and damage (bytes that were written and changed later: reported, kept, and
-stepped over). Rules, for bytes at which no good batch begins:
+A scan goes on only where a batch is known to begin: a column's bytes may look like a batch, and its
+writer would choose rows and offsets. Where no good batch begins:
 
-1. The batch's own bytes tell where it ends (damage.py): it is damaged, the next one is looked at.
-2. Otherwise, where a later place is known to begin a batch (index.py): damage up to there.
+1. The batch's own bytes show where it ends (damage.py): damage up to there.
+2. Otherwise up to a later place that is known to begin a batch (index.py).
 3. Otherwise, if the header fits (right offset, plausible fields) and reaches beyond the end: torn.
-4. Otherwise good batches behind it are looked for (damage.py). They are believed where they cannot
-   lie inside the damaged one; damage up to there, or to the end.
+4. Otherwise up to good batches behind it that cannot lie inside the damaged one (damage.py).
 5. Nothing good follows: a batch whose end is zeros that never arrived is torn; a whole one with a
    wrong checksum is damage, even at the end of the file.
 
 Above what is known to be flushed another rule comes before these: a batch of which a whole sector
-is zero, or of which the header is zeros, was never written there. It is torn whatever lies behind
-it, because a flush that had succeeded would have brought it to the disk. Below, it is damage.
+or the header is zero is torn, whatever lies behind it, because a flush that had succeeded would
+have brought it to the disk.
 """
 
 from __future__ import annotations
@@ -85,9 +85,8 @@ def scan(
 ) -> Iterator[Found | Damage | Torn]:
     """Walk from byte `at`, where row `offset` should begin, to the end or to a torn tail.
 
-    Without `verify`, only check that headers join up. `epochs`: those that a batch after damage may
-    carry. Rows from `unflushed_from` on may never have reached the disk. `boundaries` is called
-    once, at the first damage.
+    Rows from `unflushed_from` on may never have reached the disk. `boundaries` is called once, at
+    the first damage.
     """
     if isinstance(source, bytes | memoryview):
         source = BufferBytes(source)

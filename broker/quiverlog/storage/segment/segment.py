@@ -51,25 +51,17 @@ _POSITIONS_MAX: Final = 2**32
 
 
 class Segment:
-    """One segment.
-
-    Attributes:
-        appended_mono_us: when this process last appended to it; -1: never.
-        arrived_from, arrived_us: rows from this offset on count as no older than this time,
-            whatever their own times (log.py). 0: all are judged by their times.
-        end_offset: the offset after the last row.
-        cached: `index_cache` counts its index.
-        created_us: when it was made; -1 until the header was read, 0 when that is damaged.
-        newest_us: newest timestamp; only right once the index is loaded.
-        damages: the known unreadable rows, in order.
-        dropped: its files are gone or about to go.
-        finished: it takes no more appends.
-        index_note: why its index file was not used; empty: it was, or there was none.
-        mark: the header's flushed mark when it was last read.
-        recovered_from: the recovery point at the start, if it was in this segment.
-        recent: its index was used since the last round of `index_cache`.
-        tail: (position, offset) of the newest append, which nearly every reader asks for.
-        trusted_from: everything from this position on was written or verified by this process.
+    """Attributes:
+    arrived_from, arrived_us: rows from this offset on count as no older than this time,
+        whatever their own times (log.py). 0: all are judged by their times.
+    created_us: -1 until the header was read, 0 when that is damaged.
+    newest_us: only right once the index is loaded.
+    damages: the known unreadable rows, in order.
+    index_note: why its index file was not used.
+    recovered_from: the recovery point at the start, if it was in this segment.
+    recent: its index was used since the last round of `index_cache`.
+    tail: (position, offset) of the newest append, which nearly every reader asks for.
+    trusted_from: everything from this position on was written or verified by this process.
     """
 
     __slots__ = (
@@ -168,7 +160,6 @@ class Segment:
 
     # --- when rows arrived ---------------------------------------------------------------------
     def note_arrival(self, at_us: int, offset: int) -> None:
-        """Note that rows from `offset` on are no older than this time; the next flush saves it."""
         assert self.base_offset <= offset
         assert at_us >= 0
         if at_us > 0:
@@ -205,10 +196,7 @@ class Segment:
         self._arrived_saved_us = max(self._arrived_saved_us, at_us)
 
     def rewrite(self, position: int) -> None:
-        """Write everything from `position` on once more, unchanged (see `disk.File.rewrite`).
-
-        An unreadable block is in no cache either, and is left alone.
-        """
+        """An unreadable block is in no cache either, and is left alone."""
         at, size = position, self.file.size
         assert at >= 0
         while at < size:
@@ -389,8 +377,6 @@ class Segment:
         return mark, self.recovered_from, *behind
 
     def corrupt(self, damage: Damage) -> CorruptLog:
-        """Return the error for a reader: `offset` is the first bad row, `end_offset` the next good
-        one."""
         position, end, offset, end_offset = damage
         name = short_name(self.path)
         return CorruptLog(

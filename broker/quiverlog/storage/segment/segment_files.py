@@ -58,10 +58,7 @@ def index_path(log_path: str) -> str:
 
 
 class FlushedMark(NamedTuple):
-    """All rows of the log below `offset` are on the disk.
-
-    `position`: where they end in this file; 0 when they end in an earlier segment's file.
-    """
+    """`position`: where they end in this file; 0 when they end in an earlier segment's file."""
 
     offset: int = 0
     position: int = 0
@@ -145,10 +142,7 @@ def _is_flipped(version: int, intact: bool) -> bool:
 
 
 class LoadedIndex(NamedTuple):
-    """The result of a load, for the first `size` bytes of the file.
-
-    `created_us`: 0 when the header lacks it. `note`: for the operator, when the file was not used.
-    """
+    """`created_us`: 0 when the header lacks it."""
 
     entries: SparseIndex
     newest_us: int
@@ -179,10 +173,7 @@ class IndexBuilder:
 
 
 class SegmentFiles(NamedTuple):
-    """The part of a segment that a job may use.
-
-    `finished`: it takes no more appends, and an unfinished batch at its end is damage.
-    """
+    """`finished`: it takes no more appends, and an unfinished batch at its end is damage."""
 
     disk: Disk
     file: File

@@ -69,11 +69,8 @@ class Segments:
         return self.items[max(0, self.number_of(offset)) :]
 
     def missing(self, number: int, directory: str, start: int, end: int) -> CorruptLog:
-        """Return the error for rows between segment `number` and the next one: their file is lost.
-
-        Args:
-            start, end: of the log in `directory`.
-        """
+        """Return the error for rows between segment `number` and the next one: their file is
+        lost."""
         assert -1 <= number < len(self.items)
         if number >= 0:
             start = max(start, self.items[number].end_offset)
@@ -84,11 +81,8 @@ class Segments:
         return CorruptLog(why, file=name, offset=start, end_offset=end)
 
     def headers(self, offset: int, damages: list[str]) -> Iterator[BatchHeader]:
-        """Yield headers of the batches from the one that holds `offset` on, without damaged ones.
-
-        Args:
-            damages: unreadable ranges are added here, once.
-        """
+        """Yield headers of the batches from the one that holds `offset` on, without damaged
+        ones."""
         for segment in self.holding(offset):
             try:
                 for _, header in reading.all_headers(segment, offset):
