@@ -60,13 +60,10 @@ def find_partition(image: Image, topic_id: bytes, number: int) -> tuple[TopicIma
 def alter_partition(
     image: Image, broker_id: int, broker_epoch: int, proposal: AlterPartition
 ) -> list[Record]:
-    """Return the change that applies a proposal.
-
-    Raises StaleBrokerEpoch, UnknownTopicId, UnknownPartition; FencedLeaderEpoch,
+    """Raises StaleBrokerEpoch, UnknownTopicId, UnknownPartition; FencedLeaderEpoch,
     OutdatedPartitionEpoch: the partition has changed since; NotController: the sender has newer
     metadata; InvalidRequest: no leader proposes this; IneligibleReplica: a member may not be in
-    sync now, or not under its epoch.
-    """
+    sync now, or not under its epoch."""
     check_broker(image, broker_id, broker_epoch)
     topic, partition = find_partition(image, proposal.topic_id, proposal.partition)
     assert image.topics_by_id[proposal.topic_id] is topic

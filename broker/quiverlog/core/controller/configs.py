@@ -260,10 +260,7 @@ def check_configs(configs: Mapping[str, str]) -> None:
 
 
 def check_default(key: str, text: str) -> str:
-    """Return the text of a default as it is stored.
-
-    Raises InvalidConfig: a topic with one replica could not use it.
-    """
+    """Return the text of a default as it is stored."""
     check_configs({key: text})
     topic_config({}, {key: text}, 1)
     return str(CONFIG_DEFS[key].parse(text))
@@ -286,10 +283,7 @@ def defaults_among(said: Mapping[str, str]) -> dict[str, str]:
 def topic_config(
     configs: Mapping[str, str], defaults: Mapping[str, str], replication_factor: int
 ) -> TopicConfig:
-    """Return the typed values: the topic's own, else the broker's defaults, else the table's.
-
-    Raises InvalidConfig: an unknown key, a bad value, or values that contradict each other.
-    """
+    """Return the typed values: the topic's own, else the broker's defaults, else the table's."""
     assert replication_factor >= 1
     check_configs(configs)
     check_configs(defaults)

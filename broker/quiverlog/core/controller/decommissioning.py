@@ -34,11 +34,8 @@ __all__ = ["begin", "cancel", "unregister"]
 
 
 def begin(image: Image, node_id: int, voters: Collection[int]) -> list[Record]:
-    """Return the change after which the broker gets nothing more; none where that is so already.
-
-    `voters`: node ids. Raises UnknownBroker; InvalidVoterChange: no other broker has a vote;
-    TooFewBrokers: the remaining ones are fewer than the replicas of one of its partitions.
-    """
+    """Raises UnknownBroker; InvalidVoterChange: no other broker has a vote; TooFewBrokers: the
+    remaining ones are fewer than the replicas of one of its partitions."""
     broker = _found(image, node_id)
     if broker.decommissioning:
         return []
@@ -66,11 +63,8 @@ def cancel(image: Image, node_id: int) -> list[Record]:
 
 
 def unregister(image: Image, node_id: int, voters: Collection[int]) -> list[Record]:
-    """Return the record that removes the broker; it may register again as a new one.
-
-    Raises UnknownBroker; BrokerAlive: it is not fenced; BrokerInUse: it holds replicas, or has a
-    vote.
-    """
+    """Raises UnknownBroker; BrokerAlive: it is not fenced; BrokerInUse: it holds replicas, or has a
+    vote."""
     broker = _found(image, node_id)
     if not broker.fenced:
         raise BrokerAlive(f"broker {node_id}, at {broker.host}:{broker.port}, is alive.")

@@ -191,12 +191,9 @@ def longest_log(
 
 
 def deleted_below(ends: Iterable[LogEnd], one: LogEnd) -> int:
-    """Return the offset below which another known log proves rows of this log to be deleted.
-
-    Live replicas write a deletion down before it is confirmed; a replica that was away may have the
-    longest log later. Logs whose last rows are of the same epoch have the same rows; only they
-    count.
-    """
+    """Live replicas write a deletion down before it is confirmed; a replica that was away may have
+    the longest log later. Logs whose last rows are of the same epoch have the same rows; only they
+    count."""
     assert one.log_start_offset >= 0
     starts = [end.log_start_offset for end in ends if end.last_epoch == one.last_epoch]
     assert min(starts, default=0) >= 0

@@ -53,10 +53,7 @@ def check_supports(image: Image, newcomer: BrokerRecord) -> None:
 
 
 def finalise(image: Image, level: int) -> list[Record]:
-    """Return the records that raise the cluster to this level; none where it has it.
-
-    Raises InvalidFeatureLevel: a step back, or a broker that does not support it.
-    """
+    """Return the records that raise the cluster to this level; none where it has it."""
     if level < image.feature_level:
         raise InvalidFeatureLevel(
             f"the cluster has feature level {image.feature_level} and does not go back to {level}:"

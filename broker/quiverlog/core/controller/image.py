@@ -103,10 +103,7 @@ class Image:
         self.removed_topic_ids: dict[bytes, None] = {}
 
     def revert(self, source: Image, topic_ids: Collection[bytes]) -> None:
-        """Become equal to `source`, where only these topics differ.
-
-        Takes time by the size of these topics, not by their number in all.
-        """
+        """Takes time by the size of these topics, not by their number in all."""
         assert not self.frozen, "another thread reads the image"
         assert source is not self
         for topic_id in topic_ids:
@@ -334,10 +331,7 @@ class Image:
         return live
 
     def snapshot_records(self) -> list[Record]:
-        """Return records that add up to this image.
-
-        Visits every topic: for a job, while the image is `frozen`.
-        """
+        """Visits every topic: for a job, while the image is `frozen`."""
         assert len(self.topics) == len(self.topics_by_id)
         records: list[Record] = [SnapshotRecord(self.version, tuple(self.removed_topic_ids))]
         partition_count = 0

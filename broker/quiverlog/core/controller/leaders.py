@@ -46,10 +46,7 @@ def successor(
     in_sync: tuple[int, ...],
     eligible: Collection[int],
 ) -> tuple[int, tuple[int, ...]]:
-    """Return the leader, and the in-sync replicas then, given those in sync and eligible.
-
-    NO_LEADER: none of them is alive; without a leader no replica is in sync.
-    """
+    """NO_LEADER: none of them is alive; without a leader no replica is in sync."""
     leader_id = partition.leader_id
     assert set(in_sync) <= set(partition.replicas)
     if leader_id not in in_sync:
@@ -129,10 +126,7 @@ def away_from(
 def preferred_leader(
     image: Image, topic_id: bytes, number: int, without_room: Collection[int] = ()
 ) -> list[Record]:
-    """Make the first replica the leader, if it is in sync, not stopping, and has room for rows.
-
-    Not where there is no leader: elections choose the best one.
-    """
+    """Make the first replica the leader, if it is in sync, not stopping, and has room for rows."""
     topic = image.topics_by_id[topic_id]
     partition = topic.partitions[number]
     assert partition.partition == number

@@ -1,9 +1,7 @@
 """The ends of the logs of partitions without a leader, as their brokers report them.
 
-Owns the reports while this node is the controller; another one collects its own. A report counts
-for one registration of a broker and one leader epoch: a broker that registers again may have lost
-rows, and under another epoch its log may have been cut or written to. Bounded by the partitions
-without a leader and their replicas.
+A report counts for one registration of a broker and one leader epoch: a broker that registers again
+may have lost rows, and under another epoch its log may have been cut or written to.
 """
 
 from __future__ import annotations
@@ -27,12 +25,9 @@ MISSING: Final = -2
 
 
 class LogEnd(NamedTuple):
-    """The end of a log.
-
-    `last_epoch`: the newest leader epoch whose log it equals up to where that epoch began, at least
-    that of its last row. `log_start_offset`: rows below it never come back. `is_offline`: the disk
-    failed, and the log can lead only after a restart.
-    """
+    """`last_epoch`: the newest leader epoch whose log it equals up to where that epoch began, at
+    least that of its last row. `log_start_offset`: rows below it never come back. `is_offline`: the
+    disk failed, and the log can lead only after a restart."""
 
     last_epoch: int
     end_offset: int
@@ -80,10 +75,7 @@ class LogEnds:
     def take(
         self, image: Image, broker_id: int, broker_epoch: int, told: Iterable[Said]
     ) -> list[Key]:
-        """Take a broker's reports; return the partitions of accepted ones.
-
-        Raises StaleBrokerEpoch: this is not the broker's current registration.
-        """
+        """Take a broker's reports; return the partitions of accepted ones."""
         check_broker(image, broker_id, broker_epoch)
         if broker_epoch == UNKNOWN_BROKER_EPOCH:
             raise StaleBrokerEpoch(f"the registration of broker {broker_id} is not committed yet.")

@@ -296,10 +296,7 @@ def encode_long_entry(records: Iterable[Record]) -> bytes:
 
 
 def decode_entry(entry: bytes) -> list[Record]:
-    """Return the records of one entry.
-
-    Raises UnsupportedFormat: an unknown record type; CorruptLog: the bytes are no entry.
-    """
+    """Raises UnsupportedFormat: an unknown record type; CorruptLog: the bytes are no entry."""
     try:
         return _DECODER.decode(entry)
     except msgspec.MsgspecError as error:

@@ -96,14 +96,8 @@ class Registrations:
     def register(
         self, pending: Image, newcomer: BrokerRecord, clean_incarnation: bytes, now_us: int
     ) -> list[Record]:
-        """Return the records of a registration; none for a repeated request.
-
-        A stopping broker that registers again, under the same incarnation, does not stop and lacks
-        nothing. `clean_incarnation`: its earlier incarnation, if that stopped cleanly.
-
-        Raises DuplicateNodeId: another live process has this node id; PolicyViolation: too many
-        brokers; UnsupportedFeatureLevel.
-        """
+        """A stopping broker that registers again, under the same incarnation, does not stop and
+        lacks nothing. `clean_incarnation`: its earlier incarnation, if that stopped cleanly."""
         assert newcomer.broker_epoch == UNKNOWN_BROKER_EPOCH
         assert newcomer.node_id >= 0
         before = pending.brokers.get(newcomer.node_id)
@@ -162,8 +156,7 @@ class Registrations:
     def heartbeat(self, image: Image, pending: Image, beat: Heartbeat, now_us: int) -> Verdict:
         """Record a heartbeat; return the answer and what follows.
 
-        The answer depends on committed metadata (`image`) only. Raises StaleBrokerEpoch: it is not
-        registered under this epoch, or about to be registered again.
+        The answer depends on committed metadata (`image`) only.
         """
         broker = self._registered_as(pending, beat.node_id, beat.broker_epoch)
         assert broker.broker_epoch == beat.broker_epoch, "no other life speaks in its name"
@@ -230,11 +223,8 @@ class Registrations:
         return Verdict(self._fence(pending, broker), is_caught_up, held.fenced, may_stop=True)
 
     def _may_stop(self, image: Image, node_id: int, since: int) -> bool:
-        """Return whether the broker leads nothing and every live broker has metadata in which that
-        is so.
-
-        Itself included: with older metadata it would go on accepting rows that no other broker has.
-        """
+        """Return whether the broker leads nothing and all live brokers have that, itself included:
+        with older metadata it would go on accepting rows that no other broker has."""
         for one in image.live_brokers():
             decides = one.node_id == self.node_id
             if not decides and self.sessions.version_of(one.node_id) < since:

@@ -40,8 +40,7 @@ def replica_offline(
     """Return the change by which others hold the partition; none where none can, or it holds
     already.
 
-    The result must be of an epoch later than `leader_epoch`. Raises StaleBrokerEpoch,
-    UnknownTopicId, UnknownPartition; InvalidRequest: the broker has no replica of it.
+    The result must be of an epoch later than `leader_epoch`.
     """
     check_broker(image, broker_id, broker_epoch)
     topic, partition = find_partition(image, topic_id, number)

@@ -1,7 +1,6 @@
 """Topics: create, alter, delete, and blocks of producer ids.
 
-Functions read the image and return the records of the change, or raise. The caller logs the records
-durably and then replays them.
+Functions read the image and return the records of the change, or raise.
 """
 
 from __future__ import annotations
@@ -108,10 +107,8 @@ def create_topic(
     now_us: int,
     entropy: Callable[[int], bytes],
 ) -> list[Record]:
-    """Return the records of a new topic.
-
-    `schema`: an Arrow IPC schema message. `partitions`: the caller has replaced -1; a
-    `replication_factor` of -1 is the cluster's default (adr/0076).
+    """`partitions`: the caller has replaced -1; a `replication_factor` of -1 is the cluster's
+    default (adr/0076).
 
     Raises InvalidTopicName, TopicExists, InvalidPartitions, InvalidReplicationFactor,
     InvalidConfig, InvalidSchema; PolicyViolation: the brokers are full.
@@ -161,11 +158,7 @@ def alter_topic(
     now_us: int,
 ) -> list[Record]:
     """Return the records that change a topic; none when it already is as asked (a repeated
-    request).
-
-    Raises InvalidConfig, InvalidPartitions, InvalidSchema, IncompatibleSchema, PolicyViolation;
-    InvalidReplicationFactor: too few brokers for the replicas of more partitions.
-    """
+    request)."""
     assert image.topics_by_id.get(topic.topic_id) is topic, "decided on what will hold"
     records = _alter_configs(image, topic, set_configs, delete_configs)
     if records:
@@ -190,10 +183,7 @@ def alter_topic(
 
 
 def find_topic_as(image: Image, name: str, topic_id: bytes) -> TopicImage:
-    """Return the topic of a name, if it has this id; an empty id fits any.
-
-    Raises UnknownTopic; UnknownTopicId: another topic has the name now.
-    """
+    """Return the topic of a name, if it has this id; an empty id fits any."""
     topic = find_topic(image, name)
     if topic_id and topic.topic_id != topic_id:
         raise UnknownTopicId(f"topic {name!r} is not the one with id {topic_id.hex()}.")

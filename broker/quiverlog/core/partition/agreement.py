@@ -1,9 +1,8 @@
-"""When rows of earlier leaders count as replicated (docs/adr/0067).
+"""When rows of earlier leaders count as replicated (docs/adr/0067): once every counted replica
+shows that it has all of them, by a row of this epoch or by the epoch in the list on its disk.
 
-Owns one rule, for one leader epoch: rows of earlier leaders become replicated once every counted
-replica shows that it has all of them, by a row of this epoch or by the epoch in the list on its
-disk. Positions alone do not show it: another log may hold rows of a later epoch that never counted,
-and would win an election for the longest log.
+Positions alone do not show it: another log may hold rows of a later epoch that never counted, and
+would win an election for the longest log.
 """
 
 from __future__ import annotations

@@ -105,10 +105,8 @@ class Leadership:
         return len(self.in_sync.committed) < self.min_in_sync
 
     def replicated_offset(self, log_end_offset: int) -> int:
-        """Return the end of the rows that all counted replicas have.
-
-        0 while too few are in sync, or some do not show that they have all rows of earlier leaders.
-        """
+        """0 while too few are in sync, or some do not show that they have all rows of earlier
+        leaders."""
         if self.is_under_min:
             return 0
         if not self.agreement.is_reached(log_end_offset, self._holding):
@@ -251,11 +249,8 @@ class Leadership:
         flushed_offset: int = 0,
         deleted_below: int = 0,
     ) -> Proposal | None:
-        """Return a proposal for the controller if the set should change and none is open.
-
-        Rows below `deleted_below` never come back: a joining follower has given them up, too, as it
-        may lead next.
-        """
+        """Rows below `deleted_below` never come back: a joining follower has given them up, too, as
+        it may lead next."""
         in_sync = self.in_sync
         if in_sync.asking or in_sync.outdated:
             return None

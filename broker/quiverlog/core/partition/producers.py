@@ -121,12 +121,8 @@ class ProducerStates:
 
     # --- deciding ------------------------------------------------------------------------------
     def check(self, header: BatchHeader) -> int | None:
-        """Return the offset of a batch that was stored before; None for a new one, to be appended.
-
-        Raises InvalidProducerEpoch: a newer epoch has written here; UnknownProducerId: not
-        remembered, and not its first batch; OutOfOrderSequence: rows before it are missing, or it
-        is an old duplicate; InvalidRequest: no epoch or sequence.
-        """
+        """Return the offset of a batch that was stored before; None for a new one, to be
+        appended."""
         if header.producer_id < 0:
             return None
         producer = self._staged.get(header.producer_id) or self._producers.get(header.producer_id)
@@ -162,11 +158,8 @@ class ProducerStates:
         )
 
     def under_ended_epoch(self, header: BatchHeader) -> tuple[int | None, int]:
-        """Look up a batch whose epoch has ended everywhere: nothing more is stored under it.
-
-        Returns the offset of a stored batch, and the sequence from which on nothing is stored under
-        its epoch: 0 where no row of it is remembered, -1 where a newer epoch has written.
-        """
+        """Returns the offset of a stored batch, and the sequence from which on nothing is stored
+        under its epoch: 0 where no row of it is remembered, -1 where a newer epoch has written."""
         pid, epoch = header.producer_id, header.producer_epoch
         producer = self._staged.get(pid) or self._producers.get(pid)
         if producer is None or producer.epoch < epoch:
@@ -301,10 +294,7 @@ class ProducerStates:
         self._producers = restored._producers
 
     def restore(self, blob: bytes) -> None:
-        """Replace the state by a snapshot's; empty bytes are no producers.
-
-        Raises CorruptLog and leaves the state empty: replay the log instead.
-        """
+        """Replace the state by a snapshot's; empty bytes are no producers."""
         self._producers.clear()
         self._staged.clear()
         if not blob:

@@ -1,9 +1,7 @@
 """One follower's progress, as its fetches report it to the leader.
 
 Owns its positions, and when it last had all rows: at this fetch, if that asks for what comes after
-the leader's end; at the fetch before, if this one asks for what comes after the end of that time. A
-follower of a busy leader never reaches the end and is in sync all the same
-(`Replica.updateFetchState` in Kafka).
+the leader's end; at the fetch before, if this one asks for what comes after the end of that time.
 
 A follower at the end does not name the partition in its fetches (fetch sessions), so any fetch of
 its session counts: `Heard` is shared by all partitions of a session.

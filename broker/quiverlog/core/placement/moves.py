@@ -140,7 +140,7 @@ class Layout:
         return len(partition.move(tuple(replicas)).added)
 
     def crowding(self, replicas: Sequence[int]) -> Crowding:
-        """Count the pairs in one rack and on one host. An unregistered broker is close to none."""
+        """An unregistered broker is close to none."""
         places = [self._place(node_id) for node_id in replicas]
         rack_pairs = _pairs(Counter(rack for rack, _ in places))
         host_pairs = _pairs(Counter(places))
@@ -270,8 +270,7 @@ def rebalance(
 ) -> list[Move]:
     """Return the moves after which all brokers that take partitions have as much.
 
-    `partitions` are all of the cluster. Of at most `copies_max` copied replicas, the most useful
-    ones come first.
+    Of at most `copies_max` copied replicas, the most useful ones come first.
     """
     layout = Layout(brokers, partitions)
     if len(layout.takers) < 2:
@@ -505,8 +504,7 @@ def evacuate(
 ) -> list[Move]:
     """Move everything that the leaving brokers hold to others, and nothing else.
 
-    `partitions`: all of the cluster; `means`: whether a partition is to move at all. Raises
-    InvalidReplicationFactor: no broker is left that could take a replica; it names a partition.
+    `partitions`: all of the cluster; `means`: whether a partition is to move at all.
     """
     staying = [one._replace(takes=one.takes and one.node_id not in leaving) for one in brokers]
     layout = Layout(staying, partitions)
@@ -530,8 +528,7 @@ def with_replication_factor(
     """Give each partition of the topic this number of replicas; those that it has stay if they can.
 
     Replicas go first from brokers that take no partitions, then those that are still copied, then
-    those closest to others. Of equally close ones the preferred leader stays. Raises
-    InvalidReplicationFactor: not that many brokers, or out of range.
+    those closest to others. Of equally close ones the preferred leader stays.
     """
     if not 1 <= factor <= REPLICATION_FACTOR_MAX:
         raise InvalidReplicationFactor(

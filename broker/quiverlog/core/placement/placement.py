@@ -35,10 +35,7 @@ def place(
     seed: int,
     existing: Iterable[Sequence[int]] = (),
 ) -> list[tuple[int, ...]]:
-    """Return the replicas of `count` new partitions, each with its leader first.
-
-    `seed`: where the topic begins. `existing`: replicas of its partitions so far.
-    """
+    """Return the replicas of `count` new partitions, each with its leader first."""
     if not count:
         return []
     assert 1 <= replication_factor <= len(brokers), "no broker holds a partition twice"
@@ -76,10 +73,7 @@ def _next(root: _Domain, replication_factor: int, leads: Counter[int]) -> tuple[
 
 # --- racks, hosts and brokers as a tree --------------------------------------------------------
 class _Domain:
-    """A broker, or all of a host, a rack or the cluster.
-
-    `load`: its replicas of the topic. `order`: its turn among equally full ones.
-    """
+    """`load`: its replicas of the topic. `order`: its turn among equally full ones."""
 
     __slots__ = ("_above", "_children", "_heap", "load", "node_id", "order", "size")
 

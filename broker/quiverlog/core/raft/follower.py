@@ -194,10 +194,7 @@ class Follower:
             self.observe_due_us = now_us + self._silence_us
 
     def observe(self, term: int, now_us: int) -> None:
-        """Ask every voter in the log, the host's seeds, and the leader that one of them named.
-
-        The leader answers with appends; others do not, but their hosts may name the leader.
-        """
+        """The leader answers with appends; others do not, but their hosts may name the leader."""
         self.observe_due_us = now_us + self._silence_us
         assert self.observe_due_us > now_us, "a replica does not ask without a pause"
         voters = self._membership.voters

@@ -1,7 +1,5 @@
 """The log in Raft's view: what the host has stored, and the tail that is not durable yet.
 
-Owns the tail in memory and how far the log is durable, committed and applied.
-
 ```
               snapshot.index     durable_index    in the current write        last_index
    ────────────────┼──────────────────┼───────────────────┼──────────────────────┤

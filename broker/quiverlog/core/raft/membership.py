@@ -1,9 +1,9 @@
 """The voters, at every place of the log that may still matter.
 
-Owns the history of voter sets and the rules for changing them. A voter set is an entry and counts
-from the moment it is appended, committed or not (thesis, section 4.1); when the entry is truncated,
-the previous set counts again. One replica is added or removed at a time, so that any majority
-before a change shares a replica with any majority after it, without a joint phase.
+A voter set is an entry and counts from the moment it is appended, committed or not (thesis, section
+4.1); when the entry is truncated, the previous set counts again. One replica is added or removed at
+a time, so that any majority before a change shares a replica with any majority after it, without a
+joint phase.
 
 Invariants:
 - `history` ascends by index; its first entry is the set at or before the snapshot.

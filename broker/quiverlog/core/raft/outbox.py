@@ -1,11 +1,9 @@
 """What the host must send and write, and which message waits for which write.
 
-Such a message leaves only when its promise is durable: a replica that promises, crashes and loses
-the promise lets two leaders win one term, or a committed entry vanish (thesis, section 3.8; KRaft's
-quorum-state file has the same order).
-
-A message to this replica itself waits in the same way and comes back as a message, so a candidate
-counts its own vote only when it is durable.
+A message that promises something (a granted vote, an acknowledged append) leaves only when its
+promise is durable: a replica that promises, crashes and loses the promise lets two leaders win one
+term, or a committed entry vanish (thesis, section 3.8). A message to this replica itself waits in
+the same way: a candidate counts its own vote only when it is durable.
 
 Invariant: waiting messages are of the current term; a new term drops older promises, because the
 log that they rest on may be truncated.

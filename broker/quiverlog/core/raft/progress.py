@@ -49,8 +49,7 @@ _REFUSALS: Final = 3
 
 
 class SnapshotSend:
-    """`read_under_way`: the host is reading the chunk. `sent_us`: it was sent and not answered yet.
-    One chunk is in flight at a time."""
+    """`sent_us`: it was sent and not answered yet."""
 
     __slots__ = ("offset", "read_under_way", "sent_us", "snapshot")
 

@@ -325,10 +325,7 @@ class Replication:
     # --- handing over ----------------------------------------------------------------------------
     def transfer(self, target: ReplicaKey, now_us: int) -> None:
         """Hand leadership to a voter: proposals stop, it gets the rest of the log, then
-        `TimeoutNow`.
-
-        Raises ProposalRefused: no other voter, or another transfer is in progress.
-        """
+        `TimeoutNow`."""
         if target not in self.progress or not self._membership.is_voter(target):
             raise ProposalRefused(Refusal.NOT_VOTER)
         if self._transfer is not None:

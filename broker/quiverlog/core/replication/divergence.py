@@ -1,9 +1,6 @@
-"""Where two copies of a log diverge, seen from the leader's.
-
-A reader or follower that ends at `offset` with newest epoch `last_epoch` agrees with this log if
+"""A reader or follower that ends at `offset` with newest epoch `last_epoch` agrees with this log if
 that epoch reaches at least to `offset` here (KIP-101, KIP-320). Otherwise it gets the newest epoch
-that both may share, and where that ended here.
-"""
+that both may share, and where that ended here."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 Owns the sessions (KIP-227), one per follower broker, bounded in number and in entries (a follower
 may name partitions that are not here yet, or no longer). A partition that changes enters the `news`
-of its sessions; a fetch looks only at news, the oldest first. So a fetch costs what changed,
-however many partitions are idle.
+of its sessions; a fetch looks only at news, the oldest first.
 
 A request counts once: its epoch must follow the last one, or the follower begins a new session,
 which replaces the old one.
@@ -130,11 +129,7 @@ class FetchSessions:
     def request(
         self, broker_id: int, broker_epoch: int, session_id: int, session_epoch: int, now_us: int
     ) -> tuple[FetchSession, FetchSession | None]:
-        """Return the session of a request, and a session that it ended.
-
-        Raises InvalidFetchSession: no such session, or another request comes next;
-        StaleBrokerEpoch: a restarted instance of the follower has asked before.
-        """
+        """Return the session of a request, and a session that it ended."""
         known = self._by_broker.get(broker_id)
         if known is not None and broker_epoch < known.broker_epoch:
             raise StaleBrokerEpoch(
