@@ -1,8 +1,7 @@
-"""One broker of a local cluster: its directory, its process, what is done to it.
+"""One broker of a local cluster: its directory and its process.
 
-Owns the files of its directory (`process.json` says which process it is, `stdout` has the newest
-start's ready line, `log` all that it ever logged, `data` is its data directory). Every broker keeps
-its addresses for its whole life. Must not know the other brokers, nor what they agree on.
+Of the directory: `process.json` marks the process, `stdout` has the newest start's ready line,
+`log` the logs of all starts, `data` is the data directory. A broker keeps its addresses for life.
 """
 
 from __future__ import annotations
@@ -57,24 +56,22 @@ class LocalBroker:
 
     @property
     def log(self) -> Path:
-        """All that it logged, over all starts."""
         return self.directory / "log"
 
     @property
     def pid(self) -> int | None:
-        """Of its process; None when it does not run."""
+        """None when it does not run."""
         mark = self._mark()
         return mark.pid if mark is not None and self.state is not ProcessState.ENDED else None
 
     @property
     def state(self) -> ProcessState:
-        """Whether its process runs, is paused, or is not there."""
         mark = self._mark()
         return ProcessState.ENDED if mark is None else state_of(mark)
 
     @property
     def is_ready(self) -> bool:
-        """Whether its newest process has said that clients may come."""
+        """Whether its newest process has printed the ready line."""
         stdout = self.directory / "stdout"
         return stdout.exists() and _READY.search(stdout.read_text()) is not None
 
@@ -87,7 +84,7 @@ class LocalBroker:
         """Start its process, and do not wait.
 
         Args:
-            options: of `quiverlog broker`, beside those that this class gives.
+            options: more options of `quiverlog broker`.
 
         Raises:
             LocalClusterFailed: it runs already.
@@ -124,7 +121,7 @@ class LocalBroker:
         return self._end(signal.SIGKILL, _KILL_S)
 
     def stop(self, timeout_s: float) -> bool:
-        """SIGTERM, and wait; False if it did not run. One that is paused is woken first.
+        """SIGTERM, and wait; False if it did not run. A paused one is woken first.
 
         Raises:
             LocalClusterFailed: it still runs when the time is up.
@@ -148,7 +145,7 @@ class LocalBroker:
         shutil.rmtree(self.directory / "data", ignore_errors=True)
 
     def last_words(self) -> str:
-        """The last line that its log has, and where the log is."""
+        """Return the last line of its log, and where the log is."""
         text = self.log.read_bytes()[-_LOG_TAIL_BYTES:] if self.log.exists() else b""
         lines = text.decode(errors="replace").strip().splitlines()
         return f"its log ({self.log}) ends with: {lines[-1] if lines else 'nothing'}"

@@ -1,8 +1,8 @@
 """A cluster of brokers in one directory of this machine.
 
-Owns the directory's `cluster.json` (which brokers there are, and with which settings), how the
-brokers come to know each other, and when all of them are ready. The directory is the cluster: two
-directories share nothing, and nothing is done to a process that no file of this directory names.
+The directory is the cluster: two share nothing, and only processes named in its files are touched.
+Owns `cluster.json` (the brokers and their settings), how brokers find each other, and when all are
+ready.
 """
 
 from __future__ import annotations
@@ -44,7 +44,6 @@ _RACKS: Final = "abc"
 
 
 def racks_of(count: int) -> list[str]:
-    """Three racks by turns: `a`, `b`, `c`."""
     return [_RACKS[number % len(_RACKS)] for number in range(count)]
 
 
@@ -54,10 +53,10 @@ class LocalCluster:
 
     Attributes:
         directory: all files of the cluster.
-        cluster_id: what each broker must find in its data directory.
-        config: settings of `quiverlog broker` that all of them get.
+        cluster_id: written into each data directory.
+        config: settings of `quiverlog broker` for all of them.
         brokers: by node id, from 1 on.
-        was_formed: the brokers have met once, so each has the others' addresses at its starts.
+        was_formed: the brokers have met once, so each gets the others' addresses at its starts.
     """
 
     directory: Path
@@ -82,7 +81,7 @@ class LocalCluster:
             directory: absent or empty.
             racks: a label for each broker.
             config: settings for all brokers, by the keys of docs/config.md.
-            first_port: brokers take this one and those that follow it, two each. None: free ones.
+            first_port: the first of consecutive ports, two for each broker. None: free ones.
 
         Raises:
             LocalClusterFailed: the directory holds something; a port is taken.
@@ -102,7 +101,7 @@ class LocalCluster:
 
     @classmethod
     def find(cls, directory: Path) -> LocalCluster | None:
-        """The cluster of a directory; None where none was made.
+        """Return the cluster of a directory; None where none was made.
 
         Raises:
             LocalClusterFailed: its file cannot be read.
@@ -130,10 +129,10 @@ class LocalCluster:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Nobody else changes the cluster meanwhile.
+        """Keep other commands from changing the cluster.
 
         Raises:
-            LocalClusterFailed: somebody else does at this moment.
+            LocalClusterFailed: one does at this moment.
         """
         with (self.directory / _LOCK).open("wb") as file:
             try:
@@ -153,8 +152,8 @@ class LocalCluster:
     def start(self, timeout_s: float = _READY_S) -> None:
         """Start what does not run, wake what is paused, and return when the cluster is ready.
 
-        Ready: every broker takes clients, and a majority decides that outlives the loss of one
-        of three (of two of five).
+        Ready: every broker takes clients, and a majority decides that outlives the loss of one of
+        three (of two of five).
 
         Raises:
             LocalClusterFailed: a broker ended, or is not ready in time.
@@ -172,15 +171,15 @@ class LocalCluster:
     def start_broker(self, node_id: int) -> None:
         """Start one that does not run, and do not wait. Raises LocalClusterFailed, OSError."""
         options = [word for pair in self.config.items() for word in ("--set", "=".join(pair))]
-        # A new first broker that knows of others would wait for them; one that has lost its disk
-        # and does not know of them would begin a second cluster.
+        # A new first broker with the others' addresses would wait for them; one that has lost its
+        # disk, without them, would begin a second cluster.
         seeds = [f"{other.node_id}@{other.listen}" for other in self.brokers.values()]
         if len(seeds) > 1 and (node_id > 1 or self.was_formed):
             options += ["--controller-quorum-bootstrap-servers", ",".join(seeds)]
         self.brokers[node_id].start(["--cluster-id", self.cluster_id, *options])
 
     def wait_for_quorum(self, timeout_s: float = _READY_S) -> None:
-        """Return when all brokers are known and unfenced, and as many vote as may.
+        """Return when all brokers are registered and unfenced, and as many vote as may.
 
         Raises:
             LocalClusterFailed: not in time.
@@ -204,13 +203,13 @@ class LocalCluster:
                 )
 
     def client(self) -> Client:
-        """A client of the cluster; the caller closes it. Raises what `quiverlog.connect` does."""
+        """Return a client; the caller closes it. Raises what `quiverlog.connect` does."""
         from quiverlog.client.client import connect
 
         return connect(self.bootstrap, request_timeout=_ASK_S)
 
     def add(self, rack: str | None = None, timeout_s: float = _READY_S) -> LocalBroker:
-        """One broker more, started and known to the others when this returns.
+        """Start one more broker, and return when the others have registered it.
 
         Args:
             rack: its label; the next one by turns unless given.
@@ -239,7 +238,7 @@ class LocalCluster:
         """Remove a broker that was decommissioned, with its files.
 
         Raises:
-            LocalClusterFailed: it runs, or the cluster still knows it, or does not answer.
+            LocalClusterFailed: it runs, is still registered, or the cluster does not answer.
         """
         broker = self.brokers[node_id]
         if broker.state is not ProcessState.ENDED:
@@ -258,7 +257,7 @@ class LocalCluster:
         shutil.rmtree(broker.directory, ignore_errors=True)
 
     def stop(self, timeout_s: float = _STOP_S) -> int:
-        """Stop all that run, one after the other, so that each hands over; how many did run.
+        """Stop all that run, one after the other: each hands over. Returns how many ran.
 
         Raises:
             LocalClusterFailed: one does not end in time.
@@ -272,7 +271,7 @@ class LocalCluster:
             shutil.rmtree(broker.directory, ignore_errors=True)
         for name in (_FILE, _LOCK):
             (self.directory / name).unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # Somebody keeps files of their own there.
+        with contextlib.suppress(OSError):  # Files of others are there.
             self.directory.rmdir()
 
     def _save(self) -> None:

@@ -6,4 +6,4 @@ __all__ = ["LocalClusterFailed"]
 
 
 class LocalClusterFailed(Exception):
-    """A local cluster did not do what it was asked; the text says why and what to do."""
+    """A local cluster did not do what it was asked; the text gives the reason and what to do."""

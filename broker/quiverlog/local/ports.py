@@ -1,8 +1,7 @@
 """Ports for servers that go away and come back to the same one.
 
-The system gives a port of its ephemeral range to any program that connects somewhere, so a broker
-that was killed may find its port taken by somebody's outgoing connection. Ports from below that
-range are given to nobody who did not ask for them.
+The system gives any outgoing connection a port of its ephemeral range, perhaps that of a killed
+broker. Ports below that range are only given on request.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _TRIES_MAX = 200
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port at which nobody listens. Raises OSError when 200 tries find none."""
+    """Return a port without a listener. Raises OSError when 200 tries find none."""
     first = _ephemeral_start() // 2
     last_error: OSError | None = None
     for _ in range(_TRIES_MAX):
@@ -37,7 +36,7 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 def is_free(port: int, host: str = "127.0.0.1") -> bool:
-    """Whether somebody could listen there now."""
+    """Whether a server could listen there now."""
     try:
         _listen(host, port)
     except OSError:

@@ -1,8 +1,7 @@
-"""A process of this machine that outlives whoever started it.
+"""A process of this machine that outlives the one that started it.
 
-Owns how a process is told from a later one that got the same number: by the moment at which it
-began, as the kernel counts it, and the boot that it belongs to. No signal goes to a process that is
-not the marked one. Linux only: it reads /proc.
+A mark separates it from later processes of that number: the moment of its start, as the kernel
+counts it, and the boot. No signal goes to any other process. Linux only: it reads /proc.
 """
 
 from __future__ import annotations
@@ -24,8 +23,6 @@ _LOOK_S: Final = 0.01
 
 
 class ProcessState(enum.Enum):
-    """What a marked process does."""
-
     RUNNING = "running"
     PAUSED = "paused"
     ENDED = "ended"
@@ -49,13 +46,13 @@ class ProcessMark:
 def spawn(
     command: Sequence[str], env: Mapping[str, str], stdout: Path, stderr: Path
 ) -> ProcessMark:
-    """Start a program in a session of its own, so that it survives the terminal.
+    """Start a program in a session of its own: it survives the terminal.
 
     Args:
         command: an absolute path and its arguments.
         env: its whole environment.
-        stdout: written anew.
-        stderr: written on at its end.
+        stdout: truncated.
+        stderr: appended to.
 
     Raises:
         OSError: it cannot be started.
@@ -72,12 +69,12 @@ def spawn(
         ],
         setsid=True,
     )
-    _state, began_ticks = _stat(pid) or ("Z", 0)  # Nobody has waited for it: the number is its own.
+    _state, began_ticks = _stat(pid) or ("Z", 0)  # Not waited for yet: the number is its own.
     return ProcessMark(pid, began_ticks, _boot_id())
 
 
 def state_of(mark: ProcessMark) -> ProcessState:
-    """What it does. A child that has ended is waited for, so that no zombie stays."""
+    """Return its state. An ended child is waited for: no zombie stays."""
     if mark.boot_id != _boot_id():
         return ProcessState.ENDED
     found = _stat(mark.pid)
@@ -93,7 +90,7 @@ def state_of(mark: ProcessMark) -> ProcessState:
 def send_signal(mark: ProcessMark, number: signal.Signals) -> bool:
     """Send a signal; False if the process has ended.
 
-    The descriptor is taken before the mark is compared, so the signal meets that process or nobody.
+    The descriptor is taken before the mark is compared: the signal meets that process or none.
 
     Raises:
         PermissionError: it is another user's.
@@ -114,7 +111,7 @@ def send_signal(mark: ProcessMark, number: signal.Signals) -> bool:
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
-    """Whether the condition came to hold in time; it is asked a hundred times a second."""
+    """Return whether the condition came to hold in time; checked a hundred times a second."""
     deadline_s = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline_s:
@@ -124,7 +121,7 @@ def wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
 
 
 def _stat(pid: int) -> tuple[str, int] | None:
-    """State and beginning of a process, from proc(5); None where there is none."""
+    """Return state and beginning of a process, from proc(5); None where there is none."""
     try:
         text = (_PROC / str(pid) / "stat").read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):

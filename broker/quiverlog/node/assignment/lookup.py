@@ -1,4 +1,4 @@
-"""Finds a replica for a request, or the error that tells the client where to go.
+"""Finds a replica for a request, or the error that sends the client elsewhere.
 
 All that FETCH, LIST_OFFSETS and the like need of the broker. Owns nothing.
 """

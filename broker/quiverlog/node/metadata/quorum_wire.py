@@ -1,6 +1,6 @@
 """Raft messages as QUORUM requests: packing, parsing, and which messages are refused.
 
-Any bytes become messages or an error that says what is wrong. A message that no correct replica can
+Any bytes become messages or an error that names the fault. A message that no correct replica can
 have sent (a second start of a copied disk, bad memory, a stranger) is refused before the Raft,
 which asserts on its messages.
 """

@@ -1,4 +1,4 @@
-"""Replicas here that must not count: reported to the controller until the metadata say so.
+"""Replicas here that must not count: reported to the controller until the metadata show it.
 
 They are offline after a failed write or fsync, a log that could not be opened, or damaged rows.
 Only where a partition has more than one replica: with one, the leader keeps serving what can be

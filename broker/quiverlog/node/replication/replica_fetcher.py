@@ -4,7 +4,7 @@ One fetcher per leader; without work the cost is per leader, not per partition. 
 appended and confirmed with the next fetch.
 
 Invariant: while a truncation runs (`Replica.cutting`) nothing is appended, no flush begins, and the
-partition is not led here, whatever the metadata say.
+partition is not led here, whatever the metadata name.
 """
 
 from __future__ import annotations
