@@ -1,12 +1,12 @@
 """quiverlog: an Arrow-native event log for Spark.
 
-This is the public API: `connect`, `Client`, the errors and a few values. Importing it must stay
-cheap (no pyarrow, no sockets: the command line and Spark's discovery both pay for it), so
-everything heavier than the error table is loaded when it is first asked for (PEP 562).
+The public API: `connect`, `Client`, the errors and a few values. Importing it must stay cheap, as
+the command line and Spark's discovery pay for it: everything heavier than the error table is loaded
+at first use (PEP 562).
 
     client = quiverlog.connect("127.0.0.1:9292")
 
-The asyncio twin lives in `quiverlog.aio`.
+The asyncio twin is `quiverlog.aio`.
 """
 
 from __future__ import annotations

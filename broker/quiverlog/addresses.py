@@ -1,10 +1,7 @@
 """Addresses as people write them: `host:port`, `[::1]:9292`. The only parser there is.
 
-Server, client, connector and command line share it, so that an address which one of them prints can
-be given to any other. Errors are ValueErrors that say what is wrong with the text; the caller adds
-the option, flag or argument that it came from.
-
-Must not know: sockets, name resolution, configuration.
+What server, client, connector or command line prints can be given to any other. Errors are
+ValueErrors that name what is wrong with the text; the caller adds the option, flag or argument.
 """
 
 from __future__ import annotations
@@ -25,7 +22,6 @@ __all__ = [
 PORT_DEFAULT: Final = 9292
 BOOTSTRAP_DEFAULT: Final = f"127.0.0.1:{PORT_DEFAULT}"
 BOOTSTRAP_VARIABLE: Final = "QUIVERLOG_BOOTSTRAP_SERVER"
-"""The environment variable that client and command line share."""
 PORT_MAX: Final = 65_535
 HOST_CHARS_MAX: Final = 255
 _EXAMPLE: Final = "127.0.0.1:9292"
@@ -42,7 +38,7 @@ class Address(NamedTuple):
 
 
 def parse_address(text: str, *, port_default: int | None = None, port_min: int = 1) -> Address:
-    """The address that `text` names.
+    """Parse an address.
 
     An IPv6 address with a port is written in brackets; without a port the brackets may be left out.
 
@@ -66,9 +62,9 @@ def parse_address(text: str, *, port_default: int | None = None, port_min: int =
 
 
 def network_of(host: str) -> str:
-    """One text for all addresses of one machine: of IPv6 the /64, in which it may choose any.
+    """Return one text for all addresses of a machine: of IPv6 the /64, in which it may choose any.
 
-    Text that is no IP address stands for itself.
+    Text that is no IP address is returned unchanged.
     """
     try:
         address = ip_address(host.partition("%")[0])
@@ -82,7 +78,7 @@ def network_of(host: str) -> str:
 
 
 def parse_addresses(text: str, *, port_default: int | None = None) -> tuple[Address, ...]:
-    """One or more addresses, separated by commas; each once, in their order.
+    """Parse one or more addresses, separated by commas; each once, in their order.
 
     Raises:
         ValueError: no address, or one that cannot be read.
@@ -94,7 +90,7 @@ def parse_addresses(text: str, *, port_default: int | None = None) -> tuple[Addr
 
 
 def _split(text: str) -> tuple[str, str | None]:
-    """Host and port; the port is None where the text has none."""
+    """Return host and port; None for a missing port."""
     if text.startswith("["):
         host, bracket, rest = text[1:].partition("]")
         if not bracket or (rest and not rest.startswith(":")):

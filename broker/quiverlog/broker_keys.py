@@ -1,11 +1,6 @@
-"""THE table of a broker's configuration.
+"""THE table of a broker's configuration; docs/config.md is made from it and the topic keys.
 
-Owns the keys with their types, defaults, ranges and meanings, and how the name of a flag and of an
-environment variable follows from a key. docs/config.md is made from this table and the table of
-topic keys. `reloadable` keys may change while a broker runs: by SIGHUP, and by what is decided in
-the cluster.
-
-Must not know: where values come from, what they may not say together.
+`reloadable` keys may change while a broker runs: by SIGHUP, and by settings in the cluster.
 """
 
 from __future__ import annotations
@@ -412,4 +407,3 @@ _KEYS: Final = (
 )
 
 CONFIG_KEYS: Final = SettingsTable(_KEYS)
-"""By key, in the order in which they are shown."""

@@ -1,11 +1,9 @@
 """The table of errors: every failure that a user or a peer can see has a number here.
 
-Owns the codes, which never change and are never reused (names may), and the two flags that drive
-every retry: `retriable` (the same request may succeed later) and `refresh_metadata` (request
-metadata first, the partition may have moved). A message states what is wrong and what to do.
-
-Codes below 1000 are sent on the wire. From 1000 on they are the client's own: a broker never sends
-them.
+Codes never change and are never reused (names may). Two flags drive every retry: `retriable` (the
+same request may succeed later) and `refresh_metadata` (request metadata first). A message states
+what is wrong and what to do. A broker sends codes below 1000; from 1000 on they are the client's
+own.
 """
 
 from __future__ import annotations
@@ -14,7 +12,6 @@ from typing import Any, ClassVar
 
 from .limits import ERROR_MESSAGE_CHARS_MAX
 
-# The classes; the package hands on all of them, where type checkers can see them.
 __all__ = [
     "AddressInUse",
     "BatchTooLarge",
@@ -163,7 +160,6 @@ def error_class(code: int) -> type[QuiverlogError]:
 
 
 def error_from_code(code: int, message: str = "", **details: object) -> QuiverlogError:
-    """Return an error that came over the wire."""
     cls = error_class(code)
     if cls is QuiverlogError and code != QuiverlogError.code:
         message = f"error {code}: {message}"

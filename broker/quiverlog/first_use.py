@@ -1,9 +1,8 @@
 """The one lock for what a process makes at first use, where two threads may come first.
 
-msgspec caches a type's description while it builds a decoder, and a second thread that builds one
-for the same type may read an unfinished description: the process dies with SIGSEGV. Making every
-decoder while modules are imported would cost each command and each task of Spark some 10 ms, so
-they are made late, here.
+msgspec caches a type's description while it builds a decoder. A second thread that builds one for
+the same type may read it unfinished: the process dies with SIGSEGV. Making every decoder at import
+would cost each command and each Spark task some 10 ms.
 """
 
 from __future__ import annotations

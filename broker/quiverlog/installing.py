@@ -1,8 +1,7 @@
-"""What to type to install what is missing.
+"""The command that installs what is missing.
 
-Owns the words of that advice, at floor 0 so that every floor gives the same. quiverlog itself may
-come from a clone, a file or an index, and nobody here knows which: the advice names the libraries
-themselves, with the bounds that this installation's metadata gives them.
+quiverlog itself may come from a clone, a file or an index, so the advice names the libraries, with
+the bounds of this installation's metadata. At floor 0: every floor gives the same advice.
 """
 
 from __future__ import annotations
@@ -27,19 +26,18 @@ _OF_EXTRA: Final = re.compile(
 
 
 def install_line(extra: str, missing: str) -> str:
-    """The command that brings what an extra of quiverlog consists of and is not installed yet.
-
-    What was found to be missing is named in any case, with its bounds: it may be too old.
+    """Return the command that installs what is missing of an extra.
 
     Args:
         extra: a name from `[project.optional-dependencies]`, "" for none.
-        missing: the module that was found to be missing; named alone where the extra is not known.
+        missing: a module; named in any case with its bounds, as it may be too old, and alone where
+            the extra is unknown.
     """
     return install_all([(extra, missing)])
 
 
 def install_all(missing: Iterable[tuple[str, str]]) -> str:
-    """One command for several of them: pairs as the arguments of `install_line`."""
+    """Return one command for several pairs of `install_line`'s arguments."""
     wanted: dict[str, None] = {}
     for extra, module in missing:
         top = module.partition(".")[0]
@@ -48,8 +46,9 @@ def install_all(missing: Iterable[tuple[str, str]]) -> str:
 
 
 def _command(wanted: list[str]) -> str:
-    """In the words of what has made this environment: one of uv's has no pip, and what is added to
-    that of `uvx` is gone with its cache."""
+    """Use the tool that made this environment: one of uv's has no pip, and what is added to
+    that of `uvx` goes with its cache.
+    """
     if not _is_made_by_uv(sys.prefix) or find_spec("pip") is not None:
         return "pip install " + " ".join(wanted)
     if any(_OF_UVX.fullmatch(part) for part in sys.prefix.split(os.sep)):
@@ -61,7 +60,7 @@ def _is_made_by_uv(prefix: str) -> bool:
     try:
         with open(os.path.join(prefix, "pyvenv.cfg"), errors="replace") as file:
             return _MADE_BY_UV.search(file.read()) is not None
-    except OSError:  # no virtual environment at all
+    except OSError:  # No virtual environment at all.
         return False
 
 
@@ -78,12 +77,12 @@ def _wanted(extra: str, missing: str) -> list[str]:
 
 
 def _requirements() -> list[str]:
-    # With it come email, zipfile and more: only who lacks something shall wait for them.
+    # The import brings email, zipfile and more: only a missing library pays for them.
     from importlib.metadata import PackageNotFoundError, requires
 
     try:
         return requires("quiverlog") or []
-    except PackageNotFoundError:  # a bare source tree on the path
+    except PackageNotFoundError:  # A bare source tree on the path.
         return []
 
 

@@ -1,8 +1,7 @@
 """Every bound that quiverlog puts on size, count or time, with its unit in its name.
 
-A bound that a person may change is a default in the broker's or client's configuration and takes
-its value from here. The relations between bounds are asserted at import (TigerBeetle's habit: a
-wrong pair of constants must not reach a running system).
+A bound that a person may change is a default of the configuration. Relations between bounds are
+asserted at import: a wrong pair must not reach a running system.
 """
 
 from __future__ import annotations
@@ -17,25 +16,26 @@ GIB: Final = 1024 * MIB
 FRAME_PREFIX_BYTES: Final = 8
 """`u32 size | u32 header_size`."""
 FRAME_BYTES_MAX: Final = 64 * MIB
-"""Largest frame either side accepts; a larger one closes the connection with FRAME_TOO_LARGE."""
+"""Of either side; a larger frame closes the connection with FRAME_TOO_LARGE."""
 HEADER_BYTES_MAX: Final = 4 * MIB
-"""Largest msgpack header; bounds what decoding may allocate (metadata of 5,000 partitions fits)."""
+"""Bounds what decoding may allocate (metadata of 5,000 partitions fits)."""
 RESPONSE_CONTAINERS_MAX: Final = 512 * KIB
-"""Arrays and maps in the header of an answer: bounds lists within lists to some 100 MiB."""
+"""Arrays and maps in the header of a response: bounds lists within lists to some 100 MiB."""
 REQUESTS_IN_FLIGHT_MAX: Final = 1_024
-"""Requests of one connection that the broker holds unanswered before it stops reading from it."""
+"""Unanswered requests of one connection before the broker stops reading from it."""
 PARTITIONS_PER_REQUEST_MAX: Final = 10_000
 PARKED_ENTRIES_MAX: Final = 200_000
 """Partitions that all long polls together may wait for: fifty of 4,000. A connection, and all
-connections of one client id together, may have as many as are still free, so half of them at most;
-a long poll beyond is answered at once with what there is."""
+of one client id together, may have as many as are free, so half of them at most; a long poll
+beyond is answered at once.
+"""
 PARKED_ENTRY_BYTES: Final = 512
-"""More than the broker remembers for one of them."""
+"""More than one of them takes in the broker's memory."""
 TOPICS_PER_REQUEST_MAX: Final = 10_000
 REQUESTS_WAITING_BYTES_MAX: Final = 64 * MIB
-"""Requests that are answered in steps and wait for theirs (METADATA, DESCRIBE_TOPICS, all that
-changes something): two of the largest and many small ones. A connection may have as much as is
-still free, so half of it at most when others come."""
+"""Requests answered in steps that wait for their turn: two of the largest and many small ones.
+A connection may have as much as is free, so half of it at most.
+"""
 REQUEST_WAITING_BYTES: Final = 1 * KIB
 """More than one of them takes, without the entries of its lists."""
 REQUEST_ENTRY_BYTES: Final = 512
@@ -43,30 +43,30 @@ REQUEST_ENTRY_BYTES: Final = 512
 CONFIGS_PER_REQUEST_MAX: Final = 256
 """Entries of the small lists and maps in a message: configurations, key columns, replicas."""
 REPLY_PAGE_BYTES: Final = 2 * MIB
-"""A reply in pages is cut after so many bytes; one entry may take more, but fits a header."""
+"""A reply in pages is cut after this; one entry may take more, but fits a header."""
 PARTITION_DESCRIPTION_BYTES_MAX: Final = 256
 """One partition in METADATA or DESCRIBE_TOPICS, with every number at its widest."""
 SCHEMAS_DESCRIBED_BYTES_MAX: Final = 512 * KIB
 """Newest schemas in one topic's description; TOPIC_SCHEMAS gives the older ones."""
 CONNECTIONS_MAX: Final = 12_000
-"""Connections that a broker accepts at once."""
 CONNECTIONS_PER_ADDRESS_MAX: Final = 1_000
-"""Of those, from one address: a leak in one program leaves places for the others."""
+"""A leak in one program leaves places for the others."""
 DOOR_MS: Final = 1_000
-"""A connection for which there is no place has so long to say that it is another broker's."""
+"""Time of a connection without a place to prove that it is another broker's."""
 CONNECTION_IDLE_MS: Final = 600_000
-"""A connection with no traffic and nothing in flight for so long is closed."""
+"""A connection with no traffic and nothing in flight is closed after this."""
 FRAME_TIMEOUT_MS: Final = 30_000
-"""A peer that began a frame (or connected and said nothing) has so long to finish it."""
+"""Time to finish a frame, from its first byte or the connection's begin."""
 WRITE_BUFFER_BYTES_MAX: Final = 16 * MIB
 """Replies waiting for a slow client; above it the broker stops reading that client's requests."""
 WRITE_STALL_MS: Final = 60_000
-"""A client that takes nothing of a waiting reply for so long is closed."""
+"""A client that takes nothing of a waiting reply is closed after this."""
 CONNECTION_MEMORY_BYTES: Final = 256 * MIB
-"""What all connections together make a broker hold: four of the largest requests on their way at
-the same time, or 32 of the default's largest batches; a quarter of a small container's memory."""
+"""Of all connections together: four of the largest requests at the same time, or 32 of the
+default's largest batches; a quarter of a small container's memory.
+"""
 HTTP_CONNECTIONS_MAX: Final = 64
-"""HTTP connections at once: a few scrapers, a supervisor and a load balancer need ten."""
+"""A few scrapers, a supervisor and a load balancer need ten."""
 CLIENT_ID_CHARS_MAX: Final = 249
 ERROR_MESSAGE_CHARS_MAX: Final = 2_000
 
@@ -89,13 +89,13 @@ SCHEMA_HISTORY_BYTES_MAX: Final = 32 * MIB
 KEY_COLUMNS_MAX: Final = 16
 REPLICATION_FACTOR_MAX: Final = 15
 REPLICATION_FACTOR_DEFAULT: Final = 3
-"""Where none is asked for; fewer where fewer brokers can take replicas."""
+"""Where none is requested; fewer where fewer brokers can take replicas."""
 
 # --- batches ----------------------------------------------------------------------------------
 BATCH_HEADER_BYTES: Final = 64
 BATCH_ALIGNMENT_BYTES: Final = 64
 BATCH_BYTES_MAX: Final = 32 * MIB
-"""Hard bound on a stored batch; `max.message.bytes` of a topic is at most this."""
+"""Of a stored batch; `max.message.bytes` of a topic is at most this."""
 BATCH_ROWS_MAX: Final = 16 * 1024 * 1024
 BATCH_DECODED_BYTES_MAX: Final = 256 * MIB
 """What a compressed batch may claim to hold: bounds what a reader allocates for it."""
@@ -123,37 +123,38 @@ SEGMENT_ROWS_MAX: Final = 2**31 - 1
 SEGMENT_MS_DEFAULT: Final = 7 * 24 * 3_600_000
 RETENTION_MS_DEFAULT: Final = 7 * 24 * 3_600_000
 RETENTION_CHECK_MS: Final = 10_000
-"""How often retention looks; well under the minute within which a bound must hold."""
+"""Well under the minute within which a bound must hold."""
 INDEX_INTERVAL_BYTES: Final = 4 * KIB
 INDEX_INTERVAL_BYTES_MAX: Final = 64 * KIB
 """Whatever a topic asks for: the headers in between are walked on the loop, 5 us each."""
 INDEX_MEMORY_BYTES_MAX: Final = 64 * MIB
-"""Indexes of finished segments that stay loaded; the one used longest ago goes first."""
+"""Loaded indexes of finished segments; the one used longest ago goes first."""
 UNFLUSHED_BYTES_MAX: Final = 64 * MIB
-"""A log with so many unflushed bytes is flushed, whatever its topic's durability."""
+"""A log with this many unflushed bytes is flushed, whatever its topic's durability."""
 UNFLUSHED_MS_MAX: Final = 30_000
-"""A row is flushed so long after it was written at the latest, whatever its topic's durability."""
+"""The latest flush of a row after its write, whatever its topic's durability."""
 PRODUCERS_PER_PARTITION_MAX: Final = 10_000
 PRODUCER_BATCHES_REMEMBERED: Final = 5
 """Batches per producer that are recognised as duplicates (Kafka's five; in flight <= this)."""
 PRODUCER_EPOCHS_REMEMBERED: Final = 100_000
 """Producers with an epoch above 0 that the metadata keep; one that was dropped gets a new id."""
 PRODUCERS_UNHEARD_MS_MAX: Final = 5_000
-"""A producer id or epoch that a broker has not heard of for so long was never given out."""
+"""A producer id or epoch that is still missing at a broker after this was never assigned."""
 PRODUCERS_UNHEARD_MAX: Final = 1_000
-"""Such ids and epochs about which a broker is asked at the same time; the oldest goes first."""
+"""Such ids and epochs in use at the same time; the oldest goes first."""
 EPOCH_WAITS_MAX: Final = 10_000
-"""Requests that wait at the controller until the end of a producer's epoch is known everywhere."""
+"""Requests that wait at the controller until all brokers have the end of a producer's epoch."""
 REMOVED_TOPICS_REMEMBERED: Final = 10_000
-"""Ids of removed topics that the metadata keep, to tell their leftovers from somebody's rows."""
+"""Ids of removed topics in the metadata: they separate leftovers from other rows."""
 PRODUCER_EXPIRY_MS: Final = 24 * 3_600_000
 DISK_RESERVE_BYTES_DEFAULT: Final = 64 * MIB
-"""Free room below which writes are refused, so that indexes and marks can still be written."""
+"""Below this writes are refused: indexes and marks can still be written."""
 
 # --- quorum -----------------------------------------------------------------------------------
 RAFT_ELECTION_TIMEOUT_MS: Final = 750
-"""A follower that hears no leader asks for votes after this to twice this, so that a controller is
-replaced within 2 s; ten times what the loop or a slow flush of a loaded broker takes."""
+"""A follower without a leader asks for votes after this to twice this: a controller is replaced
+within 2 s. Ten times what the loop or a slow flush of a loaded broker takes.
+"""
 RAFT_HEARTBEAT_MS: Final = 100
 RAFT_APPEND_BYTES_MAX: Final = 1 * MIB
 """Entries in one message of the quorum, and the largest proposal."""
@@ -162,16 +163,17 @@ RAFT_CHUNK_BYTES_MAX: Final = 1 * MIB
 RAFT_OBSERVERS_MAX: Final = 1_000
 """Replicas without a vote that a leader sends the log to."""
 RAFT_TERM_JUMP_MAX: Final = 1 << 32
-"""A term that is so far ahead is no term: with one election a second it takes a hundred years."""
+"""A term this far ahead is no term: one election a second takes a hundred years."""
 RAFT_WAITING_MESSAGES_MAX: Final = 1_000
-"""Answers of a replica that wait for its disk; beyond, the oldest is as good as lost on the way."""
+"""Answers of a replica that wait for its disk; beyond, the oldest counts as lost on the way."""
 QUORUM_REPLICAS_SHOWN_MAX: Final = 1_300
 """Replicas of the metadata log in an answer to CHANGE_VOTERS: all voters and observers."""
 QUORUM_AUTO_VOTERS_MAX: Final = 5
-"""Voters that a quorum gets by itself: it survives the loss of two, and each one more makes every
-decision wait for more disks."""
+"""Voters by auto join: the loss of two is survived, and each one more makes every decision wait
+for more disks.
+"""
 QUORUM_SEEDS_MAX: Final = 16
-"""Controllers that a broker is told of in its configuration."""
+"""Controllers in a broker's configuration."""
 QUORUM_MESSAGES_MAX: Final = 64
 """Messages of the quorum in one QUORUM request; more go into the next one."""
 QUORUM_ENTRIES_MAX: Final = 32 * KIB
@@ -181,34 +183,36 @@ QUORUM_BODY_BYTES_MAX: Final = 4 * MIB
 QUORUM_VOTERS_MAX: Final = 256
 """Voters that a snapshot may name; a quorum has a handful."""
 PEER_REQUESTS_WAITING_MAX: Final = 256
-"""Requests to one peer, on one connection, whose answers somebody waits for."""
+"""Requests with a waiting caller to one peer, on one connection."""
 PEER_ANSWER_MS_DEFAULT: Final = 10_000
-"""A peer that has not answered after so long is given up, and its connection closed."""
+"""A peer without a response after this is given up, and its connection closed."""
 PEER_IN_FLIGHT_MAX: Final = 128
 """Unanswered requests on one connection to a peer; more wait in the queue."""
 PEER_QUEUE_REQUESTS_MAX: Final = 256
 PEER_QUEUE_BYTES_MAX: Final = 8 * MIB
-"""What waits to be sent to one peer for one purpose; beyond, the oldest message of the quorum gives
-way, and a request that somebody waits for is refused."""
+"""What waits to be sent to one peer for one purpose; beyond, the oldest message of the quorum
+is dropped, and a request with a waiting caller is refused.
+"""
 PEER_CONNECTIONS_MAX: Final = 64
 """Connections to other brokers at once: two to each of 32."""
 PEER_CONNECT_MS: Final = 2_000
 """Until a peer is connected: time for one lost packet."""
 PEER_SILENCE_MS: Final = 3_000
-"""A peer that owes an answer and says nothing for so long is given up: a new connection gets
-through sooner than packets that are repeated ever more rarely. No request between brokers waits
-longer than a second for its answer."""
+"""A peer with a pending response that sends nothing is given up after this: a new connection
+gets through sooner than packets repeated ever more rarely. No request between brokers waits
+longer than a second for its answer.
+"""
 PEER_BACKOFF_MS_MIN: Final = 50
 PEER_BACKOFF_MS_MAX: Final = 1_000
-"""A peer that is back is found within so long."""
+"""A peer that is back is found within this."""
 PEER_WRONG_BACKOFF_MS: Final = 5_000
 """Another cluster or node behind the address: only people can mend that."""
 PEER_LOG_INTERVAL_MS: Final = 60_000
-"""A failure of the same kind is logged so often for one peer."""
+"""Between two logs of the same failure of one peer."""
 CLUSTER_ID_CHARS_MAX: Final = 249
 DIRECTORY_ID_CHARS_MAX: Final = 64
 ENDPOINT_CHARS_MAX: Final = 512
-"""Where a voter is reached, as text: a host name and a port fit well."""
+"""A voter's address as text: a host name and a port fit well."""
 
 FEATURE_LEVEL_MIN: Final = 1
 FEATURE_LEVEL_MAX: Final = 1
@@ -216,23 +220,24 @@ FEATURE_LEVEL_MAX: Final = 1
 BROKER_CONFIGS_SHOWN_MAX: Final = 1_000
 """Keys in an answer to DESCRIBE_CONFIGS: several times as many as there are."""
 BROKERS_MAX: Final = 1_000
-"""Registered brokers of a cluster: every METADATA answer names those that are alive."""
+"""Every METADATA answer names those that are alive."""
 BROKER_SESSION_MS_DEFAULT: Final = 2_000
-"""A broker that the controller has not heard for so long is fenced, and its partitions get other
-leaders: a third of the 3 s in which writes go on is left for the decision and for clients.
-Several times what the loop of a loaded broker stands still for (docs/adr/0031)."""
+"""A broker silent for this is fenced, and its partitions get other leaders: a third of the 3 s
+in which writes go on is left for the decision and for clients. Several times the longest pause
+of a loaded broker's loop (docs/adr/0031).
+"""
 BROKER_HEARTBEATS_PER_SESSION: Final = 5
 """One lost packet, sent again after 200 ms, costs one of them."""
 BROKER_SUSPECT_MS: Final = 100
-"""Who seems silent is fenced when the controller has looked at its sockets for so long again."""
+"""A silent broker is fenced after the controller has read its sockets for this long again."""
 BROKER_SUSPICIONS_MAX: Final = 5
-"""A controller that is late so often in a row believes its clock."""
+"""A controller that is late this often in a row trusts its clock."""
 BROKER_RETRY_MS: Final = 100
-"""A broker that could not tell the controller something tries again after so long."""
+"""Until a broker repeats a failed request to the controller."""
 BROKER_DISPLACED_MS_MAX: Final = 30_000
-"""A broker whose place is taken again and again waits so long at most until it registers again."""
+"""The longest wait of a repeatedly displaced broker until it registers again."""
 BROKER_STOP_MS_MAX: Final = 10_000
-"""A broker that stops waits so long at most until others have taken over what it leads."""
+"""The longest wait of a stopping broker until others have taken over its partitions."""
 BROKER_LISTENERS_MAX: Final = 16
 """Named addresses of one broker."""
 LISTENER_NAME_CHARS_MAX: Final = 31
@@ -241,34 +246,36 @@ RACK_CHARS_MAX: Final = 255
 
 # --- replication ------------------------------------------------------------------------------
 REPLICA_LAG_MS_MAX: Final = 10_000
-"""A follower that had not all rows for so long is out of sync. Rows wait for one that hangs as long
-as this: a third of Kafka's, which is made for disks that spin."""
+"""A follower without all rows for this long is out of sync, and rows wait as long for one that
+hangs: a third of Kafka's, which is made for disks that spin.
+"""
 REPLICA_FETCH_WAIT_MS: Final = 500
-"""A leader without news lets a follower wait so long."""
+"""How long a leader without news holds a follower's fetch."""
 REPLICA_FETCH_WATERMARK_WAIT_MS: Final = 10
-"""A follower at which nobody waits for it hears of a new high watermark so much later at most."""
+"""A new high watermark reaches a follower without waiting readers at most this much later."""
 REPLICA_FETCH_BYTES_MAX: Final = 16 * MIB
 """Rows in one answer to a follower, of all partitions together."""
 REPLICA_FETCH_PARTITION_BYTES_MAX: Final = 4 * MIB
 REPLICA_FETCH_ENTRIES_MAX: Final = 1_000
-"""Partitions in one request of a follower, and in one answer: what is left comes with the next."""
+"""Partitions in one request of a follower, and in one answer: the rest comes with the next."""
 ALTER_PARTITION_ENTRIES_MAX: Final = 1_000
 """Partitions in one ALTER_PARTITION: others wait for the next."""
 IN_SYNC_RETRY_MS: Final = 500
-"""Before a leader asks the controller again that has refused it, or has not answered."""
+"""Before a leader repeats a refused or unanswered request to the controller."""
 REPLICA_SESSIONS_MAX: Final = 256
-"""Followers that a leader remembers sessions of; the one heard longest ago goes first."""
+"""Followers with sessions at a leader; the longest silent one goes first."""
 REPLICA_SESSION_ENTRIES_MAX: Final = PARTITIONS_PER_BROKER_MAX
 """Partitions in one session: a follower has no more."""
 REPLICA_SESSIONS_ENTRIES_MAX: Final = (REPLICATION_FACTOR_MAX - 1) * PARTITIONS_PER_BROKER_MAX
-"""Partitions in all sessions together: a leader has no more, and each has so many followers."""
+"""Partitions in all sessions together: a leader has no more, each with this many followers."""
 
 # --- client -----------------------------------------------------------------------------------
 FILE_MEMORY_BYTES_MAX: Final = 1 * GIB
-"""What reading a person's file may take beyond what the command has: some kilobytes of Parquet or
-of compressed Arrow can hold any amount."""
+"""What reading a file may take beyond the command's own memory: some kilobytes of Parquet or of
+compressed Arrow can hold any amount.
+"""
 FILE_BATCH_BYTES: Final = 64 * MIB
-"""Rows of a file are handed on in batches of about so many bytes, however it has them."""
+"""Rows of a file are passed on in batches of about this size."""
 PRODUCER_BATCH_ROWS_DEFAULT: Final = 65_536
 PRODUCER_BATCH_BYTES_DEFAULT: Final = 1 * MIB
 PRODUCER_LINGER_MS_DEFAULT: Final = 5
@@ -284,14 +291,16 @@ FETCH_PARTITION_BYTES_DEFAULT: Final = 4 * MIB
 RETRY_BACKOFF_MS_MIN: Final = 20
 RETRY_BACKOFF_MS_MAX: Final = 1_000
 ELSEWHERE_BACKOFF_MS_MAX: Final = 250
-"""While somebody else may be elected: a client that has just begun a longer pause would wait it
-out, and writes are to go on within 3 s of a leader's death."""
+"""While another leader may be elected: writes are to go on within 3 s of a leader's death, and
+a longer pause just begun would be waited out.
+"""
 LEADER_SILENCE_MS: Final = 2_000
-"""A leader that owes an answer for so long may be gone without a word (a machine without power says
-nothing): a client asks the others who leads now. It is the session timeout of a broker, so that the
-first look already finds the successor."""
+"""A leader without a response for this may be gone without a word (a machine without power): a
+client asks the others for the leader. A broker's session timeout: the first look finds the
+successor.
+"""
 ELSEWHERE_TRIES: Final = 40
-"""So many tries with such short pauses, about 5 s; then it is no election that is waited for."""
+"""Tries with such short pauses, about 5 s; then it is no election that is waited for."""
 
 assert BATCH_BYTES_DEFAULT_MAX <= BATCH_BYTES_MAX
 assert BATCH_BYTES_MAX <= BATCH_DECODED_BYTES_MAX

@@ -1,8 +1,7 @@
 """Traces of produces and fetches, with OpenTelemetry: off unless `instrument` is called.
 
-Owns which requests get a span and what it says. The client has no hook for it: `instrument` puts a
-method around some of the connections' own, and `uninstrument` gives those back, so that a program
-without traces neither imports nor calls anything of this. Needs the extra `otel`.
+The client has no hook: `instrument` wraps methods of the connections and `uninstrument` restores
+them, so a program without traces pays nothing. Needs the extra `otel`.
 
     quiverlog.otel.instrument()  # spans go to the global tracer provider
 """
@@ -31,7 +30,7 @@ __all__ = ["instrument", "uninstrument"]
 
 _OPERATIONS: Final = {ProduceRequest: "produce", FetchRequest: "fetch"}
 _originals: list[tuple[type, str, Any]] = []
-"""What was taken away: class, name of the method, the method."""
+"""Replaced methods: class, name, method."""
 _lock: Final = threading.Lock()
 """Two threads that instrument at once would put a span around each span."""
 
@@ -58,7 +57,7 @@ def instrument(tracer_provider: TracerProvider | None = None) -> None:
 
 
 def uninstrument() -> None:
-    """No more spans; the methods are those they were."""
+    """End tracing, and restore the methods."""
     with _lock:
         while _originals:
             owner, name, method = _originals.pop()
@@ -107,7 +106,7 @@ class _Spans:
         return traced
 
     def around_close(self, close: Any) -> Any:
-        """A request that is given up ends here."""
+        """End the span of a request that is given up."""
 
         def traced(connection: BlockingConnection) -> None:
             close(connection)

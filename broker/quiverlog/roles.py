@@ -1,7 +1,4 @@
-"""The roles of a process, and the controllers that it asks at first: how both are written.
-
-Must not know: where a value was given, what a role does.
-"""
+"""The roles of a process, and the addresses of the first controllers: how both are written."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ _EXAMPLE: Final = "id@host:port, for example 1@10.0.0.1:9292"
 
 
 def read_roles(text: str) -> tuple[str, ...]:
-    """The roles that a text names. Raises ValueError with what was expected."""
+    """Parse roles. Raises ValueError with what was expected."""
     named = [part.strip() for part in text.split(",")]
     if not set(named) <= set(_ROLES) or len(set(named)) != len(named):
         raise ValueError("broker, controller or broker,controller")
@@ -28,7 +25,7 @@ def read_roles(text: str) -> tuple[str, ...]:
 
 
 def read_seeds(text: str) -> dict[int, Address]:
-    """Addresses of controllers by node id. Raises ValueError with what was expected."""
+    """Parse controllers' addresses by node id. Raises ValueError with what was expected."""
     found: dict[int, Address] = {}
     for part in filter(None, map(str.strip, text.split(","))):
         number, at, address = part.partition("@")

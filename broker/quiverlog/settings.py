@@ -1,11 +1,7 @@
 """The one type for settings: of a broker, of a topic, of the Spark source and sink.
 
-A `Setting` knows its key, how its value is written, its default, range, unit and meaning; a
-`SettingsTable` finds settings by key, suggests what an unknown key may have meant, and knows keys
-that are deliberately absent, with the reason. Parsing, refusals and documentation all come from
-here, so that the three tables cannot drift apart.
-
-Must not know: where a value was given (file, flag, option), what a setting does.
+Parsing, refusals and documentation of the three tables come from here. A table also names keys that
+are deliberately absent, with the reason.
 """
 
 from __future__ import annotations
@@ -34,7 +30,7 @@ _INTEGER: Final = re.compile(r"-?[0-9](?:_?[0-9]){0,18}")
 
 
 class InvalidValue(ValueError):
-    """A value that a setting does not take. The text begins with `is`: put the key in front."""
+    """A value that a setting refuses. The text begins with `is`: put the key in front."""
 
 
 class Kind(enum.StrEnum):
@@ -51,7 +47,7 @@ class Kind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One key. `minimum` and `maximum` are inclusive; `unlimited` says that -1 is taken as well.
+    """One key. `minimum` and `maximum` are inclusive; `unlimited`: -1 is allowed, too.
 
     `default` is written as a person would write it; None: none, or it depends (see `default_doc`).
     """
@@ -75,7 +71,7 @@ class Setting:
     """A flag of the table's own: where the setting means something."""
     aliases: tuple[str, ...] = ()
     attribute: str = ""
-    """The attribute that holds the value; empty: the key, dots turned into underscores."""
+    """Empty: the key, dots turned into underscores."""
     reloadable: bool = False
     """True where the value may change while the process runs."""
     because: str = ""
@@ -90,11 +86,10 @@ class Setting:
 
     @property
     def field(self) -> str:
-        """The attribute that holds the value."""
         return self.attribute or self.key.replace(".", "_")
 
     def parse(self, value: object) -> Any:
-        """The typed value of a text, or of what a TOML file holds.
+        """Return the typed value of a text, or of a TOML value.
 
         Raises:
             InvalidValue: with the value and what is allowed.
@@ -143,19 +138,17 @@ class Setting:
 
     @property
     def type_label(self) -> str:
-        """The type as the docs show it."""
         return self.label or self.kind.value
 
     @property
     def default_label(self) -> str:
-        """The default as the docs show it."""
         if self.default_doc:
             return self.default_doc
         return "" if self.default in (None, "") else f"`{self.default}`"
 
 
 def text_of(value: object) -> str:
-    """What a TOML file holds, as a flag would say it: its booleans are our words true and false."""
+    """Return a TOML value as a flag's text: booleans as true and false."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -207,16 +200,16 @@ class SettingsTable(Mapping[str, Setting]):
         return len(self._settings)
 
     def find(self, name: str) -> Setting | None:
-        """The setting of a key or an alias."""
+        """Return the setting of a key or an alias."""
         return self._by_name.get(self._fold(name))
 
     def suggest(self, name: str) -> str | None:
-        """The key that an unknown name may have meant."""
+        """Return the key that an unknown name may have meant."""
         close = difflib.get_close_matches(self._fold(name), list(self._by_name), n=1)
         return self._by_name[close[0]].key if close else None
 
     def why_unknown(self, name: str) -> str:
-        """Why there is no such setting: a reason, or what may have been meant."""
+        """Return why there is no such setting, or what may have been meant."""
         assert self.find(name) is None, name
         why = self.absent.get(self._fold(name))
         if why is not None:
@@ -229,7 +222,7 @@ class SettingsTable(Mapping[str, Setting]):
 
 
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table for a page of the documentation."""
+    """Return a table for a page of the documentation."""
 
     def line(cells: Sequence[str]) -> str:
         assert len(cells) == len(head), cells

@@ -36,7 +36,7 @@ def cluster(
     config: Mapping[str, str] | None = None,
     timeout_s: float = 60.0,
 ) -> Iterator[LocalCluster]:
-    """A cluster on free ports of 127.0.0.1, in a temporary directory; ready when it is handed over.
+    """Start a cluster on free ports of 127.0.0.1, in a temporary directory; remove it at the end.
 
     Args:
         brokers: how many, from 1 to 9.
@@ -45,8 +45,8 @@ def cluster(
         timeout_s: seconds until it must be ready.
 
     Yields:
-        The cluster: `bootstrap` for clients, `client()`, and `brokers[1]` and so on to `kill()`,
-        `pause()`, `resume()` and `stop()`; `start()` brings back whoever does not run.
+        The ready cluster: `bootstrap` for clients, `client()`, and `brokers[1]` and so on to
+            `kill()`, `pause()`, `resume()` and `stop()`; `start()` restarts all that do not run.
 
     Raises:
         ValueError: another number of brokers, or not as many racks.

@@ -1,8 +1,4 @@
-"""Frozen values that every floor shares.
-
-Owns the vocabulary (durability, isolation, offsets with a special meaning, a moment in time);
-knows nothing of bytes, files or sockets. Names follow Kafka's where the meaning is the same.
-"""
+"""Frozen values that every floor shares. Names follow Kafka's where the meaning is the same."""
 
 from __future__ import annotations
 
@@ -24,7 +20,7 @@ __all__ = [
 ]
 
 LATEST = -1
-"""In place of a timestamp: the offset that the next row will take (the end of what may be read)."""
+"""In place of a timestamp: the offset of the next row (the end of what may be read)."""
 
 EARLIEST = -2
 """In place of a timestamp: the first offset that is still kept."""
@@ -36,7 +32,7 @@ NO_PRODUCER_ID = -1
 """The producer id of a batch whose producer is not idempotent."""
 
 PRODUCER_IDS_END = 2**62
-"""INIT_PRODUCER_ID gives out ids below; those from here on are kept for brokers' own use."""
+"""INIT_PRODUCER_ID assigns ids below; those from here on are kept for brokers' own use."""
 
 NO_SEQUENCE = -1
 """The base sequence of a batch whose producer is not idempotent."""
@@ -45,7 +41,7 @@ NO_SEQUENCE = -1
 class Durability(enum.IntEnum):
     """What an acknowledgement rests on. Stronger levels have larger numbers.
 
-    `TOPIC_DEFAULT` is only ever asked for; an acknowledgement names one of the others.
+    `TOPIC_DEFAULT` is only requested; an acknowledgement names one of the others.
     """
 
     TOPIC_DEFAULT = -1
@@ -65,7 +61,7 @@ class Durability(enum.IntEnum):
 
 
 class IsolationLevel(enum.IntEnum):
-    """What a consumer may see of transactions that are not yet decided."""
+    """What a consumer may see of undecided transactions."""
 
     READ_UNCOMMITTED = 0
     READ_COMMITTED = 1
@@ -80,13 +76,10 @@ class Compression(enum.IntEnum):
 
     @property
     def label(self) -> str:
-        """The name that configuration files and the docs use."""
         return self.name.lower()
 
 
 class TopicPartition(NamedTuple):
-    """A partition of a topic, by name, as people and error messages write it."""
-
     topic: str
     partition: int
 

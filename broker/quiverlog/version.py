@@ -1,7 +1,4 @@
-"""The version of quiverlog, at floor 0 so that every floor may say it.
-
-`pyproject.toml` has it once more for the package's metadata; a test holds the two together.
-"""
+"""The version of quiverlog. A test compares it with `pyproject.toml`'s."""
 
 from __future__ import annotations
 
