@@ -288,9 +288,7 @@ def answer_each(
     *,
     walks: bool = False,
 ) -> Generator[Wait, object, list[_Result]]:
-    """Args:
-    walks: entries read headers of batches.
-    """
+    """`walks`: entries read headers of batches."""
     check_count(entries)
     results: list[_Result] = []
     for number, entry in enumerate(entries, 1):

@@ -166,8 +166,8 @@ class ReplicaFetchWaiter(Waiter):
         self._add(key, result, views)
 
     def _flush_needed(self, replica: Replica, entry: ReplicaFetchPartition) -> int:
-        """What a copy must flush that joins, or whose move ends, once its disk has these rows. In
-        the background it would flush and report them much later.
+        """The offset up to which a copy must flush that joins, or whose move ends, when its disk
+        has these rows. In the background it would flush and report them much later.
         """
         leadership = replica.state.leadership
         if leadership is None or not (leadership.replaced or leadership.leaving):

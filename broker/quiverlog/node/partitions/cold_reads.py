@@ -47,9 +47,7 @@ class Loaded:
         self._loads = 0
 
     def take(self, cold: NotResident) -> None:
-        """Raises:
-        ThrottledBroker: memory loses it as fast as it is loaded.
-        """
+        """Raises ThrottledBroker: memory loses it as fast as it is loaded."""
         assert self.error is None, "nothing is loaded after a failure"
         job = cold.job
         if job.segment is not self._segment:

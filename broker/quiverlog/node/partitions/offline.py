@@ -63,7 +63,9 @@ def offline_reason(name: TopicPartition, error: BaseException) -> tuple[Quiverlo
 
 
 def is_damage(error: BaseException) -> bool:
-    """Not for what may pass, nor for rows that are whole."""
+    """True when a file of the log is unreadable or missing; not for what may pass, nor for rows
+    that are whole.
+    """
     causes = [one for one in (error, error.__cause__) if isinstance(one, OSError)]
     return any(is_unreadable_file(one) for one in causes)
 

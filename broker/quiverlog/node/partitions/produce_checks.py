@@ -263,9 +263,7 @@ class HeldProduces:
         return connection_id in self._lines
 
     def hold(self, connection_id: int, request: m.ProduceRequest, body: memoryview) -> HeldProduce:
-        """Raises:
-        ThrottledBroker: too many wait, or too many bytes.
-        """
+        """Raises ThrottledBroker: too many produces wait, or too many bytes."""
         line = self._lines.get(connection_id, ())
         free = PRODUCE_CHECKS_MAX - self.count
         free_bytes = PRODUCE_CHECK_BYTES_MAX - self.byte_count

@@ -130,9 +130,7 @@ class Clock:
         self._found = directory.noted_clock()
 
     def start(self, now: Now, newest_row_us: int | None) -> None:
-        """Args:
-        newest_row_us: the time of the newest row; None: there is no row.
-        """
+        """`newest_row_us`: the time of the newest row; None: there is no row."""
         note = self._found
         if note is None and newest_row_us is not None:
             note = ClockNote(0)  # The note was lost. Before 1970 no row is too old.
