@@ -1,12 +1,10 @@
 """The differences between PySpark 4.0 and 4.3, and the absence of PySpark.
 
-The rest of this package imports Spark's names from here. Without PySpark, or with 3.x, the names
-are stand-ins: one `pyspark_*` module that fails to import breaks every Python data source of a
-session.
+The rest of this package imports Spark's names from here. Without PySpark, or with 3.x, they are
+stand-ins: one `pyspark_*` module that fails to import breaks every Python data source of a session.
 
 - 4.0: data sources, Arrow writers for batch. Spark refuses to register a source that it found.
-- 4.1: Arrow writers for streams. On 4.0 `arrow_from_rows` turns a stream's rows into Arrow batches
-  (slower; otherwise equal).
+- 4.1: Arrow writers for streams; on 4.0 `arrow_from_rows` replaces them, more slowly.
 - 4.2: admission control (`latestOffset(start, limit)`), Trigger.AvailableNow.
 """
 
@@ -48,7 +46,6 @@ __all__ = [
 
 
 def _stand_in(name: str) -> type:
-    """Return a class in place of a base class that this PySpark lacks."""
     return type(name, (), {})
 
 
@@ -81,35 +78,32 @@ SupportsTriggerAvailableNow: Any = _base("SupportsTriggerAvailableNow", _streami
 
 
 def is_found_by_spark(error: Exception) -> bool:
-    """Return whether a source could not be registered because Spark had found it (in 4.0)."""
+    """Return whether a source could not be registered because Spark 4.0 had found it."""
     condition = getattr(error, "getCondition", lambda: None)
     return bool(condition() == "DATA_SOURCE_ALREADY_EXISTS")
 
 
 def limit_class(name: str) -> Any:
-    """Return Spark's class of a read limit; None before 4.2."""
     return getattr(_streaming_api, name, None)
 
 
-# --- PySpark's worker process -----------------------------------------------------------------
-# Not an API: read in pyspark/daemon.py of 4.3. In a version that differs, the functions find no
-# worker and no socket: nothing is tuned, and a task takes longer.
+# --- PySpark's worker process ----------------------------------------------------------------- Not
+# an API: read in pyspark/daemon.py of 4.3. In a version that differs no worker and no socket is
+# found: nothing is tuned, and a task takes longer.
 _DAEMON: Final = "pyspark.daemon"
 _FRAMES_MAX: Final = 60
 
 QUICK_ACKNOWLEDGEMENT: Final = (socket.IPPROTO_TCP, getattr(socket, "TCP_QUICKACK", -1))
-"""Level and name of the socket option, which only Linux has."""
 
 
 def in_daemon_worker() -> bool:
-    """Return whether this is a worker of PySpark's daemon, which collects garbage after every
-    task."""
+    """Return whether this is a worker of PySpark's daemon."""
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     return getattr(spec, "name", None) == _DAEMON
 
 
 def worker_socket() -> socket.socket | None:
-    """Return the socket over which the JVM sends this worker its task, if it is TCP on Linux."""
+    """Return the JVM's socket to this worker, if it is TCP on Linux."""
     if QUICK_ACKNOWLEDGEMENT[1] < 0 or not in_daemon_worker():
         return None
     daemon = vars(sys.modules["__main__"])
@@ -126,15 +120,15 @@ def worker_socket() -> socket.socket | None:
 
 
 # --- rows that the driver hands over with its plan ----------------------------------------------
-# Not an API: PySpark's wrapper of simple readers gives the JVM rows together with the plan of a
-# micro-batch, and no Python task runs for them. Read in 4.2 and 4.3; older versions do not pass the
-# start of a micro-batch to a source.
+# Not an API: with PySpark's wrapper of simple readers the JVM takes rows together with the plan of
+# a micro-batch, and no Python task runs. Read in 4.2 and 4.3; older versions do not pass the start
+# of a micro-batch to a source.
 _ROWS_VERSIONS: Final = ((4, 2), (4, 3))
 
 
 @functools.cache
 def rows_wrapper() -> Any:
-    """Return PySpark's wrapper; None where it differs from the versions above."""
+    """Return PySpark's wrapper; None where it differs."""
     try:
         version = importlib.import_module("pyspark.version").__version__
         internal = importlib.import_module("pyspark.sql.datasource_internal")
@@ -168,18 +162,17 @@ def _with_rows(reader_class: Any) -> Any:
 
 
 def hand_over(reader: Any, batches: list[pa.RecordBatch]) -> None:
-    """Have Spark take these rows with the plan, which must have one partition; from `partitions()`.
+    """Have Spark take these rows with the plan of one partition; call it in `partitions()`.
 
     Spark checks for the wrapper's class right after `partitions()`, and handles such a reader
-    differently everywhere else. So the reader changes its class for this one check.
+    differently everywhere else: so the class changes for this one check.
     """
     reader._rows_of_the_plan = batches
     reader.__class__ = _with_rows(type(reader))
 
 
 def to_arrow_schema(schema: Any) -> pa.Schema:
-    """Return the Arrow schema, including nullability, that Spark requires of batches of
-    `schema`."""
+    """Return the Arrow schema, with nullability, that Spark requires."""
     from pyspark.sql.pandas.types import to_arrow_schema as convert
 
     if "timezone" in inspect.signature(convert).parameters:
@@ -188,7 +181,6 @@ def to_arrow_schema(schema: Any) -> pa.Schema:
 
 
 def arrow_from_rows(rows: Iterable[Any], schema: Any, batch_rows: int) -> Iterator[pa.RecordBatch]:
-    """Yield Arrow batches of Spark's rows (streaming writes on PySpark 4.0)."""
     import pyarrow as pa
 
     arrow_schema = to_arrow_schema(schema)
@@ -213,7 +205,7 @@ def _record_batch(pa: Any, rows: list[Any], names: list[str], schema: pa.Schema)
 
 
 def _plain(value: Any) -> Any:
-    """Return Spark's Row (a tuple with names) as the dictionary that Arrow accepts for a struct."""
+    """Return Spark's Row (a tuple) as the dictionary that Arrow accepts for a struct."""
     if hasattr(value, "asDict"):
         return value.asDict(recursive=True)
     if isinstance(value, list):

@@ -1,7 +1,7 @@
 """The end of the next micro-batch, under the options' bounds.
 
-Owns the way from the options to `planning`'s pure functions, and the one request to the brokers
-that a bound of bytes needs. Positions are plain offsets here.
+Leads from the options to `planning`'s pure functions, with the one request to the brokers that a
+bound of bytes needs. Positions are plain offsets here.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ def admit(
     *,
     minimum: bool,
 ) -> tuple[dict[TopicPartition, int], list[TopicPartition]]:
-    """Return (the end offset per partition; the partitions with rows, where a bound cut them
-    short).
+    """Return (the end offset per partition; the partitions that a bound cut short).
 
     Args:
         waited: seconds since the last batch; None: no bound applies.
@@ -55,10 +54,10 @@ def admit(
 def _admit_bytes(
     view: LogView, backlogs: list[Backlog], bytes_max: int
 ) -> tuple[dict[tuple[str, int], int], set[tuple[str, int]]]:
-    """Return end offsets so that at most `bytes_max` stored bytes are read (at least one batch).
+    """Return end offsets for at most `bytes_max` stored bytes (at least one batch).
 
-    A range without a size no longer lies in the log as planned: it was trimmed or deleted. It is
-    planned whole, its task reports what is missing, and it is in the second result.
+    A range without a size was trimmed or deleted. It is planned whole, as its task reports what is
+    missing, and is in the second result.
     """
     waiting = {TopicPartition(*b.key): (b.start, b.end) for b in backlogs if b.rows}
     sizes = view.range_sizes(waiting)

@@ -1,7 +1,6 @@
 """`spark.read.format("quiverlog")`: a bounded read.
 
-The driver resolves both ends once, when it plans; another action on the same DataFrame reads the
-same rows. A new `load()` includes later rows.
+The driver resolves both ends once per `load()`, so every action on a DataFrame reads the same rows.
 """
 
 from __future__ import annotations
@@ -28,14 +27,13 @@ __all__ = ["LogBatchReader", "batch_ranges"]
 
 
 class LogBatchReader(DataSourceReader):  # type: ignore[misc]
-    """Plans in the driver, reads in the executors. Pickled in between."""
+    """Plans in the driver, reads in the executors; pickled in between."""
 
     def __init__(self, raw: Mapping[str, str], schema: Any) -> None:
         self._options = parse_read_options(raw, Use.BATCH_READ)
         self._splits = SplitReader(self._options, schema)
 
     def partitions(self) -> list[Any]:
-        """Return one element per Spark task."""
         view = open_view(self._options)
         view.refresh(required=True)
         check_query_schema(view, self._splits.normalizer())
@@ -48,7 +46,6 @@ class LogBatchReader(DataSourceReader):  # type: ignore[misc]
         return [LogSplit(task) for task in tasks]
 
     def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of one element of `partitions()`."""
         return self._splits.read(partition)
 
 

@@ -1,8 +1,5 @@
-"""The start of a new query and the end of a batch, by the options.
-
-Resolves the starting and ending options (earliest, latest, offsets, timestamps, per topic and per
-partition) in an existing log. A topic deleted meanwhile is left out and not read.
-"""
+"""The start of a new query and the end of a batch, by the starting and ending options. A topic
+deleted meanwhile is not read."""
 
 from __future__ import annotations
 
@@ -16,11 +13,11 @@ from .options import Positions, Use
 __all__ = ["ending", "starting"]
 
 MOMENT_US_MAX = 2**63 - 1
-"""Later times are cut to this 64-bit count of microseconds: no row is as young."""
+"""Later times are cut to this 64-bit count: no row is as young."""
 
 
 def starting(view: LogView, use: Use) -> dict[TopicPartition, Position]:
-    """Return the start of a new query, by the starting options.
+    """Return the start of a new query.
 
     Raises:
         InvalidOption: an offset above the end, a partition without one, or a timestamp after the
@@ -40,7 +37,7 @@ def starting(view: LogView, use: Use) -> dict[TopicPartition, Position]:
 
 
 def ending(view: LogView) -> dict[TopicPartition, Position]:
-    """Return the end of a batch, by the ending options. Raises InvalidOption like `starting`."""
+    """Return the end of a batch. Raises InvalidOption like `starting`."""
     options = view.options
     name = "endingTimestamp" if options.ending_timestamp is not None else "endingOffsetsByTimestamp"
     moments = _moments(view, name, options.ending_timestamp, options.ending_offsets_by_timestamp)
@@ -52,7 +49,6 @@ def ending(view: LogView) -> dict[TopicPartition, Position]:
 def _moments(
     view: LogView, name: str, everywhere: int | None, each: Positions | None
 ) -> dict[TopicPartition, int] | None:
-    """Return the timestamps in microseconds since 1970."""
     if everywhere is not None:
         moments = dict.fromkeys(view.partitions, everywhere)
     elif each is not None:
@@ -102,7 +98,7 @@ def _resolve(view: LogView, name: str, wanted: str | Positions) -> dict[TopicPar
 
 
 def _named(view: LogView, name: str, positions: Positions) -> dict[TopicPartition, int]:
-    """Return each partition's number; exactly the partitions of the query must be named."""
+    """Return each partition's number; exactly the query's partitions must be named."""
     flat: dict[TopicPartition, int] = {}
     for topic, numbers in positions.items():
         if not isinstance(numbers, dict):  # a whole topic's

@@ -1,12 +1,9 @@
 """Small micro-batches of a stream are read by the driver, without a Python task.
 
-Owns when a micro-batch is small enough, and its rows until they are delivered: they are fetched
-when its end is chosen, in a thread of the driver's source process, while Spark logs that end.
-`_compat.hand_over` delivers them.
-
-In all other cases a task reads the same ranges: a replay after a restart, a micro-batch above the
-bounds or with several tasks, a fetch that fails or is slow. The task reports errors, after Spark's
-own retries.
+Rows are fetched when the micro-batch's end is chosen, in a thread, while Spark logs that end;
+`_compat.hand_over` delivers them. In all other cases (a replay after a restart, a batch above the
+bounds or with several tasks, a failed or slow fetch) a task reads the same ranges, and reports
+errors.
 """
 
 from __future__ import annotations
@@ -26,21 +23,18 @@ if TYPE_CHECKING:
 __all__ = ["DRIVER_READ_BYTES", "TAKE_SECONDS_MAX", "DriverRead"]
 
 DRIVER_READ_BYTES: Final = 1024 * 1024
-"""Bound on a micro-batch through the driver, in decoded Arrow bytes."""
+"""Of decoded Arrow, in a micro-batch through the driver."""
 
 TAKE_SECONDS_MAX: Final = 0.5
-"""How long planning waits for rows being fetched. A fetch takes a few milliseconds and began before
-Spark wrote its log; a late one has met a slow or lost broker. A task has the whole
-`request.timeout` and Spark's retries, and loses no more than this by starting later."""
+"""How long planning waits for a fetch, which takes milliseconds unless a broker is slow or lost. A
+task that reads instead has the whole `request.timeout` and Spark's retries."""
 
 logger = logging.getLogger("pyspark_quiverlog")
 
 
 class DriverRead:
-    """The rows of at most one micro-batch, being fetched or here. Called by Spark's one thread.
-
-    `read`: reads one split, as a task does.
-    """
+    """The rows of at most one micro-batch. Called by Spark's one thread; `read` reads a split, as a
+    task does."""
 
     def __init__(
         self, options: ReadOptions, read: Callable[[Any], Iterator[pa.RecordBatch]]
@@ -54,8 +48,7 @@ class DriverRead:
 
     @staticmethod
     def is_wanted(options: ReadOptions) -> bool:
-        """Return whether the driver may read: a query with a replica preference needs its tasks for
-        it."""
+        """Return False for a query with a replica preference, which needs its tasks."""
         return (
             options.driver_read_rows > 0
             and options.fetch_from == "leader"

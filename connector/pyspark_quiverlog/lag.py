@@ -1,8 +1,7 @@
 """The lag of a streaming query, from the progress that Spark reports.
 
-Spark 4.3 accepts no metrics from a Python source (`sources[].metrics` stays empty), but reports the
-end of the log as `latestOffset` and the end of the micro-batch as `endOffset`; per partition the
-difference is the lag in rows. Bytes need a request to the brokers, for listeners that ask for them.
+Spark 4.3 accepts no metrics from a Python source, but reports the log's end as `latestOffset` and
+the micro-batch's as `endOffset`. Bytes need a request to the brokers.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ logger = logging.getLogger("pyspark_quiverlog.lag")
 
 @dataclass(frozen=True, slots=True)
 class SourceLag:
-    """The unread rows of one source of a query, when its last micro-batch was planned.
+    """The unread rows of one source, when its last micro-batch was planned.
 
     `ranges`: per partition the next row to read, and the end of the log. `stored_bytes`: their
-    size; None where it was not requested, or some rows are no longer kept.
+    size; None where not requested, or some rows are no longer kept.
     """
 
     ranges: Mapping[TopicPartition, tuple[int, int]]
@@ -63,8 +62,8 @@ class SourceLag:
 def source_lags(progress: Any) -> list[SourceLag]:
     """Return the lag of each quiverlog source in `query.lastProgress`, or in a listener's progress.
 
-    Sources of other kinds are left out, and sources without an end of the log in the progress (a
-    micro-batch that was replayed after a restart).
+    Other sources are left out, and those without an end of the log (a micro-batch replayed after a
+    restart).
     """
     found = []
     for source in _get(progress, "sources") or ():
@@ -81,7 +80,7 @@ def _get(value: Any, key: str) -> Any:
 
 
 def _positions(offset: Any) -> dict[TopicPartition, int] | None:
-    """Return partition -> next row; None for an offset of another source."""
+    """Return partition -> next row; None for another source's offset."""
     try:
         read = SourceOffset.from_json(json.loads(offset) if isinstance(offset, str) else offset)
     except (QuiverlogError, ValueError, TypeError, AttributeError):
@@ -96,9 +95,9 @@ def _positions(offset: Any) -> dict[TopicPartition, int] | None:
 class LagListener(StreamingQueryListener):  # type: ignore[misc]
     """Logs the lag of every quiverlog source after each micro-batch.
 
-    `spark.streams.addListener(LagListener())` covers all queries of the session. It writes to the
-    logger `pyspark_quiverlog.lag`, at `level`. With `bootstrap_servers` it also requests the stored
-    bytes, once per micro-batch. `last` has the newest lags by query id.
+    `spark.streams.addListener(LagListener())` covers all queries of the session. It logs to
+    `pyspark_quiverlog.lag`, at `level`; with `bootstrap_servers` also the stored bytes, one request
+    per micro-batch. `last` has the newest lags by query id.
     """
 
     def __init__(self, *, bootstrap_servers: str | None = None, level: int = logging.INFO) -> None:
@@ -112,7 +111,6 @@ class LagListener(StreamingQueryListener):  # type: ignore[misc]
     def onQueryStarted(self, event: Any) -> None: ...
 
     def onQueryProgress(self, event: Any) -> None:
-        """Log the lag."""
         progress = event.progress
         lags = [self._with_bytes(lag) for lag in source_lags(progress)]
         if not lags:
@@ -125,7 +123,6 @@ class LagListener(StreamingQueryListener):  # type: ignore[misc]
     def onQueryIdle(self, event: Any) -> None: ...
 
     def onQueryTerminated(self, event: Any) -> None:
-        """Drop the query's lag."""
         self.last.pop(str(event.id), None)
 
     def _with_bytes(self, lag: SourceLag) -> SourceLag:

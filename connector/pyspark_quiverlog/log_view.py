@@ -1,13 +1,9 @@
 """The driver's view of the log: the topics that the query reads, where they begin and end.
 
-Owns the requests to the brokers (one round trip each where the protocol allows it) and the
-translation between wire names and positions. Micro-batches are decided in `stream_planner` and
-`batch_reader`.
-
-A topic may be deleted, or created again under its name, at any time. Requests name topic ids;
-partitions that are gone are missing from the answer; and `stale` is set, so that the caller calls
-`refresh` before its next decision. `topics` and `partitions` change only in `refresh`, never within
-a decision.
+Owns the requests to the brokers, and the translation between wire names and positions. A topic may
+be deleted or created again at any time: requests name topic ids, partitions that are gone are
+missing from the answer, and `stale` is set, so that the caller calls `refresh` before its next
+decision. `topics` and `partitions` change only there.
 """
 
 from __future__ import annotations
@@ -48,7 +44,7 @@ T = TypeVar("T")
 
 
 class DriverClient(Protocol):
-    """The part of `quiverlog.Client` that the driver uses (tests pass a simulated log)."""
+    """The part of `quiverlog.Client` that the driver uses."""
 
     def metadata(self, topics: Sequence[str] | None = None) -> ClusterMetadata: ...
     def schemas(self, topic: str) -> SchemaHistory: ...
@@ -77,7 +73,7 @@ class DriverClient(Protocol):
 
 
 class TopicView(NamedTuple):
-    """A topic that the query reads. `topic_id` is 32 hex digits."""
+    """`topic_id` is 32 hex digits."""
 
     topic_id: str
     partitions: tuple[int, ...]
@@ -86,7 +82,7 @@ class TopicView(NamedTuple):
 class LogView:
     """The topics of one query, as of the last `refresh`, and requests about them.
 
-    `clock`: monotonic seconds; `pause`: sleeps for a number of seconds.
+    `clock`: monotonic seconds; `pause`: sleeps for seconds.
     """
 
     def __init__(
@@ -104,13 +100,12 @@ class LogView:
         self.topics: dict[str, TopicView] = {}
         self.partitions: tuple[TopicPartition, ...] = ()
         self.stale = True
-        """Set when something changed at the brokers since `refresh`."""
+        """Something changed at the brokers since `refresh`."""
         self._version = -1
         self._pattern = re.compile(options.subscribe_pattern or "")
 
     # --- topics -------------------------------------------------------------------------------
     def selects(self, topic: str, partition: int) -> bool:
-        """Return whether the options select this partition, existing or not."""
         options = self.options
         if options.assign is not None:
             return partition in options.assign.get(topic, ())
@@ -151,33 +146,28 @@ class LogView:
         self.stale = False
 
     def _named(self) -> tuple[str, ...] | None:
-        """Return the topics that the options name; None for a pattern."""
         options = self.options
         return options.subscribe or (tuple(options.assign) if options.assign else None)
 
     def require_topics(self) -> None:
-        """Refuse a named topic that the last `refresh` did not find; partitions may be missing.
-
-        Raises:
-            UnknownTopic: there is none of this name.
-        """
+        """Raise UnknownTopic for a named topic that the last `refresh` did not find; partitions may
+        be missing."""
         _check_there(self._named(), self.topics)
 
     def _is_matched(self, topic: Any) -> bool:
         return self._pattern.fullmatch(topic.name) is not None and not topic.is_internal
 
     def id_of(self, topic: str) -> str | None:
-        """Return the id of a topic as of the last `refresh`; None: it does not exist."""
+        """Return the id as of the last `refresh`; None: it does not exist."""
         view = self.topics.get(topic)
         return None if view is None else view.topic_id
 
     @property
     def ids(self) -> dict[str, str]:
-        """Topic -> id, of the topics that the query reads."""
         return {name: view.topic_id for name, view in self.topics.items()}
 
     def schemas(self) -> dict[str, Any]:
-        """Return topic -> its current Arrow schema; without topics deleted meanwhile."""
+        """Return topic -> its current Arrow schema, without topics deleted meanwhile."""
         found = {}
         for name in self.topics:
             try:
@@ -193,10 +183,10 @@ class LogView:
         ids: Mapping[str, str] | None,
         question: Callable[[list[TopicPartition], dict[str, bytes]], dict[TopicPartition, T]],
     ) -> dict[TopicPartition, T]:
-        """Return the answers about the partitions of these topic ids (default: those of `refresh`).
+        """Return answers about the partitions of these topic ids (default: those of `refresh`).
 
-        Partitions that are gone are left out. A request fails as a whole when one of its topics is
-        gone; then the metadata show which, and the rest is asked again.
+        Partitions that are gone are left out. A request fails whole when one of its topics is gone;
+        then the metadata show which, and the rest is asked again.
         """
         known = self.ids if ids is None else ids
         left = [w for w in wanted if w.topic in known]
@@ -223,7 +213,7 @@ class LogView:
     def _offsets(
         self, at: Mapping[TopicPartition, int], ids: Mapping[str, str] | None = None
     ) -> dict[TopicPartition, Position]:
-        """Return offsets with epochs; waits for partitions without a leader.
+        """Return offsets with epochs; wait for partitions without a leader.
 
         Raises:
             RequestTimedOut: a partition that exists did not answer.
@@ -253,8 +243,7 @@ class LogView:
         answers: Mapping[TopicPartition, OffsetAndEpoch],
         result: dict[TopicPartition, Position],
     ) -> list[TopicPartition]:
-        """Add good answers to `result`. Returns the partitions to ask again, without those that are
-        gone."""
+        """Add good answers to `result`; return the partitions to ask again."""
         again = []
         for where, answer in answers.items():
             if not answer.error_code:
@@ -268,12 +257,10 @@ class LogView:
                 again.append(where)
         return again
 
-    # --- offsets ------------------------------------------------------------------------------
     def latest(
         self, known: Mapping[TopicPartition, int] | None = None, max_wait: float = 0.0
     ) -> dict[TopicPartition, Position]:
-        """Return the end of every partition; with `max_wait` (seconds), when one differs from
-        `known`.
+        """Return every end, within `max_wait` seconds once one differs from `known`.
 
         Partitions that cannot answer now are left out. `stale` is set when topics changed.
         """
@@ -299,27 +286,24 @@ class LogView:
     def ends(
         self, wanted: Iterable[TopicPartition], ids: Mapping[str, str] | None = None
     ) -> dict[TopicPartition, Position]:
-        """Return the end of each of these partitions; waits for those without a leader."""
+        """Return these ends; wait for partitions without a leader."""
         return self._offsets(dict.fromkeys(wanted, LATEST), ids)
 
     def earliest(
         self, wanted: Iterable[TopicPartition], ids: Mapping[str, str] | None = None
     ) -> dict[TopicPartition, Position]:
-        """Return the first row that is kept, in each of these partitions."""
         return self._offsets(dict.fromkeys(wanted, EARLIEST), ids)
 
     def first_since(self, moments: Mapping[TopicPartition, int]) -> dict[TopicPartition, Position]:
         """Return the first row at or after a time in microseconds since 1970; offset -1: none."""
         return self._offsets(moments)
 
-    # --- lost rows ------------------------------------------------------------------------------
     def truncated(
         self,
         positions: Mapping[TopicPartition, Position],
         ids: Mapping[str, str] | None = None,
     ) -> dict[TopicPartition, Position]:
-        """Return the positions whose preceding rows are no longer in the log, with where to go on
-        instead."""
+        """Return the positions whose preceding rows are gone, with where to go on instead."""
         asked = {w: p for w, p in positions.items() if p.epoch >= 0}
         ends = self._epoch_ends({w: p.epoch for w, p in asked.items()}, ids)
         return {
@@ -355,8 +339,7 @@ class LogView:
     def range_sizes(
         self, ranges: Mapping[TopicPartition, tuple[int, int]], *, bytes_max: int = -1
     ) -> dict[TopicPartition, RangeSize]:
-        """Return the stored bytes of each range; without ranges that are no longer within the
-        log."""
+        """Return stored bytes, without ranges that are no longer within the log."""
 
         def question(
             asked: list[TopicPartition], pinned: dict[str, bytes]
@@ -374,9 +357,7 @@ class LogView:
 
         return self._ask(ranges, None, question)
 
-    # --- shapes -------------------------------------------------------------------------------
     def group(self, positions: Mapping[Any, Position]) -> dict[str, TopicPositions]:
-        """Return positions under the current topic ids."""
         return group_positions(positions, self.ids)
 
 
@@ -398,7 +379,6 @@ def _check_assigned(topic: str, wanted: Iterable[int], there: list[int]) -> None
 def group_positions(
     positions: Mapping[Any, Position], topic_ids: Mapping[str, str]
 ) -> dict[str, TopicPositions]:
-    """Return positions by topic."""
     grouped: dict[str, dict[int, Position]] = {}
     for (topic, partition), position in positions.items():
         grouped.setdefault(topic, {})[partition] = position

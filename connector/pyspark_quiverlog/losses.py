@@ -13,17 +13,13 @@ logger = logging.getLogger("pyspark_quiverlog")
 
 
 class Losses:
-    """Reports losses as the query's options require. `fail`: the option `failOnDataLoss`."""
+    """`fail`: the option `failOnDataLoss`."""
 
     def __init__(self, *, fail: bool) -> None:
         self._fail = fail
 
     def report(self, what: str, cause: QuiverlogError | None = None) -> None:
-        """Report lost rows; `what` names topic, partition and range.
-
-        Raises:
-            DataLoss: unless the query goes on without them.
-        """
+        """Report lost rows; `what` names topic, partition and range. Raises DataLoss if `fail`."""
         if self._fail:
             raise DataLoss(f"{what}.") from cause
         logger.warning("data loss, going on (failOnDataLoss=false): %s", what)

@@ -1,7 +1,7 @@
 """The offset of a stream, as Spark keeps it in the checkpoint.
 
-Owns the JSON: versioned and canonical, as Spark compares texts and would run empty batches for ever
-on texts that differ without cause. An offset is the next row to read: ranges are half-open.
+Its JSON is versioned and canonical: Spark compares texts, and would run empty batches for ever on
+texts that differ without cause. An offset is the next row to read: ranges are half-open.
 
 ```
 {"v":1,"topics":{"flights":{"id":"<32 hex digits>","partitions":{"0":[23,4]}}}}
@@ -38,7 +38,7 @@ class Position(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TopicPositions:
-    """Positions in one topic. `topic_id` is 32 hex digits."""
+    """`topic_id` is 32 hex digits."""
 
     topic_id: str
     partitions: Mapping[int, Position]
@@ -49,15 +49,14 @@ class SourceOffset:
     """A point in the stream: a position per partition.
 
     Spark calls `initialOffset()` twice, and again at each restart until the first micro-batch is
-    committed, and plans with the last answer: an answer that moves ("latest") would lose rows. So
-    the initial offset is only marked `_start`, and the first end offset, which Spark logs before it
-    runs the batch, carries the start as `_first`. `_resume` does the same later for single
-    partitions: new ones, and those where rows were lost and the query went on after the gap.
+    committed, and plans with the last answer: one that moves ("latest") would lose rows. So the
+    initial offset is only marked `_start`, and the first end offset, logged before the batch runs,
+    carries the start as `_first`. `_resume` does the same later for new partitions, and those where
+    rows were lost.
 
     `is_start`: from `initialOffset()`, not durable. `first`: the start of the very first
     micro-batch. `resume`: where the batch that ends here begins, for partitions whose start does
-    not count. `kept`: positions of partitions that the options no longer select, for when they do
-    again.
+    not count. `kept`: positions of partitions that the options do not select now.
     """
 
     topics: Mapping[str, TopicPositions]
@@ -67,7 +66,6 @@ class SourceOffset:
     kept: Mapping[str, TopicPositions] | None = None
 
     def position(self, topic: str, partition: int) -> Position | None:
-        """Return the position in a partition; None where the offset has none."""
         positions = self.topics.get(topic)
         return None if positions is None else positions.partitions.get(partition)
 

@@ -1,8 +1,7 @@
-"""The table of options of the data source.
+"""The data source's options: names, types, defaults, where each applies, and its documentation.
 
-Owns names, types, defaults, where each option applies, and its documentation (the table in
-docs/spark.md is generated from it). Names are those of Spark's Kafka source where the meaning is
-the same.
+The tables in docs/spark.md are generated from it. Names are those of Spark's Kafka source where the
+meaning is the same.
 """
 
 from __future__ import annotations
@@ -42,7 +41,6 @@ class Use(enum.Flag):
 
     @property
     def label(self) -> str:
-        """The text in docs and errors."""
         return _USE_LABELS.get(self) or ", ".join(_USE_LABELS[part] for part in self)
 
 
@@ -533,14 +531,13 @@ REFUSED: Final = {
     "topicspattern": "use `subscribePattern`",
     "maxfilespertrigger": "use `maxOffsetsPerTrigger` or `maxBytesPerTrigger`",
 }
-"""Options of other sources, and what to do instead."""
+"""Options of other sources -> what to do instead."""
 
 OPTIONS: Final = SettingsTable(_SETTINGS, absent=REFUSED, ignore_case=True)
-"""Every option by its name, in the order of the docs."""
 
 
 def options_page(use: Use) -> str:
-    """Return the table in docs/spark.md for reads (`Use.READ`) or writes (`Use.WRITE`)."""
+    """Return the table for docs/spark.md: reads (`Use.READ`) or writes (`Use.WRITE`)."""
     shown = (setting for setting in OPTIONS.values() if setting.where & use)
     return markdown_table(
         ("option", "type", "default", "applies to", "meaning"),

@@ -1,8 +1,5 @@
-"""Values of options: text in, value out.
-
-One parser per type. A parser raises ValueError with what it expected; `options` adds the option's
-name.
-"""
+"""Parsers of option values. Each raises ValueError with what it expected; `options` adds the
+name."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""The data source's options: parsed, checked, or refused.
+"""The data source's options: parsed and checked before anything else happens, or refused with the
+alternative.
 
-An option is parsed and checked before anything else happens; a refusal names the option and the
-alternative. `option_table` lists the options and the refused ones. Spark passes option keys in
-lower case, so names are matched without regard to case.
+Names match without regard to case: Spark passes keys in lower case.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ _TABLE_HINT = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
-    """A read's options, checked. Times in seconds, `*_timestamp*` in milliseconds since 1970."""
+    """Times in seconds, `*_timestamp*` in milliseconds since 1970."""
 
     bootstrap_servers: tuple[str, ...]
     subscribe: tuple[str, ...] | None
@@ -79,7 +78,7 @@ class ReadOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteOptions:
-    """A write's options, checked. Times in seconds. `partition_column` None: see the table."""
+    """Times in seconds. `partition_column` None: see the table."""
 
     bootstrap_servers: tuple[str, ...]
     topic: str | None
@@ -100,7 +99,7 @@ class WriteOptions:
 
 
 def parse_read_options(raw: Mapping[str, str], use: Use) -> ReadOptions:
-    """Check a read's options. `use` is STREAM_READ, BATCH_READ, or READ while it is not decided.
+    """Check a read's options. `use` is STREAM_READ, BATCH_READ, or READ while undecided.
 
     Raises:
         InvalidOption: with the option's name and what to use instead.
@@ -133,10 +132,9 @@ _SELECTORS = ("subscribe", "subscribePattern", "assign")
 
 
 def _with_path(raw: Mapping[str, str], name: str, selectors: tuple[str, ...]) -> dict[str, str]:
-    """Return the options with `path`, which `load("x")` and `save("x")` set, as the topic.
+    """Take `path`, which `load("x")` and `save("x")` set, as the topic.
 
-    A table in Spark's catalogue has its warehouse location there, which cannot be a topic's name
-    (it has slashes) and is ignored.
+    A catalogue table's warehouse location there has slashes, cannot be a topic, and is ignored.
     """
     options = {key: value for key, value in raw.items() if key.lower() != "path"}
     path = next((value for key, value in raw.items() if key.lower() == "path"), None)
@@ -180,7 +178,7 @@ def _parse(raw: Mapping[str, str], use: Use) -> dict[str, Any]:
 
 
 def _lookup(key: str) -> Setting:
-    """Find an option by a name in any spelling; errors have the given spelling."""
+    """Find an option in any spelling; errors have the given one."""
     setting = OPTIONS.find(key)
     if setting is not None:
         return setting
@@ -216,7 +214,6 @@ def _misplaced(setting: Setting, key: str, use: Use) -> str:
 
 
 def _fields(values: dict[str, Any], use: Use) -> dict[str, Any]:
-    """Return all fields of the options class, defaults filled in."""
     result = {}
     for setting in OPTIONS.values():
         if setting.where & use:

@@ -1,6 +1,6 @@
-"""The rows of a micro-batch, and their split into Spark tasks.
+"""The rows of a micro-batch, and their split into Spark tasks: pure functions over numbers.
 
-Pure functions over numbers. Invariants, each a property in tests/model/test_planning.py:
+Invariants, each a property in tests/model/test_planning.py:
 
 - what is admitted is a prefix of what waits, in each partition, and never above a bound;
 - a partition with rows waiting is not starved;
@@ -37,15 +37,14 @@ class Backlog(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Number of rows; 0 if the log went backwards."""
         return max(0, self.end - self.start)
 
 
 class Range(NamedTuple):
     """Rows [start, end) of one partition, as an executor reads them.
 
-    `epoch` is the leader epoch of the row before `start`, `end_epoch` of the last one: rows with a
-    newer epoch replaced rows that were truncated after planning (-1: unknown).
+    `epoch` is the leader epoch of the row before `start`, `end_epoch` of the last one (-1:
+    unknown): rows with a newer one replaced truncated rows after planning.
     """
 
     topic: str
@@ -58,23 +57,23 @@ class Range(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Offsets in the range: an upper bound on rows (control batches take offsets, too)."""
+        """An upper bound on rows: control batches take offsets, too."""
         return self.end - self.start
 
 
 def enough_rows(rows: int, rows_min: int | None, waited: float, delay_max: float) -> bool:
-    """Return whether a micro-batch may run: `rows_min` rows wait, or some do and the time is up."""
+    """Return whether `rows_min` rows wait, or some do and the time is up."""
     if rows_min is None or rows >= rows_min:
         return True
     return rows > 0 and waited >= delay_max
 
 
 def admit_rows(backlogs: Sequence[Backlog], rows_max: int | None) -> dict[Key, int]:
-    """Return the end offset per partition, for at most `rows_max` rows in all.
+    """Return end offsets for at most `rows_max` rows in all.
 
-    Shares are in proportion to what waits, so that all partitions reach their ends together (event
-    times stay close, and watermarks do not run ahead). Each partition gets at least one row; with
-    fewer rows than partitions they take turns (`_rotation`).
+    Shares are in proportion to what waits, so that all partitions reach their ends together
+    (watermarks do not run ahead). Each gets at least one row; with fewer rows than partitions they
+    take turns (`_rotation`).
     """
     if rows_max is None or sum(b.rows for b in backlogs) <= rows_max:
         return {b.key: max(b.start, b.end) for b in backlogs}
@@ -85,10 +84,8 @@ def admit_rows(backlogs: Sequence[Backlog], rows_max: int | None) -> dict[Key, i
 def share_bytes(
     backlogs: Sequence[Backlog], byte_counts: Mapping[Key, int], bytes_max: int
 ) -> dict[Key, int]:
-    """Return each partition's share of `bytes_max`, in proportion to its waiting bytes.
-
-    Partitions without a share are left out.
-    """
+    """Return shares of `bytes_max`, in proportion to the waiting bytes; partitions without one are
+    left out."""
     sizes = [byte_counts[b.key] if b.rows else 0 for b in backlogs]
     if sum(sizes) <= bytes_max:
         return {b.key: size for b, size in zip(backlogs, sizes, strict=True) if size}
@@ -100,10 +97,10 @@ def share_bytes(
 def admit_bytes(
     backlogs: Sequence[Backlog], reached: Mapping[Key, tuple[int, int]], bytes_max: int
 ) -> dict[Key, int]:
-    """Return the end offset per partition, for at most `bytes_max` in all, or one partition's part.
+    """Return end offsets for at most `bytes_max` in all, or one partition's part.
 
     `reached`: partition -> (end offset on a batch boundary, stored bytes up to there): at least one
-    whole batch, so it may exceed the partition's share.
+    whole batch, so perhaps more than the share.
     """
     ends = {b.key: b.start for b in backlogs}
     waiting = [b for b in backlogs if b.rows and b.key in reached]
@@ -120,15 +117,15 @@ def admit_bytes(
 
 
 def _rotation(backlogs: Sequence[Backlog]) -> int:
-    """Return the index of the partition served first. It follows from the offsets, so it moves on
-    as they advance, without state."""
+    """Return the index of the partition served first: it follows from the offsets, so moves on
+    without state."""
     # Knuth's multiplier: without it, some step widths would always miss the same partition.
     mixed = (sum(b.start for b in backlogs) * 2_654_435_761) & 0xFFFF_FFFF
     return (mixed * len(backlogs)) >> 32
 
 
 def _shares(amounts: Sequence[int], total: int, turn: int) -> list[int]:
-    """Split `total` over `amounts` in proportion; exact, and at least 1 for each while it lasts.
+    """Split `total` in proportion; exact, and at least 1 for each while it lasts.
 
     The remainder goes one by one to the largest fractions, ties by turn.
     """
@@ -152,7 +149,7 @@ def _shares(amounts: Sequence[int], total: int, turn: int) -> list[int]:
 
 
 def _share_with_empty(shares: list[int], line: list[int]) -> list[int]:
-    """Give each partition without a share one share of the partition with the most."""
+    """Give each partition without a share one of the partition with the most."""
     empty = [i for i in line if shares[i] == 0]
     givers = [(-shares[i], i) for i in line if shares[i] > 1]
     heapq.heapify(givers)
@@ -176,9 +173,9 @@ def split_ranges(
 ) -> list[list[Range]]:
     """Turn ranges into Spark tasks: each inner list is read by one task, in order.
 
-    Without bounds, one task per range that is not empty. `rows_max`: no task reads more rows.
-    `tasks_min`: large ranges are split, in proportion, into about this many tasks. `rows_min`:
-    smaller ranges share a task, while at least `tasks_min` remain.
+    Without bounds, one task per range that is not empty. `rows_max`: per task. `tasks_min`: large
+    ranges are split into about this many tasks. `rows_min`: smaller ranges share a task, while
+    `tasks_min` remain.
     """
     todo = [r for r in ranges if r.rows > 0]
     if not todo:
@@ -194,7 +191,6 @@ def split_ranges(
 
 
 def _cut(whole: Range, parts: int) -> list[Range]:
-    """Return near-equal consecutive pieces, none empty."""
     parts = max(1, min(parts, whole.rows))
     edges = [whole.start + whole.rows * i // parts for i in range(parts + 1)]
     assert (edges[0], edges[-1]) == (whole.start, whole.end)
@@ -220,7 +216,7 @@ def _cut_to_count(pieces: Sequence[Range], count: int) -> list[Range]:
 
 
 def _merge_small(pieces: Sequence[Range], limit: int, tasks_min: int) -> list[list[Range]]:
-    """Gather neighbouring small pieces into tasks of at most `limit` rows."""
+    """Gather small neighbours into tasks of at most `limit` rows."""
     tasks: list[list[Range]] = []
     spare = len(pieces) - tasks_min
     open_rows = 0

@@ -1,8 +1,8 @@
 """Connections of one process, kept across tasks and micro-batches.
 
-Spark reuses its Python workers (and ends them after a minute of rest or a failed task), so a cache
-in a module global lives as long as it is useful. Workers are forked: an entry is valid only in its
-own process, a child starts empty, and nothing is opened at import.
+Spark reuses its Python workers, so a module global lives as long as it is useful. Workers are
+forked: an entry is valid only in its own process, a child starts empty, and nothing is opened at
+import.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["Endpoint", "client", "drop_producer", "endpoint", "has_producer", "p
 
 
 class Endpoint(NamedTuple):
-    """The settings that distinguish clients: the key of the pool. Times in seconds."""
+    """The settings that distinguish clients. Times in seconds."""
 
     addresses: tuple[str, ...]
     client_id: str
@@ -30,11 +30,11 @@ class Endpoint(NamedTuple):
 
 
 class _Pool:
-    """The clients and producers of this process; threads may share it."""
+    """The clients and producers of this process, for all threads."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        """Held while a client or a producer is opened: two threads would open two, and leak one."""
+        """Held while opening: two threads would open two, and leak one."""
         self.clients: dict[Endpoint, Client] = {}
         self.producers: dict[tuple[Any, ...], tuple[Any, Any]] = {}
         """Endpoint, topic and settings -> (the topic's version then, the producer)."""
@@ -62,7 +62,7 @@ def endpoint(options: ReadOptions | WriteOptions) -> Endpoint:
 
 
 def client(where: Endpoint) -> Client:
-    """Return this process's client for `where`, opened at the first call.
+    """Return this process's client, opened at the first call.
 
     Raises:
         ConnectionFailed: no broker answers; the text names the addresses.
@@ -83,10 +83,10 @@ def client(where: Endpoint) -> Client:
 
 
 def producer(where: Endpoint, topic: str, **settings: Any) -> Any:
-    """Return this process's producer for a topic. A task that fails must `drop_producer` it.
+    """Return this process's producer. A task that fails must `drop_producer` it.
 
-    Costs one request per task: a topic that was altered or created again since the last task gets a
-    new producer. Spark may have more idle workers with old producers than it retries a task.
+    One request per task finds a topic that was altered or created again: it gets a new producer, as
+    Spark may have more idle workers with old ones than it retries a task.
 
     Raises:
         UnknownTopic: there is none of this name.
@@ -107,7 +107,7 @@ def producer(where: Endpoint, topic: str, **settings: Any) -> Any:
 
 
 def has_producer(where: Endpoint, topic: str, **settings: Any) -> bool:
-    """Return whether an earlier task left a producer in this process; it may be outdated."""
+    """Return whether an earlier task left a producer here; it may be outdated."""
     return _producer_key(where, topic, settings) in _pool.producers
 
 
@@ -116,7 +116,7 @@ def _producer_key(where: Endpoint, topic: str, settings: dict[str, Any]) -> tupl
 
 
 def drop_producer(found: Any) -> None:
-    """Close a producer whose state is in doubt; the next task opens a new one."""
+    """Close a producer whose state is in doubt."""
     pool = _pool
     with pool.lock:
         for key in [k for k, (_, p) in pool.producers.items() if p is found]:

@@ -1,11 +1,8 @@
 """An executor's read: the ranges of one task, as Arrow batches for Spark.
 
-Batches are prefetched while Spark uses the last one, sliced to the range, converted to Spark's
-schema (`schema.Normalizer`; unchanged where it is the same), and small ones are gathered, because
-each batch has a fixed cost in Spark.
-
-Everything it needs is in the task's ranges and the query's options: it requests no metadata while
-all goes well. Rows lost after planning show in a fetch's valid range, leader epoch or topic id.
+Batches are prefetched, sliced, converted to Spark's schema (`schema.Normalizer`), and small ones
+gathered, as each has a fixed cost in Spark. No metadata is requested while all goes well; rows lost
+after planning show in a fetch's valid range, leader epoch or topic id.
 """
 
 from __future__ import annotations
@@ -48,7 +45,7 @@ logger = logging.getLogger("pyspark_quiverlog")
 
 
 def rack(options: ReadOptions) -> str:
-    """Return this task's rack: the query's for all tasks, or this executor's.
+    """Return this task's rack: the query's, or this executor's.
 
     Raises:
         InvalidOption: `fetchFrom` is nearest, and no rack is set.
@@ -63,7 +60,7 @@ def rack(options: ReadOptions) -> str:
 
 
 class LogSplit(InputPartition):  # type: ignore[misc]
-    """The ranges that one Spark task reads, in order. Pickled for every task, so it is small."""
+    """The ranges of one Spark task, in order. Pickled for every task, so small."""
 
     def __init__(self, ranges: list[Range]) -> None:
         self.value = [tuple(r) for r in ranges]
@@ -81,11 +78,10 @@ class SplitReader(worker_process.SentToTasks):
         self.schema: pa.Schema = to_arrow_schema(schema)
 
     def normalizer(self) -> Normalizer:
-        """Return the function that casts batches to the query's schema."""
         return Normalizer(self.schema, metadata=self.options.include_metadata)
 
     def read(self, split: Any) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a split under exactly the query's schema.
+        """Yield a split's rows under exactly the query's schema.
 
         Raises:
             DataLoss: rows of the split are gone, and `failOnDataLoss` is true.
@@ -96,8 +92,7 @@ class SplitReader(worker_process.SentToTasks):
         worker_process.end_of_work()
 
     def _read_range(self, piece: Range) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a range, going on after lost or damaged ones where the options allow
-        it."""
+        """Yield a range's rows, going on after lost or damaged ones where the options allow it."""
         position, epoch = piece.start, piece.epoch
         normalizer = self.normalizer()
         while position < piece.end:
@@ -149,7 +144,6 @@ class SplitReader(worker_process.SentToTasks):
                 raise unreadable(error, where) from None
 
     def _after_loss(self, piece: Range, position: int, error: QuiverlogError) -> int:
-        """Fail, or return where to read on."""
         where = f"{piece.topic}-{piece.partition}"
         first = error.details.get("log_start_offset")
         if isinstance(error, OffsetOutOfRange) and isinstance(first, int) and first > position:
@@ -182,7 +176,6 @@ class SplitReader(worker_process.SentToTasks):
 
 
 def metadata_columns(names: Iterable[str], stored: Any) -> Mapping[str, pa.Array]:
-    """Return the metadata columns `names` of one batch from the client."""
     rows = stored.data.num_rows
     result = {}
     for name in names:
@@ -202,7 +195,7 @@ def coalesce(
     rows_min: int = COALESCE_ROWS,
     bytes_min: int = COALESCE_BYTES,
 ) -> Iterator[pa.RecordBatch]:
-    """Gather small batches; a batch that is large enough passes unchanged."""
+    """Gather small batches; a large one passes unchanged."""
     waiting: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:

@@ -1,8 +1,4 @@
-"""The topic and partition of each row, and the driver's check that the topic accepts the rows.
-
-Owns the routing columns: `Route` names them, `split_by_route` divides rows by them, and
-`check_write` refuses, before any task runs, what every task would refuse.
-"""
+"""The topic and partition of each row, and the driver's check that the topic accepts the rows."""
 
 from __future__ import annotations
 
@@ -24,11 +20,11 @@ __all__ = ["Route", "check_write", "split_by_route", "topic_schema"]
 
 @dataclass(frozen=True)
 class Route:
-    """How a row finds its topic and partition. A None column does not route.
+    """How a row finds its topic and partition; a None column does not route.
 
     `is_partition_named`: by the option `partitionColumn`; otherwise a column `partition` routes
-    only to topics without a column of that name. `ignored`: a column that would name the topic, if
-    the option `topic` did not.
+    only to topics without one of that name. `ignored`: a column that would name the topic without
+    the option `topic`.
     """
 
     topic: str | None
@@ -43,7 +39,7 @@ _checked: dict[tuple[Any, ...], Route] = {}
 
 
 def check_write(options: WriteOptions, schema: pa.Schema) -> Route:
-    """Refuse rows that the topic cannot accept, before any task runs.
+    """Refuse, before any task runs, what every task would refuse.
 
     Raises:
         InvalidOption: no topic, or a routing column that is missing or of the wrong type.
@@ -104,7 +100,6 @@ def _routing_names(options: WriteOptions, schema: pa.Schema) -> set[str]:
 
 
 def is_int(schema: pa.Schema, name: str) -> bool:
-    """Return whether there is such a column, of an integer type."""
     return name in schema.names and bool(pa.types.is_integer(schema.field(name).type))
 
 
@@ -127,16 +122,11 @@ def topic_schema(options: WriteOptions, topic: str) -> pa.Schema:
 
 
 def empty_batch(schema: pa.Schema) -> pa.RecordBatch:
-    """Return no rows with all columns."""
     return pa.RecordBatch.from_arrays([pa.nulls(0, f.type) for f in schema], schema=schema)
 
 
 def check_fits(batch: pa.RecordBatch, options: WriteOptions, topic: str) -> None:
-    """Run the producer's own conversion on no rows: it refuses exactly what it would refuse later.
-
-    Raises:
-        SchemaMismatch: with the column's name.
-    """
+    """Run the producer's own conversion on no rows. Raises its SchemaMismatch."""
     from quiverlog.client.rows.convert import Converter
 
     stored = topic_schema(options, topic)
@@ -152,7 +142,6 @@ def check_fits(batch: pa.RecordBatch, options: WriteOptions, topic: str) -> None
 
 
 def strip_routing(batch: pa.RecordBatch, route: Route) -> pa.RecordBatch:
-    """Return the rows without routing columns."""
     columns = route.topic_column, route.partition_column, route.ignored
     routing = [c for c in columns if c is not None]
     return batch.drop_columns(routing) if routing else batch
@@ -180,7 +169,7 @@ def split_by_route(
 
 
 def _groups(batch: pa.RecordBatch, column: str | None) -> Iterator[tuple[Any, pa.RecordBatch]]:
-    """Yield the rows by the value of a column; without a column, all of them under None."""
+    """Yield the rows by the value of a column; without one, all under None."""
     if column is None:
         yield None, batch
         return

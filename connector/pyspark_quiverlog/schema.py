@@ -1,12 +1,8 @@
 """Arrow schemas of topics and Spark schemas of queries.
 
-Owns the Spark type of a topic's column, the common schema of several topics, and the conversion of
-stored batches. Spark compares the first batch's schema with its own exactly (types, order,
-nullability) and does not check the others, so every batch goes through `Normalizer`. The types that
-may be read as others are `quiverlog.batch`'s rule.
-
-All top-level columns are nullable for Spark: a topic's schema may grow while a query runs, and
-earlier rows then have nulls.
+Spark compares the first batch's schema with its own exactly (types, order, nullability) and does
+not check the others, so every batch goes through `Normalizer`. All top-level columns are nullable
+for Spark: a topic's schema may grow while a query runs, and earlier rows then have nulls.
 """
 
 from __future__ import annotations
@@ -65,10 +61,10 @@ def _holds_null(data_type: pa.DataType) -> bool:
 
 
 def spark_schema(schema: pa.Schema) -> Any:
-    """Return the StructType of a query over `schema`; every column nullable.
+    """Return the StructType of a query, with every column nullable.
 
     Raises:
-        InvalidSchema: a column of a type that Spark does not have, by name.
+        InvalidSchema: Spark lacks a column's type.
     """
     from pyspark.sql.pandas.types import from_arrow_schema
 
@@ -91,7 +87,7 @@ def merge_schemas(schemas: Mapping[str, pa.Schema]) -> pa.Schema:
     A column that a topic lacks is null in its rows; types widen as in a topic's own evolution.
 
     Raises:
-        IncompatibleSchema: two topics give a column types that do not widen into one another.
+        IncompatibleSchema: two types do not widen into one another.
     """
     merged: dict[str, tuple[str, pa.DataType]] = {}
     for topic in sorted(schemas):
@@ -151,7 +147,7 @@ def query_columns(
 
 
 def _without_nulls_alone(schema: pa.Schema) -> pa.Schema:
-    """Return the columns with a type. If there are none, all: `spark_schema` names the problem."""
+    """Return the columns with a type; if there are none, all: `spark_schema` names the problem."""
     typed = [field for field in schema if not _holds_null(field.type)]
     if not typed or len(typed) == len(schema):
         return schema
@@ -163,7 +159,6 @@ def _without_nulls_alone(schema: pa.Schema) -> pa.Schema:
 
 
 def project_schema(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:
-    """Return the fields named in `columns`, as far as they exist."""
     return pa.schema([schema.field(name) for name in columns if name in schema.names])
 
 
@@ -171,8 +166,8 @@ def project_schema(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:
 class Normalizer:
     """Converts stored batches to exactly what Spark expects for `schema`.
 
-    The decoder converts rows to `stored_target`, by the rule of `quiverlog.batch` (the stored type
-    or a wider one); metadata columns are inserted here. No type is changed, and no byte is copied.
+    The decoder converts rows to `stored_target`; here metadata columns are inserted, without a
+    change of type or a copy.
     """
 
     def __init__(self, schema: Any, *, metadata: bool = False) -> None:
@@ -181,14 +176,14 @@ class Normalizer:
         self.columns = [n for n in self.target.names if n not in reserved]
         self.metadata_names = [n for n in self.target.names if n in reserved]
         self.stored_target = pa.schema([self.target.field(n) for n in self.columns])
-        """The decoder's target for stored rows: the target without metadata columns."""
+        """The decoder's target: without metadata columns."""
 
     def check(self, topic: str, schema: pa.Schema) -> None:
         """Refuse in the driver what would fail in every task.
 
         Raises:
-            IncompatibleSchema: a column whose stored type does not become the query's type, or that
-                may hold nulls where the query's schema has NOT NULL.
+            IncompatibleSchema: a stored type does not become the query's, or a column may hold
+                nulls where the query's has NOT NULL.
         """
         try:
             check_readable(schema, self.stored_target)
@@ -198,8 +193,7 @@ class Normalizer:
     def __call__(
         self, batch: pa.RecordBatch, metadata: Mapping[str, pa.Array] | None = None
     ) -> pa.RecordBatch:
-        """Return rows of `stored_target` with `metadata`: arrays by column name, of the same
-        length."""
+        """Return rows of `stored_target` with `metadata`: arrays by column name."""
         assert batch.schema.equals(self.stored_target), "the decoder gives what was asked of it"
         if not self.metadata_names:
             return batch
@@ -211,7 +205,6 @@ class Normalizer:
 
 
 def unreadable(error: IncompatibleSchema, where: str) -> IncompatibleSchema:
-    """Return an error that names the column, its place, and what to do."""
     details = error.details
     column, stored, wanted = (details.get(key) for key in ("column", "stored", "wanted"))
     if stored is None:

@@ -1,8 +1,8 @@
 """Sends quiverlog to Spark's workers whose interpreter does not have it.
 
-That is quiverlog and the two small compiled packages that it needs, from the driver, each as an
-archive that Spark unpacks where its Python workers import from: compiled modules cannot be imported
-from a zip on the path. pyarrow is not sent, since Spark's own part of a data source needs it.
+It and the two small compiled packages that it needs go as archives that Spark unpacks where its
+workers import from: compiled modules cannot be imported from a zip. Not pyarrow: Spark's own part
+of a data source needs it.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _LOOK: Final = (
 _LOOK_S_MAX: Final = 60
 _PATH: Final = "PYTHONPATH"
 _sent_by: Final[weakref.WeakSet[Any]] = weakref.WeakSet()
-"""Contexts: sent again, the packages would be unpacked under running workers."""
+"""Sent again, the packages would be unpacked under running workers."""
 _sending: Final = threading.RLock()
 """Two threads that register at once would send twice, and one would restore the other's path."""
 
 
 def context_of(spark: SparkSession) -> Any | None:
-    """Return the context; None with Spark Connect, whose workers are the server's."""
+    """None: Spark Connect, whose workers are the server's."""
     try:
         return spark.sparkContext
     except Exception:  # each version has another exception for its absence
@@ -85,8 +85,8 @@ def is_missing_in(python: str) -> bool:
 def sent(spark: SparkSession, context: Any) -> Iterator[None]:
     """Within a `with`, every Python worker can import what is registered.
 
-    Workers search where the archives are unpacked, except the process of a stream's source: it gets
-    its path from the environment with which a function is made.
+    Workers search where the archives are unpacked, but a stream's source process gets its path from
+    the environment with which a function is made.
     """
     from pyspark import SparkFiles
 
@@ -111,7 +111,6 @@ def sent(spark: SparkSession, context: Any) -> Iterator[None]:
 
 
 def check_server(spark: SparkSession) -> None:
-    """Raise WorkersLackPackage where the Spark Connect server does not have quiverlog."""
     try:
         # Spark's planner creates the source, which then misses an option.
         _ = spark.read.format("quiverlog").load().schema
@@ -133,7 +132,7 @@ def _packed(name: str, directory: str) -> str:
 
 
 def _content(directory: Traversable, prefix: str) -> Iterator[tuple[str, bytes]]:
-    """Yield the files of a package in a directory or a zip."""
+    """Yield a package's files, from a directory or a zip."""
     for entry in directory.iterdir():
         if entry.is_dir():
             if entry.name != "__pycache__":

@@ -16,12 +16,11 @@ __all__ = ["check_query_schema", "open_view", "read_schema"]
 
 
 def open_view(options: ReadOptions) -> LogView:
-    """Return the driver's view of the log, with this process's client."""
     return LogView(pool.client(pool.endpoint(options)), options)
 
 
 def read_schema(raw: Mapping[str, str]) -> Any:
-    """Return the StructType of a read without a user's schema. Called once per `load()`.
+    """Return the StructType of a read without a user's schema, once per `load()`.
 
     Raises:
         InvalidOption, UnknownTopic, IncompatibleSchema: see docs/spark.md.
@@ -30,7 +29,7 @@ def read_schema(raw: Mapping[str, str]) -> Any:
     view = open_view(options)
     view.refresh()
     # A restarted stream may lack partitions of `assign`: its topic was created again, which the
-    # planner reports as data loss. A new query, and a batch, are refused for them when they start.
+    # planner reports as data loss. New queries are refused for them when they start.
     view.require_topics()
     if not view.topics:
         raise InvalidOption(

@@ -1,7 +1,6 @@
 """The driver's part of a streaming read: where micro-batches begin and end.
 
-One object per query run, called by Spark from one thread. Owns the query's position and what can go
-wrong with it: topics deleted or created again, logs truncated, rows deleted by retention. Rules:
+One object per query run, called by Spark from one thread. Rules:
 
 - What a later call or a restart needs is in the end offset (`offsets`), which Spark logs before it
   runs the batch, never in memory alone.
@@ -29,7 +28,7 @@ from .planning import Range
 __all__ = ["LONG_POLL_S", "StreamPlanner"]
 
 LONG_POLL_S: Final = 0.15
-"""How long one call waits for rows. Spark calls again at once; a stop waits for the answer."""
+"""One call waits so many seconds for rows, and a stop waits for its answer."""
 
 Json = dict[str, Any]
 
@@ -59,8 +58,8 @@ class StreamPlanner:
     def initial_offset(self) -> Json:
         """Return the start of a new query, as of the first call.
 
-        Spark also calls this when it replays the first batch, whose end has the start: a start that
-        the options no longer give is an error only when a new batch needs it.
+        Spark calls this also to replay the first batch, whose end has the start: a start that the
+        options no longer give is an error only when a new batch needs it.
         """
         self._is_new_query = True
         try:
@@ -77,8 +76,8 @@ class StreamPlanner:
     def latest_offset(self, start_json: Json | None, *, unlimited: bool) -> Json:
         """Return the end of the next micro-batch; `start_json` itself when there is none to run.
 
-        `start_json` None: PySpark 4.0 and 4.1 do not pass the start. `unlimited`: all rows,
-        regardless of the options.
+        `start_json` None: PySpark 4.0 and 4.1 do not pass the start. `unlimited`: regardless of the
+        options.
 
         Raises:
             DataLoss: rows that were to be read are gone, and `failOnDataLoss` is true.
@@ -99,7 +98,7 @@ class StreamPlanner:
         return self._end_json
 
     def report_latest(self) -> Json | None:
-        """Return the last known end of the log, for Spark's progress reports. Costs no request."""
+        """Return the last known end of the log, for progress reports, without a request."""
         if not self._latest:
             return None
         known = {w: p for w, p in self._latest.items() if w.topic in self._view.topics}
@@ -134,8 +133,7 @@ class StreamPlanner:
     def _first_rows(
         self, wanted: list[TopicPartition], end: SourceOffset
     ) -> dict[TopicPartition, Position]:
-        """Return the first rows of partitions without a start in either offset (PySpark 4.0 and
-        4.1)."""
+        """Return the first rows of partitions without a start (PySpark 4.0 and 4.1)."""
         found = self._view.earliest(wanted, {t: p.topic_id for t, p in end.topics.items()})
         for where in wanted:
             if where not in found:
@@ -150,11 +148,8 @@ class StreamPlanner:
         return end.offset > begin.offset
 
     def _end_of_all(self) -> Json:
-        """Return the end of all partitions, after a restart with PySpark 4.0 or 4.1.
-
-        These ask for an end before they pass the position; under a bound, the end could be before
-        it.
-        """
+        """Return the end of all partitions, after a restart with PySpark 4.0 or 4.1: these ask for
+        an end before they pass the position, and a bounded end could be before it."""
         self._view.refresh()
         self._end = SourceOffset(self._view.group(self._all_latest()))
         self._end_json = self._end.to_json()
@@ -162,7 +157,7 @@ class StreamPlanner:
 
     # --- where the next batch begins ----------------------------------------------------------
     def _resolved_start(self) -> SourceOffset:
-        """Return the start of a new query by the options; the first end offset makes it durable."""
+        """Return the start by the options; the first end offset makes it durable."""
         if self._no_start is not None:
             raise self._no_start
         if self._initial is None:
@@ -200,7 +195,7 @@ class StreamPlanner:
             self._look_for_gaps()
 
     def _reads(self) -> Iterable[TopicPartition]:
-        """Return the partitions that this run reads: a fixed end leaves out later ones."""
+        """A fixed end leaves out later partitions."""
         if self._target is None:
             return self._view.partitions
         ids = self._view.ids
@@ -231,7 +226,6 @@ class StreamPlanner:
         self._look_for_changes()
 
     def _look_for_changes(self) -> None:
-        """Compare the start with the present topics."""
         assert self._start is not None
         for topics in (self._start.topics, self._start.kept or {}):
             for topic, positions in topics.items():
@@ -275,7 +269,6 @@ class StreamPlanner:
         return None
 
     def _settle(self) -> None:
-        """Compute where the next batch begins, from the start and what overrides it."""
         self._begin = {}
         for where in self._reads():
             position = self._resume.get(where) or self._known_position(where)
@@ -302,8 +295,8 @@ class StreamPlanner:
         return gaps
 
     def _check_epochs(self, latest: Mapping[TopicPartition, Position]) -> None:
-        """Check logs that end before the position, or have another leader epoch: rows that were
-        read may be lost."""
+        """Check logs that end before the position, or have another epoch: rows that were read may
+        be lost."""
         doubtful = {}
         for where, begin in self._begin.items():
             end = latest.get(where)
@@ -329,8 +322,7 @@ class StreamPlanner:
 
     # --- what waits ---------------------------------------------------------------------------
     def _wait(self) -> dict[TopicPartition, Position]:
-        """Return the ends of all partitions, once there is something to read or the wait is
-        over."""
+        """Return all ends, once there is something to read or the wait is over."""
         if self._target is not None:
             self._latest = self._target
             return self._target
@@ -369,7 +361,7 @@ class StreamPlanner:
         return all(p.offset <= self._begin[w].offset for w, p in latest.items() if w in self._begin)
 
     def _all_latest(self) -> dict[TopicPartition, Position]:
-        """Return the ends of all partitions; waits for those without a leader."""
+        """Return all ends; wait for partitions without a leader."""
         view = self._view
         deadline = view.clock() + self._options.request_timeout
         while True:
@@ -388,7 +380,6 @@ class StreamPlanner:
     def _admit(
         self, latest: Mapping[TopicPartition, Position], unlimited: bool
     ) -> dict[TopicPartition, int]:
-        """Return the end offset per partition of the next batch."""
         taken, cut_short = self._taken(latest, unlimited)
         if cut_short and self._step_over_gaps(cut_short):
             taken, _ = self._taken(latest, unlimited)
@@ -440,8 +431,8 @@ class StreamPlanner:
         )
 
     def _must_be_named(self, where: TopicPartition) -> bool:
-        """Return whether the partition must be in the end offset although it is empty: a topic
-        created again must appear under its new id."""
+        """Return whether an empty partition must be in the end offset: a topic created again must
+        appear under its new id."""
         assert self._start is not None
         return self._start.is_start or where.topic in self._start.topics
 
@@ -466,8 +457,7 @@ class StreamPlanner:
         end: int,
         latest: Mapping[TopicPartition, Position],
     ) -> Position:
-        """Return the end with its leader epoch; sends a request only if the epoch changed within
-        the rows."""
+        """Return the end with its leader epoch; a request only if that changed within the rows."""
         if end == begin.offset:
             return begin
         last = latest[where]
@@ -476,8 +466,8 @@ class StreamPlanner:
         return Position(end, self._view.epoch_before(where, end, last.epoch))
 
 
-# Spark replays a logged batch before it calls anything else. The batch is as it was planned: its
-# topics are looked up by the ids in its end offset, selected by the options or not.
+# Spark replays a logged batch before it calls anything else, as it was planned: topics are looked
+# up by the ids in its end offset, selected by the options or not.
 def _check_replay(
     view: LogView,
     losses: Losses,

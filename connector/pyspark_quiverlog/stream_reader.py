@@ -1,8 +1,7 @@
 """`spark.readStream.format("quiverlog")`: passes Spark's calls to the planner.
 
-One instance lives in the driver's source process for the whole query run; another is pickled to the
-executors and only reads. The driver's part is opened at its first call, so that the executors' copy
-stays small.
+One instance lives in the driver's source process for the query run; another is pickled to the
+executors and only reads. The planner is opened at its first call, which keeps that copy small.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ __all__ = ["LogStreamReader"]
 
 
 class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
-    """The reader of a streaming query. Offsets are the JSON of `offsets`."""
+    """Offsets are the JSON of `offsets`."""
 
     def __init__(self, raw: Mapping[str, str], schema: Any) -> None:
         self._options = parse_read_options(raw, Use.STREAM_READ)
@@ -46,13 +45,11 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
                 self._driver_read = DriverRead(self._options, self._splits.read)
         return self._planner
 
-    # --- driver -------------------------------------------------------------------------------
     def initialOffset(self) -> dict[str, Any]:
-        """Return the start of a new query."""
         return self._plan().initial_offset()
 
     def getDefaultReadLimit(self) -> Any:
-        """Return whether the options bound a batch; the planner applies the bounds themselves.
+        """Return whether the options bound a batch; the planner applies the bounds.
 
         Spark has no limit that combines rows, bytes and a minimum. It passes `ReadAllAvailable`
         when that is the default, or when the trigger needs all rows.
@@ -74,15 +71,12 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
         return end
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """Return the end of the log, for progress reports."""
         return self._plan().report_latest()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Fix the end of this run."""
         self._plan().prepare_available_now()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[Any]:
-        """Return one element per Spark task of the micro-batch."""
         tasks = self._tasks(start, end)
         rows = self._driver_read and self._driver_read.take((start, end))
         if rows:
@@ -102,9 +96,8 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
         """Do nothing: the checkpoint holds the position."""
 
     def stop(self) -> None:
-        """Do nothing: the process ends after this, with its connections."""
+        """Do nothing: the process ends after this."""
 
     # --- executors ----------------------------------------------------------------------------
     def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of one element of `partitions()`."""
         return self._splits.read(partition)

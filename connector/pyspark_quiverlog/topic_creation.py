@@ -1,7 +1,8 @@
-"""`createTopic`: a write creates a missing topic with the DataFrame's columns.
+"""`createTopic`: a write creates a missing topic with the DataFrame's columns; an existing one is
+never changed.
 
-An existing topic is never changed. All columns are nullable, as in the tables that Spark makes of a
-query: NOT NULL, because this write has no null, would refuse the next one.
+All columns are nullable, as in Spark's own tables: NOT NULL, because this write has no null, would
+refuse the next one.
 """
 
 from __future__ import annotations
@@ -21,9 +22,8 @@ __all__ = ["create_missing"]
 def create_missing(
     options: WriteOptions, topic: str, schema: pa.Schema, routing: Collection[str | None]
 ) -> None:
-    """Create the topic if there is none, with the DataFrame's columns except `routing`.
-
-    Several tasks and drivers may do this at once: one creates it, all go on.
+    """Create the topic if there is none, without the `routing` columns. Tasks and drivers may race:
+    one creates it, all go on.
 
     Raises:
         InvalidOption: the key has a column that the rows do not have.

@@ -1,12 +1,9 @@
 """Reduces what PySpark's worker process spends around a task.
 
-PySpark's daemon collects garbage in a worker after every task, over all objects of all modules:
-about 45 ms of CPU. `end_of_work` collects once and freezes the rest (`gc.freeze`), so that later
-collections skip it. The JVM sends a task in two small segments, and the second waits up to 40 ms
-for a delayed acknowledgement of the first: `begin_work` has it sent at once.
-
-Both do nothing outside of a worker of PySpark's daemon, or with
-`QUIVERLOG_CLIENT_WORKER_TUNING=off` in the environment.
+After every task the daemon collects garbage over all objects: about 45 ms of CPU. `end_of_work`
+collects once and freezes the rest (`gc.freeze`). The JVM sends a task in two small segments, and
+the second waits up to 40 ms for a delayed acknowledgement of the first: `begin_work` has it sent at
+once. `QUIVERLOG_CLIENT_WORKER_TUNING=off` turns both off.
 """
 
 from __future__ import annotations
@@ -23,20 +20,17 @@ __all__ = ["FREEZES_MAX", "OBJECTS_MIN", "SWITCH", "SentToTasks", "begin_work", 
 SWITCH: Final = "QUIVERLOG_CLIENT_WORKER_TUNING"
 
 OBJECTS_MIN: Final = 10_000
-"""Fewer objects are collected in about a millisecond: not worth a freeze."""
+"""Fewer are collected in about a millisecond: not worth a freeze."""
 
 FREEZES_MAX: Final = 5
-"""Per worker. A frozen reference cycle is never freed, so that must be bounded; modules are loaded
-by the first tasks, and later freezes gain nothing."""
+"""Per worker: a frozen reference cycle is never freed. The first tasks load modules; later freezes
+gain nothing."""
 
 _freezes = 0
 
 
 def begin_work() -> None:
-    """Send the delayed acknowledgement now, as a task's command is being unpickled.
-
-    Linux returns to delaying by itself, so this is called for every task.
-    """
+    """Send the delayed acknowledgement now. For every task: Linux returns to delaying by itself."""
     if not _is_on():
         return
     found = _compat.worker_socket()
@@ -46,7 +40,7 @@ def begin_work() -> None:
 
 
 def end_of_work() -> None:
-    """Make the worker's later collections cheap, at the end of a task's own work."""
+    """Make the worker's later collections cheap."""
     global _freezes
     if _freezes >= FREEZES_MAX or not _is_on() or not _compat.in_daemon_worker():
         return
@@ -62,7 +56,7 @@ def _is_on() -> bool:
 
 
 class SentToTasks:
-    """Base of what a planning process pickles last, and a task's worker unpickles first."""
+    """What a planning process pickles last, and a task's worker unpickles first."""
 
     def __getstate__(self) -> dict[str, Any]:
         end_of_work()

@@ -1,9 +1,8 @@
 """`df.write` and `df.writeStream` with `format("quiverlog")`.
 
-The driver checks the DataFrame's schema before any task runs; each task sends its rows through an
-idempotent producer and returns what was acknowledged. Delivery is at least once: a producer's retry
-stores a batch once, but a task or micro-batch that Spark repeats is written again, and `abort()`
-removes nothing.
+The driver checks the schema before any task runs; each task sends through an idempotent producer
+and returns what was acknowledged. Delivery is at least once: a producer's retry stores a batch
+once, but a task or micro-batch that Spark repeats is written again, and `abort()` removes nothing.
 
 For exactly-once (docs/adr/0009): `WriteTask` alone puts rows into the log, `TaskReport` carries
 what a fenced commit needs, and `_finish` and `_give_up` would decide a transaction.
@@ -43,8 +42,8 @@ logger = logging.getLogger("pyspark_quiverlog")
 
 @dataclass
 class Written:
-    """A task's acknowledged rows in one partition: all in [first_offset, next_offset), where rows
-    of other tasks may be between them."""
+    """A task's acknowledged rows in one partition: in [first_offset, next_offset), with rows of
+    other tasks between them."""
 
     rows: int
     first_offset: int
@@ -54,10 +53,10 @@ class Written:
 
 @dataclass
 class TaskReport(WriterCommitMessage):  # type: ignore[misc]
-    """The rows that one task attempt wrote; the driver gets one from each task that counts.
+    """What one task attempt wrote; the driver gets one from each task that counts.
 
-    `query_id` and `batch_id` are those of the streaming query, also inside foreachBatch; empty and
-    -1 for a plain batch write.
+    `query_id` and `batch_id` are the streaming query's, also inside foreachBatch; empty and -1 for
+    a batch write.
     """
 
     query_id: str = ""
@@ -68,12 +67,11 @@ class TaskReport(WriterCommitMessage):  # type: ignore[misc]
 
     @property
     def rows(self) -> int:
-        """Rows in all partitions."""
         return sum(w.rows for w in self.written.values())
 
 
 class _Writer(worker_process.SentToTasks):
-    """Base of the batch and the stream writer. Made in the driver, pickled to the tasks."""
+    """Made in the driver, pickled to the tasks."""
 
     def __init__(self, options: WriteOptions, schema: Any, overwrite: bool) -> None:
         if overwrite:
@@ -87,7 +85,6 @@ class _Writer(worker_process.SentToTasks):
         self.route = check_write(options, self.schema)
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> TaskReport:
-        """Write the rows of one task."""
         report = WriteTask(self.options, self.route, self.schema).run(batches)
         worker_process.end_of_work()
         return report
@@ -100,21 +97,19 @@ class LogBatchWriter(DataSourceArrowWriter):  # type: ignore[misc]
         self._writer = _Writer(parse_write_options(raw, Use.BATCH_WRITE), schema, overwrite)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskReport:
-        """Write the rows of one task."""
         return self._writer.run(iterator)
 
     def commit(self, messages: list[Any]) -> None:
-        """Finish: all rows are acknowledged and readable already."""
+        """Do nothing more: all rows are acknowledged and readable."""
         _finish(messages, "the batch write")
 
     def abort(self, messages: list[Any]) -> None:
-        """Warn that rows of other tasks stay in the log, as a task failed for good (at least
-        once)."""
+        """Warn that rows of other tasks stay in the log (at least once)."""
         _give_up(messages, "the batch write")
 
 
 class LogStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
-    """The writer of `df.writeStream`. Made again for every micro-batch, and for its commit."""
+    """The writer of `df.writeStream`, made again for every micro-batch, and for its commit."""
 
     def __init__(self, raw: Mapping[str, str], schema: Any, overwrite: bool) -> None:
         self._writer = _Writer(parse_write_options(raw, Use.STREAM_WRITE), schema, overwrite)
@@ -128,7 +123,7 @@ class LogStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
         return self._writer.run(iterator)
 
     def commit(self, messages: list[Any], batchId: int) -> None:
-        """Finish the micro-batch: its rows are acknowledged and readable already."""
+        """Do nothing more: all rows are acknowledged and readable."""
         _finish(messages, f"micro-batch {batchId}")
 
     def abort(self, messages: list[Any], batchId: int) -> None:
@@ -191,7 +186,7 @@ class WriteTask:
         return report
 
     def _route_to(self, topic: str) -> Route:
-        """Return the route of one topic's rows: its own column `partition` is data, not routing."""
+        """Return one topic's route: its own column `partition` is data, not routing."""
         route = self._route
         known = route if route.topic_column is None else self._routes.get(topic)
         if known is None:
@@ -206,10 +201,10 @@ class WriteTask:
         return known
 
     def _open_ahead(self) -> None:
-        """Check the producer of the one topic while Spark prepares the first rows.
+        """Check the one topic's producer while Spark prepares the first rows.
 
-        Only where this worker has one already: a task without rows opens no connection, and does
-        not fail, so an error is raised when a row needs the producer.
+        Only where this worker has one already: a task without rows opens no connection and does not
+        fail; an error is raised when a row needs the producer.
         """
         topic = self._route.topic
         if topic is None or not pool.has_producer(self._where, topic, **self._settings):
