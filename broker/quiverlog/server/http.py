@@ -1,12 +1,9 @@
-"""HTTP beside the broker: `/metrics`, `/healthz` and `/readyz`, on the same loop, by aiohttp.
+"""HTTP beside the broker, by aiohttp on the same loop: `/metrics`, `/healthz` and `/readyz`.
 
-Owns the three paths and what a connection may cost: one request, 8 KiB, two deadlines.
-`/healthz` answers 200 as long as the loop turns (a supervisor should restart a broker that does not
-answer); `/readyz` answers 200 while the broker takes clients and 503 with the reason while it
-recovers or stops. When all connections are taken, the oldest without a request gives way.
-
-Answers name no library and no version, quiverlog's included: not every client that reaches the port
-needs them. Imported when the port is first used: aiohttp takes long to import.
+`/healthz` answers 200 while the loop turns; `/readyz` 200 while the broker takes clients, else 503
+with the reason. A connection gets one request, 8 KiB and two deadlines; when all are taken, the
+oldest without a request gives way. Answers name no library and no version: not every client that
+reaches the port needs them. Imported at the port's first use: aiohttp takes long.
 """
 
 from __future__ import annotations
@@ -33,10 +30,10 @@ HEAD_BYTES_MAX: Final = 8_192
 """Of all that a client sends."""
 _HEAD_S_MAX: Final = 5.0
 
-# Which of the two texts of `/metrics` a scraper would rather have: what its field Accept says.
+# A scraper's preference between the two texts of `/metrics`: its field Accept.
 OPENMETRICS: Final = "application/openmetrics-text"
 _PLAIN: Final = ("text/plain", "text/*", "*/*")
-"""The ranges that the plain text is one of, the most specific first."""
+"""The plain text's ranges, the most specific first."""
 _WEIGHT: Final = re.compile(r"0(?:\.[0-9]*)?|1(?:\.0*)?")
 
 
@@ -44,12 +41,12 @@ def prefers_openmetrics(accept: str) -> bool:
     """True where OpenMetrics is named, and the plain text has no greater weight.
 
     Args:
-        accept: the field's value; of several fields all values, between commas.
+        accept: all values of the field, between commas.
     """
     weights: dict[str, float] = {}
     for entry in accept.split(","):
         name, *parameters = (part.strip() for part in entry.lower().split(";"))
-        # Prometheus names each of the versions it reads: the best of them counts.
+        # Prometheus names each version that it reads: the best counts.
         weights[name] = max(weights.get(name, 0.0), _weight(parameters))
     plain = next((weights[name] for name in _PLAIN if name in weights), 0.0)
     wanted = weights.get(OPENMETRICS, 0.0)
@@ -57,7 +54,7 @@ def prefers_openmetrics(accept: str) -> bool:
 
 
 def _weight(parameters: list[str]) -> float:
-    """The parameter q; 1 where there is none, or one that is no weight."""
+    """Return the parameter q; 1 where it is missing or no weight."""
     for parameter in parameters:
         name, _, value = parameter.partition("=")
         if name.strip() == "q":
@@ -70,11 +67,11 @@ class HttpServer:
     """Serves until `close`.
 
     Args:
-        render_metrics: from a content type (empty: the plain text) to the text and its full content
-            type; called in a thread, because a thousand series take tens of milliseconds.
-        not_ready: the reason why no clients are taken, empty when they are.
-        connections_max, request_s: bounds, asked for with each connection. The head of a request
-            has five seconds of `request_s`.
+        render_metrics: content type (empty: the plain text) -> text and its full type; called in a
+            thread, because a thousand series take tens of milliseconds.
+        not_ready: the reason why no clients are taken, or empty.
+        connections_max, request_s: bounds, asked for with each connection. A request's head has
+            five seconds of `request_s`.
     """
 
     def __init__(
@@ -100,7 +97,6 @@ class HttpServer:
         self._rendering: dict[str, asyncio.Future[tuple[bytes, str]]] = {}
 
     async def start(self, sock: socket.socket) -> None:
-        """Serve on a socket that listens."""
         app = web.Application(middlewares=[_begin_request])
         app.router.add_get("/metrics", self._answer_metrics)
         app.router.add_get("/healthz", self._answer_healthz)
@@ -126,7 +122,7 @@ class HttpServer:
             connection.cut_off("the broker stops")
 
     def admit(self, connection: HttpConnection) -> bool:
-        """Take the connection in, in place of one without a request if need be; False when full."""
+        """Take the connection in, perhaps in place of one without a request; False when full."""
         if len(self.open) >= self._connections_max():
             unfinished = next((one for one in self.open if not one.has_begun), None)
             if unfinished is None:
@@ -140,8 +136,7 @@ class HttpServer:
     async def _answer_metrics(self, request: web.Request) -> web.Response:
         wanted = prefers_openmetrics(",".join(request.headers.getall("Accept", [])))
         kind = OPENMETRICS if wanted else ""
-        # One rendering of a kind at a time, shared by all who ask meanwhile: scrapers cannot pile
-        # up threads.
+        # One rendering of a kind at a time, shared: scrapers cannot pile up threads.
         rendering = self._rendering.get(kind)
         if rendering is None:
             loop = asyncio.get_running_loop()
@@ -169,8 +164,8 @@ class HttpServer:
 class HttpConnection(web.RequestHandler):
     """aiohttp's connection with bounds: one request, `HEAD_BYTES_MAX`, two deadlines.
 
-    `has_begun`: the request's head was complete and good; what still comes is discarded, so
-    neither a body nor pipelined requests cost memory.
+    `has_begun`: the head was good; what still comes is discarded, so neither a body nor pipelined
+    requests cost memory.
     """
 
     def __init__(self, server: HttpServer, manager: web.Server) -> None:
@@ -192,7 +187,6 @@ class HttpConnection(web.RequestHandler):
         self.has_begun = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take a place, or answer that there is none."""
         self._socket = cast(asyncio.Transport, transport)
         self._peer = peer_name(transport)
         if not self._http_server.admit(self):
@@ -203,7 +197,6 @@ class HttpConnection(web.RequestHandler):
         self._set_deadline(head_s, self._refuse, HTTPStatus.REQUEST_TIMEOUT, "no request in time")
 
     def data_received(self, data: bytes) -> None:
-        """Parse what belongs to the one request."""
         if self.has_begun or self._is_refused:
             return
         self._received_bytes += len(data)
@@ -214,11 +207,10 @@ class HttpConnection(web.RequestHandler):
         super().data_received(data)
 
     def eof_received(self) -> bool:  # type: ignore[override]  # asyncio takes a bool, aiohttp gives none
-        """A client may close its sending side behind a request and still wait for the answer."""
+        """A client may close its sending side and still wait for the answer."""
         return self._received_bytes > 0
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Give the place back."""
         self._http_server.open.pop(self, None)
         if self._deadline is not None:
             self._deadline.cancel()
@@ -226,13 +218,11 @@ class HttpConnection(web.RequestHandler):
         super().connection_lost(exc)
 
     def begin(self) -> None:
-        """The request is about to be answered."""
         self.has_begun = True
         self._http_server.metrics.http_requests += 1
         self._set_deadline(self._http_server.request_s(), self.cut_off, "not answered in time")
 
     def cut_off(self, why: str) -> None:
-        """Close at once, whatever is under way."""
         self._http_server.metrics.http_refused += 1
         self._http_server.log.info("http connection cut off", peer=self._peer, why=why)
         self._socket.abort()
@@ -285,7 +275,6 @@ async def _begin_request(request: web.Request, handler: Handler) -> web.StreamRe
 
 
 async def _finish_head(_request: web.Request, response: web.StreamResponse) -> None:
-    """Every answer: the last of its connection, and without a banner."""
     response.force_close()
     response.headers["Connection"] = "close"
     response.headers.pop("Server", None)

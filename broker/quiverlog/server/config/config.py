@@ -1,10 +1,7 @@
-"""A broker's configuration: one table of typed keys, from a file, the environment and flags.
+"""A broker's configuration: typed keys (`broker_keys`) from a file, the environment and flags.
 
-Owns where values come from, their precedence (flag, environment, file, default), the TOML file
-and its bounds, and which values contradict each other. The keys are in `broker_keys`.
-
-Invariant: a value is refused before anything is opened, with the file and line, the variable or
-the flag that gave it. Independent of sockets and the node.
+Precedence: flag, environment, file, default. Invariant: a bad value is refused before anything is
+opened, with the file and line, the variable or the flag that gave it.
 """
 
 from __future__ import annotations
@@ -47,7 +44,6 @@ __all__ = [
 ]
 
 
-# The configuration file: the values of a TOML file, key by key, and their lines.
 CONFIG_FILE_BYTES_MAX: Final = 65_536
 
 
@@ -60,11 +56,7 @@ class FileValue(NamedTuple):
 
 
 def read_config_file(path: Path) -> list[FileValue]:
-    """All values of a file.
-
-    Raises:
-        InvalidConfig: it cannot be read, is no regular file, is too large, or is not TOML.
-    """
+    """Raises InvalidConfig: no readable regular file, too large, or not TOML."""
     try:
         text = _read_bounded(path).decode()
     except (OSError, UnicodeDecodeError) as error:
@@ -104,7 +96,7 @@ def _flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 def _lines_of(text: str) -> dict[str, int]:
     """The line where each key's statement begins: after the last prefix of the text that is TOML
-    without it. (`tomllib` keeps no positions; a configuration is short.)"""
+    without it (`tomllib` keeps no positions)."""
     lines = text.split("\n")
     found: dict[str, int] = {}
     before = 0
@@ -123,13 +115,9 @@ def _lines_of(text: str) -> dict[str, int]:
     return found
 
 
-# The keys of the quorum that contradict each other: roles, and the brokers to ask.
 def refuse_lost_brokers(values: Mapping[str, Any], source: Callable[..., str]) -> None:
-    """Raise InvalidConfig for a broker that could belong to no quorum, or to any.
-
-    Args:
-        source: names where a key was given.
-    """
+    """Raise InvalidConfig for a broker that could belong to no quorum, or to any. `source` names
+    where a key was given."""
     seeds = values["controller_quorum_bootstrap_servers"]
     if seeds and not values["cluster_id"]:
         raise InvalidConfig(
@@ -150,8 +138,8 @@ _CHARS_MAX: Final = {
 """Brokers refuse longer ones of each other."""
 
 _ENV_OF_OTHERS: Final = re.compile(
-    # Clients and tools have variables of their own, and Kubernetes sets the last two kinds in
-    # every container of a namespace that has a service called `quiverlog`.
+    # Clients and tools have their own variables; Kubernetes sets the last two kinds in every
+    # container of a namespace with a service called `quiverlog`.
     r"QUIVERLOG_(CONFIG|DEBUG|BOOTSTRAP_SERVER|(CLIENT|TEST|DEMO|BENCH)_\w+|PORT|PORT_\d\w+|SERVICE_\w+)"
 )
 
@@ -165,7 +153,7 @@ _BY_ENV: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerConfig:
-    """All values, typed; a field per key of `CONFIG_KEYS`, dots turned into underscores."""
+    """A typed field per key of `CONFIG_KEYS`, with underscores for dots."""
 
     data_dir: str
     listen: Address
@@ -210,11 +198,11 @@ class BrokerConfig:
     """Those with a name; `default` is `listen` and `advertise`."""
     listeners_without_administration: frozenset[str]
     given: Mapping[str, Given]
-    """All values that were given, by key, as text."""
+    """All given values, as text."""
 
 
 class _Given(NamedTuple):
-    """A value and where it was given, as an error names it."""
+    """A value, and its source as an error names it."""
 
     value: object
     source: str
@@ -232,7 +220,7 @@ def load_config(
     Args:
         path: a TOML file, or None.
         environ: where `QUIVERLOG_*` variables are looked for; None looks nowhere.
-        flags: values from the command line by key name (`data.dir`), topic defaults among them
+        flags: values by key name (`data.dir`), topic defaults among them
             (`topic.defaults.retention.ms`). None: not given.
 
     Raises:

@@ -1,7 +1,5 @@
-"""docs/config.md, made from the tables of keys: `python -m quiverlog.server.config.docs`.
-
-Owns the page's words around the tables. A test compares the page with what this prints.
-"""
+"""docs/config.md, from the tables of keys: `python -m quiverlog.server.config.docs`. A test
+compares the page with this."""
 
 from __future__ import annotations
 
@@ -113,7 +111,6 @@ replicas when it is created, and stay.
 
 
 def render() -> str:
-    """The page."""
     broker = markdown_table(
         ("key", "default", "allowed", "flag, variable", "meaning"),
         (_broker_row(setting) for setting in CONFIG_KEYS.values()),

@@ -1,10 +1,6 @@
 """The listeners of a broker's configuration: `listeners.<name>.bind`, `.administration`, ...
 
-Owns the names of listeners, their keys, and which values contradict each other. The listener
-`default` always exists; the keys `listen` and `advertise` configure it. (The certificates of a
-listener would be further keys of it.)
-
-Independent of where a value was given, and of sockets.
+The listener `default` always exists; the keys `listen` and `advertise` configure it.
 """
 
 from __future__ import annotations
@@ -70,22 +66,20 @@ _EVERY_ADDRESS: Final = frozenset(("0.0.0.0", "::"))
 
 
 class ListenerConfig(NamedTuple):
-    """One listener. `advertise` None: what it is bound to."""
+    """`advertise` None: what it is bound to."""
 
     bind: Address
     advertise: Address | None = None
 
 
 class Listeners(NamedTuple):
-    """The configured listeners."""
-
     named: dict[str, ListenerConfig]
     """All but `default`."""
     without_administration: frozenset[str]
 
 
 def listener_key(name: str) -> tuple[str, str] | None:
-    """(listener, its key) of a configuration key; None: it belongs to no listener."""
+    """Return (listener, its key); None: it belongs to no listener."""
     if not name.startswith(LISTENERS_PREFIX):
         return None
     listener, _, key = name.removeprefix(LISTENERS_PREFIX).rpartition(".")
@@ -99,8 +93,8 @@ def parse_listeners(given: Mapping[str, tuple[object, str]]) -> Listeners:
         given: by configuration key, a value and where it was given.
 
     Raises:
-        InvalidConfig: an unknown name or key, a bad value, too many listeners,
-            no listener that serves administration.
+        InvalidConfig: an unknown name or key, a bad value, too many listeners, none that serves
+            administration.
     """
     found: dict[str, dict[str, Any]] = {}
     sources: dict[str, str] = {}
@@ -145,11 +139,7 @@ def parse_listeners(given: Mapping[str, tuple[object, str]]) -> Listeners:
 
 
 def check_advertised(address: Address, source: str) -> None:
-    """Check that the address which METADATA returns to clients is that of one machine.
-
-    Raises:
-        InvalidConfig: it means every address of the machine that uses it.
-    """
+    """Raise InvalidConfig for an address that means every machine which uses it."""
     try:
         is_every = ipaddress.ip_address(address.host).is_unspecified
     except ValueError:

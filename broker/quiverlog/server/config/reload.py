@@ -1,9 +1,6 @@
-"""Reload of the configuration: reading it again off the loop, and what of it may change at once.
+"""Reload of the configuration: a thread reads the file, off the loop; which keys change at once.
 
-Owns the thread that reads the file, the comparison with the values before, and which keys need a
-restart. A file that cannot be read leaves everything as it is.
-
-Independent of what a key does.
+A file that cannot be read leaves everything as it is.
 """
 
 from __future__ import annotations
@@ -33,7 +30,7 @@ class Reload(NamedTuple):
     restart: tuple[str, ...]
 
     def told(self, in_cluster: Sequence[str]) -> dict[str, str]:
-        """The fields of the log line; `in_cluster`: keys for which the file does not count."""
+        """The fields of the log line; for the keys `in_cluster` the file does not count."""
         changed = [f"{key}: {old} -> {new}" for key, (old, new) in self.changed.items()]
         return {
             "changed": ", ".join(changed) or "nothing",
@@ -53,7 +50,6 @@ def _of_listeners(config: BrokerConfig) -> object:
 
 
 def compare_configs(running: BrokerConfig, found: BrokerConfig) -> Reload:
-    """Compare the running configuration with the one that was read."""
     changed: dict[str, tuple[object, object]] = {}
     values: dict[str, object] = {}
     restart = []
@@ -83,12 +79,10 @@ _EVENT = "configuration not reloaded"
 
 
 class ConfigReloader:
-    """Reads the configuration again when it is asked to, and hands it to the running broker.
-
-    All methods are for the loop.
+    """Reads the configuration again on request. All methods are for the loop.
 
     Args:
-        read: reads the configuration, in a thread; None: there is no file to read.
+        read: reads the configuration, in a thread; None: there is no file.
     """
 
     def __init__(
@@ -106,11 +100,11 @@ class ConfigReloader:
         self._asked_again = False
 
     def begin(self, apply: Callable[[BrokerConfig], None]) -> None:
-        """The broker runs: from now on, what is read goes to `apply`."""
+        """From now on, what is read goes to `apply`."""
         self._apply = apply
 
     def request(self) -> None:
-        """Read the file soon. Does not raise; with any content of the file the broker goes on."""
+        """Read the file soon. Never raises: with any content the broker goes on."""
         if self._read is None:
             self._log.warning(_EVENT, why="the broker was started without a file")
         elif self._apply is None:

@@ -1,11 +1,7 @@
 """One client connection: frames in, events to the node, replies out, its end.
 
-Owns the protocol's state: HELLO, requests of one read, turns, back pressure, limits. A client
-that breaks the protocol gets the answers to what it asked before, then one error; after the final
-error the connection lingers for a moment, because closing at once makes the kernel discard the
-answer. `ConnectionContext` is what all connections of one event loop share.
-
-Independent of what requests mean.
+A client that breaks the protocol gets the answers to its earlier requests, then one error; then the
+connection lingers, because closing at once makes the kernel discard the answer.
 """
 
 from __future__ import annotations
@@ -44,16 +40,13 @@ __all__ = ["ClientProtocol", "ConnectionContext", "Ending"]
 
 
 ANSWERS_S_MAX: Final = 5.0
-"""Longest wait of the error for the answers to what was asked before."""
+"""The error waits so long for the answers to earlier requests."""
 LINGER_S: Final = 2.0
 """Time for the client to read the final error and close."""
 
 
 class Ending:
-    """The end of a connection: the error that is still to be sent, and the time after it.
-
-    `bool(ending)` is true while an error waits to be sent.
-    """
+    """The error that is still to be sent, and the time after it. True while an error waits."""
 
     __slots__ = ("_lingers", "_table", "_timer", "unreadable")
 
@@ -62,19 +55,17 @@ class Ending:
         self._timer: asyncio.TimerHandle | None = None
         self._lingers = False
         self.unreadable: Unreadable | None = None
-        """The request that cannot be read; its error is sent behind the answers."""
+        """The unreadable request, whose error follows the answers."""
 
     def __bool__(self) -> bool:
         return self.unreadable is not None
 
     def begin(self, unreadable: Unreadable, give_up: Callable[[], None]) -> bool:
-        """Keep an error to be sent; True if it is the first.
+        """Keep an error to be sent; True if it is the first. `give_up`: called when the answers are
+        late.
 
-        An error found later belongs to an earlier request: the backlog is decoded after the
-        receiver has failed at the bytes behind it. So the later one counts.
-
-        Args:
-            give_up: called when the answers have not come in time.
+        One found later belongs to an earlier request, and so counts: the backlog is decoded after
+        the receiver has failed at the bytes behind it.
         """
         assert not self._lingers, "the final error was sent"
         is_first = self.unreadable is None
@@ -85,7 +76,7 @@ class Ending:
         return is_first
 
     def linger(self, transport: asyncio.Transport) -> None:
-        """Send the end of the stream; close when the client has closed, or after `LINGER_S`."""
+        """Send the end of the stream; close when the client has, or after `LINGER_S`."""
         self.over()
         table = self._table
         if table.lingering >= table.limits.lingering_max:
@@ -98,7 +89,7 @@ class Ending:
         self._timer = asyncio.get_running_loop().call_later(LINGER_S, transport.abort)
 
     def over(self) -> None:
-        """Forget the error and the timer: the connection is closed, or about to be."""
+        """Forget error and timer."""
         self.unreadable = None
         if self._timer is not None:
             self._timer.cancel()
@@ -109,7 +100,7 @@ class Ending:
 
 
 class Runner(Protocol):
-    """The node as a connection sees it: events in, answers sent."""
+    """The node as a connection sees it."""
 
     def handle_many(self, events: Iterable[Event], now: Now) -> None:
         """Handle events that came together; answers wait for `flush`."""
@@ -118,11 +109,11 @@ class Runner(Protocol):
         """Handle events now and send the answers."""
 
     def flush(self) -> None:
-        """Send the answers that have gathered."""
+        """Send the gathered answers."""
 
 
 class ConnectionContext(NamedTuple):
-    """What all client connections of one event loop share."""
+    """What the client connections of one event loop share."""
 
     runner: Runner
     connections: ConnectionTable
@@ -131,7 +122,7 @@ class ConnectionContext(NamedTuple):
     turns: Turns
     memory: MemoryBudget
     scratch: bytearray
-    """Received small frames lie here until they were handled; see `FrameReceiver`."""
+    """Holds received small frames until they were handled; see `FrameReceiver`."""
     pool: BufferPool
     hide_paths: Callable[[str], str]
     """Takes paths of the broker out of an error message."""
@@ -142,23 +133,21 @@ class ConnectionContext(NamedTuple):
 
 
 CHUNK_REQUESTS_MAX: Final = 64
-"""Requests of one connection that go to the node together, so that they share a write."""
+"""Requests that go to the node together, and so share a write."""
 REQUESTS_PER_TURN: Final = 256
 TURN_US_MAX: Final = 3_000
-"""Longest turn; the time is looked at after each request."""
+"""Looked at after each request."""
 READ_BYTES: Final = 64 * KIB
 BUSY_READ_BYTES: Final = 16 * KIB
-"""Bytes of small frames that one read takes at most, fewer where any connection has a backlog:
-cutting thousands of tiny frames from a full receive buffer would be a long turn by itself."""
+"""Bound on one read of small frames while any connection has a backlog: cutting thousands of tiny
+frames from a full buffer would be a long turn."""
 REPORT_BYTES: Final = 256 * KIB
-"""Gathered replies are reported to the memory budget in steps of this size."""
+"""Gathered replies are reported to the memory budget in such steps."""
 
 assert CHUNK_REQUESTS_MAX <= REQUESTS_PER_TURN
 
 
 class ClientProtocol(asyncio.BufferedProtocol):
-    """One client's connection on the loop: bytes in, requests to the node, replies out."""
-
     __slots__ = (
         "_backlog", "_busy", "_chunk_requests", "_closing", "_context", "_ending", "_feed", "_held",
         "_is_settled", "_receiver", "_reported_bytes", "_transport", "_write_paused",
@@ -187,9 +176,8 @@ class ClientProtocol(asyncio.BufferedProtocol):
         self.peer = ""
         self.state = ConnectionState(0)
 
-    # --- the transport's calls -----------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Enter the connection in the table, or refuse it when there is no place for it."""
+        """Enter the table, or refuse the connection when there is no place."""
         self._transport = cast("asyncio.Transport", transport)
         context = self._context
         self.peer = peer_name(transport)
@@ -207,14 +195,12 @@ class ClientProtocol(asyncio.BufferedProtocol):
         keep_alive(transport)
 
     def get_buffer(self, sizehint: int) -> Any:
-        """Where the transport is to receive into."""
         if self._closing:
             return self._context.scratch
         small_bytes = BUSY_READ_BYTES if self._busy or self._context.turns else READ_BYTES
         return self._receiver.get_buffer(sizehint, small_bytes_max=small_bytes)
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Bytes were received: take a turn with the requests that are now complete."""
         context, receiver, state = self._context, self._receiver, self.state
         context.metrics.bytes_in += nbytes
         if self._closing:
@@ -253,11 +239,11 @@ class ClientProtocol(asyncio.BufferedProtocol):
         return False
 
     def eof_received(self) -> bool:
-        """Send what is buffered, then close: the client sends no more."""
+        """The client sends no more: send what is buffered, then close."""
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Release all that the connection held, and report its end to the node."""
+        """Release everything, and report the end to the node."""
         self._closing = True
         self._release()
         context = self._context
@@ -273,7 +259,6 @@ class ClientProtocol(asyncio.BufferedProtocol):
         self._hold()
 
     def resume_writing(self) -> None:
-        """The client has taken enough to go on."""
         self._write_paused = False
         self.report()
         if self._held:
@@ -281,7 +266,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
 
     # --- requests ------------------------------------------------------------------------------
     def take_turn(self) -> None:
-        """Go on with the backlog; read again when there is none and nothing else holds us back."""
+        """Go on with the backlog; without one, read again unless something holds us back."""
         if self._closing or not self._held or not self._may_go_on():
             return
         if self._backlog:
@@ -305,14 +290,10 @@ class ClientProtocol(asyncio.BufferedProtocol):
     def _work_off(
         self, frames: Sequence[Frame], received_ns: int, now: Now, *, fresh: bool
     ) -> None:
-        """One turn: hand requests to the node until they, the turn or the room are used up.
+        """Hand requests to the node until they, the turn or the room are used up.
 
-        The requests of a chunk go in together, so that one write and one flush of the disk serve
-        them all. Chunks shrink while their answers are large: the write buffer is looked at after
-        each.
-
-        Args:
-            fresh: the frames are views of the shared receive buffer.
+        One write and one flush of the disk serve the requests of a chunk; chunks shrink while their
+        answers are large. `fresh`: the frames are views of the shared receive buffer.
         """
         runner, limits = self._context.runner, self._context.connections.limits
         in_flight, feed, replies = self.state.in_flight, self._feed, self.replies
@@ -346,7 +327,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
             self._hold()
 
     def _answered(self, chunk_bytes: int, write_buffer_bytes: int) -> None:
-        """Fewer requests together while their answers are large, more again when they are not."""
+        """Adapt the chunk to the size of its answers."""
         if chunk_bytes * 4 > write_buffer_bytes:
             self._chunk_requests = max(1, self._chunk_requests // 4)
         elif self._chunk_requests < CHUNK_REQUESTS_MAX:
@@ -355,7 +336,6 @@ class ClientProtocol(asyncio.BufferedProtocol):
             self._context.runner.flush()
 
     def _hold(self) -> None:
-        """Read no more until a turn finds that nothing holds the connection back."""
         if not self._held and not self._closing:
             self._held = True
             self._context.metrics.reads_paused += 1
@@ -370,11 +350,10 @@ class ClientProtocol(asyncio.BufferedProtocol):
         self._transport.resume_reading()
         self._held = False
 
-    # --- replies -------------------------------------------------------------------------------
     def queue(
         self, response: Response, correlation_id: int, body: Sequence[memoryview] = ()
     ) -> None:
-        """Gather a reply; `flush` sends it."""
+        """Gather a reply for `flush`."""
         received_ns = self.state.in_flight.pop(correlation_id, 0)
         if self._closing:
             return
@@ -388,7 +367,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
             self.report()
 
     def flush(self) -> None:
-        """Send all that has gathered, in one call."""
+        """Send what has gathered, in one call."""
         replies, transport = self.replies, self._transport
         if self._closing or not replies.parts:
             replies.clear()
@@ -405,7 +384,6 @@ class ClientProtocol(asyncio.BufferedProtocol):
         else:
             replies.all_taken()
 
-    # --- memory --------------------------------------------------------------------------------
     def measure(self) -> tuple[int, int]:
         """Return (bytes held for the connection, since when in monotonic microseconds)."""
         unsent, unsent_us = self.replies.unsent(self.waiting_bytes, monotonic_us)
@@ -418,13 +396,13 @@ class ClientProtocol(asyncio.BufferedProtocol):
         self.abort("memory")
 
     def report(self) -> None:
-        """Report to the memory budget what the connection holds now."""
+        """Report to the memory budget."""
         held_bytes, _ = self.measure()
         if held_bytes != self.held_bytes:
             self._context.memory.report(self, held_bytes)
 
     def _release(self) -> None:
-        """Release every buffer but the transport's, and the error that waits to be sent."""
+        """Release every buffer but the transport's, and the waiting error."""
         self._ending.over()
         self._backlog.clear()
         self.replies.clear()
@@ -433,21 +411,20 @@ class ClientProtocol(asyncio.BufferedProtocol):
     # --- ends ----------------------------------------------------------------------------------
     @property
     def waiting_bytes(self) -> int:
-        """Sent, but not taken by the client's side of the connection."""
         return self._transport.get_write_buffer_size()
 
     @property
     def is_held(self) -> bool:
-        """True while nothing is read from it, for now or for good."""
+        """True while nothing is read from it."""
         return self._held or self._closing
 
     @property
     def is_abandoned(self) -> bool:
-        """The client has hung up, unseen because reading is paused."""
+        """The client hung up, unseen while reading is paused."""
         return self._held and not self._write_paused and has_hung_up(self._transport)
 
     def limits_changed(self) -> None:
-        """Take over the table's limits where the transport and the feed keep them."""
+        """Take over the table's limits."""
         limits = self._context.connections.limits
         self._transport.set_write_buffer_limits(high=limits.write_buffer_bytes)
         self._feed.may_read_files = limits.local_reads and is_on_this_machine(self._transport)
@@ -460,7 +437,6 @@ class ClientProtocol(asyncio.BufferedProtocol):
             self._half_close()
 
     def turn_away(self) -> None:
-        """Send the error that there is no place, then close."""
         if self._closing:
             return
         places = self._context.connections.places
@@ -470,7 +446,6 @@ class ClientProtocol(asyncio.BufferedProtocol):
         self._refuse(error, 0, 0)
 
     def abort(self, reason: str) -> None:
-        """Close now and drop what was not sent."""
         if not self._closing:
             held_bytes, _ = self.measure()
             self._context.metrics.count_closed(reason)
@@ -484,7 +459,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
         self._context.memory.forget(self)
 
     def _protocol_error(self, unreadable: Unreadable) -> None:
-        """Read no more; the error is sent when what was asked before is answered."""
+        """Read no more; the error follows the answers."""
         error = unreadable[0]
         if self._ending.begin(unreadable, self._send_error):
             self._context.metrics.count_closed("protocol")
@@ -497,7 +472,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
         self._context.turns.request(self)  # where the error is sent when all is answered
 
     def _send_error(self) -> None:
-        """Send the error: the answers before it are sent, or their time is up."""
+        """Send the error: the answers are sent, or their time is up."""
         if self._ending.unreadable is not None:
             self._refuse(*self._ending.unreadable)
 
@@ -506,7 +481,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
         self._half_close()
 
     def _half_close(self) -> None:
-        """Send the end of the stream, and throw away what still comes for a moment."""
+        """Send the end of the stream, and discard what comes."""
         if self.state.rests:
             self._context.connections.stir(self)  # The client may take the error too slowly.
         self._closing = True

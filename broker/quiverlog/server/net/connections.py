@@ -1,23 +1,15 @@
 """The table of client connections, their limits, and the rules by which one is overdue.
 
-Owns the limits, the table, what waits at the door (`places`), which connections are looked at when,
-and the verdict (`overdue`); pure, so that every rule is tested with a clock made of numbers.
-Closing an overdue connection is the protocol's work.
+Pure, so every rule is tested with a clock made of numbers; the protocol closes.
 
 - `idle`: nothing was received, nothing is in flight, nothing waits to be sent.
 - `frame`: a request was begun (or nothing was ever received) and not finished in time (slow loris).
 - `write`: a reply waits, and the client has taken nothing of it for too long.
 
-One in which something is under way (`is_quiet` is false) is looked at every time. In a quiet one
-only bytes of its client or the passing of the idle limit change anything: it rests in the slot of
-the moment at which it could have been idle for too long, until bytes come (`stir`) or that slot is
-due. So ten thousand silent connections cost a look nothing. Bytes do not take a
-connection out of its slot: when that is due, it gets a later one.
-
-Invariant: each connection of the table stirs, or rests in a slot that is due at most one slot after
-its idle limit has passed.
-
-Independent of sockets, frames and the node.
+A quiet connection rests in the slot of the moment at which it could be idle for too long, so ten
+thousand silent ones cost a look nothing. Bytes do not take it out: when the slot is due, it gets a
+later one. Invariant: each connection stirs (every look is for it), or rests in a slot that is due
+at most one slot after its idle limit has passed.
 """
 
 from __future__ import annotations
@@ -39,7 +31,7 @@ __all__ = ["Connection", "ConnectionLimits", "ConnectionState", "ConnectionTable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionLimits:
-    """What one connection, and all of them together, may take."""
+    """The bounds of one connection, and of all together."""
 
     places: PlaceLimits
     lingering_max: int
@@ -53,7 +45,7 @@ class ConnectionLimits:
 
     @property
     def check_s(self) -> float:
-        """How often connections are looked at: often enough for the shortest limit."""
+        """Looks are often enough for the shortest limit."""
         shortest = min(self.idle_us, self.frame_us, self.write_stall_us) / 1e6
         return min(1.0, max(0.02, shortest / 4))
 
@@ -79,24 +71,24 @@ class ConnectionState:
         self.place = Place.NONE
         """Written by the table alone."""
         self.last_read_us = now_us
-        # Until the first request is complete, the connection counts as in the middle of one.
+        # Until its first request is complete, the connection counts as in the middle of one.
         self.frame_since_us = now_us
         self.in_flight: dict[int, int] = {}
-        """Correlation id -> when its bytes arrived, in nanoseconds of the performance counter."""
+        """Correlation id -> arrival, in nanoseconds of the performance counter."""
         self.taken_bytes = 0
         self.taken_since_us = 0
         self.looked_sent_bytes = -1
-        """What had been sent at the last look: more is sent of a connection that goes on."""
+        """What had been sent at the last look."""
         self.rests = False
-        """The next look leaves it out; written by the table alone, as `slot` is."""
+        """The next look leaves it out; only the table writes this and `slot`."""
         self.slot = -1
-        """Which slot it is in; -1: in none."""
+        """-1: in none."""
 
 
 def overdue(
     state: ConnectionState, limits: ConnectionLimits, now_us: int, *, sent: int, waiting: int
 ) -> str | None:
-    """Why the connection is to be closed, or None.
+    """Return why the connection is to be closed, or None.
 
     Args:
         sent: bytes handed to the socket since the connection began.
@@ -118,32 +110,30 @@ def overdue(
 
 
 class Connection(Holder, TurnTaker, Protocol):
-    """A client's connection, as the rest of the server sees it."""
-
     state: ConnectionState
     replies: Replies
     sent_bytes: int
-    """Handed to the transport since the connection began."""
+    """To the transport, since the connection began."""
 
     @property
     def waiting_bytes(self) -> int:
-        """Sent, but not taken by the client's side of the connection."""
+        """Sent, but not taken by the client's side."""
 
     @property
     def is_held(self) -> bool:
-        """Nothing is read from it just now, or never again."""
+        """Nothing is read from it, now or for good."""
 
     @property
     def is_abandoned(self) -> bool:
-        """The client has hung up, unseen because reading is paused."""
+        """The client hung up, unseen while reading is paused."""
 
     def queue(
         self, response: Response, correlation_id: int, body: Sequence[memoryview] = ()
     ) -> None:
-        """Gather a reply; `flush` sends it."""
+        """Gather a reply for `flush`."""
 
     def flush(self) -> None:
-        """Send all that has gathered, in one call."""
+        """Send what has gathered, in one call."""
 
     def close_soon(self, why: str) -> None:
         """Send what has gathered, then close."""
@@ -155,14 +145,14 @@ class Connection(Holder, TurnTaker, Protocol):
         """Send the error that there is no place, then close."""
 
     def report(self) -> None:
-        """Report to the memory budget what the connection holds now."""
+        """Report to the memory budget."""
 
     def limits_changed(self) -> None:
         """Take over the table's new limits."""
 
 
 class ConnectionTable:
-    """Open connections by id. Ids count up and are never used twice."""
+    """Open connections by id; ids count up and are never used twice."""
 
     __slots__ = (
         "_door",
@@ -180,14 +170,14 @@ class ConnectionTable:
     def __init__(self, limits: ConnectionLimits) -> None:
         self.by_id: dict[int, Connection] = {}
         self.places = Places(limits.places)
-        # Those that may yet turn out to be another broker's, the oldest first.
+        # May turn out to be brokers', the oldest first.
         self._door: dict[Connection, None] = {}
         self._next_id = 1
         self.lingering = 0
         """Connections whose final error was sent, and that wait for the client to close."""
         # Those that the next look is for.
         self._stirring: dict[Connection, None] = {}
-        # The others, by the number of the slot that is due when the limit may have passed.
+        # The others, by the slot that is due when their limit may have passed.
         self._slots: dict[int, dict[Connection, None]] = {}
         self._next_slot = 0  # No earlier one is left.
         self._slot_us = 1
@@ -196,7 +186,7 @@ class ConnectionTable:
 
     @property
     def limits(self) -> ConnectionLimits:
-        """May be set at any time; all connections are looked at next under the new ones."""
+        """May be set at any time; the next look is under the new ones."""
         return self._limits
 
     @limits.setter
@@ -211,7 +201,7 @@ class ConnectionTable:
             self.stir(connection)
 
     def add(self, connection: Connection) -> int:
-        """Enter it under a new id; returns the id, or -1 when there is no place for it."""
+        """Enter it under a new id; -1: there is no place."""
         state = connection.state
         state.place = self.places.enter(state.origin)
         if state.place is Place.NONE:
@@ -256,10 +246,7 @@ class ConnectionTable:
             del slot[removed]
 
     def for_each(self, act: Callable[[Connection], None]) -> list[Exception]:
-        """`act` on every connection, also on those behind one where it fails.
-
-        Returns the failures.
-        """
+        """Run `act` on every connection, also behind one where it fails; return the failures."""
         return _on_each(list(self.by_id.values()), act)
 
     def __len__(self) -> int:
@@ -267,15 +254,14 @@ class ConnectionTable:
 
     # --- looking -------------------------------------------------------------------------------
     def stir(self, connection: Connection) -> None:
-        """Something is under way in it from now on: look at it again."""
+        """Look at it again: something is under way."""
         connection.state.rests = False
         self._stirring[connection] = None
 
     def look(self, now_us: int) -> list[Exception]:
         """Close what is overdue, and report to the memory budget what is under way.
 
-        Looks at connections that stir and at those whose time may have come. Returns failures:
-        what fails for one leaves the others theirs.
+        Returns failures: what fails for one leaves the others theirs.
         """
         for connection in self._take_due(now_us):
             self._stirring[connection] = None

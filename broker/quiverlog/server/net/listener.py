@@ -1,10 +1,8 @@
-"""Listening sockets by the listeners' names, and accepting their connections one at a time.
+"""Listening sockets by listener, and accepting their connections one at a time.
 
-Owns the acceptors, and a port that listens before anything can answer there. The event loop's
-servers accept all waiting connections at once: a thousand clients would take the descriptors that a
-flush needs. Here each connection has its protocol, which counts or refuses it, before the next is
-accepted. A connection has its listener's name: addresses in METADATA and the APIs between brokers
-depend on it. Independent of the protocol and of limits.
+The event loop's servers accept all waiting connections at once: a thousand clients would take the
+descriptors that a flush needs. Here each has its protocol, which counts or refuses it, before the
+next is accepted.
 """
 
 from __future__ import annotations
@@ -24,7 +22,6 @@ from quiverlog.server.observe.logs import Logger
 __all__ = ["Acceptor", "EarlyPort", "Listeners", "begin_to_listen", "socket_address"]
 
 
-# Takes connections from a listening socket, one at a time.
 _GONE: Final = frozenset(
     (
         *(errno.ECONNABORTED, errno.ECONNRESET, errno.EPROTO, errno.EINTR, errno.ETIMEDOUT),
@@ -32,17 +29,14 @@ _GONE: Final = frozenset(
         errno.ENOPROTOOPT,
     )
 )
-"""The connection ended before it was accepted: Linux returns the error of the network for it."""
+"""The connection ended before it was accepted: Linux returns the network's error for it."""
 _PAUSE_S: Final = 0.1
-"""Pause after an accept that the system refused."""
+"""After an accept that the system refused."""
 
 
 def begin_to_listen(sock: socket.socket, backlog: int) -> None:
-    """Listen on a bound socket.
-
-    Raises:
-        AddressInUse: another program does. Two that only bound did not clash (SO_REUSEADDR).
-    """
+    """Raises AddressInUse: another program listens. Two that only bound did not clash
+    (SO_REUSEADDR)."""
     try:
         sock.listen(backlog)
     except OSError as error:
@@ -53,11 +47,7 @@ def begin_to_listen(sock: socket.socket, backlog: int) -> None:
 
 
 class Acceptor:
-    """Accepts until `close`. `listen()` has been called on the socket.
-
-    Args:
-        make_protocol: a new protocol for each connection.
-    """
+    """Accepts until `close` on a socket that listens, with a new protocol for each connection."""
 
     def __init__(
         self,
@@ -76,7 +66,7 @@ class Acceptor:
         self._task = loop.create_task(self._accept())
 
     def close(self) -> None:
-        """Accept no more. Connections that were accepted live on."""
+        """Accept no more; accepted connections live on."""
         self._is_closed = True
         if not self._is_taking:  # uvloop would close that connection without calling its protocol.
             self._task.cancel()
@@ -114,15 +104,12 @@ _BACKLOG: Final = 4_096
 
 
 def socket_address(sock: socket.socket) -> Address:
-    """Return the address of a bound socket."""
     return Address(*sock.getsockname()[:2])
 
 
 class Listeners:
-    """The sockets at which clients and other brokers arrive, by the listeners' names.
-
-    `addresses`: where each listens.
-    """
+    """The sockets at which clients and brokers arrive, by listener. `addresses`: where each
+    listens."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -130,14 +117,13 @@ class Listeners:
         self.addresses: dict[str, Address] = {}
 
     def open(self, sock: socket.socket, context: ConnectionContext) -> None:
-        """Take connections from a bound socket, until `close`."""
         begin_to_listen(sock, _BACKLOG)
         self.addresses[context.listener] = socket_address(sock)
         acceptor = Acceptor(self._loop, sock, lambda: ClientProtocol(context), log=context.log)
         self._acceptors.append(acceptor)
 
     def close(self) -> None:
-        """Accept no more. Connections that were accepted live on."""
+        """Accept no more; accepted connections live on."""
         for acceptor in self._acceptors:
             acceptor.close()
 
@@ -146,8 +132,6 @@ _EARLY_BACKLOG: Final = 64
 
 
 class Serving(Protocol):
-    """What answers on a port that was opened early."""
-
     async def close(self) -> None:
         """Stop, and close the socket."""
 
@@ -155,7 +139,7 @@ class Serving(Protocol):
 class EarlyPort:
     """Listens at once, and answers later: at the first connection, or when `begin` is called.
 
-    What answers may take long to import, and a start has more important things to do.
+    What answers takes long to import, and a start has more important things to do.
 
     Args:
         sock: bound.
@@ -184,13 +168,13 @@ class EarlyPort:
         loop.add_reader(sock, self.begin)
 
     def begin(self) -> None:
-        """Serve from now on. A second call does nothing."""
+        """Serve from now on, once."""
         if self._task is None and not self._is_closed:
             self._loop.remove_reader(self._socket)
             self._task = self._loop.create_task(self._run())
 
     async def close(self) -> None:
-        """Stop serving, or never begin. A second call does nothing."""
+        """Stop serving, or never begin."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -208,6 +192,6 @@ class EarlyPort:
         try:
             self._serving = await self._serve(self._socket)
         except Exception as error:
-            # Connections are refused, rather than left to wait; the broker serves its clients.
+            # Connections are refused rather than left to wait.
             self._socket.close()
             self._log.error("HTTP cannot be served", error=repr(error))

@@ -1,17 +1,12 @@
 """One budget of memory for all connections.
 
-Counts what clients make the broker hold: frames that are not complete, requests that wait for their
-turn, and replies that were not taken. When the sum exceeds the budget, the connection that costs
-most is closed, where cost is bytes times the time they have been held. So a client that sends a
-large frame at full speed outlives forty that each leave half a frame unfinished.
+Counts incomplete frames, requests that wait for their turn, and replies that were not taken. Above
+the budget, the connection that costs most (bytes times the time held) is closed: so a client that
+sends a large frame at full speed outlives forty that each leave half a frame.
 
-What the node keeps of requests that wait (partitions of long polls, copies of produces whose rows
-are checked) has bounds of its own; it leaves the connections less room, at least half of it.
-
-Not counted: bodies that are views of mapped log files (the page cache holds them, and gives them
-up when memory is short).
-
-Independent of sockets and frames.
+What the node keeps of waiting requests has its own bounds; the connections keep at least half of
+the budget. Views of mapped log files are not counted: the page cache gives them up when memory is
+short.
 """
 
 from __future__ import annotations
@@ -29,13 +24,13 @@ class Holder(Protocol):
     """A connection, as the budget sees it."""
 
     held_bytes: int
-    """Bytes of the last `MemoryBudget.report`."""
+    """Of the last `MemoryBudget.report`."""
 
     def measure(self) -> tuple[int, int]:
         """(bytes held now, since when in monotonic microseconds)."""
 
     def evict(self) -> None:
-        """Let go of all that is held, and close."""
+        """Release everything and close."""
 
 
 class MemoryBudget:
@@ -75,16 +70,14 @@ class MemoryBudget:
 
     @property
     def kept_bytes(self) -> int:
-        """What the node keeps of requests that wait."""
         return self._kept_bytes()
 
     @property
     def _room_bytes(self) -> int:
-        """What all holders may hold now."""
         return self.bytes_max - min(self._kept_bytes(), self.bytes_max // 2)
 
     def report(self, holder: Holder, held_bytes: int) -> None:
-        """Record what `holder` holds now. May close it, or others, before it returns."""
+        """Record what `holder` holds. May close it, or others, before it returns."""
         assert held_bytes >= 0
         self.used_bytes += held_bytes - holder.held_bytes
         holder.held_bytes = held_bytes

@@ -1,7 +1,4 @@
-"""The other end of a connection, as the kernel reports it: its name, and whether it is still there.
-
-A call that the system refuses costs no connection.
-"""
+"""The other end of a connection, as the kernel reports it. A refused call costs no connection."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ _CLOSED_BY_PEER: Final = frozenset((7, 8))
 
 
 def peer_name(transport: asyncio.BaseTransport) -> str:
-    """Address and port, `?` when the peer was gone before it was asked for."""
+    """Return address and port; `?` when the peer was gone before."""
     try:
         peer = transport.get_extra_info("peername")
     except OSError:
@@ -38,7 +35,6 @@ def peer_name(transport: asyncio.BaseTransport) -> str:
 
 
 def origin_of(peer: str, *, may_be_broker: bool) -> Origin:
-    """Return what the place of a connection depends on, by its `peer_name`."""
     try:
         host = parse_address(peer).host
         is_loopback = ip_address(host.partition("%")[0].removeprefix("::ffff:")).is_loopback
@@ -48,8 +44,8 @@ def origin_of(peer: str, *, may_be_broker: bool) -> Origin:
 
 
 def is_on_this_machine(transport: asyncio.BaseTransport) -> bool:
-    """Return whether both ends have one address. So has the local end of a tunnel: this is no proof
-    that the client may see secrets."""
+    """Return whether both ends have one address. So has a tunnel's local end: no proof that the
+    client may see secrets."""
     try:
         ends = [transport.get_extra_info(name) for name in ("peername", "sockname")]
     except OSError:
@@ -58,12 +54,12 @@ def is_on_this_machine(transport: asyncio.BaseTransport) -> bool:
 
 
 def keep_alive(transport: asyncio.BaseTransport) -> None:
-    """Have the kernel find out within two minutes that a peer vanished without closing."""
+    """The kernel finds out within two minutes that a peer vanished without closing."""
     sock = transport.get_extra_info("socket")
     if sock is None or sock.family == socket.AF_UNIX:
         return
     for level, option, value in _KEEPALIVE:
-        # The peer may be gone already, or the system short of buffers: doing without is no error.
+        # The peer may be gone, or the system short of buffers: doing without is no error.
         with contextlib.suppress(OSError):
             sock.setsockopt(level, option, value)
 

@@ -1,14 +1,9 @@
 """Which place a connection takes: a client's, another broker's, an operator's, or one at the door.
 
-Owns the counts, and which connections get a place when those of clients are all taken. Places are
-reserved for other brokers and for connections from this machine: no number of clients takes them.
-
-At a listener that brokers share with clients, a connection counts as a client's until its HELLO
-names a broker. Where clients find no place, it waits at the door for its HELLO: a few places, of
-which a newcomer takes the one that has waited longest, so that silent connections keep no broker
-out. The claim to be a broker is not proved yet.
-
-Independent of sockets, frames and time.
+Places for other brokers and for this machine are reserved: no number of clients takes them. At a
+listener that both share, a connection counts as a client's until its HELLO names a broker. Without
+a free place it waits at the door for its HELLO; a newcomer takes the place that has waited longest,
+so silent connections keep no broker out. The claim to be a broker is not proved yet.
 """
 
 from __future__ import annotations
@@ -35,16 +30,12 @@ class Place(enum.Enum):
 
     @property
     def is_counted(self) -> bool:
-        """All but the place that is none."""
         return self is not Place.NONE
 
 
 class Origin(NamedTuple):
-    """Where a connection comes from.
-
-    `network`: one text for all addresses of one machine; empty: unknown, and not counted.
-    `may_be_broker`: its listener serves brokers.
-    """
+    """`network`: one text for all addresses of one machine; empty: unknown, and not counted.
+    `may_be_broker`: its listener serves brokers."""
 
     network: str
     is_loopback: bool
@@ -55,8 +46,6 @@ UNKNOWN_ORIGIN = Origin("", is_loopback=False, may_be_broker=False)
 
 
 class PlaceLimits(NamedTuple):
-    """How many places there are of each kind."""
-
     clients: int
     per_address: int
     """Of the clients' places."""
@@ -66,7 +55,7 @@ class PlaceLimits(NamedTuple):
 
 
 class Places:
-    """Counts the places that are taken, by kind."""
+    """Counts the taken places, by kind."""
 
     __slots__ = ("_by_address", "_taken", "limits")
 
@@ -77,11 +66,10 @@ class Places:
         self._by_address: Counter[str] = Counter()
 
     def taken(self, place: Place) -> int:
-        """Return the number of connections with a place of this kind."""
         return self._taken[place]
 
     def enter(self, origin: Origin) -> Place:
-        """Return the place of a new connection; NONE: refuse it."""
+        """Return a new connection's place; NONE: refuse it."""
         limits = self.limits
         if self.why_refused(origin) is None:
             place = Place.CLIENT
@@ -95,7 +83,7 @@ class Places:
         return place
 
     def claim(self, place: Place, origin: Origin) -> Place:
-        """Return the place of a connection whose HELLO names a broker; NONE: it has none."""
+        """Return the place after a HELLO that names a broker; NONE: it has none."""
         assert origin.may_be_broker
         if self._taken[Place.BROKER] < self.limits.brokers:
             self.leave(place, origin)

@@ -1,11 +1,8 @@
 """The replies of one connection between the node and the socket.
 
-Owns their encoding, the gathering of those that go out in one call, and the count of bytes that are
-copies of our own: bodies that are views of mapped log files cost no memory of the process.
-
-Invariant: every response becomes exactly one frame: itself, or an error where it cannot be encoded.
-
-Independent of the socket, of flow control, and of what a response means.
+Counts the bytes that are copies of our own: views of mapped log files cost no memory of the
+process. Invariant: every response becomes exactly one frame: itself, or an error where it cannot be
+encoded.
 """
 
 from __future__ import annotations
@@ -27,15 +24,11 @@ __all__ = ["Replies", "path_hider"]
 
 
 _COPIES: Final = frozenset((bytes, bytearray))
-"""Types of objects in the process's own memory; behind any other view lies a mapped file."""
+"""The process's own memory; any other view is of a mapped file."""
 
 
 class Replies:
-    """Encodes and gathers replies.
-
-    Args:
-        hide_paths: takes paths of the broker out of an error message.
-    """
+    """Encodes and gathers replies. `hide_paths` takes the broker's paths out of error messages."""
 
     __slots__ = (
         "_copied_sent_bytes",
@@ -59,13 +52,12 @@ class Replies:
         self._copied_sent_bytes = 0
         self._unsent_since_us = 0
         self.parts: list[bytes | memoryview] = []
-        """Heads and bodies in their order."""
+        """Heads and bodies in order."""
         self.gathered_bytes = 0
         self.copied_bytes = 0
-        """Those of the gathered bytes that are not views of mapped files."""
+        """Gathered bytes that are no views of mapped files."""
 
     def add(self, response: Response, correlation_id: int, body: Sequence[memoryview] = ()) -> None:
-        """Encode a response and keep it until `take`."""
         body_bytes = copied_bytes = 0
         for view in body:
             body_bytes += view.nbytes
@@ -85,33 +77,33 @@ class Replies:
         self.copied_bytes += len(head) + copied_bytes
 
     def take(self) -> tuple[list[bytes | memoryview], int]:
-        """All that gathered, to be sent now: (parts, bytes)."""
+        """Return what has gathered, to be sent now: (parts, bytes)."""
         assert self.parts
         parts, gathered_bytes = self.parts, self.gathered_bytes
         self._copied_sent_bytes += self.copied_bytes
         if not self._has_body and len(parts) > 1:
-            # Small heads only: joining them is cheaper than one vector each.
+            # Small heads: joining is cheaper than one vector each.
             parts = [b"".join(parts)]
         self.clear()
         return parts, gathered_bytes
 
     def unsent(self, waiting_bytes: int, now_us: Callable[[], int]) -> tuple[int, int]:
-        """(bytes of our memory in replies that the client did not take, since when; 0: none wait).
+        """Return (bytes of our memory in replies not taken, since when; 0: none wait).
 
         Args:
-            waiting_bytes: sent by us, and not taken by the client's side of the connection.
+            waiting_bytes: sent by us, and not taken by the client's side.
         """
         assert waiting_bytes >= 0
         if not waiting_bytes:
             self.all_taken()
         elif not self._unsent_since_us:
             self._unsent_since_us = now_us()
-        # It cannot be seen which of the sent bytes wait: at most all that were copies.
+        # It cannot be seen which sent bytes wait: at most all that were copies.
         unsent_bytes = self.copied_bytes + min(waiting_bytes, self._copied_sent_bytes)
         return unsent_bytes, self._unsent_since_us
 
     def all_taken(self) -> None:
-        """Forget the sent bytes: the transport holds none of them any more."""
+        """Forget the sent bytes: the transport holds none any more."""
         self._copied_sent_bytes = 0
         self._unsent_since_us = 0
 
@@ -122,7 +114,7 @@ class Replies:
         self._has_body = False
 
     def _encode_failure(self, response: Response, correlation_id: int, error: Exception) -> bytes:
-        """The frame in place of a response that cannot be encoded."""
+        """Return the frame in place of a response that cannot be encoded."""
         if not isinstance(error, QuiverlogError):  # else: larger than a frame may be
             self._metrics.node.internal_errors += 1
             self._log.error("internal error", during="encoding a response", exc_info=error)
@@ -131,7 +123,7 @@ class Replies:
         return encode_error(error, api=int(response.API), correlation_id=correlation_id)
 
     def _count_errors(self, response: Response) -> None:
-        """Count the errors of a response and its parts, and take paths out of their messages."""
+        """Count the errors of a response and its parts, and hide paths in their messages."""
         if response.error_code:
             self._metrics.count_error(response.error_code)
             response.error_message = self._hide_paths(response.error_message)
@@ -155,15 +147,15 @@ def _parts_with_errors(response: type[Response]) -> str:
 _PARTS: Final = tuple(
     _parts_with_errors(APIS[api].response) if api in APIS else "" for api in range(max(APIS) + 1)
 )
-"""By API number: the field of a response whose parts carry errors of their own."""
+"""By API: the field of a response whose parts carry errors."""
 
 
 def path_hider(*directories: str) -> Callable[[str], str]:
-    """A function that makes paths below `directories` relative to them.
+    """Return a function that makes paths below `directories` relative to them.
 
-    Only the operator needs the path of the data; the part below names the partition and the file,
-    which the client's user can pass on. Only whole names at the
-    beginning of a path are replaced, and a relative directory by itself may be any word.
+    Only the operator needs the data's path; the part below names partition and file, for the
+    client's user. Only whole names at a path's beginning are replaced: a relative directory may be
+    any word.
     """
     names = sorted({d.rstrip("/") for d in directories if d.strip("./")}, key=len, reverse=True)
     absolute = "|".join(re.escape(name) for name in names if name.startswith("/")) or "(?!)"

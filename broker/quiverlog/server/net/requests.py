@@ -1,7 +1,7 @@
 """Requests of one connection: from frames to decoded requests, and those that wait for a turn.
 
-Owns the copies of waiting requests: fresh frames are views of a receive buffer that all
-connections share, and are overwritten by the next read of any of them.
+Waiting requests are copied: fresh frames are views of a receive buffer that the next read of any
+connection overwrites.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ __all__ = ["Backlog", "RequestFeed", "Unreadable", "is_brokers_hello"]
 
 
 Unreadable = tuple[QuiverlogError, int, int]
-"""What is wrong with a request, its API and its correlation id (0 where they cannot be read)."""
+"""The error, API and correlation id (0 where they cannot be read)."""
 
 
 def is_brokers_hello(header: memoryview) -> bool:
-    """Return whether this is a HELLO that names another broker, which is not proved yet."""
+    """Return whether this HELLO names another broker, which is not proved yet."""
     try:
         request = decode_request(header)
     except QuiverlogError:
@@ -33,21 +33,19 @@ def is_brokers_hello(header: memoryview) -> bool:
 
 
 class RequestFeed:
-    """From the frames of one connection to the requests that the node handles."""
-
     __slots__ = ("_metrics", "may_read_files", "taken", "unreadable")
 
     def __init__(self, metrics: ServerMetrics) -> None:
         self._metrics = metrics
         self.may_read_files = False
-        """The client is on this machine: answers may name where rows lie in files of the broker."""
+        """The client is on this machine: answers may name ranges of the broker's files."""
         self.taken = 0
-        """How many frames of the last `events` went to the node."""
+        """Frames of the last `events` that went to the node."""
         self.unreadable: Unreadable | None = None
-        """Why the last `events` ended early, if a request could not be read."""
+        """Why the last `events` ended early."""
 
     def take_unreadable(self) -> Unreadable:
-        """Why the last `events` ended early; asked once."""
+        """Return why the last `events` ended early, once."""
         unreadable, self.unreadable = self.unreadable, None
         assert unreadable is not None
         return unreadable
@@ -99,9 +97,9 @@ class RequestFeed:
 
 
 def _preamble(header: memoryview) -> tuple[int, int]:
-    """(api, correlation id) to answer a request under that could not be decoded.
+    """Return (api, correlation id) for the answer to a request that cannot be decoded.
 
-    Both are 0 where the id cannot be read or is no request's: such an answer has no request.
+    Both are 0 where the id cannot be read or is no request's.
     """
     try:
         api, _version, correlation_id = peek_preamble(header)
@@ -111,7 +109,7 @@ def _preamble(header: memoryview) -> tuple[int, int]:
 
 
 class Backlog:
-    """Requests of one connection that wait for its next turn."""
+    """Requests that wait for the connection's next turn."""
 
     __slots__ = ("_frames", "_received_ns", "byte_count")
 
@@ -124,11 +122,8 @@ class Backlog:
         return bool(self._frames)
 
     def keep(self, frames: Sequence[Frame], received_ns: int, *, fresh: bool) -> None:
-        """Keep `frames` for the next turn; none may wait already.
-
-        Args:
-            fresh: they are views of the shared receive buffer.
-        """
+        """Keep `frames`; none may wait already. `fresh`: they are views of the shared receive
+        buffer."""
         assert frames
         assert not self._frames, "the connection reads nothing while requests wait"
         self._frames = [_own(frame) for frame in frames] if fresh else list(frames)
@@ -136,7 +131,7 @@ class Backlog:
         self.byte_count = sum(len(header) + len(body) for header, body in frames)
 
     def take(self) -> tuple[list[Frame], int]:
-        """All that waits, and when it was received."""
+        """Return all that waits, and when it was received."""
         frames = self._frames
         self.clear()
         return frames, self._received_ns

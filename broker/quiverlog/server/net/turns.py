@@ -1,8 +1,7 @@
 """Round robin between connections that have more to do than one turn allows.
 
-Owns the ring of waiting connections and the time that one pass over it may take. Between two passes
-the loop polls its sockets, so that a client that has just sent a request is served before the busy
-ones have their next turn.
+Between two passes the loop polls its sockets, so a new request precedes the busy connections' next
+turn.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from typing import Final, Protocol
 __all__ = ["PASS_US_MAX", "TurnTaker", "Turns"]
 
 PASS_US_MAX: Final = 4_000
-"""Longest time of turns in a row; then the loop polls its sockets and timers."""
+"""Then the loop polls its sockets and timers."""
 
 
 class TurnTaker(Protocol):
-    """Something that works in turns. `waits_for_turn` belongs to `Turns`."""
+    """`waits_for_turn` belongs to `Turns`."""
 
     waits_for_turn: bool
 
@@ -28,8 +27,6 @@ class TurnTaker(Protocol):
 
 
 class Turns:
-    """The ring of those that wait for a turn."""
-
     __slots__ = ("_loop", "_now_us", "_ring", "_scheduled")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *, now_us: Callable[[], int]) -> None:
@@ -42,7 +39,7 @@ class Turns:
         return len(self._ring)
 
     def request(self, taker: TurnTaker) -> None:
-        """Give `taker` a turn after those that wait already. Asking twice is the same as once."""
+        """Give `taker` a turn after those that wait. Asking twice is the same as once."""
         if taker.waits_for_turn:
             return
         taker.waits_for_turn = True

@@ -1,10 +1,8 @@
 """The broker's log: structured lines on standard error, as logfmt or JSON.
 
-Owns how a line looks, which level is written, how many lines of one kind (what clients can cause
-must not fill the disk: lines beyond the bound of a window are counted, and the count is written
-with the next one), and closed standard streams. A log that cannot be written never stops the
-broker. Lines are for events that an operator needs, never for a request: a line costs 10
-microseconds.
+Lines of one kind are bounded (what clients can cause must not fill the disk); those left out are
+counted. A log that cannot be written never stops the broker. Lines are for events that an operator
+needs, never for a request: a line costs 10 microseconds.
 """
 
 from __future__ import annotations
@@ -38,9 +36,9 @@ __all__ = [
 
 WINDOW_S: Final = 10.0
 LINES_PER_WINDOW: Final = 100
-"""For kinds that operators and the node cause."""
+"""Of a kind that operators and the node cause."""
 CLIENT_LINES_PER_WINDOW: Final = 10
-"""For kinds that any client can cause at will."""
+"""Of a kind that any client can cause."""
 CLIENT_KINDS: Final = frozenset(
     {
         "protocol error",
@@ -64,16 +62,14 @@ WHOLE_KINDS: Final = frozenset(
         "rows of an unknown topic set aside",
     }
 )
-"""Never left out. The node writes each once for a partition in a start or a life, however often it
-is met again, but for what retention took: that is one line for a topic in a second."""
+"""Never left out: the node writes each once for a partition in a start or a life, or (what
+retention took) once a second for a topic."""
 KINDS_MAX: Final = 1_000
 """Kinds that are counted apart; beyond, they count as one."""
 _OTHER_KINDS: Final = "other lines"
 
 
 class LeftOut(NamedTuple):
-    """How many lines of one kind were not written."""
-
     kind: str
     lines: int
 
@@ -88,16 +84,14 @@ class _Window:
 
 
 class LineRate:
-    """How many log lines of one kind are written: what clients can cause must not
-    fill the disk.
-    """
+    """How many log lines of one kind are written."""
 
     def __init__(self) -> None:
         self._windows: dict[str, _Window] = {}
         self.left_out_total = 0
 
     def admit(self, kind: str, now_s: float) -> LeftOut | None:
-        """None: leave this line out. Else: write it, with the count of those left out before it."""
+        """None: leave this line out. Else: write it, with the count of those left out before."""
         if kind in WHOLE_KINDS:
             return LeftOut(kind, 0)
         window = self._windows.get(kind)
@@ -128,13 +122,12 @@ class LineRate:
         return found
 
 
-# The process's standard streams: there, whatever the broker was started with.
 STDOUT: Final = 1
 STDERR: Final = 2
 
 
 def hold_standard_streams() -> None:
-    """Put /dev/null in the place of those that are closed. Call it before anything is opened."""
+    """Put /dev/null in the place of closed ones, before anything is opened."""
     for number in range(STDERR + 1):
         try:
             os.fstat(number)
@@ -153,8 +146,8 @@ def hold_standard_streams() -> None:
 def write_line(line: str, number: int) -> None:
     """Write a line at once. A closed pipe or a full disk ends no broker.
 
-    Not through Python's stream: that keeps what it could not write, fails with it once more when
-    the process ends, and makes its exit code 120.
+    Python's stream keeps what it could not write, and fails once more when the process ends, with
+    exit code 120.
     """
     assert number in (STDOUT, STDERR)
     rest = f"{line}\n".encode(errors="backslashreplace")
@@ -169,7 +162,7 @@ Logger = structlog.typing.FilteringBoundLogger
 
 
 class LogControl:
-    """What may change while a logger is in use: its level. Counts the lines that were left out."""
+    """What may change while a logger is in use: its level. Counts the lines left out."""
 
     def __init__(self, level: str, *, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._clock_s = clock_s
@@ -179,23 +172,21 @@ class LogControl:
         self.level = LEVELS[level]
 
     def set_level(self, level: str) -> None:
-        """From now on, write lines of this level and above."""
         self.level = LEVELS[level]
 
     @property
     def left_out_total(self) -> int:
-        """Lines that were left out, since the start."""
         return self._rate.left_out_total
 
     def write_left_out(self, logger: Logger) -> None:
-        """Log how many lines were left out of kinds that have stopped. Called periodically."""
+        """Log how many lines of kinds that have stopped were left out. Called periodically."""
         with self._lock:
             ended = self._rate.ended(self._clock_s())
         for kind, count in ended:
             logger.warning("log lines left out", kind=kind, count=count)
 
     def process(self, _logger: object, method: str, event: Any) -> Any:
-        """A processor of structlog's: drops lines by level and by rate."""
+        """Drop lines by level and by rate (a processor of structlog's)."""
         if LEVELS.get(method, 50) < self.level:
             raise structlog.DropEvent
         kind = str(event.get("library") or event.get("event"))
@@ -209,7 +200,7 @@ class LogControl:
 
 
 class _StandardError:
-    """Lines go out at once: Python's stream keeps what it could not write (see `write_line`)."""
+    """Lines go out at once (see `write_line`)."""
 
     def write(self, text: str) -> None:
         write_line(text.removesuffix("\n"), STDERR)
@@ -218,7 +209,7 @@ class _StandardError:
 
 
 class _PatientStream:
-    """Writes to a stream and ignores that it fails (a closed pipe, a full disk)."""
+    """Ignores that its stream fails (a closed pipe, a full disk)."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -239,11 +230,12 @@ def make_logger(
     stream: TextIO | None = None,
     control: LogControl | None = None,
 ) -> Logger:
-    """A logger that writes to `stream` (None: standard error).
+    """Make a logger that writes to `stream`.
 
     Args:
         level: the least important level that is written: debug, info, warning, error.
         format: `logfmt` or `json`.
+        stream: None: standard error.
         control: made for `level` when it is not given.
     """
     renderer: Any
@@ -293,7 +285,7 @@ def _to_json(value: object, **_: object) -> str:
 
 
 def _plain(_logger: object, _method: str, event: Any) -> Any:
-    """Values as people read them: bytes as hex, other values that are no number as text.
+    """Values as people read them: bytes as hex, others as text.
 
     Control characters go: what a client sends must not steer the terminal that shows the log.
     """

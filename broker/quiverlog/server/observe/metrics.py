@@ -1,13 +1,7 @@
 """What the server counts.
 
-Owns the counters of requests, connections, the loop and the disk as plain slots: adding to one
-costs tens of nanoseconds; a `prometheus_client` counter costs 600. metrics_text.py renders
-them as text at a scrape.
-
-Invariants: counters only grow; nothing here is on a request's path but `RequestCounters` and
-`Histogram.observe`.
-
-Independent of connections, the loop, HTTP, and how numbers are shown.
+Counters are plain slots: adding costs tens of nanoseconds, a `prometheus_client` counter 600. They
+only grow; only `RequestCounters` and `Histogram.observe` are on a request's path.
 """
 
 from __future__ import annotations
@@ -26,7 +20,7 @@ _BUCKETS: Final = tuple(range(4, 28, 2))
 
 
 class Histogram:
-    """Durations by power of two: bucket k counts those of 2**(k-1) up to 2**k - 1 microseconds."""
+    """Bucket k counts durations of 2**(k-1) up to 2**k - 1 microseconds."""
 
     __slots__ = ("counts", "sum_us")
 
@@ -35,20 +29,19 @@ class Histogram:
         self.sum_us = 0
 
     def observe(self, us: int) -> None:
-        """Count one duration, in whole microseconds, not negative."""
         self.counts[us.bit_length()] += 1
         self.sum_us += us
 
     def buckets(self) -> list[tuple[str, float]]:
-        """Cumulative counts by upper bound in seconds, as Prometheus wants them."""
+        """Return cumulative counts by upper bound in seconds, as Prometheus wants them."""
         found = [(repr(2**k / 1e6), float(sum(self.counts[: k + 1]))) for k in _BUCKETS]
         return [*found, ("+Inf", float(sum(self.counts)))]
 
 
 class RecentMax:
-    """The largest value of the last one or two minutes, however many scrapers read it.
+    """The largest value of the last one or two minutes.
 
-    Two windows of a minute: a read that began a new maximum would hide it from the next scraper.
+    Two windows: a read that began a new maximum would hide it from the next scraper.
     """
 
     WINDOW_S: Final = 60.0
@@ -64,7 +57,6 @@ class RecentMax:
         self._now = max(self._now, value)
 
     def value(self, at_s: float) -> int:
-        """The largest; changes nothing."""
         age_s = at_s - self._began_s
         if age_s >= 2 * self.WINDOW_S:
             return 0
@@ -78,8 +70,6 @@ class RecentMax:
 
 
 class RequestCounters:
-    """One API: how often, and how long requests waited, were handled, took in all."""
-
     __slots__ = ("handling", "queue", "total")
 
     def __init__(self) -> None:
@@ -89,13 +79,10 @@ class RequestCounters:
 
     @property
     def count(self) -> int:
-        """Requests handled."""
         return sum(self.handling.counts)
 
 
 class JobCounters:
-    """One kind of job: how often it ran, and for how long in all."""
-
     __slots__ = ("count", "elapsed_us")
 
     def __init__(self) -> None:
@@ -104,7 +91,7 @@ class JobCounters:
 
 
 class ServerMetrics:
-    """All counters of the server. `requests` is indexed by API number."""
+    """`requests` is indexed by API number."""
 
     __slots__ = (
         "bytes_in",
@@ -157,7 +144,6 @@ class ServerMetrics:
         self.disk_free_bytes = 0
 
     def count_job(self, kind: str, elapsed_us: int) -> None:
-        """Count a job of this kind and the time that it ran."""
         counters = self.job_kinds.get(kind)
         if counters is None:
             counters = self.job_kinds[kind] = JobCounters()
@@ -165,7 +151,6 @@ class ServerMetrics:
         counters.elapsed_us += elapsed_us
 
     def count_peer_failure(self, error: str) -> None:
-        """Count a connection to another broker that failed, or could not be made."""
         self.peer_failures[error] = self.peer_failures.get(error, 0) + 1
 
     def count_error(self, code: int) -> None:
@@ -181,7 +166,7 @@ class ServerMetrics:
 
 
 class Gauges(NamedTuple):
-    """Numbers that are looked up at a scrape, not counted."""
+    """Numbers that are looked up at a scrape."""
 
     memory_bytes: int = 0
     memory_bytes_max: int = 0
@@ -193,7 +178,7 @@ class Gauges(NamedTuple):
 
 
 class LogSize(NamedTuple):
-    """One partition's log, as the exporter asks for it."""
+    """One partition's log, for the exporter."""
 
     topic: str
     size_bytes: int

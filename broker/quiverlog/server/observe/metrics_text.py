@@ -1,12 +1,7 @@
 """How what the server and the node count becomes Prometheus' text.
 
-Owns the names of the metric families. Imported at the first scrape,
-never by a start: the library takes as long to import as 150 partitions take to open.
-
-Invariant: the number of series is bounded (topics beyond `topics_max` are counted together as
-`_other`).
-
-Independent of connections, the loop and HTTP.
+Imported at the first scrape: the library takes as long as 150 partitions take to open. Invariant:
+the number of series is bounded (topics beyond `topics_max` are counted together as `_other`).
 """
 
 from __future__ import annotations
@@ -41,7 +36,7 @@ IDLE_WINDOW_S: Final = 10.0
 
 
 class MetricsExporter:
-    """Renders everything as text; `render` may run in a thread while the loop counts on.
+    """Renders everything; `render` may run in a thread while the loop counts on.
 
     Args:
         log_sizes, gauges, cluster: asked at every rendering; safe to call from that thread.
@@ -73,8 +68,7 @@ class MetricsExporter:
 
     def describe(self) -> Iterable[Metric]:
         """Describe no metric: without this method the registry would collect at registration, when
-        there is no node yet.
-        """
+        there is no node yet."""
         return ()
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
@@ -83,7 +77,6 @@ class MetricsExporter:
         return generate(self._registry), content_type
 
     def collect(self) -> Iterator[Metric]:
-        """Called by the registry."""
         yield from self._requests()
         yield from self._connections()
         yield from self._peers()
@@ -169,7 +162,7 @@ class MetricsExporter:
         """From what handlers took, which is counted anyway: 1 is an idle broker, 0 a full one."""
         now_s = self._clock()
         handled_us = sum(self._metrics.requests[api].handling.sum_us for api in Api)
-        # Scrapers share the windows, so that none shortens the other's.
+        # Scrapers share the windows, so none shortens the other's.
         if now_s - self._handled[0] >= IDLE_WINDOW_S:
             self._handled_before, self._handled = self._handled, (now_s, handled_us)
         then_s, before_us = self._handled_before
@@ -257,7 +250,6 @@ class MetricsExporter:
             yield family
 
     def _offsets(self, logs: list[LogSize]) -> Iterator[Metric]:
-        """Three series for each partition, of as many topics as have series of their own."""
         shown = set(sorted({log.topic for log in logs})[: self.topics_max])
         for name, text in (
             ("log_start_offset", "The first row that is kept."),
@@ -273,7 +265,6 @@ class MetricsExporter:
             yield family
 
     def _node(self) -> Iterator[Metric]:
-        """Whatever plain numbers the node keeps, under their own names."""
         node = self._metrics.node
         for name in NodeMetrics.__slots__:
             value = getattr(node, name)
@@ -289,7 +280,6 @@ class MetricsExporter:
         yield displaced
 
     def _cluster(self) -> Iterator[Metric]:
-        """The numbers of the node about its cluster, under its own names."""
         now = self._cluster_gauges()
         for name, value in zip(now._fields, now, strict=True):
             yield _gauge(name, name.replace("_", " ").capitalize() + ".", value)
@@ -309,7 +299,7 @@ _NODE_GAUGES: Final = frozenset(
 
 
 def log_sizes(node: Node | None) -> Iterator[LogSize]:
-    """The logs that are here. Takes one atomic copy, then reads plain numbers."""
+    """Take one atomic copy, then read plain numbers."""
     if node is None:
         return
     for replica in list(node.broker.replicas.values()):

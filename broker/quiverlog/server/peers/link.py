@@ -4,11 +4,10 @@
      ▲                               │                       │
      └──── resting (backoff) ◀───────┴──── any failure ──────┘
 
-Owns frames, tokens and what gives way in a full queue: of requests without a waiter the oldest,
-of the others the newest. A failure ends every waiting request with PeerClosed. Another cluster or
-node behind the address rests long, because only an operator can change that; a repeated reason is
-logged once a minute. Invariants: a token ends once; never while the node runs, always in a call
-of its own.
+In a full queue the oldest request without a waiter gives way, else the newest of the others. A
+failure ends every waiting request with PeerClosed. Another cluster or node behind the address rests
+long: only an operator can change that. A repeated reason is logged once a minute. Invariants: a
+token ends once; never while the node runs, always in a call of its own.
 """
 
 from __future__ import annotations
@@ -70,14 +69,11 @@ _REQUEST_BYTES: Final = 512
 
 
 def body_bytes(body: Sequence[bytes | memoryview]) -> int:
-    """Length of a body in parts."""
     return sum(memoryview(part).nbytes for part in body)
 
 
 class PeerQueue:
-    """What waits to be sent to another broker, within bounds, and how long a failed connection
-    rests.
-    """
+    """What waits to be sent, within bounds, and how long a failed connection rests."""
 
     __slots__ = ("_dropped", "_waiting", "byte_count")
 
@@ -111,7 +107,7 @@ class PeerQueue:
         return effect
 
     def clear(self) -> tuple[int, ...]:
-        """Drop all; returns the tokens for which callers wait."""
+        """Drop all; return the tokens for which callers wait."""
         tokens = tuple(e.token for e, _ in self._waiting if e.token != NO_TOKEN)
         self._dropped += len(self._waiting) - len(tokens)
         self._waiting.clear()
@@ -140,8 +136,8 @@ class PeerQueue:
 
 
 class Backoff:
-    """How long to wait after a failure: twice as long after each, less a part by chance, so that
-    brokers that failed together do not come back together."""
+    """Rests twice as long after each failure, less a part by chance, so that brokers which failed
+    together do not come back together."""
 
     __slots__ = ("_failures", "_random")
 
@@ -150,13 +146,13 @@ class Backoff:
         self._failures = 0
 
     def failed(self) -> float:
-        """One more failure: seconds until the next try."""
+        """Return the seconds until the next try."""
         delay_ms = min(PEER_BACKOFF_MS_MAX, PEER_BACKOFF_MS_MIN << min(self._failures, 16))
         self._failures += 1
         return delay_ms / 1000 * self._random.uniform(0.5, 1.0)
 
     def succeeded(self) -> None:
-        """A request was answered: the next failure is the first."""
+        """The next failure is the first again."""
         self._failures = 0
 
 
@@ -165,10 +161,8 @@ _JOIN_BYTES_MAX: Final = 64 * 1024
 
 
 class Listener(Protocol):
-    """Receives the events of a connection."""
-
     def greeted(self, hello: HelloResponse) -> None:
-        """HELLO was answered. Raises QuiverlogError: another broker answered it."""
+        """HELLO was answered. Raises QuiverlogError: by another broker."""
 
     def answered(self, answers: list[tuple[int, Response, memoryview]]) -> None:
         """Take (token, response, body) of requests, in the order in which they came."""
@@ -180,15 +174,12 @@ class Listener(Protocol):
         """More may be sent."""
 
     def ended(self, conversation: Conversation, error: QuiverlogError) -> None:
-        """The connection is gone, or of no use any more; the last call."""
+        """The connection is of no use any more; the last call."""
 
 
 class Conversation(asyncio.BufferedProtocol):
-    """One connection to another broker: bytes out, answers in, HELLO first.
-
-    Args:
-        client_id: this broker's name in HELLO.
-    """
+    """One connection to another broker: bytes out, answers in, HELLO first, with this broker's
+    `client_id`."""
 
     def __init__(self, listener: Listener, client_id: str) -> None:
         self._listener = listener
@@ -201,7 +192,6 @@ class Conversation(asyncio.BufferedProtocol):
         self.was_quiet = False
         """The other side ended it while nothing was under way, as after a long idleness."""
 
-    # --- the transport's calls -----------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Send HELLO; nothing else is sent before it is answered."""
         self._transport = cast("asyncio.Transport", transport)
@@ -209,11 +199,9 @@ class Conversation(asyncio.BufferedProtocol):
         self._write([self._protocol.hello(self._client_id, VERSION, BROKER_SOFTWARE)])
 
     def get_buffer(self, sizehint: int) -> Any:
-        """Where the transport is to receive into."""
         return self._receiver.get_buffer(sizehint)
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Hand on the answers that are now complete."""
         if self.is_over:
             return
         self._listener.heard()
@@ -237,57 +225,45 @@ class Conversation(asyncio.BufferedProtocol):
             self._listener.has_room()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The other broker, or the network, has ended it."""
         self.was_quiet = self.is_ready and not self.in_flight
         why = f": {exc}" if exc is not None else ""
         self.end(PeerUnreachable(f"the connection ended{why}."))
 
     def pause_writing(self) -> None:
-        """Enough waits to be taken."""
         self._is_paused = True
 
     def resume_writing(self) -> None:
-        """The other broker has taken enough."""
         self._is_paused = False
         if self.is_ready:
             self._listener.has_room()
 
-    # --- the link's calls ----------------------------------------------------------------------
     @property
     def is_ready(self) -> bool:
-        """HELLO is answered: requests may be sent."""
         return not self.is_over and self._protocol.state is ConnectionState.READY
 
     @property
     def may_send(self) -> bool:
-        """There is room for one more request."""
         return self.is_ready and not self._is_paused
 
     @property
     def in_flight(self) -> int:
-        """Requests without an answer, HELLO among them."""
         return self._protocol.in_flight
 
     @property
     def held_bytes(self) -> int:
-        """Bytes held for the connection."""
         if self.is_over:
             return 0
         return self._receiver.buffered_bytes + self._transport.get_write_buffer_size()
 
     def send(self, effect: SendToPeer) -> None:
-        """Send a request.
-
-        Raises:
-            QuiverlogError: the other broker does not speak it, or not of this size.
-        """
+        """Raises QuiverlogError: the other broker does not speak it, or not of this size."""
         assert self.may_send
         number, head = self._protocol.send(effect.request, body_bytes(effect.body))
         self._tokens[number] = effect.token
         self._write([head, *effect.body])
 
     def end(self, error: QuiverlogError) -> None:
-        """Close, and report `error` to the listener. A second call does nothing."""
+        """Close, and report `error` to the listener, once."""
         if not self.is_over:
             self.is_over = True
             self._protocol.close()
@@ -296,7 +272,7 @@ class Conversation(asyncio.BufferedProtocol):
             self._listener.ended(self, error)
 
     def take_tokens(self) -> tuple[int, ...]:
-        """The tokens of requests that will never be answered; asked once, at the end."""
+        """Return the tokens of requests that will never be answered, once."""
         tokens = tuple(token for token in self._tokens.values() if token != NO_TOKEN)
         self._tokens.clear()
         return tokens
@@ -318,7 +294,7 @@ _WRONG: Final = (WrongCluster, WrongNode)
 
 
 def _reason(error: Exception) -> str:
-    """The system's own words; asyncio puts the address in their place."""
+    """Return the system's words; asyncio puts the address in their place."""
     if isinstance(error, OSError) and error.errno is not None and error.errno > 0:
         return os.strerror(error.errno)
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
@@ -343,9 +319,8 @@ class LinkContext(NamedTuple):
 
 
 class PeerLink:
-    """The way to another broker for one purpose: at most one connection, made when there is
-    something to send.
-    """
+    """The way to another broker for one purpose; its connection is made when there is something to
+    send."""
 
     def __init__(
         self, peer: Peer, address: Address, context: LinkContext, rng: random.Random
@@ -370,10 +345,9 @@ class PeerLink:
 
     @property
     def is_open(self) -> bool:
-        """A descriptor is in use, or about to be."""
+        """True if a descriptor is in use, or about to be."""
         return self._conversation is not None or self._connecting is not None
 
-    # --- from the node -------------------------------------------------------------------------
     def send(self, effect: SendToPeer) -> None:
         """Send it as soon as there is a connection with room."""
         has_room = self._queue.add(effect)
@@ -384,12 +358,10 @@ class PeerLink:
         self._go_on()
 
     def give_up(self, why: str) -> None:
-        """End the connection, and all that waits."""
         if self._conversation is not None or self._queue:
             self._failed(PeerUnreachable(f"the connection was given up: {why}."))
 
     def moved(self, address: Address) -> None:
-        """The broker is elsewhere now."""
         self.address = address
         if self.is_open or self._queue:
             self._failed(PeerUnreachable(f"node {self.peer.node_id} is at {address} now."))
@@ -397,12 +369,11 @@ class PeerLink:
         self._rests_until_s = 0.0
 
     def close(self) -> None:
-        """End it for ever; requests that wait fail."""
+        """End it for ever; waiting requests fail."""
         self._is_closed = True
         self._failed(PeerUnreachable("the broker ends its connections."))
         self._stop_timer()
 
-    # --- going on ------------------------------------------------------------------------------
     def _go_on(self) -> None:
         """Send, connect, or wait for the end of the rest: whatever is next."""
         conversation = self._conversation
@@ -478,9 +449,7 @@ class PeerLink:
         self._begun = Conversation(self, self._context.client_id)
         return self._begun
 
-    # --- from the connection -------------------------------------------------------------------
     def greeted(self, hello: HelloResponse) -> None:
-        """Check that it is the broker that was meant."""
         cluster_id, node_id = self._context.cluster_id, self.peer.node_id
         if hello.cluster_id != cluster_id:
             raise WrongCluster(
@@ -493,7 +462,7 @@ class PeerLink:
         )
 
     def answered(self, answers: list[tuple[int, Response, memoryview]]) -> None:
-        """Hand answers to the node; those without a waiter end here."""
+        """Give answers to the node; those without a waiter end here."""
         self._backoff.succeeded()
         events: list[Event] = []
         for token, response, body in answers:
@@ -505,15 +474,13 @@ class PeerLink:
             self._context.deliver(*events)
 
     def heard(self) -> None:
-        """The peer is alive."""
         self._heard_s = self._context.loop.time()
 
     def has_room(self) -> None:
-        """Send more."""
         self._go_on()
 
     def ended(self, conversation: Conversation, error: QuiverlogError) -> None:
-        """The connection is gone: quietly when nothing was under way, else it has failed."""
+        """Go to idle when nothing was under way; else the connection has failed."""
         if conversation is self._conversation:
             self._conversation = None
             self._context.metrics.peers_open -= 1
@@ -528,9 +495,8 @@ class PeerLink:
         else:
             self._failed(error)
 
-    # --- failures ------------------------------------------------------------------------------
     def _refused(self, response: Response) -> None:
-        """Handle an answer without a waiter: the reason why a message was refused."""
+        """Handle an answer without a waiter: why a message was refused."""
         kind = error_class(response.error_code)
         error = kind(response.error_message)
         if kind in _WRONG and self._conversation is not None:
@@ -539,7 +505,7 @@ class PeerLink:
             self._log(error)
 
     def _failed(self, error: QuiverlogError) -> None:
-        """All that waits is over, and nothing is tried for a while."""
+        """End all that waits, and rest."""
         context = self._context
         if self._conversation is not None:
             self._conversation.end(error)  # Comes back here, by `ended`.
@@ -607,9 +573,8 @@ class PeerLink:
             self._timer.cancel()
             self._timer = None
 
-    # --- memory --------------------------------------------------------------------------------
     def measure(self) -> tuple[int, int]:
-        """(bytes held, since when in monotonic microseconds)."""
+        """Return (bytes held, since when in monotonic microseconds)."""
         held_bytes = self._queue.byte_count
         if self._conversation is not None:
             held_bytes += self._conversation.held_bytes
@@ -621,7 +586,7 @@ class PeerLink:
         return held_bytes, self._held_since_us or now_us
 
     def evict(self) -> None:
-        """All connections together hold too much, and this one costs most."""
+        """Close: all connections together hold too much, and this one costs most."""
         self.give_up("memory")
 
     def _report(self) -> None:

@@ -1,8 +1,7 @@
-"""Connections to the other brokers: what the node sends there, and what comes back.
+"""The links to the other brokers, by node and purpose.
 
-Owns the links by node and purpose, their number, and when ends are reported to the node: later,
-never while it runs. Addresses come from the node; a broker that is not among them is not connected
-to. Independent of what a request means.
+Ends are reported to the node later, never while it runs. Addresses come from the node; a broker
+that is not among them is not connected to.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ class PeerConnections:
 
     Args:
         node_id: this broker's own.
-        connections_max: how many there may be at once, by the plan of descriptors.
+        connections_max: of all together, by the plan of descriptors.
         seed: for the chance in the rests after failures.
         deliver: gives events to the node.
     """
@@ -69,12 +68,9 @@ class PeerConnections:
 
     @property
     def links(self) -> Sequence[PeerLink]:
-        """All of them, connected or not."""
         return tuple(self._links.values())
 
-    # --- from the node -------------------------------------------------------------------------
     def send(self, effect: SendToPeer) -> None:
-        """Send a request, over a connection that is made if there is none."""
         link = self._links.get(effect.peer)
         if link is None:
             address = self._addresses.get(effect.peer.node_id)
@@ -92,7 +88,6 @@ class PeerConnections:
             link.give_up(why)
 
     def change_addresses(self, by_node: Mapping[int, Address]) -> None:
-        """Where the other brokers are from now on."""
         self._addresses = dict(by_node)
         for peer, link in list(self._links.items()):
             address = self._addresses.get(peer.node_id)
@@ -103,13 +98,12 @@ class PeerConnections:
                 link.moved(address)
 
     def close(self) -> None:
-        """End all connections, for ever. A second call does nothing."""
+        """End all connections, for ever."""
         self._is_closed = True
         links, self._links = self._links, {}
         for link in links.values():
             link.close()
 
-    # --- for the links -------------------------------------------------------------------------
     def _may_open(self) -> bool:
         return sum(link.is_open for link in self._links.values()) < self._connections_max
 

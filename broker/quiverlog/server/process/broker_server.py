@@ -1,9 +1,7 @@
 """The parts of a running broker, put together: node, connections, listeners, HTTP, watches.
 
 Owns their life on the loop (start, reload, stop, periodic checks), and which part of the
-configuration goes to the node and to connections.
-
-Independent of signals, exit codes, configuration files and where sockets come from.
+configuration each gets.
 """
 
 from __future__ import annotations
@@ -48,7 +46,6 @@ if TYPE_CHECKING:
 __all__ = ["BrokerServer", "connection_limits", "node_config"]
 
 
-# From a broker's configuration to that of its node.
 def node_config(config: BrokerConfig, advertised: Mapping[str, Address]) -> NodeConfig:
     """Return the node's part of the configuration.
 
@@ -75,7 +72,7 @@ def node_config(config: BrokerConfig, advertised: Mapping[str, Address]) -> Node
         topic_defaults=dict(config.topic_defaults),
         disk_reserve_bytes=config.disk_reserve_bytes,
         frame_bytes_max=config.frame_bytes_max,
-        # No more than run at once: what waits, waits where askers take turns.
+        # No more than run at once: others wait where askers take turns.
         flushes_in_flight_max=config.fsync_threads,
         damaged_replicas_kept=config.damaged_replicas_kept,
         leader_balance_period_ms=config.leader_balance_period_ms,
@@ -116,8 +113,7 @@ def _http_server_class() -> type[HttpServer]:
 
 
 class BrokerServer:
-    """The parts of a running broker, put together: node, connections, listener,
-    HTTP, watches.
+    """The running parts.
 
     Args:
         advertised: the address that METADATA returns at each listener.
@@ -195,7 +191,6 @@ class BrokerServer:
         )
         return connection_limits(config, places=places, lingering_max=plan.refusals - plan.door)
 
-    # --- start ---------------------------------------------------------------------------------
     async def start(
         self,
         listen: Mapping[str, socket.socket],
@@ -304,7 +299,7 @@ class BrokerServer:
                 )
 
     def ready_line(self) -> str:
-        """Return the line on standard output with the addresses, when the broker is ready."""
+        """Return the line with the addresses, for standard output."""
         config = self._config
         durability = config.topic_defaults.get("durability", "flushed")
         clients, http = self._addresses
@@ -313,7 +308,6 @@ class BrokerServer:
             f" data {config.data_dir}, durability {durability}"
         )
 
-    # --- reload --------------------------------------------------------------------------------
     def reload(self, found: BrokerConfig) -> None:
         """Take over what may change at once and is not set in the cluster; log what may not."""
         assert self._runner is not None
@@ -324,7 +318,6 @@ class BrokerServer:
         self._log.warning("configuration reloaded", **reload.told(in_cluster))
 
     def _apply(self, values: Mapping[str, str]) -> None:
-        """The keys that may change while the broker runs have these values now."""
         config = self._config = with_values(self._config, values)
         self._connections.limits = self._limits(config)
         self._all_connections("changing limits", lambda c: c.limits_changed())
@@ -336,7 +329,6 @@ class BrokerServer:
     def shutdown_timeout_s(self) -> float:
         return self._config.shutdown_timeout_ms / 1000
 
-    # --- stop ----------------------------------------------------------------------------------
     async def stop(self) -> bool:
         """Take no more clients, answer and flush what is in flight.
 
@@ -363,7 +355,7 @@ class BrokerServer:
         return clean
 
     async def abandon(self) -> None:
-        """Let go of everything, whatever state it is in."""
+        """Release everything, whatever state it is in."""
         self._stop_disk_watch()
         for timer in self._timers.values():
             timer.cancel()
@@ -386,7 +378,6 @@ class BrokerServer:
                 return
             await asyncio.sleep(0.01)
 
-    # --- watches -------------------------------------------------------------------------------
     def _probe_lag(self, expected: float) -> None:
         lag_us = max(0, round((self._loop.time() - expected) * 1e6))
         self._metrics.loop_lag.observe(lag_us)
@@ -423,18 +414,17 @@ class BrokerServer:
         self._timers["connections"] = self._loop.call_later(check_s, self._check_connections)
 
     def _all_connections(self, during: str, act: Callable[[Connection], None]) -> None:
-        """What is done to all connections is done to the others where one fails: a bug."""
+        """Where one connection fails, a bug, the others still have their turn."""
         for error in self._connections.for_each(act):
             self._on_exception(self._loop, {"message": during, "exception": error})
 
     def _on_exception(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """A callback raised, which is a bug: it goes no further than that connection or timer."""
+        """A callback raised, which is a bug: only that connection or timer fails."""
         self._metrics.node.internal_errors += 1
         self._log.error(
             "internal error", during=context.get("message"), exc_info=context.get("exception")
         )
 
-    # --- numbers, asked for in the thread that renders them --------------------------------------
     def _render_metrics(self, accept: str) -> tuple[bytes, str]:
         if self._exporter is None:
             from quiverlog.node.cluster_gauges import cluster_gauges

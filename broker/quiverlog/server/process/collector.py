@@ -1,16 +1,12 @@
 """When Python's cyclic garbage collector runs, and over how much.
 
 A full collection looks at every object that is not frozen: some 45 per partition, 40 ms of the loop
-for 5,000. What has survived one full collection is nearly always something that lives long (a
-partition, its log, a topic), so it is frozen, and the next one looks only at what was made since:
-about 12,000 objects, one or two milliseconds.
+for 5,000. What survives one nearly always lives long (a partition, its log, a topic), so it is
+frozen, and the next collection sees only about 12,000 new objects: one or two milliseconds. A start
+makes next to no garbage, so there are hardly any collections until it ends (`rest`).
 
-While a start makes all these, next to nothing of it becomes garbage, and full collections took a
-fifth of its time: there are hardly any until it ends (`rest`), and what it made is frozen unseen.
-
-Counting references frees a frozen object like any other; only a cycle that becomes garbage while
-it is frozen stays. So everything is thawed and looked at once more when the frozen objects have
-doubled, preferably in a second in which no client sends anything.
+Only a cycle that becomes garbage while frozen is not freed: so everything is thawed and looked at
+once more when the frozen objects have doubled, preferably in a second without traffic.
 """
 
 from __future__ import annotations
@@ -23,23 +19,20 @@ from typing import Any, Final
 __all__ = ["Collector"]
 
 _THRESHOLDS: Final = (700, 5, 2)
-"""Objects made and not freed, collections of them, and of these, before the next generation's:
-a full collection comes after about 12,000 objects."""
+"""Objects made and not freed, collections of them, and of these, before the next generation's: a
+full collection comes after about 12,000 objects."""
 _THRESHOLDS_OF_A_START: Final = (500_000, 50, 50)
 """Every 10,000 partitions the newest objects are looked at: garbage has a bound."""
 _LOOK_S: Final = 1.0
 GROWTH_MIN: Final = 100_000
-"""Growth of the frozen objects since the last thaw below which there is no other."""
+"""No thaw before the frozen objects have grown so much."""
 PATIENCE: Final = 60
 """Seconds without an idle one after which everything is thawed all the same."""
 
 
 class Collector:
-    """Sets the process's garbage collector, until `stop`.
-
-    Args:
-        traffic: a number that changes when clients send something.
-    """
+    """Sets the process's garbage collector, until `stop`. `traffic` changes when clients send
+    something."""
 
     def __init__(self, traffic: Callable[[], int]) -> None:
         self._traffic = traffic
@@ -47,9 +40,8 @@ class Collector:
         self._is_at_work = False
         self._thresholds = gc.get_threshold()
         self._timer: asyncio.TimerHandle | None = None
-        # Objects that were frozen: at the last thaw, and since. `gc.get_freeze_count` would count
-        # them, and takes 28 ms for 5,000 partitions, because it walks them all: so what a start
-        # made is not counted (None) before it matters.
+        # Frozen objects: at the last thaw, and since. `gc.get_freeze_count` walks them all (28 ms
+        # for 5,000 partitions), so a start's are not counted (None) before they matter.
         self._kept: int | None = None
         self._grown = 0
         self._waited = 0
@@ -62,7 +54,6 @@ class Collector:
         gc.set_threshold(*_THRESHOLDS_OF_A_START)
 
     def start(self) -> None:
-        """What the start has made lives for ever, as a rule."""
         assert self._timer is None
         if not self._is_at_work:
             self.rest()
@@ -73,7 +64,7 @@ class Collector:
         self._look_later()
 
     def stop(self) -> None:
-        """Leave the collector as it was. A second call does nothing."""
+        """Leave the collector as it was."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -84,7 +75,7 @@ class Collector:
             gc.set_threshold(*self._thresholds)
 
     def thaw(self) -> None:
-        """Look at everything, frozen or not; what survives is frozen (again)."""
+        """Look at everything; what survives is frozen again."""
         gc.unfreeze()
         self._grown = 0
         gc.collect()
@@ -104,7 +95,7 @@ class Collector:
 
     def _count_kept(self) -> int:
         if self._kept is None:
-            # Some that were frozen since may be gone again: then it is less, and we thaw sooner.
+            # Some frozen since may be gone again: then it is less, and the next thaw comes sooner.
             self._kept = max(0, gc.get_freeze_count() - self._grown)
         return self._kept
 

@@ -5,10 +5,8 @@
               + connections that are being refused, or wait at the door + reserve
 
 The reserve belongs to flushes, the metadata log, directories and the runtime: clients are refused
-while it is still whole, so that a flush never fails to open its file because of them.
-
-Invariant: the parts never add up to more than `files_max`; where that leaves too few clients, there
-is no plan.
+while it is whole, so they never keep a flush from opening its file. Invariant: the parts never add
+up to more than `files_max`; where that leaves too few clients, there is no plan.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from quiverlog.storage.disk.posix import FILES_OPEN_MAX, RESERVED_DESCRIPTORS
 __all__ = ["DescriptorPlan", "plan_descriptors", "raise_file_limit"]
 
 RUNTIME_FILES: Final = 24
-"""Standard streams, event loop, listeners, locks, metadata log and the root directory: about 20."""
+"""Standard streams, event loop, listeners, locks, metadata log, root directory: about 20."""
 FILES_PER_JOB: Final = 2
 """A job at work has a file and its directory open."""
 RESERVE_FILES_MAX: Final = 256
@@ -42,8 +40,6 @@ OPERATORS_MIN: Final = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DescriptorPlan:
-    """The shares."""
-
     files_max: int
     reserve: int
     log_files: int
@@ -56,7 +52,7 @@ class DescriptorPlan:
 
     @property
     def door(self) -> int:
-        """Those of the refusals that may wait for their HELLO to name a broker."""
+        """Refused connections that may wait for their HELLO to name a broker."""
         return self.refusals // 4
 
     def __post_init__(self) -> None:
@@ -68,11 +64,7 @@ class DescriptorPlan:
 def plan_descriptors(
     files_max: int, *, clients_wanted: int, http_wanted: int, job_threads: int, listeners: int = 1
 ) -> DescriptorPlan:
-    """Share out `files_max` descriptors.
-
-    Raises:
-        InvalidConfig: too few to work with; the message has the number that is needed.
-    """
+    """Raises InvalidConfig: too few to work with; the message has the number that is needed."""
     assert job_threads >= 1
     assert listeners >= 1
     at_work = RUNTIME_FILES + RESERVED_DESCRIPTORS + FILES_PER_JOB * job_threads + listeners - 1
@@ -101,7 +93,8 @@ def plan_descriptors(
 
 
 def _shares(files_max: int, http_wanted: int, at_work: int) -> tuple[int, ...]:
-    """(reserve, log files, HTTP, refusals, to and of brokers, operators); clients get the rest."""
+    """Return (reserve, log files, HTTP, refusals, to and of brokers, operators); clients get the
+    rest."""
     reserve = max(at_work, min(RESERVE_FILES_MAX, files_max // 8))
     log_files = max(LOG_FILES_MIN, min(FILES_OPEN_MAX, files_max // 4))
     http = max(HTTP_MIN, min(http_wanted, files_max // 16))
@@ -113,7 +106,7 @@ def _shares(files_max: int, http_wanted: int, at_work: int) -> tuple[int, ...]:
 
 
 def raise_file_limit() -> int:
-    """Raise the limit of open files to the hard limit. Returns the limit from now on."""
+    """Raise the limit of open files to the hard limit, and return it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 1_048_576 if hard == resource.RLIM_INFINITY else hard
     if soft == resource.RLIM_INFINITY or soft >= wanted:

@@ -1,9 +1,8 @@
 """Looking at the data directory every second, in a thread of its own: is it ours, is there room.
 
-Owns the thread. A look is some calls of the file system, each of which waits for as long as a disk
-or a network file system does not answer: the loop gets what was found, and never waits for it. Not
-a job, because jobs of all kinds may be under way for seconds, and another directory in the place of
-ours must be noticed meanwhile.
+Each look waits for as long as a disk or a network file system does not answer, and the loop never
+does. Not a job: those may be under way for seconds, and another directory in the place of ours must
+be noticed meanwhile.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _PERIOD_S: Final = 1.0
 
 
 class DiskLook(NamedTuple):
-    """One look at the disk. `free_bytes` None: it cannot be measured; `error` is the reason."""
+    """One look. `free_bytes` None: it cannot be measured; `error` is the reason."""
 
     is_owned: bool
     free_bytes: int | None
@@ -30,7 +29,7 @@ class DiskWatch:
     """Looks until `stop`.
 
     Args:
-        is_owned: whether the directory is still the one that was locked; called in the thread.
+        is_owned: whether the directory is still the locked one; called in the thread.
         free_bytes: room on its file system; may raise OSError; called in the thread.
         found: called on the loop with each look, until `stop`.
     """
@@ -50,12 +49,13 @@ class DiskWatch:
         self._found = found
         self._period_s = period_s
         self._stopped = threading.Event()
-        # Not joined at the end: a disk that hangs must not keep the process from ending.
+        # Not joined, but a daemon: a look may wait for a disk that hangs, which must not keep the
+        # process from ending.
         self._thread = threading.Thread(target=self._run, name="disk-watch", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Look no more. The result of a look that is under way is dropped."""
+        """Look no more; drop the result of a look under way."""
         self._stopped.set()
 
     def _run(self) -> None:

@@ -1,15 +1,10 @@
 """Threads that run the node's jobs while the loop goes on.
 
-Owns the threads, the order of jobs with the same key, and the way back: a finished job wakes the
-loop once, however many finish before the loop looks.
-
-Invariants: jobs with one key run one at a time, in the order in which they were submitted; every
-submitted job is collected once, whatever it raised; flushes have threads of their own, so that an
-acknowledgement never waits behind a recovery or a removal of another log; so have
-checks of rows, which take processor time for seconds and no disk. Logs are closed by the threads of
-flushes: it is their last flush, and thousands of fsyncs side by side share the disk's commits.
-
-Independent of what a job does.
+Invariants: jobs with one key run one at a time, in the order of submission; every job is collected
+once, whatever it raised; flushes have their own threads, so an acknowledgement never waits behind a
+recovery or removal of another log, and so have checks of rows, which take processor time for
+seconds. Logs are closed by the threads of flushes: it is their last flush, and fsyncs side by side
+share the disk's commits.
 """
 
 from __future__ import annotations
@@ -27,7 +22,7 @@ __all__ = ["CHECK", "CLOSE", "FLUSH", "FinishedJob", "JobPool"]
 FLUSH: Final = "flush"
 """The kind of job that acknowledgements wait for."""
 CLOSE: Final = "close log"
-"""The kind of job that flushes a log for the last time. It begins when all flushes are back."""
+"""A log's last flush, which begins when all flushes are back."""
 CHECK: Final = "check rows"
 """The kind of job that takes processor time."""
 _CHECK_THREADS: Final = 2
@@ -35,7 +30,7 @@ _CHECK_THREADS: Final = 2
 
 
 class FinishedJob(NamedTuple):
-    """A job that has run: what it returned or raised, and how long it waited and ran."""
+    """A job's result or error, and how long it waited and ran."""
 
     job: Job
     result: object
@@ -50,7 +45,7 @@ class _Submitted(NamedTuple):
 
 
 class _Queue:
-    """Jobs that may run now, and the threads that wait for them. Guarded by the pool's lock."""
+    """Jobs that may run now, and idle threads. Guarded by the pool's lock."""
 
     __slots__ = ("available", "runnable")
 
@@ -65,8 +60,8 @@ class JobPool:
     Args:
         flush_threads: how many flushes may run at once.
         work_threads: how many jobs of all other kinds may run at once.
-        wake: called from a thread when there are finished jobs to `collect`; must be safe to
-            call from there (`loop.call_soon_threadsafe`).
+        wake: called from a thread when there are finished jobs to `collect`; must be safe to call
+            from there (`loop.call_soon_threadsafe`).
     """
 
     def __init__(
@@ -82,14 +77,14 @@ class JobPool:
         self._works = _Queue(self._lock)
         self._queues = (self._flushes, self._checks, self._works)
         self._behind: dict[str, deque[_Submitted]] = {}
-        """By key: the jobs that wait for the one that runs or may run."""
+        """By key: the jobs behind the one that runs or may run."""
         self._unfinished = 0
         self._closing = False
-        # These are not: appending to a deque and setting a flag are atomic.
+        # Not guarded: appending to a deque and setting a flag are atomic.
         self._finished: deque[FinishedJob] = deque()
         self._woken = False
         self.uncollected = self.uncollected_flushes = 0
-        """Jobs submitted and not collected yet. Only the loop looks at these."""
+        """Submitted and not collected. Only the loop looks at these."""
         counts = (
             (self._flushes, flush_threads, FLUSH),
             (self._checks, _CHECK_THREADS, "check"),
@@ -106,8 +101,8 @@ class JobPool:
     def submit(self, *jobs: Job) -> None:
         """Run each as soon as a thread is free and the earlier jobs of its key are done.
 
-        Several together wake the threads once: a thread that is woken wants the interpreter at
-        once, and a loop that submits one after the other would lose it after each.
+        Several together wake the threads once: a woken thread wants the interpreter at once, and
+        the loop would lose it after each.
         """
         now_ns = time.perf_counter_ns()
         self.uncollected += len(jobs)
@@ -128,7 +123,7 @@ class JobPool:
                     queue.available.notify(len(queue.runnable))
 
     def collect(self) -> list[FinishedJob]:
-        """What finished since the last look. Called on the loop."""
+        """Return what finished since the last look. Called on the loop."""
         # Cleared first: a job that finishes from here on wakes the loop again.
         self._woken = False
         found = [self._finished.popleft() for _ in range(len(self._finished))]
@@ -139,7 +134,7 @@ class JobPool:
 
     @property
     def waiting_by_queue(self) -> dict[str, int]:
-        """Jobs that no thread has taken yet, for metrics: by queue, and those behind a key."""
+        """Return jobs that no thread has taken yet, by queue, and those behind a key."""
         with self._lock:
             return {
                 FLUSH: len(self._flushes.runnable),
@@ -149,7 +144,7 @@ class JobPool:
             }
 
     def close(self, timeout_s: float) -> bool:
-        """Let all submitted jobs finish within `timeout_s`. True when all threads have ended."""
+        """Let all jobs finish within `timeout_s`. True when all threads have ended."""
         with self._lock:
             self._closing = True
             self._wake_all()
@@ -168,7 +163,7 @@ class JobPool:
         return self._checks if job.kind == CHECK else self._works
 
     def _take(self, jobs: _Queue) -> _Submitted | None:
-        """The next job of this queue; None when the pool is closing and none can come."""
+        """Return the next job; None when the pool is closing and none can come."""
         with self._lock:
             while not jobs.runnable:
                 if self._closing and not self._unfinished:
@@ -200,7 +195,6 @@ class JobPool:
                     return  # the loop is closed: no one will collect
 
     def _end(self, key: str) -> None:
-        """The job of `key` has ended: the next of that key may run."""
         with self._lock:
             self._unfinished -= 1
             behind = self._behind[key]

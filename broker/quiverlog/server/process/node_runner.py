@@ -1,11 +1,8 @@
 """Runs the node: feeds it events and performs the effects that it answers.
 
-Owns the timer of the node and the way of its events and effects. Handlers run to
-their end on the loop; `handle_many` gathers effects, `flush` sends all that gathered for a
-connection in one write. The timer follows `next_deadline_us`: it may fire early (the node then
-does nothing), never late.
-
-Independent of frames, sockets and what a request means.
+Handlers run to their end on the loop; `handle_many` gathers effects, `flush` sends what gathered
+for a connection in one write. The timer follows `next_deadline_us`: it may fire early (the node
+then does nothing), never late.
 """
 
 from __future__ import annotations
@@ -43,15 +40,12 @@ from quiverlog.types import Now
 __all__ = ["NodeRunner"]
 
 _REST_S: Final = 0.001
-"""Between two pieces of work that are less urgent than a flush: the loop's smallest unit."""
+"""Between two pieces of work less urgent than a flush: the loop's smallest unit."""
 
 
 class NodeRunner:
-    """Feeds the node and performs its effects.
-
-    `shutdown_complete` is set by the node's ShutdownComplete, `marked_clean` by its `clean`: the
-    data directory is marked for the next start.
-    """
+    """`shutdown_complete` is set by the node's ShutdownComplete, `marked_clean` by its `clean`: the
+    data directory is marked for the next start."""
 
     def __init__(
         self,
@@ -77,11 +71,11 @@ class NodeRunner:
             wake=lambda: loop.call_soon_threadsafe(self._jobs_done),
         )
         self.peers: PeerConnections | None = None
-        """Performs what the node asks of other brokers; set before the node asks for it."""
+        """Set before the node asks for it, as are the next two."""
         self.listen_to_brokers: Callable[[], None] = lambda: None
-        """Takes connections where brokers meet; set before the node asks for it."""
+        """Takes connections where brokers meet."""
         self.apply_config: Callable[[Mapping[str, str]], None] = lambda _values: None
-        """Takes over what may change at once; set before the node asks for it."""
+        """Takes over what may change at once."""
         self._dirty: list[Connection] = []
         self._timer: asyncio.Handle | None = None
         self._timer_us = 0
@@ -119,7 +113,7 @@ class NodeRunner:
         self.flush()
 
     def perform(self, effects: list[Effect]) -> None:
-        """Do what the node asks, in its order; replies wait for `flush`."""
+        """Do what the node asks, in order; replies wait for `flush`."""
         jobs: list[Job] = []
         for effect in effects:
             if type(effect) is Respond:
@@ -177,7 +171,7 @@ class NodeRunner:
             self._set_timer(deadline_us)  # A flush has begun since: it comes before the tick.
 
     def _broken(self, connection: Connection, error: Exception) -> None:
-        """Replies could not be handed to the socket: it is broken, or we are."""
+        """Replies could not be given to the socket: it is broken, or we are."""
         if not isinstance(error, OSError):
             self._metrics.node.internal_errors += 1
             self._log.error("internal error", during="sending replies", exc_info=error)
@@ -198,8 +192,8 @@ class NodeRunner:
         self._rests = deadline_us <= 0 and self.jobs.uncollected_flushes > 0
         if deadline_us <= 0:  # There is more to do, after a look at the sockets.
             if self._rests:
-                # A thread that comes back from the disk would wait for the interpreter, at each of
-                # its calls, as long as the loop has something to do.
+                # A thread back from the disk would wait for the interpreter, at each of its calls,
+                # while the loop has something to do.
                 self._timer = self._loop.call_later(_REST_S, self._tick)
             else:
                 self._timer = self._loop.call_soon(self._tick)

@@ -1,7 +1,7 @@
 """The process of a broker: configuration, sockets, event loop, signals, supervisor, exit code.
 
-Owns the way from arguments to an exit code, what each signal does, and READY=1 and STOPPING=1 to
-a supervisor (sd_notify). An error before the broker serves is one line and an exit code.
+Owns what each signal does, and READY=1 and STOPPING=1 to a supervisor (sd_notify). An error before
+the broker serves is one line and an exit code.
 """
 
 from __future__ import annotations
@@ -51,18 +51,17 @@ from quiverlog.server.process.broker_server import BrokerServer
 __all__ = ["Supervisor", "bind", "handle_signals", "hold_hangups", "run_broker"]
 
 
-# What each signal does to a running broker.
 _IGNORED: Final = (
     signal.SIGUSR2, signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF, signal.SIGIO,
 )  # fmt: skip
 
 _SAME_S: Final = 0.1
-"""A signal through a launcher arrives twice: the launcher passes on what the whole process group
-received. A person who loses patience is not as fast."""
+"""A launcher passes on the signal that the whole process group received, so it arrives twice. A
+person is not as fast."""
 
 
 def hold_hangups() -> None:
-    """Let a SIGHUP that comes before there is anything to reload pass without effect."""
+    """A SIGHUP before there is anything to reload passes without effect."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
@@ -78,7 +77,7 @@ def handle_signals(
     Args:
         stop: set by the first SIGTERM or SIGINT.
         reload: called for each SIGHUP; must not raise.
-        exit_code_forced: with which the process leaves at a second signal.
+        exit_code_forced: at a second signal.
     """
     loop = asyncio.get_running_loop()
     heard_s: dict[int, float] = {}
@@ -105,18 +104,14 @@ def handle_signals(
         faulthandler.register(signal.SIGUSR1, all_threads=True)
 
 
-# What the broker reports to the program that started it: ready, stopping, and that the loop turns.
 _SOCKET: Final = "NOTIFY_SOCKET"
 _WATCHDOG_US: Final = "WATCHDOG_USEC"
 _WATCHDOG_PID: Final = "WATCHDOG_PID"
 
 
 class Supervisor:
-    """The program that started this process (sd_notify).
-
-    Args:
-        environ: names its socket, and the period of its watchdog.
-    """
+    """The program that started this process (sd_notify). `environ` names its socket, and its
+    watchdog's period."""
 
     def __init__(self, environ: MutableMapping[str, str]) -> None:
         name = environ.pop(_SOCKET, "")
@@ -126,7 +121,7 @@ class Supervisor:
         self._address = f"\0{name[1:]}" if name.startswith("@") else name
         self._period_s = 0.0
         if watchdog_us.isdecimal() and watched_pid == str(os.getpid()):
-            # Twice in the time that is allowed, as sd_watchdog_enabled(3) recommends.
+            # Twice in the allowed time, as sd_watchdog_enabled(3) recommends.
             self._period_s = int(watchdog_us) / 2e6
         self._timer: asyncio.TimerHandle | None = None
 
@@ -135,17 +130,16 @@ class Supervisor:
         self._notify("READY=1")
 
     def stopping(self) -> None:
-        """The end has begun; it may take as long as `shutdown.timeout.ms`."""
+        """The end has begun; it may take `shutdown.timeout.ms`."""
         self._notify("STOPPING=1")
 
     def watch(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Report from now on that the loop turns, if there is a watchdog. End it with `close`."""
+        """Report from now on that the loop turns, if there is a watchdog."""
         if self._period_s > 0:
             self._notify("WATCHDOG=1")
             self._timer = loop.call_later(self._period_s, self.watch, loop)
 
     def close(self) -> None:
-        """Report nothing more by itself."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -187,18 +181,18 @@ _REFUSED_PATHS = frozenset(
         errno.ENAMETOOLONG,
     )
 )
-"""The data directory cannot be used by this user, is none, or something else has a file's name."""
+"""This user cannot use the data directory, or something else has a file's name."""
 _SWITCH_INTERVAL_S = 0.001
-"""Longest time that a thread which renders metrics keeps the interpreter from the loop."""
+"""A thread that renders metrics keeps the interpreter from the loop so long at most."""
 
 
 def run_broker(
     config: BrokerConfig, *, read_config: Callable[[], BrokerConfig] | None = None
 ) -> int:
-    """Run a broker in this process until a signal stops it. Returns the exit code.
+    """Run a broker in this process until a signal stops it; return the exit code.
 
     Args:
-        read_config: reads the configuration once more (SIGHUP); None: there is no file to read.
+        read_config: reads the configuration once more (SIGHUP); None: there is no file.
     """
     hold_standard_streams()
     hold_hangups()
@@ -221,7 +215,7 @@ def run_broker(
 
 
 def _path_failed(error: OSError, path: str) -> int:
-    """Print the whole path: errors of the storage, made for clients as well, shorten it."""
+    """Print the whole path: the storage's errors, made for clients as well, shorten it."""
     name = error.filename or path
     write_line(f"quiverlog broker: {f'{name}: ' if name else ''}{error.strerror or error}", STDERR)
     return EXIT_REFUSED if error.errno in _REFUSED_PATHS else EXIT_FAILED
@@ -267,7 +261,7 @@ async def _run(
 
 
 def bind(address: Address, key: str) -> socket.socket:
-    """A socket bound to `address`, not listening yet.
+    """Return a bound socket, not listening yet.
 
     Raises:
         AddressInUse: another program listens there.
