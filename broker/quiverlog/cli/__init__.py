@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             print(f"quiverlog {VERSION}", flush=True)
         except OSError as error:
-            # The interpreter would flush the old one again at its end.
+            # The interpreter would flush the old one again.
             sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
             if not isinstance(error, BrokenPipeError):
                 print(f"quiverlog: {error.strerror}", file=sys.stderr)
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         from quiverlog.cli.app import run
     except ModuleNotFoundError as error:
-        # A client-only installation has no click; any other missing module is a bug of ours.
+        # A client-only installation has no click; any other missing module is our bug.
         if error.name not in {"click", "rich"}:
             raise
         from quiverlog.installing import install_line

@@ -39,7 +39,7 @@ _COMMANDS = {
 
 
 class LazyGroup(click.Group):
-    """A group whose commands are imported on demand, listed in the order of the table."""
+    """Imports commands on demand; lists them in the order of the table."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
@@ -108,7 +108,7 @@ def cli(profile: str | None) -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run a command line and return the exit code; never raises."""
+    """Return the exit code; never raises."""
     debug = "--debug" in arguments
     prepare_streams()
     return flush_output(_run(arguments, debug=debug), debug=debug)
@@ -127,7 +127,6 @@ def _run(arguments: Sequence[str], *, debug: bool) -> int:
     return int(result) if isinstance(result, int) else ExitCode.OK
 
 
-# `quiverlog completion bash|zsh|fish`: the script that a shell sources.
 _COMPLETE_VARIABLE = "_QUIVERLOG_COMPLETE"
 
 

@@ -1,7 +1,6 @@
 """`quiverlog config ...`: configuration of cluster, brokers and topics, changed while they run.
 
-Owns how values are compared and shown; the keys and their precedence are the brokers'. A topic's
-configuration is changed by the same request as with `quiverlog topic alter`.
+A topic's is changed by the same request as with `quiverlog topic alter`.
 """
 
 from __future__ import annotations
@@ -110,7 +109,7 @@ def get(
 
 
 def _ask_brokers(client: Client, keys: tuple[str, ...], needed: int | None) -> Any:
-    """Return each broker's answer; `needed`: without this broker there is nothing to show."""
+    """Return each broker's answer; fail without that of `needed`."""
     from quiverlog.cli.cluster.config_detail import Asked
     from quiverlog.errors import QuiverlogError, UnknownBroker, UnknownConfig
 

@@ -27,18 +27,18 @@ __all__ = [
 
 
 _CELL_CHARS_MAX = 60
-"""Characters of a value in a table; JSON has all of it."""
+"""In a table; JSON has all of a value."""
 
 
 class Asked(NamedTuple):
-    """Each broker's answer, and why others did not answer."""
+    """Each broker's answer, or why it did not answer."""
 
     by_broker: dict[int, BrokerSettings]
     silent: dict[int, str]
 
 
 class Shown(NamedTuple):
-    """One line: a key as some brokers have it, and other values on the other brokers."""
+    """One line: a key as some brokers have it, and the others' values."""
 
     key: str
     brokers: tuple[int, ...]
@@ -77,7 +77,7 @@ def compared(
 
 
 def _of_cluster(key: str, settings: Mapping[int, BrokerSetting]) -> Shown:
-    """Return the value set for all; a broker that has not applied it yet counts as different."""
+    """Return the value set for all; a broker that has not applied it yet differs."""
     value = next((one.in_cluster for one in settings.values() if one.in_cluster is not None), None)
     some = next(iter(settings.values()))
     now = value if value is not None else some.default
@@ -124,7 +124,7 @@ def brokers_json(shown: Sequence[Shown], silent: Mapping[int, str]) -> dict[str,
 
 
 def print_brokers(shown: Sequence[Shown], silent: Mapping[int, str], *, with_others: bool) -> None:
-    """Print tables. `with_others`: also other values of brokers without a line of their own."""
+    """Print tables; `with_others`: also values of brokers without a line."""
     for node_id, why in silent.items():
         click.echo(f"Broker {node_id} does not answer: {why}", err=True)
     if not shown:
@@ -154,7 +154,7 @@ def _cut(text: str) -> str:
 
 
 class TopicSetting(NamedTuple):
-    """A topic's configuration, which changes at once and is the same at all brokers."""
+    """A topic's configuration, the same at all brokers."""
 
     key: str
     value: str

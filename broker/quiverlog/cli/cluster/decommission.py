@@ -1,11 +1,9 @@
 """`quiverlog cluster decommission`: a broker leaves for good, step by step; --cancel calls it back.
+Run again, the command skips the steps that are done:
 
-Owns the order of the steps. When the command is run again it skips those that are done:
-
-1. the controller assigns it nothing more (DECOMMISSION_BROKER);
-2. its replicas move to other brokers (REASSIGN_PARTITIONS), by a plan of `core.placement`;
-3. its vote is taken;
-4. when it has stopped it is unregistered.
+1. the controller assigns it nothing more (DECOMMISSION_BROKER); 2. its replicas move to other
+brokers (REASSIGN_PARTITIONS), by a plan of `core.placement`; 3. its vote is taken; 4. when it has
+stopped it is unregistered.
 """
 
 from __future__ import annotations
@@ -47,8 +45,6 @@ _node_id = click.argument("node_id", metavar="NODE", type=click.IntRange(0, INT3
 
 
 class _State(enum.StrEnum):
-    """The last step that a broker has completed."""
-
     PLANNED = "planned"
     STAYS = "stays"
     MOVING = "moving"
@@ -128,7 +124,6 @@ def _step(client: Client, node_id: int, step: DecommissionStep) -> DecommissionB
     return client.run(decommission_broker(client.cluster, node_id, step))
 
 
-# --- what moves where ---------------------------------------------------------------------------
 def _plan(client: Client, node_id: int) -> list[Move]:
     """Return moves for the broker's replicas that do not move yet.
 
@@ -149,7 +144,6 @@ def _plan(client: Client, node_id: int) -> list[Move]:
     return moves
 
 
-# --- the steps ----------------------------------------------------------------------------------
 def _decommission(client: Client, node_id: int, *, is_waiting: bool) -> _State:
     before = _step(client, node_id, DecommissionStep.NOTHING)
     left = _step(client, node_id, DecommissionStep.BEGIN)
@@ -176,7 +170,7 @@ def _decommission(client: Client, node_id: int, *, is_waiting: bool) -> _State:
 
 
 def _wait(client: Client, node_id: int, total: int) -> DecommissionBrokerResponse:
-    """Return the answer that it holds nothing; raises what the brokers refuse."""
+    """Return the answer that it holds nothing."""
     without_end(client)
     patience = Patience()
     with shown_waiting(f"broker {node_id}") as waiting:
@@ -208,7 +202,6 @@ def _cancel(client: Client, node_id: int) -> _State:
     return _State.STAYS
 
 
-# --- how it is shown ----------------------------------------------------------------------------
 def _show_state(node_id: int, state: _State, moves: Sequence[Move], output_format: str) -> None:
     if output_format == "json":
         print_json({"node_id": node_id, "state": state, "moves": [_json(one) for one in moves]})

@@ -1,7 +1,4 @@
-"""How `quiverlog cluster describe`, `status` and `brokers` show a cluster: JSON and tables.
-
-cluster_health.py judges what is healthy.
-"""
+"""How `quiverlog cluster describe`, `status` and `brokers` show a cluster: JSON and tables."""
 
 from __future__ import annotations
 
@@ -104,9 +101,7 @@ def _role(found: ClusterDetail, one: QuorumReplicaDetail) -> str:
     return "leader" if one.node_id == found.controller else "voter"
 
 
-# --- status -------------------------------------------------------------------------------------
 def status_findings(seen: Seen) -> list[Finding]:
-    """Return the findings, including topics with fewer replicas than they could have."""
     found_here = findings(seen.found, seen.probes)
     if seen.few:
         text = " ".join(fewer_replicas(seen.as_probed, seen.few))
@@ -115,7 +110,7 @@ def status_findings(seen: Seen) -> list[Finding]:
 
 
 def knowledge_json(seen: Seen) -> dict[str, object]:
-    """Return the source of the figures, their age, and which brokers answer."""
+    """Return the figures' source and age, and which brokers answer."""
     return {
         "told_by": seen.found.told_by,
         "is_behind": seen.found.is_behind,
@@ -135,7 +130,7 @@ def knowledge_json(seen: Seen) -> dict[str, object]:
 
 
 def status_json(seen: Seen) -> dict[str, object]:
-    """Return the findings and figures. Those of a controller only are null without one."""
+    """Those figures that only a controller has are null without one."""
     found = seen.found
     known = found.is_current
     return {
@@ -165,7 +160,6 @@ def status_json(seen: Seen) -> dict[str, object]:
 
 
 def print_status(seen: Seen) -> None:
-    """Print one screen: whether the cluster is healthy, and what to do next."""
     found = seen.found
     print_fields(
         {
@@ -228,7 +222,6 @@ def _live(found: ClusterDetail) -> list[BrokerDetail]:
     return [one for one in found.brokers if not one.fenced]
 
 
-# --- brokers ------------------------------------------------------------------------------------
 def brokers_json(seen: Seen) -> list[dict[str, object]]:
     found, answer = seen.found, seen.answering
     voters = {one.node_id for one in found.voters}

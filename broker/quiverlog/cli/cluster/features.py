@@ -1,7 +1,4 @@
-"""`quiverlog cluster features` and `upgrade`: the feature level the cluster has, and could have.
-
-The brokers decide when a level may be finalised.
-"""
+"""`quiverlog cluster features` and `upgrade`: the cluster's feature level, and the possible one."""
 
 from __future__ import annotations
 
@@ -69,7 +66,6 @@ def upgrade(
 
 
 def _behind(found: ClusterFeatures) -> list[int]:
-    """Return the brokers that do not support a level that others do."""
     highest = max((high for _, high in found.brokers.values()), default=0)
     return [n for n, (_, high) in found.brokers.items() if high < highest]
 

@@ -1,7 +1,5 @@
-"""`quiverlog cluster producer`: an idempotent producer's last writes, partition by partition.
-
-The partitions' leaders answer; each keeps its own record of a producer.
-"""
+"""`quiverlog cluster producer`: an idempotent producer's last writes, by the partitions'
+leaders."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""`quiverlog quorum ...`: the controller, the voters and candidates, and how far each log is.
-
-Owns how the voters of the metadata quorum are asked for, changed and shown; every rule is the
-brokers'.
-"""
+"""`quiverlog quorum ...`: the controller, the voters and candidates, and how far each log is."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """`quiverlog quorum recover`: the broker of a stopped data directory becomes the only voter.
 
-Owns the checks before that: whether another voter still answers, and the operator's consent.
-`storage.directory.quorum_recovery` writes.
+Before: no other voter may answer, and the operator must consent.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["recover"]
 
 _ANSWER_S: Final = 3.0
-"""How long to wait for an address: a live voter answers HELLO at once."""
+"""A live voter answers HELLO at once."""
 
 
 class _Found(NamedTuple):
@@ -156,10 +155,8 @@ def _answering(cluster_id: str, others: Mapping[int, Sequence[str]]) -> dict[int
 
 
 def _answer(cluster_id: str, node_id: int, endpoint: str) -> _Found | None:
-    """Return what accepts connections there; None: nothing that may be that voter.
-
-    Another broker, or another cluster's, is not that voter.
-    """
+    """Return what accepts connections there; None: nothing that may be that voter. Another broker
+    is not."""
     from quiverlog.version import VERSION
     from quiverlog.wire.connection import ClientConnection
     from quiverlog.wire.frames import FrameReceiver

@@ -1,7 +1,4 @@
-"""`quiverlog cluster restart-check`: whether a broker may be restarted now.
-
-Owns waiting and output; cluster_health.py has the conditions.
-"""
+"""`quiverlog cluster restart-check`: whether a broker may be restarted now."""
 
 from __future__ import annotations
 

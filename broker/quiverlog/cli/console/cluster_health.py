@@ -1,7 +1,5 @@
-"""Findings about a cluster, with advice, and whether a broker may be restarted now.
-
-Pure functions of DESCRIBE_CLUSTER's answers; commands ask, wait and print.
-"""
+"""Findings about a cluster, with advice, and whether a broker may be restarted now: pure functions
+of DESCRIBE_CLUSTER's answers."""
 
 from __future__ import annotations
 
@@ -38,15 +36,14 @@ __all__ = [
 ]
 
 VOTER_SILENT_S: Final = 1.0
-"""A voter that has not answered for this long is considered down. Voters answer ten times a second.
-"""
+"""A voter counts as down after such a silence; it answers ten times a second."""
 VOTER_LAG_MAX: Final = 1_000
-"""Entries that a voter may lack and still count: it catches up in a moment."""
+"""A voter that lacks so many entries catches up in a moment, and counts."""
 _TOPICS_NAMED_MAX: Final = 3
 
 
 class Finding(NamedTuple):
-    """A problem and what to do about it. Warnings leave a cluster healthy."""
+    """A problem and what to do. Warnings leave a cluster healthy."""
 
     text: str
     is_warning: bool = False
@@ -54,10 +51,8 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RestartVerdict:
-    """Whether a restart of the broker now fails no request.
-
-    `reasons`: what forbids it. `notes`: costs that waiting does not avoid.
-    """
+    """Whether a restart now fails no request. `reasons`: what forbids it. `notes`: costs that
+    waiting does not avoid."""
 
     node_id: int
     reasons: tuple[str, ...]
@@ -69,7 +64,7 @@ class RestartVerdict:
 
 
 def is_healthy(found: ClusterDetail, probes: Sequence[Probe] = ()) -> bool:
-    """Return whether there are no findings except warnings."""
+    """Return whether there are only warnings."""
     return all(one.is_warning for one in findings(found, probes))
 
 
@@ -89,7 +84,7 @@ def findings(found: ClusterDetail, probes: Sequence[Probe] = ()) -> list[Finding
 
 
 def as_known(found: ClusterDetail) -> str:
-    """Return which broker's metadata the figures are from, and their age."""
+    """Return the broker whose metadata the figures are from, and their age."""
     age = "of unknown age" if found.age_s is None else f"{found.age_s:.1f} s old"
     if found.is_current:
         return f"broker {found.told_by}, the controller: {age}"
@@ -103,9 +98,9 @@ def as_known(found: ClusterDetail) -> str:
 
 
 def spare_voters(found: ClusterDetail) -> int:
-    """Return how many voters may be lost of those that answer, with a majority left.
+    """Return how many of the answering voters may be lost, with a majority left.
 
-    0 unless the answer is the controller's: it alone has the voters' lag.
+    0 unless the controller answered: it alone has the voters' lag.
     """
     if not found.is_current:
         return 0
@@ -113,7 +108,6 @@ def spare_voters(found: ClusterDetail) -> int:
     return max(0, heard - _majority(found))
 
 
-# --- the cluster --------------------------------------------------------------------------------
 def _of_quorum(found: ClusterDetail) -> list[Finding]:
     voters, found_here = found.voters, list[Finding]()
     if found.controller is None:
@@ -201,7 +195,7 @@ def _of_brokers(found: ClusterDetail) -> list[Finding]:
 
 
 def failed_writes(broker: BrokerDetail) -> tuple[str, str]:
-    """Return the finding about a broker whose disk has failed a write or fsync, and the advice."""
+    """Return the finding about a failed write or fsync, and the advice."""
     count = counted(broker.faulted, "partition takes no writes", "partitions take no writes")
     return (
         f"Broker {broker.node_id}: {count}, because a write or fsync has failed there.",
@@ -211,7 +205,7 @@ def failed_writes(broker: BrokerDetail) -> tuple[str, str]:
 
 
 def two_processes(broker: BrokerDetail) -> tuple[str, str]:
-    """Return the finding about a second process under a broker's node id, and the advice."""
+    """Return the finding about a second process under a node id, and the advice."""
     return (
         f"Two processes have node id {broker.node_id}: the broker, at {broker.host}:{broker.port},"
         f" and one at {broker.second_at}, which is refused.",
@@ -274,7 +268,7 @@ def _is_counted_on(found: ClusterDetail, voter: QuorumReplicaDetail) -> bool:
     """Return whether the controller has contact with the voter, and it follows.
 
     Without the controller's figures every voter counts. A fenced one never does: it has just
-    stopped or is starting, even where it still answers.
+    stopped or is starting.
     """
     if voter.node_id in _fenced(found):
         return False
@@ -283,25 +277,22 @@ def _is_counted_on(found: ClusterDetail, voter: QuorumReplicaDetail) -> bool:
     return voter.silent_s < VOTER_SILENT_S and voter.lag <= VOTER_LAG_MAX
 
 
-# --- topics -------------------------------------------------------------------------------------
 def _holders(found: ClusterDetail) -> list[BrokerDetail]:
     return [one for one in found.brokers if one.takes_partitions and not one.decommissioning]
 
 
 def replicas_possible(found: ClusterDetail) -> int:
-    """Return the default replication factor of a new topic when all brokers run."""
     return min(REPLICATION_FACTOR_DEFAULT, len(_holders(found)))
 
 
 def with_fewer_replicas(found: ClusterDetail, topics: Iterable[TopicInfo]) -> list[TopicInfo]:
-    """Return the topics with fewer replicas than the cluster has brokers for, by name."""
     few = [one for one in topics if 0 < one.replicas < replicas_possible(found)]
     return sorted((one for one in few if not one.is_internal), key=lambda one: one.name)
 
 
 def fewer_replicas(found: ClusterDetail, few: list[TopicInfo]) -> tuple[str, str]:
-    """Return the finding about such topics, and the advice: the command that raises the first, or
-    to wait until enough brokers are live."""
+    """Return the finding, and the advice: raise the first topic's replicas, or wait until enough
+    brokers are live."""
     named = ", ".join(f"{one.name} ({one.replicas})" for one in few[:_TOPICS_NAMED_MAX])
     more = f" and {len(few) - _TOPICS_NAMED_MAX:,} more" if len(few) > _TOPICS_NAMED_MAX else ""
     possible = replicas_possible(found)
@@ -318,11 +309,10 @@ def fewer_replicas(found: ClusterDetail, few: list[TopicInfo]) -> tuple[str, str
     return found_here, f"{wait} done about it until {possible} of them are live."
 
 
-# --- one broker ---------------------------------------------------------------------------------
 def may_restart(seen: Seen, node_id: int) -> RestartVerdict:
     """Return whether this broker may be stopped and started again now.
 
-    One that is fenced or does not answer serves no client: only the quorum counts then.
+    One that is fenced or silent serves no client: only the quorum counts then.
     """
     found, silent = seen.as_probed, seen.silent_brokers
     fenced = _fenced(seen.found)

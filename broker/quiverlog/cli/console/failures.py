@@ -1,8 +1,4 @@
-"""From an exception to one line on stderr and an exit code.
-
-Owns the exit codes (docs/cli.md lists them). The user sees one line, and a traceback only with
-`--debug`.
-"""
+"""From an exception to one line on stderr and an exit code; a traceback only with `--debug`."""
 
 from __future__ import annotations
 
@@ -32,7 +28,7 @@ __all__ = [
 
 
 class ExitCode(enum.IntEnum):
-    """Exit codes of the commands. The numbers never change."""
+    """The numbers never change; docs/cli.md lists them."""
 
     OK = 0
     FAILED = 1
@@ -62,7 +58,7 @@ _MEANINGS = {
 
 
 class CommandFailed(Exception):
-    """A command cannot go on; the user sees its text as one line."""
+    """A command cannot go on; its text is the user's line."""
 
     def __init__(self, message: str, exit_code: ExitCode = ExitCode.FAILED) -> None:
         super().__init__(message)
@@ -70,20 +66,20 @@ class CommandFailed(Exception):
 
 
 PARSER_ERRORS = (ValueError, TypeError, LookupError, ArithmeticError, RecursionError, MemoryError)
-"""What parsers raise on malformed bytes. Arrow's own errors are among them."""
+"""From malformed bytes; Arrow's own errors are among them."""
 
 
 @contextlib.contextmanager
 def reading(name: str, what: str, *, next_step: str = "") -> Iterator[None]:
-    """Turn what a parser raises on a user's file into the failure of the command.
+    """Turn what a parser raises on a user's file into the command's failure.
 
     Args:
         name: the file.
-        what: the format that it is read as.
+        what: its format.
         next_step: a sentence about what to do.
 
     Raises:
-        CommandFailed: with exit code 1. The file system's errors pass: they name the file.
+        CommandFailed: the file system's errors pass, as they name the file.
     """
     try:
         yield
@@ -92,7 +88,6 @@ def reading(name: str, what: str, *, next_step: str = "") -> Iterator[None]:
 
 
 def unreadable(name: str, what: str, error: BaseException, *, next_step: str = "") -> CommandFailed:
-    """Return the failure to read a user's file, with the first line of the parser's message."""
     said = first_line(error)
     if isinstance(error, RecursionError):
         said = "it is nested too deeply"
@@ -102,12 +97,10 @@ def unreadable(name: str, what: str, error: BaseException, *, next_step: str = "
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of a library's message, without the full stop."""
     return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
 def report(error: BaseException, *, debug: bool = False) -> int:
-    """Print one line about `error` on stderr and return the exit code."""
     if isinstance(error, click.exceptions.Exit):
         return error.exit_code
     if isinstance(error, BrokenPipeError):
@@ -120,12 +113,11 @@ def report(error: BaseException, *, debug: bool = False) -> int:
 
 
 def one_line(text: str) -> str:
-    """Return `text` without line breaks and runs of blanks, with control characters escaped."""
+    """Return `text` without line breaks and runs of blanks, control characters escaped."""
     return printable(" ".join(text.split()))
 
 
 def explain(error: BaseException) -> tuple[str, ExitCode]:
-    """Return the message about `error`, and the exit code."""
     match error:
         case KeyboardInterrupt() | click.Abort():
             return "interrupted", ExitCode.INTERRUPTED
@@ -174,6 +166,6 @@ def _missing_module(error: ModuleNotFoundError) -> tuple[str, ExitCode]:
 
 
 def _reader_went_away() -> int:
-    """End quietly, as in `quiverlog consume | head`: what stdout still holds cannot be written."""
+    """End quietly, as in `quiverlog consume | head`."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return ExitCode.OK

@@ -1,7 +1,4 @@
-"""Ctrl-C: delayed, passed on to a library that ignores signals, or answered with a line of text.
-
-Owns the handler of SIGINT while it is not Python's own.
-"""
+"""Ctrl-C: delayed, passed on to a library that ignores signals, or answered with a line of text."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ _AGAIN_S = 0.05
 
 @contextlib.contextmanager
 def interrupts_held() -> Iterator[None]:
-    """Delay a Ctrl-C that comes meanwhile to the end: what runs must not be cut in two."""
+    """Delay a Ctrl-C to the end: what runs must not be cut in two."""
     if not _is_ours():
         yield
         return
@@ -44,9 +41,8 @@ def interrupts_held() -> Iterator[None]:
 def interrupts_carried_to(stop: Callable[[], object]) -> Iterator[None]:
     """On Ctrl-C call `stop` at once, from another thread, and raise at the end.
 
-    For a library call that ignores signals while it waits, or ends wrongly when Python passes one
-    on: DuckDB gives the query up then and waits for tasks that were not cancelled. `stop` is
-    repeated because between two statements it has no effect on either.
+    DuckDB, for example, ends wrongly when Python passes a signal on. `stop` is repeated: between
+    two statements it has no effect on either.
     """
     pair = _socket_pair() if _is_ours() else None
     if pair is None:
@@ -94,7 +90,7 @@ def interrupts_carried_to(stop: Callable[[], object]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def printed_on_interrupt(text: str) -> Iterator[None]:
-    """On Ctrl-C print `text`: what the brokers have begun continues without the command."""
+    """On Ctrl-C print `text`: what the brokers have begun goes on."""
     try:
         yield
     except KeyboardInterrupt:
@@ -103,7 +99,7 @@ def printed_on_interrupt(text: str) -> Iterator[None]:
 
 
 def _socket_pair() -> tuple[socket.socket, socket.socket] | None:
-    """Return None where no descriptors are left: Ctrl-C then waits until the library returns."""
+    """Return None without free descriptors: Ctrl-C then waits for the library."""
     try:
         return socket.socketpair()
     except OSError:

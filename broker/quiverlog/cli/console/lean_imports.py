@@ -1,9 +1,8 @@
-"""Imports without the optional modules that a command never uses.
+"""Imports without optional modules: pyarrow imports numpy and structlog rich where they are
+installed, and both do without.
 
-pyarrow imports numpy where it is installed, for conversions that neither a broker nor `produce`
-makes; structlog imports rich, for tracebacks in colours. Both do without. Best of five, processor
-time and memory of all imports: a broker 0.31 s and 64 MB instead of 0.50 s and 79 MB; `produce`
-0.27 s and 57 MB instead of 0.34 s and 68 MB.
+Best of five, processor time and memory of all imports: a broker 0.31 s and 64 MB instead of 0.50 s
+and 79 MB; `produce` 0.27 s and 57 MB instead of 0.34 s and 68 MB.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ __all__ = ["lean_imports"]
 def lean_imports(*hidden: str) -> Iterator[None]:
     """Make these modules fail to import, unless they are imported already.
 
-    Collects no garbage meanwhile: what an import makes stays (a tenth of a start).
+    Without garbage collection: what an import makes stays (a tenth of a start).
     """
     absent = [name for name in hidden if name not in sys.modules]
     for name in absent:

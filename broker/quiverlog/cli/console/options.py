@@ -1,8 +1,5 @@
-"""Options and parameter types that several commands share, under the names that Kafka uses.
-
-Owns the spelling of bootstrap addresses, `k=v` configurations, column lists and output formats,
-and how a client is opened from them.
-"""
+"""Options and parameter types that several commands share, under the names that Kafka uses; how a
+client is opened from them."""
 
 from __future__ import annotations
 
@@ -46,13 +43,13 @@ INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
 SECONDS_MAX = 1_000_000
 _LEFT_S_MIN = 0.5
-"""What remains after a probe of all addresses used up the time: a running broker answers in it."""
+"""What remains after a probe of all addresses used up the time."""
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 class Seconds(click.FloatRange):
-    """A time span from `min` to eleven days; refuses `nan` and `inf`."""
+    """From `min` to eleven days, without `nan` and `inf`."""
 
     def __init__(self, min: float = 0.1) -> None:
         super().__init__(min=min, max=SECONDS_MAX)
@@ -67,7 +64,7 @@ class Seconds(click.FloatRange):
 
 
 def whole_number(text: str, number_max: int) -> int | None:
-    """Return the number that `text` writes in digits, from 0 to `number_max`; else None."""
+    """Return the number in digits, from 0 to `number_max`; else None."""
     digits = text.strip()
     if not (digits.isascii() and digits.isdigit()) or len(digits) > len(str(number_max)):
         return None
@@ -76,7 +73,6 @@ def whole_number(text: str, number_max: int) -> int | None:
 
 
 def check_addresses(_ctx: click.Context, _parameter: click.Parameter, value: str) -> str:
-    """Refuse what is no list of addresses before anything is opened."""
     from quiverlog.addresses import PORT_DEFAULT, parse_addresses
 
     try:
@@ -87,7 +83,6 @@ def check_addresses(_ctx: click.Context, _parameter: click.Parameter, value: str
 
 
 def _bootstrap(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str:
-    """Return the option's value, or the profile's, or the default."""
     if value is None:
         from quiverlog.cli.console.profiles import chosen_bootstrap
 
@@ -96,7 +91,6 @@ def _bootstrap(ctx: click.Context, parameter: click.Parameter, value: str | None
 
 
 def bootstrap_option(command: _Command) -> _Command:
-    """Add `--bootstrap-server HOST:PORT[,HOST:PORT...]` and `--timeout`."""
     command = click.option(
         "--timeout",
         "timeout_s",
@@ -120,7 +114,7 @@ def bootstrap_option(command: _Command) -> _Command:
 
 
 def format_option(*formats: str) -> Callable[[_Command], _Command]:
-    """Add `--format`, by default `table`; `json` is always there for scripts."""
+    """Add `--format`, by default `table`; scripts always have `json`."""
     choices = formats or ("table", "json")
 
     def decorate(command: _Command) -> _Command:
@@ -137,14 +131,13 @@ def format_option(*formats: str) -> Callable[[_Command], _Command]:
 
 
 def debug_option(command: _Command) -> _Command:
-    """Accept `--debug` after the command's name too."""
+    """Accept `--debug` after the command's name, too."""
     return click.option(
         "--debug", is_flag=True, hidden=True, expose_value=False, help="Show tracebacks."
     )(command)
 
 
 def topic_option(command: _Command) -> _Command:
-    """Add `--topic NAME`, completed from the broker."""
     return click.option(
         "--topic",
         "-t",
@@ -156,13 +149,11 @@ def topic_option(command: _Command) -> _Command:
 
 
 def was_given(parameter: str) -> bool:
-    """Return whether the user gave this parameter a value."""
     source = click.get_current_context().get_parameter_source(parameter)
     return source not in (None, click.core.ParameterSource.DEFAULT)
 
 
 def config_option(command: _Command) -> _Command:
-    """Add `--config key=value`, which may be repeated."""
     return click.option(
         "--config",
         "-c",
@@ -177,7 +168,7 @@ def config_option(command: _Command) -> _Command:
 def config_pairs(
     _ctx: click.Context, _parameter: click.Parameter, values: tuple[str, ...]
 ) -> dict[str, str]:
-    """Turn repeated `key=value` words into a dict; a word without `=` or a repeated key fails."""
+    """Return a dict; a word without `=` or a repeated key fails."""
     pairs: dict[str, str] = {}
     for word in values:
         key, equals, value = word.partition("=")
@@ -193,7 +184,6 @@ def config_pairs(
 def columns_callback(
     _ctx: click.Context, _parameter: click.Parameter, value: str | None
 ) -> list[str] | None:
-    """Turn `a,b , c` into names; an empty name fails."""
     if value is None:
         return None
     names = [name.strip() for name in value.split(",")]
@@ -214,15 +204,14 @@ def open_client(
 ) -> Iterator[Client]:
     """Open a client for one command; stderr names what it waits for.
 
-    A `--timeout` that was given bounds all steps of the command together: nothing continues for
-    longer without progress, which is rows stored or read.
+    A given `--timeout` bounds the command's longest time without progress (rows stored or read).
 
     Args:
         bootstrap: addresses, separated by commas.
         timeout_s: seconds to reach a broker.
         request_timeout_s: seconds for one operation, unless a timeout was given; None leaves it to
             the client.
-        skipped: addresses that did not answer before, and get no request that any broker answers.
+        skipped: addresses that did not answer before, asked only where they must be.
         began_s: start of a given timeout, of the monotonic clock; None: now.
 
     Raises:
@@ -250,13 +239,12 @@ def open_client(
             client.run(cluster.first_contact())
             cluster.deadline_s = deadline_s
         except RequestTimedOut as error:
-            # No request was sent yet, so the outcome is not unknown: no broker was reached.
+            # No request was sent, so the outcome is not unknown.
             raise ConnectionFailed(error.message) from error
         yield client
 
 
 def given_timeout_s() -> float | None:
-    """Return the `--timeout` of the running command, if it was given."""
     context = click.get_current_context(silent=True)
     if context is None or not was_given("timeout_s"):
         return None
@@ -264,12 +252,12 @@ def given_timeout_s() -> float | None:
 
 
 def without_end(client: Client) -> None:
-    """Remove the time limit: what follows takes as long as it takes, and shows its progress."""
+    """Remove the time limit: what follows shows its progress."""
     client.cluster.deadline_s = client.cluster.patience_s = math.inf
 
 
 def complete_topics(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
-    """Return topic names for shell completion; none unless a broker answers at once."""
+    """Return names for shell completion, if a broker answers at once."""
     with contextlib.suppress(Exception):
         bootstrap = ctx.params.get("bootstrap") or BOOTSTRAP_DEFAULT
         with open_client(bootstrap, timeout_s=1.0) as client:
@@ -278,7 +266,7 @@ def complete_topics(ctx: click.Context, _: click.Parameter, incomplete: str) -> 
 
 
 def confirmed(question: str) -> None:
-    """Ask on a terminal; a script has none and needs --yes."""
+    """Ask on a terminal; a script needs --yes."""
     import sys
 
     if not sys.stdin.isatty():

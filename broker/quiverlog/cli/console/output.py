@@ -1,8 +1,4 @@
-"""What commands print: tables for people, JSON for programs.
-
-JSON goes to stdout in one piece and contains no colour; tables fall back to plain text when stdout
-is not a terminal.
-"""
+"""What commands print: tables for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -30,11 +26,11 @@ __all__ = [
 _GAP: Final = 3
 """Between two columns of a table."""
 _PIPE_WIDTH: Final = 1 << 20
-"""A table is no wider than its cells, and a broken line is no use to grep."""
+"""So that no line is broken for grep."""
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Return a rich console. Piped output is as wide as it needs to be, so that nothing is cut."""
+    """Piped output is as wide as needed: nothing is cut."""
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
@@ -44,7 +40,6 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def print_json(value: object) -> None:
-    """Print one JSON document, indented, with a line break at its end."""
     import msgspec
 
     text = msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=2).decode()
@@ -64,7 +59,7 @@ def print_table(
     """Print a table without lines between its rows. `right` names the columns of numbers.
 
     A narrow terminal breaks cells at blanks and never within a word: half a number is another
-    number, and half a name cannot be copied. The terminal breaks lines that remain long.
+    number.
     """
     from rich.box import SIMPLE_HEAD
     from rich.cells import cell_len
@@ -92,7 +87,6 @@ def print_table(
 
 
 def print_fields(fields: Mapping[str, object]) -> None:
-    """Print one `name  value` line per field."""
     width = max((len(name) for name in fields), default=0)
     for name, value in fields.items():
         print(f"{name:<{width}}  {_cell(value)}")
@@ -107,12 +101,10 @@ def _cell(value: Any) -> str:
 
 
 def human_count(value: float) -> str:
-    """`1234567` -> `1,234,567`."""
     return f"{value:,.0f}"
 
 
 def human_bytes(value: float) -> str:
-    """`1536` -> `1.5 KiB`."""
     if value < 1024:
         return f"{value:.0f} B"
     for unit in ("KiB", "MiB", "GiB", "TiB"):

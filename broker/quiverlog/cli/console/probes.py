@@ -1,9 +1,8 @@
 """What each broker reports of the cluster, asked from this machine, all at once.
 
-Owns which answer is used: the controller's, else one of a broker that reaches a controller, else
-the one with the newest metadata. One broker's metadata may be old, and a broker that is live in it
-may be dead, so every address is asked: the given ones and those of all registered brokers. A broker
-that does not answer is given up soon.
+The controller's answer is used, else one of a broker that reaches a controller, else the newest
+metadata. A broker's metadata may be old, so every given and registered address is asked, and a
+silent one given up soon.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _NAMED_MAX: Final = 8
 
 
 class Probe(NamedTuple):
-    """One address, asked once. `found`: the answer of the broker there; None for a `failure`."""
+    """One address, asked once. `found`: its broker's answer; None for a `failure`."""
 
     address: str
     found: ClusterDetail | None
@@ -48,13 +47,12 @@ class Probe(NamedTuple):
 
     @property
     def node_id(self) -> int | None:
-        """The broker that answered."""
         return None if self.found is None else self.found.told_by
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The cluster from one broker's metadata, and which brokers answer on this machine.
+    """The cluster from one broker's metadata, and which brokers answer here.
 
     Attributes:
         few: topics with fewer replicas than they could have.
@@ -66,14 +64,13 @@ class Seen:
 
     @property
     def answering(self) -> set[int]:
-        """Return the registered brokers that answered, at any address."""
         answered = {one.node_id for one in self.probes if one.node_id is not None}
         return {one.node_id for one in self.found.brokers} & answered
 
     @property
     def as_probed(self) -> ClusterDetail:
-        """Return the cluster with brokers that did not answer as fenced: for a session after its
-        end the controller counts a broker as live."""
+        """Return silent brokers as fenced: for a session the controller counts a dead one as
+        live."""
         silent = self.silent_brokers
         brokers = [
             replace(one, fenced=True) if one.node_id in silent else one
@@ -83,7 +80,6 @@ class Seen:
 
     @property
     def silent_brokers(self) -> dict[int, str]:
-        """Return node id -> failure, of the brokers that were asked and did not answer."""
         failures = {one.address: one.failure for one in self.probes if not one.answers}
         answering = self.answering
         addresses = {one.node_id: str(Address(one.host, one.port)) for one in self.found.brokers}
@@ -95,16 +91,11 @@ class Seen:
 
     @property
     def silent(self) -> list[str]:
-        """Return the addresses without an answer."""
         return [one.address for one in self.probes if not one.answers]
 
 
 def look(bootstrap: str, timeout_s: float, *, wait_s: float = _ELECTION_S) -> Seen | None:
-    """Return the answer to use; None: no given address answers.
-
-    Args:
-        wait_s: how long to wait for a controller.
-    """
+    """Return the answer to use, within `wait_s` a controller's; None: no given address answers."""
     from quiverlog.cli.console.waiting import shown_waits
     from quiverlog.client.base.waits import Waits
 
@@ -137,7 +128,7 @@ def look(bootstrap: str, timeout_s: float, *, wait_s: float = _ELECTION_S) -> Se
 
 
 def seen_or_failure(bootstrap: str, timeout_s: float) -> Seen:
-    """As `look`. Where no broker answers that soon, one is asked with the usual timeout.
+    """As `look`; where no broker answers that soon, ask one with the usual timeout.
 
     Raises:
         QuiverlogError: why none of the addresses answers.
@@ -166,12 +157,11 @@ def _best(probes: Sequence[Probe]) -> ClusterDetail | None:
 
 
 def probe_brokers(found: ClusterDetail, timeout_s: float = _PROBE_S_MAX) -> list[Probe]:
-    """Ask every registered broker at its advertised address."""
     return probe([str(Address(one.host, one.port)) for one in found.brokers], timeout_s)
 
 
 def probe(addresses: Iterable[str], timeout_s: float) -> list[Probe]:
-    """Ask all at once, and return the probes in the given order; a late answer is a failure."""
+    """Ask all at once; return the probes in order. A late answer is a failure."""
     asked = list(dict.fromkeys(addresses))
     limit_s = min(timeout_s, _PROBE_S_MAX)
     answers: dict[str, Probe] = {}
@@ -181,7 +171,7 @@ def probe(addresses: Iterable[str], timeout_s: float) -> list[Probe]:
         with places:
             answers[address] = _ask(address, limit_s)
 
-    # Daemons: the lookup of a name may block one for longer than the command waits.
+    # Daemons: a name lookup may block one for longer than the command waits.
     threads = [threading.Thread(target=ask, args=(one,), daemon=True) for one in asked]
     for thread in threads:
         thread.start()

@@ -1,15 +1,12 @@
-"""Profiles: names for the brokers that a user works with, in a file in the user's home.
-
-Owns the file (`quiverlog/profiles.toml` in the user's configuration folder) and its form:
+"""Profiles: names for a user's brokers, in `quiverlog/profiles.toml` of the user's configuration
+folder.
 
     use = "test"
-
     [profile.test]
     bootstrap-server = "test-1:9292,test-2:9292"
 
-The file is replaced whole, so that a crash leaves the old one. Only its owner may read it:
-credentials will be in it one day. The command line and the environment take precedence over a
-profile.
+The file is replaced whole, so a crash leaves the old one. Only its owner may read it: credentials
+will be in it one day. The command line and the environment take precedence.
 """
 
 from __future__ import annotations
@@ -34,23 +31,19 @@ _BOOTSTRAP: Final = "bootstrap-server"
 
 @dataclass(slots=True)
 class Profiles:
-    """The file's content: profile -> bootstrap servers, and the one in use."""
+    """Profile -> bootstrap servers, and the one in use."""
 
     bootstraps: dict[str, str] = field(default_factory=dict)
     in_use: str | None = None
 
 
 def path_of_profiles() -> Path:
-    """Return the file's path; the variable XDG_CONFIG_HOME moves it."""
+    """XDG_CONFIG_HOME moves it."""
     return Path(click.get_app_dir("quiverlog")) / "profiles.toml"
 
 
 def load() -> Profiles:
-    """Read the file; a missing one has no profiles.
-
-    Raises:
-        CommandFailed: it is no file of profiles.
-    """
+    """Read the file; a missing one has no profiles. Raises CommandFailed: no file of profiles."""
     path = path_of_profiles()
     try:
         with path.open("rb") as file:
@@ -69,7 +62,6 @@ def load() -> Profiles:
 
 
 def save(profiles: Profiles) -> None:
-    """Replace the file. Raises OSError."""
     path = path_of_profiles()
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     lines = [] if profiles.in_use is None else [f"use = {_quoted(profiles.in_use)}\n"]
@@ -92,11 +84,8 @@ def _quoted(text: str) -> str:
 
 
 def chosen_bootstrap(profile: str | None) -> str | None:
-    """Return the addresses of the named profile, else of the one in use; None without one.
-
-    Raises:
-        CommandFailed: there is no such profile.
-    """
+    """Return the addresses of the named profile (CommandFailed: there is none), else of the one in
+    use, else None."""
     profiles = load()
     name = profile if profile is not None else profiles.in_use
     if name is None:

@@ -1,7 +1,7 @@
 """Standard streams as a command may find them: closed, a terminal, of a poor encoding.
 
-Owns that a command can always print. A stream that the shell closed (`>&-`) is None in Python, and
-its descriptor's number would be given to the next file that is opened.
+A stream that the shell closed (`>&-`) is None in Python, and the next opened file would get its
+number.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["flush_output", "prepare_streams"]
 class _ClosedOutput(io.RawIOBase):
     """Replaces a closed standard output: the first write raises an error that names the cause.
 
-    At the end of the program the buffers are flushed once more; that error has been reported.
+    The buffers are flushed once more at the program's end, when that error was reported.
     """
 
     _is_told = False
@@ -73,9 +73,9 @@ def _null(mode: str) -> io.TextIOWrapper:
 
 
 def flush_output(code: int, *, debug: bool = False) -> int:
-    """Write what stdout still holds; return the exit code, which is FAILED if that fails.
+    """Write what stdout still holds; return the exit code, FAILED if that fails.
 
-    Otherwise the interpreter flushes at its end, with a message of its own.
+    The interpreter would do it at its end, with a message of its own.
     """
     try:
         sys.stdout.flush()

@@ -1,12 +1,9 @@
 """What may reach a terminal: text without characters that control it.
 
-Names of columns, values of rows and messages of a broker may be an attacker's: escape codes set
-titles and colours or hide text, C1 codes do so in one character, bidirectional overrides reorder
-text. `shield` wraps a standard stream that is a terminal, so everything printed passes the rule. A
-pipe or a file gets the data as they are.
-
-Only rich, which draws the terminal itself, writes to the stream behind the shield; its cells have
-gone through `printable`.
+Names of columns, values of rows and messages of a broker may be an attacker's: escape codes and C1
+codes set titles and colours or hide text, bidirectional overrides reorder it. `shield` wraps a
+stream that is a terminal; a pipe or a file gets the data as they are. Only rich writes behind the
+shield: its cells have gone through `printable`.
 """
 
 from __future__ import annotations
@@ -19,13 +16,13 @@ from typing import IO, Any, Final, TextIO
 __all__ = ["ShieldedBytes", "clear_screen", "printable", "shield", "unshielded"]
 
 _LAYOUT: Final = "\n\t"
-"""The control characters of text in several lines."""
+"""Of text in several lines."""
 
 
 def printable(text: str, *, keep: str = "") -> str:
-    """Return `text` with control and other invisible characters escaped, except those of `keep`.
+    """Escape control and other invisible characters, except those of `keep`.
 
-    From DEL on they are escaped as in JSON, whose encoder escapes the ones below: JSON stays JSON.
+    From DEL on as in JSON, whose encoder escapes those below: JSON stays JSON.
     """
     if text.isprintable():
         return text
@@ -41,7 +38,7 @@ def _escaped(character: str) -> str:
 
 
 class ShieldedBytes(io.BufferedIOBase):
-    """Takes encoded text for a terminal; `target` gets it escaped."""
+    """Encoded text for a terminal, escaped for `target`."""
 
     def __init__(self, target: IO[bytes], encoding: str) -> None:
         self._target = target
@@ -68,7 +65,7 @@ class ShieldedBytes(io.BufferedIOBase):
 
 
 class _ShieldedText(io.TextIOWrapper):
-    """A standard stream on a terminal; `behind` is the original one."""
+    """`behind` is the original stream."""
 
     def __init__(self, behind: io.TextIOWrapper) -> None:
         target: Any = behind.buffer
@@ -85,12 +82,11 @@ def shield(stream: TextIO) -> TextIO:
 
 
 def unshielded(stream: TextIO) -> TextIO:
-    """Return the stream for a library that draws a terminal, from text that is `printable`."""
+    """For a library that draws a terminal, from `printable` text."""
     return stream.behind if isinstance(stream, _ShieldedText) else stream
 
 
 def clear_screen(stream: TextIO) -> None:
-    """Clear a terminal; a pipe, or a terminal that cannot, is left as it is."""
     if not stream.isatty() or os.environ.get("TERM", "") in ("", "dumb"):
         return
     stream.flush()

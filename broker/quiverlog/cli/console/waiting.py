@@ -1,7 +1,5 @@
-"""How a command waits for the cluster: pace, passing errors, and the progress that it shows.
-
-Progress is a bar on a terminal and lines elsewhere, on stderr, so that stdout has only the result.
-"""
+"""How a command waits for the cluster: pace, passing errors, and progress on stderr (a bar on a
+terminal, else lines)."""
 
 from __future__ import annotations
 
@@ -30,16 +28,12 @@ _T = TypeVar("_T")
 _LINE_EVERY_S: Final = 5.0
 _POLL_S: Final = 0.25
 _SILENCE_S_MAX: Final = 60.0
-"""How long a wait tolerates no answer: another controller is elected in a few seconds."""
+"""A wait ends after such a silence; a controller is elected in a few seconds."""
 _SILENCE_S_SHOWN: Final = 5.0
 
 
 def polls(wait_s: float = float("inf")) -> Iterator[bool]:
-    """Yield at once, and again after pauses, while there is time: at least once.
-
-    Yields:
-        Whether this is the last time.
-    """
+    """Yield at once, and again after pauses, while there is time: whether it is the last time."""
     until_s = time.monotonic() + wait_s
     while time.monotonic() < until_s:
         yield False
@@ -48,9 +42,9 @@ def polls(wait_s: float = float("inf")) -> Iterator[bool]:
 
 
 class Patience:
-    """Retries a question through passing errors, such as a controller's failure and an election.
+    """Retries a question through passing errors, such as a controller's failure.
 
-    Refusals are raised, and so is a cluster that does not answer for `silence_s`.
+    Refusals are raised, and so is a silence of `silence_s`.
     """
 
     def __init__(self, silence_s: float = _SILENCE_S_MAX) -> None:
@@ -58,7 +52,7 @@ class Patience:
         self._heard_s = time.monotonic()
 
     def ask(self, question: Callable[[], _T]) -> _T | None:
-        """Return the answer; None: none this time. Raises QuiverlogError."""
+        """Return the answer; None: none this time."""
         try:
             answer = question()
         except QuiverlogError as error:
@@ -70,16 +64,13 @@ class Patience:
 
     @property
     def note(self) -> str:
-        """Return a remark to show behind what is waited for."""
         is_long = time.monotonic() - self._heard_s > _SILENCE_S_SHOWN
         return "; no controller answers" if is_long else ""
 
 
 @contextlib.contextmanager
 def shown_waits(waits: Waits, deadline_s: Callable[[], float]) -> Iterator[None]:
-    """Print a line on stderr about each wait that takes longer than two seconds.
-
-    Printed again when the reason changes, and not when the same takes longer.
+    """Print a line about each wait above two seconds, and again when its reason changes.
 
     Args:
         deadline_s: when the command gives up, in seconds of the monotonic clock.
@@ -102,7 +93,7 @@ def _print_waits(waits: Waits, deadline_s: Callable[[], float], over: threading.
     while not over.wait(_POLL_S):
         wait = waits.longest()
         if wait is None:
-            # Two polls in a row: between two steps of one operation there is no wait for a moment.
+            # Two polls in a row: between two steps there is no wait for a moment.
             if was_quiet and printed:
                 printed.clear()
                 if waits.are_endless:
@@ -123,8 +114,6 @@ def _print_waits(waits: Waits, deadline_s: Callable[[], float], over: threading.
 
 
 class Waiting(Protocol):
-    """Takes the progress, and what is waited for."""
-
     def show(self, done: float, total: float, text: str) -> None: ...
 
 
@@ -154,7 +143,7 @@ class _Bar:
 
 @contextlib.contextmanager
 def shown_waiting(title: str) -> Iterator[Waiting]:
-    """Show a bar or lines for the time of a `with`; the bar is gone afterwards."""
+    """Show a bar or lines; the bar is gone afterwards."""
     shown = console(stderr=True)
     if not shown.is_terminal:
         yield _Lines(title)

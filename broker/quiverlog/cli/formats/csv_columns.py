@@ -1,8 +1,8 @@
 """Names for a CSV file's columns, and the search for text that a number does not keep.
 
-Names are made up where a header has none (pandas writes an index so) or one twice. Zeros and plus
-signs in front of numbers are searched for: 01234 is a zip code, +4912 a telephone. Such a column is
-text where the type is not given; where it is a number, the user gets a warning.
+Names are made up where a header has none (pandas' index) or one twice. 01234 is a zip code, +4912 a
+telephone: such a column is text where no type is given; where it is a number, the user gets a
+warning.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pyarrow.types as t
 __all__ = ["Padded", "column_names", "is_number", "with_advice"]
 
 INDEX: Final = "index"
-"""The name of a first column without one, as pandas calls it."""
+"""pandas' name for a first column without one."""
 _WHOLE_AS_FLOAT: Final = re.compile(r"not int\d+: invalid value '-?\d+\.0'")
 _PADDED: Final = r"^\s*[+-]?0[0-9]|^\s*\+[0-9]"
 
@@ -25,7 +25,7 @@ _PADDED: Final = r"^\s*[+-]?0[0-9]|^\s*\+[0-9]"
 def column_names(
     header: Sequence[str], topic: pa.Schema | None, chosen: Sequence[str] | None
 ) -> tuple[list[str], list[str]]:
-    """Return names for all columns, and notes about those that are made up.
+    """Return names for all columns, and notes about made-up ones.
 
     Args:
         topic: the topic's columns, if they are known.
@@ -77,7 +77,7 @@ def _note(number: int, given: str, name: str) -> str:
 
 
 def with_advice(message: str) -> str:
-    """Return pyarrow's message about a cell with what the user can do about it."""
+    """Add what the user can do to pyarrow's message about a cell."""
     if "expected a zone offset" in message:
         message = message.partition(". If these")[0].replace("expected a zone offset in ", "")
         return f"{message} has no time zone: write one behind it (Z, +02:00), or use timestamp_ntz"
@@ -93,13 +93,12 @@ def with_advice(message: str) -> str:
 
 
 def is_number(kind: pa.DataType) -> bool:
-    """Return whether zeros in front are lost."""
     return bool(t.is_integer(kind) or t.is_floating(kind) or t.is_decimal(kind))
 
 
 class Padded:
-    """Searches text for numbers that may begin with a zero or a plus sign, before a look at the
-    columns: mostly there are none."""
+    """Searches text for numbers with a zero or a plus sign in front, before a look at the columns:
+    mostly there are none."""
 
     def __init__(self, delimiter: str) -> None:
         mark = re.escape(delimiter.encode())
@@ -109,14 +108,13 @@ class Padded:
         self._plus = re.compile(rb"\+[0-9]")
 
     def may_be_in(self, text: bytes) -> bool:
-        """Return False where there are none; True needs a look at the columns."""
+        """False: there are none; True needs a look at the columns."""
         if text[:1] in (b"0", b"+", b"-") or self._plus.search(text) or self._quoted.search(text):
             return True
         return any(zeros.search(text) for zeros in self._zeros)
 
     @staticmethod
     def first(column: pa.ChunkedArray) -> str | None:
-        """Return the first such text of a column."""
         import pyarrow.compute as pc
 
         found = column.filter(pc.match_substring_regex(column, _PADDED))

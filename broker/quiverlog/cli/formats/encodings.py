@@ -1,8 +1,5 @@
-"""Text in other encodings than UTF-8, and the error about bytes that are not UTF-8.
-
-The readers get UTF-8 only. No encoding is guessed: any bytes are text in Latin-1, so a wrong guess
-would be stored.
-"""
+"""Text in other encodings than UTF-8, for readers of UTF-8. None is guessed: any bytes are text in
+Latin-1, so a wrong guess would be stored."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ _PIECE_BYTES = 1 << 16
 
 
 def codec_of(name: str) -> str | None:
-    """Return the encoding's canonical name; None for UTF-8, which needs no conversion.
+    """Return the encoding's canonical name; None for UTF-8.
 
     Raises:
         click.UsageError: there is no encoding of text with this name.
@@ -34,17 +31,17 @@ def codec_of(name: str) -> str | None:
 
 
 def in_utf8(binary: io.BufferedReader, codec: str) -> io.BufferedReader:
-    """Return the text as UTF-8. Reading it raises UnicodeError where it is in another encoding."""
+    """Reading raises UnicodeError for text in another encoding."""
     return io.BufferedReader(_Recoded(binary, codec))
 
 
 def recoded(name: str) -> str:
-    """Return the advice for a file in another encoding, at the end of a sentence."""
+    """Return the advice for a file in another encoding, the end of a sentence."""
     return f"--encoding names its encoding, e.g. --encoding {name}"
 
 
 def no_utf8(text: bytes) -> str | None:
-    """Return what is wrong with these bytes; None when they are UTF-8."""
+    """Return what is wrong; None: it is UTF-8."""
     try:
         text.decode()
     except UnicodeDecodeError as error:

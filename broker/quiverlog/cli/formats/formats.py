@@ -1,8 +1,5 @@
-"""File formats by the names of files, the same for what `produce` reads and `consume` writes.
-
-An unknown suffix is refused, never guessed at: rows of one format under the name of another are
-found out too late.
-"""
+"""File formats by the names of files, for `produce` and `consume`. An unknown suffix is refused:
+rows in another format than the name says are found out too late."""
 
 from __future__ import annotations
 
@@ -32,17 +29,17 @@ _SUFFIX_CHARS_MAX = 12
 
 @dataclass(frozen=True, slots=True)
 class FileKind:
-    """A name's format, None where it has no suffix; and a codec of pyarrow, or None."""
+    """A name's format, None without a suffix; and a codec of pyarrow, or None."""
 
     format: str | None
     compression: str | None = None
 
 
 def kind_of(path: str, *, option: str) -> FileKind:
-    """Return the format of a file's name. `-`, and a name without a suffix, have none.
+    """Return the format of a name; `-`, and a name without a suffix, have none.
 
     Args:
-        option: the option that names the format where the suffix does not.
+        option: names the format where the suffix does not.
 
     Raises:
         click.UsageError: the suffix is not known.
@@ -66,7 +63,7 @@ def kind_of(path: str, *, option: str) -> FileKind:
 
 
 def compression_of(path: str) -> str | None:
-    """Return the codec of the name's last suffix, whatever is in front of it."""
+    """Return the codec of the name's last suffix."""
     if path == "-":
         return None
     return _COMPRESSIONS.get(Path(path).suffix.lower())

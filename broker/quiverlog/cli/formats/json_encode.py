@@ -1,8 +1,4 @@
-"""Values written in the notation of json_values.py, for JSON, CSV, tables and templates.
-
-Owns the substitutes for values that JSON cannot write; a value without any notation is refused with
-its column's name.
-"""
+"""Values written in the notation of json_values.py, for JSON, CSV, tables and templates."""
 
 from __future__ import annotations
 
@@ -24,7 +20,7 @@ Convert = Callable[[Any], Any]
 
 
 def encodable(column: pa.Array, name: str) -> list[Any]:
-    """Return a column as values that msgspec writes in the notation above.
+    """Return values for msgspec.
 
     Raises:
         CommandFailed: a value has no notation; names the column and what to use.
@@ -46,7 +42,7 @@ def encodable(column: pa.Array, name: str) -> list[Any]:
 
 
 def json_lines(batch: pa.RecordBatch) -> bytes:
-    """Return the rows as JSON, one object per line. Raises CommandFailed."""
+    """Return one object per line. Raises CommandFailed."""
     names = batch.schema.names
     if not names:
         return b"{}\n" * int(batch.num_rows)
@@ -57,7 +53,6 @@ def json_lines(batch: pa.RecordBatch) -> bytes:
 
 
 def json_text(value: Any) -> str:
-    """Return one value of `encodable` as JSON, but text without its quotes."""
     text = _ENCODER.encode(value).decode()
     return text[1:-1] if text.startswith('"') else text
 
@@ -71,7 +66,7 @@ def _unwritable(name: str, kind: pa.DataType, error: Exception) -> CommandFailed
 
 
 def to_text(column: pa.Array, name: str) -> pa.Array:
-    """Return a column as text, one CSV cell per value; null stays null. Raises CommandFailed."""
+    """Return CSV cells; null stays null. Raises CommandFailed."""
     values = encodable(column, name)
     return pa.array([None if x is None else json_text(x) for x in values], pa.string())
 
@@ -84,7 +79,7 @@ def has_time(kind: pa.DataType) -> bool:
 
 
 def _encoder(kind: pa.DataType) -> Convert | None:
-    """Return the conversion of a Python value for msgspec; None where none is needed."""
+    """Return the conversion for msgspec; None where none is needed."""
     if t.is_floating(kind):
         return _plain_float
     if t.is_list(kind):

@@ -41,7 +41,7 @@ Convert = Callable[[Any], Any]
 
 
 def lines_decoder(kinds: Iterable[pa.DataType]) -> msgspec.json.Decoder[Any]:
-    """Return a decoder for columns of these types; decimals given as numbers lose no digit."""
+    """Decimals given as numbers lose no digit."""
     exact = any(_has_decimal(kind) for kind in kinds)
     return msgspec.json.Decoder(float_hook=Decimal if exact else None)
 
@@ -53,12 +53,12 @@ def _has_decimal(kind: pa.DataType) -> bool:
 
 
 def is_text_in_csv(kind: pa.DataType) -> bool:
-    """Return whether a CSV cell has the notation of JSON; pyarrow itself reads the others."""
+    """False: pyarrow itself reads the cells."""
     return bool(t.is_nested(kind) or t.is_binary(kind) or t.is_duration(kind))
 
 
 def from_text(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return CSV cells as values of `kind`. Raises what `decode_column` raises."""
+    """Raises what `decode_column` raises."""
     texts = column.to_pylist()
     if t.is_nested(kind):
         decoder = lines_decoder([kind])
@@ -74,11 +74,11 @@ def _json(decoder: msgspec.json.Decoder[Any], text: str) -> Any:
 
 
 def decode_column(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """Return JSON values of a column as an array of its type.
+    """Return an array of the column's type.
 
     Raises:
-        ValueError: a value is not of this type; names the value. (Arrow's errors are ValueErrors
-            or TypeErrors; TypeError and OverflowError may come too.)
+        ValueError: a value is not of this type; names the value. (Arrow's errors are ValueErrors or
+            TypeErrors; TypeError and OverflowError may come too.)
     """
     convert = _decoder(kind)
     found = set(map(type, values))
@@ -94,8 +94,8 @@ def decode_column(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
 
 
 def _why_not(values: Sequence[Any], kind: pa.DataType) -> str | None:
-    """Return the reason in this file's terms, because Arrow names C types and the type that it
-    inferred from the first value; None where Arrow's is better."""
+    """Return the reason in this file's terms (Arrow names C types); None where Arrow's is
+    better."""
     bits = kind.bit_width if t.is_integer(kind) else 0
     for value in values:
         if bits and isinstance(value, int) and not -(2 ** (bits - 1)) <= value < 2 ** (bits - 1):
@@ -113,7 +113,7 @@ def _why_not(values: Sequence[Any], kind: pa.DataType) -> str | None:
 
 
 def _taken_as_it_is(kind: pa.DataType) -> set[type]:
-    """Return the Python types that `pa.array` takes exactly, without help."""
+    """Return the Python types that `pa.array` takes exactly."""
     nothing = {type(None)}
     if t.is_integer(kind):
         return nothing | {int}
@@ -128,7 +128,7 @@ def _taken_as_it_is(kind: pa.DataType) -> set[type]:
 
 def _check_float32(values: Sequence[Any], array: pa.Array) -> None:
     """Refuse a double too large for a float: Arrow would silently store an infinity."""
-    # Importing it takes as long as all of pyarrow, and most commands do not need it.
+    # Importing it takes as long as all of pyarrow.
     import pyarrow.compute as pc
 
     if pc.any(pc.is_inf(array)).as_py():
@@ -138,7 +138,7 @@ def _check_float32(values: Sequence[Any], array: pa.Array) -> None:
 
 
 def _decoder(kind: pa.DataType) -> Convert:
-    """Return what turns a JSON value that is not null into what `pa.array` takes exactly."""
+    """Return the conversion of values that are not null for `pa.array`."""
     for matches, convert in _SCALARS:
         if matches(kind):
             return convert
@@ -284,7 +284,7 @@ def _time(value: Any) -> int:
 
 
 def _duration(value: Any) -> int:
-    """Return microseconds: pyarrow takes no timedelta at the end of the range."""
+    """Return microseconds: pyarrow takes no timedelta at the range's end."""
     try:
         return msgspec.convert(_expect(value, str, "a duration"), timedelta) // _MICROSECOND
     except (msgspec.ValidationError, ValueError) as error:

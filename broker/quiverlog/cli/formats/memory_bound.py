@@ -1,7 +1,7 @@
 """A bound on the memory that a user's file may take: kilobytes of Parquet can hold gigabytes.
 
-The operating system enforces it: the reader, at whatever depth, is refused memory beyond the bound
-and raises, where otherwise the machine's other processes would be ended.
+The operating system refuses the reader memory beyond it, where otherwise other processes would be
+ended.
 """
 
 from __future__ import annotations
@@ -24,13 +24,10 @@ _DATA_PAGES = 5
 
 @contextlib.contextmanager
 def bounded_memory(name: str, bytes_max: int = FILE_MEMORY_BYTES_MAX) -> Iterator[None]:
-    """Bound the memory of this process, for the time of a `with`, beyond what it has.
-
-    Args:
-        name: the file that is read meanwhile.
+    """Bound this process's memory, for the time of a `with`, beyond what it has.
 
     Raises:
-        FileTooLarge: that was not enough.
+        FileTooLarge: that was not enough for the file `name`.
     """
     import pyarrow as pa
 
@@ -51,7 +48,6 @@ def bounded_memory(name: str, bytes_max: int = FILE_MEMORY_BYTES_MAX) -> Iterato
 
 
 def too_large(name: str, bytes_max: int = FILE_MEMORY_BYTES_MAX) -> FileTooLarge:
-    """Return the error about a file for which the memory was not enough."""
     return FileTooLarge(
         f"{name}: reading it takes more than {bytes_max // MIB} MiB of memory at once. "
         "Write the file with fewer or smaller values in a row, a batch or a compressed block.",

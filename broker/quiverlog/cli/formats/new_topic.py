@@ -88,7 +88,6 @@ def new_topic_options(note: str = "", schema_note: str = "") -> Callable[[_Comma
 
 
 def summary_of(info: TopicInfo) -> str:
-    """Return partitions, copies and durability of a topic, in words."""
     partitions = f"{len(info.partitions)} partition{'s' * (len(info.partitions) != 1)}"
     copies = f"{info.replicas} replica{'s' * (info.replicas != 1)}"
     return f"{partitions}, {copies}, durability {info.durability.label}"
@@ -97,11 +96,11 @@ def summary_of(info: TopicInfo) -> str:
 def check_as_it_is(
     client: Client, name: str, create: dict[str, Any], *, is_other: bool = False
 ) -> None:
-    """Check that options for a new topic are true of the topic that exists: they do not change it.
+    """Check that options for a new topic are true of the existing one.
 
     Args:
-        create: the options that describe a new topic, by their names.
-        is_other: its columns differ from those that were given.
+        create: these options, by name.
+        is_other: its columns differ from those given.
 
     Raises:
         click.UsageError: names the first option that is not true.
@@ -142,10 +141,10 @@ def _truths(
 
 
 def schema_from_options(schema: str | None, schema_file: Path | None) -> pa.Schema | None:
-    """Return the schema of `--schema` or `--schema-file`; None when neither is given.
+    """Return the schema; None: neither option is given.
 
     Raises:
-        click.BadParameter: the text or the file holds no schema, or both options are given.
+        click.BadParameter: no schema, or both options.
     """
     from quiverlog.batch.schema_text import SchemaSyntaxError, parse_schema
     from quiverlog.cli.formats.schema_file import load_schema

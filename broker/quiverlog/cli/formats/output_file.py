@@ -1,8 +1,5 @@
-"""The file that a command writes: which names it may have, and that nothing is lost by it.
-
-Two refusals: a name without a known suffix is mostly no name, as `-o start` is an offset to kcat
-and rpk; and an existing file is overwritten only on demand.
-"""
+"""The file that a command writes. Two refusals: a name without a known suffix is mostly no name, as
+`-o start` is an offset to kcat and rpk; and an existing file is overwritten only on demand."""
 
 from __future__ import annotations
 
@@ -48,14 +45,14 @@ def _own_options(offset: str) -> str:
 
 
 def output_kind(output: str, given: str | None, *, reads_offsets: bool = False) -> FileKind:
-    """Return the format and the compression of an output, `-` being stdout.
+    """Return format and compression of an output, `-` being stdout.
 
     Args:
         given: the format that the user named, or None.
         reads_offsets: the command has `--from`, which the name may have been meant for.
 
     Raises:
-        click.UsageError: the name has no suffix that is known, or looks like an offset.
+        click.UsageError: the name has no known suffix, or looks like an offset.
     """
     if reads_offsets and _OFFSET.fullmatch(output):
         raise click.UsageError(
@@ -78,7 +75,7 @@ def output_kind(output: str, given: str | None, *, reads_offsets: bool = False) 
 def is_special(output: str) -> bool:
     """Return True for a pipe or a device, whose opening may block, and which Ctrl-C shall end.
 
-    Also for a descriptor that is open already: there the shell has decided about overwriting.
+    Also for an open descriptor, where the shell has decided about overwriting.
     """
     if _descriptor(output) is not None:
         return True
@@ -86,7 +83,7 @@ def is_special(output: str) -> bool:
 
 
 def _descriptor(output: str) -> int | None:
-    """Return the number in `/dev/stdout`, `/dev/fd/3` and the like; None for all other names."""
+    """Return the number in `/dev/stdout`, `/dev/fd/3` and the like; else None."""
     found = _DESCRIPTOR.fullmatch(output)
     if found is None:
         return None
@@ -94,11 +91,7 @@ def _descriptor(output: str) -> int | None:
 
 
 def check_free(output: str | Path, *, force: bool) -> None:
-    """Refuse an existing file, before any work is done for it.
-
-    Raises:
-        CommandFailed: a file with something in it is there.
-    """
+    """Raise CommandFailed for a file with something in it, before any work for it."""
     if force or str(output) == "-" or is_special(str(output)):
         return
     if not os.path.isfile(output) or not os.path.getsize(output):
@@ -109,7 +102,7 @@ def check_free(output: str | Path, *, force: bool) -> None:
 
 
 def free_name(path: Path) -> Path:
-    """Return the path, or one with a number after its stem where such a file exists."""
+    """Return the path, perhaps with a number after its stem."""
     found, number = path, 1
     while found.exists():
         number += 1
@@ -118,7 +111,7 @@ def free_name(path: Path) -> Path:
 
 
 def open_new(output: str, *, force: bool) -> IO[bytes]:
-    """Open it for writing; the file may have been created since `check_free`.
+    """Open it; the file may have been created since `check_free`.
 
     Raises:
         CommandFailed: a file with something in it is there.
@@ -126,7 +119,7 @@ def open_new(output: str, *, force: bool) -> IO[bytes]:
     """
     descriptor = _descriptor(output)
     if descriptor is not None:
-        # Opened by name it would be truncated, also where the shell appends to it.
+        # By name it would be truncated, also where the shell appends to it.
         try:
             return open(os.dup(descriptor), "wb")
         except OSError as error:

@@ -1,9 +1,8 @@
 """CSV as record batches: RFC 4180 with a header line.
 
-Owns where CSV may be cut: at the end of a record, and not at a line end within quotes. pyarrow
-parses one block after the other. Its own streaming reader returns a pipe's row only when the next
-one has arrived, and batches without the text, which the checks of infinities and of zeros in front
-of numbers need.
+Text is cut at a record's end, not at a line end within quotes; pyarrow parses block by block. Its
+own streaming reader returns a pipe's row only when the next has arrived, and no text, which the
+checks of infinities and of zeros need.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from quiverlog.cli.formats.read_text import (
 __all__ = ["read_csv"]
 
 _PIECE_BYTES: Final = 1 << 20
-"""The part of a block that one processor parses."""
+"""One processor parses such a part of a block."""
 _LINE_ENDS: Final = b"\r\n"
 _COLUMN: Final = re.compile(r"In CSV column #(\d+): (Row #\d+: )?(?:CSV conversion error to )?")
 """pyarrow names the row only sometimes."""
@@ -46,7 +45,7 @@ _NO_UTF8: Final = "invalid UTF8"
 
 
 def read_csv(source: CountingFile, options: TextOptions) -> tuple[pa.Schema, Batches]:
-    """Return the columns, and the rows in batches. Text without a header has neither."""
+    """Return columns and rows. Text without a header has neither."""
     text_types = {name: k for name, k in options.types().items() if is_text_in_csv(k)}
     reader = _Reader(options, text_types)
     schema, batches = reader.read(source)
@@ -82,8 +81,6 @@ def _value_column(column: pa.Array, name: str, kind: pa.DataType) -> pa.Array:
 
 
 class _Reader:
-    """One text, parsed with one set of options."""
-
     def __init__(self, options: TextOptions, text_types: dict[str, pa.DataType]) -> None:
         self._options = options
         self._names: list[str] = []
@@ -109,7 +106,7 @@ class _Reader:
         return first.schema, self._batches(first, blocks)
 
     def _first_rows(self, blocks: Iterator[bytes]) -> pa.Table | None:
-        """Return the first block with the columns; without a topic, types need a row, too."""
+        """Return the first block; without a topic, types need a row, too."""
         text = b""
         for block in blocks:
             text = (text + block).removeprefix(BOM)  # pyarrow skips it at the start of a file only
@@ -139,7 +136,7 @@ class _Reader:
                 )
             self._types |= dict.fromkeys(padded, pa.string())
             first = self._table(text)
-        # Where the type was given, only whole numbers that lose a zero are worth a warning.
+        # Where the type was given, only whole numbers lose a zero.
         self._watched = {
             f.name: f.type
             for f in first.schema
@@ -189,7 +186,7 @@ class _Reader:
             yield b"".join(parts)
 
     def _padded_columns(self, text: bytes, columns: Mapping[str, pa.DataType]) -> dict[str, str]:
-        """Return the columns with numbers that begin with a zero or a plus sign, with one each."""
+        """Return the columns with such numbers, and one of them."""
         if not columns or not self._padded.may_be_in(text):
             return {}
         conversion = self._conversion(dict.fromkeys(columns, pa.string()))
@@ -244,8 +241,8 @@ class _Reader:
 
     def _by_arrow(self, text: bytes, conversion: csv.ConvertOptions) -> pa.Table:
         if len(text) > _PIECE_BYTES and self._has_types:
-            # On all processors. It names no row and takes no record longer than a piece, so that
-            # a failure here is tried again below.
+            # On all processors. A failure names no row, or is a record longer than a piece: tried
+            # again below.
             with contextlib.suppress(pa.ArrowInvalid):
                 return self._pieces_by_arrow(text, conversion, _PIECE_BYTES)
         return self._pieces_by_arrow(text, conversion, len(text))
@@ -318,7 +315,7 @@ def _has_infinity(column: pa.ChunkedArray) -> bool:
 
 
 def _check_infinities(name: str, column: pa.ChunkedArray, written: pa.ChunkedArray) -> None:
-    """Refuse a number that is too large: pyarrow makes an infinity of it."""
+    """Refuse a number that pyarrow would make an infinity of."""
     import pyarrow.compute as pc
 
     texts = written.filter(pc.is_inf(column))
@@ -328,7 +325,7 @@ def _check_infinities(name: str, column: pa.ChunkedArray, written: pa.ChunkedArr
 
 
 def _check_utf8(table: pa.Table, given: Container[str] = ()) -> None:
-    """Refuse bytes that are no text, in columns whose type was not given as binary."""
+    """Refuse bytes that are no text, unless the type was given as binary."""
     for name, column in zip(table.schema.names, table.columns, strict=True):
         is_wrong = t.is_binary(column.type) and name not in given
         values = column.to_pylist() if is_wrong else ()
@@ -354,7 +351,7 @@ def _check_whole(name: str, written: pa.ChunkedArray) -> None:
 
 
 class _Records:
-    """Finds record ends: whether a line end lies within quotes, as in pyarrow's parser."""
+    """Finds record ends as pyarrow's parser does."""
 
     def __init__(self, delimiter: str) -> None:
         self._before = frozenset((b"", b"\r", b"\n", delimiter.encode()))
@@ -370,7 +367,7 @@ class _Records:
         return self.last_end(text, inside)[1]
 
     def last_end(self, text: bytes, inside: bool) -> tuple[int, bool]:
-        """Return the end of the last whole record in `text` (0: none), and as `ends_inside`."""
+        """Return the end of the last whole record (0: none), and as `ends_inside`."""
         if not inside and b'"' not in text:
             return len(text), False
         at = end = 0

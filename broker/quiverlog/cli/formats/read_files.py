@@ -1,8 +1,7 @@
 """Files as record batches: what `produce` reads.
 
-Owns how a format is recognised and how a column's type decides how its text is read. With a topic,
-values are read as its types; the reader or the producer refuses what does not fit, with the
-column's name, and never alters it.
+With a topic, values are read as its types; what does not fit is refused with the column's name,
+never altered.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ FORMATS = ("auto", "csv", "tsv", "json", "parquet", "arrow", "lines")
 _ROWS_PER_BATCH = 65_536
 _FEWER_ROWS = 16
 _UNREADABLE = (pa.ArrowException, OSError, *PARSER_ERRORS)
-"""What pyarrow raises on malformed bytes: OSError where they end early."""
+"""From malformed bytes: OSError where they end early."""
 _ARROW_FILE, _ARROW_STREAM, _PARQUET = b"ARROW1", b"\xff\xff\xff\xff", b"PAR1"
 _ARROW_FILE_HEAD_BYTES = 8
 _OF_TEXT = ("auto", "csv", "tsv", "json")
@@ -63,9 +62,9 @@ class _Progress(Protocol):
 
 @dataclass(slots=True)
 class Source:
-    """An opened file: its columns, and its rows in batches.
+    """An opened file's columns, and its rows in batches.
 
-    `total` is in rows where the file has their number, in bytes otherwise; None if unknown.
+    `total`: rows where the file has their number, else bytes; None if unknown.
     """
 
     schema: pa.Schema
@@ -92,15 +91,14 @@ def open_source(
     Args:
         path: may end in .gz, .bz2, .zst or .lz4 as well.
         file_format: one of `FORMATS`; `auto` uses the name, then the first bytes.
-        schema: the topic's columns; None infers them from the file.
+        schema: the topic's columns; None infers them.
         columns: take only these columns of the file.
         null_values: CSV fields that mean null.
         encoding: of text.
         warn: takes notes for the user about the values.
 
     Raises:
-        click.UsageError: the name's suffix is not known, and the format was not given; the encoding
-            is not known, or the file is no text.
+        click.UsageError: the format or the encoding is not known, or the file is no text.
         OSError: the file cannot be read.
         CommandFailed: it is not of the format of its name or the option.
         FileTooLarge: its rows take more memory than a file may.
@@ -130,7 +128,6 @@ def _source(
     codec: str | None,
     options: TextOptions,
 ) -> tuple[Source, str]:
-    """Return the file, and the format that it is read as."""
     binary = opened
     try:
         if file_format in _OF_TEXT:
@@ -160,11 +157,7 @@ def _name(path: str) -> str:
 
 
 def format_by_name(path: str) -> str | None:
-    """Return the format of the file's name; None where the name has no suffix.
-
-    Raises:
-        click.UsageError: the suffix is not known.
-    """
+    """Return the format; None without a suffix. Raises click.UsageError: unknown suffix."""
     found = kind_of(path, option="--input-format").format
     return "arrow" if found == "arrow-file" else found
 
@@ -186,7 +179,7 @@ def _open_binary(path: str) -> tuple[io.BufferedReader, int | None, bool]:
 
 
 class _Readable(io.RawIOBase):
-    """pyarrow's decompressed stream in the shape that `io.BufferedReader` wants."""
+    """pyarrow's decompressed stream as `io.BufferedReader` wants it."""
 
     def __init__(self, stream: pa.NativeFile) -> None:
         self._stream = stream
@@ -199,7 +192,7 @@ class _Readable(io.RawIOBase):
 
 
 class _AsItComes:
-    """A stream for pyarrow that returns what has arrived, where pyarrow waits for all it wants."""
+    """Returns what has arrived, where pyarrow waits for all it wants."""
 
     closed = False
 
@@ -210,7 +203,7 @@ class _AsItComes:
         return self._binary.read1(size)
 
     def close(self) -> None:
-        """Leave the stream open: its opener closes it."""
+        """Leave the stream to its opener."""
 
 
 def _unpacked(binary: io.BufferedReader, path: str) -> io.BufferedReader | None:
@@ -298,13 +291,11 @@ def _chosen(schema: pa.Schema, columns: list[str] | None) -> pa.Schema:
 
 
 def _seekable(binary: io.BufferedReader) -> Any:
-    """Return the file, or a pipe's bytes read whole: the table of contents is at the end."""
+    """Return the file, or a pipe read whole: the table of contents is at the end."""
     return binary if binary.seekable() else pa.BufferReader(binary.read())
 
 
 class _CountedRows:
-    """Progress in rows."""
-
     def __init__(self) -> None:
         self.done = 0
 
@@ -327,8 +318,7 @@ def _parquet(binary: io.BufferedReader, options: TextOptions) -> Source:
 def _row_groups(file: Any, columns: list[str] | None) -> Iterator[pa.RecordBatch]:
     """Yield all rows: in smaller batches once one has not fitted into memory, down to single rows.
 
-    A page with one long value for all of its rows has a few bytes, so no field of the file bounds
-    the memory of its rows.
+    A page with one long value for all its rows has a few bytes: no field bounds the rows' memory.
     """
     size = _ROWS_PER_BATCH
     for group in range(file.num_row_groups):
@@ -347,7 +337,6 @@ def _row_groups(file: Any, columns: list[str] | None) -> Iterator[pa.RecordBatch
 
 
 def _behind(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
-    """Yield what follows the first `rows`."""
     for batch in batches:
         if rows < batch.num_rows:
             yield batch.slice(rows)

@@ -1,10 +1,8 @@
-"""JSON lines and lines as record batches, from files and from pipes; CSV is read_csv.py's.
+"""JSON lines and lines as record batches, from files and from pipes.
 
-Owns where text is cut. A file is read in blocks of some MiB. From a pipe whatever has arrived is
-taken at once, so that rows of `tail -f` are sent when they are written: a block then ends with the
-last whole record, and what follows waits for the rest of its record.
-
-With a topic values are read as its types; otherwise the first block decides.
+A file is read in blocks of some MiB. From a pipe whatever has arrived is taken at once, so that
+rows of `tail -f` are sent when written: a block then ends with the last whole record. With a topic
+values are read as its types; otherwise the first block decides.
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ Batches = Iterator[pa.RecordBatch]
 _BLOCK_BYTES: Final = 4 << 20
 _PIPE_BYTES: Final = 1 << 20
 RECORD_BYTES_MAX: Final = FRAME_BYTES_MAX
-"""A row that no frame has room for cannot be sent; waiting for its end would fill the memory."""
+"""No frame has room for a larger row; waiting for its end would fill the memory."""
 _HALF_PAIR: Final = re.compile(
     rb"\\u[dD][89abAB]\w\w(?!\\u[dD][c-fC-F])"  # the first half, without the second
     rb"|(?<!\\u[dD][89abAB]\w\w)\\u[dD][c-fC-F]\w\w"
@@ -51,19 +49,16 @@ BOM: Final = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True, slots=True)
 class TextOptions:
-    """The user's options for the text, and the topic's columns if there is one."""
-
     schema: pa.Schema | None = None
     columns: list[str] | None = None
     null_values: tuple[str, ...] = ("",)
     delimiter: str = ","
     warn: Callable[[str], None] = lambda _note: None
-    """Takes notes for the user about the values, without a full stop."""
+    """Takes notes for the user, without a full stop."""
     streamed: bool = False
-    """The text comes through a pipe: read no more of it than a row needs."""
+    """From a pipe: read no more than a row needs."""
 
     def types(self) -> dict[str, pa.DataType]:
-        """Return the known types of the wanted columns."""
         if self.schema is None:
             return {}
         return {
@@ -72,7 +67,7 @@ class TextOptions:
 
 
 class CountingFile(io.RawIOBase):
-    """A readable file that counts the bytes taken, for the progress bar."""
+    """Counts the bytes taken, for the progress bar."""
 
     def __init__(self, inner: io.BufferedReader) -> None:
         self._inner = inner
@@ -87,14 +82,14 @@ class CountingFile(io.RawIOBase):
         return size
 
     def take(self, *, streamed: bool) -> bytes:
-        """Return some bytes, none at the end: what has arrived, or a whole block."""
+        """Return what has arrived, or a whole block; empty at the end."""
         data = self._inner.read1(_PIPE_BYTES) if streamed else self._inner.read(_BLOCK_BYTES)
         self.done += len(data)
         return data
 
 
 def blocks_of(source: CountingFile, options: TextOptions) -> Iterator[bytes]:
-    """Yield the text in blocks that end with a line, except for the last."""
+    """Yield blocks that end with a line, except for the last."""
     parts: list[bytes] = []
     waiting = 0
     while data := source.take(streamed=options.streamed):
@@ -115,9 +110,7 @@ def check_record(size: int) -> None:
         raise pa.ArrowInvalid(f"a row takes more than {RECORD_BYTES_MAX >> 20} MiB")
 
 
-# --- lines --------------------------------------------------------------------------------------
 def read_lines(source: CountingFile, options: TextOptions) -> tuple[pa.Schema, Batches]:
-    """Read each line as a row of one column."""
     name, kind = _lines_column(options.schema)
     schema = pa.schema({name: kind})
 
@@ -159,11 +152,10 @@ def _lines_column(topic: pa.Schema | None) -> tuple[str, pa.DataType]:
     )
 
 
-# --- JSON lines ---------------------------------------------------------------------------------
 def read_json(source: CountingFile, options: TextOptions) -> tuple[pa.Schema, Batches]:
     """Read each line as an object; errors name the line and the column.
 
-    msgspec parses: pyarrow's reader of JSON has ended the whole process on bad input.
+    By msgspec: pyarrow's reader of JSON has ended the whole process on bad input.
     """
     blocks = blocks_of(source, options)
     first = next(blocks, b"").removeprefix(BOM)
@@ -192,8 +184,6 @@ def _chain(first: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
 
 @dataclass(slots=True)
 class _JsonReader:
-    """Makes batches of objects with these columns."""
-
     kinds: dict[str, pa.DataType]
     columns: list[str] | None
     inferred: bool = False
@@ -279,7 +269,6 @@ class _JsonReader:
 
 
 def _inferred(block: bytes, columns: list[str] | None) -> dict[str, pa.DataType]:
-    """Return types for the columns of the first block."""
     reader = _JsonReader({}, columns=[])
     rows = reader._rows(block)
     names = list(dict.fromkeys(name for row in rows for name in row))
@@ -303,7 +292,7 @@ def _infer(name: str, values: Sequence[Any]) -> pa.DataType:
 
 
 def _infer_text(texts: Sequence[str]) -> pa.DataType:
-    """Return the type of JSON text: a date or timestamp if all values are one, else text."""
+    """A date or timestamp if all values are one, else text."""
     found: set[pa.DataType] = set()
     for text in texts:
         found.add(_moment_type(text))

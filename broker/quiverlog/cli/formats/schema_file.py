@@ -1,7 +1,4 @@
-"""Schemas from files: `--schema-file`.
-
-A file's suffix decides what it holds. The text form of a schema is `quiverlog.batch.schema_text`'s.
-"""
+"""Schemas from files: `--schema-file`. The suffix decides what a file holds."""
 
 from __future__ import annotations
 

@@ -34,11 +34,7 @@ Part = tuple[str, str]
 
 
 def parse_template(text: str) -> list[Part]:
-    """Return the parts of a template.
-
-    Raises:
-        click.BadParameter: a field is unknown.
-    """
+    """Raises click.BadParameter: a field is unknown."""
     parts: list[Part] = []
     for name, letter, escape, plain in _PART.findall(text):
         match = text if not (name or letter or escape or plain) else ""
@@ -65,7 +61,7 @@ def parse_template(text: str) -> list[Part]:
 
 
 class TemplateSink:
-    """Writes rows that carry their topic, partition, offset and time after their own columns."""
+    """Writes rows that carry topic, partition, offset and time after their own columns."""
 
     def __init__(
         self,

@@ -1,10 +1,9 @@
 """Record batches as files: what `consume` writes.
 
-A sink gets its columns before the first row, so an empty result still is a valid file. A topic may
-gain columns while it is followed: JSON shows them, because each of its lines is complete by itself;
-the other formats leave them out. A column that becomes wider ends a file whose format holds its
-type. What the text formats write, `produce` reads back exactly (json_values.py has the notation);
-what they cannot hold is refused with the column's name.
+A sink gets its columns before the first row, so an empty result still is a valid file. Columns that
+a followed topic gains are shown by JSON only; a column that becomes wider ends a file whose format
+holds its type. What the text formats write, `produce` reads back exactly; what they cannot hold is
+refused with the column's name.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _TEXT_FORMATS = ("table", "json", "csv", "tsv", "lines")
 
 
 class Sink(Protocol):
-    """Takes rows; `flush` makes what was written visible to a reader of the output."""
+    """Takes rows; `flush` makes them visible to the output's reader."""
 
     def write(self, batch: pa.RecordBatch) -> None: ...
 
@@ -90,7 +89,7 @@ def open_template(
     compression: str | None = None,
     force: bool = False,
 ) -> contextlib.AbstractContextManager[Sink]:
-    """Open `output` for rows in the user's own form; template.py has the arguments."""
+    """Open `output` for rows in the user's own form (template.py)."""
 
     def sink(target: IO[bytes]) -> Sink:
         return TemplateSink(target, schema, parts, key=key, own=own)
@@ -142,7 +141,7 @@ def _is_regular(target: IO[bytes]) -> bool:
 
 
 def _check_names(schema: pa.Schema) -> None:
-    """Refuse names that occur twice: a reader finds values by name, and so does a JSON object."""
+    """Refuse names that occur twice: readers and JSON objects find values by name."""
     twice = [name for name, count in Counter(schema.names).items() if count > 1]
     if twice:
         raise CommandFailed(
@@ -152,7 +151,7 @@ def _check_names(schema: pa.Schema) -> None:
 
 
 class _Unbroken:
-    """A sink whose writes Ctrl-C does not interrupt: half a row group is no Parquet file."""
+    """Ctrl-C does not interrupt its writes: half a row group is no Parquet file."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
@@ -171,7 +170,7 @@ class _Unbroken:
 
 
 def _in_columns(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Return the batch in the columns that the file began with.
+    """Return the columns that the file began with.
 
     Raises:
         CommandFailed: a column's type has changed, or it has gained nulls.
@@ -189,8 +188,6 @@ def _in_columns(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 class _JsonSink:
-    """One object per line."""
-
     def __init__(self, target: IO[bytes], _schema: pa.Schema) -> None:
         self._target = target
 
@@ -236,8 +233,6 @@ class _CsvSink:
 
 
 class _TsvSink(_CsvSink):
-    """CSV with tabs."""
-
     delimiter = "\t"
 
 
@@ -250,7 +245,7 @@ def _text_field(field: pa.Field) -> pa.Field:
 
 
 class _LinesSink:
-    """One line per row: the bytes of the column `value`, or of the only column."""
+    """The bytes of the column `value`, or of the only column."""
 
     def __init__(self, target: IO[bytes], schema: pa.Schema) -> None:
         self._target = target
@@ -284,11 +279,7 @@ class _LinesSink:
 
 
 def _line_column(schema: pa.Schema) -> str:
-    """Return the column whose values `lines` are.
-
-    Raises:
-        CommandFailed: the rows have none.
-    """
+    """Raises CommandFailed: the rows have no column for `lines`."""
     name: str = "value" if "value" in schema.names or len(schema) != 1 else schema.names[0]
     kind = schema.field(name).type if name in schema.names else None
     if kind is None or not (pa.types.is_string(kind) or pa.types.is_binary(kind)):
@@ -320,7 +311,7 @@ class _ArrowSink:
 
 
 class _ParquetSink:
-    """A Parquet file, its batches joined to row groups of a useful size."""
+    """Batches are joined to row groups of a useful size."""
 
     _GROUP_ROWS = 131_072
 
@@ -345,7 +336,7 @@ class _ParquetSink:
         self._waiting, self._rows, self._bytes = [], 0, 0
 
     def flush(self) -> None:
-        """Do nothing: a row group is the smallest thing that a Parquet file can show."""
+        """Do nothing: a row group is a Parquet file's smallest part."""
 
     def close(self) -> None:
         self._write_group()

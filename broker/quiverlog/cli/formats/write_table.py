@@ -1,8 +1,5 @@
-"""Rows as a table for people.
-
-Owns the widths of columns and what is cut; values have the notation of JSON. A table is never read
-back, so a value that JSON cannot write is shown as well as can be.
-"""
+"""Rows as a table for people, in JSON's notation; never read back, so values without a notation are
+shown as well as can be."""
 
 from __future__ import annotations
 
@@ -18,15 +15,15 @@ from quiverlog.cli.formats.json_encode import encodable, json_text
 __all__ = ["TableSink"]
 
 _CELL_CHARS_MAX = 40
-"""Where a cell is cut on a terminal."""
+"""On a terminal."""
 _NO_NOTATION = "out of range"
 
 
 class TableSink:
     """Aligned columns, as wide as the first batch needs.
 
-    On a terminal long cells are cut with an ellipsis and long fractions rounded, unless the user
-    asked for whole values; everywhere else they are whole.
+    A terminal gets long cells cut and long fractions rounded, unless the user asked for whole
+    values.
     """
 
     def __init__(self, target: IO[bytes], schema: pa.Schema, *, is_cut: bool) -> None:
@@ -43,7 +40,7 @@ class TableSink:
         self._widths: list[int] = []
 
     def write(self, batch: pa.RecordBatch) -> None:
-        # A topic may have gained columns; names that occur twice cannot be selected by name.
+        # A topic may have gained columns; repeated names cannot be selected.
         shown = batch if batch.schema.names == self._names else batch.select(self._names)
         columns = [
             [self._cut(cell) for cell in self._cells(column, name)]
@@ -86,7 +83,7 @@ class TableSink:
 
 
 def _width(text: str) -> int:
-    """Return the width on a terminal, where characters of East Asia take two columns each."""
+    """Characters of East Asia take two columns each."""
     if text.isascii():
         return len(text)
     from rich.cells import cell_len

@@ -1,7 +1,4 @@
-"""The input of the planners of moves: brokers, partitions, sizes, room.
-
-Owns how it is put together from the brokers' answers; `core.placement` plans.
-"""
+"""The input of `core.placement`'s planners: brokers, partitions, sizes, room."""
 
 from __future__ import annotations
 
@@ -33,7 +30,7 @@ class Placement:
     """The replicas of each broker, with partitions that move at their destination.
 
     Attributes:
-        silent: brokers that are alive and did not report the sizes of their replicas.
+        silent: live brokers that did not report their replicas' sizes.
     """
 
     brokers: list[PlanBroker]
@@ -46,18 +43,14 @@ class Placement:
         return self.sizes.silent
 
     def of(self, topic: str) -> list[PlanPartition]:
-        """Return the partitions of one topic.
-
-        Raises:
-            CommandFailed: there is none of this name.
-        """
+        """Raises CommandFailed: there is no such topic."""
         found = [one for one in self.partitions if one.topic == topic]
         if not found:
             raise CommandFailed(f"There is no topic {topic!r}.")
         return found
 
     def layout(self, moves: Sequence[Move] = ()) -> Layout:
-        """Return the sums of each broker, now or when all of these have moved."""
+        """Return each broker's sums, now or after these moves."""
         after = {(one.topic, one.partition): one.after for one in moves}
         return Layout(
             self.brokers,
@@ -69,7 +62,6 @@ class Placement:
 
 
 def look(client: Client) -> Placement:
-    """Ask for all of it. A partition that moves counts at its destination."""
     described, moves, topics = _at_one_moment(client)
     moving = {(name, n): one for name, found in moves.items() for n, one in found.items()}
     sizes = client.describe_replicas()
@@ -95,10 +87,10 @@ def look(client: Client) -> Placement:
 
 
 def _at_one_moment(client: Client) -> tuple[ClusterDetail, Moves, Mapping[str, TopicInfo]]:
-    """Return the cluster, the moves and the topics, of one moment as far as other clients allow.
+    """Return cluster, moves and topics of one moment, as far as other clients allow.
 
-    While a partition moves, the brokers before and after hold it. If a move that began or ended
-    between two answers were missed, all of them would be taken for its replicas.
+    While a partition moves, the brokers before and after hold it: a missed move would make all of
+    them its replicas.
     """
     for is_last in polls(_SETTLES_S):
         moves = client.run(list_moves(client.cluster))
@@ -112,7 +104,6 @@ def _at_one_moment(client: Client) -> tuple[ClusterDetail, Moves, Mapping[str, T
 
 
 def check_room(placement: Placement, moves: Collection[Move]) -> None:
-    """Raise CommandFailed where more would move to a broker than its disk has room for."""
     layout = Layout(placement.brokers, placement.partitions)
     at = {(one.topic, one.partition): n for n, one in enumerate(placement.partitions)}
     for move in moves:

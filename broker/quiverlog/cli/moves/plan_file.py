@@ -21,7 +21,7 @@ from quiverlog.limits import PARTITIONS_PER_TOPIC_MAX, REPLICATION_FACTOR_MAX
 __all__ = ["PLAN_BYTES_MAX", "plan_text", "read_plan"]
 
 PLAN_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Enough for some 500,000 partitions."""
+"""Some 500,000 partitions."""
 
 _Node = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
@@ -41,7 +41,6 @@ _DECODER: Final = msgspec.json.Decoder(_Plan)
 
 
 def plan_text(moves: Sequence[Move]) -> str:
-    """Return the file of a plan, one partition a line."""
     lines = ",\n".join(
         "  " + msgspec.json.encode(_Partition(m.topic, m.partition, list(m.after))).decode()
         for m in moves

@@ -1,8 +1,4 @@
-"""`quiverlog partition reassign`: moving partitions to other brokers.
-
-Owns how the options become a plan, and how it is shown, begun and waited for. Every rule about
-moves is the brokers'; `core.placement` plans.
-"""
+"""`quiverlog partition reassign`: from options to a plan, shown, begun and waited for."""
 
 from __future__ import annotations
 
@@ -64,8 +60,6 @@ class _Target(click.ParamType[tuple[int, list[int]]]):
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """The options as given."""
-
     topic: str | None
     partitions: tuple[int, ...]
     targets: tuple[tuple[int, list[int]], ...]
@@ -114,7 +108,6 @@ class _Request:
         return is_named and self.topic in (None, topic)
 
     def check_partitions(self, placement: Placement, numbers: Iterable[int]) -> None:
-        """Raise CommandFailed where the topic does not exist, or has no such partition."""
         if self.topic is None:
             return
         held = {one.partition for one in placement.of(self.topic)}
@@ -244,7 +237,6 @@ class How:
 
 
 def change_factor(client: Client, topic: str, factor: int, *, is_quiet: bool = False) -> None:
-    """Change the topic's number of replicas, and wait for it."""
     request = _Request(topic, (), (), (), factor, None)
     shown = "nothing" if is_quiet else "table"
     carry_out(client, request.plan, How(wait_s=WAIT_S_MAX, output_format=shown))
@@ -290,7 +282,6 @@ def carry_out(
 
 
 def _run_plan(client: Client, moves: Sequence[Move], how: How) -> None:
-    """Begin, and wait if asked to."""
     from quiverlog.cli.moves.run import elect_preferred, start_plan, wait_for
 
     start_plan(client, moves, how.throttle)
@@ -332,7 +323,6 @@ def _check_done(client: Client, moves: Sequence[Move]) -> None:
 def _moving(
     client: Client, request: _Request, *, cancel: bool, wait_s: float, output_format: str
 ) -> None:
-    """Show the moves, after cancelling them if asked to."""
     from quiverlog.cli.moves.placement import look
     from quiverlog.cli.moves.run import wait_for
     from quiverlog.cli.moves.tables import moves_json, print_moves

@@ -1,7 +1,6 @@
 """Starting the moves of a plan, and waiting for them.
 
-A plan that some broker would refuse moves nothing; topics are requested one after the other; a
-waiting command shows the progress of the copies. The brokers move: an interrupted command leaves
+A plan that some broker would refuse moves nothing. The brokers move: an interrupted command leaves
 the moves running, with their throttle, which ends with each of them.
 """
 
@@ -31,17 +30,13 @@ _PARTITIONS_MAX: Final = 1_000
 
 
 def check_plan(client: Client, moves: Sequence[Move], throttle: int) -> None:
-    """Let the controller check the plan. Raises what it would refuse it with."""
+    """Have the controller check the plan. Raises its refusal."""
     for part in _requests(moves):
         _ask(client, part, throttle, validate_only=True)
 
 
 def start_plan(client: Client, moves: Sequence[Move], throttle: int) -> None:
-    """Begin all moves.
-
-    Raises:
-        CommandFailed: a request was refused after others had been taken.
-    """
+    """Raises CommandFailed: a request was refused after others had been taken."""
     begun = 0
     for part in _requests(moves):
         try:
@@ -84,16 +79,15 @@ def _ask(
 
 
 def elect_preferred(client: Client, moves: Sequence[Move]) -> None:
-    """Elect the preferred leaders that are in sync now; the brokers would do so in time."""
+    """Elect the preferred leaders in sync now; the brokers would do so in time."""
     for part in _requests(moves):
         # A topic that was deleted at this moment has no leaders.
         with contextlib.suppress(UnknownTopic, UnknownPartition):
             client.elect_leaders(part[0].topic, [one.partition for one in part])
 
 
-# --- waiting -------------------------------------------------------------------------------------
 def wait_for(client: Client, copies: Mapping[Key, Sequence[int]], wait_s: float) -> list[Key]:
-    """Show progress until nothing moves or the time is over. Return the partitions still moving.
+    """Show progress until nothing moves or the time is over; return what still moves.
 
     Args:
         copies: partition -> brokers that copy it.

@@ -53,7 +53,6 @@ def _by_broker(placement: Placement, moves: Sequence[Move]) -> list[dict[str, An
 
 
 def print_plan(placement: Placement, moves: Sequence[Move], throttle: int) -> None:
-    """Print the moves, then each broker before and after, then the sums."""
     print_table(
         ["TOPIC", "PARTITION", "FROM", "TO", "COPIES", "LEADER"],
         [
@@ -114,7 +113,6 @@ def _summary(moves: Sequence[Move], throttle: int) -> str:
     return text
 
 
-# --- what moves now ------------------------------------------------------------------------------
 def moves_json(moving: Mapping[tuple[str, int], PartitionMove]) -> list[dict[str, Any]]:
     return [
         {

@@ -1,7 +1,5 @@
-"""`quiverlog consume`: print a topic's rows, or save them to a file.
-
-Owns the options and how they fit together. With --follow it outlives every outage of the brokers.
-"""
+"""`quiverlog consume`: print a topic's rows, or save them to a file. With --follow it outlives
+every outage of the brokers."""
 
 from __future__ import annotations
 
@@ -38,14 +36,14 @@ __all__ = ["consume"]
 
 _FORMATS = ("table", "json", "csv", "tsv", "lines", "arrow", "parquet")
 _TAIL_ROWS_MAX = 1_000_000
-"""Rows of a tail are held in memory, once per partition, to be sorted by time."""
+"""Held in memory, once per partition, to be sorted by time."""
 _FOLLOW_REQUEST_TIMEOUT_S = 5.0
-"""A broker that does not answer is asked again after this; an outage is waited out in any case."""
+"""Then a silent broker is asked again; an outage is waited out in any case."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """The user's request, checked as far as possible without a broker."""
+    """The user's request, checked without a broker."""
 
     topic: str
     start: Point
@@ -320,7 +318,6 @@ def _follow(client: Client, request: _Request, begin: dict[int, int], rows: RowS
 
 
 def _needs_place(request: _Request) -> bool:
-    """Return whether topic, partition, offset and time of each row are needed."""
     return request.metadata or request.where is not None or request.template is not None
 
 
@@ -330,7 +327,6 @@ def _fetched(request: _Request) -> list[str] | None:
 
 
 def _shown(request: _Request, current: pa.Schema) -> pa.Schema:
-    """Return the columns of the output, before the first row arrives."""
     import pyarrow as pa
 
     from quiverlog.client.rows.place import PLACE_SCHEMA
@@ -357,7 +353,7 @@ def _shown(request: _Request, current: pa.Schema) -> pa.Schema:
 
 
 def _places(request: _Request, current: pa.Schema) -> list[str]:
-    """Return the metadata columns of the sink. Columns of the topic by such a name hide them."""
+    """Return the sink's metadata columns; the topic's own of such a name hide them."""
     from quiverlog.client.rows.place import places_beside
 
     is_placed = request.metadata or request.template is not None

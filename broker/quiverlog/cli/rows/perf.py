@@ -1,8 +1,5 @@
-"""`quiverlog perf produce|consume|latency` measures how fast a broker is, from this machine.
-
-Every run is bounded in rows or in time. The numbers are those of one Python client; `make bench`
-compares with bare baselines.
-"""
+"""`quiverlog perf produce|consume|latency` measures a broker by one Python client on this machine.
+Every run is bounded in rows or in time."""
 
 from __future__ import annotations
 
@@ -94,7 +91,7 @@ def _schema() -> pa.Schema:
 
 
 def _rows(count: int, row_bytes: int) -> pa.RecordBatch:
-    """Return rows of about `row_bytes` each; random payloads, so that compression gains nothing."""
+    """Return rows of about `row_bytes` each, random so that compression gains nothing."""
     import pyarrow as pa
 
     payload_bytes = max(0, row_bytes - _FIXED_ROW_BYTES)
@@ -118,7 +115,7 @@ def _ensure_topic(
     """Create the topic, or check that it has the options given; print its properties.
 
     Raises:
-        click.UsageError: an option that describes a new topic is not true of the existing one.
+        click.UsageError: an option is not true of the existing topic.
         CommandFailed: it has other columns, or too few replicas.
     """
     before = client.metadata([topic]).topics
@@ -200,7 +197,6 @@ def _rates(rows: int, byte_count: int, seconds: float) -> dict[str, Any]:
     }
 
 
-# --- produce --------------------------------------------------------------------------------------
 class _Acknowledgements:
     """Waits for futures in a thread of its own, to time each acknowledgement."""
 
@@ -282,7 +278,6 @@ def perf_produce(
     _print_result(result | _latencies(waiting.latencies_s), output_format)
 
 
-# --- consume --------------------------------------------------------------------------------------
 @perf.command(name="consume")
 @click.option(
     "--rows", type=click.IntRange(1, INT64_MAX), help="Stop after this many; all when not given."
@@ -319,7 +314,6 @@ def perf_consume(
     _print_result(result | _latencies(gaps_s), output_format)
 
 
-# --- latency --------------------------------------------------------------------------------------
 @perf.command(name="latency")
 @click.option("--rows", type=click.IntRange(1, INT64_MAX), default=1_000, show_default=True)
 @_duration_option
@@ -366,7 +360,7 @@ def perf_latency(
 
 
 def _arrivals(consumer: Any) -> Iterator[None]:
-    """Yield once for every row that arrives."""
+    """Yield once for every row."""
     for batch in consumer:
         for _ in range(batch.data.num_rows):
             yield None

@@ -39,13 +39,13 @@ __all__ = ["produce"]
 
 _FORMATS = ("auto", "csv", "tsv", "json", "parquet", "arrow", "lines")
 _FUTURES_KEPT_MAX = 64
-"""Sends whose outcome is still to be read; the producer's own buffer bounds the bytes."""
+"""Outcomes still to be read; the producer's own buffer bounds the bytes."""
 _BATCH_BYTES = 4 * MIB
 _BATCH_ROWS = 262_144
-"""Rows of a file that become one batch: a request costs both sides as much as 100 KiB of rows do.
-For a pipe the linger decides."""
+"""Of a file: a request costs both sides as much as 100 KiB of rows do. For a pipe the linger
+decides."""
 _FAILED_WAIT_S = 10.0
-"""How long to wait after a failure for sends in flight."""
+"""After a failure, for sends in flight."""
 _INTERRUPTED_WAIT_S = 5.0
 """The same after Ctrl-C."""
 
@@ -176,7 +176,7 @@ def _warn(note: str) -> None:
 
 
 def _import_reader_and_client() -> None:
-    """Import without what neither needs: importing is most of a small file's time."""
+    """Import without what neither needs: most of a small file's time."""
     with lean_imports("numpy"):
         import quiverlog.cli.formats.read_csv
         import quiverlog.cli.formats.read_files
@@ -184,8 +184,6 @@ def _import_reader_and_client() -> None:
 
 
 class _Outcome:
-    """The acknowledged rows and their offsets, per partition."""
-
     def __init__(self) -> None:
         self.started_s = time.monotonic()
         self.seconds = 0.0
@@ -195,7 +193,7 @@ class _Outcome:
         self.futures: deque[Any] = deque()
 
     def rows_so_far(self) -> int:
-        """Return the acknowledged rows, also of futures not yet read. Any thread may call it."""
+        """Return the acknowledged rows, also of futures not yet read. Safe from any thread."""
         done = [future for future in tuple(self.futures) if future.done()]
         uncollected: int = sum(entry.rows for future in done for entry in future.produced)
         return self.rows + uncollected
@@ -262,7 +260,7 @@ def _send(
 
 
 def _in_the_file(error: Exception, rows_before: int) -> Exception:
-    """Return the error with the row's number in the file in place of that in its batch."""
+    """Put the row's number in the file in place of that in its batch."""
     if isinstance(error, SchemaMismatch) and isinstance(row := error.details.get("row"), int):
         place = f"row {rows_before + row} of the file (the first is 0)"
         error.message = error.message.replace(f"row {row}", place, 1)
@@ -299,7 +297,7 @@ def _with_stored_rows(
     target: TargetTopic,
     wait_s: float,
 ) -> Exception:
-    """Return the error with the number of rows that were stored before it."""
+    """Add to the error the number of rows stored before it."""
     missing = _collect(outcome, futures, wait_s)
     if outcome.rows:
         left = f"{_rows(outcome.rows, 'was', 'were')} stored in {target.name} before that."

@@ -1,9 +1,6 @@
-"""Progress of `produce` on stderr: rows stored so far and rows per second.
-
-A bar on a terminal; elsewhere a line now and then for a pipe, which may take days, and nothing for
-a file. Rows are counted when progress is shown, not when the next ones come: a pipe may be idle for
-long.
-"""
+"""Progress of `produce` on stderr: a bar on a terminal; elsewhere a line now and then for a pipe,
+which may take days, and nothing for a file. A pipe may be idle for long, so rows are counted when
+progress is shown."""
 
 from __future__ import annotations
 
@@ -27,8 +24,6 @@ _LINE_EVERY_S = 10.0
 
 
 class Progress(Protocol):
-    """Takes how much of the input was read."""
-
     def show(self, done: int) -> None: ...
 
 
@@ -38,8 +33,6 @@ class _Nothing:
 
 
 class _Rate:
-    """Rows so far and rows per second, in words."""
-
     def __init__(self, rows: Callable[[], int]) -> None:
         self._count = rows
         self._since_s = time.monotonic()
@@ -49,7 +42,7 @@ class _Rate:
         return self._count() != self._before
 
     def words(self, *, is_kept: bool = True) -> str:
-        """Return the rate since the beginning; or, unless `is_kept`, since the last call."""
+        """Return the rate since the beginning; unless `is_kept`, since the last call."""
         rows, now_s = self._count(), time.monotonic()
         rate = (rows - self._before) / max(1e-3, now_s - self._since_s)
         if not is_kept:

@@ -1,8 +1,7 @@
 """The topic that `produce` writes to: checks of an existing one, and creation of a new one.
 
-A new topic is created as late as possible, when its first rows were read and found to fit: a file
-that cannot be read, and Ctrl-C before its first row, leave no topic behind. It is never deleted
-again: other clients may use it by then.
+It is created when its first rows were read and found to fit: an unreadable file, or Ctrl-C before,
+leaves no topic. It is never deleted again: other clients may use it by then.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ __all__ = ["TargetTopic"]
 class TargetTopic:
     """The topic, for the time of a `with`; after a Ctrl-C it prints whether a new one exists.
 
-    `schema` has the columns to read the file with: the topic's, or those that a new one shall have;
-    None infers them. `is_made`: this command has created it.
+    `schema` has the columns to read the file with; None infers them. `is_made`: this command has
+    created it.
     """
 
     def __init__(
@@ -87,7 +86,7 @@ class TargetTopic:
         raise CommandFailed(f"interrupted: {what}", ExitCode.INTERRUPTED) from error
 
     def make_for(self, source: Source, sending: dict[str, Any]) -> bool:
-        """Create the topic, if it is a new one, when the first rows of the source are ready.
+        """Create a new topic when the source's first rows are ready.
 
         Args:
             source: its `batches` are begun and put back.
@@ -129,7 +128,6 @@ class TargetTopic:
         return True
 
     def note_when_empty(self, *, is_sure: bool) -> str:
-        """Return a sentence for the user about a new topic without rows."""
         if not is_sure:
             return f"Topic {self.name!r} was created, and no row in it was acknowledged."
         return f"The new topic is empty: `quiverlog topic delete {self.name}` removes it."

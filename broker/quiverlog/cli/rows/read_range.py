@@ -1,8 +1,5 @@
-"""The range that a reader reads: `--from`, `--to` and `--tail`.
-
-Owns their grammar, and their offsets for each partition of a topic, which the brokers return once,
-before the first row is read.
-"""
+"""The range that a reader reads: `--from`, `--to` and `--tail`, resolved once, before the first
+row."""
 
 from __future__ import annotations
 
@@ -71,7 +68,7 @@ def parse_point(text: str, option: str, *, now: datetime | None = None) -> Point
 
 
 class Span(click.ParamType[float]):
-    """A time span in words (`2s`, `1m 30s`, `500ms`), or a number of seconds; gives seconds."""
+    """A time span (`2s`, `1m 30s`, `500ms`), or a number of seconds; gives seconds."""
 
     name = "span"
 
@@ -109,7 +106,7 @@ def _span_ago(word: str) -> timedelta | None:
 
 
 def _chosen(client: Client, topic: str, point: Point, partitions: list[int]) -> list[int]:
-    """Return the partitions to read: those with an offset, or all; --partition narrows them."""
+    """Return the partitions with an offset, or all; --partition narrows them."""
     if not isinstance(point, dict):
         return partitions or sorted(client.list_offsets(topic))
     missing = sorted(set(partitions) - set(point))
@@ -123,15 +120,14 @@ def _chosen(client: Client, topic: str, point: Point, partitions: list[int]) -> 
 def starts(
     client: Client, topic: str, point: Point, partitions: list[int], *, tail: int | None
 ) -> dict[int, int]:
-    """Return partition -> first offset to read, for the partitions that are read.
+    """Return first offsets, for the partitions that are read.
 
     Args:
         partitions: those of --partition; if empty, all that `point` covers.
         tail: begin this many rows before each end instead.
 
     Raises:
-        OffsetOutOfRange: the partition does not have the offset: an error, not a request for no
-            rows.
+        OffsetOutOfRange: the partition does not have the offset.
         UnknownPartition: the topic does not have it.
     """
     chosen = _chosen(client, topic, point, partitions)
@@ -164,7 +160,7 @@ def _in_range(topic: str, partition: int, offset: int, first: int, end: int) -> 
 
 
 def ends(client: Client, topic: str, point: Point, partitions: list[int]) -> dict[int, int]:
-    """Return partition -> the offset before which reading ends; never beyond the present end."""
+    """Return the offsets before which reading ends; never beyond the present end."""
     latest = _found(client.list_offsets(topic, at=dict.fromkeys(partitions, "latest")))
     if point == "latest":
         return latest

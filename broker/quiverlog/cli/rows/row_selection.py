@@ -21,7 +21,7 @@ __all__ = ["RowFilter", "RowSelection"]
 
 
 class RowSelection:
-    """Takes batches as they come and writes the chosen rows, in the chosen columns."""
+    """Writes the chosen rows of batches, in the chosen columns."""
 
     def __init__(
         self,
@@ -33,10 +33,11 @@ class RowSelection:
         row_filter: RowFilter | None,
         is_placed: bool,
     ) -> None:
-        """
+        """Select rows on their way to `sink`.
+
         Args:
-            columns: those to write; None writes all, also those that the topic gains meanwhile.
-            places: the metadata columns to write (topic, partition, offset, time).
+            columns: those to write; None: all, also those that the topic gains.
+            places: the metadata columns to write.
             is_placed: the filter or the sink needs the metadata columns.
         """
         self._sink = sink
@@ -48,7 +49,6 @@ class RowSelection:
 
     @property
     def is_full(self) -> bool:
-        """Return whether as many rows were written as were asked for."""
         return self._left == 0
 
     def take(self, batch: ConsumerBatch) -> None:
@@ -88,12 +88,9 @@ class RowSelection:
             self._sink.write(rows)
 
 
-# `--where`: rows chosen by an SQL expression.
 class RowFilter:
-    """One expression over columns of one schema."""
-
     def __init__(self, expression: str, schema: pa.Schema) -> None:
-        """Raises CommandFailed: the expression is no condition on these columns."""
+        """Raises CommandFailed: no condition on these columns."""
         if importlib.util.find_spec("duckdb") is None:
             raise CommandFailed(f"--where needs DuckDB: {install_line('sql', 'duckdb')}")
         try:
@@ -102,7 +99,6 @@ class RowFilter:
             raise _failed(error) from error
 
     def chosen(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows for which the expression is true, neither false nor null."""
         try:
             return self._filter.chosen(batch)
         except InvalidArgument as error:

@@ -1,8 +1,5 @@
-"""`quiverlog sql`: topics as tables of DuckDB, queried once, repeatedly, or at a prompt.
-
-Owns the options, the prompt and how results are written; `client.tables` makes topics tables and
-decides which rows a query fetches.
-"""
+"""`quiverlog sql`: topics as tables of DuckDB (`client.tables`), queried once, repeatedly, or at a
+prompt."""
 
 from __future__ import annotations
 
@@ -48,9 +45,9 @@ _FOR_PEOPLE = ("table", "json", "csv", "tsv", "lines")
 _QUERY_CHARS_MAX: Final = 1 << 20
 _BATCH_ROWS: Final = 1 << 16
 _FILES_BATCH_ROWS: Final = 1 << 11
-"""As many as DuckDB processes at a time: a file may store one long value for all its rows."""
+"""As DuckDB processes at a time: a file may store one long value for all its rows."""
 _FILES_MEMORY_BYTES_MAX: Final = FILE_MEMORY_BYTES_MAX * 3 // 2
-"""Of the whole process: DuckDB's memory, and the rows that are written."""
+"""Of the process: DuckDB's memory, and the rows that are written."""
 _FILES_HINT: Final = (
     "A query reaches topics alone: --files lets it use files, the network, extensions and settings."
 )
@@ -161,7 +158,7 @@ def _session(client: Client, files: bool) -> Any:
 
 
 def _is_about_files(message: str) -> bool:
-    """Return whether a missing table or function needs --files: a path, or an extension's."""
+    """Return whether a missing table or function needs --files."""
     table = re.search(r"Table with name (.+?) does not exist", message)
     if table is None:
         return "it exists in the " in message
@@ -169,14 +166,12 @@ def _is_about_files(message: str) -> bool:
 
 
 def _files_in(query: str) -> str:
-    """Return the files that the query names: the error does not name the one it is about."""
+    """Return the query's files: the error does not name the one it is about."""
     named = [text for text in re.findall(r"'([^'\n]+)'", query) if os.path.isfile(text)]
     return ", ".join(dict.fromkeys(named)) or "the query"
 
 
 class _Session:
-    """One database for one user's queries."""
-
     def __init__(self, client: Client, database: Any, files: bool) -> None:
         self._client = client
         self._database = database
@@ -190,7 +185,7 @@ class _Session:
         self.is_forced = False
 
     def ask(self, query: str) -> None:
-        """Run the statements and write the result of the last, if it has one.
+        """Run the statements and write the result of the last.
 
         Raises:
             CommandFailed: DuckDB refused it, or the time of a `--timeout` is over.
@@ -235,7 +230,6 @@ class _Session:
 
     @contextlib.contextmanager
     def _own_errors(self, query: str) -> Iterator[None]:
-        """Turn DuckDB's errors into this command's."""
         import duckdb
 
         try:
@@ -274,7 +268,7 @@ class _Session:
             self._client.cluster.progressed()
 
     def prompt(self) -> None:
-        """Run statements that end with a semicolon, until `exit` or the end of the input."""
+        """Run statements up to a semicolon, until `exit` or the end of the input."""
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401 - gives input() a history and editing
 
@@ -306,7 +300,6 @@ class _Session:
             print("quiverlog: interrupted", file=sys.stderr)
 
     def _make_tables(self, query: str) -> None:
-        """Make tables of the topics that the query may name, as they are now."""
         from quiverlog.client.tables.duckdb import register_topics
 
         words = query.casefold()

@@ -1,8 +1,8 @@
 """DuckDB's results in types that every output can hold.
 
-Some types are DuckDB's alone: Arrow has no place for the zone of a time, and shows bits and long
-integers as bytes of DuckDB's own; no text format and no Parquet has intervals. DuckDB itself writes
-these as text, inside of lists and structs, too.
+Arrow has no place for a time's zone, and shows bits and long integers as bytes of DuckDB's own; no
+text format and no Parquet has intervals. DuckDB itself writes these as text, inside of lists and
+structs, too.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _AS_TEXT: Final = frozenset(
 
 
 def with_text(relation: Any, *, keeps_spans: bool) -> Any:
-    """Return the relation with its columns of such types cast to text.
+    """Cast columns of such types to text.
 
     Args:
-        keeps_spans: leave intervals, which Arrow files hold, as they are.
+        keeps_spans: leave intervals, which Arrow files hold.
     """
     as_text = _AS_TEXT - {"interval"} if keeps_spans else _AS_TEXT
     casts = [_castable(kind, as_text) for kind in relation.types]
@@ -42,7 +42,7 @@ def with_text(relation: Any, *, keeps_spans: bool) -> Any:
 
 
 def _castable(kind: Any, as_text: frozenset[str]) -> Any:
-    """Return the type with text in place of those types; None where it has none of them."""
+    """Return the type with text in place of those types; None: it has none."""
     import duckdb
 
     if kind.id in as_text or str(kind).casefold() in as_text:
@@ -63,11 +63,11 @@ def _castable(kind: Any, as_text: frozenset[str]) -> Any:
 
 
 def written_schema(schema: pa.Schema, *, has_unique_names: bool) -> pa.Schema:
-    """Return the schema with a topic's types in place of those that only DuckDB has.
+    """Return the schema with a topic's types in place of DuckDB's own.
 
     Args:
-        has_unique_names: number repeated names, as DuckDB's data frames do: two topics that are
-            joined both have a `_partition`.
+        has_unique_names: number repeated names, as DuckDB's data frames do: two joined topics both
+            have a `_partition`.
     """
     wider = {pa.uint8(): pa.int16(), pa.uint16(): pa.int32(), pa.uint32(): pa.int64()}
     names = _unique(schema.names) if has_unique_names else schema.names
@@ -93,11 +93,7 @@ def _unique(names: list[str]) -> list[str]:
 
 
 def as_written(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Return the rows in these types.
-
-    Raises:
-        CommandFailed: a value does not fit the type, such as nanoseconds, or 24:00 as a time.
-    """
+    """Raises CommandFailed: a value does not fit, such as nanoseconds, or 24:00 as a time."""
     columns = []
     for column, field in zip(batch.columns, schema, strict=True):
         try:

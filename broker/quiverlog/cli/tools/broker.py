@@ -1,8 +1,5 @@
-"""`quiverlog broker`: run one broker in the foreground.
-
-Each key of the broker's configuration table is a flag of its own, so the table is the only list of
-them.
-"""
+"""`quiverlog broker`: run one broker in the foreground. Each key of the configuration's table is a
+flag."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ def _flag(setting: Setting) -> click.Option:
     text = setting.doc if setting.default == "" else f"{setting.doc} [default: {setting.default}]"
     flag = flag_of(setting.key)
     metavar = "|".join(setting.choices) or setting.kind.value.upper()
-    # Values are checked together with those of the file and the environment, in one place.
+    # Checked together with the values of file and environment.
     return click.Option(
         [flag, setting.field], metavar=metavar, help=text, shell_complete=_completion(setting)
     )
@@ -43,7 +40,7 @@ def _completion(setting: Setting) -> Callable[..., list[str]] | None:
 
 
 def _as_a_broker_imports() -> AbstractContextManager[None]:
-    """Import no more than a broker needs: importing is most of a small broker's start."""
+    """Import no more than a broker needs: most of a small broker's start."""
     return lean_imports("numpy", "rich")
 
 

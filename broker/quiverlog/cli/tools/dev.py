@@ -1,7 +1,5 @@
-"""`quiverlog dev ...`: a local cluster of real brokers, to develop against and to break.
-
-Owns options and tables; `quiverlog.local` acts on the brokers.
-"""
+"""`quiverlog dev ...`: a local cluster of real brokers (`quiverlog.local`), to develop against and
+to break."""
 
 from __future__ import annotations
 
@@ -57,7 +55,7 @@ _directory = click.option(
 
 
 def _with_cluster(command: _Command) -> _Command:
-    """Open the cluster of `--directory` and pass it on; its failures become one line."""
+    """Open the cluster of `--directory`; its failures become one line."""
 
     @_directory
     @debug_option
@@ -198,7 +196,7 @@ def _show(found: LocalCluster, output_format: str) -> None:
 
 
 def _asked(found: LocalCluster) -> ClusterDetail | None:
-    """Return the cluster from the metadata of a running broker; None if none answers."""
+    """Return a running broker's description of the cluster; None if none answers."""
     from quiverlog.client.client import connect
     from quiverlog.errors import QuiverlogError
 
@@ -213,9 +211,8 @@ def _asked(found: LocalCluster) -> ClusterDetail | None:
 
 
 def _cluster_state(seen: ClusterDetail | None, local: LocalBroker) -> str:
-    """Return a broker's state in the cluster. Without a controller it is unknown, and a broker that
-    does not run is never called ready.
-    """
+    """Return a broker's state: unknown without a controller, and never ready where it does not
+    run."""
     known = () if seen is None else seen.brokers
     broker = next((one for one in known if one.node_id == local.node_id), None)
     if seen is None or broker is None:

@@ -1,8 +1,5 @@
-"""`quiverlog docs [PAGE]`: the guides that came with this installation.
-
-They are in the clone that the package is run from, else among the files of the wheel
-(`share/doc/quiverlog/docs` under the environment's prefix).
-"""
+"""`quiverlog docs [PAGE]`: this installation's guides, in the clone that it runs from or among the
+wheel's files (`share/doc/quiverlog/docs` under the environment's prefix)."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ _INSTALLED = Path("share", "doc", "quiverlog", "docs", "README.md")
 
 
 def docs_directory() -> Path:
-    """Return the guides' directory. Raises CommandFailed: this installation has none."""
+    """Raises CommandFailed: this installation has none."""
     clone = Path(quiverlog.__file__).resolve().parents[2] / "docs"
     if (clone / "README.md").is_file():
         return clone
@@ -73,7 +70,7 @@ def docs(page: str | None, show_path: bool, output_format: str) -> None:
 
 
 def _pages(directory: Path) -> dict[str, Path]:
-    """Return name -> file; those at the top first, then the decisions."""
+    """Those at the top first, then the decisions."""
     top = {path.stem: path for path in sorted(directory.glob("*.md"))}
     return top | {f"adr/{path.stem}": path for path in sorted(directory.glob("adr/[0-9]*.md"))}
 

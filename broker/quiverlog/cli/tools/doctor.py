@@ -1,7 +1,6 @@
 """`quiverlog doctor` checks that everything is there that a broker and Spark need.
 
-A check never raises: a failure is its finding. Spark is examined from outside (versions, another
-interpreter); this module never imports it.
+A check never raises: a failure is its finding. Spark is examined from outside and never imported.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ OK, WARNING, PROBLEM = "ok", "warning", "problem"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The outcome of one check. `advice` is what to do; empty when all is well."""
+    """One check's outcome. `advice` is what to do; empty when all is well."""
 
     check: str
     status: str
@@ -83,7 +82,6 @@ def _print(findings: list[Finding]) -> None:
             print(f"{'':<7}  {'':<{width}}  -> {one_line(finding.advice)}")
 
 
-# --- Python ---------------------------------------------------------------------------------------
 def _python() -> Iterator[Finding]:
     running = ".".join(map(str, sys.version_info[:3]))
     old = sys.version_info[:2] < PYTHON_MIN
@@ -114,9 +112,8 @@ def _installed(package: str) -> str | None:
         return None
 
 
-# --- Java -----------------------------------------------------------------------------------------
 def java_problem() -> str | None:
-    """Return what keeps Spark from starting a JVM, with the line to type; None if nothing does."""
+    """Return what keeps Spark from starting a JVM, with the line to type; else None."""
     finding = _java()
     return None if finding.status == OK else f"{finding.detail} {finding.advice}"
 
@@ -145,7 +142,7 @@ def _java() -> Finding:
 
 
 def java_major(text: str) -> int | None:
-    """Return the major version in `java -version`'s output: 8 of `1.8.0_402`, 17 of `17.0.15`."""
+    """Return the major version: 8 of `1.8.0_402`, 17 of `17.0.15`."""
     match = re.search(r'version "(\d+)(?:\.(\d+))?', text)
     if match is None:
         return None
@@ -161,7 +158,6 @@ def _java_install_line() -> str:
     return next((line for tool, line in lines.items() if shutil.which(tool)), "see adoptium.net")
 
 
-# --- Spark ----------------------------------------------------------------------------------------
 def _pyspark() -> Finding:
     found = _installed("pyspark") or _installed("pyspark-client")
     if found is None:
@@ -179,7 +175,7 @@ def _pyspark() -> Finding:
 
 
 def _worker_sockets() -> Finding:
-    """Report how Spark talks to its Python workers. TCP is no fault: our own tasks do not wait."""
+    """TCP is no fault: our own tasks do not wait."""
     check, setting = "worker sockets", "spark.python.unix.domain.socket.enabled"
     if os.environ.get("PYSPARK_UDS_MODE", "").lower() == "true":
         return Finding(check, OK, "Unix domain, from PYSPARK_UDS_MODE")
@@ -264,7 +260,6 @@ def _judge_workers(
         )
 
 
-# --- brokers --------------------------------------------------------------------------------------
 def _brokers(bootstrap: str, timeout_s: float) -> list[Finding]:
     from quiverlog.cli.console.cluster_health import (
         as_known,

@@ -1,7 +1,7 @@
 """`quiverlog dump-log`: what lies in a segment file, batch by batch.
 
-The storage judges what is damage and what a torn tail, as in a recovery. Files are opened read-only
-and no broker is needed; one that writes to the file at the same time does no harm.
+The storage judges what is damage and what a torn tail, as in a recovery. Files are opened
+read-only; a broker that writes to them does no harm.
 """
 
 from __future__ import annotations
@@ -64,9 +64,8 @@ class DumpedBatch:
 
 
 def walk(buffer: memoryview, index: SparseIndex | None = None) -> Iterator[DumpedBatch | str]:
-    """Yield the batches of a segment, and messages about the bytes that are none.
-
-    A batch that is whole but whose checksum is wrong is among the batches.
+    """Yield the batches of a segment (whole ones with a wrong checksum, too), and messages about
+    other bytes.
 
     Args:
         index: of this segment; it locates batches after damaged bytes.

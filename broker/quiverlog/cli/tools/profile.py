@@ -25,7 +25,6 @@ def profile() -> None:
 
 
 def complete_profiles(_ctx: click.Context, _: click.Parameter, begun: str) -> list[str]:
-    """Return names of profiles for shell completion."""
     try:
         return sorted(name for name in load().bootstraps if name.startswith(begun))
     except (CommandFailed, OSError):

@@ -1,7 +1,4 @@
-"""`quiverlog partition ...`: which brokers hold and lead the partitions of topics.
-
-`reassign` has a module of its own.
-"""
+"""`quiverlog partition ...`: which brokers hold and lead the partitions of topics."""
 
 from __future__ import annotations
 
@@ -39,7 +36,6 @@ def partition() -> None:
 partition.add_command(reassign)
 
 
-# --- list ----------------------------------------------------------------------------------------
 @partition.command(name="list")
 @click.option(
     "--topic", "-t", "topics", multiple=True, metavar="NAME", shell_complete=complete_topics,
@@ -166,9 +162,7 @@ def _rows(
             }
 
 
-# --- elect ---------------------------------------------------------------------------------------
 def election_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options that `partition elect` and `topic elect` share."""
     options = (
         click.option(
             "--partition",

@@ -1,7 +1,4 @@
-"""`quiverlog topic ...`: create, list, describe, alter, delete, trim.
-
-Owns options and output; every rule is the broker's.
-"""
+"""`quiverlog topic ...`: create, list, describe, alter, delete, trim."""
 
 from __future__ import annotations
 
@@ -100,7 +97,6 @@ def _shape(info: TopicInfo) -> dict[str, object]:
 
 
 def _given(**options: Any) -> dict[str, Any]:
-    """Return the options that were given; the broker has defaults for the rest."""
     return {name: value for name, value in options.items() if value is not None}
 
 
@@ -306,11 +302,8 @@ def trim(
 
 
 def parse_before(text: str) -> int | Literal["latest"] | dict[int, int | Literal["latest"]]:
-    """Parse `latest`, an offset for all partitions, or `partition=offset` pairs.
-
-    Raises:
-        click.BadParameter: none of these.
-    """
+    """Parse `latest`, an offset for all partitions, or `partition=offset` pairs; else
+    click.BadParameter."""
 
     def offset(word: str) -> int | Literal["latest"]:
         if word == "latest":

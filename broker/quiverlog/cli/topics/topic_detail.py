@@ -73,10 +73,7 @@ def print_detail(detail: TopicDetail, *, all_configs: bool) -> None:
 
 
 def _print_partitions(detail: TopicDetail) -> None:
-    """Print what most users look for first; a second table has the rest of the same partitions.
-
-    One table of all of it does not fit into the 80 columns of a terminal.
-    """
+    """Print what most users look for, then the rest: one table does not fit into 80 columns."""
     numbers = ["PARTITION", "LEADER", "START", "END", "ROWS", "SIZE"]
     print_table(
         ["PARTITION", "LEADER", "START", "END", "ROWS", "SIZE"],
