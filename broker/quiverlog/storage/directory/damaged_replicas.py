@@ -22,7 +22,6 @@ _WHY_BYTES_MAX: Final = 2_000
 
 
 def mark_damaged(disk: Disk, directory: str, why: str) -> None:
-    """Mark the rows in this partition's directory as damaged, durably, for every later start."""
     line = why.encode()[:_WHY_BYTES_MAX] + b"\n"
     with typed_errors(directory):
         disk.write_file_atomic(f"{directory}/{DAMAGED_FILE}", line)
@@ -79,7 +78,6 @@ def keep_newest(
 
 
 def _kept(disk: Disk, data_path: str) -> dict[int, str]:
-    """Return those that were set aside, by number."""
     found: dict[int, str] = {}
     for name in disk.directories(data_path):
         match = _NUMBERED.fullmatch(name) if name.endswith(DAMAGED) else None

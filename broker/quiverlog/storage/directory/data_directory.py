@@ -3,7 +3,7 @@
 
 `clean-shutdown` is consumed at start: any later crash counts as unclean. A partition on its way out
 is first renamed to `<topic id>-<8 hex>.deleted`: a crash in the middle leaves nothing that looks
-like a partition. Rows are removed only when the metadata says that their topic was deleted; rows of
+like a partition. Rows are removed only when the metadata has their topic as deleted; rows of
 an unknown topic are set aside as `*.orphan`.
 
 Invariant: errors are those of the error table, never a bare OSError; whichever step fails, the next
@@ -64,8 +64,6 @@ def _is_of_the_disk(error: QuiverlogError) -> bool:
 
 
 class PartitionDirectories:
-    """The directories in `data/`. `notes`: what the operator should read."""
-
     __slots__ = ("_disk", "notes", "path")
 
     def __init__(self, disk: Disk, path: str) -> None:
@@ -77,7 +75,6 @@ class PartitionDirectories:
         return f"{self.path}/{name}"
 
     def partitions(self) -> list[str]:
-        """Return names of partitions; those on their way out or aside left out."""
         with typed_errors(self.path):
             return [name for name in self._disk.directories(self.path) if is_partition_name(name)]
 
@@ -141,7 +138,6 @@ class PartitionDirectories:
             raise failures[0]
 
     def _doom(self, name: str, topic_id: bytes | None) -> list[str]:
-        """Rename a directory so that it does not pass for a partition; return the new path."""
         path = self.partition_path(name)
         with typed_errors(path):
             if not self._disk.exists(path):
@@ -246,7 +242,6 @@ class PartitionDirectories:
                 self._note(name, "not a partition")
 
     def unknown_rows(self, owners: Mapping[str, bytes], removed: Collection[bytes]) -> list[str]:
-        """Return names of the directories with rows that `remove_leftovers` would set aside."""
         found: list[str] = []
         for name in self.partitions():
             path = self.partition_path(name)
@@ -281,7 +276,6 @@ class PartitionDirectories:
             write_partition_file(self._disk, self.partition_path(name), name, topic_id)
 
     def _is_unfinished(self, name: str) -> bool:
-        """Return True for what `create_partition` leaves when a crash interrupts it."""
         ours = {PARTITION_FILE, f"{PARTITION_FILE}.tmp"}
         return is_partition_name(name) and ours.issuperset(
             self._disk.list(self.partition_path(name))
@@ -496,7 +490,6 @@ class DataDirectory:
             return None
 
     def note_clock(self, note: ClockNote) -> None:
-        """Write down the wall clock, if the directory is still ours."""
         with typed_errors(self.clock_path):
             if self.is_owned():
                 believed_us, *doubt = (max(0, value) for value in note)
@@ -540,7 +533,6 @@ class DataDirectory:
         return bytes.fromhex(self.directory_id), _WHOSE
 
     def note_made(self, version: int, unmade: Iterable[tuple[bytes, int]]) -> None:
-        """Write that down, if the directory is still ours."""
         assert version >= 0
         with typed_errors(self.made_path):
             if self.is_owned():

@@ -41,7 +41,6 @@ _DECODER: Final = msgspec.json.Decoder(NodeFile)
 
 
 def _checksum(node: NodeFile) -> int:
-    """Of the values: it does not matter how the file is laid out."""
     return crc32c(f"{node.cluster_id}\n{node.node_id}\n{node.directory_id}".encode())
 
 
@@ -60,7 +59,6 @@ def _restore(file: str, what: str) -> CorruptLog:
 def load_node(
     disk: Disk, path: str, node_id: int, cluster_id: str, entropy: Callable[[int], bytes]
 ) -> tuple[NodeFile, bool]:
-    """Return (whose directory it is, whether it was made just now)."""
     file = f"{path}/node.json"
     if not disk.exists(file):
         if disk.list(f"{path}/data") or disk.list(f"{path}/metadata"):
@@ -85,10 +83,6 @@ def load_node(
 
 
 def read_node(disk: Disk, path: str) -> NodeFile:
-    """Read the file of a data directory.
-
-    Raises CorruptLog, ForeignDataDirectory, UnsupportedFormat.
-    """
     file = f"{path}/node.json"
     try:
         node = _DECODER.decode(disk.read_file(file))

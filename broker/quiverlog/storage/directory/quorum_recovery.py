@@ -81,7 +81,6 @@ class StoppedQuorum:
         return set(self.voters) == {self.key}
 
     def others(self) -> dict[int, list[str]]:
-        """Return the other voters by node id, and all addresses at which they may be."""
         found: dict[int, list[str]] = {}
         for voter, endpoint in self.voters.items():
             if voter.node_id != self.key.node_id:
@@ -107,7 +106,6 @@ class StoppedQuorum:
         self._lock.release()
 
     def _registered(self) -> Mapping[int, list[str]]:
-        """Return where brokers have registered, by node id."""
         found: dict[int, list[str]] = {}
         for records in self._decided():
             for record in decode_entry(records):

@@ -79,7 +79,6 @@ class FileBytes:
         self.size = size
 
     def holds(self, start: int, end: int) -> bool:
-        """Return whether the window has the whole range, as in the file."""
         return self._whole and self._start <= start and end <= self._start + len(self._window)
 
     def read(self, position: int, size: int) -> memoryview:
@@ -98,7 +97,6 @@ class FileBytes:
 
 
 def _read_around_errors(file: File, position: int, size: int) -> tuple[bytes, bool]:
-    """Return (`size` bytes, whether all are the file's); unreadable ones are replaced."""
     try:
         data = file.read_copy(position, size)
         if len(data) == size:

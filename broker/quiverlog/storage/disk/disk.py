@@ -65,7 +65,6 @@ def is_special_file(error: OSError) -> bool:
 
 
 def is_unreadable_file(error: BaseException) -> bool:
-    """Return whether the disk does not give an existing file, now or later."""
     return isinstance(error, OSError) and (
         isinstance(error, FileNotFoundError) or error.errno in _UNREADABLE or is_special_file(error)
     )
@@ -92,8 +91,6 @@ def short_name(path: str) -> str:
 
 
 class FilePlace(NamedTuple):
-    """A file as another process opens it."""
-
     path: str
     device: int
     inode: int
@@ -142,7 +139,7 @@ class File(Protocol):
     def resident(self, position: int, size: int) -> bool:
         """Return whether these bytes are in memory.
 
-        True where the system cannot tell; may be outdated a moment later.
+        True where the system does not report it; may be outdated a moment later.
         """
 
     def rewrite(self, position: int, data: Buffer) -> None:

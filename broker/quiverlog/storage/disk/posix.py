@@ -173,7 +173,6 @@ class PosixDisk:
         return self._open_instead(path, flags)
 
     def _open_instead(self, path: str, flags: int) -> Descriptor:
-        """Open a file at the cost of other open files, the oldest first."""
         while True:
             try:
                 return Descriptor(path, flags)

@@ -89,7 +89,7 @@ class Mapping:
         return self._region
 
     def resident(self, position: int, end: int) -> bool:
-        """Return whether all pages of [position, end) are cached; True if the kernel cannot tell.
+        """Return whether all pages of [position, end) are cached; True if unknown.
 
         mincore takes 1.2 us for 64 KiB, 100 us for 16 MiB; preadv with RWF_NOWAIT copies: 3 us, 1.6
         ms, and tmpfs refuses it.

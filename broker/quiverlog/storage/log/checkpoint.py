@@ -81,8 +81,6 @@ SNAPSHOTS_KEPT: Final = 2
 
 
 class Producers(Protocol):
-    """The part of a partition's producer states that the log uses."""
-
     def capture(self) -> Callable[[], bytes]:
         """Take the states as they are now, cheaply; a job calls the result, which encodes them."""
 
@@ -115,8 +113,6 @@ class RecoveryPoint(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """The rows [start_offset, end_offset) that were on the disk for certain."""
-
     start_offset: int
     end_offset: int
 
@@ -210,7 +206,6 @@ def load_log_starts(disk: Disk, directory: str, names: Sequence[str]) -> list[in
 
 
 def pack_truncation(offset: int, directory: str) -> bytes:
-    """Return the file's bytes; they name the partition, and a file of another one is recognized."""
     assert offset >= 0
     return pack_file(_TRUNCATION_MAGIC, _VERSION, _OFFSET.pack(offset) + _name_check(directory))
 
@@ -275,7 +270,6 @@ def load_recovery_point(disk: Disk, directory: str, names: Sequence[str]) -> Sto
 
 
 def snapshot_offsets(names: list[str]) -> list[int]:
-    """Return the offsets of snapshots, newest first."""
     found = (own_offset(name, "snapshot") for name in names)
     return sorted((offset for offset in found if offset is not None), reverse=True)
 
@@ -301,7 +295,6 @@ def drop_snapshot(disk: Disk, directory: str, offset: int) -> None:
 
 
 def move_snapshot_aside(disk: Disk, directory: str, offset: int) -> str:
-    """Rename a snapshot with another log's batches."""
     path = _snapshot_path(directory, offset)
     new = rename_aside(disk, directory, path.rpartition("/")[2], disk.list(directory))
     return (

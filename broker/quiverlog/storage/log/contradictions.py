@@ -50,7 +50,6 @@ _VOTES_PER_SEGMENT_MAX: Final = 64
 def move_contradictions_aside(
     disk: Disk, directory: str, names: list[str], *, clean: bool, known: Bounds | None
 ) -> tuple[list[str], list[str]]:
-    """Move rejected files aside; return (names that are left, notes for the operator)."""
     assert names == sorted(set(names)), "as a disk lists them"
     look = _Look(disk, directory, names, clean, known)
     look.at_truncation()
@@ -63,7 +62,6 @@ def move_contradictions_aside(
 def agree_with_rows(
     epochs: LeaderEpochs, segments: Sequence[Segment], start_offset: int, end_offset: int
 ) -> bool:
-    """Return False if the first or last segment begins with another epoch than listed."""
     for segment in {id(one): one for one in (*segments[:1], *segments[-1:])}.values():
         header = _first_header(segment)
         if header is None or segment.base_offset >= end_offset:

@@ -101,7 +101,6 @@ def is_doomed_name(name: str) -> bool:
 
 
 def orphan_name(name: str, topic_id: bytes, attempt: int) -> str:
-    """Return the name for a directory without a topic: its own, cut if too long."""
     assert attempt >= 0
     return aside_name(name, topic_id, f".{attempt}" if attempt else "", ORPHAN)
 
@@ -119,7 +118,6 @@ def aside_name(name: str, topic_id: bytes, number: str, kind: str) -> str:
 
 
 def printable(name: str) -> str:
-    """Return an arbitrary file name in a form that fits a log line."""
     return ascii(name)[1:-1]
 
 

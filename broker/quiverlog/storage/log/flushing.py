@@ -153,7 +153,6 @@ class Unflushed:
         *,
         background: bool,
     ) -> FlushJob:
-        """Hand everything over to a job."""
         assert self.outstanding is None, "a flush is outstanding"
         assert end_offset >= self.point.offset, "flushed rows are never given out again"
         assert not any(segment.dropped for segment in self.segments), "their files may be gone"
@@ -206,13 +205,11 @@ class Unflushed:
         return point
 
     def _next_mark(self, end_offset: int, last: Segment | None) -> MarkWrite | None:
-        """Return the mark for the last segment's header; None if it has no unflushed bytes."""
         if last is None or last not in self.segments or last.created_us <= 0:
             return None
         return MarkWrite(last, last.created_us, FlushedMark(end_offset, last.file.size))
 
     def _mark_before(self, end_offset: int, last: Segment | None) -> MarkWrite | None:
-        """Return the mark for the finished segment, once the first rows after it are flushed."""
         before = self._finished
         if before is None or before is last or last not in self.segments:
             return None
@@ -276,7 +273,6 @@ class Unflushed:
         self._point_behind = self._point_due = True
 
     def due_us(self) -> int | None:
-        """Return the time of the next background flush (`Log.flush_due_us`)."""
         if self.outstanding is not None:
             return None
         if self._rolled or self.byte_count >= UNFLUSHED_BYTES_MAX:

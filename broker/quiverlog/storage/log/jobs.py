@@ -83,8 +83,6 @@ class SnapshotFile(NamedTuple):
 
 
 class MarkWrite(NamedTuple):
-    """The mark that a segment's header gets once the flush that writes it has succeeded."""
-
     segment: Segment
     created_us: int
     mark: FlushedMark

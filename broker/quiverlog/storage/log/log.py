@@ -62,9 +62,7 @@ __all__ = ["Log", "LogConfig", "RecoveryReport", "target"]
 
 
 Batches = Sequence[tuple[BatchHeader, memoryview]]
-"""Whole batches: the header, and all bytes."""
 _LATE_ROLL_MS_MIN: Final = 60_000
-"""Files are not free."""
 _LATE_US: Final = 1_000_000
 """Rows with a time further behind their arrival are retained by the arrival. Below that it is the
 delay of a producer and its network."""
@@ -130,10 +128,8 @@ class Log:
         self._truncation: TruncateJob | None = None
         self.flushed_offset = reader.log_end_offset
         self.fault = ""
-        """Why the log takes no writes any more; empty while it does."""
         self._start_saved = 0
         self._last_given_up = RecoveryPoint()
-        """The end of the newest segment that was given up."""
         self._trim: TrimJob | None = None
         self._told_producers: Producers | None = None
 
@@ -351,7 +347,6 @@ class Log:
         return self._truncation
 
     def complete_truncate(self, job: TruncateJob, result: TruncateResult) -> int:
-        """Take a truncation's result; return the log's new end."""
         assert job is self._truncation
         self._truncation = None
         end = result.end_offset
@@ -397,13 +392,11 @@ class Log:
         return end
 
     def fail_truncate(self, job: TruncateJob) -> None:
-        """Take a truncation's failure: half of it may be done, and the log takes no writes."""
         assert job is self._truncation
         self._truncation = None
         self.fault = _HALF_CUT
 
     def truncate_again(self, job: TruncateJob) -> None:
-        """Prepare to run a job again that failed for lack of disk space or file descriptors."""
         assert self._truncation is None
         assert self.fault == _HALF_CUT, "nothing was written since, or read into memory"
         self.fault = ""
@@ -654,7 +647,6 @@ class Log:
     # --- trimming: the oldest rows are given up ---------------------------------------------------
     @property
     def start_saved(self) -> int:
-        """Return the log start that is on the disk: rows below it never come back."""
         return self._start_saved
 
     def begin_trim(self, offset: int, *, promised: bool = True) -> TrimJob | None:
@@ -703,9 +695,9 @@ class Log:
         """Begin to remove all rows and start at `offset`, beyond the log's end; a trim.
 
         For a follower whose leader has removed the rows from this end on. Nothing may be appended
-        until it is complete. The producers of the missing rows are missing too: `told`, the
-        leader's snapshot at `offset`, replaces the state here, and is on the disk before the log
-        begins there. Raises CorruptLog: `told` is no snapshot.
+        until it is complete. The producers of the missing rows are missing too: the
+        leader's snapshot at `offset` replaces the state here, and is on the disk before the log
+        begins there. Raises CorruptLog: it is no snapshot.
         """
         assert self._trim is None, "a trim is outstanding"
         assert self._truncation is None, "a truncation is outstanding"
@@ -838,8 +830,6 @@ class Log:
         )
 
     def _snapshot_before(self, end_offset: int) -> SnapshotFile | None:
-        """Return the snapshot to make durable before files with rows below `end_offset` go, if
-        any."""
         assert 0 <= end_offset <= self.log_end_offset
         if self._producers is None or self._unflushed.covered >= end_offset:
             return None
@@ -881,7 +871,6 @@ def _by_time(log: Log, now: Now, clock_us: int, cold_ok: bool, just_read: JustRe
 
 
 def _by_arrival(log: Log, clock: Now, cutoff_us: int, end_offset: int) -> int:
-    """Return the first row before `end_offset` that arrived after the cutoff, else `end_offset`."""
     assert cutoff_us <= clock.wall_us
     for segment in log.reader.segments:
         if segment.base_offset >= end_offset:

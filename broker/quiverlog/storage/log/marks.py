@@ -93,7 +93,6 @@ class Marks:
                 self._written[name] = contents
 
     def write_header(self, segment: Segment, created_us: int, mark: FlushedMark) -> bool:
-        """Write the flushed mark to a segment's header. False: the header is unchanged."""
         if segment.dropped:
             return False
         bounds = (mark, self.bounds.start_offset)
@@ -137,7 +136,6 @@ class Fsyncs:
         self._failure = ""
 
     def rows(self, segment: Segment) -> None:
-        """Make a segment's bytes durable; a segment that was removed has none."""
         try:
             self._sync(segment.file.sync, segment.path)
         except FileNotFoundError as error:

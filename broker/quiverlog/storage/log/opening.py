@@ -169,7 +169,6 @@ def _segments(
     start: int,
     stored: StoredPoint,
 ) -> list[Segment] | None:
-    """Return the segments of these bases; None unless they agree with the point."""
     point = stored.point
     if bases[-1] != point.base_offset or not bases[0] <= start:
         return None
@@ -296,7 +295,6 @@ class _Opening:
         return found
 
     def _known_start(self, start: int, *, clean: bool) -> int:
-        """Return the log start by the other files; `start` is that of the log-start files."""
         known = self._known.start_offset
         if not clean and not start and not known:
             # The bounds are lost too, or there were none. The newest segment may have no mark yet.
@@ -318,7 +316,6 @@ class _Opening:
         return found.segments[0].base_offset if found.segments else found.point.offset
 
     def _write_marks(self) -> None:
-        """Write the bounds found to all places where one is lower or damaged."""
         found, marks = self._found, self._found.marks
         marks.started(found.start_saved)
         marks.flushed(found.log_end_offset)
@@ -365,7 +362,6 @@ class _Opening:
         return not found.segments
 
     def _check_epochs(self, path: str) -> None:
-        """Refuse rows of newer epochs than the metadata log: new rows would get old epochs."""
         if self._epochs.newest > self._epoch_newest:
             name = short_name(path)
             raise CorruptLog(
@@ -376,8 +372,6 @@ class _Opening:
             )
 
     def _read_epochs_again(self) -> bool:
-        """Rebuild the epochs from the batches below the recovery point; the rest is scanned
-        anyway."""
         point, is_whole = self._found.point, True
         stamps: list[tuple[int, int]] = []
         for segment in self._found.segments:

@@ -107,7 +107,6 @@ class LogReader:
 
     # --- reading -------------------------------------------------------------------------------
     def headers(self, offset: int) -> Iterator[BatchHeader]:
-        """Return headers of good batches from the one that holds `offset` on."""
         return self.files.headers(offset, self.recovery.damages)
 
     def read(
@@ -173,7 +172,6 @@ class LogReader:
         ask: Callable[..., reading.Answer],
         look: Callable[..., None] | None,
     ) -> list[reading.Answer]:
-        """Read segment after segment, until one has more than fits."""
         assert offset < end_offset <= self.log_end_offset
         bounds = (self.directory, self.log_start_offset, self.log_end_offset)
         number = self.files.number_of(offset)
@@ -246,7 +244,6 @@ class LogReader:
             assert len(done) < checks_max, "a check is asked for once"
 
     def begin_load(self, offset: int | None = None) -> LoadIndexJob | None:
-        """Return the load that an append (or a read at `offset`) would wait for, if any."""
         if not self.segments or (offset is None and self.segments[-1].finished):
             return None
         segment = self.segments[-1] if offset is None else self.files.holding(offset)[0]
@@ -381,7 +378,6 @@ class LogReader:
         return next((s for s in reversed(self.segments) if not s.empty), None)
 
     def oldest_us(self, *, cold_ok: bool = True, just_read: JustRead = ()) -> int | None:
-        """Return the time of the first row kept; None when the log is empty."""
         if self._oldest_us is None:
             start = self.log_start_offset
             for segment in self.files.holding(start):

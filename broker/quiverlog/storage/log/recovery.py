@@ -114,7 +114,6 @@ class _Known(NamedTuple):
 
 
 def _with_marks(segments: Sequence[Segment], point: RecoveryPoint) -> list[Segment]:
-    """Return the segments that are to be scanned and have a good header, with marks read."""
     found: list[Segment] = []
     for segment in segments:
         if segment.base_offset >= point.base_offset:
@@ -206,7 +205,7 @@ class _Recovery:
         self._now_us = now_us
         self._epochs = EpochBounds(EPOCHS_ALL.oldest, epoch_newest)
         self._report = report
-        # The header was on the disk and is damaged now. Its mark would have told how much more was:
+        # The header was on the disk and is damaged now. Its mark would have shown more:
         # a hole behind such damage is taken for damage too, so that no acknowledged row is cut.
         self._mark_lost = False
         # Everything before it is on the disk, and is not looked at.
@@ -247,7 +246,6 @@ class _Recovery:
         return self._scan_unknown(at, offset)
 
     def _scan_known(self, at: int, offset: int) -> None:
-        """Scan the bytes that were on the disk for certain: what does not fit is damage."""
         end, end_offset = self._known.position, self._known.position_offset
         assert end <= self._segment.file.size, "a shorter file is another case"
         source = FileBytes(self._segment.file, end)
@@ -260,7 +258,7 @@ class _Recovery:
                 continue
             if isinstance(entry, Torn) or entry.end_position == end:
                 entry = Damage(entry.position, end, offset, end_offset)
-            # A batch in front of it may tell of more rows than the file can have.
+            # A batch in front of it may claim more rows than the file can have.
             first, offset = min(entry.offset, end_offset), min(entry.end_offset, end_offset)
             self._note(entry._replace(offset=first, end_offset=offset))
         if offset < end_offset:
@@ -268,7 +266,6 @@ class _Recovery:
         self._segment.end_offset = end_offset
 
     def _scan_unknown(self, at: int, offset: int) -> _Scanned:
-        """Scan the bytes that perhaps no flush has covered: the log ends at their first hole."""
         segment, file = self._segment, self._segment.file
         source = FileBytes(file, file.size)
         for entry in scan(
@@ -297,7 +294,6 @@ class _Recovery:
         return self._segment.files.boundaries()
 
     def _cut(self, torn: Torn) -> _Scanned:
-        """Cut an append that never finished, unless it holds rows that are known to be flushed."""
         segment, file = self._segment, self._segment.file
         if torn.offset < self._known.offset:
             segment.end_offset = self._known.offset
@@ -313,7 +309,6 @@ class _Recovery:
         return _Scanned.CUT
 
     def _keep_what_is_left(self, end_offset: int) -> None:
-        """Keep what is left of bytes that were on the disk; the rest is damage."""
         segment = self._segment
         assert segment.base_offset < end_offset, "some of its rows were on the disk"
         segment.end_offset = end_offset

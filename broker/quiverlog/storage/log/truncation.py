@@ -144,7 +144,6 @@ def finish(disk: Disk, directory: str, names: list[str]) -> list[str]:
 
 
 def find_segments(disk: Disk, directory: str, names: Iterable[str]) -> list[Segment]:
-    """Return the segments of a directory in order; a segment ends where the next begins."""
     bases = sorted(base for name in names if (base := own_offset(name, "log")) is not None)
     segments: list[Segment] = []
     for base_offset in bases:
@@ -315,7 +314,6 @@ def _write_anew(disk: Disk, segment: Segment, size: int, end_offset: int) -> Fil
 
 
 def _header_anew(segment: Segment, size: int, end_offset: int) -> bytes:
-    """Return the segment's header with a mark no higher than the rows that stay."""
     with contextlib.suppress(CorruptLog, UnsupportedFormat):
         created_us, mark, *rest = read_header(segment.file, segment.base_offset)
         if mark.position > size:

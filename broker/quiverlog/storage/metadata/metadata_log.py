@@ -72,10 +72,6 @@ def pack_frame(entries: Sequence[bytes]) -> bytes:
 
 
 def parse(path: str, data: bytes) -> Frames:
-    """Read a whole file.
-
-    Raises CorruptLog: not a metadata log, or damaged; UnsupportedFormat.
-    """
     if len(data) < FILE_HEADER_BYTES or data[:8] != _MAGIC:
         raise restore_error(path, "is not a metadata log")
     check_version(path, _HEAD.unpack_from(data)[1], _VERSION)
@@ -186,7 +182,6 @@ def _candidates(view: memoryview, at: int) -> Iterator[int]:
 
 
 def _lengths_agree(view: memoryview, at: int, end: int) -> tuple[bool, int]:
-    """Return (whether the entries' lengths lead exactly from `at` to `end`, their number)."""
     walked = 0
     while at + _U32.size <= end:
         walked += 1
@@ -274,7 +269,6 @@ class Tail:
         return end
 
     def replace(self, snapshot: bytes, position: int) -> int:
-        """Write a new file of `snapshot` and everything after `position`; return its size."""
         self.check()
         temporary = self.path + _NEW
         try:
@@ -291,7 +285,6 @@ class Tail:
         return self.file.size
 
     def install(self, new: File) -> int:
-        """Replace this file by one that is complete and flushed; return its size."""
         self.check()
         try:
             self._rename(new)
@@ -493,7 +486,6 @@ class MetadataLog:
 
     @property
     def wants_compaction(self) -> bool:
-        """True when most of the file is likely to be history that a snapshot leaves out."""
         return (
             not self._compacting
             and not self._fault
@@ -508,8 +500,6 @@ class MetadataLog:
 
     # --- appending -----------------------------------------------------------------------------
     def begin_append(self, entries: Sequence[bytes]) -> AppendJob:
-        """Return a job that makes entries durable together. Raises StorageFault, until a
-        restart."""
         assert entries
         self.check_usable()
         return AppendJob(self.tail, entries)

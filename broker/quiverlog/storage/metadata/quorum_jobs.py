@@ -208,7 +208,6 @@ def pack_state(state: HardState) -> bytes:
 
 
 def load_state(disk: Disk, path: str) -> HardState | None:
-    """Return the last written state, if any. Raises CorruptLog, UnsupportedFormat, OSError."""
     if not disk.exists(path):
         return None
     try:
@@ -317,7 +316,6 @@ class WriteJob:
         return file
 
     def _read_back(self, file: File, meta: SnapshotMeta) -> tuple[Snapshot, int]:
-        """Return the assembled snapshot, checked against what the leader announced."""
         path = file.path
         try:
             frames = parse(path, file.read_copy(0, file.size))
@@ -406,5 +404,4 @@ class ReadChunkJob:
 
 
 def is_passing(error: BaseException) -> bool:
-    """Return whether the same operation may succeed a moment later."""
     return isinstance(error, DiskFull | ThrottledBroker)

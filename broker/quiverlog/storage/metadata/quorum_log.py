@@ -44,8 +44,6 @@ _NEW = HardState(0, None)
 
 
 class QuorumLog:
-    """`key`: this node and this directory."""
-
     __slots__ = ("_entries", "_file", "_plate", "_records", "hard_state", "key", "snapshot")
 
     def __init__(
@@ -278,7 +276,6 @@ def _check(
     *,
     create: bool,
 ) -> Collection[ReplicaKey]:
-    """Return the voters. Raises CorruptLog when one of the two files is not what it was."""
     snapshot, entries = history
     last_term = entries[-1].term if entries else snapshot.meta.term
     if not create and not entries and not snapshot.meta.index:
@@ -303,7 +300,6 @@ def _check(
 
 
 def _records_of(path: str, items: Sequence[bytes]) -> list[bytes]:
-    """Return the state machine's records: the snapshot's, then those of each entry after it."""
     if not items:
         return []
     snapshot, entries = unpack_history(path, items)

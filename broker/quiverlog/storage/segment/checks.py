@@ -42,8 +42,6 @@ class Undiagnosed(Exception):
 
 
 class LongWalk(Exception):
-    """A bounded walk ended without a result: the next header is at `position`, of row `offset`."""
-
     def __init__(self, position: int, offset: int) -> None:
         super().__init__(f"a walk to byte {position} and on")
         self.position = position
@@ -79,7 +77,6 @@ def verify(file: File, start: int, end: int, offset: int, epochs: LeaderEpochs) 
 def find_damages(
     file: File, base_offset: int, size: int, end_offset: int, boundaries: Boundaries
 ) -> tuple[Damage, ...]:
-    """Scan the first `size` bytes of a segment, which hold the rows up to `end_offset`."""
     assert size <= file.size
     assert base_offset <= end_offset
     source = FileBytes(file, size)

@@ -171,7 +171,6 @@ class _Witnesses:
 
     @property
     def _fits(self) -> bool:
-        """True for this batch's header, whatever its number of rows."""
         header = self._header
         if header.base_offset != self._offset:
             return False
@@ -305,7 +304,6 @@ class Resync:
         self._searched_from = -1
 
     def look_behind(self, start: int, offset: int, epoch: int) -> FoundBehind | None:
-        """Return the batches at or after byte `start` whose rows come after `offset`, if any."""
         assert not start % BATCH_ALIGNMENT_BYTES, "batches lie at multiples of 64"
         anchor = self._find_anchor(start, offset, epoch)
         if anchor is None:
@@ -374,7 +372,6 @@ class Resync:
         return BatchHeader.unpack(self._source.read(at, BATCH_HEADER_BYTES))
 
     def _chain(self, start: int) -> _Chain:
-        """Follow the headers from `start`; each position is walked once."""
         walked: list[int] = []
         at = start
         header = self._header(at)

@@ -36,7 +36,6 @@ class LeaderEpochs:
         self._starts: list[int] = []
         self.newest = NO_EPOCH
         self.dirty = False
-        """True when epochs changed after they were written to the disk."""
         self.saved = NO_EPOCH
         """The newest epoch on the disk, unless its rows were cut since."""
 
@@ -44,7 +43,6 @@ class LeaderEpochs:
         return len(self._epochs)
 
     def copy(self) -> LeaderEpochs:
-        """Return the present entries for a job, with the log's present end."""
         end_offset = self._log_end_offset()
         copy = LeaderEpochs(lambda: end_offset)
         copy._epochs, copy._starts = list(self._epochs), list(self._starts)
@@ -124,10 +122,6 @@ class LeaderEpochs:
         return pack_file(_MAGIC, _VERSION, b"".join(parts))
 
     def load(self, path: str, data: bytes) -> None:
-        """Load the entries of a file.
-
-        Raises CorruptLog (nothing is loaded) or UnsupportedFormat.
-        """
         payload = unpack_file(path, data, _MAGIC, _VERSION)
         try:
             (count,) = _COUNT.unpack_from(payload)

@@ -57,7 +57,6 @@ class SparseIndex:
         self.times.append(newest_before_us)
 
     def cut(self, count: int) -> None:
-        """Keep the first `count` entries, as an append failed after adding some."""
         assert 0 <= count <= len(self)
         for column in (self.relative_offsets, self.positions, self.times):
             del column[count:]
@@ -76,7 +75,6 @@ class SparseIndex:
         return max(0, bisect_right(self.positions, position) - 1)
 
     def floor_time(self, at_us: int) -> int:
-        """Return the last entry before which everything is older than `at_us`; at least 0."""
         return max(0, bisect_left(self.times, at_us) - 1)
 
     def dump(self, summary: IndexSummary) -> bytes:
@@ -89,10 +87,6 @@ class SparseIndex:
 
     @classmethod
     def load(cls, path: str, data: bytes) -> tuple[IndexSummary, SparseIndex]:
-        """Read a file's bytes.
-
-        Raises CorruptLog: rebuild it from the segment; UnsupportedFormat.
-        """
         payload = unpack_file(path, data, _MAGIC, _VERSION)
         if len(payload) < _SUMMARY.size:
             raise CorruptLog(f"{path} is cut short.", file=path)

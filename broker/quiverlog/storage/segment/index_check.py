@@ -1,7 +1,8 @@
 """Whether an index file belongs to the segment beside it, or was copied from another one.
 
-Only a suspicion: a damaged header looks the same. With another segment's index, rows would look
-older to retention than they are.
+Compares a few headers at the front, in the middle and at the end, and the times of the batches
+between two entries. Cheap, and so only a suspicion: a damaged header looks the same. With another
+segment's index, rows would look older to retention than they are.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _WALK_HEADERS_MAX: Final = 64
 
 
 def is_contradicted(file: File, size: int, summary: IndexSummary, entries: SparseIndex) -> bool:
-    """Return whether batches contradict the index; False where the disk does not give the bytes."""
+    """Return whether batches contradict the index. False where the disk does not give the bytes."""
     assert summary.covered_bytes == size <= file.size
     count = len(entries)
     if not count:
@@ -57,6 +58,7 @@ def _read(file: File, size: int, at: int, offset: int) -> BatchHeader | None:
 def _times_agree(
     file: File, size: int, summary: IndexSummary, entries: SparseIndex, entry: int
 ) -> bool:
+    """Return False where the batches from this entry to the next differ from the index."""
     assert 0 <= entry < len(entries)
     is_last = entry + 1 == len(entries)
     end = size if is_last else entries.positions[entry + 1]

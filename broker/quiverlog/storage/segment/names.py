@@ -27,7 +27,6 @@ _NUMBER: Final = re.compile(r"[0-9]{20}")
 _SUFFIX: Final = ".unusable"
 _ATTEMPTS_MAX: Final = 100
 _OFFSET_MAX: Final = 2**62 - 1
-"""Far from where a row's offset would not fit 64 bits."""
 _NAMES_REMEMBERED: Final = 256
 
 
@@ -44,7 +43,6 @@ class SetAside(NamedTuple):
 
 @lru_cache(_NAMES_REMEMBERED)
 def own_offset(name: str, suffix: str) -> int | None:
-    """Return the offset in the name of a segment (`log`, `index`) or snapshot; None for others."""
     if not name.endswith(suffix):
         return None
     match = _NUMBERED.fullmatch(name)
@@ -63,7 +61,6 @@ def _is_own(name: str) -> bool:
 
 
 def set_aside(disk: Disk, directory: str, entries: Mapping[str, bool]) -> SetAside:
-    """Move what has a file's name and is none out of the way."""
     names = list(entries)
     moved: list[str] = []
     notes: list[str] = []

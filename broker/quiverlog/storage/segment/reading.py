@@ -195,7 +195,6 @@ def read_newest(segment: Segment, offset: int, bytes_max: int) -> Answer | None:
 
 
 def _floor(segment: Segment, offset: int) -> tuple[int, int]:
-    """Return (position, first row) of a batch at or before `offset`, without damage in between."""
     index = segment.load()
     if not len(index):
         bad = Damage(SEGMENT_HEADER_BYTES, segment.file.size, offset, segment.end_offset)
@@ -215,7 +214,6 @@ def _floor(segment: Segment, offset: int) -> tuple[int, int]:
 
 
 def _end_before_damage(segment: Segment, offset: int, end_offset: int) -> int:
-    """Return where a read from `offset` must end. Raises CorruptLog if that row is damaged."""
     for damage in segment.damages:
         if damage.offset <= offset < damage.end_offset:
             raise segment.corrupt(damage)
@@ -246,8 +244,6 @@ def _jump(
 
 
 def _pass(segment: Segment, source: ByteSource, position: int, expected: int) -> _Batch:
-    """Return the batch at `position`, if it begins with row `expected`. Raises Undiagnosed
-    otherwise."""
     view = source.read(position, BATCH_HEADER_BYTES)
     room = source.size - position
     step = link(view, 0, expected, room) if len(view) == BATCH_HEADER_BYTES else 0
@@ -259,7 +255,6 @@ def _pass(segment: Segment, source: ByteSource, position: int, expected: int) ->
 
 
 def _bytes_of(segment: Segment, source: FileBytes, wanted: Damage) -> memoryview:
-    """Return the bytes of a range. Raises Undiagnosed with just that range when unreadable."""
     start, end = wanted.position, wanted.end_position
     assert SEGMENT_HEADER_BYTES <= start < end <= source.size
     if end - start <= _COPY_BYTES_MAX and source.holds(start, end):
@@ -278,10 +273,6 @@ def _bytes_of(segment: Segment, source: FileBytes, wanted: Damage) -> memoryview
 def spans(
     segment: Segment, offset: int, bytes_max: int, end_offset: int
 ) -> Iterator[tuple[int, int]]:
-    """Yield (position, size) of what `read` reads, rather more than less.
-
-    Raises like `read`.
-    """
     index = segment.load()
     if not len(index):
         return
@@ -315,7 +306,6 @@ def _header_span(segment: Segment, offset: int) -> tuple[int, int]:
 
 
 def _entry_span(segment: Segment, entry: int, last: int | None = None) -> tuple[int, int]:
-    """Return (position, size) of the batches from index entry `entry` to the one after `last`."""
     index, size = segment.load(), segment.file.size
     position = index.positions[entry]
     assert 0 <= entry < len(index)
@@ -326,10 +316,6 @@ def _entry_span(segment: Segment, entry: int, last: int | None = None) -> tuple[
 
 
 def _headers(segment: Segment, offset: int) -> Iterator[tuple[int, BatchHeader]]:
-    """Return (position, header) of good batches from the one that holds `offset` on.
-
-    Raises Undiagnosed.
-    """
     if segment.empty or offset >= segment.end_offset:
         return iter(())
     entry = segment.load().floor_offset(max(0, offset - segment.base_offset))
@@ -431,7 +417,6 @@ def _headers_at(
 
 
 def first_header(segment: Segment, offset: int) -> BatchHeader | None:
-    """Return the header of the batch that holds `offset`, or of the next good one."""
     found = next(_headers(segment, offset), None)
     return None if found is None else found[1]
 
@@ -500,7 +485,6 @@ def first_at_or_after(
 def skip_older(
     file: File, size: int, cursor: Cursor, at_us: int, damages: Sequence[Damage]
 ) -> Cursor:
-    """Return the first batch whose time is `at_us` or later, or anything else, or the end."""
     position, expected = cursor
     assert SEGMENT_HEADER_BYTES <= position <= size <= file.size
     known = {damage.position: damage for damage in damages}
@@ -525,7 +509,6 @@ def skip_older(
 def measure_spans(
     segment: Segment, start: int, end: int, bytes_left: int
 ) -> Iterator[tuple[int, int]]:
-    """Yield (position, size) of each place that `measure` reads; `bytes_left` < 0: any number."""
     index = segment.load()
     if not len(index):
         return
@@ -571,7 +554,6 @@ def measure(
 
 
 def _last_boundary(segment: Segment, position: int, offset: int) -> tuple[int, int]:
-    """Return (position, offset) of the last batch end at or before `position`."""
     assert position >= SEGMENT_HEADER_BYTES
     index = segment.load()
     entry = index.floor_position(position)

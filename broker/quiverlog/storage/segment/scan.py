@@ -46,8 +46,6 @@ class Found(NamedTuple):
 
 
 class Damage(NamedTuple):
-    """Bytes [position, end_position) that once held the rows [offset, end_offset)."""
-
     position: int
     end_position: int
     offset: int
@@ -55,7 +53,6 @@ class Damage(NamedTuple):
 
 
 def damaged_stamp(found: Found) -> Damage:
-    """Return the damage of a batch with only the leader epoch wrong, which no checksum covers."""
     position, header = found
     end = position + header.total_bytes
     return Damage(position, end, header.base_offset, header.next_offset)

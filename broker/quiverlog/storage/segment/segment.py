@@ -47,7 +47,6 @@ __all__ = ["Segment", "segment_path"]
 _REWRITE_BYTES: Final = 1024 * 1024
 _VERIFIED_RANGES_MAX: Final = 64
 _POSITIONS_MAX: Final = 2**32
-"""Positions in an index are unsigned 32-bit."""
 
 
 class Segment:
@@ -223,7 +222,6 @@ class Segment:
         return all(damage.end_position < size for damage in self.damages)
 
     def is_older(self, at_us: int) -> bool:
-        """Return whether all rows are known to be older, even without the index in memory."""
         return self.finished and NO_TIME < self.newest_us < at_us
 
     # --- the index -----------------------------------------------------------------------------
@@ -247,7 +245,6 @@ class Segment:
         )
 
     def take_index(self, loaded: LoadedIndex) -> None:
-        """Take a loaded index, unless it is for other bytes than there are now."""
         if self.index is not None or loaded.size != self.file.size:
             return
         assert not self.dropped
@@ -265,7 +262,6 @@ class Segment:
                 self.note_damage(inside)
 
     def release_index(self) -> int:
-        """Drop the index, which can be loaded again; return its bytes."""
         if self.index is None or not self.finished:
             return 0
         released = self.index.byte_count
@@ -299,7 +295,6 @@ class Segment:
         end_offset: int,
         interval_bytes: int,
     ) -> None:
-        """Write stamped batches, all or nothing, also for exceptions of Python itself."""
         index = self.load()
         file, offset, base_offset = self.file, self.end_offset, self.base_offset
         position = file.size
@@ -357,7 +352,6 @@ class Segment:
         return self.note_damages(find_damages(self.file, *bounds, self.boundaries))
 
     def note_damages(self, damages: Sequence[Damage]) -> bool:
-        """Record the damages of a scan; return whether some were new."""
         known = len(self.damages)
         for damage in damages:
             self.note_damage(damage)
@@ -399,7 +393,6 @@ class Segment:
         self.tail = (0, -1)
 
     def verified_end(self, start: int) -> int:
-        """Return the end of the bytes from `start` on that this process has written or verified."""
         assert SEGMENT_HEADER_BYTES <= start <= self.file.size
         if start >= self.trusted_from:
             return self.file.size

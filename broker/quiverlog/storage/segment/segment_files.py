@@ -217,7 +217,6 @@ class SegmentFiles(NamedTuple):
         )
 
     def _stored(self) -> tuple[IndexSummary, SparseIndex] | None:
-        """Return the index file, whatever bytes it covers; None when there is no good one."""
         path = index_path(self.file.path)
         try:
             return SparseIndex.load(path, self.disk.read_file(path))

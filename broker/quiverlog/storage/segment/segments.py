@@ -69,8 +69,6 @@ class Segments:
         return self.items[max(0, self.number_of(offset)) :]
 
     def missing(self, number: int, directory: str, start: int, end: int) -> CorruptLog:
-        """Return the error for rows between segment `number` and the next one: their file is
-        lost."""
         assert -1 <= number < len(self.items)
         if number >= 0:
             start = max(start, self.items[number].end_offset)
@@ -81,8 +79,6 @@ class Segments:
         return CorruptLog(why, file=name, offset=start, end_offset=end)
 
     def headers(self, offset: int, damages: list[str]) -> Iterator[BatchHeader]:
-        """Yield headers of the batches from the one that holds `offset` on, without damaged
-        ones."""
         for segment in self.holding(offset):
             try:
                 for _, header in reading.all_headers(segment, offset):
