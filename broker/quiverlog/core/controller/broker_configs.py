@@ -33,7 +33,6 @@ LEAST: Final = {
 def alter_configs(
     image: Image, node_id: int, changes: Iterable[tuple[str, str | None]]
 ) -> list[Record]:
-    """Return the records of the changes; none where the values are the same."""
     if node_id != ALL_BROKERS and node_id not in image.brokers:
         raise UnknownBroker(f"broker {node_id} is not registered.")
     wanted: dict[str, str | None] = {}

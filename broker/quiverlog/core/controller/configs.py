@@ -248,7 +248,6 @@ def why_no_topic_key(key: str) -> str:
 
 
 def check_configs(configs: Mapping[str, str]) -> None:
-    """Raise InvalidConfig for the first unknown key or wrong value."""
     for key, text in configs.items():
         definition = CONFIG_DEFS.get(key)
         if definition is None:
@@ -260,7 +259,6 @@ def check_configs(configs: Mapping[str, str]) -> None:
 
 
 def check_default(key: str, text: str) -> str:
-    """Return the text of a default as it is stored."""
     check_configs({key: text})
     topic_config({}, {key: text}, 1)
     return str(CONFIG_DEFS[key].parse(text))
@@ -283,7 +281,6 @@ def defaults_among(said: Mapping[str, str]) -> dict[str, str]:
 def topic_config(
     configs: Mapping[str, str], defaults: Mapping[str, str], replication_factor: int
 ) -> TopicConfig:
-    """Return the typed values: the topic's own, else the broker's defaults, else the table's."""
     assert replication_factor >= 1
     check_configs(configs)
     check_configs(defaults)

@@ -55,7 +55,6 @@ def begin(image: Image, node_id: int, voters: Collection[int]) -> list[Record]:
 
 
 def cancel(image: Image, node_id: int) -> list[Record]:
-    """Return the change after which the broker may get partitions again; none, where it may."""
     broker = _found(image, node_id)
     if not broker.decommissioning:
         return []

@@ -57,7 +57,6 @@ class _Kept(enum.Enum):
 
 # --- brokers come and go -----------------------------------------------------------------------
 def broker_fenced(image: Image, node_id: int) -> list[Record]:
-    """Elect others for a broker that was fenced for silence; its rows count as they are."""
     return _gone(image, node_id, _Kept.ROWS)
 
 
@@ -286,7 +285,6 @@ def _gone(image: Image, node_id: int, kept: _Kept) -> list[Record]:
 def _leave(
     topic: TopicImage, partition: PartitionImage, node_id: int, alive: Collection[int], kept: _Kept
 ) -> list[Record]:
-    """Take a broker out of the in-sync set; it becomes eligible if it has its rows."""
     in_sync = _minus(partition.in_sync_replicas, node_id)
     assert node_id not in in_sync
     if len(partition.replicas) == 1 and kept is _Kept.FLUSHED_ROWS:

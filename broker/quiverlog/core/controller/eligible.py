@@ -16,7 +16,6 @@ __all__ = ["eligible_after", "logs_needed", "min_in_sync"]
 
 
 def min_in_sync(config: TopicConfig, partition: PartitionImage) -> int:
-    """Return the number of in-sync replicas from which on rows become readable."""
     found = min(config.min_in_sync_replicas, len(partition.replicas))
     assert found >= 1
     return found

@@ -42,7 +42,6 @@ def check_finalised(image: Image, level: int, what: str) -> None:
 
 
 def check_supports(image: Image, newcomer: BrokerRecord) -> None:
-    """Raise UnsupportedFeatureLevel unless a broker that registers supports the finalised level."""
     low, high = newcomer.feature_level_min, newcomer.feature_level_max
     assert image.feature_level >= FEATURE_LEVEL_MIN
     if not low <= image.feature_level <= high:
@@ -53,7 +52,6 @@ def check_supports(image: Image, newcomer: BrokerRecord) -> None:
 
 
 def finalise(image: Image, level: int) -> list[Record]:
-    """Return the records that raise the cluster to this level; none where it has it."""
     if level < image.feature_level:
         raise InvalidFeatureLevel(
             f"the cluster has feature level {image.feature_level} and does not go back to {level}:"

@@ -237,7 +237,6 @@ class Image:
             self._refresh_defaults()
 
     def give_defaults(self, given: Mapping[str, str]) -> None:
-        """Change the defaults that this broker was given (checked); no record holds them."""
         self.given = dict(given)
         self._refresh_defaults()
 
@@ -325,7 +324,6 @@ class Image:
         topic.configure(topic_config(topic.configs, self.defaults, topic.replication_factor))
 
     def live_brokers(self) -> list[BrokerRecord]:
-        """Return the brokers that are not fenced, by id, including those about to stop."""
         live = [self.brokers[n] for n in sorted(self.brokers) if not self.brokers[n].fenced]
         assert all(self.brokers[one.node_id] is one for one in live), "each under its own id"
         return live

@@ -75,7 +75,6 @@ class LogEnds:
     def take(
         self, image: Image, broker_id: int, broker_epoch: int, told: Iterable[Said]
     ) -> list[Key]:
-        """Take a broker's reports; return the partitions of accepted ones."""
         check_broker(image, broker_id, broker_epoch)
         if broker_epoch == UNKNOWN_BROKER_EPOCH:
             raise StaleBrokerEpoch(f"the registration of broker {broker_id} is not committed yet.")

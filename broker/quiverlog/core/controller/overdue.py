@@ -85,7 +85,6 @@ class Awaited:
         assert not self._since or self._since[0][0] > version, "what is left is lacked"
 
     def due(self, now_us: int) -> int:
-        """Return the version below which a broker counts as not caught up; -1: none is due."""
         return self._awaited_for(self._patience_us, now_us)
 
     def late(self, now_us: int) -> int:

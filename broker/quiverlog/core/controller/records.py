@@ -169,8 +169,6 @@ class ConfigRecord(msgspec.Struct, frozen=True, array_like=True, tag=6):
 
 
 class SchemaRecord(msgspec.Struct, frozen=True, array_like=True, tag=7):
-    """`schema` is an Arrow IPC schema message. Ids of a topic count from 1."""
-
     topic_id: bytes
     schema_id: int
     created_us: int
@@ -206,16 +204,12 @@ class BrokerChangeRecord(msgspec.Struct, frozen=True, array_like=True, tag=11):
 
 
 class BrokerConfigRecord(msgspec.Struct, frozen=True, array_like=True, tag=12):
-    """`value` None: back to the default."""
-
     node_id: int
     key: str
     value: str | None
 
 
 class FeatureLevelRecord(msgspec.Struct, frozen=True, array_like=True, tag=13):
-    """From here on the log may hold records of this feature level."""
-
     level: int
 
 

@@ -264,8 +264,6 @@ class Registrations:
         return version
 
     def lagging(self, image: Image, pending: Image, now_us: int) -> list[Record]:
-        """Return the records that fence one live broker that lacks an awaited version for too
-        long."""
         late = self.awaited.late(now_us)
         for held in image.live_brokers():
             broker = pending.brokers.get(held.node_id)

@@ -25,7 +25,6 @@ __all__ = ["check_factor", "factors_follow"]
 
 
 def check_factor(image: Image, topic: TopicImage, factor: int) -> None:
-    """Raise InvalidConfig where the topic's configuration needs more replicas than these."""
     assert factor >= 1
     if factor == topic.replication_factor:
         return
@@ -54,7 +53,6 @@ def factors_follow(image: Image, changes: Sequence[Record]) -> list[Record]:
 
 
 def _follows(image: Image, topic: TopicImage, ended: Mapping[int, int]) -> list[Record]:
-    """`ended`: the number of replicas of each partition whose move ends."""
     count = next(iter(ended.values()))
     if count == topic.replication_factor:
         return []

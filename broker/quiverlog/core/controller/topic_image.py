@@ -93,7 +93,6 @@ class PartitionImage:
 
     @property
     def relied_on(self) -> tuple[int, ...]:
-        """The replicas with all readable rows."""
         assert not set(self.eligible_leader_replicas) & set(self.in_sync_replicas)
         return (*self.in_sync_replicas, *self.eligible_leader_replicas)
 

@@ -83,7 +83,6 @@ _NAME: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{TOPIC_NAME_CHARS_MAX}}}")
 
 
 def check_topic_name(name: str) -> None:
-    """Raise InvalidTopicName unless the name can be part of a directory's name, unchanged."""
     if not _NAME.fullmatch(name) or name in (".", "..") or name.startswith("__"):
         raise InvalidTopicName(f"{name[:TOPIC_NAME_CHARS_MAX]!r} cannot name a topic.")
 
@@ -183,7 +182,6 @@ def alter_topic(
 
 
 def find_topic_as(image: Image, name: str, topic_id: bytes) -> TopicImage:
-    """Return the topic of a name, if it has this id; an empty id fits any."""
     topic = find_topic(image, name)
     if topic_id and topic.topic_id != topic_id:
         raise UnknownTopicId(f"topic {name!r} is not the one with id {topic_id.hex()}.")

@@ -92,8 +92,6 @@ class InSync:
 
     @property
     def unsettled(self) -> bool:
-        """True when no proposal is open and an unanswered one may still be applied: propose
-        again."""
         return self._asked is None and bool(self._possible) and not self.outdated
 
     def propose(self, members: Iterable[int]) -> Proposal:
@@ -135,8 +133,6 @@ class InSync:
         self._count()
 
     def nothing_changed(self) -> None:
-        """Record that the controller applied the proposal under the known epoch: the set was the
-        same."""
         assert self.in_flight
         assert self._asked is not None
         self.in_flight = False

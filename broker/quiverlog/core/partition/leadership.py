@@ -171,7 +171,6 @@ class Leadership:
         brokers: Brokers,
         now_us: int,
     ) -> None:
-        """Record a fetch of a follower whose log agrees with the leader's up to its end."""
         assert said.broker_id != self._node_id, "a leader copies from no other replica"
         follower = self.followers[said.broker_id]
         follower.heard = heard
@@ -293,7 +292,6 @@ class Leadership:
         return proposal._replace(broker_epochs=self._asked_epochs)
 
     def deadline_us(self, log_end_offset: int) -> int | None:
-        """Return when the first lagging follower will be out of sync, if one lags."""
         earliest = None
         for follower in self._holding:
             if follower.log_end_offset < log_end_offset or not follower.is_heard:
@@ -326,7 +324,6 @@ class Leadership:
         return self._promised_until_change if broker_id in self.replaced else 0
 
     def flush_wanted(self, broker_id: int) -> int:
-        """Return up to where the replicas that stay must have flushed before a move ends."""
         stays = bool(self.leaving) and broker_id not in self.leaving
         return self._promised_offset if stays else 0
 

@@ -194,7 +194,6 @@ class PartitionState:
 
     # --- what happened -------------------------------------------------------------------------
     def appended(self, log_end_offset: int) -> bool:
-        """Record that the log grew; return whether readers may get more."""
         assert log_end_offset >= self.log_end_offset
         leadership = self.leadership
         if leadership is not None and leadership.followers:
@@ -212,7 +211,6 @@ class PartitionState:
         return self._advance()
 
     def trimmed(self, log_start_offset: int) -> None:
-        """Record that rows below were deleted; a leader deletes only readable ones."""
         assert log_start_offset <= self.log_end_offset
         assert not self.leads or log_start_offset <= self.high_watermark
         if log_start_offset > self.log_start_offset:
@@ -315,7 +313,6 @@ class PartitionState:
         return self._advance()
 
     def leader_said(self, high_watermark: int) -> bool:
-        """Take over the leader's high watermark, as far as rows are here."""
         assert self.leadership is None
         assert self.high_watermark <= self.log_end_offset
         limit = min(high_watermark, self.log_end_offset)

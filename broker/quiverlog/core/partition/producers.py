@@ -257,7 +257,6 @@ class ProducerStates:
         return partial(_encode, self._producers.copy())
 
     def snapshot(self) -> bytes:
-        """Return all that `restore` needs; the storage adds magic, checksum and offset."""
         return _encode(self._producers)
 
     def snapshot_below(self, offset: int) -> bytes:
@@ -294,7 +293,6 @@ class ProducerStates:
         self._producers = restored._producers
 
     def restore(self, blob: bytes) -> None:
-        """Replace the state by a snapshot's; empty bytes are no producers."""
         self._producers.clear()
         self._staged.clear()
         if not blob:

@@ -158,7 +158,6 @@ class Layout:
         return Crowding(rack_pairs, host_pairs)
 
     def moves(self) -> list[Move]:
-        """Return what differs from the beginning, in the order of the list."""
         return [
             one.move(after)
             for one, after in zip(self.partitions, self.replicas, strict=True)
@@ -259,7 +258,6 @@ _CHOICES: Final = 16
 """The one that evens bytes most moves; topics break ties."""
 _BIG_ONES: Final = 32
 _TOLERATED: Final = 10
-"""Bytes are even within the mean over this."""
 
 
 def rebalance(
@@ -330,7 +328,6 @@ class _Plan:
         return self._ideals[count]
 
     def _further_apart(self, at: int) -> tuple[int, int] | None:
-        """Return the brokers that give and take the partition, with the fewest pairs left."""
         layout, replicas = self._layout, self._layout.replicas[at]
         best: tuple[tuple[int, ...], tuple[int, int]] | None = None
         for donor in replicas:
@@ -400,7 +397,6 @@ class _Plan:
         return None if best is None else best[1]
 
     def _nearest(self, node_id: int, size: int) -> Iterator[tuple[int, int]]:
-        """Yield what a broker holds, the closest to a size first."""
         held = self._held[node_id]
         above = bisect.bisect_left(held, (size, -1))
         below = above - 1
@@ -466,7 +462,6 @@ class _Plan:
 
     # --- all of them -----------------------------------------------------------------------------
     def _may_move(self, at: int, donor: int, taker: int) -> bool:
-        """Return whether it can go there, and its replicas lie no closer together then."""
         layout, replicas = self._layout, self._layout.replicas[at]
         if taker in replicas or not self._may_copy(at, donor, taker):
             return False
@@ -478,7 +473,6 @@ class _Plan:
         return copies <= self._copies_left and self._layout.has_room(taker, at)
 
     def _copies_of(self, at: int, donor: int, taker: int) -> int:
-        """Return the additional copies of the plan; negative where a replica returns."""
         original = self._layout.partitions[at].replicas
         return (taker not in original) - (donor not in original)
 

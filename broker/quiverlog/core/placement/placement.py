@@ -35,7 +35,6 @@ def place(
     seed: int,
     existing: Iterable[Sequence[int]] = (),
 ) -> list[tuple[int, ...]]:
-    """Return the replicas of `count` new partitions, each with its leader first."""
     if not count:
         return []
     assert 1 <= replication_factor <= len(brokers), "no broker holds a partition twice"
@@ -119,7 +118,6 @@ class _Domain:
 
 
 def _shares(chosen: Sequence[_Domain], count: int) -> list[int]:
-    """Return the replicas of each: none gets one more while another with room has fewer."""
     shares = [1] * len(chosen)
     left = count - len(chosen)
     while left:

@@ -118,7 +118,6 @@ class Election:
         return self._membership.may_campaign(self._key, self._log.commit)
 
     def has_live_leader(self, now_us: int) -> bool:
-        """Return whether a leader had contact within the shortest election timeout."""
         if self.role is Role.LEADER:
             return True  # Check-quorum ends a leadership without its majority.
         if self.leader is None:
@@ -161,7 +160,6 @@ class Election:
 
     # --- asking for votes ------------------------------------------------------------------------
     def timed_out(self, now_us: int) -> bool:
-        """Send pre-votes, as no leader had contact; return whether the own vote suffices."""
         assert self.role is not Role.LEADER
         self._wait(now_us)
         if self.role is Role.CANDIDATE and not self._outbox.is_state_durable:

@@ -78,7 +78,6 @@ class Follower:
 
     # --- entries -------------------------------------------------------------------------------
     def on_append(self, message: Append) -> bool:
-        """Append and answer; return whether the voters changed."""
         if self._receiver.is_installing:
             return False  # The leader sends it again.
         if message.prev_index < self._log.commit:
@@ -166,7 +165,6 @@ class Follower:
         self._receiver.on_chunk(message)
 
     def chunk_written(self, write: Write, term: int) -> SnapshotMeta | None:
-        """Record a durable chunk; return the snapshot that is the log from now on."""
         chunk = write.chunk
         assert chunk is not None
         restored = None

@@ -114,7 +114,6 @@ class Leader:
         self._replication.transfer(target, now_us)
 
     def hand_over_now(self) -> None:
-        """Send the commit index to all, and let the most up-to-date voter start an election."""
         # First, so that the successor and the others get every commit of this leader.
         self._replication.send()
         successor = self._replication.closest_voter()
@@ -130,7 +129,6 @@ class Leader:
         message: AppendResponse | HeartbeatResponse | SnapshotChunkResponse,
         now_us: int,
     ) -> bool:
-        """Process an answer in this term; return whether more is committed."""
         assert message.term == self._term
         progress = self._replication.heard(message.source, now_us)
         if progress is None:
@@ -154,7 +152,6 @@ class Leader:
             self._replication.wants_to_send = True
 
     def advance_commit(self) -> bool:
-        """Returns whether more is committed."""
         return self._replication.advance_commit()
 
     # --- time and sending ------------------------------------------------------------------------
@@ -180,7 +177,6 @@ class Leader:
         return self._replication.wants_to_send or self._sender.has_reads
 
     def send(self, now_us: int) -> tuple[SnapshotRead, ...]:
-        """Send what may be sent; return the chunks that must be read first."""
         self._replication.send()
         for progress in self._replication.progress.values():
             self._sender.continue_transfer(progress, now_us)

@@ -72,9 +72,7 @@ class LogView:
         self._store = store
         self._tail: list[Entry] = []
         self._flight_last = 0
-        """The last entry of the current write; 0 without one."""
         self._unwritten_first = store.last_index + 1
-        """Entries from here on are in no write yet."""
         # The commit index is not stored: the leader sends it again, and a snapshot is committed.
         self.commit = store.snapshot.index
         self.applied = store.snapshot.index
@@ -104,7 +102,6 @@ class LogView:
         return Place(index, term)
 
     def term(self, index: int) -> int | None:
-        """Return the term of an entry; None where it is compacted, or not here yet."""
         if self._tail and index >= self._tail[0].index:
             place = index - self._tail[0].index
             return self._tail[place].term if place < len(self._tail) else None
@@ -165,7 +162,6 @@ class LogView:
         return entry
 
     def append_from_leader(self, prev_index: int, entries: Sequence[Entry]) -> Sequence[Entry]:
-        """Append what follows `prev_index`, which matches; return the new entries."""
         assert prev_index <= self.last_index, "entries without a gap"
         for position, entry in enumerate(entries):
             assert entry.index == prev_index + 1 + position

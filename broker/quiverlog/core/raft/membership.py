@@ -117,7 +117,6 @@ class Membership:
 
     # --- following the log ---------------------------------------------------------------------
     def appended(self, entries: Iterable[Entry]) -> bool:
-        """Returns whether the voters changed."""
         before = self.voters
         first = True
         for entry in entries:

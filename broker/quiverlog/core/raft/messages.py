@@ -98,8 +98,6 @@ ENTRY_OVERHEAD_BYTES: Final = 32
 
 
 class HardState(NamedTuple):
-    """What a replica must keep over a crash."""
-
     term: int
     vote: ReplicaKey | None
 
@@ -261,7 +259,6 @@ class RaftConfig(msgspec.Struct, frozen=True, kw_only=True):
     append_bytes_max: int = RAFT_APPEND_BYTES_MAX
     """Bytes of entries in one message. A single entry is always sent; no proposal is larger."""
     inflight_messages_max: int = 64
-    """Unacknowledged appends to one follower."""
     inflight_bytes_max: int = 4 * MIB
     uncommitted_bytes_max: int = 16 * MIB
     """A bound on memory without a majority."""

@@ -82,7 +82,6 @@ class Outbox:
         self._messages.append(message)
 
     def send_durable(self, message: Message, index: int = 0) -> None:
-        """Send when the present hard state, and the log up to `index`, are durable."""
         assert message.term == self._hard_state.term
         assert index <= self._log.last_index
         row = self._own if message.target == self._key else self._waiting

@@ -49,8 +49,6 @@ _REFUSALS: Final = 3
 
 
 class SnapshotSend:
-    """`sent_us`: it was sent and not answered yet."""
-
     __slots__ = ("offset", "read_under_way", "sent_us", "snapshot")
 
     def __init__(self, snapshot: SnapshotMeta) -> None:
@@ -93,7 +91,6 @@ class Progress:
         self.confirmed_us = 0
         """When the newest heartbeat that it answered was sent."""
         self.commit_sent = 0
-        """The newest commit index that an append carried to it."""
         self.transfer: SnapshotSend | None = None
         self._config = config
         self._probe_sent = False

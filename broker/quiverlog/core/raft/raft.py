@@ -54,8 +54,6 @@ _OF_LEADERS: Final = (Vote, Append, Heartbeat, SnapshotChunk)
 
 
 class Ready(NamedTuple):
-    """The duties of the host until `advance`, in the order of the fields."""
-
     messages: tuple[Message, ...]
     write: Write | None
     reads: tuple[SnapshotRead, ...]
@@ -304,8 +302,6 @@ class Raft:
         return self._must_lead(now_us).propose_voters(stay, now_us)
 
     def check_removal(self, key: ReplicaKey, now_us: int) -> Voters:
-        """Return the voters without that one. Raises ProposalRefused where they could decide
-        nothing."""
         leader = self._must_lead(now_us)
         stay = self._membership.without_voter(key)
         leader.check_heard(stay, now_us)
@@ -341,7 +337,6 @@ class Raft:
             self._commit_moved(now_us)
 
     def chunk_read(self, read: SnapshotRead, data: bytes | None, done: bool, now_us: int) -> None:
-        """Report a chunk, the last one if `done`; None: that snapshot is gone."""
         self._at(now_us)
         if self._leader is not None:
             self._leader.chunk_read(read, data, done, now_us)
@@ -358,7 +353,6 @@ class Raft:
         return SnapshotMeta(index, term, self._membership.at(index))
 
     def snapshot_taken(self) -> None:
-        """Take over a newer snapshot in the store, which may have dropped the entries it covers."""
         assert self._log.snapshot.index <= self._log.applied
         assert self._log.first_index <= self._log.snapshot.index + 1, "entries without a gap"
         self._membership.snapshot_taken(self._log.snapshot.index)

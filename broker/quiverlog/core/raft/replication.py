@@ -87,7 +87,6 @@ class Replication:
         self.wants_to_send = True
 
     def on_observe(self, key: ReplicaKey, now_us: int) -> None:
-        """Begin to send the log to a replica without a vote, up to a bound."""
         known = self.progress.get(key)
         if known is not None and self._membership.is_voter(key):
             known.probe_again()
@@ -324,8 +323,6 @@ class Replication:
 
     # --- handing over ----------------------------------------------------------------------------
     def transfer(self, target: ReplicaKey, now_us: int) -> None:
-        """Hand leadership to a voter: proposals stop, it gets the rest of the log, then
-        `TimeoutNow`."""
         if target not in self.progress or not self._membership.is_voter(target):
             raise ProposalRefused(Refusal.NOT_VOTER)
         if self._transfer is not None:

@@ -33,8 +33,6 @@ __all__ = ["SnapshotRead", "SnapshotReceiver", "SnapshotSender"]
 
 
 class SnapshotRead(NamedTuple):
-    """A job of the host."""
-
     target: ReplicaKey
     snapshot: SnapshotMeta
     offset: int
@@ -179,7 +177,6 @@ class SnapshotReceiver:
         return False
 
     def written(self, chunk: SnapshotChunk) -> bool:
-        """Record that a chunk is durable; return whether it was the last."""
         assert chunk is self._writing
         assert chunk.offset == self._offset, "chunks are written one behind the other"
         self._writing = None

@@ -170,7 +170,6 @@ class Follower:
 
     # --- the leader ----------------------------------------------------------------------------
     def led_by(self, leader_epoch: int, *, has_leader: bool) -> None:
-        """Record the leader, or that there is none; the caller reports every epoch."""
         assert leader_epoch >= self._leader_epoch
         if (leader_epoch, has_leader) == (self._leader_epoch, self.has_leader):
             return
@@ -303,7 +302,6 @@ class Follower:
         self.retry_us = min(self.retry_us, now_us)
 
     def failed(self, now_us: int) -> None:
-        """Retry later, after an error of the leader or for lack of room here."""
         self._become(Phase.FAILED)
         backoff_us = min(_BACKOFF_US_MIN << min(self._failures, 16), _BACKOFF_US_MAX)
         self._failures += 1

@@ -137,7 +137,6 @@ class PeerFetcher:
         return self._is_held and self._is_urgent
 
     def wait_to_end(self) -> int | None:
-        """Return the session whose current fetch should be answered now; once per fetch."""
         if not self._ends_wait:
             return None
         assert self.in_flight
@@ -149,7 +148,6 @@ class PeerFetcher:
         return bool(self._news or self._forgotten or self._in_session)
 
     def next_fetch(self, now_us: int) -> FetchPlan | None:
-        """Return the next request, if one should be sent now."""
         self._retry(now_us)
         if self.in_flight or now_us < self._backoff_until_us or not self._wants_to_ask():
             return None
@@ -198,7 +196,6 @@ class PeerFetcher:
         assert self._session_epoch > 0, "0 only begins a session"
 
     def result(self, result: ReplicaFetchResult, now_us: int) -> Action | None:
-        """Return what to do about one partition; the caller then calls `told`."""
         assert not self.in_flight, "the answer as a whole comes first"
         key = (result.topic_id, result.partition)
         follower = self._followers.get(key)

@@ -85,7 +85,6 @@ def hear(
     brokers: Brokers,
     now_us: int,
 ) -> bool:
-    """Returns whether readers may get more."""
     leadership = state.leadership
     if leadership is None or check(state, epochs, session.broker_id, entry).error_code:
         return False

@@ -46,7 +46,6 @@ class FetchSession(Heard):
         self.lagging: dict[Key, None] = {}
 
     def moved(self, key: Key) -> bool:
-        """Note a change; return whether it is the first news since the last fetch."""
         if key not in self.entries:
             return False
         first = not self.news
@@ -56,7 +55,6 @@ class FetchSession(Heard):
     def take(
         self, entries: Sequence[ReplicaFetchPartition], forgotten: Iterable[PartitionKey]
     ) -> list[Key]:
-        """Take over a request; return the partitions that left the session."""
         gone = []
         for one in forgotten:
             key = (one.topic_id, one.partition)
@@ -129,7 +127,6 @@ class FetchSessions:
     def request(
         self, broker_id: int, broker_epoch: int, session_id: int, session_epoch: int, now_us: int
     ) -> tuple[FetchSession, FetchSession | None]:
-        """Return the session of a request, and a session that it ended."""
         known = self._by_broker.get(broker_id)
         if known is not None and broker_epoch < known.broker_epoch:
             raise StaleBrokerEpoch(
@@ -151,8 +148,6 @@ class FetchSessions:
         return known, None
 
     def check_room(self, session: FetchSession, entries: Sequence[ReplicaFetchPartition]) -> None:
-        """Raise InvalidFetchSession or ThrottledBroker before a session exceeds its bounds, or all
-        theirs."""
         new = sum((entry.topic_id, entry.partition) not in session.entries for entry in entries)
         if not new:
             return  # The usual case.
