@@ -51,7 +51,6 @@ _WHY_REFUSED: Final[tuple[tuple[str, str], ...]] = (
 
 
 def normalize_type(data_type: pa.DataType) -> pa.DataType:
-    """Return the type in which values are stored; one without a stored type is unchanged."""
     types = pa.types
     if data_type in _SCALARS:
         return data_type
@@ -110,7 +109,6 @@ def _normalize_nested(data_type: pa.DataType) -> pa.DataType:
 
 
 def normalize_field(field: pa.Field) -> pa.Field:
-    """Return the field as stored; its own metadata is kept."""
     metadata = field.metadata
     if metadata and any(key in metadata for key in _DROPPED_METADATA):
         kept = {k: v for k, v in metadata.items() if k not in _DROPPED_METADATA}
@@ -152,8 +150,6 @@ def _why_refused(data_type: pa.DataType) -> str:
 
 
 def with_times_as(kind: pa.DataType, time: pa.DataType) -> pa.DataType:
-    """Return the type with another one for times of day, at any depth, as the target of a cast."""
-
     def field(inner: pa.Field) -> pa.Field:
         return inner.with_type(with_times_as(inner.type, time))
 

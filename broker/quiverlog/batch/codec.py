@@ -173,7 +173,6 @@ def _in_place(data: pa.RecordBatch) -> memoryview:
 
 
 def _is_foreign(data: pa.RecordBatch, size: int) -> bool:
-    """Return whether a message of this size carries rows that are not the batch's."""
     own = data.nbytes + _OVERHEAD_BYTES + _OVERHEAD_COLUMN_BYTES * data.num_columns
     # Below the overhead, the metadata alone may be larger than the rows.
     return size > _OVERHEAD_BYTES and size > own
@@ -206,8 +205,6 @@ def _serialize(data: pa.RecordBatch, compression: Compression) -> memoryview:
 
 # --- decoding -------------------------------------------------------------------------------------
 def split_batches(body: memoryview) -> Iterator[tuple[BatchHeader, memoryview]]:
-    """Yield the batches that follow each other. Raises CorruptBatch: one does not end inside
-    `body`."""
     at, end = 0, len(body)
     while at < end:
         if end - at < BATCH_HEADER_BYTES:
@@ -286,7 +283,6 @@ def _check_values(data: pa.RecordBatch, stored: pa.Schema, target: pa.Schema, st
 def read_rows(
     batch: memoryview, header: BatchHeader, stored: pa.Schema, target: pa.Schema
 ) -> pa.RecordBatch:
-    """Return the rows in their stored schema; only the columns that `target` has, if any."""
     # Again, although the broker has checked it: the file may have been damaged since.
     message = batch[BATCH_HEADER_BYTES:]
     metadata = check_structure(message, header, stored)
@@ -300,8 +296,5 @@ def read_rows(
 
 
 def decoded_bytes(batch: memoryview, header: BatchHeader, stored: pa.Schema) -> int:
-    """Return the bytes that decoding will allocate: 0 for an uncompressed batch.
-
-    Raises CorruptBatch: above the bound, or its metadata are unreadable.
-    """
+    """Return the bytes that decoding will allocate: 0 for an uncompressed batch."""
     return check_structure(batch[BATCH_HEADER_BYTES:], header, stored).decoded_bytes

@@ -26,7 +26,6 @@ _WIDER: Final[dict[pa.DataType, tuple[pa.DataType, ...]]] = {
 
 
 def evolve(old: pa.Schema, new: pa.Schema) -> None:
-    """Raise IncompatibleSchema for the first column that may not change so (both normalised)."""
     _check_fields(list(old), list(new), "column")
 
 
@@ -169,16 +168,11 @@ class SchemaHistory(Mapping[int, pa.Schema]):
         return schema
 
     def check_readable(self, schema_id: int, reader: pa.Schema) -> None:
-        """Check like the function, cached for the last reader schema. Raises UnknownSchema, too."""
         if self._readable.get(schema_id) is not reader:
             check_readable(self.schema(schema_id), reader)
             self._readable[schema_id] = reader
 
     def projected(self, columns: Sequence[str], schema_id: int | None = None) -> pa.Schema:
-        """Return the schema reduced to `columns`, in their order.
-
-        Raises InvalidArgument: there is no such column, or one is named twice.
-        """
         key = (self.current_id if schema_id is None else schema_id, tuple(columns))
         projection = self._projections.get(key)
         if projection is None:

@@ -8,10 +8,6 @@ __all__ = ["first_bad_row"]
 
 
 def first_bad_row(count: int, is_good: Callable[[int, int], bool]) -> int:
-    """Return the first bad one of `count` rows; at least one is bad.
-
-    `is_good`: whether all of (first row, number of rows) are good.
-    """
     assert count > 0, "one of the rows is bad"
     start, end = 0, count  # The rows before `start` are good, those before `end` are not.
     while end - start > 1:

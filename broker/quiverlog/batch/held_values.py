@@ -31,7 +31,6 @@ class WrongValue(NamedTuple):
 
 
 def can_be_wrong(kind: pa.DataType) -> bool:
-    """Return whether some bits of a stored type are no value of it, at any depth."""
     if t.is_string(kind) or t.is_decimal(kind) or t.is_time(kind):
         return True
     return any(can_be_wrong(kind.field(number).type) for number in range(kind.num_fields))

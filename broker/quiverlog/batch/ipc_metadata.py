@@ -106,7 +106,6 @@ class IpcShape:
         assert self.read(sample) == walked, "both readers find the same numbers"
 
     def read(self, message: memoryview) -> IpcMetadata | None:
-        """Read like `read_ipc_metadata`; None for a message of another shape, or a short one."""
         if len(message) < self.body_at:
             return None
         found = self._unpack(message)
@@ -127,10 +126,6 @@ class IpcShape:
 
 
 def read_ipc_metadata(message: memoryview) -> IpcMetadata:
-    """Read the metadata at the start of `message`.
-
-    Raises CorruptBatch: no such message, or it claims more bytes than are there.
-    """
     try:
         metadata = _read(message)
     except (struct.error, IndexError, KeyError, ValueError) as error:
@@ -144,7 +139,6 @@ def read_ipc_metadata(message: memoryview) -> IpcMetadata:
 
 
 def claimed_size(message: memoryview) -> tuple[int, int] | None:
-    """Return (bytes, rows) that the message claims, if readable; its body may be missing."""
     try:
         places = _walk(message)
         flat = message[_PREFIX_BYTES : places.body_at]
@@ -205,7 +199,6 @@ def _read(message: memoryview) -> IpcMetadata:
 
 
 def _table(flat: memoryview, at: int, wanted: int) -> tuple[int, tuple[int, ...]]:
-    """Return (position, offsets of the first `wanted` fields in it; 0: absent)."""
     vtable = at - _I32.unpack_from(flat, at)[0]
     if vtable < 0 or at < 0:
         raise ValueError("an offset points outside")

@@ -15,7 +15,6 @@ __all__ = ["check_key_columns"]
 
 
 def check_key_columns(schema: pa.Schema, key_columns: Sequence[str]) -> None:
-    """Raise InvalidSchema where a key column does not exist, is named twice, or cannot be a key."""
     for index, name in enumerate(key_columns):
         if name not in schema.names:
             raise InvalidSchema(f"key column {name!r} is not in the schema.")

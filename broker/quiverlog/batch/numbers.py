@@ -18,7 +18,6 @@ _TYPECODES: Final = {pa.int32(): "i", pa.int64(): "q", pa.uint64(): "Q"}
 
 
 def integers(values: Iterable[int], data_type: pa.DataType) -> pa.Array:
-    """Return an array of int32, int64, uint64 or timestamps; no nulls. Raises OverflowError."""
     code = "q" if pa.types.is_timestamp(data_type) else _TYPECODES[data_type]
     packed = array.array(code, values)
     assert packed.itemsize * 8 == data_type.bit_width, "a C int has 32 bits, a long long 64"

@@ -47,10 +47,6 @@ _32: Final = _u64(32)
 def partition_rows(
     data: pa.RecordBatch, key_columns: Sequence[str], partitions: int
 ) -> list[tuple[int, pa.RecordBatch]]:
-    """Divide rows among `partitions`; rows of one partition keep their order.
-
-    Returns the partitions that get any, ascending.
-    """
     assert key_columns, "rows without a key are spread by the producer"
     if partitions == 1 or data.num_rows == 0:
         return [(0, data)] if data.num_rows else []

@@ -34,10 +34,9 @@ def read_rows(
     stored: pa.Schema,
     columns: Sequence[int] | None = None,
 ) -> pa.RecordBatch:
-    """Return the rows of a message whose metadata `check_structure` has passed.
+    """`columns`: ascending numbers; the others stay compressed. An uncompressed message gives all.
 
-    Columns that are not named by ascending number stay compressed; an uncompressed message gives
-    all. Raises CorruptBatch: the bytes cannot be decompressed, or no reader could use them safely.
+    Raises CorruptBatch: the bytes cannot be decompressed, or no reader could use them safely.
     """
     plan = plan_of(stored)
     try:
@@ -133,7 +132,6 @@ def _with_meaning(bare: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _typed(array: pa.Array, data_type: pa.DataType) -> pa.Array:
-    """View the buffers of an array as another type, without a copy."""
     types = pa.types
     if not types.is_nested(data_type):
         # Strings and decimals differ from their layout by name only.

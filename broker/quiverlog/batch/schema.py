@@ -54,10 +54,6 @@ def serialize_schema(schema: pa.Schema) -> bytes:
 
 
 def deserialize_schema(data: bytes | memoryview) -> pa.Schema:
-    """Read an Arrow IPC schema message.
-
-    Raises InvalidSchema: too large, no schema message, or one with text that is not UTF-8.
-    """
     # Before Arrow parses it.
     if len(data) > SCHEMA_BYTES_MAX:
         raise InvalidSchema(f"the schema takes {len(data)} bytes, allowed are {SCHEMA_BYTES_MAX}.")
@@ -107,10 +103,6 @@ def deserialize_stored(data: bytes | memoryview) -> pa.Schema:
 
 
 def normalize_schema(schema: pa.Schema) -> pa.Schema:
-    """Return the schema in which data of `schema` is stored.
-
-    Types that cannot be stored stay: `check_schema` names them.
-    """
     metadata = {k: v for k, v in (schema.metadata or {}).items() if k not in _DROPPED_METADATA}
     return pa.schema([normalize_field(field) for field in schema], metadata=metadata or None)
 

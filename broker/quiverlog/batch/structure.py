@@ -28,18 +28,15 @@ _LENGTH_PREFIX: Final = struct.Struct("<q")
 _PLANS_MAX: Final = 4 * SCHEMAS_PER_TOPIC_MAX
 _PASSED_MAX: Final = 1_024
 _PASSED_BYTES_MAX: Final = 4 * KIB
-"""Longer metadata belongs to some hundred columns."""
 
 
 class Plan(NamedTuple):
-    """The fields and buffers that the metadata of one schema's batches must have."""
-
     schema: pa.Schema
     node_count: int
     buffer_count: int
     columns: tuple[int, ...]
     weightless: tuple[int, ...]
-    """Nodes whose values take no bytes: nulls by type, and structs of these."""
+    """Nodes of nulls by type, and of structs of these."""
     required: tuple[tuple[int, str], ...]
     """(node index, name) of the NOT NULL columns."""
     layout: pa.Schema
@@ -52,7 +49,7 @@ class Plan(NamedTuple):
     shape: IpcShape | None
     """From this library's encoder; None where it is not constant."""
     bit_widths: tuple[int, ...] | None
-    """Bits per value of each column, if all bits are values in all columns; else None."""
+    """None where some bits are no value of a column's type."""
     head_bytes: int
     """Length of the metadata where accepted metadata is cached; else 0."""
 
@@ -134,8 +131,6 @@ def _is_weightless(data_type: pa.DataType) -> bool:
 
 
 def has_required_inside(data_type: pa.DataType) -> bool:
-    """Return whether a field of the type, at any depth, is NOT NULL; keys of maps are not
-    counted."""
     return any(map(_has_required, _inner_types(data_type)))
 
 
@@ -227,7 +222,6 @@ def _layout_type(data_type: pa.DataType) -> pa.DataType:
 
 
 def check_structure(message: memoryview, header: BatchHeader, schema: pa.Schema) -> IpcMetadata:
-    """Check an Arrow message's metadata against header and schema. Raises CorruptBatch."""
     plan = plan_of(schema)
     key = None
     if plan.head_bytes:
@@ -310,7 +304,6 @@ def _check_buffers(metadata: IpcMetadata) -> None:
 
 
 def _decoded_bytes(message: memoryview, metadata: IpcMetadata) -> int:
-    """Return the sum of the decompressed lengths that the buffers declare in their first bytes."""
     total = 0
     buffers = metadata.buffers
     for offset, length in zip(buffers[::2], buffers[1::2], strict=True):

@@ -105,10 +105,7 @@ def check_batch(
 
 
 def check_rows(batch: CheckedBatch, *, full: bool) -> None:
-    """Decode the rows as every reader will (docs/adr/0012). Pure: may run in any thread.
-
-    `full`: check the values, too. Raises CorruptBatch: no reader could read them.
-    """
+    """Decode the rows as every reader will (docs/adr/0012). Pure: may run in any thread."""
     rows.check_rows(batch.message, batch.metadata, batch.schema, full=full)
 
 
