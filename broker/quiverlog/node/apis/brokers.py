@@ -105,7 +105,7 @@ def _check_node_id(broker: Broker, source: ReplicaKey, endpoint: str) -> None:
 
 
 def _name_leader(broker: Broker, response: QuorumResponse) -> None:
-    """For a replica that looks for the leader."""
+    """Name the leader for a replica that looks for it."""
     leader = broker.quorum.raft.leader
     if leader is None:
         return

@@ -102,7 +102,6 @@ def _endpoints(broker: Broker, connection_id: int) -> list[m.BrokerEndpoint]:
 def _topics_by_id(
     broker: Broker, topic_ids: list[bytes], byte_count: int
 ) -> Generator[None, object, list[m.TopicMetadata]]:
-    """`byte_count`: the least that topics by name take."""
     topics: list[m.TopicMetadata] = []
     for topic_id in dict.fromkeys(topic_ids):
         topic = broker.metadata.image.topics_by_id.get(topic_id)

@@ -72,8 +72,6 @@ class Missing(NamedTuple):
 
 
 class FetchAnswer:
-    """`at`: how many entries are evaluated."""
-
     __slots__ = (
         "_bytes_max",
         "_loaded",

@@ -167,7 +167,6 @@ def handle_delete_records(broker: Broker, call: Call) -> Steps:
 def _delete_some(
     broker: Broker, call: Call, partitions: list[_Deletions]
 ) -> Generator[Wait, object, None]:
-    """One trim for each partition, up to the highest offset of its entries."""
     trims = []
     waiting: list[tuple[Replica, list[m.DeleteRecordsPartitionResult]]] = []
     for entries in partitions:
@@ -403,7 +402,7 @@ class OffsetsWaiter(Waiter):
         self._waits.start(call, self._in_steps(call))
 
     def _in_steps(self, call: Call) -> Generator[Wait, object, None]:
-        """Files may have to be read."""
+        """Evaluate in steps: files may have to be read."""
         lookup, request = self._lookup, self.request
         try:
             if not self.done:  # Its connection may have gone before this first step.

@@ -97,7 +97,7 @@ class Entry(EntryCheck):
 
 
 def look(broker: Broker, request: m.ProduceRequest, body: memoryview) -> list[Entry]:
-    """Reads no batch."""
+    """Find each entry's partition, rules and durability; read no batch."""
     found: list[Entry] = []
     at = 0
     leading = broker.leading
@@ -140,7 +140,6 @@ def _stage_whole(
     entries: list[Entry],
     now: Now,
 ) -> None:
-    """`Staging.finish` appends it with all that is admitted meanwhile."""
     staging = broker.staging
     # Only here, between requests: a failed append must not part the entries of one request.
     if staging.produces and staging.byte_count + len(body) > STAGED_BYTES_MAX:
@@ -214,7 +213,7 @@ def _checked(
     error: BaseException | None,
     now: Now,
 ) -> None:
-    """If nothing has changed since the job began."""
+    """Admit the entries, if nothing has changed since the job began."""
     if held.checked:
         return  # Called again after a bug of ours, which was answered.
     assert len(checked) == len(held.request.partitions)
@@ -231,7 +230,7 @@ def _checked(
 
 
 def _take_turns(broker: Broker, held: HeldProduce, now: Now) -> None:
-    """Up to one whose check takes long."""
+    """Take the produces behind a finished one, up to one whose check takes long."""
     following = broker.held_produces.release(held)
     while following is not None:
         assert following.connection_id == held.connection_id, "a line is one connection's"

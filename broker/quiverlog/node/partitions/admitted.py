@@ -83,7 +83,6 @@ class Staging:
         return bool(self.produces) and self.produces[-1].request is request
 
     def finish(self, now: Now) -> None:
-        """Append what was admitted, one write per log, then answer or wait for the disk."""
         produces, self.produces = self.produces, []
         self.byte_count = 0
         try:

@@ -315,7 +315,7 @@ class Removal:
             self._queue[str(replica.name)] = replica
 
     def add_unopened(self, name: str, topic_id: bytes) -> None:
-        """No job and no replica uses the directory."""
+        """Remove a directory that no job and no replica uses."""
         self._unopened[name] = topic_id
 
     def stop(self) -> None:

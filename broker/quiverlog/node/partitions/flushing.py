@@ -82,11 +82,11 @@ class FlushQueue:
         )
 
     def ask(self, replica: Replica, asker: int) -> None:
-        """`put` queues it."""
+        """Have `asker` wait for the next flush, which `put` queues."""
         self._askers.setdefault(replica, {})[asker] = None
 
     def put(self, replica: Replica) -> None:
-        """For all its askers, or for the background. May be called again."""
+        """Queue it for all its askers, or for the background. May be called again."""
         assert replica not in self._under_way, "the next flush waits for the one under way"
         askers = self._askers.get(replica)
         if askers is None:
@@ -97,7 +97,7 @@ class FlushQueue:
             self._by_asker.setdefault(asker, {})[replica] = None
 
     def take(self) -> Replica | None:
-        """None: none may be taken."""
+        """Return the next replica; None when none may be taken."""
         places = self._in_flight_max - len(self._under_way)
         if not places or not self.waiting:
             return None
@@ -146,7 +146,7 @@ class FlushQueue:
 
 
 AT_ONCE: Final = 100
-"""Due together, and taken in one call of the node."""
+"""How many may be due together, and are taken in one call of the node."""
 
 
 class DueFlushes:

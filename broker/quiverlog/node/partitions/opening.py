@@ -332,7 +332,7 @@ class Openings:
         self._late.load(directory)
 
     def add(self, key: Key, opening: Opening) -> None:
-        """After `stop` it is left to the next start."""
+        """Open it soon; after `stop` it is left to the next start."""
         assert key not in self.under_way
         if self._stopped:
             return
@@ -380,7 +380,7 @@ class Openings:
             self._begin(self._new.popleft(), self._make_new, now)
 
     def _begin(self, key: Key, begin: Callable[[Key, TopicImage, Now], None], now: Now) -> None:
-        """Whatever it raises, the others have their turns."""
+        """Begin one partition; whatever it raises, the others have their turns."""
         try:
             topic = self._find_topic(key[0])
             if topic is None:
@@ -484,7 +484,7 @@ class Openings:
         self._take_some(now)
 
     def opened(self, topic_id: bytes, now: Now) -> Callable[[Then], None]:
-        """Done when all of a topic's partitions are open or offline."""
+        """Wait until all of a topic's partitions are open or offline."""
 
         def start(then: Then) -> None:
             if self._of_topic[topic_id]:
@@ -495,7 +495,7 @@ class Openings:
         return start
 
     def deleted_of(self, topic_name: str) -> bytes | None:
-        """A partition of it is under way."""
+        """Return the id of a deleted topic of this name, a partition of which is under way."""
         ids = self._ids_of_name.get(topic_name, ())
         return next((topic_id for topic_id in ids if self._find_topic(topic_id) is None), None)
 

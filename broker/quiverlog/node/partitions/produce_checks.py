@@ -195,7 +195,7 @@ def _check_rows(checks: Sequence[EntryCheck]) -> None:
 
 
 def check_quick(checks: Sequence[EntryCheck], now_wall_us: int) -> bool:
-    """False: it would take long, a CheckJob must do it."""
+    """Check all entries; False where that takes long and a CheckJob must do it."""
     if (
         len(checks) == 1
         and (first := checks[0]).error is None

@@ -58,8 +58,6 @@ def assigned(topic: TopicImage, partition: PartitionImage) -> Assigned:
 
 
 class Replica(Watched):
-    """A partition on this node. `waiters`: its long polls, with their entry's index."""
-
     __slots__ = (
         "admitted",
         "admitted_bytes",

@@ -49,8 +49,6 @@ _DOES: Final = {
 
 
 class Admission:
-    """The broker's phase, and whether a full disk or a lost directory forbids writes."""
-
     __slots__ = (
         "_lost",
         "_metrics",
@@ -85,7 +83,7 @@ class Admission:
             raise BrokerShuttingDown(f"the broker {_DOES[self.phase]}.")
 
     def check_room(self) -> None:
-        """For a request accepted before the stop. Raises DiskFull or StorageFault."""
+        """Check for a request accepted before the stop. Raises DiskFull or StorageFault."""
         if self._lost:
             raise StorageFault("the broker's data directory was replaced, or taken by another one.")
         if self.disk_full:

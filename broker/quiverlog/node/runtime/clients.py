@@ -30,7 +30,7 @@ class Clients:
         self.accounts: Mapping[int, tuple[Account, ...]] = self._accounts
 
     def opened(self, connection_id: int, peer: str, listener: str) -> None:
-        """Without a valid address in `peer` the connection has no address account."""
+        """Record a connection; without a valid address in `peer` it has no address account."""
         with contextlib.suppress(ValueError):
             self._addresses[connection_id] = network_of(parse_address(peer).host)
         if listener != LISTENER_DEFAULT:

@@ -125,7 +125,7 @@ class Clock:
         self.due_us = 0
 
     def load(self, directory: DataDirectory) -> None:
-        """Run off the loop."""
+        """Read the note of an earlier life, off the loop."""
         self._directory = directory
         self._found = directory.noted_clock()
 
@@ -170,7 +170,7 @@ class Clock:
         return self._believed.jumps
 
     def note(self, now: Now) -> None:
-        """Again in ten minutes, or sooner."""
+        """Write what is believed now; again in ten minutes, or sooner."""
         note = self._believed.note(now)
         self.due_us = now.mono_us + (_NOTE_DOUBT_US if self._believed.suspects else _NOTE_US)
         assert self.due_us > now.mono_us

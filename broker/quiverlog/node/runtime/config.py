@@ -82,9 +82,9 @@ class NodeConfig:
     """The same for the partitions of all long polls."""
 
     leader_balance_period_ms: int = LEADER_BALANCE_PERIOD_MS
-    """0: never by itself."""
+    """Between rounds of preferred leaders; 0: never by itself."""
     leader_balance_moves_max: int = LEADER_BALANCE_MOVES_MAX
-    """In one round."""
+    """Partitions that get another leader in one round."""
 
     damaged_replicas_kept: int = DAMAGED_REPLICAS_KEPT
     """Damaged replicas that stay on the disk after they were copied again."""

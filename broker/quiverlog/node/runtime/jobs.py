@@ -33,7 +33,6 @@ class Urgency(enum.Enum):
     FLUSH = (0, 16)
     """Bounded by the flush queue and the metadata log themselves."""
     READ = (1, 2)
-    """A client waits for it."""
     CHECK = (2, 2)
     """A client waits for it, but it costs processor and memory. Two: a check of seconds must not
     delay all others.

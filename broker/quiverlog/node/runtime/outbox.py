@@ -13,8 +13,6 @@ __all__ = ["Outbox"]
 
 
 class Outbox:
-    """For every part of the node that answers, logs or starts something."""
-
     __slots__ = ("_metrics", "effects")
 
     def __init__(self, metrics: NodeMetrics) -> None:

@@ -153,7 +153,7 @@ class Peers:
             self._outbox.emit(ClosePeer(peer, "no answer in time"))
 
     def next_us(self) -> int | None:
-        """None: no request waits."""
+        """Return the earliest deadline; None: no request waits."""
         deadlines = self._deadlines
         while deadlines and deadlines[0][1] not in self._waiting:
             heapq.heappop(deadlines)
@@ -386,7 +386,7 @@ class Whereabouts:
         return second.at if second is not None and now.mono_us < second.until_us else ""
 
     def refused_here(self, now: Now) -> tuple[int, str]:
-        """The last one; (-1, ""): none."""
+        """Return node id and address of the last second process; (-1, ""): none."""
         here = [
             (one.until_us, node_id, one.at) for node_id, one in self._seconds.items()
             if one.is_here and now.mono_us < one.until_us

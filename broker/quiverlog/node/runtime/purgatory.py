@@ -149,7 +149,7 @@ class Purgatory:
         return True
 
     def park(self, waiter: Waiter) -> None:
-        """A long poll ends with its connection."""
+        """Keep a long poll, which ends with its connection."""
         assert not waiter.accounts
         waiter.accounts = self._clients.accounts[waiter.connection_id]
         self.parked += 1
@@ -240,7 +240,7 @@ class Purgatory:
         ]
 
     def expired(self, mono_us: int) -> list[Waiter]:
-        """In the order of their deadlines, not finished yet."""
+        """Return waiters past their deadline, in its order, not finished yet."""
         found: list[Waiter] = []
         heap = self._heap
         while heap and heap[0][0] <= mono_us:

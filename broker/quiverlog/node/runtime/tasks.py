@@ -126,7 +126,7 @@ class Future:
         self._then: Then | None = None
 
     def set(self, result: object, error: BaseException | None, now: Now) -> None:
-        """Only the first outcome counts."""
+        """Set the outcome. Only the first one counts."""
         if self._done is None:
             self._done = (result, error, now)
             if self._then is not None:
@@ -459,8 +459,6 @@ def newest_schemas(records: Sequence[SchemaRecord]) -> list[SchemaRecord]:
 
 
 class Change:
-    """One request about topics, which are decided in the order of `names`."""
-
     __slots__ = ("_last", "connection_id", "decided", "names", "waiting")
 
     def __init__(self, connection_id: int, names: Sequence[str]) -> None:
