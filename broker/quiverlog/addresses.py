@@ -90,7 +90,6 @@ def parse_addresses(text: str, *, port_default: int | None = None) -> tuple[Addr
 
 
 def _split(text: str) -> tuple[str, str | None]:
-    """Return host and port; None for a missing port."""
     if text.startswith("["):
         host, bracket, rest = text[1:].partition("]")
         if not bracket or (rest and not rest.startswith(":")):

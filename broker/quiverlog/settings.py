@@ -34,8 +34,6 @@ class InvalidValue(ValueError):
 
 
 class Kind(enum.StrEnum):
-    """How a value is written."""
-
     INTEGER = "integer"
     CHOICE = "choice"
     TEXT = "text"
@@ -200,11 +198,9 @@ class SettingsTable(Mapping[str, Setting]):
         return len(self._settings)
 
     def find(self, name: str) -> Setting | None:
-        """Return the setting of a key or an alias."""
         return self._by_name.get(self._fold(name))
 
     def suggest(self, name: str) -> str | None:
-        """Return the key that an unknown name may have meant."""
         close = difflib.get_close_matches(self._fold(name), list(self._by_name), n=1)
         return self._by_name[close[0]].key if close else None
 
@@ -222,8 +218,6 @@ class SettingsTable(Mapping[str, Setting]):
 
 
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table for a page of the documentation."""
-
     def line(cells: Sequence[str]) -> str:
         assert len(cells) == len(head), cells
         return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"

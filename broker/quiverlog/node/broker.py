@@ -513,14 +513,12 @@ class Broker:
         ]
 
     def take(self, directory: DataDirectory) -> None:
-        """Give the opened data directory to all parts that work in it."""
         self.directory = directory
         self.copy_sessions.begin(1 + int.from_bytes(self.entropy(7), "big"))
         self.removal.load(directory.data)
         self.assignment.load(directory)
 
     def _applied(self, records: Sequence[Record], made: Set[str] | None, now: Now) -> None:
-        """Change the parts as applied decisions require."""
         assert records
         for record in records:
             if isinstance(record, ProducerIdBlockRecord):
@@ -567,7 +565,6 @@ class Broker:
         self.metadata.propose(records, now, then, directories)
 
     def forget_connection(self, connection_id: int) -> None:
-        """Drop everything that a closed connection has requested."""
         self.clients.forget(connection_id)
         self.tasks.forget(connection_id)
         self.purgatory.forget(connection_id)

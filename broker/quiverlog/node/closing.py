@@ -104,8 +104,6 @@ _AFTER: Final = {
 
 
 class Closing:
-    """The steps, each after the one before."""
-
     __slots__ = ("_broker", "_clean", "_clock_note", "_is_untouched", "_open", "_step")
 
     def __init__(self, broker: Broker) -> None:
@@ -155,7 +153,6 @@ class Closing:
                 broker.flushes.want(replica)
 
     def run(self, now: Now) -> None:
-        """Go on, if the next step can begin."""
         broker = self._broker
         if self._step is not _Step.DRAINING:
             return

@@ -102,7 +102,6 @@ def owners_of(broker: Broker, image: Image) -> tuple[dict[str, bytes], set[bytes
 
 
 def report(broker: Broker, found: Leftovers, job: LeftoversJob) -> None:
-    """Log the job's result, and remove the rest in the background."""
     topics = broker.metadata.image.topics_by_id
     assert not set(found.aside) & found.later.keys(), "a directory has one fate"
     # Topics that were deleted while the job ran.
@@ -344,8 +343,6 @@ _RETRY_US: Final = 5_000_000
 
 
 class Joining:
-    """A start that waits for the metadata of a quorum with other voters."""
-
     __slots__ = ("_broker", "_due_us", "_has_failed", "_is_looking")
 
     def __init__(self, broker: Broker) -> None:
@@ -383,7 +380,6 @@ class Joining:
         broker.membership.begin(now)
 
     def run(self, now: Now) -> None:
-        """Go on, if the metadata is complete."""
         broker = self._broker
         assert broker.admission.phase is Phase.JOINING
         if self._is_looking or not broker.quorum.knows_all:

@@ -85,7 +85,6 @@ class LiveConfig:
             self._refresh(now)
 
     def reload(self, given: Mapping[str, Given], now: Now) -> None:
-        """Take the process's new values for keys that may change while it runs."""
         for key in _LIVE:
             self._given.pop(key, None)
             if key in given:

@@ -74,14 +74,7 @@ _SERVED_ALWAYS: Final = frozenset(
 
 
 class Node:
-    """Dispatches events to the parts.
-
-    Args:
-        config: what the operator decided.
-        disk: holds the data directory.
-        entropy: source of random bytes (topic ids, cluster id, incarnation).
-        metrics: counters that the caller exports.
-    """
+    """Dispatches events to the parts. `entropy` returns random bytes (topic ids, incarnation)."""
 
     __slots__ = (
         "_asked", "_asked_running", "_closing", "_ends", "_ends_running", "_handlers", "_joining",
@@ -204,7 +197,6 @@ class Node:
         return broker.outbox.take()
 
     def _go_on_with(self, phase: Phase, now: Now) -> None:
-        """Continue a start or a stop."""
         if phase is Phase.JOINING:
             self._guarded(self._joining.run, now)
         elif phase is Phase.STARTING:

@@ -51,8 +51,6 @@ __all__ = ["Assignment", "Key", "LettingGo", "OfflinePartitions", "report_notes"
 
 
 class LettingGo:
-    """Takes a replica out of everything that refers to it."""
-
     __slots__ = ("_flushes", "_in_sync_changes", "_metrics", "_replication", "_wakeups")
 
     def __init__(
@@ -120,7 +118,6 @@ class OfflinePartitions:
             self._retry[key] = now.mono_us + _RETRY_US
 
     def forget(self, key: Key) -> Offline | None:
-        """Return the entry that was removed, if any."""
         self._retry.pop(key, None)
         found = self.by_key.pop(key, None)
         self._metrics.partitions_offline = len(self.by_key)
@@ -151,7 +148,6 @@ _NOTES_MAX: Final = 20
 
 
 def report_recovery(replica: Replica, outbox: Outbox, metrics: NodeMetrics) -> None:
-    """Log and count what the start scanned, cut or found damaged."""
     report = replica.log.recovery
     assert report.bytes_scanned >= 0
     assert report.bytes_truncated >= 0
@@ -247,7 +243,6 @@ class Assignment:
         self._openings.load(directory)
 
     def next_us(self, *, starting: bool = False) -> int | None:
-        """Return when to open the next partition; 0: at once."""
         open_us = self._openings.next_us()
         retry_us = None if starting else self._offline.next_us()
         return min((us for us in (open_us, retry_us) if us is not None), default=None)
@@ -347,7 +342,6 @@ class Assignment:
         self._in_sync_changes.look_at((replica,))
 
     def _follow(self, key: Key, replica: Replica, partition: PartitionImage, now: Now) -> None:
-        """Follow another broker, or none."""
         assert not replica.admitted, "a produce is staged and appended before a decision is applied"
         state = replica.state
         self._metrics.leader_epoch_changes += partition.leader_epoch != state.leader_epoch
@@ -409,7 +403,6 @@ class Assignment:
             replica.log.config = log_config(topic.config)  # Perhaps altered meanwhile.
 
     def take_failure(self, key: Key, opening: Opening, error: BaseException, now: Now) -> None:
-        """Record a failure, or remove what was dropped during the opening."""
         if key[1] in self._held.get(key[0], ()):
             self._offline.failed(key, opening, error, now)
             self._offline.look_at(key, self.image)
@@ -437,11 +430,9 @@ class Assignment:
         self._openings.stop(now)
 
     def find(self, key: Key) -> Replica | None:
-        """Return the replica, led or followed."""
         return self.replicas.get(key) or self._followed.get(key)
 
     def all_open(self) -> list[Replica]:
-        """Return every replica, led or followed."""
         return [*self.replicas.values(), *self._followed.values()]
 
     # --- letting go ----------------------------------------------------------------------------

@@ -35,8 +35,6 @@ __all__ = ["Lookup"]
 
 
 class Lookup:
-    """The lookups."""
-
     __slots__ = (
         "_assignment",
         "_jobs",
@@ -148,7 +146,6 @@ class Lookup:
         return replica
 
     def _copy(self, topic_id: bytes, partition: int) -> Replica | None:
-        """Return the copy of another broker's partition if it may be read and is in sync."""
         replica = self._replication.shown((topic_id, partition))
         topic = self._metadata.image.topics_by_id.get(topic_id)
         if replica is None or topic is None:
@@ -188,7 +185,6 @@ class Lookup:
         return cold_read(self._jobs, replica, cold, self.unreadable)
 
     def count_local_read(self, byte_count: int) -> None:
-        """Count rows that a client on this machine reads from the files."""
         self._metrics.local_read_bytes += byte_count
 
     def corrupt_read(self, replica: Replica | None, error: CorruptLog) -> None:
@@ -199,18 +195,15 @@ class Lookup:
             self._on_damage(replica, error.message)
 
     def unreadable(self, replica: Replica, error: BaseException) -> None:
-        """Report a failed read of a file as damage."""
         if is_unreadable_file(error):
             self._on_damage(replica, f"a file cannot be read: {error}")
 
     def internal_error(self, where: str, error: BaseException) -> None:
-        """Count and log an unexpected exception."""
         self._outbox.internal_error(where, error)
 
     # --- waiting for a change ------------------------------------------------------------------
     @property
     def metadata_version(self) -> int:
-        """The version of the applied image."""
         return self._metadata.image.version
 
     def watch_metadata(self, waiter: Waiter) -> None:

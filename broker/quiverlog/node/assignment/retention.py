@@ -67,7 +67,6 @@ class TakenRows:
         byte_count: int,
         now: Now,
     ) -> None:
-        """Record that rows `first` to `log_start_offset` of a partition were removed."""
         assert first <= log_start_offset
         topic = self._topics.setdefault(name.topic, _Topic())
         before = topic.rows.get(name.partition)
@@ -118,8 +117,6 @@ _TAKE_COST: Final = 16
 
 
 class Retention:
-    """The rounds."""
-
     __slots__ = (
         "_ahead_us",
         "_assignment",
@@ -174,7 +171,6 @@ class Retention:
         return due_us if write_us is None else min(due_us, write_us)
 
     def start(self, now: Now) -> None:
-        """Begin the first round one period from now."""
         self._clock.start(now, self._newest_row_us())
         self._jumps = self._clock.jumps  # A clock ahead at the start was so for all rows of it.
         self._round_us = now.mono_us + self._period_us
@@ -190,7 +186,6 @@ class Retention:
         return max((time_us for time_us in times if time_us is not None), default=None)
 
     def run(self, now: Now) -> None:
-        """Check the next slice and log removals, if due."""
         write_us = self._taken_rows.due_us
         if write_us is not None and write_us <= now.mono_us:
             self._taken_rows.write()

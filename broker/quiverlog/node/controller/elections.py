@@ -95,8 +95,8 @@ _LOOKED_AT_MAX: Final = 1_000
 class Elections:
     """Preferred leaders, and logs of unclean elections.
 
-    Rounds have jitter of a tenth, so that those of several controllers do not coincide.
-    `full_disks` get no partitions back.
+    Jitter of a tenth keeps rounds of several controllers apart. `full_disks` get no partitions
+    back.
     """
 
     __slots__ = (

@@ -114,7 +114,6 @@ class LogEndDecisions:
         then(ReportLogEndsResponse(starts=starts), None, now)
 
     def of(self, image: Image, topic_id: bytes, number: int) -> dict[int, LogEnd]:
-        """Return the reported log ends of a partition, by broker."""
         self._follow_quorum()
         return self._ends.of(image, topic_id, number)
 

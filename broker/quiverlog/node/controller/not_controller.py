@@ -35,8 +35,6 @@ _Records = TypeVar("_Records")
 
 
 class Knowing(Protocol):
-    """The parts of a broker that hold the controller and the brokers' addresses."""
-
     @property
     def clients(self) -> Clients: ...
 

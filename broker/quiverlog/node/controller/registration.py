@@ -170,7 +170,6 @@ class Registration:
 
     @property
     def is_registered(self) -> bool:
-        """True when the controller needs no heartbeat: it is this node."""
         self.changed()
         return self._epoch >= 0
 

@@ -94,7 +94,6 @@ class Unmade:
 
     # --- a start -------------------------------------------------------------------------------
     def load(self, directory: DataDirectory) -> None:
-        """Read the note of an earlier process, off the loop."""
         assert self._noted_version is None, "a broker starts once"
         self._directory = directory
         noted = directory.noted_made()

@@ -17,8 +17,8 @@ Directories = Mapping[str, bytes]
 
 
 class Decision(NamedTuple):
-    """`made`: directories that were made for it, and hold nothing yet; `after`: waits for its
-    end.
+    """`made`: directories made for it, still empty; `after`: called when it is applied or has
+    failed.
     """
 
     records: list[Record]

@@ -144,12 +144,10 @@ class Metadata(Watched):
         return self._quorum.is_alone
 
     def remember(self, answer: m.TopicMetadata) -> None:
-        """Cache METADATA's answer for a topic, until the image changes."""
         self.cache[answer.name] = answer
 
     @property
     def idle(self) -> bool:
-        """True when no decision is under way."""
         return not self._busy and not self._queue
 
     # --- deciding ------------------------------------------------------------------------------
@@ -158,9 +156,8 @@ class Metadata(Watched):
     ) -> None:
         """Make a decision of the controller durable, then apply it, then call `then`.
 
-        `then` gets the image, or OutcomeUnknown: it was proposed, and its entry may be on some
-        disk. DiskFull, StorageFault, NotController and ThrottledBroker: it is not applied, and
-        never will be.
+        `then` gets the image, or OutcomeUnknown: the entry may be on some disk. After DiskFull,
+        StorageFault, NotController and ThrottledBroker it never will be applied.
 
         Raises:
             PolicyViolation: the change is too large.
@@ -259,7 +256,6 @@ class Metadata(Watched):
             self._start_next(now)
 
     def _refuse(self, failed: Mapping[bytes, BaseException], now: Now) -> None:
-        """Refuse the decisions about topics whose directories cannot be made."""
         refused = [*take_refused(self._logging, failed), *take_refused(self._queue, failed)]
         self._reset_pending([record for one, _ in refused for record in one.records])
         for decision, error in refused:
@@ -311,7 +307,6 @@ class Metadata(Watched):
         self._tell_failed(known, now)
 
     def _as_error(self, error: BaseException) -> BaseException:
-        """Return an error of the error table."""
         if isinstance(error, DiskFull):
             self._admission.disk_filled()
         elif not isinstance(error, QuiverlogError):

@@ -47,7 +47,6 @@ class ProducerIds:
 
     @property
     def exhausted(self) -> bool:
-        """True if another block of ids must be reserved first."""
         return self.next >= self._end
 
     def block_added(self, record: ProducerIdBlockRecord) -> None:

@@ -235,7 +235,6 @@ class Quorum:
 
     # --- start ---------------------------------------------------------------------------------
     def start(self, log: QuorumLog, machine: StateMachine, now: Now) -> None:
-        """Take over the log, and restore the machine from its snapshot."""
         assert self.log is None
         self.log = log
         self._machine = machine
@@ -266,7 +265,6 @@ class Quorum:
             raise self._error
 
     def follow(self, now: Now) -> None:
-        """Begin, where other replicas may be needed."""
         assert not self.is_alone, "what it would wait for is on its own disk: `settle`"
         self.go_on(now)
 
@@ -282,7 +280,6 @@ class Quorum:
 
     @property
     def is_changing(self) -> bool:
-        """True while a request waits for a change of the voters."""
         return self._change is not None
 
     def check_leading(self, now: Now) -> bool:
@@ -329,7 +326,6 @@ class Quorum:
         self.take((message,), now)
 
     def take(self, messages: Sequence[Message], now: Now) -> None:
-        """Take messages of another replica, in this order."""
         assert self.log is not None, "messages come when the log is open"
 
         def step() -> None:
@@ -346,7 +342,6 @@ class Quorum:
         self._drive(step, now)
 
     def told_leader(self, leader: ReplicaKey, now: Now) -> None:
-        """Take the leader that another broker named when asked."""
         if self.log is not None and not self._is_stopped:
             self._drive(partial(self.raft.told_leader, leader), now)
 
@@ -381,7 +376,6 @@ class Quorum:
             self._retry(now)
 
     def _begin(self, now: Now) -> None:
-        """Begin a new Raft over the log on the disk."""
         log = self._log
         assert not self._snapshotting, "the log is about to be replaced"
         self._error = None
@@ -659,9 +653,7 @@ def sender(
 ) -> Callable[[Sequence[Message], Now], None]:
     """Return the function that hands messages of this node's replica to the network.
 
-    Args:
-        leads: called with the leader that another broker names.
-        log: writes a line of the log.
+    `leads` is called with the leader that another broker names.
     """
     refusal, logged_us = "", 0  # Why another broker takes no messages of this one.
     endpoint = str(config.endpoint)

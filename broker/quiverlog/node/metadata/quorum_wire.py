@@ -74,8 +74,6 @@ assert RAFT_APPEND_BYTES_MAX // r.ENTRY_OVERHEAD_BYTES <= QUORUM_ENTRIES_MAX, (
 
 
 class Packed(NamedTuple):
-    """A request, the node that it goes to, and its body."""
-
     node_id: int
     request: q.QuorumRequest
     body: tuple[bytes, ...]

@@ -40,12 +40,7 @@ class Planned(NamedTuple):
 def plan(
     own: ReplicaKey, voters: Voters, brokers: Mapping[int, BrokerRecord], listener: str
 ) -> Planned | None:
-    """Return the next change; None: the voters are as planned.
-
-    Args:
-        own: the replica that leads.
-        listener: the name of the listener between brokers.
-    """
+    """Return the next change for the replica that leads; None: the voters are as planned."""
     assert voters, "somebody leads a quorum"
     live = {n: one for n, one in sorted(brokers.items()) if not one.fenced and not one.in_shutdown}
     return (
@@ -116,8 +111,6 @@ _Where = tuple[ReplicaKey, str]
 
 
 class VoterChanges:
-    """Changes voters automatically while this node leads the quorum."""
-
     __slots__ = (
         "_asked", "_config", "_due_us", "_metadata", "_outbox", "_quorum", "_reach", "_reached_us",
         "_term", "_told",
@@ -148,7 +141,6 @@ class VoterChanges:
         return self._due_us if self._quorum.leading_term == self._term else 0
 
     def changed(self) -> None:
-        """Evaluate the plan again: brokers have changed in the metadata."""
         self._due_us = 0
 
     def tick(self, now: Now) -> None:

@@ -49,7 +49,6 @@ class Copy:
 
     # --- cutting -------------------------------------------------------------------------------
     def begin_cut(self, now: Now, outbox: Outbox) -> TruncateJob | TrimJob | None:
-        """Return the job for the step; None: nothing to do."""
         assert self.step is not None
         assert self.replica.cutting, "nothing is appended meanwhile"
         job, self._put_off = self._put_off, None
@@ -81,7 +80,6 @@ class Copy:
         return True
 
     def _begin_skip(self, offset: int, now: Now, outbox: Outbox) -> TrimJob:
-        """Begin at `offset`, with the leader's producer state at that offset."""
         try:
             return self.replica.log.begin_skip(offset, self.producers, now)
         except CorruptLog as error:  # A leader of a later version may use another format.

@@ -50,8 +50,6 @@ AskController = Callable[[AlterPartitionRequest, Then, Now], None]
 
 
 class _Asked(NamedTuple):
-    """A proposal, with the leadership that made it."""
-
     replica: Replica
     leadership: Leadership
     proposal: Proposal
@@ -112,7 +110,6 @@ class InSyncChanges:
         self._told: dict[Replica, frozenset[int]] = {}
 
     def look_at(self, replicas: Iterable[Replica]) -> None:
-        """Look at these partitions led here: their metadata changed, or those of brokers."""
         for replica in replicas:
             leadership = replica.state.leadership
             if leadership is not None and leadership.followers:
@@ -148,7 +145,6 @@ class InSyncChanges:
 
     @property
     def is_needed(self) -> bool:
-        """True when `run` may find something to do, now or later."""
         return bool(self._looks or self._deadlines)
 
     def next_us(self) -> int | None:
@@ -170,7 +166,6 @@ class InSyncChanges:
             heapq.heappush(self._deadlines, (due_us, next(self._numbers), replica))
 
     def run(self, now: Now) -> None:
-        """Look at the partitions that are due, and send their proposals."""
         self._expire(now)
         asked: list[_Asked] = []
         assert len(self._due) <= len(self._deadlines), "a deadline is found by its moment"

@@ -50,7 +50,7 @@ class FollowedStarts:
         self._said: dict[Replica, _Said] = {}
 
     def said(self, replica: Replica, start_offset: int, saved_offset: int, now: Now) -> None:
-        """Take the leader's log start; rows below `saved_offset` never come back."""
+        """Rows below `saved_offset` never come back."""
         log = replica.log
         assert not replica.state.leads, "a leader decides itself"
         if start_offset <= log.log_start_offset and saved_offset <= log.start_saved:
@@ -135,7 +135,6 @@ class CopiedStarts:
         return min(moments, default=None)
 
     def run(self, now: Now) -> None:
-        """Look at all waiting requests: deadlines, leaders and brokers may have changed."""
         for replica in list(self._waiting):
             self.look(replica, now)
 

@@ -19,11 +19,7 @@ __all__ = ["MoveQuota"]
 
 
 class MoveQuota:
-    """The time that is used up.
-
-    Args:
-        bytes_per_s: the rate; 0: unlimited.
-    """
+    """Counts fetched bytes of moving partitions as time; a rate of 0 is unlimited."""
 
     __slots__ = ("_bytes_per_s", "_metadata", "_node_id", "_until_us")
 

@@ -35,12 +35,7 @@ _ALWAYS_US: Final = -(2**62)
 
 
 class OfflineReplicas:
-    """Reports offline replicas to the controller.
-
-    Args:
-        broker_epoch: returns the epoch of this broker's registration; negative: not registered.
-        ask: sends the request to the controller.
-    """
+    """Reports offline replicas to the controller, while this broker is registered."""
 
     __slots__ = (
         "_ask",
@@ -75,7 +70,6 @@ class OfflineReplicas:
 
     @property
     def is_needed(self) -> bool:
-        """True while a replica is to be reported."""
         return bool(self._keys)
 
     @property

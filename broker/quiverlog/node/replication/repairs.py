@@ -114,8 +114,6 @@ _RETRY_US: Final = 5_000_000
 
 
 class Holder(Protocol):
-    """The replicas of this broker."""
-
     def find(self, key: Key) -> Replica | None:
         """Return the replica, led or followed."""
 
@@ -143,12 +141,7 @@ class _Leaving(NamedTuple):
 
 
 class Repairs:
-    """Replicas here with damaged rows: released, set aside, and fetched again.
-
-    Args:
-        holder: returns the replicas; called once there is something to do.
-        went_offline: called with a replica that stops fetching.
-    """
+    """Replicas here with damaged rows: released, set aside, and fetched again."""
 
     __slots__ = (
         "_config",
@@ -201,7 +194,6 @@ class Repairs:
         self._not_before_us = 0
 
     def set_kept(self, kept_max: int, _now: Now) -> None:
-        """Set how many set-aside directories stay, from the next repair on."""
         self._kept_max = kept_max
 
     def found(self, replica: Replica, why: str) -> None:
@@ -265,7 +257,6 @@ class Repairs:
 
     @property
     def is_needed(self) -> bool:
-        """True when `run` may find something to do."""
         return bool(self._damaged or self._leaving)
 
     def is_leaving(self, key: Key) -> bool:

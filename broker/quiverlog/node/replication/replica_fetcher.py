@@ -80,9 +80,7 @@ _ANSWER_MS: Final = REPLICA_FETCH_WAIT_MS + 4_500
 class Replication:
     """The followers here: the host of their state machines.
 
-    Args:
-        broker_epoch: returns the epoch of this broker's registration; negative: not registered.
-        cut_done: called when a truncation has ended and the partition may be led here again.
+    `cut_done` is called when a truncation has ended and the partition may be led here again.
     """
 
     __slots__ = (
@@ -216,7 +214,6 @@ class Replication:
 
     @property
     def is_needed(self) -> bool:
-        """True when `run` may find something to do."""
         return bool(self._fetchers)
 
     def next_us(self) -> int | None:
@@ -252,7 +249,6 @@ class Replication:
             fetcher.failed(now.mono_us)
 
     def _end_wait(self, leader_id: int, session_id: int, now: Now) -> None:
-        """Ask the leader to answer the fetch that it holds."""
         request = end_of_wait(session_id, self._node_id, self._broker_epoch())
         peer = Peer(leader_id, Purpose.FETCH)
         # If this gets lost, the fetch is answered when its wait ends, or is lost too: no caller
