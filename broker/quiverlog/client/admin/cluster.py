@@ -86,7 +86,6 @@ def told_at(cluster: Cluster, address: Address) -> Operation[ClusterDetail]:
 def _told_by_controller(
     cluster: Cluster, found: DescribeClusterResponse
 ) -> Operation[DescribeClusterResponse]:
-    """Return the controller's description; without its answer the one at hand."""
     there = [Address(b.host, b.port) for b in found.brokers if b.node_id == found.controller_id]
     if not there:
         return found
@@ -291,7 +290,6 @@ def reassign_partitions(
     change_count: bool = False,
     validate_only: bool = False,
 ) -> Operation[dict[int, PartitionMove]]:
-    """Set the replicas of partitions; return those named, or all that move."""
     if not 0 <= throttle < 2**63:
         raise InvalidArgument(f"throttle={throttle}: give bytes in a second, or 0.")
     request = ReassignPartitionsRequest(

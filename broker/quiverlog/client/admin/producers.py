@@ -93,7 +93,6 @@ def _ask(
     names: Sequence[str] | None,
     found: dict[tuple[str, int], ProducerWrites],
 ) -> Operation[int]:
-    """Add one broker's report; return the newest epoch that it has."""
     first_name = ""
     timeout_s = min(_BROKER_S_MAX, cluster.settings.request_timeout_s)
     while True:

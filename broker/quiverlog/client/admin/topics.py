@@ -115,7 +115,6 @@ def _pages(
 
 
 def _unknown_by_leader(found: dict[str, TopicDetail]) -> dict[int, list[str]]:
-    """Return, by leader, the topics with partitions that it was not asked about yet."""
     topics: dict[int, dict[str, None]] = {}
     for name, topic in found.items():
         for partition in topic.partitions:
@@ -125,7 +124,6 @@ def _unknown_by_leader(found: dict[str, TopicDetail]) -> dict[int, list[str]]:
 
 
 def _filled(mine: TopicDetail, theirs: TopicDetail) -> TopicDetail:
-    """Fill a description with the partitions that another broker leads."""
     if mine.topic_id != theirs.topic_id:
         return mine  # It was deleted and created again in between.
     led = {p.partition: p for p in theirs.partitions if p.log_end_offset >= 0}
@@ -235,7 +233,6 @@ def create_topic(
     if_not_exists: bool,
     validate_only: bool,
 ) -> Operation[TopicInfo | None]:
-    """Return None after a validation only."""
     if not isinstance(name, str):
         raise InvalidArgument(f"A topic's name is text, not {name!r}.")
     factor = -1 if replication_factor is None else replication_factor
@@ -391,7 +388,6 @@ def alter_topic(
     schema: pa.Schema | str | None,
     validate_only: bool,
 ) -> Operation[int]:
-    """Change a topic; return the id of its current schema."""
     if not config and not reset_config and partitions is None and schema is None:
         raise InvalidArgument("alter_topic: give config, reset_config, partitions or schema.")
     request = m.AlterTopicRequest(

@@ -66,7 +66,6 @@ SHOWN_CHARS_MAX: Final = 80
 
 
 def shown(value: object) -> str:
-    """Return a short form of any value for a message, on one line."""
     try:
         text = repr(value)
     except Exception:  # a number of 5,000 digits, or a class with a faulty __repr__
@@ -221,8 +220,6 @@ def pair(kind: Kind) -> Kind:
 
 
 def one_of(kind: Kind, *words: str) -> Kind:
-    """Make the kind that accepts these words as well."""
-
     def each(name: str, value: object) -> None:
         if isinstance(value, str):
             if value not in words:
@@ -234,7 +231,6 @@ def one_of(kind: Kind, *words: str) -> Kind:
 
 
 def place(name: str, value: object) -> None:
-    """Accept a TopicPartition."""
     if not isinstance(value, TopicPartition):
         _refuse(name, value, "a TopicPartition")
     NAME(name, value.topic)
@@ -388,7 +384,6 @@ def cells(column: pa.Array) -> list[str]:
 def html_table(
     caption: str, head: Sequence[str], rows: Iterable[Sequence[object]], *, left_out: int = 0
 ) -> str:
-    """Return an HTML table without style and script."""
     assert left_out >= 0, left_out
     titles = "".join(f"<th>{escape(title)}</th>" for title in head)
     lines = []

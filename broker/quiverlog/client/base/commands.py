@@ -88,15 +88,11 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """Wait for the reply of a started request."""
-
     pending: PendingReply
 
 
 @dataclass(frozen=True, slots=True)
 class FinishAny:
-    """Wait until one of the started requests has its reply, or has failed."""
-
     pending: Sequence[PendingReply]
     timeout_s: float
 

@@ -106,7 +106,6 @@ class Waits:
 
     @contextlib.contextmanager
     def of(self, seconds: float) -> Iterator[Wait]:
-        """Open the wait of an operation that has this many seconds."""
         now_s = self._clock()
         self._latest += 1
         number = self._latest

@@ -43,7 +43,6 @@ def check_answer(request: m.Request, response: m.Response, body_bytes: int) -> N
 
 
 def named(error: QuiverlogError, topic: str, *partitions: int) -> QuiverlogError:
-    """Add the topic and partition to an error that names none; return it."""
     if "topic" in error.details:
         return error
     error.details["topic"] = topic
@@ -64,7 +63,6 @@ def named(error: QuiverlogError, topic: str, *partitions: int) -> QuiverlogError
 
 
 def about(topic: str, operation: Operation[T], *partitions: int) -> Operation[T]:
-    """Run an operation whose errors name this topic and partitions."""
     try:
         return (yield from operation)
     except QuiverlogError as error:
@@ -120,7 +118,6 @@ def _answered_partitions(request: Any, response: Any) -> list[tuple[Any, Any]]:
 def _answered_page(
     names: Sequence[str] | None, first_name: str | None, topics: Iterable[Any], next_name: str
 ) -> list[Any]:
-    """Like `_answered_topics`, for one page."""
     topics = list(topics)
     if next_name and (first_name is None or next_name <= first_name or not topics):
         raise InvalidResponse(

@@ -26,7 +26,6 @@ from .answers import check_topic_count, named
 __all__ = ["Ask", "Look", "ask_one", "check", "look", "partition_info"]
 
 Ask = Callable[[m.Request], Operation[tuple[Address, Reply]]]
-"""Asks a broker; returns its address with the reply."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +73,6 @@ def check(response: m.Response) -> None:
 
 
 def ask_one(address: Address | None, timeout_s: float) -> Ask:
-    """Return an `Ask` of the controller; None: none is known."""
-
     def ask(request: m.Request) -> Operation[tuple[Address, Reply]]:
         if address is None:
             raise NotController("no controller is known, which decides about topics.")

@@ -54,7 +54,6 @@ def at_us(at: At) -> int:
 
 
 def raise_for(result: Any, what: str | TopicPartition) -> None:
-    """Raise the error of one partition or topic, which it names."""
     if result.error_code:
         message = result.error_message or f"{what}: refused."
         error = error_from_code(result.error_code, message)
@@ -134,7 +133,6 @@ def _name_by_entries(
     entries: Sequence[Any],
     names: Mapping[tuple[bytes, int], TopicPartition],
 ) -> None:
-    """Name the partitions that the error of a whole call is about."""
     key = (error.details.get("topic_id"), error.details.get("partition"))
     about = [names[e.topic_id, e.partition] for e in entries if (e.topic_id, e.partition) == key]
     if not about:
@@ -155,15 +153,12 @@ def leader_epoch(topic: TopicInfo, partition: int) -> int:
 
 
 def _good(results: Mapping[TopicPartition, Any]) -> list[tuple[TopicPartition, Any]]:
-    """Return the results in order, or raise their first error."""
     for where, result in results.items():
         raise_for(result, where)
     return sorted(results.items())
 
 
 def list_offsets(cluster: Cluster, name: str, at: AtSpec) -> Operation[dict[int, int | None]]:
-    """Return offsets; None where no row is that young."""
-
     def attempt() -> Operation[dict[int, int | None]]:
         # Fresh, to include partitions that other clients have added.
         topic = yield from cluster.topic(name, fresh=not isinstance(at, Mapping))
@@ -193,8 +188,6 @@ def offsets_with_epochs(
     max_wait_s: float,
     metadata_version: int,
 ) -> Operation[tuple[int, dict[TopicPartition, OffsetAndEpoch]]]:
-    """Return (metadata version, offset with epoch); errors stay in the results."""
-
     def attempt() -> Operation[tuple[int, dict[TopicPartition, OffsetAndEpoch]]]:
         entries = {
             w: offset_entry(w.partition, a, known.get(w, -1), topic_ids.get(w.topic, b""))
@@ -267,7 +260,6 @@ def describe_ranges(
 def delete_records(
     cluster: Cluster, name: str, before: Mapping[int, int | Literal["latest"]]
 ) -> Operation[dict[int, int]]:
-    """Return the new log start offsets."""
     offsets = _bounds(before)
 
     def entry(partition: int, offset: int) -> Entry:

@@ -116,7 +116,6 @@ class ReplicaChoice:
         return chosen
 
     def asked(self, partition: int, node_id: int, now_s: float) -> None:
-        """Record that a fetch was sent."""
         reading = self._readings.setdefault(partition, _Reading(now_s))
         if node_id != LEADER:
             reading.follower = node_id
@@ -143,7 +142,6 @@ class ReplicaChoice:
         high_watermark: int,
         now_s: float,
     ) -> None:
-        """Record an answer to a fetch from `offset`: the rows up to `next_offset`."""
         assert next_offset >= offset
         if high_watermark < offset:
             self.failed(partition, node_id, now_s)
@@ -155,7 +153,6 @@ class ReplicaChoice:
             self._rests.pop((partition, node_id), None)
 
     def failed(self, partition: int, node_id: int, now_s: float) -> None:
-        """Record a follower's error, silence or invalid rows."""
         self._rest(partition, node_id, now_s)
         reading = self._readings[partition]
         reading.follower = LEADER

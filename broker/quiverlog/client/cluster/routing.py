@@ -106,8 +106,6 @@ class Doubt(NamedTuple):
 
 
 class KnownBrokers:
-    """The order of brokers for questions that any of them answers."""
-
     __slots__ = ("_failed", "_good", "_silent")
 
     def __init__(self) -> None:
@@ -333,9 +331,7 @@ class Cluster:
         self._undecided: Address | None = None
         """The broker of the cached metadata, if it reaches no controller."""
         self._failed = ""
-        """Why an operation was last retried."""
         self._heard_s: dict[str, float] = {}
-        """When each cached topic was last asked for."""
 
     def progressed(self) -> None:
         """Record the caller's progress: its deadline begins anew."""
@@ -344,7 +340,6 @@ class Cluster:
 
     # --- addresses ------------------------------------------------------------------------------
     def addresses(self) -> list[Address]:
-        """In the order in which they are asked."""
         found = self._known.order([*self.metadata.brokers.values(), *self.bootstrap])
         return [one for one in found if one not in self.skipped] or found
 
@@ -355,7 +350,6 @@ class Cluster:
         return address
 
     def leader_address(self, topic: TopicInfo, partition: int) -> Address:
-        """Raises a retriable error without a leader."""
         info = partition_info(topic, partition)
         if info.leader < 0:
             raise NotLeader(f"Partition {topic.name}-{partition} has no leader just now.")
@@ -403,7 +397,6 @@ class Cluster:
     def _ask_any(
         self, request: m.Request, *, is_read: bool = True
     ) -> Operation[tuple[Address, Reply]]:
-        """Like `call_any`; returns the broker's address as well."""
         addresses = self.addresses()
         assert addresses, "a client has an address to begin with"
         failures: list[QuiverlogError] = []

@@ -255,7 +255,6 @@ class ConsumerCore:
         return None
 
     def _read_again(self, stored: StoredBatch, error: QuiverlogError) -> None:
-        """Fetch again from the leader what a follower sent and cannot be decoded."""
         position = self._positions[stored.partition]
         logger.warning("rows of a follower are read again from the leader: %s", error.message)
         self._fetches.choice.failed(stored.partition, stored.follower, self.clock())
@@ -384,7 +383,6 @@ class ConsumerCore:
         return True
 
     def _look_for_ends(self) -> Operation[None]:
-        """Ask leaders whether missing rows are lost; OffsetOutOfRange if so."""
         topic_id, positions = self._fetches.topic_id, self._positions.values()
         try:
             gone = yield from first_gone(self._cluster, self.topic, topic_id, positions)

@@ -75,8 +75,6 @@ class Request:
 
 @dataclass(slots=True)
 class _Pause:
-    """A broker that answered early and without rows."""
-
     streak: int = 0
     until_s: float = 0.0
 
@@ -134,7 +132,6 @@ class Fetches:
         return (yield from meant_topic(self._cluster, self._topic, self.topic_id))
 
     def start(self, positions: Mapping[int, Position], order: Sequence[int]) -> Operation[None]:
-        """Send fetches for partitions in no request, in this order."""
         while True:
             busy = {p for request in self.requests for p in request.offsets}
             free = [positions[p] for p in order if p not in busy and not positions[p].is_done]
@@ -193,7 +190,6 @@ class Fetches:
     def leave_follower(
         self, source: Source, partitions: Iterable[int], error: QuiverlogError
     ) -> None:
-        """Record a follower's failure: the leader is read for a while."""
         assert source.is_follower
         logger.debug("%s is read from the leader: %s", self._topic, error)
         for p in partitions:

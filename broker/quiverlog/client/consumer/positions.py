@@ -191,7 +191,6 @@ class PositionFinder:
         )
 
     def added(self, partitions: Sequence[int]) -> Operation[dict[int, Position]]:
-        """Return positions in added partitions: from the first row, without an end."""
         starts = yield from self.offsets(dict.fromkeys(partitions, EARLIEST))
         return {
             p: Position(p, start, None, delivered=start, is_from_earliest=True)
@@ -224,7 +223,6 @@ class PositionFinder:
         return latest[partition]
 
     def offsets(self, at: Mapping[int, int]) -> Operation[dict[int, int]]:
-        """Return offsets of times, of EARLIEST or of LATEST."""
         if not at:
             return {}
         entries = {

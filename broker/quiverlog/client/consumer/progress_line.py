@@ -18,7 +18,6 @@ EVERY_S: Final = 0.2
 
 
 def progress_of(wanted: Any) -> Callable[[ReadProgress], object] | None:
-    """True: the line; None and False: none; a function stays."""
     if wanted is None or wanted is False:
         return None
     if wanted is True:

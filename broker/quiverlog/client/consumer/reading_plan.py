@@ -147,7 +147,6 @@ def _ends(finder: PositionFinder, latest: dict[int, int], end: Any) -> Operation
 def _narrowed(
     finder: PositionFinder, bounds: PlaceBounds, ranges: Mapping[int, tuple[int, int]]
 ) -> Operation[dict[int, tuple[int, int]]]:
-    """Narrow ranges by the condition's bounds on partition, offset and time."""
     kept = {p: bounds.offsets(p, start, end) for p, (start, end) in ranges.items()}
     time_us = bounds.time_us_min()
     if time_us == 0:

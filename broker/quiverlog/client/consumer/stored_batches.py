@@ -134,7 +134,6 @@ def raw_call(
     body: Sequence[Buffer],
     timeout_s: float | None,
 ) -> Operation[Reply]:
-    """Send one request to one broker. No retry."""
     seconds = timeout_s or cluster.settings.request_timeout_s
     if node_id is None:
         if body:

@@ -287,12 +287,10 @@ class AsyncDriver:
         return AsyncReply(call, connection.request(call.request, call.body, left_s))
 
     def abandon(self, pending: PendingReply) -> None:
-        """Ignore the reply; the connection stays."""
         assert isinstance(pending, AsyncReply)
         pending.waiting.add_done_callback(_ignore)
 
     def leave(self, address: Address, channel: str, why: str) -> None:
-        """Fail this connection's requests with ConnectionClosed."""
         connection = self._connections.pop((address, channel), None)
         if connection is not None:
             connection.close(why)

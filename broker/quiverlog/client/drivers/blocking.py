@@ -64,7 +64,6 @@ __all__ = ["ArrowMemory", "BlockingConnection", "BlockingDriver", "readable", "s
 HEAD_BYTES: Final = 8
 """Of the first answer: the error about a server that is no broker shows them."""
 IOV_MAX = 512
-"""Buffers of one `sendmsg`."""
 _OPTIONS: Final = (
     (socket.IPPROTO_TCP, socket.TCP_NODELAY),
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE),
@@ -94,13 +93,11 @@ class BlockingConnection:
         self.address = address
         self._local_reads = local_reads
         self._asks_for_ranges = False
-        """The request in flight asks for ranges of local files."""
         self.is_spent = False
         """More than the answer has arrived: this connection is of no more use."""
         self._memory = ArrowMemory()
         self._receiver = frames.FrameReceiver(own_bodies=True, pool=self._memory)
         self._head = b""
-        """The server's first bytes."""
         self._protocol = ClientConnection()
         self._request: Request = HelloRequest()
         self._deadline_s = time.monotonic() + timeout_s
@@ -234,7 +231,6 @@ class BlockingConnection:
 
 
 def _connect(address: Address, timeout_s: float) -> socket.socket:
-    """Try the name's addresses in turn, within one timeout."""
     end_s = time.monotonic() + timeout_s
     try:
         found = numeric(address) or lookup(address).result(timeout_s)

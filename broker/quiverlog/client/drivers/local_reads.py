@@ -158,7 +158,6 @@ class LocalReads:
         return self._left_until_s.get(address, -1.0) < self._clock()
 
     def failed(self, address: Address, error: OSError) -> None:
-        """Record a failure: this broker's rows come through the socket for now."""
         logger.debug("rows of %s are received, its files cannot be read: %s", address, error)
         self._left_until_s[address] = self._clock() + LEFT_ALONE_S
 

@@ -100,7 +100,6 @@ class Accumulator:
     def split(
         self, batch: pa.RecordBatch, partition: int | None
     ) -> Iterator[tuple[int | None, pa.RecordBatch]]:
-        """Cut rows by key and to the size of a batch, for `add`."""
         parts: Sequence[tuple[int | None, pa.RecordBatch]] = [(partition, batch)]
         if partition is None and self.topic.key_columns:
             # Imports pyarrow.compute, which takes as long as pyarrow itself.
@@ -324,7 +323,6 @@ class Accumulator:
         size: int,
         now: Now,
     ) -> None:
-        """Halve a batch above the topic's bound, down to a single row."""
         if len(pieces) > 1:
             middle = len(pieces) // 2
             self._encode(partition, pieces[:middle], now)

@@ -212,7 +212,6 @@ class ProducerBase:
 
 
 def all_done(waiting: list[EncodedBatch]) -> bool:
-    """Remove done batches from the list's end; return True when none is left."""
     while waiting and waiting[-1].is_done:
         waiting.pop()
     return not waiting

@@ -66,7 +66,6 @@ class ProducerCore:
         self.options = options
         self.converter = converter
         self.failures: list[Delivery] = []
-        """Deliveries that failed since the last flush."""
         self._failed_pieces = 0
         self._look_again_us: int | None = None
         self.is_topic_doubted = False
@@ -146,7 +145,6 @@ class ProducerCore:
         return Wait(since_s, until_s, what, "rows")
 
     def poll(self, now: Now) -> Work:
-        """Close lingered batches, fail expired ones, and return what to send."""
         self._accumulator.close_lingered(now)
         self._sender.give_up_expired(now)
         calls = self._sender.poll(now)

@@ -41,7 +41,6 @@ class HostedCore:
         self.lock.notify_all()
 
     def wait_for(self, is_true: Callable[[], bool], timeout_s: float | None) -> bool:
-        """Return False if the time is up first."""
         with self.lock:
             return self.lock.wait_for(is_true, timeout_s)
 

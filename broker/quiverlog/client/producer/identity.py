@@ -26,7 +26,6 @@ __all__ = ["Numbering", "restamp"]
 
 
 def restamp(batch: Encoded, producer_id: int, producer_epoch: int, base_sequence: int) -> None:
-    """Write numbers and checksum into an encoded batch."""
     header = BatchHeader.unpack(batch)
     assert header.total_bytes == len(batch)
     header._replace(
@@ -70,7 +69,6 @@ class Numbering:
 
     @property
     def next_sequence(self) -> int:
-        """The base sequence of the next batch."""
         return self._next_sequence if self.is_idempotent else NO_SEQUENCE
 
     @property

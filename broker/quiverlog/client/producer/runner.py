@@ -143,7 +143,6 @@ class ProducerRunner:
             return None if self._stopped else self._core.waiting(self._progressed_us)
 
     def _tell(self) -> None:
-        """Warn after a failed try, where rows have waited for long."""
         wait = self.waiting()
         if wait is not None and wait.reason not in self._told:
             self._told.update(self._cluster.waits.tell(wait))

@@ -56,7 +56,6 @@ __all__ = ["SILENCE_US", "PartitionQueue", "Sender"]
 
 
 SILENCE_US = LEADER_SILENCE_MS * 1_000
-"""A leader is suspect after such a silence."""
 
 
 @dataclass(slots=True, eq=False)
@@ -204,7 +203,6 @@ class Sender:
         return [batch for queue in self._queues.values() for batch in queue.batches()]
 
     def oldest(self) -> tuple[int, EncodedBatch] | None:
-        """Return the batch that waits longest, and its partition."""
         heads = [
             (queue.partition, next(queue.batches()))
             for queue in self._queues.values()
@@ -272,7 +270,6 @@ class Sender:
         return call._replace(timeout_us=timeout_us)
 
     def give_up_expired(self, now: Now) -> None:
-        """Fail expired batches, unless their reply is still awaited."""
         for queue in self._queues.values():
             expired = [b for b in queue.retry if b.deadline_us <= now.mono_us]
             # In the order of age, so the expired ones are at the head.

@@ -39,7 +39,6 @@ class Delivery:
         self._open_pieces = 0
         self._produced: list[Produced] = []
         self.is_complete = False
-        """No further piece will be added."""
         self.error: QuiverlogError | None = None
         self.reported = False
         """The caller has received the error; flush does not raise it again."""
@@ -134,7 +133,6 @@ CompressionChoice: TypeAlias = Compression | Literal["none", "lz4", "zstd"]
 DurabilityChoice: TypeAlias = (
     Durability | Literal["memory", "flushed", "replicated", "replicated_flushed"]
 )
-"""The forms of the arguments, for type checkers."""
 Receiver: TypeAlias = Delivery | RowsDelivery
 
 
@@ -177,7 +175,6 @@ class EncodedBatch:
     deadline_us: int
     pieces: list[tuple[Receiver, int]]
     index: int = -1
-    """Counts a partition's batches, in the order of closing."""
     attempts: int = 0
     leader: int = -1
     """The node id that it was last sent to, at `sent_us`."""

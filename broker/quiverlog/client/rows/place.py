@@ -54,7 +54,6 @@ PLACE_NAMES: Final = tuple(PLACE_SCHEMA.names)
 
 
 def places_beside(columns: pa.Schema) -> pa.Schema:
-    """Return the metadata columns whose names are free."""
     return pa.schema([field for field in PLACE_SCHEMA if field.name not in columns.names])
 
 
@@ -154,7 +153,6 @@ def filter_of(where: str | pc.Expression, schema: pa.Schema) -> RowFilter:
 
 
 def mentioned(where: Any, names: Iterable[str]) -> set[str]:
-    """Return the columns that a condition may use, perhaps some too many."""
     text = str(where)
     if isinstance(where, str) and _ALL_COLUMNS.search(text):
         return set(names)

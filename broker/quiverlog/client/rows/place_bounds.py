@@ -23,7 +23,6 @@ __all__ = ["PlaceBounds"]
 
 _MOMENT: Final = pa.timestamp("us", "UTC")
 TIME_US_MAX: Final = 1 << 60
-"""Some 36,000 years."""
 
 
 class PlaceBounds:

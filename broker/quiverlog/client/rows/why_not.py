@@ -18,7 +18,6 @@ _MISSING: Final = frozenset(("NaTType", "NAType"))
 
 
 def why_not_type(source: pa.DataType, target: pa.DataType) -> str:
-    """Return the reason, the end of a sentence."""
     if t.is_timestamp(target) and t.is_timestamp(source):
         if target.tz is not None:
             return (

@@ -27,8 +27,6 @@ __all__ = ["TopicTable", "open_database", "register_topics"]
 
 
 class TopicTable(ds.Dataset):  # type: ignore[misc]
-    """The part of a dataset that DuckDB uses."""
-
     def __init__(
         self, client: TopicReader, topic: str, schema: pa.Schema, failures: list[QuiverlogError]
     ) -> None:
@@ -59,8 +57,6 @@ class TopicTable(ds.Dataset):  # type: ignore[misc]
 
 
 class _Scan:
-    """The part of a scanner that DuckDB uses."""
-
     def __init__(self, reading: Reading, failures: list[QuiverlogError]) -> None:
         self._reading = reading
         self._failures = failures

@@ -58,8 +58,6 @@ __all__ = ["PartitionFetcher"]
 
 
 class FetchCore:
-    """The position and the request in flight."""
-
     def __init__(
         self,
         cluster: Cluster,
@@ -75,7 +73,6 @@ class FetchCore:
     ) -> None:
         assert start_offset >= 0
         self.position = start_offset
-        """The offset after the last row that has arrived."""
         self.pending: PendingReply | None = None
         self._cluster = cluster
         self._topic = topic
@@ -90,7 +87,6 @@ class FetchCore:
         self._empty_streak = 0
         self._choice = choice
         self._follower = LEADER
-        """The node id that was last asked, or LEADER."""
 
     def go_back(self, batch: StoredBatch, epoch: int) -> PendingReply | None:
         """Go back to a follower's batch that cannot be decoded, to read it from the leader.
