@@ -28,7 +28,7 @@ from .planning import Range
 __all__ = ["LONG_POLL_S", "StreamPlanner"]
 
 LONG_POLL_S: Final = 0.15
-"""One call waits so many seconds for rows, and a stop waits for its answer."""
+"""Bound on one call's wait for rows; a stop waits for its answer."""
 
 Json = dict[str, Any]
 

@@ -38,7 +38,7 @@ __all__ = [
 VOTER_SILENT_S: Final = 1.0
 """A voter counts as down after such a silence; it answers ten times a second."""
 VOTER_LAG_MAX: Final = 1_000
-"""A voter that lacks so many entries catches up in a moment, and counts."""
+"""A voter that lacks at most this many entries catches up in a moment, and counts."""
 _TOPICS_NAMED_MAX: Final = 3
 
 

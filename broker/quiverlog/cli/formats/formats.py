@@ -1,5 +1,5 @@
 """File formats by the names of files, for `produce` and `consume`. An unknown suffix is refused:
-rows in another format than the name says are found out too late."""
+rows in another format than the name has are found out too late."""
 
 from __future__ import annotations
 

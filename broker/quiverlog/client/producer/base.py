@@ -55,7 +55,7 @@ atexit.register(_warn_at_the_end)
 
 
 INTERRUPTED_FLUSH_S = 5.0
-"""An interrupted process (Ctrl-C) waits so long at most for its last rows."""
+"""Bound on the wait of an interrupted process (Ctrl-C) for its last rows."""
 
 
 def now() -> Now:

@@ -40,7 +40,7 @@ __all__ = ["ClientProtocol", "ConnectionContext", "Ending"]
 
 
 ANSWERS_S_MAX: Final = 5.0
-"""The error waits so long for the answers to earlier requests."""
+"""The longest wait of the error for the answers to earlier requests."""
 LINGER_S: Final = 2.0
 """Time for the client to read the final error and close."""
 

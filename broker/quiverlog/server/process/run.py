@@ -117,7 +117,7 @@ class Supervisor:
         name = environ.pop(_SOCKET, "")
         watchdog_us = environ.pop(_WATCHDOG_US, "")
         watched_pid = environ.pop(_WATCHDOG_PID, "") or str(os.getpid())
-        # "@" stands for the zero byte with which names begin that are no files.
+        # "@" is written for the zero byte with which names begin that are no files.
         self._address = f"\0{name[1:]}" if name.startswith("@") else name
         self._period_s = 0.0
         if watchdog_us.isdecimal() and watched_pid == str(os.getpid()):
@@ -183,7 +183,7 @@ _REFUSED_PATHS = frozenset(
 )
 """This user cannot use the data directory, or something else has a file's name."""
 _SWITCH_INTERVAL_S = 0.001
-"""A thread that renders metrics keeps the interpreter from the loop so long at most."""
+"""The longest time that a thread which renders metrics keeps the interpreter from the loop."""
 
 
 def run_broker(
