@@ -66,7 +66,7 @@ PRIVATE_WORDS_MAX = {
     "node": 4,
     "quiverlog": 4,
     "scripts": 90,
-    "server": 8,
+    "server": 0,
     "storage": 5,
     "tests": 225,
     "wire": 4,
