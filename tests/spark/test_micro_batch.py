@@ -203,7 +203,7 @@ def test_a_topic_that_joins_with_other_types_is_not_read_as_something_else(
         client.create_topic(prefix + "-b", schema=pa.schema([("id", pa.int64())]))
         with client.producer(prefix + "-b") as producer:
             producer.send([{"id": 7}])
-        message = f"'id' is int64 in topic '{prefix}-b'.*says string"
+        message = f"'id' is int64 in topic '{prefix}-b'.*and string in the query"
         with pytest.raises(Exception, match=message):
             wait_for(lambda: len(found) > 1, query)
     finally:

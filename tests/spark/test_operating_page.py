@@ -51,7 +51,7 @@ DIFFERS = (
     (re.compile(r"\b\d+\.\d s\b"), "N s"),
     (re.compile(r"\b\d[\d.]* ([KMG]i)?B\b"), "SIZE"),
     (re.compile("SIZE -> SIZE"), "SIZE"),
-    (re.compile(r"broker \d(,?) (which )?decides"), r"broker N\1 \2decides"),
+    (re.compile(r"broker \d(,?) (is )?the controller"), r"broker N\1 \2the controller"),
     (re.compile(r"[─ ]{2,}"), " "),
 )
 """What is another from run to run, or with the width of a column."""
