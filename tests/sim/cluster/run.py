@@ -191,9 +191,9 @@ class _Run:
             scrub(cluster, self.checker, cluster.hosts[node_id])
             self._until(self._all_open, HEAL_US, "what was damaged is copied again")
         self.workload.end()
-        self.workload.check()
-        # A stop that had begun before the calm may have ended just now.
+        # A stop that had begun before the calm may have ended just now, even the controller's.
         self._until(self._all_open, HEAL_US, "all are in sync at the end")
+        self.workload.check()
         for host in cluster.hosts:
             cluster.invariants.look_at_all(host)
         self._check_logs()
