@@ -22,7 +22,7 @@ _CHUNK = 3
 _FRESH_SEEDS = 2
 _DURATION_MS = 3_000
 _FRESH_MS = 3_000
-"""Longer ones nobody has run fail now and then: tests/sim/README.md lists what is open."""
+"""Longer fresh ones fail now and then: tests/sim/README.md lists what is open."""
 _HUNT_SEEDS = 6
 _HUNT_MS = 3_000
 _LONG_HUNT_MS = 6_000

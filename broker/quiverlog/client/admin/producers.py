@@ -7,19 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from quiverlog.client.base.commands import Operation
-from quiverlog.client.cluster.metadata import check
+from quiverlog.client.cluster.each_broker import ask_each_broker
 from quiverlog.client.cluster.routing import Cluster
-from quiverlog.errors import QuiverlogError
 from quiverlog.types import NO_EPOCH
-from quiverlog.wire.producer_messages import DescribeProducerRequest, DescribeProducerResponse
+from quiverlog.wire.producer_messages import (
+    DescribeProducerRequest,
+    DescribeProducerResponse,
+    ProducerPartition,
+)
 
 __all__ = ["ProducerDescription", "ProducerWrites", "describe_producer"]
-
-_BROKER_S_MAX: Final = 5.0
-"""A broker that is silent must not use up the time of the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,63 +62,34 @@ class ProducerDescription:
 def describe_producer(
     cluster: Cluster, producer_id: int, names: Sequence[str] | None = None
 ) -> Operation[ProducerDescription]:
-    def attempt() -> Operation[ProducerDescription]:
-        yield from cluster.refresh([])
-        found: dict[tuple[str, int], ProducerWrites] = {}
-        silent: list[int] = []
-        newest = NO_EPOCH
-        asked = sorted(cluster.metadata.brokers)
-        failure: QuiverlogError | None = None
-        for node_id in asked:
-            try:
-                epoch = yield from _ask(cluster, node_id, producer_id, names, found)
-                newest = max(newest, epoch)
-            except QuiverlogError as error:
-                failure = error
-                silent.append(node_id)
-        if failure is not None and len(silent) == len(asked):
-            raise failure
-        partitions = tuple(found[key] for key in sorted(found))
-        newest_given = None if newest == NO_EPOCH else newest
-        return ProducerDescription(producer_id, newest_given, partitions, tuple(silent))
-
-    return (yield from cluster.retrying(attempt))
+    request = DescribeProducerRequest(
+        producer_id=producer_id, names=None if names is None else list(names)
+    )
+    pages, silent = yield from ask_each_broker(cluster, request)
+    found: dict[tuple[str, int], ProducerWrites] = {}
+    newest = NO_EPOCH
+    for node_id, responses in pages.items():
+        for response in responses:
+            assert isinstance(response, DescribeProducerResponse)
+            newest = max(newest, response.newest_epoch)
+            for topic in response.topics:
+                for one in topic.partitions:
+                    # Two brokers report it while its leadership changes: more rows count.
+                    before = found.get((topic.name, one.partition))
+                    if before is None or before.last_offset < one.last_offset:
+                        found[topic.name, one.partition] = _writes(node_id, topic.name, one)
+    partitions = tuple(found[key] for key in sorted(found))
+    epoch = None if newest == NO_EPOCH else newest
+    return ProducerDescription(producer_id, epoch, partitions, tuple(silent))
 
 
-def _ask(
-    cluster: Cluster,
-    node_id: int,
-    producer_id: int,
-    names: Sequence[str] | None,
-    found: dict[tuple[str, int], ProducerWrites],
-) -> Operation[int]:
-    first_name = ""
-    timeout_s = min(_BROKER_S_MAX, cluster.settings.request_timeout_s)
-    while True:
-        request = DescribeProducerRequest(
-            producer_id=producer_id,
-            names=None if names is None else list(names),
-            first_name=first_name,
-        )
-        reply = yield cluster.call(cluster.address_of(node_id), request, timeout_s=timeout_s)
-        check(reply.response)
-        response = reply.response
-        assert isinstance(response, DescribeProducerResponse)
-        for topic in response.topics:
-            for one in topic.partitions:
-                writes = ProducerWrites(
-                    topic.name,
-                    one.partition,
-                    node_id,
-                    one.producer_epoch,
-                    one.next_sequence,
-                    one.last_offset,
-                    one.idle_ms / 1_000,
-                )
-                # Two report a partition while its leadership changes: the one that has more rows.
-                key = (topic.name, one.partition)
-                if key not in found or found[key].last_offset < one.last_offset:
-                    found[key] = writes
-        first_name = response.next_name
-        if not first_name:
-            return response.newest_epoch
+def _writes(leader: int, topic: str, one: ProducerPartition) -> ProducerWrites:
+    return ProducerWrites(
+        topic,
+        one.partition,
+        leader,
+        one.producer_epoch,
+        one.next_sequence,
+        one.last_offset,
+        one.idle_ms / 1_000,
+    )

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Final
 
 from quiverlog.client.base.commands import Operation
-from quiverlog.client.cluster.metadata import check
+from quiverlog.client.cluster.each_broker import ask_each_broker
 from quiverlog.client.cluster.routing import Cluster
-from quiverlog.errors import QuiverlogError
 from quiverlog.wire.placement_messages import DescribeReplicasRequest, DescribeReplicasResponse
 
 __all__ = ["ReplicaSizes", "replica_sizes"]
-
-_BROKER_S_MAX: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,44 +40,16 @@ class ReplicaSizes:
 def replica_sizes(
     cluster: Cluster, names: Sequence[str] | None = None, brokers: Collection[int] | None = None
 ) -> Operation[ReplicaSizes]:
-    def attempt() -> Operation[ReplicaSizes]:
-        yield from cluster.refresh([])
-        found = ReplicaSizes()
-        asked = sorted(cluster.metadata.brokers if brokers is None else brokers)
-        failure: QuiverlogError | None = None
-        for node_id in asked:
-            try:
-                yield from _ask(cluster, node_id, names, found)
-            except QuiverlogError as error:
-                failure = error
-                found.silent.append(node_id)
-        if failure is not None and len(found.silent) == len(asked):
-            raise failure
-        return found
-
-    return (yield from cluster.retrying(attempt))
-
-
-def _ask(
-    cluster: Cluster, node_id: int, names: Sequence[str] | None, found: ReplicaSizes
-) -> Operation[None]:
-    first_name = ""
-    timeout_s = min(_BROKER_S_MAX, cluster.settings.request_timeout_s)
-    while True:
-        request = DescribeReplicasRequest(
-            names=None if names is None else list(names), first_name=first_name
-        )
-        address = cluster.address_of(node_id)
-        reply = yield cluster.call(address, request, timeout_s=timeout_s)
-        check(reply.response)
-        response = reply.response
-        assert isinstance(response, DescribeReplicasResponse)
-        if response.room_bytes >= 0:
-            found.room_bytes[node_id] = response.room_bytes
-        for topic in response.topics:
-            for one in topic.replicas:
-                sizes = found.by_partition.setdefault((topic.name, one.partition), {})
-                sizes[node_id] = one.size_bytes
-        first_name = response.next_name
-        if not first_name:
-            return
+    request = DescribeReplicasRequest(names=None if names is None else list(names))
+    pages, silent = yield from ask_each_broker(cluster, request, brokers)
+    found = ReplicaSizes(silent=silent)
+    for node_id, responses in pages.items():
+        for response in responses:
+            assert isinstance(response, DescribeReplicasResponse)
+            if response.room_bytes >= 0:
+                found.room_bytes[node_id] = response.room_bytes
+            for topic in response.topics:
+                for one in topic.replicas:
+                    sizes = found.by_partition.setdefault((topic.name, one.partition), {})
+                    sizes[node_id] = one.size_bytes
+    return found
