@@ -46,6 +46,7 @@ def ask_each_broker(
                 silent.append(node_id)
         if failure is not None and not pages:
             raise failure
+        assert not pages.keys() & set(silent), "a broker has answered or not"
         return pages, silent
 
     return (yield from cluster.retrying(attempt))
@@ -58,5 +59,7 @@ def _pages(cluster: Cluster, node_id: int, request: Any) -> Operation[list[Any]]
         page = replace(request, first_name=pages[-1].next_name if pages else "")
         reply = yield cluster.call(cluster.address_of(node_id), page, timeout_s=timeout_s)
         check(reply.response)
+        next_name = reply.response.next_name
+        assert not next_name or next_name > page.first_name, "the answer was checked: pages go on"
         pages.append(reply.response)
     return pages
