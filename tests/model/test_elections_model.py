@@ -165,7 +165,7 @@ def run(seed: int, steps: int = STEPS, *, is_focused: bool = False) -> Elections
 
 @given(st.integers(0, 2**32))
 def test_elections_keep_what_readers_saw(seed: int) -> None:
-    """Rule 10 of docs/replication.md."""
+    """Rule 10 of docs/replication-rules.md."""
     run(seed)
 
 

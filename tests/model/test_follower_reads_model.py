@@ -105,7 +105,7 @@ def storm(world: World, core: ConsumerCore) -> Reader:
 def test_no_row_is_skipped_repeated_or_made_up(
     seed: int, fetch_from: str, liar: int | None, skip_corrupt: bool
 ) -> None:
-    """Rule 17 of docs/replication.md."""
+    """Rule 17 of docs/replication-rules.md."""
     world = World(seed, liar=liar)
     reader = storm(world, consumer(world, fetch_from, skip_corrupt=skip_corrupt))
     reader.check(world)

@@ -43,7 +43,7 @@ def build(batches: int) -> tuple[SimDisk, list[bytes]]:
 def test_a_flipped_bit_is_reported_and_nothing_is_lost(
     batches: int, where: float, bit: int, crash: bool
 ) -> None:
-    """Rule 13 of docs/replication.md."""
+    """Rule 13 of docs/replication-rules.md."""
     disk, stored = build(batches)
     path = segment_path(DIRECTORY, 0)
     size = len(disk.read_file(path))

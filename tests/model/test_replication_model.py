@@ -159,7 +159,7 @@ BUGS: dict[str, tuple[Mutation, ...]] = {
 @given(st.integers(0, 2**32))
 @example(275579)  # A copy without rows has led, and its list of epochs says so.
 def test_nothing_that_was_promised_is_lost(seed: int) -> None:
-    """Rule 21 of docs/replication.md."""
+    """Rule 21 of docs/replication-rules.md."""
     ReplicationWorld(random.Random(seed)).run(STEPS)
 
 

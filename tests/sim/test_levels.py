@@ -1,9 +1,9 @@
 """What each level of durability survives: rows that were acknowledged, and the faults they outlive.
 
-The table is in docs/replication.md, and names these tests. Two nodes, in sync both, as in
-test_copies.py; the writer draws a level for each batch, and notes what was acknowledged. Then
-something dies, at a moment that is drawn as well, and the rows of the level are there, each once
-and where its acknowledgement said.
+The table is in docs/replication.md; docs/replication-rules.md names these tests. Two nodes, both in
+sync, as in test_copies.py; the writer draws a level for each batch and records each
+acknowledgement. Then a process or a machine dies at a random moment, and the rows of the level are
+there, each once and at the acknowledged offset.
 """
 
 from __future__ import annotations

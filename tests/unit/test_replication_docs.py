@@ -1,4 +1,4 @@
-"""docs/replication-rules.md names tests for what docs/replication.md promises: each exists."""
+"""docs/replication-rules.md and the tests name each other: each name and each number exists."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "replication-rules.md").read_text()
 LEVELS = (ROOT / "docs" / "replication.md").read_text()
 NAMED = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
-
+CITED = re.compile(r"\b[Rr]ules? (\d+(?:(?:, | and )\d+)*)(?: of (docs/[\w./-]+\.md))?")
+OWN_RULES = ("sim", "chaos")
+"""Folders of tests whose checkers number rules of their own."""
 
 #: Transactions and groups are not there yet.
 LATER = {22, 23, 24, 26}
 
 
 def docstring(path: Path, function: str) -> str:
-    """What the docstring of a test says; nothing, if the test is not there."""
+    """The docstring of a test; empty if the test does not exist."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.FunctionDef) and node.name == function:
             return ast.get_docstring(node) or ""
@@ -59,8 +61,35 @@ def test_every_rule_has_tests_that_name_it() -> None:
         tests = NAMED.findall(row)
         assert tests, number
         for path, name in tests:
-            said = docstring(ROOT / path, name)
-            assert re.search(rf"[Rr]ules? (\d+(,| and) )*{number}\b", said), (number, path, name)
+            text = docstring(ROOT / path, name)
+            assert re.search(rf"[Rr]ules? (\d+(,| and) )*{number}\b", text), (number, path, name)
+
+
+def wrong_citations(text: str, *, rules: set[str]) -> list[str]:
+    """The citations of `text` that name a rule that the page lacks, or another page."""
+    return [
+        match.group()
+        for match in CITED.finditer(" ".join(text.split()))
+        if not set(re.findall(r"\d+", match[1])) <= rules
+        or (match[2] or "docs/replication-rules.md") != "docs/replication-rules.md"
+    ]
+
+
+def test_every_rule_that_a_test_cites_is_on_the_page() -> None:
+    rules = set(re.findall(r"^\| (\d+) \| ", PAGE[PAGE.index("## The rules") :], re.MULTILINE))
+    assert (
+        wrong_citations("Rules 1 and 32 of docs/replication-rules.md; rule 7.", rules=rules) == []
+    )
+    for wrong in ("rules 1 and 22", "rule 33", "Rule 7 of docs/replication.md"):
+        assert wrong_citations(f"By {wrong}.", rules=rules) == [wrong]
+    tests = ROOT / "tests"
+    found = [
+        f"{path.relative_to(ROOT)}: {wrong}"
+        for path in tests.rglob("*.py")
+        if path != Path(__file__) and path.relative_to(tests).parts[0] not in OWN_RULES
+        for wrong in wrong_citations(path.read_text(), rules=rules)
+    ]
+    assert found == []
 
 
 def test_what_is_not_there_is_noticed() -> None:

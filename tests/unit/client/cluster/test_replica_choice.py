@@ -50,7 +50,7 @@ def partition(
 def test_who_is_asked(
     fetch_from: str, rack: str, leader: int, in_sync: tuple[int, ...], chosen: int
 ) -> None:
-    """Rule 17 of docs/replication.md."""
+    """Rule 17 of docs/replication-rules.md."""
     choice = ReplicaChoice(fetch_from, rack)  # type: ignore[arg-type]
     asked = choice.choose(partition(leader=leader, in_sync=in_sync), metadata(), 0.0)
     assert asked == chosen

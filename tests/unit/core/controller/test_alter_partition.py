@@ -74,7 +74,7 @@ def decide(image: Image, asked: AlterPartition, *, broker: int = LEADER, epoch: 
 
 
 def test_what_is_taken_is_one_change_of_the_partition() -> None:
-    """Rule 31 of docs/replication.md."""
+    """Rule 31 of docs/replication-rules.md."""
     image = cluster()
     decide(image, proposal(0, 2))
     assert partition(image).in_sync_replicas == (0, 2)
@@ -118,7 +118,7 @@ def test_only_the_leader_asks_and_only_this_life_of_it() -> None:
 def test_epochs_are_compared_before_members() -> None:
     """Who hears that a member is not fit knows that the proposal had not been applied.
 
-    Rule 7 of docs/replication.md.
+    Rule 7 of docs/replication-rules.md.
     """
     image = cluster()
     decide(image, proposal(0, 1))

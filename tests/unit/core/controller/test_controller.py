@@ -301,7 +301,7 @@ def test_a_key_column_keeps_its_type() -> None:
 
 # --- other records ------------------------------------------------------------------------------
 def test_delete_and_create_again_gives_another_id(image: Image) -> None:
-    """Rule 25 of docs/replication.md."""
+    """Rule 25 of docs/replication-rules.md."""
     before = image.topics["flights"].topic_id
     image.replay_entry(delete_topic(image.topics["flights"]))
     assert before not in image.topics_by_id
@@ -330,7 +330,7 @@ def test_leader_epochs_of_ours_are_bumped() -> None:
 
 
 def test_version_grows_with_every_entry(image: Image) -> None:
-    """Rule 31 of docs/replication.md."""
+    """Rule 31 of docs/replication-rules.md."""
     before = image.version
     image.replay_entry(alter(image, set_configs={"retention.ms": "5000"}))
     image.replay_entry(alter(image, partitions=4))

@@ -31,7 +31,7 @@ def test_who_stops_with_a_longer_log_is_waited_for() -> None:
 
 
 def test_rows_that_were_deleted_are_given_up_before_a_log_leads() -> None:
-    """Rule 20 of docs/replication.md: one that was away when they were deleted has them still."""
+    """Rule 20 of docs/replication-rules.md: a replica that was away still has the rows."""
     image = cluster()
     ends = {0: LogEnd(3, 9), 1: LogEnd(3, 5, log_start_offset=4)}
     assert elections.deleted_below(ends.values(), ends[0]) == 4

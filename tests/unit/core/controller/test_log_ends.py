@@ -101,7 +101,7 @@ def test_the_smallest_minimum_there_was_says_how_many() -> None:
     ids=["offset", "epoch first", "order of the replicas", "empty", "without the first"],
 )
 def test_the_longest_log_leads_alone(ends: dict[int, LogEnd], leader: int) -> None:
-    """Rule 10 of docs/replication.md."""
+    """Rule 10 of docs/replication-rules.md."""
     image = cluster()
     assert elected(image, ends) == leader
     assert partition(image).in_sync_replicas == (leader,)
@@ -360,7 +360,7 @@ def unclean(image: Image, ends: dict[int, LogEnd]) -> int:
 
 
 def test_who_is_asked_to_lead_uncleanly_has_the_longest_log_that_is_known() -> None:
-    """Rule 11 of docs/replication.md."""
+    """Rule 11 of docs/replication-rules.md."""
     assert unclean(cluster(), {}) == 0
     assert unclean(cluster(), {2: LogEnd(1, 4)}) == 2
     assert unclean(cluster(), {0: LogEnd(3, 4), 1: LogEnd(3, 5), 2: LogEnd(2, 9)}) == 1
@@ -371,7 +371,7 @@ def test_who_is_asked_to_lead_uncleanly_has_the_longest_log_that_is_known() -> N
 
 
 def test_a_topic_that_prefers_to_lose_rows_awaits_nothing() -> None:
-    """Rule 11 of docs/replication.md."""
+    """Rule 11 of docs/replication-rules.md."""
     image = cluster()
     topic = image.topics["t"]
     image.replay_entry([ConfigRecord(TOPIC, "unclean.leader.election.enable", "true")])

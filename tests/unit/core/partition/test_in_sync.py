@@ -31,7 +31,7 @@ def test_both_sets_may_hold_until_the_controller_has_answered() -> None:
 
 
 def test_one_request_is_in_flight_and_is_repeated_as_it_was() -> None:
-    """Rule 7 of docs/replication.md."""
+    """Rule 7 of docs/replication-rules.md."""
     in_sync = InSync(5, 1, (0, 1))
     proposal = in_sync.propose({0})
     with pytest.raises(AssertionError, match="one request in flight"):
@@ -68,7 +68,7 @@ def test_a_member_that_holds_the_partition_no_more_is_not_asked_for_for_ever() -
 def test_a_refusal_says_nothing_of_an_earlier_request_that_may_still_arrive() -> None:
     """The replica may be eligible again by then. Another change takes the epoch it needs.
 
-    Rule 7 of docs/replication.md.
+    Rule 7 of docs/replication-rules.md.
     """
     in_sync = InSync(5, 1, (0, 1))
     in_sync.propose({0, 1, 2})

@@ -138,7 +138,7 @@ def test_who_lacks_rows_of_the_leaders_before_does_not_join() -> None:
 
 
 def test_who_was_started_anew_or_is_fenced_does_not_join() -> None:
-    """Rule 8 of docs/replication.md."""
+    """Rule 8 of docs/replication-rules.md."""
     leader = leadership((0, 1))
     fetched(leader, 2, 100, 100, 5, epoch=7)
     assert proposed(leader, 100, 5) is None, "an earlier life of it asks"
@@ -262,7 +262,7 @@ def ends(leader: Leadership) -> bool:
 
 
 def test_a_move_waits_for_the_disks_of_those_that_stay() -> None:
-    """Rule 18 of docs/replication.md."""
+    """Rule 18 of docs/replication-rules.md."""
     leader = moving()
     assert not ends(leader)
     flushed(leader, 2, 200, 200)

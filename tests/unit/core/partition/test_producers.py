@@ -48,7 +48,7 @@ def test_same_sequence_with_other_rows_is_no_repetition() -> None:
 
 
 def test_five_batches_are_remembered_and_the_sixth_is_not() -> None:
-    """Rule 21 of docs/replication.md."""
+    """Rule 21 of docs/replication-rules.md."""
     states = states_with(*(batch(i * 10, offset=i * 10) for i in range(6)))
     assert states.check(batch(10)) == 10
     with pytest.raises(OutOfOrderSequence):

@@ -56,7 +56,7 @@ def granted(replica: Replica) -> list[bool]:
 
 # --- pre-votes --------------------------------------------------------------------------------
 def test_a_candidate_asks_before_it_begins_a_term() -> None:
-    """Rule 28 of docs/replication.md."""
+    """Rule 28 of docs/replication-rules.md."""
     replica = Replica(0, term=3).wait(1_000)
     asked = replica.take(m.PreVote)
     assert [message.target for message in asked] == [key(1), key(2)]
@@ -66,7 +66,7 @@ def test_a_candidate_asks_before_it_begins_a_term() -> None:
 
 
 def test_a_pre_vote_is_refused_while_the_leader_is_heard() -> None:
-    """Rule 28 of docs/replication.md."""
+    """Rule 28 of docs/replication-rules.md."""
     replica = Replica(0, term=1).step(heartbeat()).settle()
     replica.take()
     replica.now_us += 999
@@ -139,7 +139,7 @@ def test_votes_go_to_logs_that_are_as_new(last_index: int, last_term: int, expec
 
 
 def test_a_vote_leaves_when_it_is_durable_and_not_before() -> None:
-    """Rule 12 of docs/replication.md."""
+    """Rule 12 of docs/replication-rules.md."""
     replica = Replica(0).step(vote(1, 0, 1))
     assert replica.take() == []
     replica.persist()
@@ -159,7 +159,7 @@ def test_one_vote_in_a_term() -> None:
 
 
 def test_a_vote_is_not_forgotten() -> None:
-    """Rule 27 of docs/replication.md."""
+    """Rule 27 of docs/replication-rules.md."""
     replica = Replica(0, term=5, vote=key(1)).step(vote(2, 0, 5))
     assert granted(replica) == [False]
 
@@ -246,8 +246,7 @@ def test_who_has_led_counts_that_as_having_heard_a_leader() -> None:
 
 
 def test_a_leader_knows_until_when_those_before_may_have_been_confirmed() -> None:
-    """Rule 16 of docs/replication.md: as the voter says that has heard one last, not as this one
-    has heard it."""
+    """Rule 16 of docs/replication-rules.md: the voter with the latest contact counts."""
     replica = Replica(0, members=voters(0, 1, 2, 3, 4)).wait(1_000)
     for ask in replica.take(m.PreVote):
         replica.step(grant(ask))

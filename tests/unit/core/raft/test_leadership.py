@@ -12,7 +12,7 @@ from tests.support.raft import Replica, accepted, alive, append, key, leader, se
 
 # --- check-quorum ----------------------------------------------------------------------------
 def test_a_leader_that_hears_no_majority_steps_down() -> None:
-    """Rule 27 of docs/replication.md."""
+    """Rule 27 of docs/replication-rules.md."""
     replica = leader(members=voters(0, 1, 2, 3, 4))
     for _ in range(9):
         replica.wait(100).step(alive(1))
@@ -52,7 +52,7 @@ def beats(replica: Replica, *targets: int) -> list[m.Message]:
 
 
 def test_a_leader_is_confirmed_as_of_when_the_heartbeats_were_sent_that_are_answered() -> None:
-    """Rule 16 of docs/replication.md: an answer that is late says nothing of when it comes."""
+    """Rule 16 of docs/replication-rules.md: a late answer counts from its request."""
     replica = leader(members=voters(0, 1, 2, 3, 4))
     assert replica.raft.majority_confirmed_us == 0, "nobody has answered yet"
     early = beats(replica, 1, 2)

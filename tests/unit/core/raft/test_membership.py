@@ -78,7 +78,7 @@ def test_a_removed_voter_does_not_count_any_more() -> None:
 
 
 def test_one_change_at_a_time() -> None:
-    """Rule 30 of docs/replication.md."""
+    """Rule 30 of docs/replication-rules.md."""
     replica = ready_leader(0, 1, 2)
     caught_up(replica, 3)
     assert change(replica, "add", 3) is None

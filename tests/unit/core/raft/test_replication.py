@@ -52,7 +52,7 @@ def test_a_leader_begins_with_an_entry_of_its_own_term() -> None:
 def test_older_entries_are_not_committed_by_count() -> None:
     """Paper, figure 8: a majority has entry 2 of term 2, and term 3 may still be in front of it.
 
-    Rule 27 of docs/replication.md.
+    Rule 27 of docs/replication-rules.md.
     """
     replica = Replica(0, stored=entries(1, [1, 2]), term=3).win()
     replica.step(accepted(1, 2, term=4))
@@ -97,7 +97,7 @@ def test_observers_do_not_count() -> None:
 
 # --- following ------------------------------------------------------------------------------------
 def test_an_append_is_acknowledged_when_it_is_durable() -> None:
-    """Rule 12 of docs/replication.md."""
+    """Rule 12 of docs/replication-rules.md."""
     replica = Replica(0, term=1).step(append(0, 0, entries(1, [1, 1]), term=1))
     assert replica.take() == []
     assert answers(replica.persist()) == [(True, 2)]

@@ -76,7 +76,7 @@ def give(replica: Replica) -> m.SnapshotChunk:
 
 # --- taking ----------------------------------------------------------------------------------
 def test_a_snapshot_stands_for_what_was_applied_and_no_more() -> None:
-    """Rule 29 of docs/replication.md."""
+    """Rule 29 of docs/replication-rules.md."""
     replica = leader().step(accepted(1, 1)).propose(b"x", b"y").settle()
     assert replica.raft.log.last_index == 3
     assert replica.raft.snapshot_point().index == 1
@@ -147,7 +147,7 @@ def test_when_the_file_is_gone_the_newest_snapshot_is_sent() -> None:
 
 # --- receiving -------------------------------------------------------------------------------
 def test_a_chunk_is_answered_when_it_is_durable() -> None:
-    """Rule 29 of docs/replication.md."""
+    """Rule 29 of docs/replication-rules.md."""
     replica = Replica(0, term=3).step(chunk(0, 64))
     assert answers(replica) == []
     assert answers(replica.persist()) == [(64, False)]

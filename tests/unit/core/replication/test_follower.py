@@ -94,7 +94,7 @@ def test_where_a_follower_cuts(answered: tuple[int, int], expected: int) -> None
 
 # --- one partition ------------------------------------------------------------------------------
 def test_a_follower_asks_until_both_logs_know_the_epoch() -> None:
-    """Rule 3 of docs/replication.md."""
+    """Rule 3 of docs/replication-rules.md."""
     log = log_of(1, 1, 3, 3, 5)
     follower = asking(log)
     said = follower.said(TOPIC, 0)
@@ -116,7 +116,7 @@ def test_a_follower_asks_until_both_logs_know_the_epoch() -> None:
 
 
 def test_only_a_leader_that_knows_no_older_epoch_has_the_high_watermark_decide() -> None:
-    """Rule 1 of docs/replication.md."""
+    """Rule 1 of docs/replication-rules.md."""
     log = log_of(1, 1, 1)
     log.high_watermark = 2
     follower = asking(log)
@@ -325,7 +325,7 @@ def entry(partition: int, offset: int = 0) -> ReplicaFetchPartition:
 
 
 def test_a_request_counts_once() -> None:
-    """Rule 25 of docs/replication.md."""
+    """Rule 25 of docs/replication-rules.md."""
     sessions = FetchSessions(100)
     session, ended = sessions.request(1, 10, 0, 0, 5)
     assert (session.session_id, ended) == (100, None)

@@ -24,7 +24,7 @@ def fill(node: NodeDriver, topic: bytes, batches: int, rows: int = 10, partition
 
 
 def test_whole_batches_from_the_one_that_holds_the_offset(node: NodeDriver) -> None:
-    """Rule 32 of docs/replication.md."""
+    """Rule 32 of docs/replication-rules.md."""
     topic = node.create()
     fill(node, topic, 3)
     for offset, first in [(0, 0), (9, 0), (10, 10), (15, 10), (29, 20)]:
@@ -82,7 +82,7 @@ def test_rows_that_are_not_flushed_are_not_read(node: NodeDriver) -> None:
 
 
 def test_leader_epochs_are_checked(node: NodeDriver) -> None:
-    """Rule 4 of docs/replication.md."""
+    """Rule 4 of docs/replication-rules.md."""
     topic = node.create()
     fill(node, topic, 1)
     node.crash()
@@ -94,7 +94,7 @@ def test_leader_epochs_are_checked(node: NodeDriver) -> None:
 
 
 def test_a_reader_of_lost_rows_learns_where_they_diverge(node: NodeDriver) -> None:
-    """Rule 4 of docs/replication.md."""
+    """Rule 4 of docs/replication-rules.md."""
     topic = node.create()
     fill(node, topic, 2)
     node.crash()

@@ -50,7 +50,7 @@ def test_a_copy_is_read_as_far_as_the_leader_has_said(copies: Copies) -> None:
 
 
 def test_rows_above_its_high_watermark_are_not_shown(copies: Copies) -> None:
-    """Rule 17 of docs/replication.md."""
+    """Rule 17 of docs/replication-rules.md."""
     write(copies, 1)
     copies.settle()
     write(copies, 2, 3)
@@ -103,7 +103,7 @@ def test_a_long_poll_wakes_when_the_copys_high_watermark_moves(copies: Copies) -
 def test_an_offset_that_is_not_copied_yet_waits(copies: Copies) -> None:
     """The reader has read further elsewhere: only the leader knows where the log ends.
 
-    Rule 17 of docs/replication.md.
+    Rule 17 of docs/replication-rules.md.
     """
     write(copies, 1)
     copies.settle()

@@ -138,7 +138,7 @@ def test_long_poll_is_forgotten_with_its_connection(node: NodeDriver) -> None:
 
 
 def test_epoch_end_offsets(node: NodeDriver) -> None:
-    """Rule 2 of docs/replication.md."""
+    """Rule 2 of docs/replication-rules.md."""
     topic = node.create()
     node.produced(topic, batch_of([1] * 10))
     node.crash()

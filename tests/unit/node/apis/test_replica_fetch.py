@@ -129,7 +129,7 @@ def stored(node: NodeDriver) -> bytes:
 
 
 def test_a_copy_is_equal_byte_for_byte(tmp_path: Path) -> None:
-    """Rule 32 of docs/replication.md."""
+    """Rule 32 of docs/replication-rules.md."""
     leader, topic = led(tmp_path)
     copier = Copier(tmp_path, leader, topic)
     leader.give_out(0, 0)

@@ -56,7 +56,7 @@ def test_all_know_who_lives_and_may_lead(members: Members) -> None:
 
 
 def test_a_broker_that_is_cut_off_stops_leading_before_it_is_fenced(members: Members) -> None:
-    """Rule 16 of docs/replication.md."""
+    """Rule 16 of docs/replication-rules.md."""
     members.run(500)
     two = members.by_id[2]
     members.cut.add(frozenset((1, 2)))
@@ -77,7 +77,7 @@ def test_a_broker_that_is_cut_off_stops_leading_before_it_is_fenced(members: Mem
 def test_a_session_counts_from_when_the_quorum_has_heard_the_controller(
     members: Members, monkeypatch: pytest.MonkeyPatch, confirmed_ms: int
 ) -> None:
-    """Rule 16 of docs/replication.md: who is elected next counts from then, too."""
+    """Rule 16 of docs/replication-rules.md: who is elected next counts from then, too."""
     monkeypatch.setattr(Registrar, "_confirmed_ms", lambda _self, _now: confirmed_ms)
     members.run(2_500)
     two = members.by_id[2]
@@ -89,7 +89,7 @@ def test_a_session_counts_from_when_the_quorum_has_heard_the_controller(
 def test_a_broker_that_is_back_may_lead_when_it_has_the_metadata(
     members: Members, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rule 16 of docs/replication.md: until then it does not know that others lead."""
+    """Rule 16 of docs/replication-rules.md: until then it does not know that others lead."""
     members.run(500)
     two = members.by_id[2]
     members.cut.add(frozenset((1, 2)))
@@ -120,7 +120,7 @@ def test_a_broker_that_is_back_may_lead_when_it_has_the_metadata(
 def test_a_broker_that_stops_is_fenced_at_once_and_one_that_is_killed_after_a_session(
     members: Members,
 ) -> None:
-    """Rule 15 of docs/replication.md."""
+    """Rule 15 of docs/replication-rules.md."""
     members.run(500)
     members.by_id[2].stop()
     members.down.add(2)

@@ -63,7 +63,7 @@ def leaders(node: NodeDriver) -> list[int]:
 
 
 def test_a_round_moves_a_few_and_the_next_ones_the_rest(node: NodeDriver) -> None:
-    """Rule 19 of docs/replication.md."""
+    """Rule 19 of docs/replication-rules.md."""
     displaced(node, 7)
     node.advance(PERIOD_MS * 9 // 10 - 100)
     assert leaders(node) == [HERE] * 7, "not at once: they are moved together"
@@ -83,7 +83,7 @@ def test_a_round_moves_a_few_and_the_next_ones_the_rest(node: NodeDriver) -> Non
 def test_a_preferred_leader_that_cannot_lead_is_not_elected(
     node: NodeDriver, why: dict[str, Any]
 ) -> None:
-    """Rule 19 of docs/replication.md."""
+    """Rule 19 of docs/replication-rules.md."""
     displaced(node, 5, **why)
     node.advance(5 * PERIOD_MS)
     assert leaders(node) == [HERE] * 5
@@ -115,7 +115,7 @@ def test_a_single_broker_has_no_rounds(node: NodeDriver) -> None:
 
 
 def test_an_unclean_election_is_told(node: NodeDriver) -> None:
-    """Rule 11 of docs/replication.md."""
+    """Rule 11 of docs/replication-rules.md."""
     displaced(node, 1)
     assert node.metrics.unclean_elections == 0
     decide(
@@ -159,7 +159,7 @@ def test_partitions_are_given_back_when_somebody_asks(tmp_path: Path) -> None:
 def test_what_is_led_by_nobody_is_led_uncleanly_if_that_is_asked(tmp_path: Path) -> None:
     """Eligible is a broker that is gone; this one is out of sync, and all that lives.
 
-    Rule 11 of docs/replication.md.
+    Rule 11 of docs/replication-rules.md.
     """
     node = driver(tmp_path, leader_balance_period_ms=0)
     displaced(node, 2, fenced=True)

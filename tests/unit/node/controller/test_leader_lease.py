@@ -91,7 +91,7 @@ def warnings(member: Member) -> int:
 
 
 def test_a_leader_out_of_reach_appends_nothing_and_says_no_end(world: World) -> None:
-    """Rule 16 of docs/replication.md."""
+    """Rule 16 of docs/replication-rules.md."""
     assert world.settled(world.write(world.wide, 1, REPLICATED)) == 0
     assert world.stand_down() <= 2_000
     image = world.one.node.broker.metadata.image
@@ -186,7 +186,7 @@ def test_the_list_of_what_leaders_are_asked_is_whole() -> None:
 def test_where_rows_lie_is_not_said_and_none_are_given_up(
     world: World, request_type: Any, entry: Any
 ) -> None:
-    """Rule 16 of docs/replication.md."""
+    """Rule 16 of docs/replication-rules.md."""
     assert world.settled(world.write(world.wide, 1, REPLICATED)) == 0
     assert world.settled(world.write(world.lone, 1)) == 0
     world.stand_down()

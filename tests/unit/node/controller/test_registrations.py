@@ -99,7 +99,7 @@ def unfenced(node: NodeDriver, node_id: int = 2) -> int:
 
 
 def test_a_broker_registers_and_is_unfenced_when_it_has_the_metadata(node: NodeDriver) -> None:
-    """Rule 14 of docs/replication.md."""
+    """Rule 14 of docs/replication-rules.md."""
     answer = ask(node, registering())
     image = node.node.broker.metadata.image
     assert answer.error_code == 0
@@ -128,7 +128,7 @@ def test_who_is_asked_twice_answers_with_the_same_epoch(node: NodeDriver) -> Non
 
 
 def test_silence_fences_and_a_heartbeat_brings_back(node: NodeDriver) -> None:
-    """Rule 14 of docs/replication.md."""
+    """Rule 14 of docs/replication-rules.md."""
     epoch = unfenced(node)
     node.advance(1_900)
     assert live(node) == [0, 2]
@@ -186,7 +186,7 @@ def test_heartbeats_keep_the_session(node: NodeDriver) -> None:
 
 
 def test_a_stop_is_allowed_when_all_have_heard_of_it(node: NodeDriver) -> None:
-    """Rule 15 of docs/replication.md."""
+    """Rule 15 of docs/replication-rules.md."""
     two, three = unfenced(node), unfenced(node, 3)
     assert not ask(node, beat(two, wants_to_stop=True)).may_stop
     node.run_until_idle()
@@ -391,7 +391,7 @@ def deciding(
 def test_the_controller_before_has_a_session_after_the_quorum_heard_it(
     node: NodeDriver, led_before_us: int
 ) -> None:
-    """Rule 16 of docs/replication.md: its session rests on the answers of a majority."""
+    """Rule 16 of docs/replication-rules.md: its session rests on the answers of a majority."""
     unfenced(node)
     assert 2 in live(node)
     registrar = deciding(node, led_before_us=led_before_us)
@@ -407,7 +407,7 @@ def test_the_controller_before_has_a_session_after_the_quorum_heard_it(
 def test_a_broker_is_told_how_long_ago_the_quorum_has_heard_the_controller(
     node: NodeDriver, confirmed_us: int, said_ms: int
 ) -> None:
-    """Rule 16 of docs/replication.md: rounded up, as the session counts from then."""
+    """Rule 16 of docs/replication-rules.md: rounded up, as the session counts from then."""
     epoch = unfenced(node)
     registrar = deciding(node, confirmed_us=confirmed_us)
     answer = registrar.beat(beat(epoch), Now(4_000_000, 4_000_000))

@@ -45,7 +45,7 @@ def test_nobody_finds_the_others_where_they_were(members: Members) -> None:
 
 
 def test_who_is_told_where_all_are_now_decides_again_and_writes_it_down(members: Members) -> None:
-    """Rule 30 of docs/replication.md."""
+    """Rule 30 of docs/replication-rules.md."""
     move(members, NEW)
     members.run_until(lambda: all(one.started for one in members.up))
     members.run_until(lambda: all_equal(members))

@@ -74,7 +74,7 @@ def test_after_a_passing_failure_it_leads_again_by_itself(
 def test_a_bug_in_applying_is_answered_and_the_entry_is_applied_in_the_end(
     node: NodeDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rule 31 of docs/replication.md."""
+    """Rule 31 of docs/replication-rules.md."""
 
     def broken(*_: object) -> None:
         raise RuntimeError("planted")

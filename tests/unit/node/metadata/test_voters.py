@@ -177,7 +177,7 @@ def test_three_become_one_again(members: Members) -> None:
 
 
 def test_a_wiped_disk_is_another_voter(members: Members, tmp_path: Path) -> None:
-    """Rule 30 of docs/replication.md."""
+    """Rule 30 of docs/replication-rules.md."""
     members.add(1)
     grow(members, 2, 3)
     old = members.by_id[3].key
@@ -267,7 +267,7 @@ def test_who_the_voters_are_is_told_by_everybody(members: Members) -> None:
 
 
 def test_a_new_voter_gets_a_snapshot_where_the_log_begins_later(members: Members) -> None:
-    """Rule 29 of docs/replication.md."""
+    """Rule 29 of docs/replication-rules.md."""
     first = members.add(1)
     for number in range(5):
         assert create(first, f"t{number}") == 0

@@ -47,7 +47,7 @@ def test_replicated_is_answered_at_the_high_watermark(cluster: Cluster) -> None:
 
 
 def test_replicated_flushed_is_answered_when_enough_disks_have_it(cluster: Cluster) -> None:
-    """Rule 12 of docs/replication.md."""
+    """Rule 12 of docs/replication-rules.md."""
     asked = cluster.write(1, level=Durability.REPLICATED_FLUSHED)
     for one in (COPY, OTHER):
         cluster.fetch(one, 1)

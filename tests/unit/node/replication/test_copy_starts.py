@@ -77,7 +77,7 @@ def following(tmp_path: Path) -> Following:
 
 
 def test_deleted_rows_are_gone_everywhere_before_the_answer(tmp_path: Path) -> None:
-    """Rule 20 of docs/replication.md."""
+    """Rule 20 of docs/replication-rules.md."""
     cluster = following(tmp_path)
     asked = cluster.delete(3)
     assert cluster.state.log_start_offset == 3
@@ -113,7 +113,7 @@ def test_a_dead_copy_is_not_waited_for(tmp_path: Path) -> None:
 
 
 def test_nothing_is_deleted_while_too_few_are_in_sync(tmp_path: Path) -> None:
-    """Rule 20 of docs/replication.md: who is away may lead next, and would bring the rows back."""
+    """Rule 20 of docs/replication-rules.md: an absent replica may lead next, with the rows."""
     cluster = following(tmp_path)
     asked = cluster.delete(2)
     cluster.lose(COPY, OTHER)
@@ -125,7 +125,7 @@ def test_nothing_is_deleted_while_too_few_are_in_sync(tmp_path: Path) -> None:
 
 
 def test_who_has_not_given_deleted_rows_up_does_not_join(tmp_path: Path) -> None:
-    """Rule 20 of docs/replication.md: it would bring them back as soon as it leads."""
+    """Rule 20 of docs/replication-rules.md: it would bring them back as soon as it leads."""
     cluster = following(tmp_path)
     cluster.lose(OTHER)
     asked = cluster.delete(3)
@@ -260,7 +260,7 @@ def test_a_copy_is_not_trimmed_while_it_is_cut(copy: tuple[NodeDriver, Replica])
 
 
 def test_retention_and_clients_take_nothing_from_a_copy(copy: tuple[NodeDriver, Replica]) -> None:
-    """Rule 20 of docs/replication.md."""
+    """Rule 20 of docs/replication-rules.md."""
     node, replica = copy
     topic = replica.topic.topic_id
     node.call(m.AlterTopicRequest(name="t", set_configs={"retention.ms": "1000"}))
@@ -273,7 +273,7 @@ def test_retention_and_clients_take_nothing_from_a_copy(copy: tuple[NodeDriver, 
 
 # --- logs that nobody leads ----------------------------------------------------------------------
 def test_a_log_that_nobody_leads_gives_up_what_another_says_was_deleted(tmp_path: Path) -> None:
-    """Rule 20 of docs/replication.md, after the loss of all: the longest log was away meanwhile."""
+    """Rule 20 of docs/replication-rules.md, after a total power failure."""
     cluster = following(tmp_path)
     node, topic = cluster.node, cluster.topic
     broker = node.node.broker

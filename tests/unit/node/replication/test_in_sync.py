@@ -184,7 +184,7 @@ def test_a_topic_with_followers_is_deleted(tmp_path: Path) -> None:
 
 
 def test_too_few_in_sync_are_a_typed_error(tmp_path: Path) -> None:
-    """Rule 6 of docs/replication.md."""
+    """Rule 6 of docs/replication-rules.md."""
     cluster = Cluster(tmp_path)
     waiting = cluster.write(1, level=Durability.REPLICATED)
     assert cluster.node.answer(waiting) is None
@@ -287,7 +287,7 @@ def test_a_fenced_follower_does_not_join_until_it_is_fit_again(tmp_path: Path) -
 
 
 def test_an_earlier_life_of_a_follower_does_not_join(tmp_path: Path) -> None:
-    """Rule 8 of docs/replication.md."""
+    """Rule 8 of docs/replication-rules.md."""
     cluster = Cluster(tmp_path)
     cluster.write(1)
     cluster.fetch(COPY, 1)

@@ -40,7 +40,7 @@ def moved_in_ms(world: World) -> int:
 
 
 def test_a_move_takes_as_long_as_its_bytes_do(tmp_path: Path) -> None:
-    """Rule 18 of docs/replication.md."""
+    """Rule 18 of docs/replication-rules.md."""
     world = filled(tmp_path, RATE)
     size = sum(map(len, world.log_files(world.partition.leader_id).values()))
     assert size > BATCHES * ROWS * 8

@@ -293,7 +293,7 @@ def damage(node: NodeDriver) -> None:
 def test_a_replica_with_damaged_rows_is_fenced_where_others_have_them(
     tmp_path: Path, is_read: bool
 ) -> None:
-    """Rule 13 of docs/replication.md."""
+    """Rule 13 of docs/replication-rules.md."""
     leading = Cluster(tmp_path)
     node, topic = leading.node, leading.topic
     for number in range(3):

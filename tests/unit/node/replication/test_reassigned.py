@@ -173,7 +173,7 @@ def test_a_follower_remembers_as_many_batches_of_a_producer_as_its_leader(
 ) -> None:
     """Each counted twice, half of the five would be forgotten, and refused after a failover.
 
-    Rule 21 of docs/replication.md.
+    Rule 21 of docs/replication-rules.md.
     """
     topic = node.create()
     node.give_out(0, 0)
@@ -283,7 +283,7 @@ def test_rows_that_wait_when_too_few_replicas_stay_in_sync_are_of_unknown_fate(
 ) -> None:
     """Behind them, rows of a weaker level are answered as ever, in their order.
 
-    Rule 6 of docs/replication.md.
+    Rule 6 of docs/replication-rules.md.
     """
     topic = node.create(min_insync_replicas="2")
     image = node.node.broker.metadata.image.topics["t"]
@@ -329,7 +329,7 @@ def deleted(node: NodeDriver, topic: bytes, before: int) -> m.DeleteRecordsParti
 
 
 def test_a_new_leader_says_where_rows_end_when_it_knows(node: NodeDriver) -> None:
-    """Rule 5 of docs/replication.md."""
+    """Rule 5 of docs/replication-rules.md."""
     topic = node.create()
     node.produced(topic, batch_of([1, 2]))
     both = (HERE, OTHER)

@@ -123,7 +123,7 @@ def world(tmp_path: Path) -> World:
 
 
 def test_a_partition_moves_with_all_rows_and_is_removed_where_it_was(world: World) -> None:
-    """Rule 18 of docs/replication.md."""
+    """Rule 18 of docs/replication-rules.md."""
     before, target = world.partition.replicas, world.others()
     world.write(*range(20))
     leader = world.leader

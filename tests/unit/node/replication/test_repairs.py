@@ -49,7 +49,7 @@ def check(copies: DamagedCopies) -> None:
 def test_damage_that_a_start_or_a_read_finds_is_mended(
     copies: DamagedCopies, node_id: int, scans: bool
 ) -> None:
-    """Rule 13 of docs/replication.md: of whoever led, and of a copy; by a start, or when read."""
+    """Rule 13 of docs/replication-rules.md: on the leader and on a copy, by start or read."""
     member = copies.members.by_id[node_id]
     copies.flip(member, 2)
     damaged = copies.stored(member)

@@ -39,9 +39,7 @@ def settled(world: World, count: int) -> bool:
 
 
 def test_one_replica_becomes_three_and_one_again(tmp_path: Path) -> None:
-    """Rule 18 of docs/replication.md: no write is refused on the way, for the minimum follows when
-    all copies are there.
-    """
+    """Rule 18 of docs/replication-rules.md: no write is refused, the minimum rises last."""
     world = World(tmp_path, replicas=1)
     assert topic_of(world).config.durability is Durability.FLUSHED
     first = world.partition.leader_id

@@ -97,7 +97,7 @@ def copied(
 def test_a_copy_that_begins_later_knows_the_producers_of_what_came_before(
     tmp_path: Path, trimmed: tuple[NodeDriver, bytes], before: int
 ) -> None:
-    """Rule 21 of docs/replication.md."""
+    """Rule 21 of docs/replication-rules.md."""
     leader, topic = trimmed
     producers = copied(tmp_path, leader, topic, before=before).replica.producers
     assert producers.check(header(9)) is None, "the next one"

@@ -127,7 +127,7 @@ def test_an_error_behind_the_write_leaves_the_log_as_it_was(
 
 # --- copies -------------------------------------------------------------------------------------
 def test_copied_batches_keep_their_stamps_and_each_tells_its_epoch() -> None:
-    """Rule 1 of docs/replication.md."""
+    """Rule 1 of docs/replication-rules.md."""
     disk = SimDisk()
     log = open_log(disk)
     batches = [copied(0, 3, 1), copied(3, 2, 1), copied(5, 4, 4), copied(9, 1, 6)]
@@ -255,7 +255,7 @@ def test_copies_reach_the_producer_states() -> None:
 
 
 def test_an_epoch_without_rows_does_not_refuse_its_own_rows() -> None:
-    """Rule 3 of docs/replication.md."""
+    """Rule 3 of docs/replication-rules.md."""
     log = open_log(SimDisk())
     log.append_copied([copied(0, 3, 1)], NOW)
     log.epochs.assign(4, 3)
