@@ -345,8 +345,10 @@ class Flushes:
         if replica.state.flushed(flushed_offset) or moved:
             self._wakeups.changed(replica)
         replica.answers.advance(replica.state)
-        if not replica.state.leads:
-            self._wakeups.grown(replica)  # Its leader counts what is flushed.
+        leadership = replica.state.leadership
+        if leadership is None or leadership.leaving:
+            # Its leader counts what is flushed; a move may wait for the leader's own flush last.
+            self._wakeups.grown(replica)
         self._look_again(replica)
         if not result.epochs_saved and replica.fault is None:
             # No room, or no descriptor. No row may come that would have the list saved with it.

@@ -130,9 +130,11 @@ class InSyncChanges:
         """
         if replica.deleted:
             return
+        leadership = replica.state.leadership
+        assert leadership is not None
+        if leadership.leaving:
+            self._looks[replica] = None  # What the leader has flushed may end the move.
         if replica not in self._due and replica not in self._looks:
-            leadership = replica.state.leadership
-            assert leadership is not None
             assert leadership.followers, "nobody is in sync but the leader"
             if not leadership.in_sync.asking:
                 self._set_deadline(replica, leadership.deadline_us(replica.state.log_end_offset))

@@ -23,7 +23,7 @@ from quiverlog.errors import (
     ThrottledBroker,
     WrongListener,
 )
-from quiverlog.limits import IN_SYNC_RETRY_MS, REPLICA_LAG_MS_MAX
+from quiverlog.limits import IN_SYNC_RETRY_MS, REPLICA_LAG_MS_MAX, UNFLUSHED_MS_MAX
 from quiverlog.node.runtime.events import Tick
 from quiverlog.node.runtime.jobs import Then
 from quiverlog.types import Durability, Now
@@ -160,6 +160,27 @@ def test_nobody_leaves_before_the_lag_time_is_over(tmp_path: Path) -> None:
     assert cluster.in_sync == ALL
     cluster.node.advance(2)
     assert cluster.in_sync == (LEADER,)
+
+
+def test_a_move_ends_when_the_leader_has_flushed_last(tmp_path: Path) -> None:
+    """Followers at the end of the log do not name the partition again, so no fetch ends it."""
+    cluster = Cluster(tmp_path)
+    cluster.write(1, 2)
+    for one in (COPY, OTHER):
+        cluster.fetch(one, 2, flushed=2)
+    replica = cluster.node.node.broker.replicas[cluster.topic, 0]
+    assert replica.state.flushed_offset < 2
+    assert replica.state.leadership is not None
+    assert replica.state.leadership.flushed_offset(0) == 2, "two disks have them: a promise"
+    cluster.change(removing_replicas=(OTHER,))
+    cluster.fetch(COPY, 2, flushed=2)
+    cluster.node.advance(UNFLUSHED_MS_MAX // 2)
+    assert cluster.in_sync == ALL, "of those that stay, only one has them on its disk"
+    cluster.node.advance(UNFLUSHED_MS_MAX)
+    assert cluster.in_sync == ALL, "the leader's flush is under way"
+    cluster.node.flush()
+    assert replica.state.flushed_offset == 2
+    assert cluster.in_sync == (LEADER, COPY)
 
 
 def test_followers_that_have_all_rows_cost_nothing(tmp_path: Path) -> None:
