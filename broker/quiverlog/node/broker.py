@@ -35,7 +35,7 @@ from quiverlog.node.controller.membership import Membership
 from quiverlog.node.controller.not_controller import refusal
 from quiverlog.node.controller.registration import Registered
 from quiverlog.node.live_config import LiveConfig
-from quiverlog.node.metadata.creation_note import Unmade
+from quiverlog.node.metadata.creation_note import CreationNote
 from quiverlog.node.metadata.metadata import Metadata
 from quiverlog.node.metadata.producer_ids import ProducerIds
 from quiverlog.node.metadata.quorum import Dice, Quorum, sender
@@ -134,7 +134,7 @@ class Copying:
     """The turn of all replication in a call of the node: both ends of it."""
 
     __slots__ = (
-        "_replication", "copied_starts", "in_sync_changes", "offline_replicas", "repairs"
+        "_replication", "copied_starts", "in_sync_changes", "offline_replicas", "repairs",
     )  # fmt: skip
 
     def __init__(
@@ -224,6 +224,7 @@ class Broker:
         "copied_starts",
         "copy_sessions",
         "copying",
+        "creation_note",
         "directory",
         "disk",
         "elections",
@@ -257,7 +258,6 @@ class Broker:
         "tasks",
         "topic_order",
         "trims",
-        "unmade",
         "view",
         "waits",
         "wakeups",
@@ -313,7 +313,7 @@ class Broker:
         flushes.listen(self._took_fault)
         wakeups.listen(self._moved)
         self.assignment = self._make_assignment()
-        self.unmade = self._make_unmade()
+        self.creation_note = self._make_creation_note()
         self.metadata: Metadata = self._make_metadata()
         self.in_sync_decisions = InSyncDecisions(self.quorum, self.metadata)
         self.elections = self._make_elections()
@@ -341,7 +341,7 @@ class Broker:
                 self.peers,
                 self.whereabouts,
                 lambda: self.directory.cluster_id,
-                lambda leader, now: self.quorum.told_leader(leader, now),
+                lambda leader, now: self.quorum.on_leader_named(leader, now),
                 outbox.log,
             ),
             voters_changed=self.whereabouts.voters_changed,
@@ -391,7 +391,7 @@ class Broker:
             self.view,
             make_directories=lambda owners: CreateDirectoriesJob(self.directory.data, owners),
             on_applied=self._applied,
-            on_heard=self.unmade.heard,
+            on_replayed=self.creation_note.replayed,
         )
 
     def _make_retention(self) -> Retention:
@@ -406,8 +406,8 @@ class Broker:
             period_ms=self.config.retention_check_ms,
         )
 
-    def _make_unmade(self) -> Unmade:
-        return Unmade(
+    def _make_creation_note(self) -> CreationNote:
+        return CreationNote(
             self.config.node_id,
             self.view,
             lambda: self.assignment.waiting,
@@ -491,7 +491,7 @@ class Broker:
             Timed(self.standing.next_us, self.membership.tick),
             Timed(self.retention.next_us, self.retention.run, running),
             Timed(self.elections.next_us, self.elections.run, running),
-            Timed(self.unmade.next_us, self.unmade.run, running),
+            Timed(self.creation_note.next_us, self.creation_note.run, running),
             Timed(assignment.next_us, assignment.tick, running),
             Timed(
                 partial(assignment.next_us, starting=True),
@@ -532,7 +532,7 @@ class Broker:
             self.whereabouts.brokers_changed(self.metadata.image.brokers.values())
         self.live_config.look(now)
         self.elections.applied(records, now)
-        self.unmade.applied(records, now)
+        self.creation_note.applied(records, now)
         if changed := changed_by(records):
             self.assignment.reconcile(self.metadata.image, changed, now, made=made)
 
@@ -564,7 +564,7 @@ class Broker:
         self.assignment.check_free(directories, topic_names)
         self.metadata.propose(records, now, then, directories)
 
-    def forget_connection(self, connection_id: int) -> None:
+    def drop_connection(self, connection_id: int) -> None:
         self.clients.forget(connection_id)
         self.tasks.forget(connection_id)
         self.purgatory.forget(connection_id)

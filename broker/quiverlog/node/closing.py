@@ -127,7 +127,7 @@ class Closing:
         self._clean = (broker.directory.clean and self._is_untouched) or (
             broker.admission.phase is Phase.RUNNING
             and not broker.assignment.offline
-            and not broker.metadata.owes
+            and not broker.metadata.has_unsaved_start_records
         )
         if broker.admission.phase is Phase.RUNNING:
             self._clock_note = broker.clock.last_note(now)

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from quiverlog.node.metadata.quorum import Quorum
     from quiverlog.node.node import Node
 
-__all__ = ["NOBODY", "ClusterGauges", "cluster_gauges"]
+__all__ = ["NO_BROKER", "ClusterGauges", "cluster_gauges"]
 
-NOBODY: Final = -1
+NO_BROKER: Final = -1
 """The leader's id while this node has none."""
 
 
@@ -40,7 +40,7 @@ class ClusterGauges(NamedTuple):
     replica_lag_max_seconds: float = 0.0
     quorum_lag_entries: int = 0
     quorum_term: int = 0
-    quorum_leader_id: int = NOBODY
+    quorum_leader_id: int = NO_BROKER
 
 
 class _Lag(NamedTuple):
@@ -82,7 +82,7 @@ def cluster_gauges(node: Node | None, now_us: int) -> ClusterGauges:
         replica_lag_max_seconds=lag.us / 1e6,
         quorum_lag_entries=_quorum_lag(broker.quorum),
         quorum_term=raft.term,
-        quorum_leader_id=NOBODY if leader is None else leader.node_id,
+        quorum_leader_id=NO_BROKER if leader is None else leader.node_id,
     )
 
 

@@ -169,7 +169,7 @@ def _start_in(
 ) -> None:
     config = broker.config
     broker.clock.load(directory)
-    broker.unmade.load(directory)
+    broker.creation_note.load(directory)
     _load_metadata(broker, directory, now)
     if not directory.clean:
         broker.metrics.unclean_starts += 1
@@ -220,10 +220,15 @@ def take_up(broker: Broker, found: Leftovers, job: LeftoversJob, now: Now) -> No
     broker.live_config.look(now)
     clean = broker.directory.clean
     # The first jobs are timed, and `now` is when the start began: it may be long ago.
-    unmade = broker.unmade.at_start()
-    assert unmade.isdisjoint(broker.replicas), "nothing is open yet"
+    never_created = broker.creation_note.at_start()
+    assert never_created.isdisjoint(broker.replicas), "nothing is open yet"
     broker.assignment.reconcile(
-        image, dict.fromkeys(image.topics_by_id), now, clean=clean, open_now=False, unmade=unmade
+        image,
+        dict.fromkeys(image.topics_by_id),
+        now,
+        clean=clean,
+        open_now=False,
+        never_created=never_created,
     )
 
 
@@ -310,12 +315,12 @@ def disk_space(broker: Broker, free_bytes: int, now: Now) -> None:
     """Take a measurement of free space. Until the start's records are durable, nothing is
     written.
     """
-    if not broker.metadata.owes:
+    if not broker.metadata.has_unsaved_start_records:
         broker.admission.disk_space(free_bytes)
         return
     broker.admission.disk_filled()
     if free_bytes >= broker.config.disk_reserve_bytes:
-        broker.metadata.pay(now)
+        broker.metadata.save_start_records(now)
 
 
 def run_if_started(broker: Broker, now: Now) -> None:
@@ -382,7 +387,7 @@ class Joining:
     def run(self, now: Now) -> None:
         broker = self._broker
         assert broker.admission.phase is Phase.JOINING
-        if self._is_looking or not broker.quorum.knows_all:
+        if self._is_looking or not broker.quorum.has_applied_earlier_terms:
             return
         if not broker.membership.registration.is_registered:
             return  # Others may lead its former partitions when it is.

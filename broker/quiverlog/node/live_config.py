@@ -45,12 +45,12 @@ class LiveConfig:
     """
 
     __slots__ = (
+        "_broker_configs",
         "_give_defaults",
         "_given",
         "_metadata",
         "_node_id",
         "_outbox",
-        "_said",
         "_setters",
         "_values",
     )
@@ -72,16 +72,16 @@ class LiveConfig:
         self._outbox = outbox
         self._setters = setters
         self._give_defaults = give_defaults
-        self._said: Mapping[int, Mapping[str, str]] = {}
+        self._broker_configs: Mapping[int, Mapping[str, str]] = {}
         self._values = {key: self._value(key) for key in _LIVE}
 
     def look(self, now: Now) -> None:
         """Take changed values from the metadata. Called for each decision: nearly always there
         are none.
         """
-        said = self._metadata.image.broker_configs
-        if said is not self._said:
-            self._said = said
+        configs = self._metadata.image.broker_configs
+        if configs is not self._broker_configs:
+            self._broker_configs = configs
             self._refresh(now)
 
     def reload(self, given: Mapping[str, Given], now: Now) -> None:
@@ -107,8 +107,8 @@ class LiveConfig:
         if not changed:
             return
         assert changed.keys() <= self._values.keys()
-        told = ", ".join(f"{key}: {how}" for key, how in changed.items())
-        self._outbox.log("info", "configuration changed", changed=told)
+        changes = ", ".join(f"{key}: {how}" for key, how in changed.items())
+        self._outbox.log("info", "configuration changed", changed=changes)
         if not changed.keys().isdisjoint(_TOPIC_DEFAULTS):
             self._give_defaults(defaults_among({k: one.value for k, one in self._given.items()}))
         if not changed.keys() <= _TOPIC_DEFAULTS.keys():
@@ -118,7 +118,7 @@ class LiveConfig:
     def _value(self, key: str) -> _Value:
         found = ((ConfigSource.BROKER, self._node_id), (ConfigSource.CLUSTER, ALL_BROKERS))
         for source, node_id in found:
-            text = self._said.get(node_id, {}).get(key)
+            text = self._broker_configs.get(node_id, {}).get(key)
             if text is not None and _is_taken(key, text):
                 return _Value(text, source)
         given = self._given.get(key)
@@ -151,8 +151,8 @@ class LiveConfig:
             changes_live=key in self._values,
             default=_default(key),
             given=None if given is None else given.value,
-            in_cluster=self._said.get(ALL_BROKERS, {}).get(key),
-            in_broker=self._said.get(self._node_id, {}).get(key),
+            in_cluster=self._broker_configs.get(ALL_BROKERS, {}).get(key),
+            in_broker=self._broker_configs.get(self._node_id, {}).get(key),
         )
 
 

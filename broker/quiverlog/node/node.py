@@ -229,7 +229,7 @@ class Node:
             case ConnectionOpened():
                 broker.clients.opened(event.connection_id, event.peer, event.listener)
             case ConnectionClosed():
-                broker.forget_connection(event.connection_id)
+                broker.drop_connection(event.connection_id)
             case RequestsEnded():
                 self._expire(broker.purgatory.of_connection(event.connection_id), now)
             case ResponseReceived():

@@ -63,7 +63,7 @@ SCALED: Final[tuple[tuple[Any, str], ...]] = (
     (offline_replicas, "BROKER_RETRY_MS"),
     (offline_replicas, "_RETRY_US"),
     (voters, "_RETRY_US"),
-    (producer_ids, "_UNHEARD_US_MAX"),
+    (producer_ids, "_UNSEEN_US_MAX"),
     (registrar, "BROKER_RETRY_MS"),
     (registration, "BROKER_RETRY_MS"),
     (registration, "BROKER_STOP_MS_MAX"),

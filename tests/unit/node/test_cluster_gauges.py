@@ -15,7 +15,7 @@ from quiverlog.core.controller.records import (
     PartitionRecord,
     TopicRecord,
 )
-from quiverlog.node.cluster_gauges import NOBODY, ClusterGauges, cluster_gauges
+from quiverlog.node.cluster_gauges import NO_BROKER, ClusterGauges, cluster_gauges
 from quiverlog.node.runtime.events import Tick
 from quiverlog.types import Durability
 from quiverlog.wire import messages as m
@@ -73,7 +73,7 @@ def test_the_numbers_of_a_broker_that_has_not_started_are_those_of_nobody(tmp_pa
     assert cluster_gauges(None, 0) == ClusterGauges()
     members = Members(tmp_path)
     waiting = members.add(2, seeds=(1, 2))
-    assert gauges(waiting).quorum_leader_id == NOBODY
+    assert gauges(waiting).quorum_leader_id == NO_BROKER
     assert gauges(waiting).active_controller == 0
 
 

@@ -142,7 +142,7 @@ def _held_by(one: PartitionImage) -> PartitionReplicas:
 
 def _all_moves(broker: Broker, call: Call, request: ReassignPartitionsRequest) -> Steps:
     if request.partitions:
-        raise InvalidRequest("partitions of which topic, is not said.")
+        raise InvalidRequest("partitions are named without their topic: give `name`.")
     check_decides(broker, call.connection_id)
     topics = broker.metadata.image.topics
     found, next_name = yield from by_name(
@@ -326,8 +326,8 @@ def _replica_of(broker: Broker, asked: ReplicaKey, change: VoterChange) -> Repli
     if change is VoterChange.REMOVE:
         known = {key for key in voters if key.node_id == asked.node_id}
     else:
-        said = broker.whereabouts.said_by(asked.node_id)
-        known = set() if said is None else {said.key}
+        reported = broker.whereabouts.said_by(asked.node_id)
+        known = set() if reported is None else {reported.key}
         if any(key.node_id == asked.node_id for key in voters):
             raise InvalidVoterChange(
                 f"node {asked.node_id}, or another disk of it, is a voter already."
@@ -369,12 +369,12 @@ def _place(broker: Broker, change: VoterChange, key: ReplicaKey, now: Now) -> Pl
 
 def _endpoint_of(broker: Broker, key: ReplicaKey) -> str:
     """The endpoint that a future voter sends. It may have stopped sending meanwhile."""
-    said = broker.whereabouts.said_by(key.node_id)
-    if said is None or said.key != key:
+    reported = broker.whereabouts.said_by(key.node_id)
+    if reported is None or reported.key != key:
         raise VoterNotReady(f"node {key.node_id} does not follow the metadata log any more.")
-    if not said.is_controller:
+    if not reported.is_controller:
         raise InvalidVoterChange(f"node {key.node_id} does not have the role `controller`.")
-    return str(said.address)
+    return str(reported.address)
 
 
 def describe_quorum(broker: Broker, now: Now) -> list[QuorumReplica]:
@@ -384,7 +384,7 @@ def describe_quorum(broker: Broker, now: Now) -> list[QuorumReplica]:
     own = broker.quorum.log.key
     last_index = raft.log.last_index if broker.quorum.is_leading else None
     indexes = {own: raft.log.durable_index, **raft.match_indexes}
-    heard_us = {own: now.mono_us, **raft.heard_us}
+    contact_us = {own: now.mono_us, **raft.heard_us}
     voters = raft.voters
     addresses = broker.whereabouts.known()
     replicas = []
@@ -398,7 +398,7 @@ def describe_quorum(broker: Broker, now: Now) -> list[QuorumReplica]:
         )
         if last_index is not None and key in indexes:
             one.lag = last_index - indexes[key]
-            one.silent_ms = (now.mono_us - heard_us[key]) // 1_000
+            one.silent_ms = (now.mono_us - contact_us[key]) // 1_000
             assert one.lag >= 0, "nobody has more than the leader"
             assert one.silent_ms >= 0
         replicas.append(one)
@@ -406,7 +406,7 @@ def describe_quorum(broker: Broker, now: Now) -> list[QuorumReplica]:
 
 
 # DECOMMISSION_BROKER
-_TOLD = {
+_STEP_EVENTS = {
     DecommissionStep.BEGIN: "broker is decommissioned",
     DecommissionStep.CANCEL: "broker stays",
     DecommissionStep.UNREGISTER: "broker unregistered",
@@ -424,7 +424,7 @@ def handle_decommission_broker(broker: Broker, call: Call) -> Steps:
     )
     if records:
         yield broker.metadata.proposal(records, call.now)
-        broker.outbox.log("info", _TOLD[step], node=node_id)
+        broker.outbox.log("info", _STEP_EVENTS[step], node=node_id)
     image = broker.metadata.image
     found = image.brokers.get(node_id)
     return DecommissionBrokerResponse(

@@ -175,7 +175,7 @@ def _delete_some(
         good: list[m.DeleteRecordsPartitionResult] = []
         for entry, result in entries:
             try:
-                replica = broker.lookup.telling(entry.topic_id, entry.partition)
+                replica = broker.lookup.leader_for_offsets(entry.topic_id, entry.partition)
                 highest = max(highest, _check_delete(replica, entry.before_offset))
                 assert highest <= replica.state.high_watermark
                 good.append(result)
@@ -306,7 +306,7 @@ def _answer_one(
     replica: Replica | None = None
     while True:
         try:
-            replica = lookup.telling(entry.topic_id, entry.partition)
+            replica = lookup.leader_for_offsets(entry.topic_id, entry.partition)
             try:
                 fill(replica, entry, result, loaded)
                 return
@@ -362,7 +362,7 @@ class OffsetsWaiter(Waiter):
 
     def watch(self) -> None:
         for index, entry in enumerate(self.request.partitions):
-            replica = self._lookup.led(entry.topic_id, entry.partition)
+            replica = self._lookup.find_leader(entry.topic_id, entry.partition)
             if replica is not None:  # One that is not there differs from `known_offset`.
                 replica.watch(self, index)
         if self.request.metadata_version >= 0:
@@ -486,7 +486,7 @@ def _list_entry(lookup: Lookup, entry: m.ListOffsetsPartition) -> m.ListOffsetsP
     result = m.ListOffsetsPartitionResult(entry.topic_id, entry.partition)
     replica: Replica | None = None
     try:
-        replica = lookup.telling(entry.topic_id, entry.partition)
+        replica = lookup.leader_for_offsets(entry.topic_id, entry.partition)
         _fill_offset(replica, entry, result, Loaded())
     except Exception as error:
         fail_entry(lookup, replica, result, error)

@@ -354,7 +354,7 @@ def _check_producer(
     ids = broker.producer_ids
     epoch = header.producer_epoch
     if producer_id >= ids.next and not ids.may_be_given(producer_id):
-        if ids.may_be_unheard(producer_id, epoch, now):
+        if ids.may_be_new_elsewhere(producer_id, epoch, now):
             raise ThrottledBroker(f"this broker has not heard of producer id {producer_id} yet.")
         raise UnknownProducerId(f"producer id {producer_id} was never given out.")
     given = ids.given_epoch(producer_id)
@@ -367,7 +367,7 @@ def _check_producer(
             f"producer {producer_id} wrote with epoch {epoch}, {given} was given out since."
         )
     if epoch > given and epoch > replica.producers.newest_epoch(producer_id):
-        if ids.may_be_unheard(producer_id, epoch, now):
+        if ids.may_be_new_elsewhere(producer_id, epoch, now):
             raise ThrottledBroker(f"epoch {epoch} of producer {producer_id} is not known here yet.")
         raise InvalidProducerEpoch(
             f"epoch {epoch} of producer {producer_id} was never given out: INIT_PRODUCER_ID does."

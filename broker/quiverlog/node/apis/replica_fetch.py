@@ -54,7 +54,7 @@ class ReplicaFetchWaiter(Waiter):
     """A fetch of a session. `body`, `byte_count`: rows read for its answer so far."""
 
     __slots__ = (
-        "_is_hastened", "_loaded", "_lookup", "_request", "_session", "_sessions", "_tells_all",
+        "_is_hastened", "_loaded", "_lookup", "_request", "_sends_all", "_session", "_sessions",
         "_waits", "body", "byte_count", "loading", "response",
     )  # fmt: skip
 
@@ -78,7 +78,7 @@ class ReplicaFetchWaiter(Waiter):
         self._request = request
         self._loaded: dict[Key, Loaded] = {}
         # Whether lagging partitions are waited for no longer, and are sent.
-        self._is_hastened = self._tells_all = False
+        self._is_hastened = self._sends_all = False
         self.loading: set[Key] = set()
         self.response = ReplicaFetchResponse(session_id=session.session_id)
         self.response.partitions = []
@@ -193,7 +193,7 @@ class ReplicaFetchWaiter(Waiter):
     def _add(self, key: Key, result: ReplicaFetchResult, views: list[memoryview]) -> None:
         # With OFFSET_OUT_OF_RANGE the body is a snapshot of producers, not rows.
         assert not views or result.error_code in (0, OffsetOutOfRange.code), "rows or an error"
-        told = (
+        sent = (
             result.high_watermark,
             result.log_start_offset,
             result.log_start_saved,
@@ -202,12 +202,12 @@ class ReplicaFetchWaiter(Waiter):
         )
         session = self._session
         if not views and not result.error_code:
-            if session.told.get(key) == told:
+            if session.told.get(key) == sent:
                 return
-            if not self._tells_all and session.may_lag(key, told):
+            if not self._sends_all and session.may_lag(key, sent):
                 session.lagging[key] = None
                 return
-        session.told[key] = told
+        session.told[key] = sent
         result.batch_bytes = sum(map(len, views))
         self.byte_count += result.batch_bytes
         self.body += views
@@ -233,7 +233,7 @@ class ReplicaFetchWaiter(Waiter):
 
     def _answer(self) -> None:
         assert not self.done
-        self._tells_all = True
+        self._sends_all = True
         if self._session.lag_no_more():
             self._take_news()
         self._waits.answer(self, self.response, self.body)
@@ -298,11 +298,11 @@ def _take_in(broker: Broker, request: ReplicaFetchRequest, now: Now) -> FetchSes
     assert session.broker_id == request.replica_id
     assert ended is not session
     if ended is not None:
-        _forget(broker, ended, list(ended.entries))
+        _end_following(broker, ended, list(ended.entries))
     broker.copy_sessions.sessions.check_room(session, request.partitions)
-    _forget(broker, session, session.take(request.partitions, request.forgotten))
+    _end_following(broker, session, session.take(request.partitions, request.forgotten))
     for entry in request.partitions:
-        replica = broker.lookup.led(entry.topic_id, entry.partition)
+        replica = broker.lookup.find_leader(entry.topic_id, entry.partition)
         if replica is None:
             continue
         state = replica.state
@@ -318,8 +318,8 @@ def _take_in(broker: Broker, request: ReplicaFetchRequest, now: Now) -> FetchSes
     return session
 
 
-def _forget(broker: Broker, session: FetchSession, keys: list[Key]) -> None:
+def _end_following(broker: Broker, session: FetchSession, keys: list[Key]) -> None:
     for key in keys:
-        replica = broker.lookup.led(*key)
+        replica = broker.lookup.find_leader(*key)
         if replica is not None and replica.state.leadership is not None:
             replica.state.leadership.forgotten(session.broker_id)

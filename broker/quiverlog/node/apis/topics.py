@@ -79,8 +79,8 @@ def _create_topics(
         for result, _ in proposed:
             yield from _created(broker, call, result)
     assert len(results) == len(request.topics), "a result for each"
-    who = controller_for(broker, call.connection_id, results)
-    return m.CreateTopicsResponse(topics=results, controller=who)
+    controller = controller_for(broker, call.connection_id, results)
+    return m.CreateTopicsResponse(topics=results, controller=controller)
 
 
 def _until_free(broker: Broker, call: Call, name: str) -> Generator[Wait, object, None]:
@@ -179,8 +179,8 @@ def _delete_topics(
             if not result.error_code:
                 broker.outbox.log("info", "topic deleted", topic=result.name)
     assert len(results) == len(request.names), "a result for each"
-    who = controller_for(broker, call.connection_id, results)
-    return m.DeleteTopicsResponse(topics=results, controller=who)
+    controller = controller_for(broker, call.connection_id, results)
+    return m.DeleteTopicsResponse(topics=results, controller=controller)
 
 
 def _find(broker: Broker, name: str, topic_id: bytes) -> TopicImage:

@@ -103,9 +103,9 @@ class OfflinePartitions:
         """Record the failure and log the first one; try again where that may help."""
         name = opening.name
         reason, passing = offline_reason(name, error)
-        # An unmade directory holds no rows; a lost replica may drop out of the in-sync set.
+        # A directory never created holds no rows; a lost replica may leave the in-sync set.
         lost = isinstance(error, FileNotFoundError)
-        passing = passing or opening.unmade or lost
+        passing = passing or opening.never_created or lost
         if not isinstance(error, OSError | QuiverlogError):
             self._outbox.internal_error("opening a log", error)
         if key not in self.by_key:
@@ -117,7 +117,7 @@ class OfflinePartitions:
         if passing:
             self._retry[key] = now.mono_us + _RETRY_US
 
-    def forget(self, key: Key) -> Offline | None:
+    def remove(self, key: Key) -> Offline | None:
         self._retry.pop(key, None)
         found = self.by_key.pop(key, None)
         self._metrics.partitions_offline = len(self.by_key)
@@ -139,8 +139,9 @@ class OfflinePartitions:
             del self._retry[key]
             assert key in self.by_key, "only what is offline is tried again"
             _, opening, lost = self.by_key[key]
-            unmade = opening.unmade or (lost and may_be_made(image, key, self._node_id))
-            due.append((key, Opening(opening.name, opening.clean, unmade=unmade)))
+            may_create = lost and may_be_made(image, key, self._node_id)
+            never_created = opening.never_created or may_create
+            due.append((key, Opening(opening.name, opening.clean, never_created=never_created)))
         return due
 
 
@@ -236,8 +237,8 @@ class Assignment:
     @property
     def waiting(self) -> list[Key]:
         """Partitions whose directories are not made yet, or cannot be made now."""
-        found = [key for key, one in self._openings.under_way.items() if one.unmade]
-        return [*found, *(key for key, one in self.offline.items() if one.opening.unmade)]
+        found = [key for key, one in self._openings.under_way.items() if one.never_created]
+        return [*found, *(key for key, one in self.offline.items() if one.opening.never_created)]
 
     def load(self, directory: DataDirectory) -> None:
         self._openings.load(directory)
@@ -256,7 +257,7 @@ class Assignment:
         clean: bool = True,
         made: Collection[str] | None = (),
         open_now: bool = True,
-        unmade: Collection[Key] = (),
+        never_created: Collection[Key] = (),
     ) -> None:
         """Bring the replicas here to the image's assignment.
 
@@ -265,7 +266,7 @@ class Assignment:
             clean: partitions that are opened now are new, or were closed in order.
             made: names of partitions whose empty directories were made for this; None: unknown.
             open_now: False at a start, which begins to open with the next tick.
-            unmade: at a start, partitions whose directories were never made.
+            never_created: at a start, partitions whose directories were never made.
         """
         self.image = image
         for topic_id, numbers in changed.items():
@@ -273,7 +274,7 @@ class Assignment:
             if topic is None:
                 self._drop(topic_id, self._held.get(topic_id, ()), "was deleted")
                 continue
-            never_made = None if open_now else unmade
+            never_made = None if open_now else never_created
             for number in range(len(topic.partitions)) if numbers is None else numbers:
                 assert 0 <= number < len(topic.partitions), "who decides knows the topic"
                 partition = topic.partitions[number]
@@ -288,7 +289,7 @@ class Assignment:
         now: Now,
         clean: bool,
         made: Collection[str] | None,
-        unmade_at_start: Collection[Key] | None,
+        never_created_at_start: Collection[Key] | None,
     ) -> None:
         key = (topic.topic_id, partition.partition)
         assert key not in self.replicas or key not in self._followed, "led or followed"
@@ -302,12 +303,12 @@ class Assignment:
             if key not in self._openings.under_way and not self._repairs.is_leaving(key):
                 name = TopicPartition(topic.name, partition.partition)
                 new = made is not None and str(name) in made
-                unmade = made is None
-                if unmade_at_start is None:
-                    unmade = unmade or begins_here(partition, self._config.node_id)
+                never_created = made is None
+                if never_created_at_start is None:
+                    never_created = never_created or begins_here(partition, self._config.node_id)
                 else:
-                    unmade = key in unmade_at_start
-                self._openings.add(key, Opening(name, clean, new=new, unmade=unmade))
+                    never_created = key in never_created_at_start
+                self._openings.add(key, Opening(name, clean, new=new, never_created=never_created))
         else:
             replica = self.find(key)
             if replica is not None:
@@ -394,7 +395,7 @@ class Assignment:
         )
         report_recovery(replica, self._outbox, self._metrics)
         self._repairs.opened(key, replica)
-        self._offline.forget(key)
+        self._offline.remove(key)
         self._followed[key] = replica
         if key[0] not in self.image.topics_by_id or key[1] not in self._held.get(key[0], ()):
             self._drop(key[0], (key[1],), "was deleted")
@@ -442,7 +443,7 @@ class Assignment:
         for number in list(partitions):
             key = (topic_id, number)
             self._held.get(topic_id, set()).discard(number)
-            offline = self._offline.forget(key)
+            offline = self._offline.remove(key)
             replica = self.replicas.pop(key, None) or self._followed.pop(key, None)
             if replica is None:
                 if offline is not None and key not in self._openings.under_way:
@@ -464,7 +465,7 @@ class Assignment:
         return key in self.offline and key not in self._openings.under_way
 
     def let_go_damaged(self, key: Key) -> tuple[TopicPartition, Replica | None]:
-        offline = self._offline.forget(key)
+        offline = self._offline.remove(key)
         assert key not in self.replicas, "what is led here is served"
         assert key not in self._openings.under_way
         replica = self._followed.pop(key, None)

@@ -96,7 +96,7 @@ class Lookup:
         """
         self._standing.check_end(replica)
 
-    def telling(self, topic_id: bytes, partition: int) -> Replica:
+    def leader_for_offsets(self, topic_id: bytes, partition: int) -> Replica:
         """Return the partition for an answer about ends: `leading` and `check_end`."""
         replica = self.leading(topic_id, partition)
         self.check_end(replica)
@@ -134,7 +134,7 @@ class Lookup:
             raise self._why_not(topic_id, partition, from_follower)
         return replica
 
-    def led(self, topic_id: bytes, partition: int) -> Replica | None:
+    def find_leader(self, topic_id: bytes, partition: int) -> Replica | None:
         """Return the partition if it is led here and open."""
         return self._replicas.get((topic_id, partition))
 

@@ -33,8 +33,7 @@ class Standing:
     | PRODUCE, DELETE_RECORDS | NOT_LEADER: nothing is written or deleted (`Lookup.leading`) |
     | PRODUCE of idempotent producers | NOT_LEADER in partitions of one replica, too (`produce`) |
     | PRODUCE after asking for a successor | NOT_LEADER in place of a refused sequence |
-    | LIST_OFFSETS, EPOCH_END_OFFSETS, DESCRIBE_RANGES | NOT_LEADER: ends may be others (`telling`)
-        |
+    | LIST_OFFSETS, EPOCH_END_OFFSETS, DESCRIBE_RANGES | NOT_LEADER: `leader_for_offsets` |
     | FETCH | rows that were served; at their end NOT_LEADER (`Lookup.check_end`) |
     | DESCRIBE_TOPICS | no offsets (`offsets_are_known`) |
     | REPLICA_FETCH | as ever: a follower asks under a leader epoch, and cuts what its leader lacks

@@ -24,28 +24,30 @@ from quiverlog.node.runtime.outbox import Outbox
 from quiverlog.storage.directory.data_directory import DataDirectory
 from quiverlog.types import Now, TopicPartition
 
-__all__ = ["NoteMadeJob", "Unmade"]
+__all__ = ["CreationNote", "CreationNoteJob"]
 
 _PAUSE_US: Final = 1_000_000
 _RETRY_US: Final = 5_000_000
 
 
-class NoteMadeJob:
-    __slots__ = ("_directory", "_unmade", "_version", "key", "kind")
+class CreationNoteJob:
+    __slots__ = ("_directory", "_never_created", "_version", "key", "kind")
 
-    def __init__(self, directory: DataDirectory, version: int, unmade: Sequence[Key]) -> None:
+    def __init__(
+        self, directory: DataDirectory, version: int, never_created: Sequence[Key]
+    ) -> None:
         self.key = directory.made_path
         self.kind = "note made directories"
         self._directory = directory
         self._version = version
-        self._unmade = unmade
+        self._never_created = never_created
 
     def run(self) -> None:
         """Raises DiskFull or StorageFault: the last note stays."""
-        self._directory.note_made(self._version, self._unmade)
+        self._directory.note_made(self._version, self._never_created)
 
 
-class Unmade:
+class CreationNote:
     """The partitions here whose directories were never made.
 
     Args:
@@ -54,18 +56,8 @@ class Unmade:
     """
 
     __slots__ = (
-        "_directory",
-        "_due_us",
-        "_is_alone",
-        "_is_told",
-        "_is_writing",
-        "_jobs",
-        "_metadata",
-        "_node_id",
-        "_noted_unmade",
-        "_noted_version",
-        "_outbox",
-        "_placed",
+        "_directory", "_due_us", "_is_alone", "_is_fault_logged", "_is_writing", "_jobs",
+        "_metadata", "_node_id", "_noted_never_created", "_noted_version", "_outbox", "_placed",
         "_waiting",
     )  # fmt: skip
 
@@ -87,10 +79,10 @@ class Unmade:
         self._jobs = jobs
         self._outbox = outbox
         self._noted_version: int | None = None  # Of an earlier process; None: all have theirs.
-        self._noted_unmade: Collection[Key] = ()
+        self._noted_never_created: Collection[Key] = ()
         self._placed: set[Key] = set()  # Placed after the note, as replayed by the start.
         self._due_us: int | None = 0
-        self._is_writing = self._is_told = False
+        self._is_writing = self._is_fault_logged = False
 
     # --- a start -------------------------------------------------------------------------------
     def load(self, directory: DataDirectory) -> None:
@@ -98,9 +90,9 @@ class Unmade:
         self._directory = directory
         noted = directory.noted_made()
         if noted is not None:
-            self._noted_version, self._noted_unmade = noted
+            self._noted_version, self._noted_never_created = noted
 
-    def heard(self, records: Sequence[Record], version: int) -> None:
+    def replayed(self, records: Sequence[Record], version: int) -> None:
         """Take records that the start replays, decided here or elsewhere."""
         assert version >= 0
         if self._noted_version is not None and version > self._noted_version:
@@ -112,9 +104,9 @@ class Unmade:
         if self._is_alone():
             return frozenset()
         found = frozenset(
-            key for key in {*self._noted_unmade, *self._placed} if self._is_only(image, key)
+            key for key in {*self._noted_never_created, *self._placed} if self._is_only(image, key)
         )
-        self._noted_unmade = ()
+        self._noted_never_created = ()
         self._placed.clear()
         assert all(key[0] in image.topics_by_id for key in found)
         return found
@@ -153,17 +145,17 @@ class Unmade:
         self._is_writing = True
         # While some wait, their state changes without records.
         self._due_us = now.mono_us + _PAUSE_US if waiting else None
-        job = NoteMadeJob(self._directory, self._metadata.image.version, waiting)
+        job = CreationNoteJob(self._directory, self._metadata.image.version, waiting)
         self._jobs.start(job, self._written, Urgency.BACKGROUND)
 
     def _written(self, _result: object, error: BaseException | None, now: Now) -> None:
         assert self._is_writing, "a note that was begun"
         self._is_writing = False
         if error is None:
-            self._is_told = False
+            self._is_fault_logged = False
             return
         self._due_us = now.mono_us + _RETRY_US
         assert self._due_us > now.mono_us, "a full disk is tried again after a pause"
-        if not self._is_told:
-            self._is_told = True
+        if not self._is_fault_logged:
+            self._is_fault_logged = True
             self._outbox.log("warning", "made directories not noted", why=str(error))

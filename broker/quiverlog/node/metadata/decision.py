@@ -54,8 +54,8 @@ def take_refused(
 
 def outcome_unknown(error: BaseException) -> OutcomeUnknown:
     """Return the error for a proposal that may be on some disk, here or elsewhere."""
-    told = error.message if isinstance(error, QuiverlogError) else why(error)
-    return OutcomeUnknown(f"deciding was interrupted after the proposal: {told}")
+    reason = error.message if isinstance(error, QuiverlogError) else why(error)
+    return OutcomeUnknown(f"deciding was interrupted after the proposal: {reason}")
 
 
 def why(error: BaseException) -> str:

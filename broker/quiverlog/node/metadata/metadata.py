@@ -75,16 +75,16 @@ class Metadata(Watched):
     Args:
         view: gets each image that replaces another one.
         make_directories: returns the job that makes them.
-        on_heard: called with the records of entries, and their versions, before `begin_to_serve`.
+        on_replayed: called before `begin_to_serve`, with the records of an entry and its version.
         on_applied: called before `then`, with records just applied and the partitions whose
             directories were made for them (None: another broker's decision).
     """
 
     __slots__ = (
-        "_admission", "_busy", "_creating", "_failed", "_held", "_jobs", "_logging",
-        "_make_directories", "_making", "_on_applied", "_on_heard", "_outbox", "_owed",
-        "_owed_holds", "_place", "_queue", "_quorum", "_serving", "_view", "_wakeups", "cache",
-        "failures", "image", "pending",
+        "_admission", "_are_start_records_applied", "_busy", "_creating", "_failed", "_held",
+        "_jobs", "_logging", "_make_directories", "_making", "_on_applied", "_on_replayed",
+        "_outbox", "_place", "_queue", "_quorum", "_serving", "_start_records", "_view", "_wakeups",
+        "cache", "failures", "image", "pending",
     )  # fmt: skip
 
     def __init__(
@@ -98,7 +98,7 @@ class Metadata(Watched):
         *,
         make_directories: Callable[[Directories], Job],
         on_applied: Callable[[Sequence[Record], Set[str] | None, Now], None],
-        on_heard: Callable[[Sequence[Record], int], None],
+        on_replayed: Callable[[Sequence[Record], int], None],
     ) -> None:
         super().__init__()
         self._jobs = jobs
@@ -116,7 +116,7 @@ class Metadata(Watched):
         # The index of the next proposed entry; None: nothing is proposed.
         self._place: Place | None = None
         # Records of this start that are not decided yet.
-        self._owed: deque[list[Record]] = deque()
+        self._start_records: deque[list[Record]] = deque()
         # Failed decisions: `pending` contained them, and may have been read.
         self.failures = 0
         self._view = view
@@ -124,11 +124,11 @@ class Metadata(Watched):
         self.pending = Image(view.image.given)
         self._wakeups = wakeups
         self._on_applied = on_applied
-        self._on_heard = on_heard
+        self._on_replayed = on_replayed
         # Entries committed while a snapshot reads the image.
         self._held: deque[Entry] = deque()
-        # The image already has the records of `_owed`.
-        self._owed_holds = False
+        # The image already has the records of `_start_records`.
+        self._are_start_records_applied = False
         self._serving = False
         self.cache: dict[str, m.TopicMetadata] = {}
 
@@ -206,7 +206,7 @@ class Metadata(Watched):
         return start
 
     def _start_next(self, now: Now) -> None:
-        if self._busy or self.image.frozen or not (self._queue or self._owed):
+        if self._busy or self.image.frozen or not (self._queue or self._start_records):
             return
         self._guarded(self._start_job, now)
 
@@ -261,10 +261,10 @@ class Metadata(Watched):
         for decision, error in refused:
             known = self._as_error(error)
             self._failed.append((decision, known))
-            self._tell_failed(known, now)
+            self._finish_failed(known, now)
 
     def _propose(self, now: Now) -> None:
-        entries = [*map(encode_entry, self._owed), *(one.entry for one in self._logging)]
+        entries = [*map(encode_entry, self._start_records), *(one.entry for one in self._logging)]
         last = self._quorum.propose(entries, now)
         self._place = Place(last.index - len(entries) + 1, last.term)
         self._quorum.go_on(now)
@@ -278,7 +278,7 @@ class Metadata(Watched):
         is_proposed, self._place = self._place is not None, None
         self._fail(error, now, is_proposed=is_proposed)
 
-    def _tell(self, decision: Decision, error: BaseException | None, now: Now) -> None:
+    def _finish(self, decision: Decision, error: BaseException | None, now: Now) -> None:
         """Call the proposer and all that wait for the decision."""
         for name in names_created(decision.records):
             self._creating[name] -= 1
@@ -304,7 +304,7 @@ class Metadata(Watched):
         self._logging.clear()
         self._queue.clear()
         self._reset_pending([record for one, _ in self._failed for record in one.records])
-        self._tell_failed(known, now)
+        self._finish_failed(known, now)
 
     def _as_error(self, error: BaseException) -> BaseException:
         if isinstance(error, DiskFull):
@@ -315,13 +315,13 @@ class Metadata(Watched):
             return StorageFault(f"the decision cannot be made durable: {why(error)}.")
         return error
 
-    def _tell_failed(self, error: BaseException, now: Now) -> None:
+    def _finish_failed(self, error: BaseException, now: Now) -> None:
         if self._failed and not isinstance(error, NotController | BrokerShuttingDown):
             count = len(self._failed)
             self._outbox.log("error", "decisions not durable", count=count, why=str(error))
         self.failures += len(self._failed)
         while self._failed:
-            self._tell(*self._failed.popleft(), now)
+            self._finish(*self._failed.popleft(), now)
 
     def _reset_pending(self, failed: Sequence[Record]) -> None:
         """Reset `pending` to the image plus what is under way; `failed`: the records to take back.
@@ -347,12 +347,12 @@ class Metadata(Watched):
         """
         assert self._quorum.is_alone
         parts = range(0, len(records), _START_RECORDS)
-        self._owed.extend(records[at : at + _START_RECORDS] for at in parts)
+        self._start_records.extend(records[at : at + _START_RECORDS] for at in parts)
         try:
             self._quorum.settle(now)
         except DiskFull:
-            self._owed_holds = True
-            for part in self._owed:
+            self._are_start_records_applied = True
+            for part in self._start_records:
                 self.image.replay_entry(part)
                 self.pending.replay_entry(part)
         self._serving = True
@@ -362,15 +362,15 @@ class Metadata(Watched):
         self._serving = True
 
     @property
-    def owes(self) -> bool:
+    def has_unsaved_start_records(self) -> bool:
         """True while records of this start are not in the log, because the disk was full."""
-        return bool(self._owed)
+        return bool(self._start_records)
 
-    def pay(self, now: Now) -> None:
+    def save_start_records(self, now: Now) -> None:
         """Commit the pending records of the start, for a broker without decisions: the next one
         would.
         """
-        if self._owed:
+        if self._start_records:
             self._quorum.try_again(now)
 
     def give_defaults(self, given: Mapping[str, str]) -> None:
@@ -390,25 +390,25 @@ class Metadata(Watched):
         if place is not None and entry.index == place.index:
             assert entry.term == place.term, "who proposed leads, or was interrupted"
             self._place = Place(place.index + 1, place.term)
-            if self._owed:
-                owed = self._owed.popleft()
-                if self._owed_holds:
+            if self._start_records:
+                records = self._start_records.popleft()
+                if self._are_start_records_applied:
                     entry = Entry(entry.index, entry.term, EntryKind.NO_OP, b"")
-                    self.image.decided(owed, entry.index)
-                    self.pending.decided(owed, entry.index)
+                    self.image.decided(records, entry.index)
+                    self.pending.decided(records, entry.index)
             else:
                 decision = self._logging.popleft()
         try:
             self._replay(entry, decision)
             self._follow(entry, decision, now)
             if decision is not None:
-                self._tell(decision, None, now)
+                self._finish(decision, None, now)
         except Exception as error:
             if decision is None:
                 raise
             self._outbox.internal_error("applying a decision", error)
-            self._tell(decision, error, now)
-        if self._place is not None and not self._owed and not self._logging:
+            self._finish(decision, error, now)
+        if self._place is not None and not self._start_records and not self._logging:
             self._place = None
             self._busy = False
             self._start_next(now)
@@ -421,7 +421,7 @@ class Metadata(Watched):
         records = decode_entry(entry.data) if decision is None else decision.records
         self.image.replay_entry(records, version=entry.index)
         if not self._serving:
-            self._on_heard(records, entry.index)
+            self._on_replayed(records, entry.index)
         if decision is None:
             self.pending.replay_entry(records, version=entry.index)
         else:
@@ -466,7 +466,7 @@ class Metadata(Watched):
     @property
     def may_be_captured(self) -> bool:
         """False too while records of a start are pending: in the image, but not committed."""
-        return not self.image.frozen and not self._owed
+        return not self.image.frozen and not self._start_records
 
     def capture(self) -> Callable[[], bytes]:
         # It takes time by the number of topics. Nothing is applied before `captured`, and decisions

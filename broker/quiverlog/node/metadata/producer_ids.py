@@ -21,7 +21,7 @@ from quiverlog.types import Now
 
 __all__ = ["ProducerIds"]
 
-_UNHEARD_US_MAX = PRODUCERS_UNHEARD_MS_MAX * 1_000
+_UNSEEN_US_MAX = PRODUCERS_UNHEARD_MS_MAX * 1_000
 
 
 class ProducerIds:
@@ -31,13 +31,13 @@ class ProducerIds:
         known_us: returns the time up to which decisions are applied here.
     """
 
-    __slots__ = ("_end", "_known_us", "_metadata", "_unheard", "next")
+    __slots__ = ("_end", "_known_us", "_metadata", "_unseen", "next")
 
     def __init__(self, metadata: Metadata, known_us: Callable[[Now], int]) -> None:
         self._metadata = metadata
         self._known_us = known_us
         # By id and epoch: time of its first and last request; the least recent first.
-        self._unheard: dict[tuple[int, int], tuple[int, int]] = {}
+        self._unseen: dict[tuple[int, int], tuple[int, int]] = {}
         self.next = 0
         self._end = 0
 
@@ -68,19 +68,19 @@ class ProducerIds:
         is_ours_to_give = self.next <= producer_id < self._end
         return producer_id < self._metadata.image.next_producer_id and not is_ours_to_give
 
-    def may_be_unheard(self, producer_id: int, epoch: int, now: Now) -> bool:
+    def may_be_new_elsewhere(self, producer_id: int, epoch: int, now: Now) -> bool:
         """For an id or epoch missing here. True: it may have been assigned a moment ago."""
         if self._metadata.is_decided_here:
             return False
-        unheard, at_us = self._unheard, now.mono_us
-        first_us, last_us = unheard.pop((producer_id, epoch), (at_us, at_us))
-        if at_us - last_us >= _UNHEARD_US_MAX:
+        unseen, at_us = self._unseen, now.mono_us
+        first_us, last_us = unseen.pop((producer_id, epoch), (at_us, at_us))
+        if at_us - last_us >= _UNSEEN_US_MAX:
             first_us = at_us  # Another producer, which may have got it since.
-        elif self._known_us(now) > first_us or at_us - first_us >= _UNHEARD_US_MAX:
+        elif self._known_us(now) > first_us or at_us - first_us >= _UNSEEN_US_MAX:
             return False
-        if len(unheard) >= PRODUCERS_UNHEARD_MAX:
-            del unheard[next(iter(unheard))]
-        unheard[producer_id, epoch] = (first_us, at_us)
+        if len(unseen) >= PRODUCERS_UNHEARD_MAX:
+            del unseen[next(iter(unseen))]
+        unseen[producer_id, epoch] = (first_us, at_us)
         return True
 
     def newest_epoch(self, producer_id: int) -> int:

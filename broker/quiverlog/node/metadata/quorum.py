@@ -64,8 +64,8 @@ __all__ = [
     "Quorum",
     "Runner",
     "StateMachine",
+    "report_lost_entries",
     "sender",
-    "tell_forgotten",
     "traceback_of",
 ]
 
@@ -73,7 +73,7 @@ __all__ = [
 _EVENT = "a voter has forgotten decisions"
 
 
-def tell_forgotten(
+def report_lost_entries(
     report: Callable[[str, str, str], None],
     own: ReplicaKey,
     forgotten: Mapping[ReplicaKey, int],
@@ -82,12 +82,12 @@ def tell_forgotten(
     """Report the voters not yet in `told`, once each; return all that are reported now."""
     for key, index in forgotten.items():
         if key not in told:
-            report("error", _EVENT, _words(own, key, index))
+            report("error", _EVENT, _lost_entries_advice(own, key, index))
     assert forgotten, "somebody lacks something"
     return told | forgotten.keys()
 
 
-def _words(own: ReplicaKey, key: ReplicaKey, index: int) -> str:
+def _lost_entries_advice(own: ReplicaKey, key: ReplicaKey, index: int) -> str:
     assert index > 0
     who = "this broker's" if key == own else f"broker {key.node_id}'s"
     return (
@@ -189,9 +189,9 @@ class Quorum:
     """
 
     __slots__ = (
-        "_alone_from", "_change", "_config", "_due_us", "_error", "_is_stopped", "_machine",
-        "_pumping", "_random", "_report", "_restored", "_retry_us", "_runner", "_seeds",
-        "_send", "_snapshotting", "_starting", "_told_forgotten", "_told_term", "_told_voters",
+        "_alone_from", "_announced_term", "_announced_voters", "_change", "_config", "_due_us",
+        "_error", "_is_stopped", "_machine", "_pumping", "_random", "_report", "_reported_lost",
+        "_restored", "_retry_us", "_runner", "_seeds", "_send", "_snapshotting", "_starting",
         "_voters_changed", "_writing", "applied_index", "log", "raft",
     )  # fmt: skip
 
@@ -214,15 +214,15 @@ class Quorum:
         self._report = report
         self._send = send
         self._voters_changed = voters_changed
-        self._told_forgotten: frozenset[ReplicaKey] = frozenset()
-        self._told_voters: Voters | None = None
+        self._reported_lost: frozenset[ReplicaKey] = frozenset()
+        self._announced_voters: Voters | None = None
         self._alone_from = 0  # Decisions of others end there, where none of them votes now.
         self._config = config or RaftConfig()
         self._seeds = seeds
         self.log: QuorumLog | None = None
         self.applied_index = 0
         self._due_us = NEVER
-        self._told_term = 0  # The term of the last `leads`; 0 after `interrupted`.
+        self._announced_term = 0  # The term of the last `leads`; 0 after `interrupted`.
         self._starting = True
         self._is_stopped = False
         self._change: tuple[Place, Then] | None = None  # A change of the voters, and its caller.
@@ -271,12 +271,12 @@ class Quorum:
     @property
     def is_leading(self) -> bool:
         """True from `leads` to `interrupted`."""
-        return self._told_term != 0
+        return self._announced_term != 0
 
     @property
     def leading_term(self) -> int:
         """The term in which this node leads; 0 while it does not."""
-        return self._told_term
+        return self._announced_term
 
     @property
     def is_changing(self) -> bool:
@@ -341,7 +341,7 @@ class Quorum:
 
         self._drive(step, now)
 
-    def told_leader(self, leader: ReplicaKey, now: Now) -> None:
+    def on_leader_named(self, leader: ReplicaKey, now: Now) -> None:
         if self.log is not None and not self._is_stopped:
             self._drive(partial(self.raft.told_leader, leader), now)
 
@@ -381,7 +381,7 @@ class Quorum:
         self._error = None
         self._writing = None
         self._retry_us = NEVER
-        self._told_term = 0
+        self._announced_term = 0
         self.raft = Raft(
             log.key, self._config, self._random, log, log.hard_state, now.mono_us, seeds=self._seeds
         )
@@ -452,17 +452,17 @@ class Quorum:
         self._due_us = self._retry_us if self._error is not None else self.raft.next_deadline_us
 
     @property
-    def knows_all(self) -> bool:
+    def has_applied_earlier_terms(self) -> bool:
         """True if everything committed before the present leader's election is applied."""
         raft = self.raft
         return raft.leader is not None and raft.log.term(self.applied_index) == raft.term
 
     def _look_at_voters(self) -> None:
         voters = self.raft.voters
-        if voters is not self._told_voters:
-            was_one_of_many = len(self._told_voters or ()) > 1
-            self._told_voters = voters
-            if was_one_of_many and self.is_alone and not self._told_term:
+        if voters is not self._announced_voters:
+            was_one_of_many = len(self._announced_voters or ()) > 1
+            self._announced_voters = voters
+            if was_one_of_many and self.is_alone and not self._announced_term:
                 self._alone_from = self.raft.log.last_index
             self._voters_changed(voters)
 
@@ -470,16 +470,20 @@ class Quorum:
         raft = self.raft
         self._look_at_voters()
         if raft.forgotten:
-            self._told_forgotten = tell_forgotten(
-                self._report, self._log.key, raft.forgotten, self._told_forgotten
+            self._reported_lost = report_lost_entries(
+                self._report, self._log.key, raft.forgotten, self._reported_lost
             )
         leads = raft.role is Role.LEADER
-        if self._told_term and not (leads and raft.term == self._told_term):
-            self._told_term = 0
+        if self._announced_term and not (leads and raft.term == self._announced_term):
+            self._announced_term = 0
             self._machine.interrupted(NotController(), now)
             self._lose_change(now)
-        if leads and not self._told_term and (self.decides_alone or self.knows_all):
-            self._told_term = raft.term
+        if (
+            leads
+            and not self._announced_term
+            and (self.decides_alone or self.has_applied_earlier_terms)
+        ):
+            self._announced_term = raft.term
             self._machine.leads(now)
 
     def _do(self, ready: Ready, now: Now) -> None:
@@ -572,7 +576,7 @@ class Quorum:
             error = StorageFault(f"the decision cannot be made durable: {why(error)}.")
         self._error = error
         self._retry_us = NEVER if out_of_service else now.mono_us + _RETRY_US
-        self._told_term = 0
+        self._announced_term = 0
         self._due_us = self._retry_us
         self.go_on(now)
         self._machine.interrupted(error, now)

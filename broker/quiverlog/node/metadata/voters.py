@@ -112,8 +112,8 @@ _Where = tuple[ReplicaKey, str]
 
 class VoterChanges:
     __slots__ = (
-        "_asked", "_config", "_due_us", "_metadata", "_outbox", "_quorum", "_reach", "_reached_us",
-        "_term", "_told",
+        "_asked", "_config", "_due_us", "_logged_reason", "_metadata", "_outbox", "_quorum",
+        "_reach", "_reached_us", "_term",
     )  # fmt: skip
 
     def __init__(
@@ -131,7 +131,7 @@ class VoterChanges:
         self._reach = reach
         self._asked: set[_Where] = set()
         self._reached_us: dict[_Where, int] = {}  # By future voter: the time of the last contact.
-        self._told = ""
+        self._logged_reason = ""
         self._term = 0  # The term in which the plan was last evaluated.
         self._due_us: int | None = None
 
@@ -200,12 +200,12 @@ class VoterChanges:
     ) -> None:
         self._asked.discard(where)
         if error is None:
-            self._told = ""
+            self._logged_reason = ""
             self._reached_us[where] = now.mono_us
             self._due_us = 0
-        elif str(error) != self._told:
-            self._told = str(error)
-            self._outbox.log("warning", "voters not changed", why=self._told)
+        elif str(error) != self._logged_reason:
+            self._logged_reason = str(error)
+            self._outbox.log("warning", "voters not changed", why=self._logged_reason)
 
     def _propose(self, planned: Planned, now: Now) -> Place:
         raft = self._quorum.raft

@@ -34,13 +34,13 @@ class Opening(NamedTuple):
     """A partition that is to be opened.
 
     `clean`: its files may be trusted without a scan. `new`: its directory has just been made.
-    `unmade`: other brokers decided it, and its directory is to be made first.
+    `never_created`: other brokers decided it, and its directory is to be made first.
     """
 
     name: TopicPartition
     clean: bool
     new: bool = False
-    unmade: bool = False
+    never_created: bool = False
 
 
 class Offline(NamedTuple):

@@ -339,7 +339,7 @@ class Openings:
         self.under_way[key] = opening
         self._of_topic[key[0]] += 1
         self._ids_of_name.setdefault(opening.name.topic, set()).add(key[0])
-        if opening.unmade:
+        if opening.never_created:
             self._late.add(key, opening.name)
         else:
             (self._new if opening.new else self._queue).append(key)
@@ -364,11 +364,11 @@ class Openings:
 
     def _directory_made(self, key: Key, found: bool | BaseException, now: Now) -> None:
         opening = self.under_way[key]
-        assert opening.unmade
+        assert opening.never_created
         if self._stopped:
             self._ended(key, now)
         elif isinstance(found, bool):
-            self.under_way[key] = opening._replace(unmade=False, new=found)
+            self.under_way[key] = opening._replace(never_created=False, new=found)
             (self._new if found else self._queue).append(key)
         else:
             self._taker.take_failure(key, opening, found, now)

@@ -167,7 +167,7 @@ def test_a_damaged_note_is_none(tmp_path: Path, at: int) -> None:
 def test_a_note_that_cannot_be_written_is_tried_again(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(_directory: DataDirectory, _version: int, _unmade: object) -> None:
+    def full(_directory: DataDirectory, _version: int, _never_created: object) -> None:
         raise DiskFull("planted")
 
     before = world.third.node.broker.directory.noted_made()
@@ -183,10 +183,10 @@ def test_a_note_that_cannot_be_written_is_tried_again(
     assert before is not None
     assert after is not None
     assert after[0] > before[0]
-    assert world.third.node.broker.unmade.next_us() is None
+    assert world.third.node.broker.creation_note.next_us() is None
 
 
-@pytest.mark.parametrize("note", ["older", "newer", "all of these unmade", "of other topics"])
+@pytest.mark.parametrize("note", ["older", "newer", "all of these", "of other topics"])
 @pytest.mark.parametrize("is_there", [True, False], ids=["whole", "a directory is lost"])
 def test_a_note_of_another_broker_costs_no_row(world: World, note: str, is_there: bool) -> None:
     """Well formed, and another day's or another's: beside the directories it means nothing."""
@@ -198,12 +198,12 @@ def test_a_note_of_another_broker_costs_no_row(world: World, note: str, is_there
     directory = world.third.node.broker.directory
     noted = directory.noted_made()
     assert noted is not None
-    unmade = {
-        "all of these unmade": [(topic, number) for number in sorted(here)],
+    never_created = {
+        "all of these": [(topic, number) for number in sorted(here)],
         "of other topics": [(b"x" * 16, number) for number in range(PARTITIONS)],
     }
     version = {"older": 0, "newer": 10**6}.get(note, noted[0])
-    directory.note_made(version, unmade.get(note, []))
+    directory.note_made(version, never_created.get(note, []))
     path = Path(directory.made_path)
     foreign = path.read_bytes()
     world.down()
