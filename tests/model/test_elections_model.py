@@ -103,8 +103,8 @@ BUGS: dict[str, Mutation] = {
     ),
     "the shortest log leads": Mutation(
         f"{ELECTIONS}:longest_log",
-        "_longest(logs or told, told)",
-        "min(logs or told, key=told.__getitem__)",
+        "_longest(logs or reported, reported)",
+        "min(logs or reported, key=reported.__getitem__)",
     ),
     "a disk that was replaced counts": Mutation(
         f"{ELECTIONS}:longest_log", "if n not in replaced", "if n >= 0"

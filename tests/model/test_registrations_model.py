@@ -62,7 +62,7 @@ BUGS: dict[str, Mutation] = {
         f"{MACHINE}.register", "and not before.in_shutdown:", "and True:"
     ),
     "a new controller fences at once": Mutation(
-        f"{SESSIONS}.begin", "heard_us.get(n, now_us)", "heard_us.get(n, 0)"
+        f"{SESSIONS}.begin", "last_contact_us.get(n, now_us)", "last_contact_us.get(n, 0)"
     ),
     "a controller that stood still fences those it has not read": Mutation(
         f"{SESSIONS}.silent", "self._suspect(session, now_us)\n        elif",
@@ -72,7 +72,7 @@ BUGS: dict[str, Mutation] = {
         f"{SESSIONS}.silent", "if late and session.suspicions < BROKER_SUSPICIONS_MAX:", "if False:"
     ),
     "suspicion outlives a heartbeat": Mutation(
-        f"{SESSIONS}.heard", "session.suspect_us, session.suspicions = None, 0", "pass"
+        f"{SESSIONS}.renew", "session.suspect_us, session.suspicions = None, 0", "pass"
     ),
     "who is silent is never fenced": Mutation(
         f"{SESSIONS}.silent", "now_us >= session.suspect_us + _SUSPECT_US:", "False:"

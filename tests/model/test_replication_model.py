@@ -45,7 +45,7 @@ BUGS: dict[str, tuple[Mutation, ...]] = {
             "self._begin(); self.phase = Phase.FETCHING if self.has_leader else self.phase",
         ),
         Mutation(
-            f"{FOLLOWER}:Follower.said",
+            f"{FOLLOWER}:Follower.fetch_entry",
             "log.epochs.latest()[0],",
             "log.epochs.latest()[0] if self.phase is Phase.ASKING else NO_EPOCH,",
         ),
@@ -118,7 +118,7 @@ BUGS: dict[str, tuple[Mutation, ...]] = {
     ),
     "a follower shows rows above its high watermark": (
         Mutation(
-            "core.partition.partition:PartitionState.leader_said",
+            "core.partition.partition:PartitionState.on_leader_high_watermark",
             "min(high_watermark, self.log_end_offset)",
             "self.log_end_offset",
         ),
@@ -132,7 +132,7 @@ BUGS: dict[str, tuple[Mutation, ...]] = {
     ),
     "a follower whose log parts counts": (
         Mutation(
-            "core.replication.serving:hear",
+            "core.replication.serving:record_report",
             "check(state, epochs, session.broker_id, entry).error_code:",
             "entry.leader_epoch != state.leader_epoch or entry.offset > state.log_end_offset:",
         ),

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from quiverlog.core.controller import elections
 from quiverlog.core.controller.image import Image
-from quiverlog.core.controller.log_ends import MISSING, LogEnd, LogEnds, Said
+from quiverlog.core.controller.log_ends import MISSING, LogEnd, LogEndReport, LogEnds
 from quiverlog.core.controller.reassignment import cancel, reassign, target_of
 from quiverlog.core.controller.records import NO_LEADER, PartitionChangeRecord, Record
 from quiverlog.core.controller.replica_offline import replica_offline
@@ -50,7 +50,7 @@ class ReplicaLogs:
         self.epoch_of: dict[int, int] = {}
         """The leader epoch that a row was written under."""
         self.ends = LogEnds()
-        self.mail: list[tuple[int, int, list[Said]]] = []
+        self.mail: list[tuple[int, int, list[LogEndReport]]] = []
         """What brokers have said of their logs, and nobody has heard yet."""
         self.dark: set[int] = set()
         """Who has no power, and perhaps is not fenced yet."""
@@ -214,11 +214,13 @@ class ReplicaLogs:
             partition = self.partition(key)[1]
             if node_id in partition.replicas:
                 if (key, node_id) in self.lost:
-                    said.append(Said(*key, partition.leader_epoch, LogEnd(-1, MISSING)))
+                    said.append(LogEndReport(*key, partition.leader_epoch, LogEnd(-1, MISSING)))
                     continue
                 rows = self.log[key][node_id]
                 last_epoch = self.epoch_of[rows[-1]] if rows else -1
-                said.append(Said(*key, partition.leader_epoch, LogEnd(last_epoch, len(rows))))
+                said.append(
+                    LogEndReport(*key, partition.leader_epoch, LogEnd(last_epoch, len(rows)))
+                )
         if said:
             self.mail.append((node_id, self.image.brokers[node_id].broker_epoch, said))
         return []

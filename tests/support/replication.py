@@ -13,7 +13,7 @@ from quiverlog.core.partition.levels import safe_offset
 from quiverlog.core.partition.partition import Assigned, PartitionState
 from quiverlog.core.replication.follower import Cut, Follower, Skip, Take
 from quiverlog.core.replication.peer_fetcher import FetchPlan, PeerFetcher
-from quiverlog.core.replication.serving import check, hear, sessions_of
+from quiverlog.core.replication.serving import check, record_report, sessions_of
 from quiverlog.core.replication.sessions import FetchSessions
 from quiverlog.errors import InvalidFetchSession, QuiverlogError
 from quiverlog.storage.segment.epochs import LeaderEpochs
@@ -175,7 +175,7 @@ class ModelBroker:
             if leader is not None:
                 self.fetchers.setdefault(leader, PeerFetcher()).add(KEY, self.follower, now_us)
         elif leader is not None:
-            self.fetchers[leader].told(KEY, now_us)
+            self.fetchers[leader].mark_news(KEY, now_us)
 
     # --- leading -------------------------------------------------------------------------------
     def produce(self, values: list[int], level: int) -> None:
@@ -211,12 +211,12 @@ class ModelBroker:
                 source, source_epoch, plan.session_id, plan.session_epoch, now_us
             )
             if ended is not None and state.leadership is not None:
-                state.leadership.forgotten(ended.broker_id)
+                state.leadership.session_ended(ended.broker_id)
             gone = session.take(plan.entries, plan.forgotten)
             if gone and state.leadership is not None:
-                state.leadership.forgotten(source)
+                state.leadership.session_ended(source)
             for entry in plan.entries:
-                if hear(state, log.epochs, session, entry, self.meta, now_us):
+                if record_report(state, log.epochs, session, entry, self.meta, now_us):
                     self.moved()
         except QuiverlogError as error:
             return Answer(error.code)
@@ -265,8 +265,8 @@ class ModelBroker:
                 return
             log.append(rows)
             state.appended(log.log_end_offset)
-            fetcher.told(KEY, now_us)
-        state.leader_said(result.high_watermark)
+            fetcher.mark_news(KEY, now_us)
+        state.on_leader_high_watermark(result.high_watermark)
         log.high_watermark = state.high_watermark
         if result.epoch_start_offset == log.log_end_offset > 0:
             log.epochs.assign(result.leader_epoch, log.log_end_offset)
@@ -277,7 +277,7 @@ class ModelBroker:
         self.log.high_watermark = self.state.high_watermark
         self.follower.cut()
         if self.copied_from is not None:
-            self.fetchers[self.copied_from].told(KEY, now_us)
+            self.fetchers[self.copied_from].mark_news(KEY, now_us)
 
     def flush(self, now_us: int) -> None:
         if self.jobs:
@@ -285,4 +285,4 @@ class ModelBroker:
         self.log.flushed_offset = self.log.log_end_offset
         self.state.flushed(self.log.flushed_offset)
         if self.copied_from is not None:
-            self.fetchers[self.copied_from].told(KEY, now_us)
+            self.fetchers[self.copied_from].mark_news(KEY, now_us)

@@ -10,7 +10,7 @@ import random
 from typing import NamedTuple
 
 from quiverlog.core.partition.in_sync import Proposal
-from quiverlog.core.partition.progress import UNHEARD_EPOCH
+from quiverlog.core.partition.progress import NEVER_FETCHED_EPOCH
 from quiverlog.core.replication.peer_fetcher import FetchPlan
 from quiverlog.errors import FencedLeaderEpoch, IneligibleReplica, OutdatedPartitionEpoch
 
@@ -150,7 +150,7 @@ class Controller:
             if member in self.fenced:
                 return IneligibleReplica.code
             # The leader may not have heard yet of a new life, nor of those it found in sync.
-            unheard = epoch == UNHEARD_EPOCH and member in self.in_sync
+            unheard = epoch == NEVER_FETCHED_EPOCH and member in self.in_sync
             if epoch != self.epochs[member] and not unheard:
                 return IneligibleReplica.code
         for member in self.in_sync - set(proposal.members):

@@ -101,7 +101,7 @@ def _lag_of(replica: Replica, leadership: Leadership, now_us: int) -> _Lag:
     end = replica.state.log_end_offset
     rows = us = 0
     for follower in list(leadership.followers.values()):
-        if follower.is_heard:
+        if follower.has_fetched:
             rows = max(rows, end - follower.log_end_offset)
             if follower.log_end_offset >= end:
                 continue

@@ -60,7 +60,7 @@ COURSE_BUGS: Final[tuple[Bug, ...]] = (
     ),
     make_bug(
         "a copy that skipped names the epoch of rows that it has not",
-        "core.replication.follower:Follower.said",
+        "core.replication.follower:Follower.fetch_entry",
         "NO_EPOCH if is_empty else log.epochs.latest()[0]",
         "log.epochs.latest()[0]",
         shape=course("left behind", "replicated"),
@@ -122,7 +122,7 @@ COURSE_BUGS: Final[tuple[Bug, ...]] = (
         "a controller counts the session of the one before from what it has heard itself",
         "core.raft.election:Election.lead",
         "self.led_before_us = max(self._granted.values())",
-        "self.led_before_us = self.heard_us",
+        "self.led_before_us = self.last_contact_us",
         seed=1,
         shape=course("half heard", nodes=3),
     ),
@@ -136,7 +136,7 @@ COURSE_BUGS: Final[tuple[Bug, ...]] = (
     make_bug(
         "whoever leads without a known log waits for its directory",
         "core.controller.elections:longest_log",
-        "begins_anew = told[leader_id].end_offset == MISSING",
+        "begins_anew = longest.end_offset == MISSING",
         "begins_anew = False",
         shape=course("newborn", "replicated"),
     ),

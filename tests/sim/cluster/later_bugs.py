@@ -66,7 +66,7 @@ LATER_BUGS: Final[tuple[Bug, ...]] = (
         shape=HANDED,
         also=(
             (
-                "core.replication.follower:Follower.said",
+                "core.replication.follower:Follower.fetch_entry",
                 "NO_EPOCH if is_empty else",
                 "NO_EPOCH if is_empty or self._failures >= 99 else",
             ),
@@ -135,7 +135,7 @@ LATER_BUGS: Final[tuple[Bug, ...]] = (
     ),
     make_bug(
         "a move ends before those that leave know who leads",
-        "core.partition.leadership:Leadership._have_heard",
+        "core.partition.leadership:Leadership._leaving_have_fetched",
         "return all(",
         "return True or all(",
         shape=course("replaced", watched=True),

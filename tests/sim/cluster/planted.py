@@ -57,14 +57,14 @@ BUGS: Final[tuple[Bug, ...]] = (
     ),
     make_bug(
         "a copy does not say in which epoch it ends",
-        "core.replication.follower:Follower.said",
+        "core.replication.follower:Follower.fetch_entry",
         "log.epochs.latest()[0]",
         "NO_EPOCH",
         shape=STRANDED,
     ),
     make_bug(
         "a copy claims the leader's epoch for its own end",
-        "core.replication.follower:Follower.said",
+        "core.replication.follower:Follower.fetch_entry",
         "log.epochs.latest()[0]",
         "self._leader_epoch",
         shape=HANDED,
@@ -102,7 +102,7 @@ BUGS: Final[tuple[Bug, ...]] = (
     make_bug(
         "ISR joined without broker epoch",
         "core.controller.alter_partition:_check_members",
-        "if epoch != fit and not stays_unheard:",
+        "if epoch != fit and not stays_unfetched:",
         "if False:",
         seed=16,
         shape=JOINING,
@@ -124,7 +124,7 @@ BUGS: Final[tuple[Bug, ...]] = (
     ),
     make_bug(
         "a copy that has parted from its leader counts",
-        "core.replication.serving:hear",
+        "core.replication.serving:record_report",
         "if leadership is None or check(state, epochs, session.broker_id, entry).error_code:",
         "if leadership is None or entry.offset > state.log_end_offset:",
         seed=3,

@@ -192,14 +192,14 @@ BUGS: tuple[Bug, ...] = (
     make_bug(
         "no check-quorum",
         "core.raft.replication:Replication.quorum_deadline_us",
-        "return self.majority_heard_us + self._config.election_timeout_us",
+        "return self.majority_contact_us + self._config.election_timeout_us",
         "return _NEVER_US",
     ),
     make_bug(
         "a leader counts from what it has heard itself of those before",
         "core.raft.election:Election.lead",
         "self.led_before_us = max(self._granted.values())",
-        "self.led_before_us = self.heard_us",
+        "self.led_before_us = self.last_contact_us",
         shape={**_CAROUSEL, "buggy_everywhere": True},
     ),
     make_bug(
@@ -247,7 +247,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     make_bug(
         "directory id ignored",
-        "core.raft.raft:Raft._is_meant",
+        "core.raft.raft:Raft._is_addressed",
         'return target.directory_id in ("", self.key.directory_id)',
         "return True",
         shape={

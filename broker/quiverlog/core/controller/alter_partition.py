@@ -29,7 +29,7 @@ from quiverlog.wire.replica_messages import AlterPartition
 
 __all__ = ["alter_partition", "check_broker", "find_partition", "fit_epoch"]
 
-_UNHEARD: Final = -1
+_NEVER_FETCHED_EPOCH: Final = -1
 """The broker epoch of a member that has not asked since its leader began."""
 
 
@@ -130,8 +130,8 @@ def _check_members(
             raise IneligibleReplica(f"{name}: broker {member} is fenced, or stopping.")
         # Under the epoch that it reported to the leader, not a newer one: a broker that restarted
         # since may have come back without its rows (KIP-903).
-        stays_unheard = epoch == _UNHEARD and member in partition.in_sync_replicas
-        if epoch != fit and not stays_unheard:
+        stays_unfetched = epoch == _NEVER_FETCHED_EPOCH and member in partition.in_sync_replicas
+        if epoch != fit and not stays_unfetched:
             raise IneligibleReplica(
                 f"{name}: broker {member} reported epoch {epoch}, registered is {fit}."
             )

@@ -46,12 +46,12 @@ def alter_configs(
                 " broker that has it."
             )
         wanted[key] = None if text is None else _checked(key, text)
-    said = image.broker_configs.get(node_id, {})
-    assert None not in said.values(), "what is back to the default is not there"
+    stored = image.broker_configs.get(node_id, {})
+    assert None not in stored.values(), "what is back to the default is not there"
     return [
         BrokerConfigRecord(node_id, key, value)
         for key, value in wanted.items()
-        if said.get(key) != value
+        if stored.get(key) != value
     ]
 
 

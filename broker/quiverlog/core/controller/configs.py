@@ -264,13 +264,13 @@ def check_default(key: str, text: str) -> str:
     return str(CONFIG_DEFS[key].parse(text))
 
 
-def defaults_among(said: Mapping[str, str]) -> dict[str, str]:
+def defaults_among(values: Mapping[str, str]) -> dict[str, str]:
     """Return the topic defaults among broker keys, by topic key.
 
     Values that this version does not accept (a newer one set them) are skipped.
     """
     found = {}
-    for name, text in said.items():
+    for name, text in values.items():
         key = name.removeprefix(TOPIC_DEFAULTS_PREFIX)
         if key != name:
             with contextlib.suppress(InvalidConfig):

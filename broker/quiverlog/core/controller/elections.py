@@ -18,7 +18,7 @@ from quiverlog.core.controller.configs import TopicConfig
 from quiverlog.core.controller.eligible import eligible_after, logs_needed, min_in_sync
 from quiverlog.core.controller.image import Image
 from quiverlog.core.controller.leaders import alive_brokers, leader_change, successor
-from quiverlog.core.controller.log_ends import MISSING, UNREADABLE, LogEnd, Said
+from quiverlog.core.controller.log_ends import MISSING, UNREADABLE, LogEnd, LogEndReport
 from quiverlog.core.controller.records import (
     NO_LEADER,
     PartitionChangeRecord,
@@ -137,7 +137,7 @@ def longest_log(
     topic_id: bytes,
     number: int,
     ends: Mapping[int, LogEnd],
-    is_heard: Callable[[int], bool],
+    has_session: Callable[[int], bool],
 ) -> list[Record]:
     """Elect the longest log of a partition that awaits logs; no change while too few are known.
 
@@ -145,7 +145,7 @@ def longest_log(
     them, and too few others were lost to have held every copy of an acknowledged row
     (docs/adr/0047).
 
-    `ends`: the logs that brokers reported since their last start. A broker that `is_heard` is
+    `ends`: the logs that brokers reported since their last start. A broker that `has_session` is
     waited for: its log may be longer, even if by unacknowledged rows.
     """
     topic = image.topics_by_id[topic_id]
@@ -155,14 +155,14 @@ def longest_log(
         return []
     alive, replaced, counted = alive_brokers(image), partition.replaced_disks, partition.counted
     intact = [n for n in counted if n not in replaced]
-    told = {n: ends[n] for n in intact if n in ends and n in alive}
-    logs = [n for n in told if told[n].is_log]
+    reported = {n: ends[n] for n in intact if n in ends and n in alive}
+    logs = [n for n in reported if reported[n].is_log]
     # Every counted disk was reported, so nothing more can be learned; rows are on none without a
     # log.
-    is_all = len(told) == len(counted)
-    is_all = is_all and all(one.end_offset != UNREADABLE for one in told.values())
-    is_bare = bool(told) and len(told) == len(intact)
-    is_bare = is_bare and all(one.end_offset in (MISSING, 0) for one in told.values())
+    is_all = len(reported) == len(counted)
+    is_all = is_all and all(one.end_offset != UNREADABLE for one in reported.values())
+    is_bare = bool(reported) and len(reported) == len(intact)
+    is_bare = is_bare and all(one.end_offset in (MISSING, 0) for one in reported.values())
     is_bare = is_bare and partition.last_trusted in (NO_LEADER, *intact)
     needed = logs_needed(topic, partition)
     is_bare = is_bare and len(intact) >= needed
@@ -171,19 +171,20 @@ def longest_log(
     if not (is_bare or (logs and is_enough)):
         return []
     # Live brokers will report within moments.
-    if any(n not in ends and is_heard(n) for n in intact):
+    if any(n not in ends and has_session(n) for n in intact):
         return []
     # The last trusted replica may have acknowledged rows alone.
-    if partition.last_trusted in intact and partition.last_trusted not in told:
+    if partition.last_trusted in intact and partition.last_trusted not in reported:
         return []
-    leader_id = _longest(logs or told, told)
+    leader_id = _longest(logs or reported, reported)
+    longest = reported[leader_id]
     assert leader_id in alive
-    assert all(told[n].reach <= told[leader_id].reach for n in logs)
-    if told[leader_id].is_offline or _returns_with_more(image, ends, intact, told[leader_id]):
+    assert all(reported[n].reach <= longest.reach for n in logs)
+    if longest.is_offline or _returns_with_more(image, ends, intact, longest):
         return []
-    if told[leader_id].log_start_offset < deleted_below(told.values(), told[leader_id]):
+    if longest.log_start_offset < deleted_below(reported.values(), longest):
         return []  # Its broker gets the start, deletes the rows, and reports again.
-    begins_anew = told[leader_id].end_offset == MISSING
+    begins_anew = longest.end_offset == MISSING
     unclean = begins_anew and len(counted) == 1
     leads = (leader_id,)
     return leader_change(topic, partition, *leads, leads, (), unclean, begins_anew=begins_anew)
@@ -209,22 +210,22 @@ def _returns_with_more(
     )
 
 
-def only_copy_lost(image: Image, node_id: int, said: Said) -> list[Record]:
+def only_copy_lost(image: Image, node_id: int, report: LogEndReport) -> list[Record]:
     """Leave a partition without a leader whose only replica reports that its log is missing.
 
     It awaits logs: a log that is brought back leads by itself, or an operator gives the rows up
     (docs/adr/0054). No change where another replica counts, or the partition is about to begin.
     """
     assert node_id >= 0
-    topic = image.topics_by_id.get(said.topic_id)
-    if topic is None or said.end.end_offset != MISSING:
+    topic = image.topics_by_id.get(report.topic_id)
+    if topic is None or report.end.end_offset != MISSING:
         return []
-    if not 0 <= said.partition < len(topic.partitions):
+    if not 0 <= report.partition < len(topic.partitions):
         return []
-    partition = topic.partitions[said.partition]
-    assert partition.partition == said.partition
+    partition = topic.partitions[report.partition]
+    assert partition.partition == report.partition
     is_only = partition.replicas == (node_id,) and partition.leader_id == node_id
-    if not is_only or partition.begins_anew or said.leader_epoch != partition.leader_epoch:
+    if not is_only or partition.begins_anew or report.leader_epoch != partition.leader_epoch:
         return []
     return leader_change(topic, partition, NO_LEADER, (), ())
 

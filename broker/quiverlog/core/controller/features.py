@@ -64,10 +64,10 @@ def finalise(image: Image, level: int) -> list[Record]:
     behind = [n for n, one in sorted(image.brokers.items()) if level > one.feature_level_max]
     behind += [n for n, one in sorted(image.brokers.items()) if level < one.feature_level_min]
     if behind:
-        told = ", ".join(
+        unsupporting = ", ".join(
             f"{n} (up to {image.brokers[n].feature_level_max})" for n in behind[:_NAMED_MAX]
         )
-        raise InvalidFeatureLevel(f"not every broker supports level {level}: {told}.")
+        raise InvalidFeatureLevel(f"not every broker supports level {level}: {unsupporting}.")
     return [FeatureLevelRecord(level)]
 
 

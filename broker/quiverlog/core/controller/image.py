@@ -212,27 +212,27 @@ class Image:
                 assert record.level > self.feature_level, "no level is taken back"
                 self.feature_level = record.level
             case UnregisterBrokerRecord():
-                self._forget_broker(record)
+                self._remove_broker(record)
             case SnapshotRecord():
                 assert not self.topics, "a snapshot is the first record of a log"
                 assert record.version >= self.version
                 self.version = record.version
                 self.removed_topic_ids.update(dict.fromkeys(record.removed_topic_ids))
 
-    def _forget_broker(self, record: UnregisterBrokerRecord) -> None:
+    def _remove_broker(self, record: UnregisterBrokerRecord) -> None:
         gone = self.brokers.pop(record.node_id)
         assert record.broker_epoch == gone.broker_epoch, "a later registration stays"
         assert not self.replica_counts[record.node_id], "it holds nothing"
-        said = self.broker_configs.items()
-        self.broker_configs = {n: one for n, one in said if n != record.node_id}
+        configs = self.broker_configs.items()
+        self.broker_configs = {n: one for n, one in configs if n != record.node_id}
 
     def _replay_broker_config(self, record: BrokerConfigRecord) -> None:
-        said = {**self.broker_configs.get(record.node_id, {})}
-        said.pop(record.key, None)
+        configs = {**self.broker_configs.get(record.node_id, {})}
+        configs.pop(record.key, None)
         if record.value is not None:
-            said[record.key] = record.value
+            configs[record.key] = record.value
         others = {n: one for n, one in self.broker_configs.items() if n != record.node_id}
-        self.broker_configs = {**others, record.node_id: said} if said else others
+        self.broker_configs = {**others, record.node_id: configs} if configs else others
         if record.node_id == ALL_BROKERS:
             self._refresh_defaults()
 
@@ -338,8 +338,8 @@ class Image:
             records.append(FeatureLevelRecord(self.feature_level))
         records.extend(
             BrokerConfigRecord(node_id, key, value)
-            for node_id, said in self.broker_configs.items()
-            for key, value in said.items()
+            for node_id, configs in self.broker_configs.items()
+            for key, value in configs.items()
         )
         records.append(ProducerIdBlockRecord(self.next_producer_id))
         records.extend(ProducerEpochRecord(pid, e) for pid, e in self.producer_epochs.items())

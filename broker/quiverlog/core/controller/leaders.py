@@ -84,15 +84,15 @@ def leader_change(
     last_trusted = NO_LEADER
     if leader_id == NO_LEADER and not in_sync and not eligible:
         (last_trusted,) = before[0] or before[1] or (NO_LEADER,)
-    told = LEADER_STAYS
+    recorded_leader = LEADER_STAYS
     if is_elected:
-        told = LEADER_GONE if leader_id == NO_LEADER else leader_id
-    assert is_elected == (told != LEADER_STAYS)
+        recorded_leader = LEADER_GONE if leader_id == NO_LEADER else leader_id
+    assert is_elected == (recorded_leader != LEADER_STAYS)
     return [
         PartitionChangeRecord(
             topic.topic_id,
             partition.partition,
-            leader_id=told,
+            leader_id=recorded_leader,
             leader_epoch=partition.leader_epoch + 1 if is_elected else NO_EPOCH,
             in_sync_replicas=in_sync,
             eligible_leader_replicas=eligible,

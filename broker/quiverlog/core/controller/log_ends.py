@@ -15,7 +15,7 @@ from quiverlog.core.controller.records import UNKNOWN_BROKER_EPOCH
 from quiverlog.errors import QuiverlogError, StaleBrokerEpoch
 from quiverlog.types import NO_EPOCH
 
-__all__ = ["MISSING", "UNREADABLE", "LogEnd", "LogEnds", "Said"]
+__all__ = ["MISSING", "UNREADABLE", "LogEnd", "LogEndReport", "LogEnds"]
 
 Key = tuple[bytes, int]
 
@@ -46,7 +46,7 @@ class LogEnd(NamedTuple):
         return self.end_offset >= 0
 
 
-class Said(NamedTuple):
+class LogEndReport(NamedTuple):
     topic_id: bytes
     partition: int
     leader_epoch: int
@@ -73,22 +73,22 @@ class LogEnds:
         assert not self._answers
 
     def take(
-        self, image: Image, broker_id: int, broker_epoch: int, told: Iterable[Said]
+        self, image: Image, broker_id: int, broker_epoch: int, reports: Iterable[LogEndReport]
     ) -> list[Key]:
         check_broker(image, broker_id, broker_epoch)
         if broker_epoch == UNKNOWN_BROKER_EPOCH:
             raise StaleBrokerEpoch(f"the registration of broker {broker_id} is not committed yet.")
         if len(self._answers) > len(image.leaderless):
-            self._forget_led(image)
+            self._drop_led(image)
         taken = []
-        for one in told:
+        for one in reports:
             key = (one.topic_id, one.partition)
             if key in image.leaderless and self._take(image, broker_id, broker_epoch, one):
                 taken.append(key)
         assert len(self._answers) <= len(image.leaderless) + len(taken)
         return taken
 
-    def _take(self, image: Image, broker_id: int, broker_epoch: int, one: Said) -> bool:
+    def _take(self, image: Image, broker_id: int, broker_epoch: int, one: LogEndReport) -> bool:
         assert broker_epoch >= 0
         try:
             _, partition = find_partition(image, one.topic_id, one.partition)
@@ -102,7 +102,7 @@ class LogEnds:
         answers[broker_id] = _Answer(broker_epoch, one.leader_epoch, one.end)
         return True
 
-    def _forget_led(self, image: Image) -> None:
+    def _drop_led(self, image: Image) -> None:
         known = self._answers
         self._answers = {key: known[key] for key in known if key in image.leaderless}
         assert len(self._answers) <= len(image.leaderless)

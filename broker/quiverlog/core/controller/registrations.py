@@ -76,11 +76,11 @@ class Registrations:
         # The same of those that were fenced after they had registered; None: no heartbeat yet.
         self._fenced: dict[int, int | None] = {}
 
-    def begin(self, image: Image, now_us: int, heard_us: dict[int, int]) -> None:
-        """Start as the controller. `heard_us`: the last contact of this node with brokers, as a
-        leader or follower of the quorum."""
+    def begin(self, image: Image, now_us: int, last_contact_us: dict[int, int]) -> None:
+        """Start as the controller. `last_contact_us`: this node's last contact with each broker,
+        as a leader or follower of the quorum."""
         others = [n for n, one in image.brokers.items() if n != self.node_id and not one.fenced]
-        self.sessions.begin(others, now_us, heard_us)
+        self.sessions.begin(others, now_us, last_contact_us)
         self._overdue.begin(image.version, now_us)
         self._stopping.clear()
         # The image does not hold the entry of each fencing: the present version is late enough.
@@ -106,7 +106,7 @@ class Registrations:
         self._check_unique(before, newcomer, now_us)
         check_supports(pending, newcomer)
         if newcomer.node_id != self.node_id:
-            self.sessions.heard(newcomer.node_id, now_us)
+            self.sessions.renew(newcomer.node_id, now_us)
         if before is None:
             self._begin_life(newcomer.node_id)
             return [_fenced(newcomer)]
@@ -161,7 +161,7 @@ class Registrations:
         broker = self._registered_as(pending, beat.node_id, beat.broker_epoch)
         assert broker.broker_epoch == beat.broker_epoch, "no other life speaks in its name"
         if beat.node_id != self.node_id:
-            self.sessions.heard(beat.node_id, now_us, beat.version)
+            self.sessions.renew(beat.node_id, now_us, beat.version)
         is_caught_up = beat.version >= self._must_know(image, broker)
         due = max(self._overdue.version(image.version, now_us), self.awaited.due(now_us))
         if beat.version < due and not broker.fenced:
@@ -244,9 +244,9 @@ class Registrations:
                 or (not broker.fenced and (held is None or held.fenced))
             ):
                 # Its registration or unfencing is not committed yet.
-                self.sessions.heard(node_id, now_us)
+                self.sessions.renew(node_id, now_us)
                 continue
-            self.sessions.forget(node_id)
+            self.sessions.remove(node_id)
             assert broker is None or broker.node_id == node_id
             if broker is not None and not broker.fenced:
                 assert node_id != self.node_id, "the controller is alive"

@@ -22,7 +22,7 @@ _SUSPECT_US: Final = BROKER_SUSPECT_MS * 1000
 
 @dataclass(slots=True)
 class _Session:
-    heard_us: int
+    last_contact_us: int
     version: int = UNKNOWN_VERSION
     suspect_us: int | None = None
     suspicions: int = 0
@@ -36,21 +36,23 @@ class Sessions:
         self.session_us = session_us
         self._sessions: dict[int, _Session] = {}
 
-    def begin(self, node_ids: Iterable[int], now_us: int, heard_us: dict[int, int]) -> None:
-        self._sessions = {n: _Session(min(heard_us.get(n, now_us), now_us)) for n in node_ids}
-        assert all(one.heard_us <= now_us for one in self._sessions.values())
+    def begin(self, node_ids: Iterable[int], now_us: int, last_contact_us: dict[int, int]) -> None:
+        self._sessions = {
+            n: _Session(min(last_contact_us.get(n, now_us), now_us)) for n in node_ids
+        }
+        assert all(one.last_contact_us <= now_us for one in self._sessions.values())
 
     def end(self) -> None:
         self._sessions.clear()
 
-    def heard(self, node_id: int, now_us: int, version: int = UNKNOWN_VERSION) -> None:
+    def renew(self, node_id: int, now_us: int, version: int = UNKNOWN_VERSION) -> None:
         assert node_id >= 0
         session = self._sessions.setdefault(node_id, _Session(now_us))
-        session.heard_us = max(session.heard_us, now_us)
+        session.last_contact_us = max(session.last_contact_us, now_us)
         session.version = version
         session.suspect_us, session.suspicions = None, 0
 
-    def forget(self, node_id: int) -> None:
+    def remove(self, node_id: int) -> None:
         self._sessions.pop(node_id, None)
         assert node_id not in self._sessions
 
@@ -65,12 +67,12 @@ class Sessions:
     def is_alive(self, node_id: int, now_us: int) -> bool:
         session = self._sessions.get(node_id)
         assert now_us >= 0
-        return session is not None and now_us < session.heard_us + self.session_us
+        return session is not None and now_us < session.last_contact_us + self.session_us
 
     def silent(self, now_us: int) -> list[int]:
         found = []
         for node_id, session in self._sessions.items():
-            if now_us < session.heard_us + self.session_us:
+            if now_us < session.last_contact_us + self.session_us:
                 continue
             if session.suspect_us is None:
                 self._suspect(session, now_us)
@@ -91,7 +93,7 @@ class Sessions:
     def _due_us(self, session: _Session) -> int:
         if session.suspect_us is not None:
             return session.suspect_us + _SUSPECT_US
-        return session.heard_us + self.session_us
+        return session.last_contact_us + self.session_us
 
     def _suspect(self, session: _Session, now_us: int) -> None:
         session.suspect_us = now_us

@@ -22,14 +22,14 @@ from typing import Protocol
 from quiverlog.core.partition.agreement import Agreement
 from quiverlog.core.partition.in_sync import InSync, Proposal
 from quiverlog.core.partition.progress import (
+    NEVER_FETCHED_EPOCH,
     NEVER_US,
-    UNHEARD_EPOCH,
     FollowerProgress,
-    Heard,
-    Said,
+    FollowerReport,
+    FollowerSession,
 )
 
-__all__ = ["Brokers", "Leadership", "Said"]
+__all__ = ["Brokers", "FollowerReport", "Leadership"]
 
 
 class Brokers(Protocol):
@@ -152,11 +152,11 @@ class Leadership:
         return min(self.min_in_sync, stay_count)
 
     @property
-    def _have_heard(self) -> bool:
+    def _leaving_have_fetched(self) -> bool:
         """True when the leaving members have asked under this leader epoch. An earlier leader among
         them that has not could answer with an outdated end, and no election would wait for it."""
         leaving = self.leaving & self.in_sync.committed
-        return all(f.is_heard for f in self.followers.values() if f.broker_id in leaving)
+        return all(f.has_fetched for f in self.followers.values() if f.broker_id in leaving)
 
     # --- what happened -------------------------------------------------------------------------
     def grows(self, log_end_offset: int) -> None:
@@ -165,23 +165,23 @@ class Leadership:
 
     def fetched(
         self,
-        said: Said,
-        heard: Heard | None,
+        report: FollowerReport,
+        session: FollowerSession | None,
         log_end_offset: int,
         brokers: Brokers,
         now_us: int,
     ) -> None:
-        assert said.broker_id != self._node_id, "a leader copies from no other replica"
-        follower = self.followers[said.broker_id]
-        follower.heard = heard
-        follower.fetched(said, log_end_offset, now_us)
+        assert report.broker_id != self._node_id, "a leader copies from no other replica"
+        follower = self.followers[report.broker_id]
+        follower.session = session
+        follower.fetched(report, log_end_offset, now_us)
         if follower.broker_id not in self.in_sync.maximal:
             self._look(follower, log_end_offset, brokers, now_us)
 
-    def forgotten(self, broker_id: int) -> None:
+    def session_ended(self, broker_id: int) -> None:
         follower = self.followers.get(broker_id)
         if follower is not None:
-            follower.heard = None
+            follower.session = None
 
     def set_replicas(self, replicas: Iterable[int], now_us: int) -> None:
         known = self.followers
@@ -267,7 +267,7 @@ class Leadership:
         has_arrived = (
             members == in_sync.committed
             and self._stay_alone
-            and self._have_heard
+            and self._leaving_have_fetched
             and self.flushed_offset(flushed_offset) >= self._promised_offset
         )
         if members == in_sync.committed and not in_sync.unsettled and not has_arrived:
@@ -277,8 +277,8 @@ class Leadership:
         self._joining -= in_sync.maximal
         self._count()
         # With the epochs that members reported: the controller finds those that restarted since.
-        heard = {f.broker_id: f.broker_epoch for f in self.followers.values()}
-        self._asked_epochs = tuple(heard.get(one, UNHEARD_EPOCH) for one in proposal.members)
+        epochs = {f.broker_id: f.broker_epoch for f in self.followers.values()}
+        self._asked_epochs = tuple(epochs.get(one, NEVER_FETCHED_EPOCH) for one in proposal.members)
         return proposal._replace(ends_move=has_arrived, broker_epochs=self._asked_epochs)
 
     def propose_again(self) -> Proposal:
@@ -294,7 +294,7 @@ class Leadership:
     def deadline_us(self, log_end_offset: int) -> int | None:
         earliest = None
         for follower in self._holding:
-            if follower.log_end_offset < log_end_offset or not follower.is_heard:
+            if follower.log_end_offset < log_end_offset or not follower.has_fetched:
                 due_us = follower.caught_up_us + self._lag_max_us + 1
                 if earliest is None or due_us < earliest:
                     earliest = due_us
@@ -305,13 +305,13 @@ class Leadership:
     ) -> bool:
         end = follower.log_end_offset
         assert follower.broker_id not in self.in_sync.committed
-        assert follower.heard_us <= now_us
+        assert follower.last_fetch_us <= now_us
         has_rows = end >= high_watermark and end >= self.epoch_start_offset
         has_rows = has_rows and self.agreement.is_shown_by(follower)
         if follower.flushed_offset < self.flush_needed(follower.broker_id):
             return False
         # A silent one may just have left, and would leave again after the lag time.
-        asks = now_us - follower.heard_us <= self._lag_max_us
+        asks = now_us - follower.last_fetch_us <= self._lag_max_us
         return has_rows and asks and self._is_fit(follower, brokers)
 
     def flush_needed(self, broker_id: int) -> int:
@@ -329,7 +329,9 @@ class Leadership:
 
     @staticmethod
     def _is_fit(follower: FollowerProgress, brokers: Brokers) -> bool:
-        return follower.is_heard and brokers.fit_epoch(follower.broker_id) == follower.broker_epoch
+        return (
+            follower.has_fetched and brokers.fit_epoch(follower.broker_id) == follower.broker_epoch
+        )
 
     def _look(
         self,

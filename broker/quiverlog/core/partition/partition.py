@@ -312,7 +312,7 @@ class PartitionState:
         assert self.leadership is not None
         return self._advance()
 
-    def leader_said(self, high_watermark: int) -> bool:
+    def on_leader_high_watermark(self, high_watermark: int) -> bool:
         assert self.leadership is None
         assert self.high_watermark <= self.log_end_offset
         limit = min(high_watermark, self.log_end_offset)

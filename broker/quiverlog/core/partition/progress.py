@@ -4,7 +4,7 @@ Owns its positions, and when it last had all rows: at this fetch, if that asks f
 the leader's end; at the fetch before, if this one asks for what comes after the end of that time.
 
 A follower at the end does not name the partition in its fetches (fetch sessions), so any fetch of
-its session counts: `Heard` is shared by all partitions of a session.
+its session counts: `FollowerSession` is shared by all partitions of a session.
 """
 
 from __future__ import annotations
@@ -13,16 +13,22 @@ from typing import Final, NamedTuple
 
 from quiverlog.types import NO_EPOCH
 
-__all__ = ["NEVER_US", "UNHEARD_EPOCH", "FollowerProgress", "Heard", "Said"]
+__all__ = [
+    "NEVER_FETCHED_EPOCH",
+    "NEVER_US",
+    "FollowerProgress",
+    "FollowerReport",
+    "FollowerSession",
+]
 
 NEVER_US: Final = -(2**62)
 """Before any moment: it never had all rows."""
 
-UNHEARD_EPOCH: Final = -1
+NEVER_FETCHED_EPOCH: Final = -1
 """The broker epoch of a follower that has not asked under this leader epoch."""
 
 
-class Said(NamedTuple):
+class FollowerReport(NamedTuple):
     broker_id: int
     broker_epoch: int
     log_end_offset: int
@@ -31,7 +37,7 @@ class Said(NamedTuple):
     saved_epoch: int = NO_EPOCH
 
 
-class Heard:
+class FollowerSession:
     __slots__ = ("fetched_us",)
 
     def __init__(self, fetched_us: int) -> None:
@@ -48,39 +54,39 @@ class FollowerProgress:
         "broker_id",
         "caught_up_us",
         "flushed_offset",
-        "heard",
         "known_us",
         "log_end_offset",
         "log_start_offset",
         "saved_epoch",
+        "session",
     )
 
     def __init__(self, broker_id: int, caught_up_us: int, known_us: int = 0) -> None:
         self.broker_id = broker_id
         self.known_us = known_us
-        self.broker_epoch = UNHEARD_EPOCH
+        self.broker_epoch = NEVER_FETCHED_EPOCH
         self.log_start_offset = 0
         self.log_end_offset = 0
         self.flushed_offset = 0
         self.saved_epoch = NO_EPOCH
         self.caught_up_us = caught_up_us
-        self.heard: Heard | None = None
+        self.session: FollowerSession | None = None
         self._end_at_fetch = -1
         self._fetched_us = NEVER_US
 
     @property
-    def is_heard(self) -> bool:
-        return self.broker_epoch != UNHEARD_EPOCH
+    def has_fetched(self) -> bool:
+        return self.broker_epoch != NEVER_FETCHED_EPOCH
 
     @property
-    def heard_us(self) -> int:
-        heard = self.heard
-        return self._fetched_us if heard is None else max(self._fetched_us, heard.fetched_us)
+    def last_fetch_us(self) -> int:
+        session = self.session
+        return self._fetched_us if session is None else max(self._fetched_us, session.fetched_us)
 
-    def fetched(self, said: Said, leader_end_offset: int, now_us: int) -> None:
-        log_end_offset, broker_epoch = said.log_end_offset, said.broker_epoch
-        assert said.broker_id == self.broker_id
-        assert said.saved_epoch >= NO_EPOCH
+    def fetched(self, report: FollowerReport, leader_end_offset: int, now_us: int) -> None:
+        log_end_offset, broker_epoch = report.log_end_offset, report.broker_epoch
+        assert report.broker_id == self.broker_id
+        assert report.saved_epoch >= NO_EPOCH
         assert 0 <= log_end_offset <= leader_end_offset
         assert self._fetched_us <= now_us
         assert broker_epoch >= self.broker_epoch
@@ -94,17 +100,17 @@ class FollowerProgress:
         self._fetched_us = now_us
         self.broker_epoch = broker_epoch
         self.log_end_offset = log_end_offset
-        self.flushed_offset = min(said.flushed_offset, log_end_offset)
-        self.log_start_offset = said.log_start_offset
-        self.saved_epoch = said.saved_epoch
+        self.flushed_offset = min(report.flushed_offset, log_end_offset)
+        self.log_start_offset = report.log_start_offset
+        self.saved_epoch = report.saved_epoch
         assert self.flushed_offset <= self.log_end_offset
 
     def leader_grows(self, leader_end_offset: int) -> None:
         assert self.log_end_offset <= leader_end_offset, "a leader's log is never cut"
-        if self.heard is not None and self.log_end_offset >= leader_end_offset:
-            self.caught_up_us = max(self.caught_up_us, self.heard.fetched_us)
+        if self.session is not None and self.log_end_offset >= leader_end_offset:
+            self.caught_up_us = max(self.caught_up_us, self.session.fetched_us)
 
     def is_caught_up(self, leader_end_offset: int, lag_max_us: int, now_us: int) -> bool:
-        if self.is_heard and self.log_end_offset >= leader_end_offset:
+        if self.has_fetched and self.log_end_offset >= leader_end_offset:
             return True
         return now_us - self.caught_up_us <= lag_max_us

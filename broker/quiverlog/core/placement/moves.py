@@ -205,7 +205,7 @@ def even_leaders(layout: Layout) -> None:
         for giver, heir in pairwise(path):
             at = next(iter(gifts[giver][heir]))
             replicas = layout.replicas[at]
-            _forget(gifts, at, replicas)
+            _drop_gift(gifts, at, replicas)
             after = (heir, *(n for n in replicas if n != heir))
             layout.change(at, after)
             _note(gifts, at, after)
@@ -244,7 +244,7 @@ def _note(gifts: _Gifts, at: int, replicas: tuple[int, ...]) -> None:
                 gifts[replicas[0]].setdefault(heir, {})[at] = None
 
 
-def _forget(gifts: _Gifts, at: int, replicas: tuple[int, ...]) -> None:
+def _drop_gift(gifts: _Gifts, at: int, replicas: tuple[int, ...]) -> None:
     if replicas[0] in gifts:
         for heir in replicas[1:]:
             if heir in gifts:

@@ -72,7 +72,7 @@ class Election:
         "_random",
         "deadline_us",
         "hard_state",
-        "heard_us",
+        "last_contact_us",
         "leader",
         "led_before_us",
         "role",
@@ -99,7 +99,7 @@ class Election:
         self.hard_state = hard_state
         self.role = Role.FOLLOWER
         self.leader: ReplicaKey | None = None
-        self.heard_us = now_us
+        self.last_contact_us = now_us
         """When this replica last had contact with a leader, led itself, or started."""
         self.led_before_us = now_us
         """Of a leader: no earlier leader was confirmed by a majority after that."""
@@ -122,7 +122,7 @@ class Election:
             return True  # Check-quorum ends a leadership without its majority.
         if self.leader is None:
             return False
-        return now_us - self.heard_us < self._config.election_timeout_us
+        return now_us - self.last_contact_us < self._config.election_timeout_us
 
     def ignores(self, source: ReplicaKey, now_us: int) -> bool:
         """Return whether to disregard a replica that is no voter, while a leader has contact.
@@ -144,11 +144,11 @@ class Election:
         self._become(Role.FOLLOWER)
         self.leader = leader
         if leader is not None or has_led:
-            self.heard_us = now_us
+            self.last_contact_us = now_us
         self._wait(now_us)
         assert self.term >= self._log.last.term, "no entry is of a term that has not begun"
 
-    def hear_leader(self, leader: ReplicaKey, now_us: int) -> None:
+    def on_leader_message(self, leader: ReplicaKey, now_us: int) -> None:
         assert self.role is not Role.LEADER, "two leaders in one term"
         assert self.leader in (None, leader), "two leaders in one term"
         self.follow(self.term, leader, now_us)
@@ -216,12 +216,12 @@ class Election:
         if self.role is not Role.CANDIDATE or message.term != self.term:
             return False
         # The sender measured it earlier than now, so this moment is no earlier than the true one.
-        heard_us = max(0, now_us - message.silent_us)
-        return message.granted and self._count(message.source, heard_us)
+        last_contact_us = max(0, now_us - message.silent_us)
+        return message.granted and self._count(message.source, last_contact_us)
 
-    def _count(self, voter: ReplicaKey, heard_us: int = 0) -> bool:
+    def _count(self, voter: ReplicaKey, last_contact_us: int = 0) -> bool:
         if self._membership.is_voter(voter):
-            self._granted[voter] = max(heard_us, self._granted.get(voter, 0))
+            self._granted[voter] = max(last_contact_us, self._granted.get(voter, 0))
         return votes_suffice(self._granted, len(self._membership.voters))
 
     def lead(self) -> None:
@@ -267,13 +267,13 @@ class Election:
         self._outbox.send_durable(response)
 
     def _vote(self, target: ReplicaKey, now_us: int, *, granted: bool) -> VoteResponse:
-        assert self.heard_us <= now_us
+        assert self.last_contact_us <= now_us
         return VoteResponse(
             source=self._key,
             target=target,
             term=self.term,
             granted=granted,
-            silent_us=now_us - self.heard_us,
+            silent_us=now_us - self.last_contact_us,
         )
 
     def _is_newer_than(self, message: PreVote | Vote) -> bool:

@@ -44,9 +44,9 @@ class Follower:
         "_receiver",
         "_seeds",
         "_silence_us",
-        "forgotten",
+        "lost_entries",
+        "named_leader",
         "observe_due_us",
-        "told_leader",
     )
 
     def __init__(
@@ -70,9 +70,9 @@ class Follower:
         self._equal_index = 0
         """Up to here this log was found equal to that of the leader of `_equal_term`."""
         self.observe_due_us = now_us
-        self.told_leader: ReplicaKey | None = None
+        self.named_leader: ReplicaKey | None = None
         """Named by a replica that was asked; not necessarily a voter as of this log."""
-        self.forgotten: dict[ReplicaKey, int] = {}
+        self.lost_entries: dict[ReplicaKey, int] = {}
         """This replica and the index up to which it acknowledged entries, where its log is
         shorter."""
 
@@ -130,7 +130,7 @@ class Follower:
             # The leader never sends more than this voter acknowledged: its disk shows an earlier
             # state.
             if message.commit > self._log.last_index and self._membership.is_voter(self._key):
-                self.forgotten = {self._key: message.commit}
+                self.lost_entries = {self._key: message.commit}
             self._log.commit_to(min(message.commit, self._acknowledged(message.term)))
         response = HeartbeatResponse(
             source=self._key, target=message.source, term=message.term, sent_us=message.sent_us
@@ -178,16 +178,16 @@ class Follower:
         return restored
 
     def term_changed(self) -> None:
-        self._receiver.forget_unwritten()
+        self._receiver.drop_unwritten()
 
     # --- observing -----------------------------------------------------------------------------
-    def heard_leader(self, message: Append | Heartbeat | SnapshotChunk, now_us: int) -> None:
+    def on_leader_message(self, message: Append | Heartbeat | SnapshotChunk, now_us: int) -> None:
         """Postpone the next `observe`.
 
         Not at a heartbeat that counts acknowledgements of an earlier disk: that leader sends no
         entries.
         """
-        self.told_leader = None
+        self.named_leader = None
         if not isinstance(message, Heartbeat) or message.commit <= self._acknowledged(message.term):
             self.observe_due_us = now_us + self._silence_us
 
@@ -198,7 +198,7 @@ class Follower:
         voters = self._membership.voters
         known = {voter.node_id for voter in voters}
         seeds = [ReplicaKey(node_id, "") for node_id in self._seeds if node_id not in known]
-        told = () if self.told_leader in (None, *voters) else (self.told_leader,)
-        for target in (*voters, *seeds, *told):
+        named = () if self.named_leader in (None, *voters) else (self.named_leader,)
+        for target in (*voters, *seeds, *named):
             if target.node_id != self._key.node_id:
                 self._outbox.send(Observe(source=self._key, target=target, term=term))

@@ -69,13 +69,13 @@ class Leader:
         return {key: one.match for key, one in list(self._replication.progress.items())}
 
     @property
-    def forgotten(self) -> dict[ReplicaKey, int]:
-        return self._replication.forgotten
+    def lost_entries(self) -> dict[ReplicaKey, int]:
+        return self._replication.lost_entries
 
     @property
-    def heard_us(self) -> dict[ReplicaKey, int]:
+    def last_contact_us(self) -> dict[ReplicaKey, int]:
         # A copy: metrics read it from another thread.
-        return {key: one.heard_us for key, one in list(self._replication.progress.items())}
+        return {key: one.last_contact_us for key, one in list(self._replication.progress.items())}
 
     def is_caught_up(self, key: ReplicaKey, now_us: int) -> bool:
         try:
@@ -94,8 +94,8 @@ class Leader:
         self._replication.check_caught_up(key, now_us)
         return self.propose_voters(voters, now_us)
 
-    def check_heard(self, stay: Voters, now_us: int) -> None:
-        self._replication.check_heard(stay, now_us)
+    def check_majority_reachable(self, stay: Voters, now_us: int) -> None:
+        self._replication.check_majority_reachable(stay, now_us)
 
     def propose_voters(self, voters: Voters, now_us: int) -> Place:
         changed = voters.keys() ^ self._membership.voters.keys()
@@ -130,7 +130,7 @@ class Leader:
         now_us: int,
     ) -> bool:
         assert message.term == self._term
-        progress = self._replication.heard(message.source, now_us)
+        progress = self._replication.contact(message.source, now_us)
         if progress is None:
             return False
         assert progress.key == message.source

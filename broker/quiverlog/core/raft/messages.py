@@ -234,7 +234,7 @@ class Refusal(enum.Enum):
     NOT_CAUGHT_UP = "the replica does not follow the log closely enough yet"
     TOO_MANY_VOTERS = "there are as many voters as there may be"
     LAST_VOTER = "the last voter cannot be removed"
-    TOO_FEW_HEARD = "a majority of the voters that stay is not heard, and could decide nothing"
+    TOO_FEW_REACHABLE = "no majority of the remaining voters answers: they could commit nothing"
 
 
 class ProposalRefused(Exception):

@@ -72,8 +72,8 @@ class Progress:
         "_refused_at_match",
         "commit_sent",
         "confirmed_us",
-        "heard_us",
         "key",
+        "last_contact_us",
         "match",
         "next",
         "state",
@@ -87,7 +87,7 @@ class Progress:
         self.next = next_index
         self.state = ProgressState.PROBE
         # A new leader waits a full timeout before it counts a follower as silent.
-        self.heard_us = now_us
+        self.last_contact_us = now_us
         self.confirmed_us = 0
         """When the newest heartbeat that it answered was sent."""
         self.commit_sent = 0
@@ -110,7 +110,7 @@ class Progress:
         )
 
     @property
-    def has_forgotten(self) -> bool:
+    def has_lost_entries(self) -> bool:
         """True when the follower keeps refusing entries right after its own acknowledgement."""
         return self._refused_at_match >= _REFUSALS
 

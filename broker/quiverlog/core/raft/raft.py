@@ -120,17 +120,17 @@ class Raft:
         return {} if leader is None else leader.match_indexes
 
     @property
-    def forgotten(self) -> dict[ReplicaKey, int]:
+    def lost_entries(self) -> dict[ReplicaKey, int]:
         """Replicas that lack entries which they acknowledged, and that index: this one, by its
         leader's heartbeats, or followers of this leader. Their disks show an earlier state.
 
         The leader does not send those entries again: a second acknowledgement would count twice.
         """
-        return self._follower.forgotten if self._leader is None else self._leader.forgotten
+        return self._follower.lost_entries if self._leader is None else self._leader.lost_entries
 
     @property
-    def heard_us(self) -> dict[ReplicaKey, int]:
-        return {} if self._leader is None else self._leader.heard_us
+    def last_contact_us(self) -> dict[ReplicaKey, int]:
+        return {} if self._leader is None else self._leader.last_contact_us
 
     @property
     def majority_confirmed_us(self) -> int | None:
@@ -159,7 +159,7 @@ class Raft:
     # --- messages ------------------------------------------------------------------------------
     def step(self, message: Message, now_us: int) -> None:
         self._at(now_us)
-        if self.is_failed or not self._is_meant(message.target):
+        if self.is_failed or not self._is_addressed(message.target):
             return
         if isinstance(message, PreVote):
             self._election.on_pre_vote(message, now_us)
@@ -190,9 +190,9 @@ class Raft:
         elif message.term == self.term:
             self._on_answer(message, now_us)
 
-    def told_leader(self, leader: ReplicaKey) -> None:
+    def on_leader_named(self, leader: ReplicaKey) -> None:
         if not self.is_failed and self.leader is None and leader.node_id != self.key.node_id:
-            self._follower.told_leader = leader
+            self._follower.named_leader = leader
 
     def _at(self, now_us: int) -> None:
         """A leader judges the time that has passed before it counts answers: after a pause, those
@@ -205,7 +205,7 @@ class Raft:
             self._step_down(self.term, now_us)
             assert self._leader is None
 
-    def _is_meant(self, target: ReplicaKey) -> bool:
+    def _is_addressed(self, target: ReplicaKey) -> bool:
         """Return whether the message is for this disk: only it keeps what another may rest on."""
         if target.node_id != self.key.node_id:
             return False
@@ -216,8 +216,8 @@ class Raft:
             self._follower.answer_stale(message, self.term)
             return
         assert message.term == self.term, "a newer term was taken over before"
-        self._election.hear_leader(message.source, now_us)
-        self._follower.heard_leader(message, now_us)
+        self._election.on_leader_message(message.source, now_us)
+        self._follower.on_leader_message(message, now_us)
         if isinstance(message, Append):
             self._follower.on_append(message)
         elif isinstance(message, Heartbeat):
@@ -304,7 +304,7 @@ class Raft:
     def check_removal(self, key: ReplicaKey, now_us: int) -> Voters:
         leader = self._must_lead(now_us)
         stay = self._membership.without_voter(key)
-        leader.check_heard(stay, now_us)
+        leader.check_majority_reachable(stay, now_us)
         return stay
 
     def move_voter(self, key: ReplicaKey, endpoint: str, now_us: int) -> Place:

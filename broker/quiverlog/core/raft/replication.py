@@ -71,7 +71,7 @@ class Replication:
         self._uncommitted_bytes = 0
         self._transfer: _Transfer | None = None
         self.progress: dict[ReplicaKey, Progress] = {}
-        self.forgotten: dict[ReplicaKey, int] = {}
+        self.lost_entries: dict[ReplicaKey, int] = {}
         self.heartbeat_due_us = now_us
         self.wants_to_send = True
         self.voters_changed(now_us)
@@ -91,7 +91,7 @@ class Replication:
         if known is not None and self._membership.is_voter(key):
             known.probe_again()
         elif known is not None and known.transfer is not None:
-            known.heard_us = now_us
+            known.last_contact_us = now_us
         elif known is not None:
             # It may have restarted with an earlier state of its disk, so its acknowledgements no
             # longer count. Nothing rested on them, as it has no vote.
@@ -110,10 +110,13 @@ class Replication:
         assert key not in self.progress or not self._membership.is_voter(key)
         self.progress[key] = Progress(key, self._log.last_index + 1, self._config, now_us)
 
-    def _forget_silent_observers(self, now_us: int) -> None:
+    def _drop_silent_observers(self, now_us: int) -> None:
         silent_us = _OBSERVER_TIMEOUTS * self._config.election_timeout_us
         for key, progress in list(self.progress.items()):
-            if not self._membership.is_voter(key) and now_us - progress.heard_us >= silent_us:
+            if (
+                not self._membership.is_voter(key)
+                and now_us - progress.last_contact_us >= silent_us
+            ):
                 del self.progress[key]
 
     def check_caught_up(self, key: ReplicaKey, now_us: int) -> None:
@@ -128,25 +131,23 @@ class Replication:
             or progress.state is not ProgressState.REPLICATE
             or progress.match + self._config.catch_up_entries_max < self._log.last_index
             or progress.match < self._log.commit
-            or now_us - progress.heard_us >= self._config.election_timeout_us
+            or now_us - progress.last_contact_us >= self._config.election_timeout_us
         ):
             raise ProposalRefused(Refusal.NOT_CAUGHT_UP)
 
     def is_silent(self, voter: ReplicaKey, now_us: int) -> bool:
-        """A shorter timeout could call every voter silent between two heartbeats."""
-        assert voter != self._key, "a leader hears itself"
+        assert voter != self._key, "a leader needs no contact with itself"
         assert self._membership.is_voter(voter)
-        return now_us - self.progress[voter].heard_us >= self._config.election_timeout_us
+        # A shorter timeout could call every voter silent between two heartbeats.
+        return now_us - self.progress[voter].last_contact_us >= self._config.election_timeout_us
 
-    def check_heard(self, stay: Voters, now_us: int) -> None:
-        """Raise ProposalRefused unless a majority of those voters answers.
-
-        They alone commit their own set: with too few of them every later decision stays open.
-        """
+    def check_majority_reachable(self, stay: Voters, now_us: int) -> None:
+        """Raise ProposalRefused unless a majority of those voters answers."""
         assert stay.keys() <= self._membership.voters.keys()
-        heard = sum(key == self._key or not self.is_silent(key, now_us) for key in stay)
-        if heard < majority(len(stay)):
-            raise ProposalRefused(Refusal.TOO_FEW_HEARD)
+        # They alone commit their own set: with too few of them every later decision stays open.
+        reachable = sum(key == self._key or not self.is_silent(key, now_us) for key in stay)
+        if reachable < majority(len(stay)):
+            raise ProposalRefused(Refusal.TOO_FEW_REACHABLE)
 
     # --- proposals -----------------------------------------------------------------------------
     def check_proposal(self, data: Sequence[bytes]) -> None:
@@ -212,10 +213,10 @@ class Replication:
         return True
 
     # --- answers -------------------------------------------------------------------------------
-    def heard(self, key: ReplicaKey, now_us: int) -> Progress | None:
+    def contact(self, key: ReplicaKey, now_us: int) -> Progress | None:
         progress = self.progress.get(key)
         if progress is not None:
-            progress.heard_us = now_us
+            progress.last_contact_us = now_us
         return progress
 
     def on_append_response(self, progress: Progress, message: AppendResponse) -> bool:
@@ -224,15 +225,14 @@ class Replication:
             fits = self._log.newest_possible_match(message.hint_index, message.hint_term)
             progress.refused(message.index, fits.index + 1)
             # Only a voter's acknowledgements have committed anything.
-            if progress.has_forgotten and self._membership.is_voter(progress.key):
-                self.forgotten[progress.key] = progress.match
+            if progress.has_lost_entries and self._membership.is_voter(progress.key):
+                self.lost_entries[progress.key] = progress.match
             return False
         # Durable on the follower, in this term: it counts (paper, section 5.3).
         assert message.index <= self._log.last_index, "a follower acknowledges what it was sent"
         progress.accepted(message.index)
-        self.forgotten.pop(
-            progress.key, None
-        )  # It is back on the disk that holds what it acknowledged.
+        # It is back on the disk that holds what it acknowledged.
+        self.lost_entries.pop(progress.key, None)
         self._hand_over_when_ready()
         return self.advance_commit()
 
@@ -272,7 +272,7 @@ class Replication:
     def tick(self, now_us: int) -> None:
         if now_us >= self.heartbeat_due_us:
             self.heartbeat_due_us = now_us + self._config.heartbeat_us
-            self._forget_silent_observers(now_us)
+            self._drop_silent_observers(now_us)
             for progress in self.progress.values():
                 assert progress.match <= self._log.last_index
                 # Not beyond the follower's own log: what follows `match` there may be another
@@ -292,11 +292,11 @@ class Replication:
     @property
     def quorum_deadline_us(self) -> int:
         assert self._config.election_timeout_us > 0
-        return self.majority_heard_us + self._config.election_timeout_us
+        return self.majority_contact_us + self._config.election_timeout_us
 
     @property
-    def majority_heard_us(self) -> int:
-        return self._reached({key: one.heard_us for key, one in self.progress.items()})
+    def majority_contact_us(self) -> int:
+        return self._reached({key: one.last_contact_us for key, one in self.progress.items()})
 
     @property
     def majority_confirmed_us(self) -> int:
@@ -350,5 +350,5 @@ class Replication:
 
     def closest_voter(self) -> ReplicaKey | None:
         others = (p for key, p in self.progress.items() if self._membership.is_voter(key))
-        best = max(others, key=lambda p: (p.match, p.heard_us), default=None)
+        best = max(others, key=lambda p: (p.match, p.last_contact_us), default=None)
         return None if best is None else best.key

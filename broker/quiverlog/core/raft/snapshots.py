@@ -200,7 +200,7 @@ class SnapshotReceiver:
         )
         self._outbox.send_durable(response, chunk.snapshot.index if installed else 0)
 
-    def forget_unwritten(self) -> None:
+    def drop_unwritten(self) -> None:
         under_way = self._outbox.under_way
         assert under_way is None or under_way.chunk in (None, self._writing)
         if self._writing is not None and (under_way is None or under_way.chunk is None):

@@ -139,8 +139,8 @@ class Follower:
     """
 
     __slots__ = (
-        "_failures", "_leader_epoch", "_log", "_said", "has_leader", "phase", "recheck", "rests",
-        "retry_us",
+        "_failures", "_leader_epoch", "_log", "_reported", "has_leader", "phase", "recheck",
+        "rests", "retry_us",
     )  # fmt: skip
 
     def __init__(self, log: CopiedLog) -> None:
@@ -148,7 +148,7 @@ class Follower:
         self._leader_epoch = NO_EPOCH
         self._failures = 0
         # End, flushed and start offset and saved epoch of the last fetch.
-        self._said = (-1, -1, -1, NO_EPOCH)
+        self._reported = (-1, -1, -1, NO_EPOCH)
         self.phase = Phase.WAITING
         self.has_leader = False
         self.rests = False
@@ -190,19 +190,19 @@ class Follower:
     @property
     def has_news(self) -> bool:
         log = self._log
-        return self._said != self._says(log)
+        return self._reported != self._positions(log)
 
     @staticmethod
-    def _says(log: CopiedLog) -> tuple[int, int, int, int]:
+    def _positions(log: CopiedLog) -> tuple[int, int, int, int]:
         assert log.flushed_offset <= log.log_end_offset
         assert log.saved_epoch >= NO_EPOCH
         return (log.log_end_offset, log.flushed_offset, log.log_start_saved, log.saved_epoch)
 
     @property
     def has_new_start(self) -> bool:
-        return self._said[2] != self._log.log_start_saved
+        return self._reported[2] != self._log.log_start_saved
 
-    def said(self, topic_id: bytes, partition: int) -> ReplicaFetchPartition:
+    def fetch_entry(self, topic_id: bytes, partition: int) -> ReplicaFetchPartition:
         assert self.may_fetch
         assert self._leader_epoch != NO_EPOCH, "a leader is known"
         log = self._log
@@ -210,7 +210,7 @@ class Follower:
         # An empty copy has nothing to agree upon: its newest epoch is of rows that it no longer
         # has, and may have ended below its start. No cut would change that.
         is_empty = log.log_start_offset == log.log_end_offset
-        self._said = self._says(log)
+        self._reported = self._positions(log)
         return ReplicaFetchPartition(
             topic_id,
             partition,

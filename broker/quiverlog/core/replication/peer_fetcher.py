@@ -93,13 +93,13 @@ class PeerFetcher:
     def add(self, key: Key, follower: Follower, now_us: int) -> None:
         assert key not in self._followers
         self._followers[key] = follower
-        self.told(key, now_us)
+        self.mark_news(key, now_us)
 
     def remove(self, key: Key) -> None:
         if self._followers.pop(key, None) is not None:
             self._leave(key)
 
-    def told(self, key: Key, now_us: int, *, urgent: bool = True) -> None:
+    def mark_news(self, key: Key, now_us: int, *, urgent: bool = True) -> None:
         """Note that the copy's phase changed, or something that the leader needs.
 
         Unless `urgent`, it goes with the next fetch, however long the leader holds the current one.
@@ -159,7 +159,7 @@ class PeerFetcher:
         while self._news and len(entries) < self._entries_max:
             key = next(iter(self._news))
             del self._news[key]
-            entries.append(self._followers[key].said(*key))
+            entries.append(self._followers[key].fetch_entry(*key))
             self._in_session.add(key)
             self._forgotten.pop(key, None)
         assert len(entries) <= self._entries_max
@@ -203,7 +203,7 @@ class PeerFetcher:
             return None
         action = follower.answered(result, now_us)
         if not follower.may_fetch:
-            self.told(key, now_us)
+            self.mark_news(key, now_us)
         return action
 
     def refused(self, now_us: int) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from quiverlog.core.partition.leadership import Brokers
 from quiverlog.core.partition.partition import PartitionState
-from quiverlog.core.partition.progress import Said
+from quiverlog.core.partition.progress import FollowerReport
 from quiverlog.core.replication.divergence import Epochs, diverging
 from quiverlog.core.replication.sessions import FetchSession
 from quiverlog.errors import (
@@ -23,7 +23,7 @@ from quiverlog.errors import (
 )
 from quiverlog.wire.replica_messages import ReplicaFetchPartition, ReplicaFetchResult
 
-__all__ = ["check", "hear", "sessions_of"]
+__all__ = ["check", "record_report", "sessions_of"]
 
 
 def check(
@@ -77,7 +77,7 @@ def _check(
         )
 
 
-def hear(
+def record_report(
     state: PartitionState,
     epochs: Epochs,
     session: FetchSession,
@@ -89,7 +89,7 @@ def hear(
     if leadership is None or check(state, epochs, session.broker_id, entry).error_code:
         return False
     assert entry.offset <= state.log_end_offset, "the entry was checked"
-    said = Said(
+    report = FollowerReport(
         session.broker_id,
         session.broker_epoch,
         entry.offset,
@@ -97,11 +97,11 @@ def hear(
         entry.log_start_offset,
         entry.saved_epoch,
     )
-    if said.broker_epoch < leadership.followers[said.broker_id].broker_epoch:
+    if report.broker_epoch < leadership.followers[report.broker_id].broker_epoch:
         raise StaleBrokerEpoch(
-            f"{state.name}: broker {said.broker_id} has restarted since and asked again."
+            f"{state.name}: broker {report.broker_id} has restarted since and asked again."
         )
-    leadership.fetched(said, session, state.log_end_offset, brokers, now_us)
+    leadership.fetched(report, session, state.log_end_offset, brokers, now_us)
     return state.followers_moved()
 
 
@@ -109,5 +109,5 @@ def sessions_of(state: PartitionState) -> Iterator[FetchSession]:
     leadership = state.leadership
     if leadership is not None:
         for follower in leadership.followers.values():
-            if isinstance(follower.heard, FetchSession):
-                yield follower.heard
+            if isinstance(follower.session, FetchSession):
+                yield follower.session

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from quiverlog.core.partition.progress import Heard
+from quiverlog.core.partition.progress import FollowerSession
 from quiverlog.core.replication.peer_fetcher import Key, next_epoch
 from quiverlog.errors import InvalidFetchSession, StaleBrokerEpoch, ThrottledBroker
 from quiverlog.limits import (
@@ -25,13 +25,20 @@ from quiverlog.wire.replica_messages import PartitionKey, ReplicaFetchPartition
 __all__ = ["FetchSession", "FetchSessions"]
 
 
-class FetchSession(Heard):
-    """`told`: what the follower got of each partition: (high watermark, log start, log start on the
+class FetchSession(FollowerSession):
+    """`sent`: what the follower got of each partition: (high watermark, log start, log start on the
     leader's disk, offset to flush, start of the leader's epoch). `lagging`: partitions of which
     only the high watermark changed, which may go later."""
 
     __slots__ = (
-        "broker_epoch", "broker_id", "entries", "epoch", "lagging", "news", "session_id", "told"
+        "broker_epoch",
+        "broker_id",
+        "entries",
+        "epoch",
+        "lagging",
+        "news",
+        "sent",
+        "session_id"
     )  # fmt: skip
 
     def __init__(self, session_id: int, broker_id: int, broker_epoch: int, now_us: int) -> None:
@@ -42,7 +49,7 @@ class FetchSession(Heard):
         self.epoch = 0
         self.entries: dict[Key, ReplicaFetchPartition] = {}
         self.news: dict[Key, None] = {}
-        self.told: dict[Key, tuple[int, int, int, int, int]] = {}
+        self.sent: dict[Key, tuple[int, int, int, int, int]] = {}
         self.lagging: dict[Key, None] = {}
 
     def moved(self, key: Key) -> bool:
@@ -62,25 +69,25 @@ class FetchSession(Heard):
                 gone.append(key)
             self.news.pop(key, None)
             self.lagging.pop(key, None)
-            self.told.pop(key, None)
+            self.sent.pop(key, None)
         for entry in entries:
             key = (entry.topic_id, entry.partition)
             before = self.entries.get(key)
             if before is None or before.leader_epoch != entry.leader_epoch:
-                self.told.pop(key, None)
+                self.sent.pop(key, None)
             self.entries[key] = entry
             # The rows it asks for may be there already, or deleted.
             self.news[key] = None
         assert len(self.news) <= len(self.entries), "only what was said is news"
-        assert len(self.told) <= len(self.entries)
+        assert len(self.sent) <= len(self.entries)
         return gone
 
-    def may_lag(self, key: Key, tells: tuple[int, int, int, int, int]) -> bool:
+    def may_lag(self, key: Key, current: tuple[int, int, int, int, int]) -> bool:
         """Return whether only the high watermark changed and no reader waits for it there."""
         if self.entries[key].readers_wait:
             return False
-        told = self.told.get(key)
-        return told is not None and told[1:] == tells[1:]
+        sent = self.sent.get(key)
+        return sent is not None and sent[1:] == current[1:]
 
     def lag_no_more(self) -> bool:
         lagging, self.lagging = self.lagging, {}

@@ -271,7 +271,7 @@ _KINDS: dict[Refusal, type[QuiverlogError]] = {
     Refusal.NOT_VOTER: InvalidVoterChange,
     Refusal.TOO_MANY_VOTERS: InvalidVoterChange,
     Refusal.LAST_VOTER: InvalidVoterChange,
-    Refusal.TOO_FEW_HEARD: InvalidVoterChange,
+    Refusal.TOO_FEW_REACHABLE: InvalidVoterChange,
 }
 assert _KINDS.keys() == set(Refusal), "every refusal has its error"
 
@@ -384,7 +384,7 @@ def describe_quorum(broker: Broker, now: Now) -> list[QuorumReplica]:
     own = broker.quorum.log.key
     last_index = raft.log.last_index if broker.quorum.is_leading else None
     indexes = {own: raft.log.durable_index, **raft.match_indexes}
-    contact_us = {own: now.mono_us, **raft.heard_us}
+    contact_us = {own: now.mono_us, **raft.last_contact_us}
     voters = raft.voters
     addresses = broker.whereabouts.known()
     replicas = []

@@ -132,7 +132,7 @@ def handle_quorum(broker: Broker, event: RequestReceived, now: Now) -> None:
         request.source_endpoint,
         now,
         is_led=broker.quorum.raft.leader is not None,
-        yields=source in broker.quorum.raft.forgotten,
+        yields=source in broker.quorum.raft.lost_entries,
         is_controller=request.source_is_controller,
     )
     if first is not None:  # Nor does it vote, or acknowledge anything in the name of the first.

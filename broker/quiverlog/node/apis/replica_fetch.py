@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import partial
 from typing import ClassVar
 
-from quiverlog.core.replication.serving import check, hear
+from quiverlog.core.replication.serving import check, record_report
 from quiverlog.core.replication.sessions import FetchSession
 from quiverlog.errors import (
     CorruptLog,
@@ -202,12 +202,12 @@ class ReplicaFetchWaiter(Waiter):
         )
         session = self._session
         if not views and not result.error_code:
-            if session.told.get(key) == sent:
+            if session.sent.get(key) == sent:
                 return
             if not self._sends_all and session.may_lag(key, sent):
                 session.lagging[key] = None
                 return
-        session.told[key] = sent
+        session.sent[key] = sent
         result.batch_bytes = sum(map(len, views))
         self.byte_count += result.batch_bytes
         self.body += views
@@ -308,7 +308,7 @@ def _take_in(broker: Broker, request: ReplicaFetchRequest, now: Now) -> FetchSes
         state = replica.state
         if entry.recheck:
             replica.log.distrust(entry.offset)
-        if hear(state, replica.log.epochs, session, entry, broker.registered, now.mono_us):
+        if record_report(state, replica.log.epochs, session, entry, broker.registered, now.mono_us):
             broker.wakeups.changed(replica)
         broker.in_sync_changes.heard(replica, session.broker_id)
         if broker.copied_starts.is_needed:
@@ -322,4 +322,4 @@ def _end_following(broker: Broker, session: FetchSession, keys: list[Key]) -> No
     for key in keys:
         replica = broker.lookup.find_leader(*key)
         if replica is not None and replica.state.leadership is not None:
-            replica.state.leadership.forgotten(session.broker_id)
+            replica.state.leadership.session_ended(session.broker_id)

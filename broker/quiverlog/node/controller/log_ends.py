@@ -15,7 +15,7 @@ from typing import Final, Protocol
 from quiverlog.core.controller.elections import deleted_below, longest_log, only_copy_lost
 from quiverlog.core.controller.eligible import logs_needed
 from quiverlog.core.controller.image import Image
-from quiverlog.core.controller.log_ends import MISSING, UNREADABLE, LogEnd, LogEnds, Said
+from quiverlog.core.controller.log_ends import MISSING, UNREADABLE, LogEnd, LogEndReport, LogEnds
 from quiverlog.core.controller.records import Record
 from quiverlog.core.controller.topic_image import PartitionImage
 from quiverlog.errors import (
@@ -81,7 +81,7 @@ class LogEndDecisions:
         if not self._quorum.is_leading:
             raise NotController
         told = [
-            Said(
+            LogEndReport(
                 one.topic_id,
                 one.partition,
                 one.leader_epoch,

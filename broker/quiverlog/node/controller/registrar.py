@@ -213,7 +213,7 @@ class Registrar:
         decisions, so it would serve nothing and keep its newer disk out.
         """
         key = ReplicaKey(newcomer.node_id, newcomer.directory_id)
-        index = self._quorum.raft.forgotten.get(key)
+        index = self._quorum.raft.lost_entries.get(key)
         if index is not None:
             raise EarlierDiskState(
                 f"node {key.node_id} has acknowledged entry {index} of the metadata log, and its"
@@ -383,7 +383,7 @@ class Registrar:
             known = self._machine.sessions
             for broker in self._metadata.image.live_brokers():
                 if broker.node_id != self._config.node_id and not known.has(broker.node_id):
-                    known.heard(broker.node_id, now.mono_us)
+                    known.renew(broker.node_id, now.mono_us)
             self._due_us = _next_us(self._machine, now)
 
 

@@ -343,7 +343,7 @@ class Quorum:
 
     def on_leader_named(self, leader: ReplicaKey, now: Now) -> None:
         if self.log is not None and not self._is_stopped:
-            self._drive(partial(self.raft.told_leader, leader), now)
+            self._drive(partial(self.raft.on_leader_named, leader), now)
 
     def next_us(self) -> int:
         return self._due_us
@@ -469,9 +469,9 @@ class Quorum:
     def _look_at_role(self, now: Now) -> None:
         raft = self.raft
         self._look_at_voters()
-        if raft.forgotten:
+        if raft.lost_entries:
             self._reported_lost = report_lost_entries(
-                self._report, self._log.key, raft.forgotten, self._reported_lost
+                self._report, self._log.key, raft.lost_entries, self._reported_lost
             )
         leads = raft.role is Role.LEADER
         if self._announced_term and not (leads and raft.term == self._announced_term):

@@ -133,7 +133,7 @@ class Replication:
                 fetcher = self._fetchers.setdefault(leader_id, PeerFetcher())
                 fetcher.add(key, copy.follower, now.mono_us)
         else:
-            self._told(copy, now)
+            self._mark_news(copy, now)
 
     def leave(self, key: Key) -> bool:
         """Stop following: the partition is led here, or goes. False: its log is in truncation."""
@@ -154,9 +154,9 @@ class Replication:
             self._fetchers[copy.leader_id].remove(copy.key)
             copy.leader_id = -1
 
-    def _told(self, copy: Copy, now: Now) -> None:
+    def _mark_news(self, copy: Copy, now: Now) -> None:
         if copy.leader_id >= 0:
-            self._fetchers[copy.leader_id].told(copy.key, now.mono_us)
+            self._fetchers[copy.leader_id].mark_news(copy.key, now.mono_us)
 
     def shown(self, key: Key) -> Replica | None:
         """Return the replica if readers may have its rows below its high watermark.
@@ -183,7 +183,7 @@ class Replication:
         if not replica.flush_queued and not replica.flush_running:
             self._flushing.discard(copy.key)
         if copy.leader_id >= 0 and copy.follower.may_fetch and copy.follower.has_news:
-            self._fetchers[copy.leader_id].told(copy.key, 0, urgent=urgent)
+            self._fetchers[copy.leader_id].mark_news(copy.key, 0, urgent=urgent)
 
     def went_offline(self, replica: Replica) -> None:
         """Stop fetching: the replica takes no writes, or has lost rows."""
@@ -191,19 +191,19 @@ class Replication:
         if copy is not None:
             copy.follower.went_offline()
             if copy.leader_id >= 0:
-                self._fetchers[copy.leader_id].told(copy.key, 0)
+                self._fetchers[copy.leader_id].mark_news(copy.key, 0)
 
     def start_failed(self, replica: Replica, now: Now) -> None:
         """Fetch again later: the start of a replica could not follow its leader's."""
         copy = self._copies.get((replica.topic.topic_id, replica.name.partition))
         if copy is not None and copy.follower.may_fetch:
             copy.follower.failed(now.mono_us)
-            self._told(copy, now)
+            self._mark_news(copy, now)
 
     def set_move_rate(self, bytes_per_s: int, now: Now) -> None:
         """Change the rate of moving partitions: pauses of the old rate end."""
         for copy in self._quota.set_rate(bytes_per_s, self._copies.values(), now.mono_us):
-            self._told(copy, now)
+            self._mark_news(copy, now)
 
     def deleted_below(self, key: Key, offset: int, now: Now) -> None:
         """Move the start of a replica without a leader: rows were deleted while this broker was
@@ -320,7 +320,7 @@ class Replication:
                     return
                 replica.append_copied(batches, now, result.arrived_us)
                 self._flushes.appended(replica)
-                self._told(copy, now)
+                self._mark_news(copy, now)
         except StorageFault as error:
             self._flushes.declare_fault(replica, error.message)
             self.went_offline(replica)
@@ -331,17 +331,17 @@ class Replication:
             )
             copy.follower.recheck = isinstance(error, CorruptBatch)
             copy.follower.failed(now.mono_us)
-            self._told(copy, now)
+            self._mark_news(copy, now)
             return
         copy.follower.recheck = False
-        if replica.state.leader_said(result.high_watermark):
+        if replica.state.on_leader_high_watermark(result.high_watermark):
             self._wakeups.changed(replica)
         if copy.wants_flush(result):
             self._flushing.add(copy.key)
             self._flushes.want(replica)
         self._starts.said(replica, result.log_start_offset, result.log_start_saved, now)
         if self._quota.taken(copy.key, copy.follower, len(rows), now.mono_us):
-            self._told(copy, now)
+            self._mark_news(copy, now)
 
     def _begin_cut(self, copy: Copy, now: Now) -> None:
         replica = copy.replica
@@ -406,7 +406,7 @@ class Replication:
                 self._jobs.start(removal, lambda _result, _error, _now: None)
         if error is None and copy.follower.is_busy:
             copy.follower.cut()
-            self._told(copy, now)
+            self._mark_news(copy, now)
             self._starts.go_on(replica, now)
         if not replica.deleted:
             self._flushes.appended(replica)

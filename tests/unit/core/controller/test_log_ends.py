@@ -8,7 +8,7 @@ from quiverlog.batch.schema import serialize_schema
 from quiverlog.core.controller import elections
 from quiverlog.core.controller.eligible import logs_needed
 from quiverlog.core.controller.image import Image
-from quiverlog.core.controller.log_ends import MISSING, UNREADABLE, LogEnd, LogEnds, Said
+from quiverlog.core.controller.log_ends import MISSING, UNREADABLE, LogEnd, LogEndReport, LogEnds
 from quiverlog.core.controller.records import (
     LEADER_GONE,
     NO_LEADER,
@@ -59,8 +59,8 @@ def elected(image: Image, ends: dict[int, LogEnd], *heard: int) -> int:
     return partition(image).leader_id
 
 
-def said(end: int, last_epoch: int = 3, leader_epoch: int = EPOCH) -> Said:
-    return Said(*KEY, leader_epoch, LogEnd(last_epoch, end))
+def said(end: int, last_epoch: int = 3, leader_epoch: int = EPOCH) -> LogEndReport:
+    return LogEndReport(*KEY, leader_epoch, LogEnd(last_epoch, end))
 
 
 # --- who leads ----------------------------------------------------------------------------------
@@ -334,8 +334,10 @@ def test_only_of_replicas_and_of_partitions_without_a_leader() -> None:
     image, ends = cluster(), LogEnds()
     image.replay_entry([BrokerRecord(7, b"i", broker_epoch=17)])
     assert ends.take(image, 7, 17, [said(5)]) == []
-    assert ends.take(image, 0, 10, [Said(b"no such topic   ", 0, EPOCH, LogEnd(3, 5))]) == []
-    assert ends.take(image, 0, 10, [Said(TOPIC, 1, EPOCH, LogEnd(3, 5))]) == []
+    assert (
+        ends.take(image, 0, 10, [LogEndReport(b"no such topic   ", 0, EPOCH, LogEnd(3, 5))]) == []
+    )
+    assert ends.take(image, 0, 10, [LogEndReport(TOPIC, 1, EPOCH, LogEnd(3, 5))]) == []
     image.replay_entry([PartitionChangeRecord(TOPIC, 0, 1, EPOCH + 1, (1,))])
     assert ends.take(image, 0, 10, [said(5, leader_epoch=EPOCH + 1)]) == []
     assert len(ends) == 0

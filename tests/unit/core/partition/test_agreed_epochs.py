@@ -12,7 +12,7 @@ from quiverlog.core.partition.agreement import Agreement
 from quiverlog.core.partition.in_sync import InSync
 from quiverlog.core.partition.leadership import Leadership
 from quiverlog.core.partition.partition import Assigned, PartitionState
-from quiverlog.core.partition.progress import Said
+from quiverlog.core.partition.progress import FollowerReport
 from quiverlog.storage.log.log import Log, LogConfig
 from quiverlog.types import NO_EPOCH, Durability, Now, TopicPartition
 from tests.model.test_log_model import make_batch
@@ -125,7 +125,7 @@ def led(end: int, *, readable: int, replicas: tuple[int, ...] = BOTH, bare: bool
         log_end_offset=end,
         flushed_offset=0,
     )
-    state.leader_said(readable)
+    state.on_leader_high_watermark(readable)
     state.lead(Assigned(4, 1, replicas, replicas, 1), 0, is_tail_bare=bare)
     assert state.leadership is not None
     return state.leadership.agreement.is_needed
@@ -167,8 +167,8 @@ def new_leader(*, is_epoch_saved: bool = True, in_sync: tuple[int, ...] = (0, 1,
 
 
 def agrees(leader: Leadership, broker: int, at: int, saved_epoch: int, end: int = 100) -> None:
-    said = Said(broker, 10 + broker, at, 0, 0, saved_epoch)
-    leader.fetched(said, None, end, BROKERS, 0)
+    report = FollowerReport(broker, 10 + broker, at, 0, 0, saved_epoch)
+    leader.fetched(report, None, end, BROKERS, 0)
 
 
 def test_rows_of_earlier_leaders_wait_until_all_that_count_have_the_epoch() -> None:

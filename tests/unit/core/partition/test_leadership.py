@@ -5,7 +5,7 @@ from __future__ import annotations
 from quiverlog.core.partition.agreement import Agreement
 from quiverlog.core.partition.in_sync import InSync
 from quiverlog.core.partition.leadership import Leadership
-from quiverlog.core.partition.progress import UNHEARD_EPOCH, Heard, Said
+from quiverlog.core.partition.progress import NEVER_FETCHED_EPOCH, FollowerReport, FollowerSession
 from quiverlog.errors import IneligibleReplica
 
 LAG_US = 1_000
@@ -45,11 +45,11 @@ def fetched(
     now_us: int,
     *,
     epoch: int | None = None,
-    heard: Heard | None = None,
+    heard: FollowerSession | None = None,
     flushed: int = 0,
 ) -> None:
-    said = Said(broker, 10 + broker if epoch is None else epoch, at, flushed, 0)
-    leader.fetched(said, heard, end, BROKERS, now_us)
+    report = FollowerReport(broker, 10 + broker if epoch is None else epoch, at, flushed, 0)
+    leader.fetched(report, heard, end, BROKERS, now_us)
 
 
 def proposed(
@@ -99,7 +99,7 @@ def test_nobody_is_looked_at_again_where_all_have_all_rows() -> None:
 def test_a_follower_of_an_idle_partition_is_heard_by_its_session() -> None:
     """The follower does not mention the partition, and has all rows for as long as it is heard."""
     leader = leadership()
-    heard = [Heard(0), Heard(0)]
+    heard = [FollowerSession(0), FollowerSession(0)]
     fetched(leader, 1, 100, 100, 5, heard=heard[0])
     fetched(leader, 2, 100, 100, 5, heard=heard[1])
     heard[0].fetched_us = 50_000
@@ -110,9 +110,9 @@ def test_a_follower_of_an_idle_partition_is_heard_by_its_session() -> None:
 
 def test_a_partition_that_was_taken_out_of_the_session_is_not_heard_by_it() -> None:
     leader = leadership((0, 1))
-    heard = Heard(0)
+    heard = FollowerSession(0)
     fetched(leader, 1, 100, 100, 5, heard=heard)
-    leader.forgotten(1)
+    leader.session_ended(1)
     heard.fetched_us = 50_000
     leader.grows(100)
     assert proposed(leader, 110, 50_100) == {0}
@@ -239,7 +239,7 @@ def test_who_joins_has_the_lag_time_to_come_up() -> None:
 
 # --- moving -------------------------------------------------------------------------------------
 def flushed(leader: Leadership, broker: int, at: int, end: int) -> None:
-    leader.fetched(Said(broker, 10 + broker, end, at, 0), None, end, BROKERS, 1)
+    leader.fetched(FollowerReport(broker, 10 + broker, end, at, 0), None, end, BROKERS, 1)
 
 
 def moving() -> Leadership:
@@ -347,7 +347,7 @@ def test_a_proposal_that_is_repeated_speaks_of_the_same_lives() -> None:
     fetched(leader, 2, 100, 100, 5)
     first = leader.propose(100, 100, BROKERS, 6)
     assert first is not None
-    assert first.broker_epochs == (UNHEARD_EPOCH, 11, 12)
+    assert first.broker_epochs == (NEVER_FETCHED_EPOCH, 11, 12)
     leader.in_sync.unanswered()
     fetched(leader, 2, 40, 100, 7, epoch=22)
     assert leader.propose_again() == first

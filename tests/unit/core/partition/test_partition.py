@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from quiverlog.core.partition.leadership import Leadership
 from quiverlog.core.partition.levels import safe_offset
 from quiverlog.core.partition.partition import Assigned, PartitionState
-from quiverlog.core.partition.progress import Said
+from quiverlog.core.partition.progress import FollowerReport
 from quiverlog.errors import (
     FencedLeaderEpoch,
     NotEnoughReplicas,
@@ -143,8 +143,8 @@ def leading(
 def follower_at(
     partition: PartitionState, broker: int, end: int, *, flushed: int = 0, now_us: int = 0
 ) -> bool:
-    said = Said(broker, 1, end, flushed, 0, saved_epoch=partition.leader_epoch)
-    leadership_of(partition).fetched(said, None, partition.log_end_offset, AllFit(), now_us)
+    report = FollowerReport(broker, 1, end, flushed, 0, saved_epoch=partition.leader_epoch)
+    leadership_of(partition).fetched(report, None, partition.log_end_offset, AllFit(), now_us)
     return partition.followers_moved()
 
 
@@ -227,11 +227,11 @@ def test_a_follower_shows_what_its_leader_shows() -> None:
     assert not partition.appended(20)
     assert not partition.flushed(20)
     assert not partition.set_durability(Durability.FLUSHED)
-    assert partition.leader_said(15)
+    assert partition.on_leader_high_watermark(15)
     assert partition.high_watermark == 15
-    assert partition.leader_said(30)
+    assert partition.on_leader_high_watermark(30)
     assert partition.high_watermark == 20, "as far as rows are here"
-    assert not partition.leader_said(12)
+    assert not partition.on_leader_high_watermark(12)
     partition.truncated(18)
     assert (partition.log_end_offset, partition.flushed_offset) == (18, 18)
     assert partition.high_watermark == 18

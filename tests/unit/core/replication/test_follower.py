@@ -97,14 +97,14 @@ def test_a_follower_asks_until_both_logs_know_the_epoch() -> None:
     """Rule 3 of docs/replication-rules.md."""
     log = log_of(1, 1, 3, 3, 5)
     follower = asking(log)
-    said = follower.said(TOPIC, 0)
+    said = follower.fetch_entry(TOPIC, 0)
     assert (said.offset, said.last_epoch, said.leader_epoch) == (5, 5, 9)
     parted = result(error_code=LogTruncated.code, diverging_epoch=4, diverging_end_offset=5)
     assert follower.answered(parted, 0) == Cut(4)
     assert follower.is_busy
     log.cut(4)
     follower.cut()
-    assert follower.said(TOPIC, 0).last_epoch == 3
+    assert follower.fetch_entry(TOPIC, 0).last_epoch == 3
     parted = result(error_code=LogTruncated.code, diverging_epoch=2, diverging_end_offset=2)
     assert follower.answered(parted, 0) == Cut(2)
     log.cut(2)
@@ -155,7 +155,7 @@ def test_a_copy_without_rows_has_nothing_to_agree_upon() -> None:
     follower = asking(log, epoch=1)
     leader = epochs_of(113, (0, 0), (1, 2))
     log.log_start_offset = 3
-    said = follower.said(TOPIC, 0)
+    said = follower.fetch_entry(TOPIC, 0)
     assert said.offset == 3
     assert diverging(leader, said.last_epoch, said.offset) is None
 
@@ -209,7 +209,7 @@ def test_a_session_names_all_once_and_then_what_is_new() -> None:
     fetcher.answered(7)
     assert named(fetcher) == (7, 1, [], [])
     fetcher.answered(7)
-    fetcher.told((TOPIC, 1), 0)
+    fetcher.mark_news((TOPIC, 1), 0)
     assert named(fetcher) == (7, 2, [1], [])
     fetcher.refused(0)
     assert named(fetcher) == (0, 0, [0, 1, 2], [])
@@ -267,18 +267,18 @@ def test_a_leader_that_does_not_answer_is_asked_less_and_less() -> None:
 def test_news_end_the_wait_of_a_fetch_once_and_only_if_it_is_held() -> None:
     fetcher, _ = fetcher_of(2)
     named(fetcher)
-    fetcher.told((TOPIC, 0), 0)
+    fetcher.mark_news((TOPIC, 0), 0)
     assert fetcher.wait_to_end() is None, "the fetch that begins a session is not held"
     fetcher.answered(7)
     assert named(fetcher) == (7, 1, [0], [])
     assert fetcher.wait_to_end() is None, "there is no news"
-    fetcher.told((TOPIC, 1), 0, urgent=False)
+    fetcher.mark_news((TOPIC, 1), 0, urgent=False)
     assert fetcher.wait_to_end() is None, "nobody waits for it"
     assert fetcher.next_us() is None
-    fetcher.told((TOPIC, 0), 0)
+    fetcher.mark_news((TOPIC, 0), 0)
     assert fetcher.next_us() == 0
     assert fetcher.wait_to_end() == 7
-    fetcher.told((TOPIC, 1), 0)
+    fetcher.mark_news((TOPIC, 1), 0)
     assert fetcher.wait_to_end() is None, "the leader was told"
     fetcher.answered(7)
     assert named(fetcher) == (7, 2, [1, 0], [])
@@ -290,11 +290,11 @@ def test_a_session_that_begins_anew_has_no_wait_to_end() -> None:
     named(fetcher)
     fetcher.answered(7)
     named(fetcher)
-    fetcher.told((TOPIC, 0), 0)
+    fetcher.mark_news((TOPIC, 0), 0)
     fetcher.refused(0)
     assert fetcher.wait_to_end() is None
     assert named(fetcher) == (0, 0, [0], [])
-    fetcher.told((TOPIC, 0), 0)
+    fetcher.mark_news((TOPIC, 0), 0)
     assert fetcher.wait_to_end() is None
 
 
@@ -302,12 +302,12 @@ def test_a_copy_has_news_when_it_is_not_as_it_was_said() -> None:
     log = log_of(1, 1)
     follower = asking(log)
     assert follower.has_news
-    follower.said(TOPIC, 0)
+    follower.fetch_entry(TOPIC, 0)
     assert not follower.has_news
     log.flushed_offset = 1
     assert follower.has_news
     assert not follower.has_new_start
-    follower.said(TOPIC, 0)
+    follower.fetch_entry(TOPIC, 0)
     log.log_start_saved = 1
     assert follower.has_new_start
     assert follower.has_news

@@ -104,8 +104,8 @@ class Copier:
             if isinstance(action, Take):
                 if rows:
                     self.replica.append_copied(list(split_batches(rows)), self.node.now)
-                    self.fetcher.told(self.key, 0)
-                self.replica.state.leader_said(result.high_watermark)
+                    self.fetcher.mark_news(self.key, 0)
+                self.replica.state.on_leader_high_watermark(result.high_watermark)
             elif isinstance(action, Cut):
                 while self.node.syncs:
                     self.node.flush()
@@ -114,7 +114,7 @@ class Copier:
                     end = self.replica.log.complete_truncate(job, job.run())
                     self.replica.state.truncated(end)
                 self.follower.cut()
-                self.fetcher.told(self.key, 0)
+                self.fetcher.mark_news(self.key, 0)
         return [result.error_code for result in response.partitions]
 
     def copy(self) -> list[int]:
@@ -228,7 +228,7 @@ def test_rows_that_the_leader_does_not_have_are_cut(tmp_path: Path) -> None:
         epoch = {"leader_epoch": 5}
         change(node, topic, leader_id=LEADER, **epoch)
     copier.follower.led_by(5, has_leader=True)
-    copier.fetcher.told(copier.key, 0)
+    copier.fetcher.mark_news(copier.key, 0)
     leader.produce(topic, batch_of([2, 3]))
     assert copier.replica.log.log_end_offset == 3
     assert copier.copy() == [LogTruncated.code]

@@ -9,7 +9,7 @@ import pytest
 from quiverlog.batch.schema import serialize_schema
 from quiverlog.core.controller.elections import longest_log, only_copy_lost, unclean_leader
 from quiverlog.core.controller.image import Image
-from quiverlog.core.controller.log_ends import MISSING, LogEnd, Said
+from quiverlog.core.controller.log_ends import MISSING, LogEnd, LogEndReport
 from quiverlog.core.controller.records import (
     NO_LEADER,
     BrokerRecord,
@@ -42,7 +42,7 @@ def image_of(replicas: tuple[int, ...] = (1,), unclean: str = "false") -> Image:
 
 
 def says(image: Image, broker: int = 1, epoch: int = 4, end: LogEnd = GONE) -> bool:
-    records = only_copy_lost(image, broker, Said(TOPIC, 0, epoch, end))
+    records = only_copy_lost(image, broker, LogEndReport(TOPIC, 0, epoch, end))
     if records:
         image.replay_entry(records)
     return bool(records)
@@ -72,8 +72,8 @@ def test_only_the_leader_that_is_alone_and_lacks_it_says_so() -> None:
     assert not says(image_of(), end=LogEnd(-1, 0))
     assert not says(image_of((1, 2))), "others can be asked for their logs"
     image = image_of()
-    assert not only_copy_lost(image, 1, Said(TOPIC, 1, 4, GONE))
-    assert not only_copy_lost(image, 1, Said(b"?" * 16, 0, 4, GONE))
+    assert not only_copy_lost(image, 1, LogEndReport(TOPIC, 1, 4, GONE))
+    assert not only_copy_lost(image, 1, LogEndReport(b"?" * 16, 0, 4, GONE))
 
 
 def test_the_log_that_is_brought_back_leads_by_itself() -> None:

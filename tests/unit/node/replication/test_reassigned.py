@@ -9,7 +9,7 @@ import pytest
 
 from quiverlog.batch.header import BatchHeader, stamp
 from quiverlog.core.controller.records import LEADER_GONE, PartitionChangeRecord, Record
-from quiverlog.core.partition.progress import Said
+from quiverlog.core.partition.progress import FollowerReport
 from quiverlog.errors import (
     NotEnoughReplicas,
     NotEnoughReplicasAfterAppend,
@@ -126,7 +126,7 @@ def test_a_partition_is_led_followed_led_again_and_removed(
     once.record(BatchHeader.unpack(batch), 2, node.now.wall_us)
     assert replica.producers.snapshot() == once.snapshot(), "each batch counts once"
     assert (replica.state.log_end_offset, replica.state.high_watermark) == (5, 2)
-    replica.state.leader_said(4)
+    replica.state.on_leader_high_watermark(4)
     assert replica.state.high_watermark == 4
     # Retention is the leader's.
     node.advance(60_000)
@@ -244,8 +244,8 @@ def follower_at(node: NodeDriver, topic: bytes, end: int) -> None:
     replica = node.node.broker.replicas[topic, 0]
     state = replica.state
     assert state.leadership is not None
-    said = Said(OTHER, 1, end, 0, 0, state.leader_epoch)
-    state.leadership.fetched(said, None, state.log_end_offset, AllFit(), node.mono_us)
+    report = FollowerReport(OTHER, 1, end, 0, 0, state.leader_epoch)
+    state.leadership.fetched(report, None, state.log_end_offset, AllFit(), node.mono_us)
     state.followers_moved()
     replica.answers.advance(state)
     node.send(Tick())

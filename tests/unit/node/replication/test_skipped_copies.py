@@ -41,7 +41,7 @@ class Skipping(Copier):
             self.fetcher, Answer(response, memoryview(bytearray(body))), None, self.node.now
         )
         self.node.send(Tick())
-        self.fetcher.told(self.key, 0)
+        self.fetcher.mark_news(self.key, 0)
         return [result.error_code for result in response.partitions]
 
     def __init__(self, tmp_path: Path, leader: NodeDriver, topic: bytes) -> None:

@@ -26,16 +26,16 @@ def test_a_heartbeat_beyond_the_log_proves_that_entries_are_gone() -> None:
     """A leader never says a commit index that was not acknowledged to it in this term."""
     replica = Replica(0, stored=entries(1, [1, 1]), term=1)
     replica.step(heartbeat(2))
-    assert replica.raft.forgotten == {}
+    assert replica.raft.lost_entries == {}
     replica.step(heartbeat(5))
-    assert replica.raft.forgotten == {key(0): 5}
+    assert replica.raft.lost_entries == {key(0): 5}
     assert replica.committed == 2
 
 
 def test_whoever_has_no_vote_may_come_back_with_less() -> None:
     replica = Replica(0, members=voters(1, 2, 3), stored=entries(1, [1, 1]), term=1)
     replica.step(heartbeat(5))
-    assert replica.raft.forgotten == {}
+    assert replica.raft.lost_entries == {}
 
 
 def test_whoever_has_no_vote_commits_only_what_it_found_equal_since_it_started() -> None:
@@ -76,11 +76,11 @@ def test_a_voter_that_refuses_what_it_acknowledged_has_forgotten_it() -> None:
     replica = leader()
     probe_at_match(replica)
     for _ in range(3):
-        assert replica.raft.forgotten == {}
+        assert replica.raft.lost_entries == {}
         assert sent(replica, 1)[-1].prev_index == 3, "probed again, with each heartbeat"
         replica.step(refused(3, 1))
         replica.step(alive(1))
-    assert replica.raft.forgotten == {key(1): 3}
+    assert replica.raft.lost_entries == {key(1): 3}
     assert replica.committed == 3, "what was acknowledged was, and stays decided"
 
 
@@ -91,4 +91,4 @@ def test_late_refusals_are_no_proof() -> None:
     replica.step(accepted(1, 4))
     assert replica.raft.match_indexes[key(1)] == 4
     replica.step(refused(3, 1), refused(3, 1), refused(4, 1), refused(4, 1))
-    assert replica.raft.forgotten == {}
+    assert replica.raft.lost_entries == {}
