@@ -62,7 +62,7 @@ def left(request: pytest.FixtureRequest, cluster: GrowingCluster) -> Iterator[Gr
 def is_behind(broker: BrokerProcess) -> bool:
     with quiverlog.connect(broker.bootstrap, request_timeout=5.0) as client:
         found = client.describe_cluster()
-    assert found.told_by == 1
+    assert found.reported_by == 1
     return found.is_behind
 
 
@@ -115,7 +115,7 @@ def the_status_is_of_one_for_programs(left: GrowingCluster, lost: list[str]) -> 
     code, said = document(left, "cluster", "status")
     assert code == 1
     assert not said["is_healthy"]
-    assert (said["told_by"], said["is_behind"], said["is_current"]) == (1, True, False)
+    assert (said["reported_by"], said["is_behind"], said["is_current"]) == (1, True, False)
     assert said["age_s"] > 0
     assert (said["live"], said["voters_to_spare"]) == (None, None)
     assert said["answering"] == [1]

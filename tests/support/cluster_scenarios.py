@@ -24,7 +24,7 @@ class ClusterScenarios:
         found = client.describe_cluster()
         assert found.metadata_version > before.metadata_version
         assert found.partitions == before.partitions + 3
-        assert (found.told_by, found.controller) == (0, 0)
+        assert (found.reported_by, found.controller) == (0, 0)
         (broker,) = found.brokers
         assert broker.leaders == broker.replicas == found.partitions
         assert (broker.fenced, broker.in_shutdown) == (False, False)

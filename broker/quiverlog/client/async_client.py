@@ -321,7 +321,7 @@ class AsyncClient(AsyncMethods):
         from .consumer.progress_line import progress_of
         from .consumer.reading_plan import plan_read
 
-        told = progress_of(progress)
+        report_progress = progress_of(progress)
         options = consumer_options(
             start=start,
             end=None,
@@ -334,6 +334,6 @@ class AsyncClient(AsyncMethods):
             client_rack=client_rack,
         )
         plan = await self.run(plan_read(self.cluster, topic, options, end=end, where=where))
-        return AsyncReading(plan, self.cluster, self.driver, told)
+        return AsyncReading(plan, self.cluster, self.driver, report_progress)
 
     # blocking: duckdb = database_of

@@ -321,7 +321,7 @@ class Client(BlockingMethods):
         from .consumer.reading import Reading
         from .consumer.reading_plan import plan_read
 
-        told = progress_of(progress)
+        report_progress = progress_of(progress)
         options = consumer_options(
             start=start,
             end=None,
@@ -334,6 +334,6 @@ class Client(BlockingMethods):
             client_rack=client_rack,
         )
         plan = self.run(plan_read(self.cluster, topic, options, end=end, where=where))
-        return Reading(plan, self.cluster, self.driver, told)
+        return Reading(plan, self.cluster, self.driver, report_progress)
 
     duckdb = database_of

@@ -105,13 +105,13 @@ def _value(name: str, literal: Any) -> pa.Scalar | None:
     data_type = _TYPES.get(name)
     match literal:
         case {"Scalar": {"Datetime": [int(ticks), "Microseconds", {"inner": "UTC"}]}}:
-            is_meant = name == TIMESTAMP
+            fits_column = name == TIMESTAMP
         case {"Scalar": dict(scalar)} | {"Dyn": dict(scalar)}:
             ((kind, ticks),) = scalar.items()
-            is_meant = name != TIMESTAMP and kind.startswith(("Int", "UInt"))
+            fits_column = name != TIMESTAMP and kind.startswith(("Int", "UInt"))
         case _:
             return None
-    if data_type is None or not is_meant or not isinstance(ticks, int):
+    if data_type is None or not fits_column or not isinstance(ticks, int):
         return None
     try:
         return pa.scalar(ticks, data_type)

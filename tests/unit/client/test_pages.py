@@ -57,7 +57,7 @@ def test_pages_of_topics_while_a_consumer_reads(broker: ScriptedBroker, client: 
     with client.consumer("t", follow=True) as consumer:
         assert consumer.poll(timeout=0) is None
         broker.always(m.MetadataRequest, endless(topics=0))
-        client.cluster.forget_topics()
+        client.cluster.invalidate_topics()
         with pytest.raises(quiverlog.InvalidResponse, match="page"):
             consumer.poll(timeout=20)
 

@@ -152,7 +152,7 @@ def test_an_end_is_reached_or_an_error_raised_when_no_rows_come(
     broker.always(m.FetchRequest, Answer(no_rows))
     first = len(broker.seen(m.FetchRequest))
     started = time.monotonic()
-    with pytest.raises(quiverlog.InvalidResponse, match="t-0 gave no rows at offset 0"):
+    with pytest.raises(quiverlog.InvalidResponse, match="t-0 returned no rows at offset 0"):
         list(client.consumer("t"))
     assert time.monotonic() - started < 3.0 + SLACK_S
     assert len(broker.seen(m.FetchRequest)) - first <= 40

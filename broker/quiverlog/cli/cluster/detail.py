@@ -112,7 +112,7 @@ def status_findings(seen: Seen) -> list[Finding]:
 def knowledge_json(seen: Seen) -> dict[str, object]:
     """Return the figures' source and age, and which brokers answer."""
     return {
-        "told_by": seen.found.told_by,
+        "reported_by": seen.found.reported_by,
         "is_behind": seen.found.is_behind,
         "is_current": seen.found.is_current,
         "age_s": seen.found.age_s,

@@ -87,14 +87,14 @@ def as_known(found: ClusterDetail) -> str:
     """Return the broker whose metadata the figures are from, and their age."""
     age = "of unknown age" if found.age_s is None else f"{found.age_s:.1f} s old"
     if found.is_current:
-        return f"broker {found.told_by}, the controller: {age}"
+        return f"broker {found.reported_by}, the controller: {age}"
     if found.controller is None:
         why = "it knows of no controller"
     elif found.is_behind:
         why = "it does not reach the controller"
     else:
         why = f"broker {found.controller}, the controller, did not answer"
-    return f"broker {found.told_by}: {age}, {why}"
+    return f"broker {found.reported_by}: {age}, {why}"
 
 
 def spare_voters(found: ClusterDetail) -> int:
@@ -120,12 +120,12 @@ def _of_quorum(found: ClusterDetail) -> list[Finding]:
     elif found.is_behind:
         found_here.append(
             Finding(
-                f"Broker {found.told_by} has not reached a controller for a session, and none "
+                f"Broker {found.reported_by} has not reached a controller for a session, and none "
                 "of the brokers that answered has: all of this may be old. Look at the brokers "
                 "that do not answer, and at the network between them."
             )
         )
-    elif found.told_by != found.controller:
+    elif found.reported_by != found.controller:
         found_here.append(
             Finding(
                 f"The controller, broker {found.controller}, did not answer: only it has the "
@@ -272,7 +272,7 @@ def _is_counted_on(found: ClusterDetail, voter: QuorumReplicaDetail) -> bool:
     """
     if voter.node_id in _fenced(found):
         return False
-    if found.told_by != found.controller or voter.silent_s is None or voter.lag is None:
+    if found.reported_by != found.controller or voter.silent_s is None or voter.lag is None:
         return True
     return voter.silent_s < VOTER_SILENT_S and voter.lag <= VOTER_LAG_MAX
 
@@ -354,8 +354,8 @@ def _quorum_without(found: ClusterDetail, node_id: int) -> list[str]:
     if found.controller is None:
         return ["there is no controller"]
     if found.is_behind:
-        return [f"broker {found.told_by}, which reports this, does not reach the controller"]
-    if found.told_by != found.controller:
+        return [f"broker {found.reported_by}, which reports this, does not reach the controller"]
+    if found.reported_by != found.controller:
         return [f"broker {found.controller}, the controller, does not answer"]
     voters, needed = found.voters, _majority(found)
     left = [one for one in voters if one.node_id != node_id and _is_counted_on(found, one)]

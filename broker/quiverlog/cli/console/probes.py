@@ -47,7 +47,7 @@ class Probe(NamedTuple):
 
     @property
     def node_id(self) -> int | None:
-        return None if self.found is None else self.found.told_by
+        return None if self.found is None else self.found.reported_by
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +184,7 @@ def probe(addresses: Iterable[str], timeout_s: float) -> list[Probe]:
 
 
 def _ask(address: str, timeout_s: float) -> Probe:
-    from quiverlog.client.admin.cluster import told_at
+    from quiverlog.client.admin.cluster import describe_cluster_at
     from quiverlog.client.client import Client
 
     began_s = time.monotonic()
@@ -192,7 +192,7 @@ def _ask(address: str, timeout_s: float) -> Probe:
     try:
         client = Client(address, client_id="quiverlog-probe", **limits)
         try:
-            found = client.run(told_at(client.cluster, client.cluster.bootstrap[0]))
+            found = client.run(describe_cluster_at(client.cluster, client.cluster.bootstrap[0]))
         finally:
             client.close()
     except QuiverlogError as error:

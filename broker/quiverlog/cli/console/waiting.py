@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from quiverlog.cli.console.output import console
 from quiverlog.cli.console.terminal import printable
-from quiverlog.client.base.waits import TELL_AFTER_S
+from quiverlog.client.base.waits import LOG_AFTER_S
 from quiverlog.errors import QuiverlogError
 
 if TYPE_CHECKING:
@@ -102,14 +102,14 @@ def _print_waits(waits: Waits, deadline_s: Callable[[], float], over: threading.
             continue
         was_quiet = False
         now_s = time.monotonic()
-        if now_s - wait.since_s < TELL_AFTER_S or wait.reason in printed:
+        if now_s - wait.since_s < LOG_AFTER_S or wait.reason in printed:
             continue
         printed.add(wait.reason)
         until_s = min(wait.until_s, deadline_s())
         moment = ""
         if until_s < math.inf:
             moment = time.strftime("%H:%M:%S", time.localtime(time.time() + until_s - now_s))
-        line = printable(f"quiverlog: {wait.told_until(moment)}")
+        line = printable(f"quiverlog: {wait.text_until(moment)}")
         print(line, file=sys.stderr, flush=True)
 
 

@@ -177,7 +177,7 @@ def _show(found: LocalCluster, output_format: str) -> None:
                 "directory": str(found.directory),
                 "cluster_id": found.cluster_id,
                 "bootstrap_server": found.bootstrap,
-                "told_by": None if seen is None else seen.told_by,
+                "reported_by": None if seen is None else seen.reported_by,
                 "is_current": seen is not None and seen.is_current,
                 "age_s": None if seen is None else seen.age_s,
                 "brokers": rows,

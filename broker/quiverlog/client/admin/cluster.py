@@ -53,9 +53,9 @@ __all__ = [
     "change_voters",
     "decommission_broker",
     "describe_cluster",
+    "describe_cluster_at",
     "list_moves",
     "reassign_partitions",
-    "told_at",
     "update_features",
 ]
 
@@ -70,20 +70,20 @@ def describe_cluster(cluster: Cluster) -> Operation[ClusterDetail]:
         found = reply.response
         assert isinstance(found, DescribeClusterResponse)
         if found.controller_id != found.node_id:
-            found = yield from _told_by_controller(cluster, found)
+            found = yield from _of_controller(cluster, found)
         return _detail(found)
 
     return (yield from cluster.retrying(attempt))
 
 
-def told_at(cluster: Cluster, address: Address) -> Operation[ClusterDetail]:
+def describe_cluster_at(cluster: Cluster, address: Address) -> Operation[ClusterDetail]:
     reply = yield cluster.call(address, DescribeClusterRequest())
     check(reply.response)
     assert isinstance(reply.response, DescribeClusterResponse)
     return _detail(reply.response)
 
 
-def _told_by_controller(
+def _of_controller(
     cluster: Cluster, found: DescribeClusterResponse
 ) -> Operation[DescribeClusterResponse]:
     there = [Address(b.host, b.port) for b in found.brokers if b.node_id == found.controller_id]
@@ -95,16 +95,16 @@ def _told_by_controller(
         check(reply.response)
     except QuiverlogError:
         return found
-    told = reply.response
-    assert isinstance(told, DescribeClusterResponse)
+    newest = reply.response
+    assert isinstance(newest, DescribeClusterResponse)
     # A broker that is no longer the controller may have older metadata.
-    return told if told.metadata_version >= found.metadata_version else found
+    return newest if newest.metadata_version >= found.metadata_version else found
 
 
 def _detail(found: DescribeClusterResponse) -> ClusterDetail:
     return ClusterDetail(
         cluster_id=found.cluster_id,
-        told_by=found.node_id,
+        reported_by=found.node_id,
         metadata_version=found.metadata_version,
         controller=None if found.controller_id < 0 else found.controller_id,
         controller_epoch=found.controller_epoch,
@@ -215,14 +215,14 @@ def change_voters(
 
 def _holds(request: ChangeVotersRequest, found: ChangeVotersResponse) -> bool:
     wanted = request.change == VoterChange.ADD
-    meant = [
+    matching = [
         one
         for one in found.replicas
         if one.node_id == request.node_id
         and request.directory_id in ("", one.directory_id)
         and one.is_voter
     ]
-    return bool(meant) == wanted
+    return bool(matching) == wanted
 
 
 def _checked(response: Response) -> ChangeVotersResponse:
@@ -303,7 +303,7 @@ def reassign_partitions(
     def attempt() -> Operation[dict[int, PartitionMove]]:
         reply = yield from cluster.call_controller(request)
         assert isinstance(reply.response, ReassignPartitionsResponse)
-        cluster.forget_topics()
+        cluster.invalidate_topics()
         return {one.partition: _move(one) for one in reply.response.moves}
 
     return (yield from about(name, cluster.retrying(attempt)))

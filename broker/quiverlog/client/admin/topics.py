@@ -288,7 +288,7 @@ def _with_open_tries(tries: list[QuiverlogError], operation: Operation[T]) -> Op
         return (yield from operation)
     except QuiverlogError as error:
         if tries:
-            error.add_note("A try had no good answer: what was asked for may hold nevertheless.")
+            error.add_note("An earlier try had no valid answer: the change may have been made.")
         raise
 
 
@@ -300,7 +300,7 @@ def _when_known(cluster: Cluster, name: str, topic_id: bytes) -> Operation[Topic
             found = yield from cluster.topic(name, fresh=True)
             if topic_id in (b"", found.topic_id):
                 return found
-            cluster.forget_topics()
+            cluster.invalidate_topics()
             raise UnknownTopic(f"There is another topic {name!r} than the created one.", topic=name)
         except UnknownTopic:
             if tries >= _LOOKS_MAX:
@@ -343,18 +343,18 @@ def delete_topic(cluster: Cluster, name: str, *, if_exists: bool) -> Operation[N
     """Delete a topic, by the id that it has now. After a lost reply, its absence or another topic
     of the name counts as success."""
     tries: list[QuiverlogError] = []
-    meant = b""
+    topic_id = b""
 
     def attempt() -> Operation[None]:
-        nonlocal meant
+        nonlocal topic_id
         if not tries:
-            found = (yield from cluster.refresh([name], decided=True)).topics.get(name)
+            found = (yield from cluster.refresh([name], from_controller=True)).topics.get(name)
             if found is None and not if_exists:
                 raise UnknownTopic(f"There is no topic {name!r}.", topic=name)
             if found is None:
                 return
-            meant = found.topic_id
-        request = m.DeleteTopicsRequest(names=[name], topic_ids=[meant])
+            topic_id = found.topic_id
+        request = m.DeleteTopicsRequest(names=[name], topic_ids=[topic_id])
         try:
             reply = yield from cluster.call_controller(request)
         except (ConnectionClosed, RequestTimedOut) as error:
@@ -362,7 +362,7 @@ def delete_topic(cluster: Cluster, name: str, *, if_exists: bool) -> Operation[N
             raise
         response = reply.response
         assert isinstance(response, m.DeleteTopicsResponse)
-        cluster.forget_topics()
+        cluster.invalidate_topics()
         try:
             raise_for(response.topics[0], name)
         except (UnknownTopic, UnknownTopicId) as error:
@@ -402,7 +402,7 @@ def alter_topic(
     def attempt() -> Operation[int]:
         reply = yield from cluster.call_controller(request)
         assert isinstance(reply.response, m.AlterTopicResponse)
-        cluster.forget_topics()
+        cluster.invalidate_topics()
         return reply.response.schema_id
 
     return (yield from about(name, cluster.retrying(attempt)))
@@ -419,7 +419,7 @@ def elect_leaders(
     def attempt() -> Operation[dict[int, int | None]]:
         reply = yield from cluster.call_controller(request)
         assert isinstance(reply.response, ElectLeadersResponse)
-        cluster.forget_topics()
+        cluster.invalidate_topics()
         leaders = {one.partition: one.leader_id for one in reply.response.leaders}
         return {number: None if n < 0 else n for number, n in leaders.items()}
 

@@ -361,7 +361,7 @@ NAMES_SHOWN_MAX: Final = 8
 
 
 def names(all_names: Sequence[str]) -> str:
-    assert NAMES_SHOWN_MAX > 0, "somebody must be named"
+    assert NAMES_SHOWN_MAX > 0, "at least one name is shown"
     more = len(all_names) - NAMES_SHOWN_MAX
     shown = ", ".join(all_names[:NAMES_SHOWN_MAX])
     return f"{shown} and {more} more" if more > 0 else shown

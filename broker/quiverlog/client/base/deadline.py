@@ -36,7 +36,7 @@ __all__ = ["backoff_s", "empty_pause_s", "pause_s", "within"]
 
 T = TypeVar("T")
 
-_SAID_MAX = 4
+_FAILURES_NAMED_MAX = 4
 """At most this many failures are named when the time is up."""
 
 
@@ -92,7 +92,7 @@ def within(
 def _note(failed: dict[str, None], what: str) -> None:
     failed.pop(what, None)
     failed[what] = None
-    if len(failed) > _SAID_MAX:
+    if len(failed) > _FAILURES_NAMED_MAX:
         del failed[next(iter(failed))]
 
 

@@ -167,12 +167,12 @@ class QuorumReplicaDetail:
 class ClusterDetail:
     """The cluster by one broker's metadata.
 
-    `controller` is a node id, None while none is known. `told_by` is the node id of the broker that
-    answered; only the controller has the others' `lag`.
+    `controller` is a node id, None while none is known. `reported_by` is the node id of the broker
+    that answered; only the controller has the others' `lag`.
     """
 
     cluster_id: str
-    told_by: int
+    reported_by: int
     metadata_version: int
     controller: int | None
     controller_epoch: int
@@ -196,7 +196,7 @@ class ClusterDetail:
     @property
     def is_current(self) -> bool:
         """True if the controller answered, and a majority of the quorum follows it."""
-        return self.told_by == self.controller and not self.is_behind
+        return self.reported_by == self.controller and not self.is_behind
 
     @property
     def voters(self) -> tuple[QuorumReplicaDetail, ...]:

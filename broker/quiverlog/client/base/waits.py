@@ -1,7 +1,7 @@
 """What a client waits for, since when and until when.
 
 The logger `quiverlog.waiting` gets one warning for an operation that fails for longer than
-`TELL_AFTER_S`, and another only for a new reason. The command line reads `longest`, which includes
+`LOG_AFTER_S`, and another only for a new reason. The command line reads `longest`, which includes
 requests without an answer yet. One thread may read while another waits.
 """
 
@@ -17,20 +17,21 @@ from quiverlog.errors import QuiverlogError
 
 from .commands import Call, CallMany, Command, Finish, FinishAny, Start
 
-__all__ = ["TELL_AFTER_S", "Wait", "Waits"]
+__all__ = ["LOG_AFTER_S", "Wait", "Waits"]
 
-TELL_AFTER_S: Final = 2.0
+LOG_AFTER_S: Final = 2.0
 """An election takes a second, and is not worth a line."""
 
 
 class Wait:
     """One operation under way, or a producer's rows that are not acknowledged.
 
-    `what`: is waited for, or has failed and is retried (`is_failing`). `reason`: its kind. `told`:
-    the reasons that were reported, each once.
+    Attributes:
+        what: is awaited, or has failed and is retried (`is_failing`).
+        reason: the kind of `what`; each is logged once (`logged_reasons`).
     """
 
-    __slots__ = ("failure", "is_failing", "reason", "since_s", "told", "until_s", "what")
+    __slots__ = ("failure", "is_failing", "logged_reasons", "reason", "since_s", "until_s", "what")
 
     def __init__(
         self,
@@ -47,9 +48,9 @@ class Wait:
         self.reason = reason
         self.failure: QuiverlogError | None = None
         self.is_failing = is_failing
-        self.told: set[str] = set()
+        self.logged_reasons: set[str] = set()
 
-    def told_until(self, until: str) -> str:
+    def text_until(self, until: str) -> str:
         """Describe the wait; `until` is empty where it never gives up."""
         limit = f" until {until}" if until else ""
         if self.is_failing:
@@ -115,18 +116,18 @@ class Waits:
         finally:
             self._open.pop(number, None)
 
-    def tell(self, wait: Wait) -> set[str]:
+    def log_long(self, wait: Wait) -> set[str]:
         """Log a warning where the wait is long and its reason new; return the logged reasons."""
         now_s = self._clock()
-        if now_s - wait.since_s < TELL_AFTER_S or wait.reason in wait.told:
-            return wait.told
-        wait.told.add(wait.reason)
+        if now_s - wait.since_s < LOG_AFTER_S or wait.reason in wait.logged_reasons:
+            return wait.logged_reasons
+        wait.logged_reasons.add(wait.reason)
         import logging  # most programs never come here
 
         logging.getLogger("quiverlog.waiting").warning(
-            "%s", wait.told_until(f"{max(0.0, wait.until_s - now_s):.0f} s from now")
+            "%s", wait.text_until(f"{max(0.0, wait.until_s - now_s):.0f} s from now")
         )
-        return wait.told
+        return wait.logged_reasons
 
     def longest(self) -> Wait | None:
         """Merge all waits: the earliest start, a failing one's text, the earliest end."""
@@ -139,5 +140,5 @@ class Waits:
         chosen = (failing or found)[-1]
         since_s = min(one.since_s for one in found)
         until_s = math.inf if self.are_endless else min(one.until_s for one in found)
-        told = chosen.what, chosen.reason
-        return Wait(since_s, until_s, *told, is_failing=chosen.is_failing)
+        text = chosen.what, chosen.reason
+        return Wait(since_s, until_s, *text, is_failing=chosen.is_failing)

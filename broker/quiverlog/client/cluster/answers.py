@@ -203,7 +203,7 @@ def _check_metadata(request: Any, response: Any, _: int) -> None:
     names = None if request.topics is None or request.topic_ids else request.topics
     if not response.brokers:
         # Without contact to the controller, a broker may have none; another one may have more.
-        raise ConnectionFailed("The broker that was asked knows of none that is alive.")
+        raise ConnectionFailed("The broker lists no live brokers.")
     _check_brokers("METADATA", response.brokers)
     page = _answered_page(names, request.first_name, response.topics, response.next_name)
     for topic in page:

@@ -23,13 +23,13 @@ from quiverlog.wire import messages as m
 
 from .answers import check_topic_count, named
 
-__all__ = ["Ask", "Look", "ask_one", "check", "look", "partition_info"]
+__all__ = ["Ask", "MetadataAnswer", "ask_one", "check", "fetch_metadata", "partition_info"]
 
 Ask = Callable[[m.Request], Operation[tuple[Address, Reply]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class MetadataAnswer:
     """One broker's answer to METADATA; `response` is its last page."""
 
     address: Address
@@ -45,7 +45,7 @@ class Look:
         return None
 
     @property
-    def decides(self) -> bool:
+    def is_from_controller(self) -> bool:
         """True if this broker is the controller, so that its list of topics is complete.
 
         A single broker may be reached at another address than it reports.
@@ -55,7 +55,7 @@ class Look:
             return False
         return controller == self.address or len(self.response.brokers) == 1
 
-    def picture(self, topics: dict[str, TopicInfo]) -> ClusterMetadata:
+    def to_metadata(self, topics: dict[str, TopicInfo]) -> ClusterMetadata:
         response = self.response
         return ClusterMetadata(
             cluster_id=response.cluster_id,
@@ -75,7 +75,7 @@ def check(response: m.Response) -> None:
 def ask_one(address: Address | None, timeout_s: float) -> Ask:
     def ask(request: m.Request) -> Operation[tuple[Address, Reply]]:
         if address is None:
-            raise NotController("no controller is known, which decides about topics.")
+            raise NotController("No controller is known: one may not be elected yet.")
         reply: Reply = yield Call(address, request, timeout_s)
         check(reply.response)
         return address, reply
@@ -83,7 +83,7 @@ def ask_one(address: Address | None, timeout_s: float) -> Ask:
     return ask
 
 
-def look(ask: Ask, names: list[str] | None) -> Operation[Look]:
+def fetch_metadata(ask: Ask, names: list[str] | None) -> Operation[MetadataAnswer]:
     """Ask for all topics (None) or for some; unknown ones are left out. No retry."""
     found: dict[str, TopicInfo] = {}
     first_name = ""
@@ -101,7 +101,7 @@ def look(ask: Ask, names: list[str] | None) -> Operation[Look]:
         check_topic_count(len(found))
         first_name = response.next_name
         if not first_name:
-            return Look(address, response, found)
+            return MetadataAnswer(address, response, found)
 
 
 def partition_info(topic: TopicInfo, partition: int) -> PartitionInfo:

@@ -117,15 +117,17 @@ def _forgive_late_leaders(
     cluster: Cluster, results: Mapping[TopicPartition, Any]
 ) -> Operation[None]:
     """Make UnknownTopicId retriable where the topic exists: its leader may not have applied it."""
-    told: dict[bytes, QuiverlogError] = {}
+    resolved: dict[bytes, QuiverlogError] = {}
     for where, result in results.items():
         if result.error_code == UnknownTopicId.code:
             topic_id = result.topic_id
-            if topic_id not in told:
+            if topic_id not in resolved:
                 error = UnknownTopicId(result.error_message)
-                told[topic_id] = yield from cluster.heard_late(where.topic, topic_id, error)
-            result.error_code = told[topic_id].code
-            result.error_message = told[topic_id].message
+                resolved[topic_id] = yield from cluster.resolve_unknown_id(
+                    where.topic, topic_id, error
+                )
+            result.error_code = resolved[topic_id].code
+            result.error_message = resolved[topic_id].message
 
 
 def _name_by_entries(

@@ -38,7 +38,9 @@ def check_fetch_from(fetch_from: str, rack: str) -> None:
             f"fetch_from={fetch_from!r} is none of 'leader', 'follower', 'nearest'."
         )
     if fetch_from == "nearest" and not rack:
-        raise InvalidArgument("fetch_from='nearest' needs client_rack: nearest to which place?")
+        raise InvalidArgument(
+            "fetch_from='nearest' needs client_rack: give the rack to be near to."
+        )
 
 
 class _Rest(NamedTuple):
@@ -159,7 +161,7 @@ class ReplicaChoice:
         reading.brought = reading.at_end = False
 
     def _rest(self, partition: int, node_id: int, now_s: float) -> None:
-        assert node_id != LEADER, "a leader has nobody to be replaced by"
+        assert node_id != LEADER, "only a follower rests"
         before = self._rests.get((partition, node_id))
         failures = 0 if before is None else before.failures + 1
         rest_s = min(REST_S_MIN * 2 ** min(failures, 16), REST_S_MAX)

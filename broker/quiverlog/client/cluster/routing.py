@@ -61,7 +61,7 @@ from quiverlog.wire.cluster_messages import DescribeClusterResponse
 from quiverlog.wire.messages import MetadataResponse, Response
 
 from .answers import named
-from .metadata import Look, ask_one, check, look, partition_info
+from .metadata import MetadataAnswer, ask_one, check, fetch_metadata, partition_info
 
 if TYPE_CHECKING:
     from quiverlog.batch.schema import SchemaHistory
@@ -69,17 +69,17 @@ if TYPE_CHECKING:
 __all__ = [
     "NOT_READY",
     "Cluster",
-    "Doubt",
     "KnownBrokers",
     "Settings",
+    "Staleness",
     "answer_of_controller",
     "answers_of_leaders",
     "backoff_s",
     "check_ready",
-    "doubt_of",
     "empty_pause_s",
     "is_deposed",
     "pause_s",
+    "staleness_of",
 ]
 
 
@@ -98,7 +98,7 @@ def check_ready(response: Response) -> None:
         raise error_from_code(response.error_code, response.error_message)
 
 
-class Doubt(NamedTuple):
+class Staleness(NamedTuple):
     """How old an answer is; the smallest wins."""
 
     is_behind: bool
@@ -144,13 +144,13 @@ class KnownBrokers:
             self._good = None
 
 
-def doubt_of(found: Response, known: ClusterMetadata) -> Doubt | None:
+def staleness_of(found: Response, known: ClusterMetadata) -> Staleness | None:
     """Return how old an answer is; None: no other broker may have a newer one."""
     if not isinstance(found, MetadataResponse | DescribeClusterResponse) or found.error_code:
         return None
     is_older = found.metadata_version < known.metadata_version
     if found.is_behind or (is_older and found.cluster_id == known.cluster_id):
-        return Doubt(found.is_behind, -found.metadata_version)
+        return Staleness(found.is_behind, -found.metadata_version)
     return None
 
 
@@ -191,7 +191,7 @@ def answer_of_controller(cluster: Cluster, call: Call) -> Operation[Reply]:
     try:
         while (yield FinishAny((pending,), _SILENCE_S)) is None:
             if (yield from _is_replaced(cluster, call.address)):
-                raise RequestTimedOut(f"{call.address} is silent, and decides no more.")
+                raise RequestTimedOut(f"{call.address} is silent, and is no longer the controller.")
     except QuiverlogError:
         yield Abandon(pending)
         raise
@@ -241,7 +241,7 @@ def answers_of_leaders(
                     if (yield from is_deposed(cluster, call.address, places)):
                         del pending[number]
                         yield Abandon(one)
-                        why = f"{call.address} is silent, and leads no more."
+                        why = f"{call.address} is silent, and no longer leads."
                         answers[number] = NotLeader(why)
     except QuiverlogError:
         for one in pending.values():
@@ -321,17 +321,17 @@ class Cluster:
         self._histories: dict[bytes, SchemaHistory] = {}
         self._known = KnownBrokers()
         self._is_controller_gone = False
-        self._is_controller_told = False
+        self._is_redirected = False
         """The cached controller is from the last NotController, which named it."""
         self.waits = Waits(clock)
         self.deadline_s = self.patience_s = math.inf
         """Every operation ends at `deadline_s`, which is `patience_s` after the last progress."""
         self.skipped: frozenset[Address] = frozenset()
         """Silent brokers: left out of questions that any broker answers."""
-        self._undecided: Address | None = None
+        self._isolated: Address | None = None
         """The broker of the cached metadata, if it reaches no controller."""
         self._failed = ""
-        self._heard_s: dict[str, float] = {}
+        self._fetched_s: dict[str, float] = {}
 
     def progressed(self) -> None:
         """Record the caller's progress: its deadline begins anew."""
@@ -352,7 +352,7 @@ class Cluster:
     def leader_address(self, topic: TopicInfo, partition: int) -> Address:
         info = partition_info(topic, partition)
         if info.leader < 0:
-            raise NotLeader(f"Partition {topic.name}-{partition} has no leader just now.")
+            raise NotLeader(f"Partition {topic.name}-{partition} has no leader now.")
         return self.address_of(info.leader)
 
     @property
@@ -400,7 +400,7 @@ class Cluster:
         addresses = self.addresses()
         assert addresses, "a client has an address to begin with"
         failures: list[QuiverlogError] = []
-        best: tuple[Doubt, Address, Reply] | None = None
+        best: tuple[Staleness, Address, Reply] | None = None
         for number, address in enumerate(addresses, start=1):
             has_others = is_read and number < len(addresses)
             has_answer = is_read and best is not None
@@ -421,10 +421,10 @@ class Cluster:
             except QuiverlogError:
                 self._known.failed(address, addresses)
                 raise
-            if doubt := doubt_of(reply.response, self.metadata):
+            if staleness := staleness_of(reply.response, self.metadata):
                 self._known.failed(address, addresses)
-                if best is None or doubt < best[0]:
-                    best = doubt, address, reply
+                if best is None or staleness < best[0]:
+                    best = staleness, address, reply
                 continue
             self._known.answered(address)
             check(reply.response)
@@ -435,8 +435,8 @@ class Cluster:
         assert len(failures) == len(addresses), "each has answered, or has failed"
         kinds = [type(error) for error in failures]
         kind = next((kind for kind in (*NOT_READY, RequestTimedOut) if kind in kinds), None)
-        said = dict.fromkeys(error.message for error in failures)  # each once
-        raise (kind or ConnectionFailed)(" ".join(said))
+        texts = dict.fromkeys(error.message for error in failures)  # each once
+        raise (kind or ConnectionFailed)(" ".join(texts))
 
     def call_controller(self, request: m.Request) -> Operation[Reply]:
         """Ask the controller.
@@ -444,8 +444,8 @@ class Cluster:
         The next try goes to the new controller that a NotController names; if that fails too, or
         none was named, the metadata are refreshed first.
         """
-        was_told, self._is_controller_told = self._is_controller_told, False
-        if self._is_controller_gone and not was_told:
+        was_redirected, self._is_redirected = self._is_redirected, False
+        if self._is_controller_gone and not was_redirected:
             yield from self.refresh([])
         self._is_controller_gone = False
         address = self.metadata.brokers.get(self.metadata.controller_id)
@@ -460,19 +460,19 @@ class Cluster:
                 if isinstance(request, m.InitProducerIdRequest):
                     raise
                 raise _of_change(error) from error
-        told = getattr(reply.response, "controller", None)
-        if told is not None:
+        redirect = getattr(reply.response, "controller", None)
+        if redirect is not None:
             self._is_controller_gone = True
-            self._is_controller_told = not was_told and self._believe(told)
+            self._is_redirected = not was_redirected and self._follow_redirect(redirect)
         check(reply.response)
         return reply
 
-    def _believe(self, told: m.BrokerEndpoint) -> bool:
+    def _follow_redirect(self, redirect: m.BrokerEndpoint) -> bool:
         """Cache the controller that a NotController names. False: no valid address."""
-        if told.node_id < 0 or not told.host or not 0 < told.port < 65_536:
+        if redirect.node_id < 0 or not redirect.host or not 0 < redirect.port < 65_536:
             return False
-        brokers = {**self.metadata.brokers, told.node_id: Address(told.host, told.port)}
-        self.metadata = replace(self.metadata, controller_id=told.node_id, brokers=brokers)
+        brokers = {**self.metadata.brokers, redirect.node_id: Address(redirect.host, redirect.port)}
+        self.metadata = replace(self.metadata, controller_id=redirect.node_id, brokers=brokers)
         return True
 
     def retrying(
@@ -510,31 +510,31 @@ class Cluster:
                 stale = error.refresh_metadata and not retriable and not refreshed
                 if not (retriable or stale) or self.clock() + wait_s >= deadline:
                     if isinstance(error, _SILENCES):
-                        said = self._with_what_is_known(error, cause)
-                        if said != error.message:
-                            raise type(error)(said, **error.details) from (cause or error)
+                        message = self._with_what_is_known(error, cause)
+                        if message != error.message:
+                            raise type(error)(message, **error.details) from (cause or error)
                     raise
                 if cause is None or not isinstance(error, _SILENCES):
                     cause = error
                 self._failed = error.message
                 wait.failed(error, deadline)
-                self.waits.tell(wait)
+                self.waits.log_long(wait)
                 refreshed = refreshed or stale
                 if isinstance(error, NotController | OutcomeUnknown):
                     self._is_controller_gone = True
                 if error.refresh_metadata:
-                    self.forget_topics()
+                    self.invalidate_topics()
             tries += 1
             yield Sleep(wait_s)
 
     def _with_what_is_known(self, error: QuiverlogError, cause: QuiverlogError | None) -> str:
         """Add to a silence the broker that reaches no controller, and the failure before."""
-        said = error.message
-        if self._undecided is not None:
-            said += f" {self._undecided} answers, but reaches no controller."
+        message = error.message
+        if self._isolated is not None:
+            message += f" {self._isolated} answers, but reaches no controller."
         if cause is not None and cause.message not in error.message:
-            said += f" Before: {cause.message}"
-        return said
+            message += f" Before: {cause.message}"
+        return message
 
     def first_contact(self) -> Operation[None]:
         """Ask for the list of brokers, once."""
@@ -543,54 +543,54 @@ class Cluster:
 
     # --- metadata -------------------------------------------------------------------------------
     def refresh(
-        self, names: Sequence[str] | None = None, *, decided: bool = False
+        self, names: Sequence[str] | None = None, *, from_controller: bool = False
     ) -> Operation[ClusterMetadata]:
         """Ask for all topics (None) or for some, and cache the answer. No retry.
 
         Args:
-            decided: only the controller's answer counts.
+            from_controller: only the controller's answer counts.
 
         Raises:
             NotController, ConnectionFailed, RequestTimedOut: a topic is missing at a broker, and
                 the controller did not answer.
         """
         wanted = None if names is None else list(dict.fromkeys(names))
-        found = yield from look(self._ask_any, wanted)
+        found = yield from fetch_metadata(self._ask_any, wanted)
         kept = {} if names is None else dict(self.metadata.topics)
         for name in names or ():
             kept.pop(name, None)
         self._learn(found, {**kept, **found.topics})
         topics = found.topics
-        missing = [name for name in wanted or () if decided or name not in topics]
-        if missing and not found.decides:
-            told = yield from self._look_at_controller(missing, found)
-            topics = told.topics if decided else {**topics, **told.topics}
-            self._learn(told, {**self.metadata.topics, **topics})
+        missing = [name for name in wanted or () if from_controller or name not in topics]
+        if missing and not found.is_from_controller:
+            answer = yield from self._ask_controller(missing, found)
+            topics = answer.topics if from_controller else {**topics, **answer.topics}
+            self._learn(answer, {**self.metadata.topics, **topics})
         return replace(self.metadata, topics=topics)
 
-    def _learn(self, found: Look, topics: dict[str, TopicInfo]) -> None:
-        self._heard_s.update(dict.fromkeys(found.topics, self.clock()))
-        self.metadata = found.picture(topics)
-        is_undecided = found.response.is_behind or found.controller is None
-        self._undecided = found.address if is_undecided else None
+    def _learn(self, found: MetadataAnswer, topics: dict[str, TopicInfo]) -> None:
+        self._fetched_s.update(dict.fromkeys(found.topics, self.clock()))
+        self.metadata = found.to_metadata(topics)
+        is_isolated = found.response.is_behind or found.controller is None
+        self._isolated = found.address if is_isolated else None
 
-    def _look_at_controller(self, names: list[str], found: Look) -> Operation[Look]:
+    def _ask_controller(self, names: list[str], found: MetadataAnswer) -> Operation[MetadataAnswer]:
         assert names
         controller = found.controller
         patience_s = math.inf
         if controller is not None:
             patience_s = self.patience_of(controller, has_others=True, has_answer=True)
         try:
-            told = yield from look(ask_one(controller, patience_s), names)
-            if not told.decides or doubt_of(told.response, self.metadata):
-                raise NotController(f"{told.address} does not decide about topics any more.")
+            answer = yield from fetch_metadata(ask_one(controller, patience_s), names)
+            if not answer.is_from_controller or staleness_of(answer.response, self.metadata):
+                raise NotController(f"{answer.address} is no longer the controller.")
         except QuiverlogError as error:
             if controller is not None and isinstance(error, RequestTimedOut):
                 self.suspect(controller)
             # Another broker is asked next time: it may have the topic, or a newer controller.
             self._known.failed(found.address, self.addresses())
             raise
-        return told
+        return answer
 
     def topic(
         self, name: str, *, fresh: bool = False, age_max_s: float = math.inf
@@ -600,7 +600,7 @@ class Cluster:
         Raises UnknownTopic.
         """
         known = None if fresh else self.metadata.topics.get(name)
-        if known is not None and self.clock() - self._heard_s.get(name, -math.inf) > age_max_s:
+        if known is not None and self.clock() - self._fetched_s.get(name, -math.inf) > age_max_s:
             known = None
         if known is None:
             metadata = yield from self.refresh([name])
@@ -610,7 +610,7 @@ class Cluster:
         assert known.name == name
         return known
 
-    def heard_late(
+    def resolve_unknown_id(
         self, name: str, topic_id: bytes, error: UnknownTopicId
     ) -> Operation[QuiverlogError]:
         """Return the error for a broker's UnknownTopicId: retriable unless the topic is gone by the
@@ -618,14 +618,14 @@ class Cluster:
 
         No retry. Raises as `refresh`.
         """
-        told = (yield from self.refresh([name], decided=True)).topics.get(name)
-        if told is None or told.topic_id != topic_id:
+        current = (yield from self.refresh([name], from_controller=True)).topics.get(name)
+        if current is None or current.topic_id != topic_id:
             return error
-        return NotLeader(f"{name}: the broker that was asked has not heard of this topic yet.")
+        return NotLeader(f"{name}: the broker has not applied this topic yet.")
 
-    def forget_topics(self) -> None:
+    def invalidate_topics(self) -> None:
         self.metadata = replace(self.metadata, topics={})
-        self._heard_s.clear()
+        self._fetched_s.clear()
 
     # --- schemas --------------------------------------------------------------------------------
     def history(
@@ -649,7 +649,9 @@ class Cluster:
                 first_id = response.next_schema_id
             history = history_from_wire(versions, topic)
         except UnknownTopicId as error:
-            raise named((yield from self.heard_late(topic, topic_id, error)), topic) from None
+            raise named(
+                (yield from self.resolve_unknown_id(topic, topic_id, error)), topic
+            ) from None
         except QuiverlogError as error:
             named(error, topic)
             raise

@@ -13,36 +13,36 @@ from quiverlog.errors import UnknownTopic, UnknownTopicId
 
 from .routing import Cluster
 
-__all__ = ["meant_topic"]
+__all__ = ["topic_with_id"]
 
 
-def meant_topic(
+def topic_with_id(
     cluster: Cluster,
     name: str,
     topic_id: bytes,
     *,
     fresh: bool = False,
-    decided: bool = False,
+    from_controller: bool = False,
     age_max_s: float = math.inf,
 ) -> Operation[TopicInfo]:
     """Return the topic, from the cache (unless older than `age_max_s`) or a broker. No retry.
 
     Args:
-        decided: ask the controller at once, after another broker's UnknownTopicId.
+        from_controller: ask the controller at once, after another broker's UnknownTopicId.
 
     Raises:
         UnknownTopicId: it was deleted, or another one has its name.
     """
-    if not decided:
+    if not from_controller:
         try:
             topic = yield from cluster.topic(name, fresh=fresh, age_max_s=age_max_s)
         except UnknownTopic as error:
             raise UnknownTopicId(f"Topic {name!r} is gone.", topic=name) from error
         if topic.topic_id == topic_id:
             return topic
-    told = (yield from cluster.refresh([name], decided=True)).topics.get(name)
-    if told is None:
+    current = (yield from cluster.refresh([name], from_controller=True)).topics.get(name)
+    if current is None:
         raise UnknownTopicId(f"Topic {name!r} is gone.", topic=name)
-    if told.topic_id != topic_id:
+    if current.topic_id != topic_id:
         raise UnknownTopicId(f"Topic {name!r} was deleted and created again.", topic=name)
-    return told
+    return current

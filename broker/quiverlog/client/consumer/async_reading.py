@@ -62,7 +62,7 @@ class AsyncReading:
     async def __aiter__(self) -> AsyncIterator[pa.RecordBatch]:
         plan = self._plan
         rows_read = 0
-        self._tell(rows_read)
+        self._report(rows_read)
         core = ConsumerCore(self._cluster, plan.topic, plan.options)
         async with AsyncConsumer(core, self._driver) as consumer:
             while batches := deque(await consumer._following_many()):
@@ -72,7 +72,7 @@ class AsyncReading:
                     if rows.num_rows:
                         yield rows
                     del rows
-                    self._tell(rows_read)
+                    self._report(rows_read)
 
     async def to_arrow(self) -> pa.Table:
         """Return all rows as a table, without a copy of those that are not compressed."""
@@ -106,6 +106,6 @@ class AsyncReading:
 
     # blocking: __arrow_c_stream__ = stream_of_reading
 
-    def _tell(self, rows: int) -> None:
+    def _report(self, rows: int) -> None:
         if self._progress is not None:
             self._progress(ReadProgress(self.topic, rows, self.rows_total))

@@ -73,7 +73,7 @@ class ConsumerCore:
         self._idle_since_s: float | None = None
         """Since when rows are waited for; a consumer that follows may wait without an end."""
         self._failure: QuiverlogError | None = None
-        self._told: set[str] = set()
+        self._logged_reasons: set[str] = set()
         cluster.waits.others.add(self)
         self._look_again_s = 0.0
         self._on_its_way: tuple[StoredBatch, int, int] | None = None
@@ -87,7 +87,7 @@ class ConsumerCore:
         if since_s is None:
             return None
         if failing_s is None and self._options.follow:
-            return self._fetches.owed(since_s)
+            return self._fetches.overdue_wait(since_s)
         until_s = min(since_s + self._patience_s, self._cluster.deadline_s)
         wait = Wait(since_s, until_s, f"rows of {self.topic}", "rows")
         if failure is not None:
@@ -197,10 +197,10 @@ class ConsumerCore:
                     # In flight while the caller uses these rows.
                     yield from self._fetches.start(self._positions, self._order)
             except UnknownTopicId as error:
-                meant = yield from self._cluster.heard_late(
+                resolved = yield from self._cluster.resolve_unknown_id(
                     self.topic, self._fetches.topic_id, error
                 )
-                wait_s = self._after_failure(meant, round_began_s)
+                wait_s = self._after_failure(resolved, round_began_s)
             except QuiverlogError as error:
                 wait_s = self._after_failure(error, round_began_s)
             if self._ready:
@@ -348,7 +348,7 @@ class ConsumerCore:
         if failure is not None and not self._ready:
             raise failure
         if failure is not None and failure.refresh_metadata:
-            self._cluster.forget_topics()
+            self._cluster.invalidate_topics()
         if failure is not None and not failure.retriable:
             self._deferred = failure
         self._failures = 0
@@ -356,7 +356,7 @@ class ConsumerCore:
 
     def _recovered(self) -> None:
         self._failing_since_s = self._failure = None
-        self._told.clear()
+        self._logged_reasons.clear()
 
     def _take(self, position: Position, fetched: FetchedPartition, source: Source) -> bool:
         """Queue a partition's batches; return True if there are any. Raises its error."""
@@ -403,10 +403,10 @@ class ConsumerCore:
             self._recovered()
             raise named(error, self.topic)
         self._failure = error
-        if (wait := self.waiting()) is not None and wait.reason not in self._told:
-            self._told.update(self._cluster.waits.tell(wait))
+        if (wait := self.waiting()) is not None and wait.reason not in self._logged_reasons:
+            self._logged_reasons.update(self._cluster.waits.log_long(wait))
         if error.refresh_metadata:
-            self._cluster.forget_topics()
+            self._cluster.invalidate_topics()
         self._failures += 1
         return pause_s(error, self._failures, self._cluster.jitter())
 

@@ -28,7 +28,7 @@ from quiverlog.client.cluster.answers import named
 from quiverlog.client.cluster.metadata import partition_info
 from quiverlog.client.cluster.replica_choice import LEADER, ReplicaChoice
 from quiverlog.client.cluster.routing import Cluster, empty_pause_s
-from quiverlog.client.cluster.topic_identity import meant_topic
+from quiverlog.client.cluster.topic_identity import topic_with_id
 from quiverlog.errors import QuiverlogError
 from quiverlog.limits import FETCH_MAX_WAIT_MS_DEFAULT, LEADER_SILENCE_MS, MIB
 from quiverlog.wire import messages as m
@@ -129,7 +129,7 @@ class Fetches:
 
     def current_topic(self) -> Operation[TopicInfo]:
         """Return the topic. Raises UnknownTopicId: deleted, or another one has its name."""
-        return (yield from meant_topic(self._cluster, self._topic, self.topic_id))
+        return (yield from topic_with_id(self._cluster, self._topic, self.topic_id))
 
     def start(self, positions: Mapping[int, Position], order: Sequence[int]) -> Operation[None]:
         while True:
@@ -195,7 +195,7 @@ class Fetches:
         for p in partitions:
             self.choice.failed(p, source.follower, self._clock())
         if error.refresh_metadata:
-            self._cluster.forget_topics()
+            self._cluster.invalidate_topics()
 
     def _request(
         self, topic: TopicInfo, source: Source, positions: Sequence[Position], bytes_max: int
@@ -228,7 +228,7 @@ class Fetches:
             request.waited_s += self._clock() - began_s
         return pending
 
-    def owed(self, since_s: float) -> Wait | None:
+    def overdue_wait(self, since_s: float) -> Wait | None:
         """Return the wait for an overdue answer to a caller that waits since `since_s`. Safe from
         any thread."""
         oldest = min(list(self.requests), key=lambda one: one.sent_s, default=None)

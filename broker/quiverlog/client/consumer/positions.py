@@ -107,7 +107,7 @@ class Position:
         self.may_be_gone = high_watermark <= self.offset
         if not self.may_be_gone:
             raise InvalidResponse(
-                f"{topic}-{self.partition} gave no rows at offset {self.offset} for "
+                f"{topic}-{self.partition} returned no rows at offset {self.offset} for "
                 f"{timeout_s:g} s, although there are rows up to {self.known_end}.",
                 topic=topic,
                 partition=self.partition,
@@ -284,7 +284,7 @@ def why_none(
         if not error.retriable:
             return error
     return gone or OffsetNotAvailable(
-        f"{where.topic}-{where.partition} gave no rows at offset {offset} for "
+        f"{where.topic}-{where.partition} returned no rows at offset {offset} for "
         f"{cluster.settings.request_timeout_s:g} s; rows up to {end} were expected."
     )
 

@@ -65,7 +65,7 @@ class Reading:
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         plan = self._plan
         rows_read = 0
-        self._tell(rows_read)
+        self._report(rows_read)
         core = ConsumerCore(self._cluster, plan.topic, plan.options)
         with Consumer(core, self._driver) as consumer:
             while batches := deque(consumer._following_many()):
@@ -75,7 +75,7 @@ class Reading:
                     if rows.num_rows:
                         yield rows
                     del rows
-                    self._tell(rows_read)
+                    self._report(rows_read)
 
     def to_arrow(self) -> pa.Table:
         """Return all rows as a table, without a copy of those that are not compressed."""
@@ -109,6 +109,6 @@ class Reading:
 
     __arrow_c_stream__ = stream_of_reading
 
-    def _tell(self, rows: int) -> None:
+    def _report(self, rows: int) -> None:
         if self._progress is not None:
             self._progress(ReadProgress(self.topic, rows, self.rows_total))

@@ -130,20 +130,20 @@ def _opened(one: FileRange) -> Iterator[int]:
     again.
     """
     try:
-        _check_is_meant(one, os.stat(one.path))
+        _check_identity(one, os.stat(one.path))
         fd = os.open(one.path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except ValueError as error:  # a name that systems refuse
         raise OSError(f"{one.path!r}: {error}") from error
     try:
-        _check_is_meant(one, os.fstat(fd))
+        _check_identity(one, os.fstat(fd))
         yield fd
     finally:
         os.close(fd)
 
 
-def _check_is_meant(one: FileRange, found: os.stat_result) -> None:
-    meant = (one.device, one.inode)
-    if not stat.S_ISREG(found.st_mode) or (found.st_dev, found.st_ino) != meant:
+def _check_identity(one: FileRange, found: os.stat_result) -> None:
+    named = (one.device, one.inode)
+    if not stat.S_ISREG(found.st_mode) or (found.st_dev, found.st_ino) != named:
         raise OSError(f"{one.path} is another file here")
 
 

@@ -68,7 +68,7 @@ class ProducerCore:
         self.failures: list[Delivery] = []
         self._failed_pieces = 0
         self._look_again_us: int | None = None
-        self.is_topic_doubted = False
+        self.is_topic_unconfirmed = False
         """A leader answered UnknownTopicId: the controller is to be asked."""
         self._sender = Sender(topic, options, identity, failed=self._failed, jitter=jitter)
         self._accumulator = Accumulator(
@@ -149,7 +149,7 @@ class ProducerCore:
         self._sender.give_up_expired(now)
         calls = self._sender.poll(now)
         needs_metadata = self._sender.needs_metadata
-        if calls and self._is_picture_old(now):
+        if calls and self._is_metadata_old(now):
             needs_metadata = True
         moments = [self._accumulator.wake_at_us(), self._sender.wake_at_us(now)]
         wake_at_us = min((at for at in moments if at is not None), default=None)
@@ -166,7 +166,7 @@ class ProducerCore:
     def give_up_expired(self, now: Now) -> None:
         self._sender.give_up_expired(now)
 
-    def _is_picture_old(self, now: Now) -> bool:
+    def _is_metadata_old(self, now: Now) -> bool:
         """Return True if a refresh is due: new partitions change where keys go."""
         due_us = self._look_again_us
         if due_us is not None and now.mono_us < due_us:
@@ -215,7 +215,7 @@ class ProducerCore:
                 UnknownTopicId(f"Topic {topic.name!r} is not the one this producer was opened for.")
             )
             return
-        self.is_topic_doubted = False
+        self.is_topic_unconfirmed = False
         self._sender.topic_changed(topic)
         self._accumulator.topic = topic
         assert self._accumulator.topic is self._sender.topic
@@ -237,7 +237,7 @@ class ProducerCore:
         if isinstance(error, UnknownTopicId):
             # Nothing was stored. A leader may apply a new topic late, so only the controller's
             # answer shows whether it is gone.
-            self.is_topic_doubted = True
+            self.is_topic_unconfirmed = True
             error = NotLeader(error.message)
         self._sender.failed_try(partition, batch, error, now, next_sequence)
         if isinstance(error, UnknownTopic):

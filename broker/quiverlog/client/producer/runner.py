@@ -14,9 +14,9 @@ from typing import Any
 
 from quiverlog.client.base.commands import Operation, Reply
 from quiverlog.client.base.results import Address
-from quiverlog.client.base.waits import TELL_AFTER_S, Wait
+from quiverlog.client.base.waits import LOG_AFTER_S, Wait
 from quiverlog.client.cluster.routing import Cluster, backoff_s, pause_s
-from quiverlog.client.cluster.topic_identity import meant_topic
+from quiverlog.client.cluster.topic_identity import topic_with_id
 from quiverlog.client.drivers.asynchronous import AsyncDriver
 from quiverlog.errors import (
     ConnectionFailed,
@@ -93,7 +93,7 @@ class ProducerRunner:
         self._timer: asyncio.TimerHandle | None = None
         self._finished_seen = 0
         self._progressed_us = now().mono_us
-        self._told: set[str] = set()
+        self._logged_reasons: set[str] = set()
         cluster.waits.others.add(self)
         self._looks = 0
         """Metadata refreshes since a leader last answered."""
@@ -142,10 +142,10 @@ class ProducerRunner:
         with self._lock:
             return None if self._stopped else self._core.waiting(self._progressed_us)
 
-    def _tell(self) -> None:
+    def _log_wait(self) -> None:
         wait = self.waiting()
-        if wait is not None and wait.reason not in self._told:
-            self._told.update(self._cluster.waits.tell(wait))
+        if wait is not None and wait.reason not in self._logged_reasons:
+            self._logged_reasons.update(self._cluster.waits.log_long(wait))
 
     async def stop(self) -> None:
         self._stopped = True
@@ -186,7 +186,7 @@ class ProducerRunner:
 
     def _leave(self, leader: int) -> None:
         address = self._asked[leader]
-        why = f"{address} is silent, and leads no more."
+        why = f"{address} is silent, and no longer leads."
         self._driver.leave(address, CHANNEL, why)
         for task, call in list(self._connecting.items()):
             if call.leader == leader and task.cancel():
@@ -204,22 +204,22 @@ class ProducerRunner:
         with self._lock:
             self._core.on_response(call, waiting.result().response, self._now())
             self._notify()
-        if self._now().mono_us - self._progressed_us > TELL_AFTER_S * 1_000_000:
-            self._tell()
+        if self._now().mono_us - self._progressed_us > LOG_AFTER_S * 1_000_000:
+            self._log_wait()
         self.step()
 
     def _failed(self, call: ProduceCall, error: QuiverlogError) -> None:
         with self._lock:
             self._core.on_failure(call, error, self._now())
             self._notify()
-        self._tell()
+        self._log_wait()
         self.wake()
 
     def _notify(self) -> None:
         if self._core.finished != self._finished_seen:
             self._finished_seen = self._core.finished
             self._progressed_us = self._now().mono_us
-            self._told.clear()
+            self._logged_reasons.clear()
             self._cluster.progressed()
             self._changed()
 
@@ -258,9 +258,15 @@ class ProducerRunner:
             return self._core.has_unsent
 
     async def _refresh(self) -> None:
-        opened, decided = self._core.topic, self._core.is_topic_doubted
+        opened, is_unconfirmed = self._core.topic, self._core.is_topic_unconfirmed
         topic = await self._driver.run(
-            meant_topic(self._cluster, opened.name, opened.topic_id, fresh=True, decided=decided)
+            topic_with_id(
+                self._cluster,
+                opened.name,
+                opened.topic_id,
+                fresh=True,
+                from_controller=is_unconfirmed,
+            )
         )
         with self._lock:
             self._core.topic_changed(topic)

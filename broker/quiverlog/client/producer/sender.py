@@ -251,15 +251,15 @@ class Sender:
         """Mark a silent leader; other brokers' metadata show whether it was replaced."""
         if not queue.in_flight or now.mono_us - queue.in_flight[0].sent_us < SILENCE_US:
             return
-        owing = queue.in_flight[0].leader
-        if self._leader_of(queue.partition) not in (owing, -1):
-            self.deposed.add(owing)
+        late_leader = queue.in_flight[0].leader
+        if self._leader_of(queue.partition) not in (late_leader, -1):
+            self.deposed.add(late_leader)
             return
         due_us = queue.look_at_us
         assert due_us is not None
         if now.mono_us >= due_us:
             queue.looked_us = now.mono_us
-            self.silent.add(owing)
+            self.silent.add(late_leader)
             self.needs_metadata = True
 
     def _timed(self, call: ProduceCall, now: Now) -> ProduceCall:
@@ -415,8 +415,8 @@ class Sender:
         others = (b for b in (*queue.in_flight, *queue.retry) if b is not batch)
         is_oldest = all(b.index > batch.index for b in others)
         if is_oldest and batch.maybe_stored:
-            has_forgotten = isinstance(error, UnknownProducerId) and numbering.is_known
-            if has_forgotten or not numbering.is_broken:
+            has_lost_state = isinstance(error, UnknownProducerId) and numbering.is_known
+            if has_lost_state or not numbering.is_broken:
                 return False  # an earlier try may be stored, and the broker has no record of it
             # Not stored now, but an earlier try may still arrive, after the one that has failed.
             # The next epoch prevents that; if the producer has it, the leader does not yet.
@@ -475,7 +475,7 @@ class Sender:
         else:
             final = type(error)(error.message, **error.details)
         if batch.maybe_stored:
-            final.add_note("A try had no good answer: the rows may be stored nevertheless.")
+            final.add_note("A try had no valid answer: the rows may be stored.")
         return named(final, self.topic.name, queue.partition)
 
     def _finish(self, batch: EncodedBatch) -> None:

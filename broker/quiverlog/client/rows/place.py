@@ -121,8 +121,8 @@ class SqlFilter:
         except self._error as error:
             if _KEY_TWICE in str(error):
                 check_maps(batch)
-            said = str(error).splitlines()[0].removesuffix("!")
-            raise InvalidArgument(f"where: {said}.") from error
+            reason = str(error).splitlines()[0].removesuffix("!")
+            raise InvalidArgument(f"where: {reason}.") from error
         if len(found) != batch.num_rows or len(kinds) != 1:
             raise InvalidArgument("where: give one condition on a row.")
         return batch.filter(found.cast(pa.bool_()))  # leaves out where it is null

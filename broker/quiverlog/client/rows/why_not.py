@@ -21,7 +21,7 @@ def why_not_type(source: pa.DataType, target: pa.DataType) -> str:
     if t.is_timestamp(target) and t.is_timestamp(source):
         if target.tz is not None:
             return (
-                "its times have no time zone: say which they are in (pandas `.dt.tz_localize`, "
+                "its times have no time zone: give them one (pandas `.dt.tz_localize`, "
                 "polars `.dt.replace_time_zone`, pyarrow.compute `assume_timezone`)"
             )
         return (

@@ -33,7 +33,7 @@ from quiverlog.client.cluster.replica_choice import (
     ReplicaChoice,
 )
 from quiverlog.client.cluster.routing import Cluster, empty_pause_s, is_deposed, pause_s
-from quiverlog.client.cluster.topic_identity import meant_topic
+from quiverlog.client.cluster.topic_identity import topic_with_id
 from quiverlog.client.consumer.fetches import FOLLOWER_TIMEOUT_S, OVERDUE_S
 from quiverlog.client.consumer.positions import why_none
 from quiverlog.client.consumer.stored_batches import split_fetch
@@ -159,7 +159,7 @@ class FetchCore:
             self.position = batches[-1].next_offset
             self._last_epoch = batches[-1].header.leader_epoch
             assert offset < self.position <= self._end
-        self._heard(follower, offset, fetched.high_watermark)
+        self._record_answer(follower, offset, fetched.high_watermark)
         if batches and self.position < self._end:
             try:
                 self.pending = yield from self._start()
@@ -177,14 +177,14 @@ class FetchCore:
                 if (yield FinishAny((pending,), OVERDUE_S)) is not None:
                     break
                 if (yield from is_deposed(self._cluster, pending.call.address, [where])):
-                    raise NotLeader(f"{pending.call.address} is silent, and leads no more.")
+                    raise NotLeader(f"{pending.call.address} is silent, and no longer leads.")
         except QuiverlogError:
             yield Abandon(pending)
             raise
         reply: Reply = yield Finish(pending)
         return reply
 
-    def _heard(self, follower: int, offset: int, high_watermark: int) -> None:
+    def _record_answer(self, follower: int, offset: int, high_watermark: int) -> None:
         """Record an answer without an error: rows from `offset` on, perhaps none."""
         now_s = self._cluster.clock()
         brought = self.position > offset
@@ -210,7 +210,7 @@ class FetchCore:
         self._choice.failed(self._partition, self._follower, self._cluster.clock())
         self._follower = LEADER
         if error.refresh_metadata:
-            self._cluster.forget_topics()
+            self._cluster.invalidate_topics()
         return True
 
     def _pause_if_early(self) -> Operation[None]:
@@ -224,7 +224,7 @@ class FetchCore:
         assert self.position < self._end
         self._follower = LEADER
         age_max_s = IN_SYNC_EVERY_S if self._choice.wants_followers else math.inf
-        topic = yield from meant_topic(
+        topic = yield from topic_with_id(
             self._cluster, self._topic, self._topic_id, age_max_s=age_max_s
         )
         info = partition_info(topic, self._partition)
@@ -264,7 +264,7 @@ class FetchCore:
         if not error.retriable or self._cluster.clock() + wait_s >= self._deadline_s:
             raise error
         if error.refresh_metadata:
-            self._cluster.forget_topics()
+            self._cluster.invalidate_topics()
         self._failures += 1
         yield Sleep(wait_s)
 

@@ -47,7 +47,7 @@ def voter(node_id: int, **more: Any) -> QuorumReplicaDetail:
 def cluster(**changes: Any) -> ClusterDetail:
     found = ClusterDetail(
         cluster_id="c",
-        told_by=1,
+        reported_by=1,
         metadata_version=9,
         controller=1,
         controller_epoch=1,
@@ -92,7 +92,7 @@ def test_a_cluster_as_it_should_be_lets_any_of_its_brokers_go() -> None:
         (with_broker(2, moving=5), 2, "5 of its partitions are moving"),
         (cluster(offline=1), 1, "1 partition has no leader"),
         (cluster(controller=None), 1, "there is no controller"),
-        (cluster(told_by=2), 3, "broker 1, the controller, does not answer"),
+        (cluster(reported_by=2), 3, "broker 1, the controller, does not answer"),
         (
             with_voters(voter(1), voter(2), voter(3, silent_s=VOTER_SILENT_S)),
             2,
@@ -159,7 +159,7 @@ def seen_without(found: ClusterDetail, *silent: int) -> Seen:
         [
             Probe(f"h:{9000 + n}", None, "refused")
             if n in silent
-            else Probe(f"h:{9000 + n}", replace(found, told_by=n))
+            else Probe(f"h:{9000 + n}", replace(found, reported_by=n))
             for n in (1, 2, 3)
         ],
     )
@@ -245,10 +245,10 @@ def test_a_voter_that_nobody_tells_of_is_not_taken_for_gone() -> None:
 @pytest.mark.parametrize(
     "found",
     [
-        cluster(told_by=2),
-        cluster(told_by=2, controller=None),
+        cluster(reported_by=2),
+        cluster(reported_by=2, controller=None),
         cluster(is_behind=True),
-        cluster(told_by=2, is_behind=True, age_s=12.25),
+        cluster(reported_by=2, is_behind=True, age_s=12.25),
     ],
     ids=["another tells", "nobody decides", "the controller is cut off", "cut off"],
 )
@@ -260,7 +260,7 @@ def test_what_no_controller_tells_is_not_said_to_be_so_now(
     assert spare_voters(found) == 0
     said = status_json(seen)
     assert (said["live"], said["voters_to_spare"], said["is_current"]) == (None, None, False)
-    assert said["answering"] == [found.told_by]
+    assert said["answering"] == [found.reported_by]
     print_status(seen)
     shown = capsys.readouterr().out
     for text in ("live", "all in sync", "may be lost", "Nothing to do"):
@@ -274,7 +274,7 @@ def test_what_no_controller_tells_is_not_said_to_be_so_now(
 
 def test_an_address_that_was_given_and_is_no_broker_is_a_warning_and_a_live_one_a_problem() -> None:
     found = cluster()
-    fine = [Probe(f"h:{9000 + n}", replace(found, told_by=n)) for n in (1, 2, 3)]
+    fine = [Probe(f"h:{9000 + n}", replace(found, reported_by=n)) for n in (1, 2, 3)]
     assert is_healthy(found, fine)
     assert findings(found, fine) == []
     assert is_healthy(found, [*fine, Probe("old:9292", None, "refused")])
@@ -374,7 +374,7 @@ def test_a_broker_that_does_not_answer_counts_neither_as_live_nor_as_a_vote(
 ) -> None:
     """In the session after a kill the controller still counts it: 3 live, 1 may be lost."""
     found = cluster(brokers=tuple(broker(n, out_of_sync=0) for n in (1, 2, 3)))
-    probes = [Probe("h:9001", found), Probe("h:9002", replace(found, told_by=2))]
+    probes = [Probe("h:9001", found), Probe("h:9002", replace(found, reported_by=2))]
     seen = Seen(found, [*probes, Probe("h:9003", None, "refused")], [topic("two", 2)])
     print_status(seen)
     shown = capsys.readouterr().out
@@ -391,8 +391,8 @@ def test_a_broker_that_answers_at_another_address_than_its_own_is_live(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     found = cluster()
-    probes = [Probe(f"h:900{n}", replace(found, told_by=n)) for n in (1, 2)]
-    other = Probe("other:1", replace(found, told_by=3))
+    probes = [Probe(f"h:900{n}", replace(found, reported_by=n)) for n in (1, 2)]
+    other = Probe("other:1", replace(found, reported_by=3))
     seen = Seen(found, [*probes, other, Probe("h:9003", None, "refused")])
     print_status(seen)
     assert "3 of 3 live" in capsys.readouterr().out

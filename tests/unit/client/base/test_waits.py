@@ -13,7 +13,7 @@ from quiverlog.cli.console.waiting import shown_waits
 from quiverlog.client.base.commands import Call, Sleep
 from quiverlog.client.base.deadline import within
 from quiverlog.client.base.results import Address
-from quiverlog.client.base.waits import TELL_AFTER_S, Wait, Waits
+from quiverlog.client.base.waits import LOG_AFTER_S, Wait, Waits
 from quiverlog.client.cluster.routing import Cluster, Settings
 from quiverlog.errors import (
     ConnectionFailed,
@@ -57,7 +57,7 @@ def failing(world: World, errors: list[tuple[float, Exception]]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "is_told"), [(TELL_AFTER_S - 0.01, False), (TELL_AFTER_S, True), (9.0, True)]
+    ("seconds", "is_told"), [(LOG_AFTER_S - 0.01, False), (LOG_AFTER_S, True), (9.0, True)]
 )
 def test_a_program_is_warned_of_what_takes_long(
     caplog: pytest.LogCaptureFixture, seconds: float, is_told: bool
@@ -179,12 +179,12 @@ def test_who_looks_sees_what_is_asked_and_what_fails() -> None:
     world.now_s += 1.0
     found = waits.longest()
     assert found is not None
-    assert found.told_until("X") == "waiting for an answer of one:9292 (METADATA) until X."
+    assert found.text_until("X") == "waiting for an answer of one:9292 (METADATA) until X."
     assert (found.since_s, found.until_s) == (100.0, 130.0)
     operation.throw(NotController("no controller is known"))
     found = waits.longest()
     assert found is not None
-    assert found.told_until("X") == "no controller is known: trying again until X."
+    assert found.text_until("X") == "no controller is known: trying again until X."
     operation.close()
     assert waits.longest() is None, "what was given up is not waited for"
 
@@ -252,7 +252,7 @@ def test_what_has_no_end_is_said_without_one_and_then_that_it_is_there_again(
     monkeypatch.setattr(waiting, "_POLL_S", 0.001)
     waits = Waits(time.monotonic)
     waits.are_endless = True
-    other = Other(time.monotonic() - TELL_AFTER_S)
+    other = Other(time.monotonic() - LOG_AFTER_S)
     waits.others.add(other)
     said: list[str] = []
 

@@ -240,14 +240,14 @@ def test_an_outcome_that_stays_unknown_is_reported_as_that(world: World) -> None
     with pytest.raises(OutcomeUnknown) as caught:
         world.play(topics.delete_topic(world.cluster, "t", if_exists=False))
     assert len(world.asked_for("DELETE_TOPICS")) > 1
-    assert "may hold nevertheless" in caught.value.__notes__[0]
+    assert "may have been made" in caught.value.__notes__[0]
 
 
 @pytest.mark.parametrize("told", [(-1, "h", 1), (3, "", 1), (3, "h", 0), (3, "h", 70_000)])
 def test_an_impossible_address_in_a_refusal_is_not_believed(
     world: World, told: tuple[int, str, int]
 ) -> None:
-    assert not world.cluster._believe(m.BrokerEndpoint(*told))
+    assert not world.cluster._follow_redirect(m.BrokerEndpoint(*told))
     assert set(world.cluster.metadata.brokers) == {1, 2, 3}
 
 
@@ -361,7 +361,7 @@ def test_a_refusal_after_a_lost_answer_is_told_with_a_note(world: World, *, lost
             )
         )  # fmt: skip
     notes = getattr(caught.value, "__notes__", [])
-    assert [note for note in notes if "may hold" in note] == notes
+    assert [note for note in notes if "may have been made" in note] == notes
     assert bool(notes) == lost
 
 

@@ -70,7 +70,7 @@ def test_a_leader_that_never_hears_of_a_topic_is_not_asked_for_ever(
     with contextlib.suppress(quiverlog.QuiverlogError):
         producer.close()
     broker.fault(m.ListOffsetsRequest, *never)
-    with pytest.raises(quiverlog.NotLeader, match="not heard of this topic"):
+    with pytest.raises(quiverlog.NotLeader, match="has not applied this topic"):
         client.list_offsets("t")
 
 

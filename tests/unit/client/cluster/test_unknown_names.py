@@ -11,7 +11,7 @@ from quiverlog.client.admin import topics
 from quiverlog.client.base.commands import Call, Operation, Reply, Sleep
 from quiverlog.client.base.results import Address
 from quiverlog.client.cluster.routing import Cluster, Settings
-from quiverlog.client.cluster.topic_identity import meant_topic
+from quiverlog.client.cluster.topic_identity import topic_with_id
 from quiverlog.errors import (
     ConnectionFailed,
     NotController,
@@ -170,22 +170,22 @@ def test_a_broker_that_is_late_names_an_earlier_topic_of_the_name(world: World) 
             response.topics = [m.TopicMetadata("t", b"e" * 16)]
 
     world.change = earlier
-    found = world.play(meant_topic(world.cluster, "t", TOPIC_ID, fresh=True))
+    found = world.play(topic_with_id(world.cluster, "t", TOPIC_ID, fresh=True))
     assert found.topic_id == TOPIC_ID
     assert world.asked[-1] == THREE
     with pytest.raises(UnknownTopicId, match="created again"):
-        world.play(meant_topic(world.cluster, "t", b"n" * 16, fresh=True))
+        world.play(topic_with_id(world.cluster, "t", b"n" * 16, fresh=True))
     world.change = lambda call, response: None
     with pytest.raises(UnknownTopicId, match="gone"):
-        world.play(meant_topic(world.cluster, "u", TOPIC_ID))
+        world.play(topic_with_id(world.cluster, "u", TOPIC_ID))
 
 
 def test_who_decides_is_asked_about_a_topic_that_another_broker_doubts(world: World) -> None:
     """Of a deletion a leader may have heard before the broker that is asked for metadata."""
     world.knows = {ONE: {"t"}}
-    assert world.play(meant_topic(world.cluster, "t", TOPIC_ID, fresh=True)).topic_id == TOPIC_ID
+    assert world.play(topic_with_id(world.cluster, "t", TOPIC_ID, fresh=True)).topic_id == TOPIC_ID
     with pytest.raises(UnknownTopicId, match="gone"):
-        world.play(meant_topic(world.cluster, "t", TOPIC_ID, fresh=True, decided=True))
+        world.play(topic_with_id(world.cluster, "t", TOPIC_ID, fresh=True, from_controller=True))
     assert world.asked[-1] == THREE
 
 
@@ -203,7 +203,9 @@ def test_an_id_that_one_broker_does_not_know_is_asked_of_the_one_that_decides(
     unknown = UnknownTopicId("there is no topic with that id.")
 
     def meant(name: str, topic_id: bytes) -> QuiverlogError:
-        found: QuiverlogError = world.play(world.cluster.heard_late(name, topic_id, unknown))
+        found: QuiverlogError = world.play(
+            world.cluster.resolve_unknown_id(name, topic_id, unknown)
+        )
         return found
 
     assert isinstance(meant("t", TOPIC_ID), NotLeader)

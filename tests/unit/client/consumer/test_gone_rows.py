@@ -156,6 +156,6 @@ def test_answers_that_came_far_apart_prove_little() -> None:
     position = Position(0, 0, 10, known_end=10)
     for now_s in (0.0, 100.0):
         position.check_stalled("t", 10, now_s, timeout_s=1.0)
-    with pytest.raises(quiverlog.InvalidResponse, match="t-0 gave no rows at offset 0"):
+    with pytest.raises(quiverlog.InvalidResponse, match="t-0 returned no rows at offset 0"):
         position.check_stalled("t", 10, 200.0, timeout_s=1.0)
     assert not position.may_be_gone

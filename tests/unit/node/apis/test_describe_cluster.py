@@ -200,21 +200,21 @@ def ask(answers: dict[Address, Any]) -> tuple[ClusterDetail, list[Address]]:
 def test_the_controller_is_asked_where_another_broker_has_answered() -> None:
     found, asked = ask({ONE: answer_of(1, 10), TWO: answer_of(2, 11)})
     assert asked == [ONE, TWO]
-    assert (found.told_by, found.controller, found.metadata_version) == (2, 2, 11)
+    assert (found.reported_by, found.controller, found.metadata_version) == (2, 2, 11)
     assert texts(found) == []
 
 
 def test_a_controller_that_does_not_answer_leaves_what_is_known() -> None:
     found, asked = ask({ONE: answer_of(1, 10), TWO: RequestTimedOut("silent")})
     assert asked == [ONE, TWO]
-    assert (found.told_by, found.quorum[0].lag) == (1, None)
+    assert (found.reported_by, found.quorum[0].lag) == (1, None)
     (said,) = texts(found)
     assert "The controller, broker 2, did not answer" in said
 
 
 def test_who_knows_less_than_the_first_is_not_believed() -> None:
     found, _ = ask({ONE: answer_of(1, 10), TWO: answer_of(2, 9)})
-    assert found.told_by == 1
+    assert found.reported_by == 1
 
 
 def test_where_nobody_decides_one_answer_is_all_there_is() -> None:
