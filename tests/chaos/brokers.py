@@ -4,7 +4,7 @@ Owns their start as one cluster, their deaths, and the watch over them: a broker
 itself, that does not come up, or that logs an error of its own is a finding. What blocks runs in
 threads, so that proxy and clients go on meanwhile.
 
-Must not know: why a broker is killed, what clients do.
+Not here: why a broker is killed, what clients do.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ EXCERPT_LINES = 40
 
 
 class Brokers:
-    """See the module docstring. `async with` starts them and takes everything away at the end.
+    """`async with` starts them and takes everything away at the end.
 
     Args:
         proxy: None: they are connected to directly.
@@ -76,7 +76,7 @@ class Brokers:
 
     @property
     def direct(self) -> str:
-        """Where the brokers themselves listen, for who only watches."""
+        """Where the brokers themselves listen, for what only watches."""
         return ",".join(broker.bootstrap for broker in self.by_id.values())
 
     @property
@@ -165,7 +165,7 @@ class Brokers:
                     self._found(node_id, f"did not start: {str(error)[-3000:]}")
 
     def look(self) -> None:
-        """Has a broker ended by itself? Called now and then while nobody kills one."""
+        """Raise if a broker has ended by itself. Called now and then while no fault kills one."""
         for node_id in NODE_IDS:
             if not self._busy[node_id].locked():
                 self._look_for_end(node_id)

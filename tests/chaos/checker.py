@@ -3,16 +3,16 @@
 Owns the rules that need a whole history:
 
 1. lost: an acknowledged row of a topic that keeps its rows is at its offset (`tests.sim.checker`).
-2. once, stable, sent: no value twice, none changes, none that nobody sent (the same).
+2. once, stable, sent: no value twice, none changes, none that no producer sent (the same).
 3. dense: offsets of a partition have no gap.
 4. order: rows of one producer ascend.
 5. skipped, repeated: each reader is handed each offset once, in order, and comes to the end.
 6. failed: rows of a send that was refused for good are nowhere.
-7. told: nobody heard an error that no fault may cause.
+7. errors: no client got an error that no fault may cause.
 8. topics: creations and deletions are linearizable (`tests.sim.cluster.linear`).
 9. rows below `replicated` are gone only where another leader was elected.
 
-Must not know: brokers, files, clients.
+Not here: brokers, files, clients.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Owns the file system: a tmpfs where this process may mount one (as root, or in a
 own, see `__main__`), else a bound on the size of the files that the broker may write (RLIMIT_FSIZE,
 set from outside while it runs): each write that makes a file longer fails, as on a full disk.
 
-Must not know: brokers, beyond the process id.
+Not here: brokers, beyond the process id.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Disk:
             _run("mount", "-t", "tmpfs", "-o", options, "quiverlog-chaos", str(self._directory))
 
     def unmount(self) -> None:
-        """Also while somebody has files open in it."""
+        """Also while files are open in it."""
         if self._is_mounted:
             with contextlib.suppress(OSError):
                 _run("umount", "-l", str(self._directory))

@@ -76,7 +76,6 @@ def _spread(times_s: list[float]) -> str:
 
 
 async def failover(kills: int, controller_kills: int, say: Callable[[str], None]) -> Failover:
-    """See the module docstring."""
     found = Failover()
     async with (
         Brokers() as brokers,

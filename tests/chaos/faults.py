@@ -3,7 +3,7 @@
 Owns the translation of kinds into signals, link faults and full disks, and what was done: a fault
 that found nothing to break (its broker was down already) is counted as missed.
 
-Must not know: clients, what is right.
+Not here: clients, what is right.
 """
 
 from __future__ import annotations
@@ -32,8 +32,6 @@ LOOK_S: Final = 2.0
 
 
 class Nemesis:
-    """See the module docstring."""
-
     def __init__(self, brokers: Brokers, proxy: Proxy, topics: Iterable[str]) -> None:
         self._brokers = brokers
         self._proxy = proxy
@@ -156,7 +154,7 @@ class Nemesis:
 
 
 def _links(fault: Fault, node_id: int) -> dict[tuple[str, int], LinkFault]:
-    """(who connects, to whom) -> what is wrong, of a fault of the network."""
+    """(connecting side, target) -> what is wrong, of a fault of the network."""
     peers = [other for other in NODE_IDS if other != node_id]
     inwards = [(f"broker-{other}", node_id) for other in peers]
     outwards = [(f"broker-{node_id}", other) for other in peers]
@@ -185,7 +183,7 @@ def _links(fault: Fault, node_id: int) -> dict[tuple[str, int], LinkFault]:
 
 
 async def look_at_metadata(brokers: Brokers) -> ClusterMetadata | None:
-    """The newest that any broker tells, asked past the proxy."""
+    """The newest that any broker answers, asked past the proxy."""
 
     async def ask(node_id: int) -> ClusterMetadata | None:
         broker = brokers.by_id[node_id]

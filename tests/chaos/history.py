@@ -1,10 +1,10 @@
-"""What clients asked for and what they were told, as it happened.
+"""What clients asked for and the answers they got, as it happened.
 
-Owns the shape of a history: sends with their outcome, batches that readers were handed, what a
-reader was told instead, and operations on topics. Values are unique over a run: a producer's number
-in the upper half, the row's in the lower.
+Owns the shape of a history: sends with their outcome, batches that readers were handed, errors that
+they got instead, and operations on topics. Values are unique over a run: a producer's number in the
+upper half, the row's in the lower.
 
-Must not know: what is right.
+Not here: what is right.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def value(producer: int, number: int) -> int:
 
 
 class Outcome(Enum):
-    """Of a send. `UNKNOWN`: the rows may be stored, or not; also while nothing was heard."""
+    """Of a send. `UNKNOWN`: the rows may be stored, or not; also before any answer."""
 
     OK = "ok"
     FAILED = "fail"
@@ -50,8 +50,8 @@ class TopicRow(NamedTuple):
     def is_kept(self) -> bool:
         """No fault of this harness may take an acknowledged row.
 
-        Processes die here, machines do not: what a process has written is there when it comes
-        back. With one replica nobody else can lead meanwhile; with several, rows below `replicated`
+        Processes die here, machines do not: what a process has written is there when it comes back.
+        With one replica no other broker can lead meanwhile; with several, rows below `replicated`
         go with a leader that another one follows (docs/replication.md).
         """
         return self.replicas == 1 or self.level.startswith("replicated")
@@ -102,11 +102,11 @@ class History:
     final: list[Read] = field(default_factory=list)
     """Each partition from its first row to its end, read when nothing goes wrong any more."""
     told: list[str] = field(default_factory=list)
-    """Errors that no fault of this harness may cause, with who heard them."""
+    """Errors that no fault of this harness may cause, with the client that got them."""
     changes: dict[str, list[Operation]] = field(default_factory=dict)
     """By name of a topic that comes and goes: operations for the checker of linearizability."""
     unknown: Counter[str] = field(default_factory=Counter)
-    """Why nobody knows what became of operations on topics: names of errors."""
+    """Why the outcome of operations on topics is unknown: names of errors."""
     elected: dict[Key, int] = field(default_factory=dict)
     """Leader epochs that passed in a partition during the run."""
 

@@ -1,10 +1,10 @@
 """What goes wrong and when: a schedule drawn from a seed, before anything runs.
 
 Owns the kinds of faults, how often each is drawn, and how long it lasts. Targets that depend on the
-run (who leads) are drawn by their part and looked up when the fault begins, so the schedule of a
+run (the leader) are drawn by their part and looked up when the fault begins, so the schedule of a
 seed is the same in every run.
 
-Must not know: how a fault is made to happen.
+Not here: how a fault is made to happen.
 """
 
 from __future__ import annotations

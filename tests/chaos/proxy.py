@@ -1,11 +1,11 @@
 """A TCP proxy in front of each broker: it cuts, delays, blackholes and throttles single links.
 
-Owns the links. A link is the way from one who connects (a client or a broker, by the name under
-which it says HELLO) to one broker; a fault is a property of a link and holds for its connections of
-now and for those that come. Held bytes go on when the fault ends, as the network's own repetition
-would bring them; those of a connection that is cut are lost.
+Owns the links. A link is the way from one connecting side (a client or a broker, by the name in its
+HELLO) to one broker; a fault is a property of a link and holds for its connections of now and for
+those that come. Held bytes go on when the fault ends, as the network's own repetition would bring
+them; those of a connection that is cut are lost.
 
-Must not know: requests, beyond the name in the first bytes of a connection; who runs behind it.
+Not here: requests, beyond the name in the first bytes of a connection; which process is behind it.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ __all__ = ["Connection", "Direction", "Link", "LinkFault", "Proxy"]
 _CHUNK_BYTES: Final = 64 * 1024
 _NAME: Final = re.compile(rb"(?:broker|client)-[a-z0-9-]+")
 _GREETING_S: Final = 5.0
-"""Who says nothing for so long is let go: nobody knows which link it is."""
+"""A connection without a HELLO after this time is closed: its link is unknown."""
 
 
 class Direction:
     """The two halves of a connection."""
 
     THERE: Final = 0
-    """Requests: from who connected to the broker."""
+    """Requests: from the connecting side to the broker."""
     BACK: Final = 1
     """Answers."""
 

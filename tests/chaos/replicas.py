@@ -3,7 +3,7 @@
 Owns the walk over segments. Where a file ends and the next begins may differ between replicas;
 batches may not: offset, length and checksum of each are compared.
 
-Must not know: brokers, clients.
+Not here: brokers, clients.
 """
 
 from __future__ import annotations

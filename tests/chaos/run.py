@@ -1,4 +1,4 @@
-"""One run: three brokers, their clients, faults for so long, healing, and the verdict.
+"""One run: three brokers, their clients, faults for the asked time, healing, and the verdict.
 
 Owns the order of these, the bounds of healing, and what is printed.
 """
@@ -96,11 +96,11 @@ async def run(
     *,
     may_mount: bool = True,
 ) -> Report:
-    """See the module docstring.
+    """Run one seed and return its report.
 
     Args:
-        say: hears how far the run has come.
-        logs: a directory for what the brokers logged; made when it is missing.
+        say: called with each step of the run.
+        logs: a directory for the brokers' logs; made when it is missing.
         may_mount: False: disks become full by a bound on the size of files.
     """
     schedule = draw(seed, duration_s)

@@ -1,10 +1,10 @@
-"""Full load and no fault: nobody may be taken for dead, no leader may change.
+"""Full load and no fault: no broker may be fenced, no leader may change.
 
 Owns the load on three brokers with default settings: producers as fast as they can at two levels,
 readers that keep up, retention that deletes all the time, topics that are created, written and
 deleted, and readers that begin anywhere in a topic whose index files are gone, so that indexes are
-built again. And what must not be: a broker fenced, a leader elected, a term of the quorum begun,
-a replica out of sync, a broker that stands down.
+built again. And what must not be: a broker fenced, a leader elected, a term of the quorum begun, a
+replica out of sync, a broker whose lease has ended.
 """
 
 from __future__ import annotations
@@ -86,7 +86,6 @@ class Steady:
 async def steady(
     duration_s: float, say: Callable[[str], None], *, cold_segments: int = COLD_SEGMENTS
 ) -> Steady:
-    """See the module docstring."""
     found = Steady(duration_s)
     async with Brokers() as brokers:
         async with aio.connect(brokers.bootstrap, client_id="client-founder") as client:

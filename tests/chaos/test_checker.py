@@ -75,7 +75,7 @@ def gap(history: History) -> None:
 
 
 def order(history: History) -> None:
-    """Where nobody knows that they were stored, too."""
+    """Where their outcome was unknown, too."""
     history.sends[0].outcome = Outcome.UNKNOWN
     history.final[0] = read("last", KEPT, 0, 2, 0, 1, 3)
     history.reads = []
@@ -94,7 +94,7 @@ def unseen(history: History) -> None:
 
 
 def beyond_the_end(history: History) -> None:
-    """Somebody was shown a row that did not stay."""
+    """A reader got a row that did not stay."""
     history.sends.pop(3)
     del history.final[1]
 
@@ -109,7 +109,7 @@ def told(history: History) -> None:
 
 
 def weak_row_lost(history: History) -> None:
-    """Nobody else was elected, so nobody had the right to take it."""
+    """No other leader was elected, so no fault had the right to take it."""
     history.final[2] = read("last", WEAK, 0, 100)
 
 

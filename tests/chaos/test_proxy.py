@@ -18,7 +18,7 @@ HELD = LinkFault(held=frozenset((Direction.BACK,)))
 
 
 class Echo:
-    """A server that says back what it hears, behind the proxy, and remembers what came."""
+    """A server behind the proxy that sends back what it receives, and records it."""
 
     def __init__(self) -> None:
         self.proxy = Proxy()

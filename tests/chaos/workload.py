@@ -1,10 +1,9 @@
 """The clients of a run: shipped producers, consumers and an administrator, and their history.
 
-Owns the topics, what each client does in a loop until it is told to stop, and the translation of
-what it is told into the history. Every loop is bounded in rate; a client that fails is opened
-again.
+Owns the topics, what each client does in a loop until it is stopped, and the translation of its
+answers into the history. Every loop is bounded in rate; a client that fails is opened again.
 
-Must not know: faults, how history is judged.
+Not here: faults, how history is judged.
 """
 
 from __future__ import annotations
@@ -62,14 +61,14 @@ SENDS_UNANSWERED_MAX: Final = 16
 PACE_S: Final = 0.05
 DELIVERY_TIMEOUT_S: Final = 60.0
 CHANGES_PER_NAME_MAX: Final = 8
-"""Short histories: the search for an order grows with what nobody knows the outcome of."""
+"""Short histories: the search for an order grows with the operations of unknown outcome."""
 REPEATED_US: Final = 300_000
 """A change of topics that takes longer may have been asked for more than once."""
 PASSING = (ConnectionClosed, ConnectionFailed, RequestTimedOut)
 
 
 class Workload:
-    """See the module docstring. Times are of `time.monotonic`."""
+    """Times are of `time.monotonic`."""
 
     def __init__(self, bootstrap: str, seed: int) -> None:
         self.history = History(topics=TOPICS)
@@ -208,11 +207,11 @@ class Workload:
             if isinstance(error, InvalidReplicationFactor):
                 if is_open:
                     changes.append(Operation("change", (False, True), None, called_us))
-                return  # So many brokers do not live just now.
+                return  # Fewer brokers than copies live just now.
             self.history.unknown[type(error).__name__] += 1
             if not (error.retriable or is_open or isinstance(error, PASSING)):
                 self.history.told.append(f"told: an administrator of {name}: {error}")
-            # Nobody knows: it may have happened, or may yet.
+            # Unknown: it may have happened, or may yet.
             kind, argument, answer = "write", operation == self._create, None
             changes.append(Operation(kind, argument, answer, called_us))
         else:
@@ -225,9 +224,9 @@ class Workload:
     async def _create(
         self, client: aio.AsyncClient, name: str, rng: random.Random
     ) -> tuple[str, object, object]:
-        """What was asked of the register that says whether the topic exists, and its answer."""
+        """The question to the register, whether the topic exists, and its answer."""
         partitions, replicas = rng.randint(1, 3), rng.randint(1, 3)
-        # Like no other: a client that has lost an answer knows its own topic by its settings.
+        # Like no other: a client that has lost an answer recognises its own topic by its settings.
         config = {"retention.ms": 3_600_000 + rng.randrange(1 << 30)}
         try:
             await client.create_topic(
@@ -238,7 +237,7 @@ class Workload:
                 raise
             return "read", None, True
         except UnknownTopic:
-            # It was created, and somebody has deleted it before any broker showed it.
+            # It was created, and another client has deleted it before any broker showed it.
             return "change", (False, True), True
         return "change", (False, True), True
 
@@ -249,7 +248,7 @@ class Workload:
             await client.delete_topic(name)
         except UnknownTopic:
             return "read", None, False
-        # After a lost answer its absence is success: who has deleted it is not known.
+        # After a lost answer its absence is success: which client deleted it is open.
         return "write", False, None
 
     # --- all -----------------------------------------------------------------------------------
@@ -321,7 +320,7 @@ class _Producing:
     def _failed(self, send: Send, error: QuiverlogError) -> None:
         send.error = str(error)
         is_timeout = isinstance(error, DeliveryTimedOut | BufferExhausted)
-        # What an earlier try may have stored is said in a note.
+        # A note lists what an earlier try may have stored.
         if not is_timeout and not getattr(error, "__notes__", ()) and error.code < 1000:
             send.outcome = Outcome.FAILED
         # Where rows may go with a leader, what is known of their producers may go too.

@@ -1,4 +1,4 @@
-"""The image that the tests on containers run; without one they say what to type."""
+"""The image that the tests on containers run; without one they name the command that builds it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def image() -> str:
 
 @pytest.fixture(scope="session")
 def cluster(image: str) -> Iterator[ContainerCluster]:
-    """Three brokers on a network of their own. Whoever breaks one heals it."""
+    """Three brokers on a network of their own. A test that breaks one heals it."""
     from tests.support.containers import ContainerCluster
 
     with ContainerCluster(image) as running:

@@ -1,6 +1,6 @@
 """Three brokers in containers, in three racks: clients on both sides, and Spark beside faults.
 
-The checks are those of a log: all rows that were acknowledged, each once, for whoever reads,
+The checks are those of a log: all rows that were acknowledged, each once, for every reader,
 whichever broker is killed, frozen or without a network meanwhile.
 """
 
@@ -88,7 +88,7 @@ class Stream:
         self.batches[batch_id] = [row.n for row in frame.select("n").collect()]
 
     def wait_for(self, rows: int) -> None:
-        """Return when so many rows have come, if the query lives."""
+        """Return when this many rows have come, if the query lives."""
 
         def have_come() -> bool:
             assert self._query.isActive, self._query.exception()

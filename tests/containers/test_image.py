@@ -1,4 +1,4 @@
-"""The project's own image: who the broker is in it, how it is watched, how it ends."""
+"""The project's own image: the broker's user in it, how it is watched, how it ends."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class Actor:
         self.retired = False
         """Asks for nothing any more."""
         self.epochs: dict[Key, int] = {}
-        """Leader epochs as the last answers told them."""
+        """Leader epochs as of the last answers."""
         self.last = Asked(m.HelloRequest(), 0, {})
         """What the answer in hand was asked by."""
         self._receiver = FrameReceiver(own_bodies=True)
@@ -73,7 +73,7 @@ class Actor:
 
     # --- the connection ------------------------------------------------------------------------
     def connect(self) -> None:
-        """Open a connection and say HELLO; try again later when nobody listens."""
+        """Open a connection and send HELLO; try again later when no broker listens."""
         self._asked.clear()
         self.connection = self.world.connect(self, self.host.node_id)
         if self.connection is None:
@@ -177,7 +177,7 @@ class Actor:
         return self.host.fault_until_us >= self.last.sent_us
 
     def epoch(self, key: Key) -> int:
-        """The leader epoch to ask with: none, or the one that was told last."""
+        """The leader epoch to ask with: none, or the last one that was answered."""
         return self.epochs.get(key, NO_EPOCH) if self.rng.random() < 0.3 else NO_EPOCH
 
     def told(self, key: Key, epoch: int) -> None:

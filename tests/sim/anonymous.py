@@ -24,7 +24,7 @@ _NOBODY = (-1, -1)
 
 
 class AnonymousProducer(Actor):
-    """Writes unique, ascending values until told to stop."""
+    """Writes unique, ascending values until stopped."""
 
     def __init__(self, world: World, checker: Checker, number: int) -> None:
         self.number = _FIRST_NUMBER + number

@@ -158,7 +158,7 @@ DAMAGED: dict[str, object] = {
 """Headers of batches are damaged that an index has entries for."""
 
 STRANGE: dict[str, object] = {**QUIET, "strangers": 2, "death_interval_ms": 4_000}
-"""Somebody asks for odd things all the time."""
+"""A client sends odd requests all the time."""
 
 CHANGING: dict[str, object] = {
     **QUIET,

@@ -23,7 +23,9 @@ __all__ = ["Caught", "hunt", "hunt_all", "print_table", "write_table"]
 
 @dataclass(frozen=True, slots=True)
 class Caught:
-    """`seed` None: not caught within the bound. `said`: by the checker, or why it cannot be."""
+    """`seed` None: not caught within the bound. `said`: the checker's report, or why it cannot be
+    caught.
+    """
 
     bug: str
     seed: int | None
@@ -93,7 +95,7 @@ def write_table(caught: Iterable[Caught], path: Path, *, seeds: int, part: str =
     """The same as one part of a page of the docs; the others stay as they are.
 
     Args:
-        part: the heading under which the table stands; the page begins with one broker's.
+        part: the heading above the table; the page begins with one broker's.
     """
     found = list(caught)
     missed = [one for one in found if one.seed is None]
@@ -123,7 +125,7 @@ The seeds are those of one run: any change of the broker may shift them.
 
 
 def _parts(text: str) -> dict[str, str]:
-    """What stands below each heading."""
+    """The text below each heading."""
     found = {}
     for piece in text.split("\n## ")[1:]:
         name, _, below = piece.partition("\n")

@@ -25,7 +25,7 @@ __all__ = ["Checker", "Key", "PartitionModel", "TopicModel", "Violation"]
 
 Key = tuple[bytes, int]
 CLOCK_SLACK_US = 1_000_000
-"""So far may a node's clock be wrong without anybody noticing."""
+"""How far a node's clock may be wrong without an effect."""
 
 
 class Violation(AssertionError):
@@ -86,7 +86,7 @@ class PartitionModel:
     topic: TopicModel
     partition: int
     acknowledged: dict[int, int] = field(default_factory=dict)
-    """offset -> value, of acknowledgements that said `flushed`."""
+    """offset -> value, of acknowledgements with the level `flushed`."""
     acknowledged_memory: dict[int, int] = field(default_factory=dict)
     """offset -> value, acknowledged as `memory`: may go with the machine."""
     seen: dict[int, int] = field(default_factory=dict)
@@ -107,7 +107,7 @@ class PartitionModel:
     robbed: str = ""
     """What was taken from it, from outside, that the broker must notice."""
     robbed_at: int = 0
-    """So many lines had the broker's log then."""
+    """The number of lines in the broker's log by then."""
     snapshots_lost: bool = False
     """A producer snapshot was damaged, or there was no room for one."""
     forgetful: bool = False
@@ -118,7 +118,7 @@ class PartitionModel:
     """Pages arrived out of order: rows that were not acknowledged may be unreadable."""
 
     def log_start_lost(self) -> None:
-        """Nothing says where the log begins: trimmed rows may be back, and that is told."""
+        """No file holds where the log begins: trimmed rows may be back, and that is reported."""
         self.damaged = True
         self.hits.append(None)
         self.robbed = "its log-start was damaged"
@@ -159,8 +159,6 @@ class PartitionModel:
 
 
 class Checker:
-    """See the module docstring."""
-
     def __init__(self) -> None:
         self.topics: dict[bytes, TopicModel] = {}
         self.partitions: dict[Key, PartitionModel] = {}
@@ -183,7 +181,7 @@ class Checker:
 
     # --- topics --------------------------------------------------------------------------------
     def add(self, topic: TopicModel, partitions: int) -> None:
-        """A topic has so many partitions (it exists, or has grown)."""
+        """A topic has this many partitions (it exists, or has grown)."""
         self.topics.setdefault(topic.topic_id, topic)
         for partition in range(partitions):
             key = (topic.topic_id, partition)
@@ -191,7 +189,7 @@ class Checker:
                 self.partitions[key] = PartitionModel(topic, partition)
 
     def live(self) -> list[Key]:
-        """Partitions of topics that nobody has deleted."""
+        """Partitions of topics that no client has deleted."""
         return [key for key, model in self.partitions.items() if not model.topic.doomed]
 
     def directory(self, name: str) -> PartitionModel | None:
@@ -267,15 +265,17 @@ class Checker:
     def _resent(self, model: PartitionModel, offset: int, value: int) -> bool:
         """May the row at `offset` be stored again?
 
-        Where damage took a batch that nobody had acknowledged, its producer sends it again, and
-        nothing tells that it was stored; the shipped one sends it under another identity, and with
+        Where damage took a batch without an acknowledgement, its producer sends it again, as it
+        cannot learn that it was stored; the shipped one sends it under another identity, and with
         it the intact ones that came after it.
         """
         unknown = offset not in model.acknowledged or value >> 32 in self.resending
         return model.damaged and unknown
 
     def log_start(self, key: Key, offset: int, wall_us: int, floor: int) -> None:
-        """The broker says where the log begins (rules 6, 7); `floor`: known when it was asked."""
+        """The broker answers where the log begins (rules 6, 7); `floor`: the start when it was
+        asked.
+        """
         model = self.partitions[key]
         floor = min(floor, model.log_start_offset)  # The process may have died since it was asked.
         if offset < floor and not model.robbed:
@@ -296,7 +296,7 @@ class Checker:
         model.log_start_offset = max(model.log_start_offset, offset)
 
     def log_end(self, key: Key, offset: int) -> None:
-        """The broker says how far one may read (rule 1, before anything is read)."""
+        """The broker answers how far one may read (rule 1, before anything is read)."""
         model = self.partitions[key]
         promised = max(model.acknowledged, default=-1) + 1
         if offset < promised:

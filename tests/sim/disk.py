@@ -5,8 +5,8 @@ durable after `sync`, names after `sync_dir`, whatever else a power failure may 
 file's descriptor may go at any time; the next use opens the file again, by its name.
 
 Faults from outside: `crash` (power), `kill` (the process), `flip_bit`, `capacity` (a full disk),
-`fail_syncs` (each failed fsync drops the bytes that it stood for: a later success does not bring
-them to the disk). Every operation passes `step` first, where `faults.FaultyDisk` may raise.
+`fail_syncs` (each failed fsync drops the bytes that it was for: a later success does not bring them
+to the disk). Every operation passes `step` first, where `faults.FaultyDisk` may raise.
 
 Simplification: the data directory itself is durable at once.
 """
@@ -39,7 +39,7 @@ _NAME_CHARS_SAFE = _NAME_BYTES_MAX // 4
 
 
 class SimDisk:
-    """See the module docstring and `quiverlog.storage.disk.disk.Disk`.
+    """The disk of `quiverlog.storage.disk.disk.Disk`, in memory.
 
     Args:
         seed: decides everything that is left to it.
@@ -50,7 +50,7 @@ class SimDisk:
         self.rng = random.Random(seed)
         self.capacity = capacity
         self.fail_syncs = 0
-        """So many of the next fsyncs fail."""
+        """How many of the next fsyncs fail."""
         self.reorder_pages = False
         """May pages of one file reach the disk out of order?"""
         self.pages_reordered = 0
@@ -103,14 +103,14 @@ class SimDisk:
         self.inode(path).flip(bit)
 
     def exchange(self, path: str, data: bytes) -> None:
-        """Somebody puts another file in the place of one, behind the broker's back and for good."""
+        """Put another file in the place of one, behind the broker's back and for good."""
         inode = self.inode(path)
         inode.truncate(0)
         inode.write(0, data)
         inode.sync()
 
     def vanish(self, path: str) -> None:
-        """Somebody takes a file away, behind the broker's back and for good."""
+        """Take a file away, behind the broker's back and for good."""
         self.inode(path)
         directory, name = self._parent(path)
         directory.change({name: None})
@@ -133,7 +133,7 @@ class SimDisk:
         return len(node.durable) if isinstance(node, Inode) else 0
 
     def take_room(self, byte_count: int, path: str) -> None:
-        """Raises DiskFull when so many bytes do not fit any more."""
+        """Raises DiskFull when these bytes do not fit any more."""
         if self.capacity is not None and self.used_bytes + byte_count > self.capacity:
             raise DiskFull(f"writing {path}: simulated full disk.")
 

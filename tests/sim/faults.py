@@ -5,7 +5,7 @@ Owns the fuse (power loss or kill -9 at the so-manieth operation), the errors th
 (EIO, EMFILE, a full disk), the memory of which errors were real (so that a fault without a cause is
 noticed) and the rule that an event loop must not block: see `on_loop`.
 
-Must not know: brokers, clients.
+Not here: brokers, clients.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Death(BaseException):
 
 
 class Blocked(BaseException):
-    """An operation that may block was called on the loop. Nobody but the host may catch it."""
+    """An operation that may block was called on the loop. Only the host may catch it."""
 
 
 class _Still:
@@ -62,7 +62,7 @@ class _Still:
 
 
 class FaultyDisk(SimDisk):
-    """See the module docstring. `lost_power` tells how the last life ended."""
+    """`lost_power` records how the last life ended."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
@@ -91,7 +91,7 @@ class FaultyDisk(SimDisk):
         self.happened: Counter[str] = Counter()
         """Errors by kind and names that a power loss took back, in all lives."""
         self.still = cast(Disk, _Still(self))
-        """For whoever looks from outside: it can read whole files."""
+        """For checks from outside: it can read whole files."""
         self._fuse: int | None = None
         self._fuse_is_power = True
 
@@ -185,7 +185,7 @@ class FaultyDisk(SimDisk):
         self.descriptors_gone = False
 
     def set_full(self, room_bytes: int | None) -> None:
-        """So many bytes fit and not one more; None: any number."""
+        """Let `room_bytes` more fit, and not one byte beyond; None: any number."""
         self.capacity = None if room_bytes is None else self.used_bytes + room_bytes
 
     def flip_header(self, rng: random.Random, *, indexed: bool = False) -> str | None:
@@ -210,14 +210,14 @@ class FaultyDisk(SimDisk):
             found = [at for at in found[:-1] if at in entries] + found[-1:]
         if len(found) < 2:
             return None
-        # Where it says which rows it holds, or anywhere.
+        # In the fields that count its rows, or anywhere.
         byte_count = rng.choice((_BASE_OFFSET_BYTES, BATCH_HEADER_BYTES))
         at = rng.choice(found[:-1])
         self.flip_row_bit(path, at * 8 + rng.randrange(byte_count * 8), known_at=at)
         return path
 
     def flip_row_bit(self, path: str, bit: int, *, known_at: int | None = None) -> None:
-        """Flip a durable bit of a segment; `rows_hit` and `cut_from` tell what that may cost.
+        """Flip a durable bit of a segment; `rows_hit` and `cut_from` are what that may cost.
 
         Args:
             known_at: the byte to judge by; that of the bit, if None.
@@ -233,9 +233,9 @@ class FaultyDisk(SimDisk):
     def _cut_from(self, path: str, good: bytes, at: int) -> int | None:
         """The first row that a start cuts although it was acknowledged; None for none.
 
-        The one double fault that ADR 0017 names: the power has failed, nothing on the disk knows
-        that the batch with this byte was flushed, and it has a sector of zeros of its own (or what
-        there is of one at the end of the file), as a batch has that never arrived.
+        The one double fault that ADR 0017 names: the power has failed, no file records that the
+        batch with this byte was flushed, and it has a sector of zeros of its own (or what there is
+        of one at the end of the file), as a batch has that never arrived.
 
         Args:
             good: the file before the byte was damaged.
@@ -250,7 +250,7 @@ class FaultyDisk(SimDisk):
                 continue
             first = start + SECTOR_BYTES - start % SECTOR_BYTES
             sectors = (bad[one : one + SECTOR_BYTES] for one in range(first, end, SECTOR_BYTES))
-            # In front of the checksum nothing is covered by it: it tells where the batch ends.
+            # In front of the checksum nothing is covered by it: the batch's length is there.
             looks_torn = at >= start + CRC_OFFSET and BatchHeader.unpack(bad, start).is_plausible
             is_unknown = header.base_offset >= self._known_end(path.rpartition("/")[0])
             if is_unknown and looks_torn and not all(map(any, sectors)):
@@ -258,7 +258,7 @@ class FaultyDisk(SimDisk):
         return None
 
     def _known_end(self, directory: str) -> int:
-        """The offset up to which the files of a log say that rows were flushed."""
+        """The offset up to which the files of a log record rows as flushed."""
         paths = [path for path in self.paths() if path.startswith(f"{directory}/")]
         names = [path.rpartition("/")[2] for path in paths]
         stored = checkpoint.load_recovery_point(self.still, directory, names)
@@ -285,7 +285,7 @@ class FaultyDisk(SimDisk):
         """Rows [first, next) of the batch with this byte; None where that is not sure.
 
         In the newest file of a log a flip may look like a torn append (ADR 0017): from there on.
-        Not in a payload, where the file itself says that the batch was flushed.
+        Not in a payload, where the file itself records that the batch was flushed.
         """
         directory = path.rpartition("/")[0]
         newest = max(p for p in self.paths() if p.startswith(directory) and p.endswith(".log"))

@@ -1,9 +1,9 @@
 """Clients that wait and clients that follow: long polls, and copies of a log.
 
 Owns two rules. Awake: once a row at or after the asked offset is acknowledged, a parked fetch or
-list-offsets request is answered within a moment, long before its own deadline. Told: whoever reads
-a log in order, naming the epoch of the last row that he has, ends with a true copy: rows that he
-read and that were lost are reported to him as LOG_TRUNCATED, never replaced in silence.
+list-offsets request is answered within a moment, long before its own deadline. Reported: a client
+that reads a log in order, with the epoch of its last row in each request, ends with a true copy:
+rows that it read and that were lost are answered with LOG_TRUNCATED, never replaced in silence.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Follower(Actor):
         self._waits = (asked, key, offset)
 
     def _acked(self, key: Key, end_offset: int) -> None:
-        """Rows up to `end_offset` are visible: does our long poll hear of it?"""
+        """Rows up to `end_offset` are visible: the long poll has to be answered."""
         waits, connection = self._waits, self.connection
         if waits is None or waits[1] != key or end_offset <= waits[2]:
             return

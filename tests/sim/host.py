@@ -6,7 +6,7 @@ all, whose bytes change after every call as they do in a server), handing the re
 to one `handle_many` and ending it: power, kill -9, a clean stop. Its jobs run in `job_runner`. A
 bug planted here (`plant`) is there only while this node's own code runs.
 
-Must not know: what clients want, what is right or wrong with rows (`actors`, `checker`).
+Not here: what clients want, the rules about rows (`actors`, `checker`).
 """
 
 from __future__ import annotations
@@ -84,8 +84,7 @@ class _Inbound:
 
 
 class Host:
-    """See the module docstring. `life` counts the processes: what was meant for an earlier one is
-    dropped."""
+    """`life` counts the processes: what was meant for an earlier one is dropped."""
 
     def __init__(self, world: World, node_id: int) -> None:
         self.world = world
@@ -150,7 +149,7 @@ class Host:
             node_id=self.node_id,
             cluster_id=self.cluster_id,
             disk_reserve_bytes=0,
-            # Where two nodes are each a quorum of its own, neither hears the other's heartbeats.
+            # Where two nodes are each a quorum of its own, neither gets the other's heartbeats.
             broker_session_ms=10**9,
             retention_check_ms=self.world.scenario.retention_check_ms,
             topic_defaults={},
@@ -171,7 +170,7 @@ class Host:
         return any(len(self.disk.inode(path).data) > SEGMENT_HEADER_BYTES for path in paths)
 
     def _has_rows(self) -> bool:
-        """Is there a row that nobody has given up? Without one a start believes any clock."""
+        """Return whether a row was not given up. Without one a start believes any clock."""
         assert self.node is not None
         logs = [replica.log for replica in self.node.broker.replicas.values()]
         return any(log.log_start_offset < log.log_end_offset for log in logs)
@@ -252,7 +251,7 @@ class Host:
             self._died(clean=disk.exists(f"{DATA_DIR}/clean-shutdown"))
 
     def _raised(self, error: Exception, starting: bool) -> None:
-        """Only a start may fail, and only for a reason: the process says why and ends."""
+        """Only a start may fail, and only for a reason: the process reports it and ends."""
         excused = isinstance(error, (DiskFull, StorageFault, ThrottledBroker, OSError)) and (
             self.disk.capacity is not None or self.disk.failures.total()
         )
@@ -328,7 +327,7 @@ class Host:
 
     # --- connections ---------------------------------------------------------------------------
     def accept(self, connection: Connection) -> bool:
-        """Somebody connects; False when nobody listens."""
+        """A client connects; False when no process listens."""
         if self.node is None or not self._listens:
             return False
         self._inbound[connection.number] = _Inbound(connection, self._scratch, self._pool)
@@ -345,7 +344,7 @@ class Host:
             self.world.at(self.rng.randrange(1, 1_500), lambda: self._read(inbound))
 
     def on_closed(self, connection: Connection) -> None:
-        """Endpoint protocol: what the client had sent is read before the loop hears of its end."""
+        """Endpoint protocol: what the client had sent is read before the loop learns of its end."""
         inbound = self._inbound.get(connection.number)
         if inbound is not None:
             inbound.is_ended = True

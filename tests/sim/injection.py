@@ -1,9 +1,9 @@
 """What happens to the nodes of a world from outside: deaths, damage, full disks, clocks, cuts.
 
-Owns when and where a scenario's faults strike, and what the checker must know of each: which
+Owns when and where a scenario's faults strike, and what the checker must learn of each: which
 partition may have damaged rows, which loss the broker has to notice.
 
-Must not know: what clients want.
+Not here: what clients want.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MEASURED_MS = 300
 
 
 class Injection:
-    """See the module docstring.
+    """Strikes one host's files, clock and connections, at random moments.
 
     Args:
         rng: decides everything that is left to it.
@@ -97,7 +97,7 @@ class Injection:
                 host.kill()  # What failed may have put something out of service until a restart.
 
     def _now_and_then(self, mean_ms: int, action: Callable[[], None]) -> None:
-        """Do `action` at random moments, as often as `mean_ms` says, until the calm."""
+        """Do `action` at random moments, `mean_ms` apart on average, until the calm."""
         if not mean_ms:
             return
 
@@ -117,7 +117,7 @@ class Injection:
         return host.kill if self.scenario.kills_only and death == host.power_loss else death
 
     def _on_trimmed(self) -> None:
-        """Whoever was told that rows are gone must not see them again.
+        """A reader that has learned of a loss must not see these rows again.
 
         On a full disk the operator who gave them up may make more room himself.
         """
@@ -170,8 +170,8 @@ class Injection:
     def _flip_bit(self, host: Host) -> None:
         """Damage a bit that was durable.
 
-        In a segment the checker then expects errors, but no wrong row; all else must be rebuilt and
-        nobody notice.
+        In a segment the checker then expects errors, but no wrong row; all else must be rebuilt in
+        silence.
         """
         kind = ".log" if self.rng.random() < 0.4 else self.rng.choice((*_REBUILT, ".snapshot"))
         path = host.disk.flip_somewhere(self.rng, kind)
@@ -230,7 +230,7 @@ class Injection:
         disk.vanish(path)
 
     def _exchange_snapshots(self, host: Host) -> None:
-        """Those of each log become another's, at the same offsets: the rows tell otherwise."""
+        """Those of each log become another's, at the same offsets: the rows contradict them."""
         for path in host.disk.paths():
             if path.endswith(".snapshot") and "/data/" in path:
                 data = host.disk.still.read_file(path)
@@ -238,9 +238,9 @@ class Injection:
                 self.world.faults["producer snapshot of another log"] += 1
 
     def _damage_log_start(self, host: Host) -> None:
-        """Damage what says where a log begins: one of two copies, which is nobody's loss, or both.
+        """Damage the files of a log's start: one of two copies, which is no loss, or both.
 
-        Without either, rows that were given up may be back, which must be told.
+        Without either, rows that were given up may be back, which must be reported.
         """
         disk = host.disk
         paths = [p for p in disk.paths() if p.endswith(_LOG_STARTS) and disk.durable_size(p)]

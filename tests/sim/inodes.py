@@ -7,8 +7,8 @@ synced happened or did not, each on its own, but for those of one name: these ke
 rename is one change: never both names, never neither.
 
 Mappings: `Inode.view` hands out memory that follows the file, as a shared mapping does. A write or
-a truncation below a live view changes it and is counted in `Inode.changes`; whoever holds a view
-can tell by its own checksum.
+a truncation below a live view changes it and is counted in `Inode.changes`; the holder of a view
+notices it by a checksum of its own.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """The jobs of one process: serial by key, each taking time, the notice of it taking more.
 
-Owns when a job does its work and when the node hears of it. Between the two moments everything goes
-on, and the process may die in either. As in the server's pool, the loop is woken once for all jobs
-that have run by then, and is told of them in one call, in the order in which they ran. A job
-changes nothing that the loop reads: while it runs, what the logs show is compared.
+Owns when a job does its work and when the node gets its result. Between the two moments everything
+goes on, and the process may die in either. As in the server's pool, the loop is woken once for all
+jobs that have run by then, and gets them in one call, in the order in which they ran. A job changes
+nothing that the loop reads: while it runs, what the logs show is compared.
 
-Must not know: what a job does.
+Not here: what a job does.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _SLOW_US = 200_000
 
 
 class JobRunner:
-    """See the module docstring. A process that starts gets a new one."""
+    """A process that starts gets a new one."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
         self._life = host.life
         self._queues: dict[str, deque[Job]] = {}
         self._finished: list[tuple[JobDone, int]] = []
-        """Not told yet, each with the number of calls when it ran."""
+        """Not handed over yet, each with the number of calls when it ran."""
 
     def start(self, job: Job) -> None:
         """Run `job` when those of its key before it are done."""
@@ -102,7 +102,7 @@ class JobRunner:
         self._tell_later(JobDone(job, result, error), slow=slow)
 
     def _tell_later(self, done: JobDone, *, slow: bool) -> None:
-        """Wake the loop, if nobody has yet."""
+        """Wake the loop, unless it is awake."""
         self._finished.append((done, self._host.calls))
         if len(self._finished) == 1:
             self._host.world.at(self._host.rng.randrange(1, 100_000 if slow else 500), self._tell)

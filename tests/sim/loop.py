@@ -4,7 +4,7 @@ Owns the loop's face as asyncio asks for it (`call_soon`, timers, tasks, `create
 of the world's heap of moments, and a transport on top of the simulated network. Nothing sleeps; the
 order of callbacks is the order in which they were asked for.
 
-Must not know: what runs on it.
+Not here: what runs on it.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class _Transport(asyncio.Transport):
 
 
 class SimLoop(asyncio.AbstractEventLoop):
-    """See the module docstring. `complaints`: what asyncio would have logged."""
+    """`complaints`: what asyncio would have logged."""
 
     def __init__(self, world: World, name: str) -> None:
         self.name = name
@@ -142,7 +142,8 @@ class SimLoop(asyncio.AbstractEventLoop):
         context: contextvars.Context | None = None,
     ) -> asyncio.TimerHandle:
         timer = asyncio.TimerHandle(when, callback, args, self, context)
-        # Never at once: a clock that stands still would have a wait of 1e-9 s asked for for ever.
+        # Never at once: with a clock that does not move a wait of 1e-9 s would be repeated for
+        # ever.
         delay_us = max(1, math.ceil(when * 1e6) - self._world.mono_us)
         self._world.at(delay_us, lambda: self._run(timer))
         return timer

@@ -2,7 +2,7 @@
 
 Owns `Mutation`: a function's source is read, one piece of text in it is replaced, the result is
 compiled in the function's own module, and `plant` swaps the function's code for the length of a
-`with`. The production line must be there exactly once: who changes it must change the bug too.
+`with`. The production line must be there exactly once: a change of it has to change the bug too.
 """
 
 from __future__ import annotations

@@ -2,12 +2,12 @@
 
 Owns connections as TCP has them. Bytes arrive late, in other pieces than they were sent, and in
 their order in each direction. A connection may break at any byte: what was sent before arrives in
-part, each side hears of it at its own time, and the broker may go on serving requests that the
+part, each side learns of it at its own time, and the broker may go on serving requests that the
 client has given up. Two endpoints may be cut off from each other for a while, in both directions or
 in one, and one may be paused: what is sent then arrives afterwards, also over connections that
 their client has closed meanwhile. Requests of some may be kept while later ones get through.
 
-Must not know: frames, requests, who is a broker and who a client (nodes will talk to nodes).
+Not here: frames, requests, the roles of broker and client (nodes connect to nodes, too).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PIECES_MAX = 3
 
 
 class Endpoint(Protocol):
-    """Whoever holds an end of a connection."""
+    """The holder of one end of a connection."""
 
     name: str
 
@@ -78,7 +78,7 @@ class Connection:
 
     @property
     def client_name(self) -> str:
-        """Who has opened it."""
+        """The name of the endpoint that opened it."""
         return self._to_client.receiver.name
 
     def send(self, sender: Endpoint, data: bytes) -> None:
@@ -87,12 +87,12 @@ class Connection:
         self._network.transmit(self, way, sender, data)
 
     def close(self, closer: Endpoint) -> None:
-        """Close our end; the other end hears of it after what is under way."""
+        """Close our end; the other end learns of it behind what is under way."""
         self._network.end(self, closer)
 
 
 class Network:
-    """See the module docstring. Chances are per transmission."""
+    """Chances are per transmission."""
 
     def __init__(self, world: World, rng: random.Random) -> None:
         self._world = world
@@ -105,14 +105,14 @@ class Network:
         """Chance that a connection breaks while these bytes are under way."""
         self.slow = 0.0
         self.half_open = 0.0
-        """Chance that the other end hears of a broken connection late."""
+        """Chance that the other end learns late of a broken connection."""
         self.cut_up = 0.0
         """Chance that bytes arrive in several pieces."""
         self.links: dict[tuple[str, str], Link] = {}
         """Ways that are worse than others, by source and target."""
         self._newest: dict[tuple[str, str], int] = {}
         self._between: dict[tuple[str, str], list[Connection]] = {}
-        """By who opened them, and to whom."""
+        """By the endpoints that opened them, and their targets."""
 
     def connect(self, client: Endpoint, server: Endpoint) -> Connection | None:
         """A new connection; None where the two are cut off from each other."""
@@ -251,7 +251,7 @@ class Network:
 
     # --- ends ----------------------------------------------------------------------------------
     def _break(self, connection: Connection) -> None:
-        """The client hears of it at once; the broker perhaps much later.
+        """The client learns of it at once; the broker perhaps much later.
 
         Until then it goes on with requests that were under way: they may take effect after the
         client has sent them again over a new connection.
@@ -277,7 +277,7 @@ class Network:
         self._hear(connection, theirs, delay_us)
 
     def vanish(self, connection: Connection) -> None:
-        """The broker's process is gone: the client hears of it, nothing more arrives."""
+        """The broker's process is gone: the client learns of it, nothing more arrives."""
         connection.broken = True
         connection._to_server.is_open = False
         self._hear(connection, connection._to_client, 1)
@@ -286,7 +286,7 @@ class Network:
         def hear() -> None:
             if not way.is_open:
                 return
-            # A broker hears that a client is gone behind what the client has sent.
+            # A broker learns that a client is gone behind what the client has sent.
             if way is connection._to_server and self._is_held(way, connection.client_name, hear):
                 return
             way.is_open = False

@@ -4,7 +4,7 @@ Owns the life of `server.peers` in one process of a host: made with the first ef
 process. Frames pass the simulated network like those of clients, so they come late, in pieces, not
 at all while the two are cut off, and in any order across two connections.
 
-Must not know: what is sent, who should hear it.
+Not here: what is sent, and for which part of a node.
 """
 
 from __future__ import annotations
@@ -43,8 +43,6 @@ class _Log:
 
 
 class SimPeers:
-    """See the module docstring."""
-
     def __init__(self, host: Host) -> None:
         self._host = host
         self._life = host.life

@@ -2,8 +2,8 @@
 
 Owns the numbering: one identity, a sequence per partition, entries of one batch (ADR 0016) that are
 sent again unchanged until their fate is known, requests of one or several entries, at most five
-entries of a partition unanswered. Answers are checked against what was sent; what was acknowledged
-is told to the checker.
+entries of a partition unanswered. Answers are checked against what was sent; acknowledged rows are
+reported to the checker.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class _Partition:
 
 
 class Producer(Actor):
-    """Writes unique, ascending values to some partitions until told to stop."""
+    """Writes unique, ascending values to some partitions until stopped."""
 
     def __init__(self, world: World, checker: Checker, number: int) -> None:
         self.number = number

@@ -28,7 +28,7 @@ pa.set_cpu_count(1)  # Batches are small: handing them to another thread takes l
 
 
 def schema_of(schema_id: int) -> pa.Schema:
-    """The schema that a topic has after so many changes."""
+    """The schema that a topic has after this many changes."""
     extra = [(f"extra{number}", pa.int32()) for number in range(2, schema_id + 1)]
     return pa.schema([*_COLUMNS, *extra])
 

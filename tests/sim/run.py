@@ -222,7 +222,7 @@ class _Run:
             offset = max(after, offset + 1)
 
     def _check_topics(self, setup: Setup) -> None:
-        """What nobody deleted is there; directories of what is gone do not stay for ever."""
+        """Topics without a deletion are there; directories of deleted ones do not stay for ever."""
         described = setup.describe()
         for topic in self.checker.topics.values():
             if not topic.doomed and topic.topic_id not in described:
@@ -234,14 +234,14 @@ class _Run:
                     raise Violation(f"rows were set aside that belong to a topic: {path}")
 
     def _was_deleted(self, name: str) -> bool:
-        """A power failure may take the label of a directory: then nobody knows whose it was."""
+        """A power failure may take the label of a directory: then its topic is unknown."""
         return any(
             model.topic.doomed and (model.name == name or model.name.startswith(name.split("~")[0]))
             for model in self.checker.partitions.values()
         )
 
     def _check_answers(self) -> None:
-        """Whoever asked and kept his connection was answered."""
+        """Every request whose connection lasted was answered."""
         self.world.run(_ANSWER_US)
         for actor in (*self.producers, *self.tailers, *self.others):
             for asked in actor.unanswered:
@@ -251,7 +251,7 @@ class _Run:
                     raise Violation(f"{what} of {actor.name} has no answer after {waited_s:.0f} s")
 
     def _check_reports(self) -> None:
-        """What was taken from outside was noticed: a start says so, naming the partition."""
+        """What was taken from outside was noticed: a start logs it, with the partition."""
         lines = [line for host in self.world.hosts for line in host.log_lines]
         for model in self.checker.partitions.values():
             if model.robbed and not model.topic.doomed:
@@ -260,7 +260,7 @@ class _Run:
                     raise Violation(f"{model.name}: {model.robbed}, and nobody said a word")
 
     def _check_retention_holds(self, setup: Setup) -> None:
-        """A minute after the bound an idle topic is empty (nobody writes any more)."""
+        """A minute after the bound an idle topic is empty (no producer writes any more)."""
         bounds: dict[Key, int] = {}
         for topic_id, topic in setup.describe().items():
             configs = {entry.key: entry.value for entry in topic.configs}

@@ -43,7 +43,7 @@ class Scenario:
     topics: tuple[TopicPlan, ...]
     loss: float
     half_open: float
-    """Chance that the broker hears late of a broken connection, and of requests sent over it."""
+    """Chance that the broker learns late of a broken connection, and of requests sent over it."""
     slow_network: float
     cut_up: float
     cut_interval_ms: int
@@ -84,7 +84,7 @@ class Scenario:
     snapshots_exchanged: float
     """Chance that any end of a process puts another's in place of all producer snapshots."""
     naps: float
-    """Chance that a follower of a log looks away for so long that other rows take its place."""
+    """Chance that a follower of a log pauses for long enough that other rows take its place."""
     trim_interval_ms: int
     """Longest time between two trims of one trimmer."""
     death_after_trim: float

@@ -1,9 +1,9 @@
 """The shipped client in the simulation: its producer, its consumer, and their promises.
 
 Owns what a program that uses `quiverlog.aio` may rely on: each row whose future was fulfilled is
-stored once, at the offset that was told, in the order in which a producer sent; a producer never
+stored once, at the acknowledged offset, in the order in which a producer sent; a producer never
 reports stored rows as failed because the broker lost count; a consumer hands out every row, in
-order, without a gap and without a repetition, and says so when it cannot.
+order, without a gap and without a repetition, and raises when it cannot.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class ShippedClient:
         return self._client
 
     def bootstrap(self) -> list[str]:
-        """Addresses that the program knows."""
+        """Addresses that the program is given."""
         return ["node-0:9292"]
 
     async def nap(self, seconds: float) -> None:
@@ -128,11 +128,11 @@ class ShippedClient:
         await asyncio.sleep(seconds)
 
     def topics(self) -> list[TopicModel]:
-        """Topics that nobody has deleted."""
+        """Topics that no client has deleted."""
         return [topic for topic in self.checker.topics.values() if not topic.doomed]
 
     def may_lose(self, key: Key) -> bool:
-        """May rows of this partition go although nobody trimmed them?"""
+        """Return whether rows of this partition may go although no client trimmed them."""
         model = self.checker.partitions[key]
         return model.topic.lossy or model.damaged or model.topic.doomed
 
@@ -206,13 +206,13 @@ class ClientProducer(ShippedClient):
         try:
             await producer.close()
         except QuiverlogError as error:
-            self.checker.error(error.code)  # Each send has told its own failure.
+            self.checker.error(error.code)  # Each send has raised its own failure.
 
     async def _send(self, producer: AsyncProducer, topic_id: bytes) -> None:
         partitions = len(producer._core.topic.partitions)
         key = (topic_id, self.rng.randrange(partitions))
         if key not in self.checker.partitions:
-            return  # It has grown, and the one who let it grow has not been told.
+            return  # It has grown, and the client that let it grow has no answer yet.
         rows = self.rng.randint(1, 8)
         first = (self.number << 32) + self._next_value
         self._next_value += rows
@@ -356,7 +356,7 @@ class ClientConsumer(ShippedClient):
             raise Violation(f"{self.name}: reading {topic.name} failed: {error!r}")
         await asyncio.sleep(0.1)
         if may_lose:
-            # A new consumer does not know the epoch of the last row: it could not be told.
+            # A new consumer lacks the epoch of the last row: no broker could report the loss.
             self.positions = {}
             return self._open(topic, "earliest")
         return self._open(topic, {key[1]: at for key, at in self.positions.items()})

@@ -1,6 +1,6 @@
-"""What a run did, counted: that a simulation keeps every promise says little if little happened.
+"""What a run did, counted: that a simulation keeps every promise means little if little happened.
 
-Owns the kinds that are told of requests and the list of what the runs of a suite must have met.
+Owns the kinds of requests that are counted and the list of what the runs of a suite must have met.
 """
 
 from __future__ import annotations

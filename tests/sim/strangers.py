@@ -36,8 +36,6 @@ _NEVER_SENT = -7
 
 
 class Stranger(Actor):
-    """See the module docstring."""
-
     def __init__(self, world: World, checker: Checker, number: int) -> None:
         self._identity: tuple[int, int] | None = None
         self._offered = ""
@@ -99,7 +97,7 @@ class Stranger(Actor):
         return "a producer epoch that was never given out", self._batch(producer)
 
     def _poison(self) -> tuple[str, bytes]:
-        """A right checksum over rows that nobody can read."""
+        """A right checksum over rows that no reader can decode."""
         if self.rng.random() < 0.5:
             batch = bytearray(self._batch(NO_PRODUCER, Compression.LZ4))
             at = batch.rindex(_LZ4_MAGIC) + len(_LZ4_MAGIC)

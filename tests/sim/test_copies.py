@@ -1,7 +1,7 @@
 """Two nodes with the same records: the one leads a partition, the other copies it, byte for byte.
 
 The nodes, their machines, connections and files are the shipped ones. Without a controller the test
-gives both the same decisions, and whom it lets die is whom they survive: the leader's process, the
+gives both the same decisions, and what dies is what the rows survive: the leader's process, the
 follower's machine. Rows that were readable stay what they were.
 """
 
@@ -52,7 +52,7 @@ class Copying:
 
     def __init__(self, seed: int, *, lossy: bool = False) -> None:
         self.lossy = lossy
-        """The leader's machine may die, too: with nobody elected in its place, rows are lost."""
+        """The leader's machine may die, too: as no other node is elected, rows are lost."""
         drawn = Scenario.draw(seed, duration_ms=1_000)
         calm = {
             field.name: 0.0 for field in dataclasses.fields(drawn)
@@ -89,7 +89,7 @@ class Copying:
         host.feed()
 
     def _agree(self) -> None:
-        """A leader that comes back leads, in a new epoch: the other one hears of it."""
+        """A leader that comes back leads, in a new epoch: the other one learns of it."""
         leader, copy = self.world.hosts
         epochs = []
         self._register(leader, copy)
@@ -121,7 +121,7 @@ class Copying:
         self.world.at(50_000, self._agree)
 
     def _register(self, leader: Host, copy: Host) -> None:
-        """The leader's metadata know this life of the copy, or it would never be in sync."""
+        """The leader's metadata have this life of the copy, or it would never be in sync."""
         if leader.node is None or copy.node is None:
             return
         own = copy.node.broker.metadata.image.brokers[COPY]

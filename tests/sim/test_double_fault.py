@@ -41,7 +41,7 @@ def open_log(disk: FaultyDisk) -> Log:
 
 
 def flushed_log(*, known: int, power: bool = True, value: int = 0) -> FaultyDisk:
-    """Batches that were flushed together; the files know of the first `known` of them."""
+    """Batches that were flushed together; the files record the first `known` of them as flushed."""
     disk = FaultyDisk(1)
     disk.make_dir(DIRECTORY)
     log = open_log(disk)

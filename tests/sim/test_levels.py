@@ -35,7 +35,7 @@ class Row(NamedTuple):
 
 
 class Writing(Copying):
-    """A writer that draws levels, and remembers what it was told."""
+    """A writer that draws levels, and records its acknowledgements."""
 
     created: ClassVar = [*CREATED, ConfigRecord(TOPIC, "durability", "memory")]
 

@@ -2,7 +2,7 @@
 
 The nodes, their handlers and their connections to each other are the shipped ones; only what sends
 the messages is the test's. A message arrives at most once, whole, and after every fault the two
-hear of each other again within a bound.
+exchange messages again within a bound.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ that, and what a slow disk adds."""
 
 
 class Pair:
-    """Two hosts; each tells the other its count of messages, in `term`, all the time."""
+    """Two hosts; each sends the other its count of messages, in `term`, all the time."""
 
     def __init__(self, seed: int) -> None:
         drawn = Scenario.draw(seed, duration_ms=1_000)

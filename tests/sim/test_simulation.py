@@ -117,7 +117,7 @@ def test_everything_that_is_simulated_happens() -> None:
 
 
 def test_every_bug_can_be_planted() -> None:
-    """Who changes a line that a bug changes must change the bug too."""
+    """A change of a line that a bug changes has to change the bug too."""
     problems = []
     for bug in BUGS:
         try:

@@ -81,7 +81,7 @@ class Setup(Actor):
         raise Violation("offsets were never listed")
 
     def listed(self, key: Key, at: int) -> int | None:
-        """Where a log begins or ends; None: it is not said now."""
+        """Where a log begins or ends; None: not answered now."""
         request = m.ListOffsetsRequest(partitions=[m.ListOffsetsPartition(*key, at=at)])
         response, _ = self.call(request)
         assert isinstance(response, m.ListOffsetsResponse)
@@ -106,7 +106,7 @@ class TopicAdmin(Actor):
         self._plans: dict[str, list[dict[str, str]]] = {}
         """By name: the settings of all creations that were asked for."""
         self._uncertain: set[bytes] = set()
-        """Topics with a change whose outcome was not told."""
+        """Topics with a change of unknown outcome."""
         self._confirmed: dict[bytes, dict[str, str]] = {}
         self._deleted: set[bytes] = set()
         self._grown: dict[bytes, int] = {}

@@ -22,8 +22,6 @@ _HELD_MAX = 64
 
 
 class HeldViews:
-    """See the module docstring."""
-
     def __init__(self, world: World) -> None:
         self._world = world
         self._held: deque[tuple[memoryview, int]] = deque(maxlen=_HELD_MAX)
@@ -38,7 +36,7 @@ class HeldViews:
         self._held.clear()
 
     def check(self) -> None:
-        """Called between any two operations of the disk, where nobody could catch an exception."""
+        """Called between any two operations of the disk, where an exception has no catcher."""
         if Inode.changes == self._changes_seen:
             return
         self._changes_seen = Inode.changes

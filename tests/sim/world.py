@@ -1,10 +1,10 @@
 """A world made of one seed: its time, its network, and the nodes in it.
 
 Owns simulated time (a heap of moments), the trace of all that happened, the count of faults, and
-who is told when a node starts or dies. Everything random comes from generators that the seed made,
-everything timed from `at`: the same seed gives the same frames at the same moments.
+the callbacks when a node starts or dies. Everything random comes from generators that the seed
+made, everything timed from `at`: the same seed gives the same frames at the same moments.
 
-Must not know: what actors want, what is right or wrong (`actors`, `checker`).
+Not here: what actors want, what is right or wrong (`actors`, `checker`).
 """
 
 from __future__ import annotations
@@ -29,8 +29,6 @@ _WALL_START_US = 1_700_000_000_000_000
 
 
 class World:
-    """See the module docstring."""
-
     def __init__(self, scenario: Scenario, make_host: Callable[[World, int], Host] = Host) -> None:
         self.scenario = scenario
         self.mono_us = 1_000_000
@@ -46,7 +44,7 @@ class World:
         self.calm = False
         """No more faults: the end of a run, when all must come out right."""
         self.failure: BaseException | None = None
-        """What a task found that no caller would hear of."""
+        """An exception of a task that no caller would get."""
         self.tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
         """Of all loops: a run that is broken off leaves some that were never begun."""
         self._heap: list[tuple[int, int, Callable[[], None]]] = []
@@ -86,7 +84,7 @@ class World:
         self.failure = self.failure or failure
 
     def abandon(self) -> None:
-        """The run is broken off: nobody takes up what was not begun."""
+        """The run is broken off: what was not begun is left."""
         for task in self.tasks:
             coroutine = task.get_coro()
             if inspect.iscoroutine(coroutine) and (
@@ -101,7 +99,7 @@ class World:
 
     # --- nodes ---------------------------------------------------------------------------------
     def connect(self, client: Endpoint, node_id: int) -> Connection | None:
-        """A connection to a node; None when nobody listens there."""
+        """A connection to a node; None when no process listens there."""
         host = self.hosts[node_id]
         if host.node is None:
             return None

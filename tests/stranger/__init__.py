@@ -1,1 +1,1 @@
-"""A client that somebody else could have written."""
+"""A client that any reader of the documentation could have written."""

@@ -1,6 +1,6 @@
 """A minimal client, written from docs/ alone: sockets, struct and msgpack; no quiverlog, no Arrow.
 
-It knows docs/protocol.md, docs/storage-format.md and docs/vectors, and nothing else. It sends one
+It is written from docs/protocol.md, docs/storage-format.md and docs/vectors alone. It sends one
 column of int64: the batch of the vectors, with other numbers in it.
 """
 
@@ -30,7 +30,7 @@ class Refused(Exception):
 
 
 class Batch(NamedTuple):
-    """What a fetched batch says of itself, and its values."""
+    """The header's fields of a fetched batch, and its values."""
 
     base_offset: int
     leader_epoch: int

@@ -5,7 +5,7 @@ cluster has two listeners: `default`, published on a fixed port of 127.0.0.1, wh
 advertises to clients outside, and `internal`, by its name in the network, where the brokers meet.
 Every container has a label, so that what a test run leaves behind can be found and removed.
 
-Must not know: what tests do with the brokers.
+Not here: what tests do with the brokers.
 """
 
 from __future__ import annotations

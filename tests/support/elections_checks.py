@@ -1,6 +1,6 @@
 """What elections must keep true of every partition, checked after each step of a world.
 
-Must not know: what happened.
+Not here: what happened.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a hostile broker does to a client: every public method, every kind of wrong answer.
 
 Owns the topics that are attacked, the calls that a program could make, and the faults beyond those
-of `tests.support.mutations`. Must not know what a client makes of them.
+of `tests.support.mutations`. Not here: what a client makes of them.
 """
 
 from __future__ import annotations
@@ -230,14 +230,14 @@ def _twice(request: Any, response: Any, body: bytes) -> bytes:
 
 
 def _stray(choose: random.Random) -> Answer:
-    """A frame that nobody asked for comes first."""
+    """A frame without a request comes first."""
     code = choose.choice(CODES)
     before = frames.encode(m.HelloResponse(error_code=code), choose.choice((0, 77)), 0)
     return Answer(lambda request, response, body: before + _framed(response, body))
 
 
 def _epochs(choose: random.Random) -> Answer:
-    """The leader's epoch, in the answer or in what METADATA says, is not what it was."""
+    """The leader's epoch, in the answer or in METADATA, is not what it was."""
     wrong = choose.choice((-1, 0, 1, 7, 2**31 - 1))
 
     def change(request: Any, response: Any, body: bytes) -> tuple[m.Response, bytes]:
@@ -254,7 +254,7 @@ def _epochs(choose: random.Random) -> Answer:
 
 
 def any_fault(seed: int) -> tuple[Fault, object]:
-    """A fault, and what to say of it when a client falls over it."""
+    """A fault, and the message when a client falls over it."""
     choose = random.Random(seed)
     way = choose.randrange(12)
     if way < 4:

@@ -1,6 +1,6 @@
 """What tests of reading a broker's files share: rows, calls that fail, answers that lie.
 
-Must not know: what a test asserts.
+Not here: what a test asserts.
 """
 
 from __future__ import annotations

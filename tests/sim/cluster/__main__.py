@@ -21,7 +21,7 @@ __all__ = ["main"]
 
 
 def main() -> int:
-    """Run what the command line says."""
+    """Run what the command line asks for."""
     parser = argparse.ArgumentParser(prog="python -m tests.sim --cluster", description=__doc__)
     parser.add_argument("--seed", type=int, help="replay this one run")
     parser.add_argument("--seeds", type=int, default=20, help="how many runs (from --first)")

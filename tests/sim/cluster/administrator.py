@@ -1,10 +1,10 @@
 """A program that changes topics all the time, through the shipped client, while others use them.
 
 Owns its topics, the names that it uses again, and the rules of a topic's life: what was confirmed
-is so at the end (a topic, its partitions, a setting), what was confirmed as deleted is gone for
-good. An outcome that nobody told leaves the topic, or the setting, out of these rules.
+holds at the end (a topic, its partitions, a setting), what was confirmed as deleted is gone for
+good. A request without a known outcome takes the topic, or the setting, out of these rules.
 
-Must not know: who decides; the client finds that out.
+Not here: which broker is the controller; the client finds it.
 """
 
 from __future__ import annotations
@@ -37,8 +37,6 @@ _NOT_CREATED = (TopicExists, UnknownTopic, InvalidReplicationFactor)
 
 
 class Administrator(Program):
-    """See the module docstring."""
-
     def __init__(self, cluster: Cluster, checker: ClusterChecker, number: int) -> None:
         self.stopped = False
         self.is_idle = False
@@ -48,7 +46,7 @@ class Administrator(Program):
         """By topic: how many were confirmed."""
         self.gone: set[bytes] = set()
         self.uncertain: set[str] = set()
-        """Names under which there may be a topic that nobody has told of."""
+        """Names under which a topic may exist: the outcome of the request is unknown."""
         self._models: dict[str, ClusterTopicModel | None] = {
             f"admin{number}-{letter}": None for letter in "ab"
         }
@@ -231,7 +229,7 @@ class Administrator(Program):
 
     # --- the end -------------------------------------------------------------------------------
     def check(self) -> None:
-        """Is what was confirmed so, for whoever decides?"""
+        """Raise Violation unless the controller's metadata hold what was confirmed."""
         leader = self._cluster.controller()
         assert leader is not None
         assert leader.node is not None

@@ -1,12 +1,12 @@
 """Clients that mean no good, or are out of their wits: what they are answered is known beforehand.
 
-Owns five. A producer that sends its requests twice, sends old ones again to anybody, and stays
-with leaders that lead no more: a repetition is answered with the offset that its rows have, or
-refused. A reader with epochs of other times: it is answered under the epoch that it has named, or
-refused. A stranger that speaks for brokers: it has none of their numbers right, and nothing that it
-asks is done. One that has all the numbers of a partition's leader but the leader epoch, which is
-the one before: it is refused, too. And a thief of names, that has all numbers of a broker: it takes
-the broker's place, or says that it stops, and the broker has to come back by itself.
+Owns five. A producer that sends its requests twice, sends old ones again to any broker, and stays
+with former leaders: a repetition is answered with the offset that its rows have, or refused. A
+reader with epochs of other times: it is answered under the epoch that it has named, or refused. A
+stranger that speaks for brokers: it has none of their numbers right, and nothing that it asks is
+done. One that has all the numbers of a partition's leader but the leader epoch, which is the one
+before: it is refused, too. And a thief of names, that has all numbers of a broker: it takes the
+broker's place, or announces its stop, and the broker has to come back by itself.
 """
 
 from __future__ import annotations
@@ -44,8 +44,6 @@ _REMEMBERED_MAX = 30
 
 
 class Repeater(ClusterProducer):
-    """See the module docstring."""
-
     checker: ClusterChecker
 
     def __init__(self, world: World, checker: Checker, number: int, key: Key) -> None:
@@ -62,7 +60,7 @@ class Repeater(ClusterProducer):
         if self._done and self.rng.random() < 0.2:
             self._again(self.rng.choice(self._done)[0])
         if self.rng.random() < 0.02:
-            self.hang_up_later(self.rng.randrange(1, 50_000))  # And then asks anybody.
+            self.hang_up_later(self.rng.randrange(1, 50_000))  # Then asks any broker.
         super().act()
 
     def _send(self, entries: list[_Entry]) -> None:
@@ -113,8 +111,6 @@ class Repeater(ClusterProducer):
 
 
 class OddReader(ClusterReader):
-    """See the module docstring."""
-
     def _entry(self, key: Key) -> m.FetchPartition:
         entry = super()._entry(key)
         told = self.epochs.get(key, 0)
@@ -139,8 +135,6 @@ class OddReader(ClusterReader):
 
 
 class Impostor(_Routed):
-    """See the module docstring."""
-
     def act(self) -> None:
         self.ask(self.rng.choice((self._register, self._beat, self._copy, self._alter))())
 
@@ -193,13 +187,13 @@ class Impostor(_Routed):
             self.checker.error(response.error_code or parts[0].error_code)
             self.world.events["a stranger was refused"] += 1
         if self.rng.random() < 0.1:
-            self.hang_up_later(1_000)  # Others are to hear of it, too.
+            self.hang_up_later(1_000)  # Other brokers get it, too.
         self.later(self.rng.randrange(20_000, 300_000))
 
 
 class Deposed(Impostor):
-    """See the module docstring. No broker says so, for who leads next has another partition epoch,
-    too: it is known to be refused at the door all the same.
+    """No broker sends this, as the next leader has another partition epoch, too: the checks of the
+    message refuse it all the same.
     """
 
     def __init__(self, cluster: Cluster, checker: Checker, name: str, key: Key) -> None:
@@ -234,7 +228,7 @@ class Deposed(Impostor):
 
 
 class Thief(Deposed):
-    """See the module docstring. It is at work as long as there are faults."""
+    """Works as long as there are faults."""
 
     def act(self) -> None:
         decides = self._cluster.controller()

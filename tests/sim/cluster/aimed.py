@@ -1,21 +1,22 @@
-"""Faults that are aimed at the moments in which one mistake would show, by somebody who sees all.
+"""Faults aimed at the moments in which one mistake would show; they see the whole cluster.
 
 Owns what each kind waits for and what it does then. A run has none of them unless its scenario
 names them (`AimPlan`): drawn by chance, these moments are too rare for a few seeds.
 
-- stranded: a leader is cut off from other brokers, not from clients, and killed soon: it has rows
-  that nobody else has. Also right after its election, so that all rows of its epoch are such rows.
-- lean: one follower of a leader is late, another hears nothing for a moment, then the leader is
-  killed: copies end at different places, and not all know what was shown.
-- joiner: whoever is about to join the in-sync replicas loses its power, while the leader that asks
-  for it is cut off from whoever decides, and goes on asking when the other one is back.
+- stranded: a leader is cut off from other brokers, not from clients, and killed soon: no other
+  broker has its last rows. Also right after its election, so that this holds for all rows of its
+  epoch.
+- lean: one follower of a leader is late, another receives nothing for a moment, then the leader is
+  killed: copies end at different places, and not all have the high watermark that was shown.
+- joiner: a replica about to join the in-sync set loses its power, while the leader that proposes it
+  is cut off from the controller, and repeats the proposal when the replica is back.
 - moves: partitions are to be held by others, and some of these moves are cancelled.
-- handovers: who leads hands over to the other one of two brokers that do not hear each other, and
-  back, while both are in sync: each has rows of epochs that the other one has not.
+- handovers: two brokers that do not reach each other hand the leadership over and back, while both
+  are in sync: each has rows of epochs that the other lacks.
 - unflushed: a machine loses its power soon after it has cut rows off a log's end.
-- unheard: a broker is cut off from whoever decides, and from nobody else.
+- no_controller: a broker is cut off from the controller, and from no other node.
 
-Must not know: what is right or wrong with rows.
+Not here: rules about rows.
 """
 
 from __future__ import annotations
@@ -65,8 +66,6 @@ NO_AIMS: Final = AimPlan()
 
 
 class Aimed:
-    """See the module docstring."""
-
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._rng = cluster.rng
@@ -83,7 +82,7 @@ class Aimed:
         cluster.every(plan.moves_interval_ms, self._move)
         cluster.every(plan.handovers_interval_ms, self._begin_handovers)
 
-    # --- rows that nobody else has -------------------------------------------------------------
+    # --- rows on one broker only ---------------------------------------------------------------
     def _leading(self) -> list[ClusterHost]:
         return [
             host for host in self._cluster.living
@@ -111,7 +110,7 @@ class Aimed:
         self._kill_soon(host, self._rng.randrange(1, 2 * _STRANDED_US))
 
     def _lean(self) -> None:
-        """One copy is late, one does not hear the last of it."""
+        """One copy is late, one misses the last messages."""
         leading = self._leading()
         if not leading or self._striking:
             return
@@ -171,7 +170,7 @@ class Aimed:
         self._hand_over(partition.partition, pair, self._rng.randint(4, 5))
 
     def _hand_over(self, number: int, pair: list[int], left: int) -> None:
-        """A decision that is open to whoever decides: both are in sync."""
+        """The controller may decide so: both are in sync."""
         controller, world = self._cluster.controller(), self._cluster.world
         topic = None if controller is None else self._topic(controller)
         if world.calm or controller is None or controller.node is None or topic is None or not left:
@@ -217,7 +216,7 @@ class Aimed:
             cluster.goes_down(host)
             host.power_loss()
 
-    # --- those who decide ----------------------------------------------------------------------
+    # --- the controller ------------------------------------------------------------------------
     def looked(self, host: ClusterHost) -> None:
         """Code of this node has run."""
         if self._plan.unflushed and host.node is not None:
@@ -261,7 +260,7 @@ class Aimed:
         world.at(self._rng.randrange(30 * _QUICK_US, 70 * _QUICK_US), decides)
 
     def _move(self) -> None:
-        """By a decision of whoever decides, as the request for it ends in."""
+        """By a record of the controller, as the request for it ends in."""
         controller = self._cluster.controller()
         if controller is None or controller.node is None:
             return

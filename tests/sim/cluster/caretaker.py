@@ -1,11 +1,11 @@
-"""Who gives rows up, after the last fault, where a partition would wait for ever.
+"""Gives rows up, after the last fault, where a partition would wait for ever.
 
-Owns when: nobody is trusted, every replica's broker has been there for long enough to say what its
-log has, and so many of their disks have lost the partition since that rows may have lain on these
-alone. Then the product waits for somebody's word (docs/adr/0044, 0047), `topic elect --unclean`,
+Owns when: no replica is trusted, every replica's broker has been up for long enough to report where
+its log ends, and as many of their disks have lost the partition since as may have held
+rows alone. Then the product waits for an operator's `topic elect --unclean` (docs/adr/0044, 0047),
 and the promises of that partition are over. Where fewer were lost the product must go on by itself.
 
-Must not know: whose log is longest.
+Not here: which log is the longest.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class _Caretaker(Program):
 
 
 def waits(image: Image) -> tuple[str, ...]:
-    """Topics of which a partition waits for somebody's word."""
+    """Topics with a partition that waits for the operator."""
     alive = {one.node_id for one in image.live_brokers()}
     return tuple(
         topic.name

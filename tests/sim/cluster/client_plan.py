@@ -26,7 +26,7 @@ class ClientPlan:
     administrators: int = 0
     """Programs that create, alter, grow, trim and delete topics through the shipped client."""
     repeaters: int = 0
-    """Producers that send requests twice, old ones again, and to whoever leads no more."""
+    """Producers that send requests twice, and old ones again, also to former leaders."""
     movers: int = 0
     """Programs that move partitions to other brokers."""
     resizers: int = 0
@@ -42,7 +42,7 @@ class ClientPlan:
     deposed: int = 0
     """Callers that propose as a partition's leader, under the epoch of the one before."""
     thieves: int = 0
-    """Callers that take a broker's place in its name, or say that it stops."""
+    """Callers that take a broker's place in its name, or announce its stop."""
 
     @property
     def is_empty(self) -> bool:

@@ -1,8 +1,8 @@
 """Adversarial clients of a cluster: each writes to, or reads from, one partition, led anywhere.
 
-Owns how they find the leader: METADATA of anybody, NOT_LEADER sends them to ask again, and now and
-then they stay with one that leads no more. What they check is the single node's (`producers`,
-`actors`); what an acknowledgement is worth is the cluster's (`promises`).
+Owns how they find the leader: METADATA of any broker, NOT_LEADER makes them ask again, and now and
+then they stay with a former leader. What they check is the single node's (`producers`, `actors`);
+what an acknowledgement is worth is the cluster's (`promises`).
 """
 
 from __future__ import annotations
@@ -74,11 +74,11 @@ class _Routed(Actor):
             self._elsewhere()
 
     def _elsewhere(self) -> None:
-        """Anybody may know who leads."""
+        """Any broker may answer which one leads."""
         self._target = self.rng.randrange(len(self.world.hosts))
 
     def _watch(self) -> None:
-        """Who does not answer for long is given up: a broker that is cut off hears nothing."""
+        """A broker that is cut off answers nothing: the client gives it up in the end."""
         waiting = self.unanswered
         if waiting and waiting[0].sent_us < self.world.mono_us - _SILENT_US:
             self.hang_up()
@@ -95,7 +95,7 @@ class _Routed(Actor):
 
     def refused(self, key: Key, code: int, message: str) -> None:
         if code == UnknownTopicId.code:
-            # A broker that has just started answers before it has heard of all topics.
+            # A broker that has just started answers before it has all topics.
             self.world.events["topic not known yet"] += 1
             self.hang_up_later(self.rng.randrange(1, 200_000))
             return
@@ -169,7 +169,7 @@ class ClusterProducer(_Routed, Producer):
 
 
 def put_down_ends(client: _Routed, request: m.Request, response: m.ListOffsetsResponse) -> None:
-    """Who leads has said where readable rows end: a read of the partition."""
+    """Record the leader's answer where readable rows end, as a read of the partition."""
     assert isinstance(request, m.ListOffsetsRequest)
     assert isinstance(client.checker, ClusterChecker)
     if client.checker.all_are_down():
@@ -218,14 +218,14 @@ class ClusterReader(_Routed, Reader):
 
 
 class ClusterTrimmer(_Routed):
-    """Gives up the rows of one partition when it is told to."""
+    """Gives up the rows of one partition on request."""
 
     def __init__(self, world: World, checker: Checker, key: Key) -> None:
         self._before = 0
         _Routed.__init__(self, world, checker, "trimmer-0", key)
 
     def trim(self, before: int) -> None:
-        """Rows below this one are given up, whoever leads."""
+        """Rows below this one are given up, under any leader."""
         self._before = before
         self.checker.trimmed(self.key, before)
         if self.connection is not None:
@@ -267,7 +267,7 @@ class ClusterSetup(_Routed, Setup):
         _Routed.__init__(self, cluster.world, checker, f"setup-{key[0][0]}-{key[1]}", key)
 
     def tries(self) -> Iterator[None]:
-        """Once for each try, until the cluster has had its time; whoever is refused waits."""
+        """Once for each try, until the cluster has had its time; a refused call waits."""
         until_us = self.world.mono_us + patience_us(self._cluster)
         while self.world.mono_us < until_us:
             yield
@@ -291,7 +291,7 @@ class ClusterSetup(_Routed, Setup):
             self._ask_for_leader()
 
     def call(self, request: m.Request) -> tuple[m.Response, bytes]:
-        """Whoever was told of an error waits a little."""
+        """Wait a little after an error."""
         response, body = super().call(request)
         if response.error_code or any(p.error_code for p in getattr(response, "partitions", ())):
             self.world.run(100_000)

@@ -1,7 +1,7 @@
 """A cluster of simulated nodes, and what people and machines do to it.
 
 Owns the hosts, the faults, and the limit of what is done to them: a machine loses its power only
-while the others hold all that it holds, unless all lose it at once, which is told to the checkers.
+while the others hold all that it holds, or all lose it at once, which the checkers are notified of.
 """
 
 from __future__ import annotations
@@ -32,12 +32,10 @@ __all__ = ["Cluster"]
 _JUMP_US = 8 * 86_400_000_000
 _BACK_US = 2_000_000
 _FIRST_MIN = 3
-"""So many nodes are there when the topics are created, as copies are to be on three."""
+"""The number of nodes when the topics are created: copies are to be on three."""
 
 
 class Cluster:
-    """See the module docstring."""
-
     def __init__(self, scenario: ClusterScenario, plant: Plant | None) -> None:
         self.scenario = scenario
         self.world = World(scenario.of_world(), ClusterHost)
@@ -65,7 +63,7 @@ class Cluster:
         self.whole_us: int | None = None
         """Since when everything is in sync, and stays so: there are no faults any more."""
         self.operator: Operator | None = None
-        """Who changes the voters; None in runs in which nobody has to."""
+        """Changes the voters; None in runs without such changes."""
         self.world.on_died.append(self._died)
         buggy = range(scenario.nodes) if scenario.buggy_everywhere else (
             self.rng.randrange(scenario.nodes),
@@ -84,7 +82,9 @@ class Cluster:
             host.may_lose_power = self.may_lose_power
 
     def _config(self, host: ClusterHost, config: NodeConfig) -> NodeConfig:
-        """As an operator has it: all know all, or some, but for the one that begins the cluster."""
+        """As an operator writes it: each node gets the addresses of all, or some, but the one that
+        begins the cluster.
+        """
         plan = self.scenario.plan
         behind = [*self.hosts[host.node_id + 1 :], *self.hosts[: host.node_id]]
         told = behind[: plan.seeds] if plan.seeds else behind
@@ -102,7 +102,7 @@ class Cluster:
 
     # --- looking -------------------------------------------------------------------------------
     def controller(self) -> ClusterHost | None:
-        """Who leads the quorum, and has been told so."""
+        """The leader of the quorum, once it is one by its own state."""
         leading = [
             h for h in self.hosts if h.node is not None and h.node.broker.quorum.log is not None
             and h.node.broker.quorum.is_leading
@@ -120,7 +120,7 @@ class Cluster:
         return [host for host in self.hosts if host.node is not None]
 
     def all_in_sync(self) -> bool:
-        """Does whoever decides know every replica to be in sync, under a leader?"""
+        """Return whether the controller has every replica in sync, under a leader."""
         leader = self.controller()
         if leader is None or leader.node is None:
             return False
@@ -150,7 +150,7 @@ class Cluster:
         return True
 
     def may_kill(self, host: ClusterHost) -> bool:
-        """May this process end without having said so?"""
+        """Return whether this process may end without a clean stop."""
         return self.scenario.gate("killed-while-frail") or self._are_others_sound(host)
 
     def may_lose_power(self, host: ClusterHost) -> bool:
@@ -219,7 +219,7 @@ class Cluster:
 
     # --- faults --------------------------------------------------------------------------------
     def victim(self) -> ClusterHost:
-        """Anybody, or somebody who leads."""
+        """Any host, or one that leads."""
         if self.rng.random() < self.scenario.leader_faults:
             leading = [h for h in self.living if h.node is not None and h.node.broker.replicas]
             controller = self.controller()

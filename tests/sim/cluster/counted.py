@@ -1,18 +1,18 @@
-"""What the metadata say of replicas, held against what their logs hold.
+"""What the metadata record of replicas, held against what their logs hold.
 
 Owns the newest metadata that any node has applied, and these rules of it (numbers go on from
 `invariants`):
 
-7. counted: whoever is in sync, or eligible to lead, has all that readers may have seen, as long as
-   it is in the life that is registered. So a mistake is seen when somebody is counted who lacks
-   rows, not when it happens to be elected.
-8. fenced: nobody fenced is in sync, and a broker that is fenced appends nothing as a leader: it has
-   stood down before.
+7. counted: each replica that is in sync, or eligible to lead, has all that readers may have seen,
+   as long as it is in the life that is registered. So a mistake shows when a replica is counted
+   that lacks rows, not when it happens to be elected.
+8. fenced: no fenced replica is in sync, and a fenced broker appends nothing as a leader: its lease
+   has ended before.
 9. patience: an in-sync replica that lives is not dropped before it had the lag time, counted from
    the election.
 10. producers: what is remembered of them speaks of rows that are in the log.
 
-Must not know: bytes of logs, clients.
+Not here: bytes of logs, clients.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _LAG_US: Final = 10_000_000
 
 @dataclass(frozen=True, slots=True)
 class _Said:
-    """What the metadata say of one partition."""
+    """What the metadata record of one partition."""
 
     in_sync: tuple[int, ...]
     eligible: tuple[int, ...]
@@ -43,8 +43,6 @@ class _Said:
 
 
 class Counted:
-    """See the module docstring."""
-
     def __init__(self) -> None:
         self.hosts: list[ClusterHost] = []
         self.lag_us = _LAG_US
@@ -97,7 +95,7 @@ class Counted:
                 since_us = self._elected_us.setdefault((key, said.leader_epoch), now_us)
                 if is_next and was is not None and self.is_patient:
                     self._check_patience(name, was, said, away, now_us - since_us)
-                # Of an unclean election one hears from the log, a moment after the metadata.
+                # The log reports an unclean election a moment after the metadata.
                 began = was is not None and said.leader_epoch != was.leader_epoch
                 is_alone = said.in_sync == (said.leader_id,)
                 if not (began and is_alone and topic.config.unclean_leader_election):
@@ -122,7 +120,7 @@ class Counted:
 
     @staticmethod
     def check_patience(name: str, left: set[int], led_us: int, lag_us: int) -> None:
-        """Rule 9. `left`: who lives and was dropped, `led_us` after the election."""
+        """Rule 9. `left`: live replicas that were dropped, `led_us` after the election."""
         if left and led_us < lag_us:
             raise Violation(
                 f"{name}: {sorted(left)} were dropped {led_us / 1e6:.3f} s after the election"
@@ -130,7 +128,7 @@ class Counted:
 
     # --- rows ----------------------------------------------------------------------------------
     def look_at_rows(self, key: Key, committed_end: int) -> None:
-        """Rule 7: who counts has changed, or more rows may be read."""
+        """Rule 7: the counted replicas have changed, or more rows may be read."""
         said = self._partitions.get(key)
         if said is None or self.is_lossy(key):
             return

@@ -1,10 +1,11 @@
-"""Faults in an order: who leads, who hears whom and how late, step by step until a mistake shows.
+"""Faults in an order: elections, and links that are late or cut, step by step until a mistake
+shows.
 
 Owns the courses of events that some mistakes need and chance does not give: four or five things at
 the right moments. A run has the one that its scenario names (`AimPlan.course`), again and again
 until the world is calm; what a course has waited for in vain ends it.
 
-Must not know: what is right or wrong with rows.
+Not here: rules about rows.
 """
 
 from __future__ import annotations
@@ -28,8 +29,6 @@ _HELD_US: Final = 100_000 + REPLICA_FETCH_WAIT_MS * 1_000
 
 
 class Courses(MoveCourses, DiskCourses):
-    """See the module docstring."""
-
     def begin(self) -> None:
         """From now on until the world is calm."""
         self._go_on(COURSES[self.cluster.scenario.aims.course](self))
@@ -47,7 +46,7 @@ class Courses(MoveCourses, DiskCourses):
 
     # --- courses -------------------------------------------------------------------------------
     def late_question(self) -> Course:
-        """Somebody is asked for rows under one leadership, and hears it when it leads again."""
+        """A fetch is sent under one leadership, and arrives when its target leads again."""
         leader, other, third = yield from self.three()
         yield from self.lead(leader)
         self.late(third, leader)
@@ -60,7 +59,9 @@ class Courses(MoveCourses, DiskCourses):
         yield 3 * LATE_US
 
     def late_answer(self) -> Course:
-        """Where logs part is said under one leadership, and heard under the next but one."""
+        """A leader answers where logs part, and the answer arrives under the next leadership but
+        one.
+        """
         leader, other, third = yield from self.three(controller_may_be=1)
         yield from self.lead(leader)
         yield _PAUSE_US  # All have a way to it.
@@ -108,7 +109,7 @@ class Courses(MoveCourses, DiskCourses):
         yield 5 * _PAUSE_US
 
     def trimmed(self) -> Course:
-        """A leader gives up rows, of which nobody hears, and is lost."""
+        """A leader gives up rows, no follower learns of it, and the leader is lost."""
         leader, *others = yield from self.three(controller_may_be=1)
         yield from self.lead(leader)
         yield _PAUSE_US
@@ -124,7 +125,7 @@ class Courses(MoveCourses, DiskCourses):
         yield 5 * _PAUSE_US
 
     def stood_down(self) -> Course:
-        """Who leads writes down where its log begins now, and leads no more when it has."""
+        """A leader writes its new log start down, and no longer leads when it is on disk."""
         leader, other, _ = yield from self.three(controller_may_be=1)
         yield from self.lead(leader)
         yield _PAUSE_US
@@ -153,8 +154,9 @@ class Courses(MoveCourses, DiskCourses):
         yield 5_000_000
 
     def earlier_rows(self) -> Course:
-        """Rows of one leader are replicated under the next but one; a third broker has others of
-        the leader between, and is there when nobody is trusted (docs/adr/0067)."""
+        """Rows of one leader are replicated under the next but one; a third broker has other rows
+        of the leader between, and is there when no replica is trusted (docs/adr/0067).
+        """
         first, other, third = yield from self.three()
         yield from self.lead(first)
         yield _PAUSE_US
@@ -196,7 +198,7 @@ class Courses(MoveCourses, DiskCourses):
         return self.cluster.controller() is not None and self.is_registered(host)
 
     def asked_again(self) -> Course:
-        """Who is about to join loses its power, and is back when this is asked for again."""
+        """A replica about to join loses its power, and is back when the proposal is repeated."""
         leader, _, third = yield from self.three(controller_may_be=1)
         decides = self.controller()
         yield from self.lead(leader)
@@ -234,7 +236,7 @@ class Courses(MoveCourses, DiskCourses):
         return replica.state.leadership.followers[third.node_id].broker_epoch
 
     def stalled_stop(self) -> Course:
-        """A leader stops whose disk hardly moves: it hears late of what is decided."""
+        """A leader stops whose disk hardly moves: it applies decisions late."""
         leader, *_ = yield from self.three(controller_may_be=1)
         yield from self.lead(leader)
         yield _PAUSE_US
@@ -245,7 +247,9 @@ class Courses(MoveCourses, DiskCourses):
         yield _PAUSE_US
 
     def lonely_controller(self) -> Course:
-        """Who decides leads a partition, too, and no broker hears of it any more; clients do."""
+        """The controller leads a partition, too, and no broker receives its messages any more;
+        clients do.
+        """
         yield from self.until(self.cluster.all_in_sync)
         decides = self.controller()
         if decides.node_id not in self.partition().replicas:
@@ -257,15 +261,16 @@ class Courses(MoveCourses, DiskCourses):
         yield 30 * _PAUSE_US
 
     def half_heard(self) -> Course:
-        """Who decides leads a partition, too; one broker hears it no more, then none does, and the
-        first one decides: the others have heard it for longer."""
+        """The controller leads a partition, too; one broker receives its messages no more, then
+        none does, and the first one becomes the controller: the others had contact for longer.
+        """
         yield from self.until(self.cluster.all_in_sync)
         decides = self.controller()
         if decides.node_id not in self.partition().replicas:
             self.move_controller()
             raise Over
         yield from self.lead(decides)
-        yield 2 * _PAUSE_US  # All have heard of it.
+        yield 2 * _PAUSE_US  # All have it.
         deaf, *others = (host for host in self.cluster.hosts if host is not decides)
         self.cut(decides, deaf)
         yield self.rng.randrange(8 * _PAUSE_US, 16 * _PAUSE_US)
@@ -273,8 +278,9 @@ class Courses(MoveCourses, DiskCourses):
         yield 30 * _PAUSE_US
 
     def minority(self) -> Course:
-        """Who decides, and who leads a partition, are cut off together; what the others have said
-        to who decides before arrives late, so that it takes itself for heard."""
+        """The controller and a partition's leader are cut off together; earlier messages of the
+        others arrive late at the controller, so that it counts itself as reachable.
+        """
         yield from self.until(self.cluster.all_in_sync)
         decides = self.controller()
         leaders = [n for n in self.partition().replicas if n != decides.node_id]
@@ -289,7 +295,7 @@ class Courses(MoveCourses, DiskCourses):
         yield 40 * _PAUSE_US
 
     def late_news(self) -> Course:
-        """Some broker hears of what is decided later than clients do, who may ask it."""
+        """Some broker gets decisions later than clients do, and clients ask it."""
         decides = self.controller()
         others = [host for host in self.cluster.hosts if host is not decides]
         self.late(decides, self.rng.choice(others), 12 * _PAUSE_US)

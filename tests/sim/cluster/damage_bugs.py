@@ -1,7 +1,7 @@
 """Bugs of damage and repair: disks that lose or change what they were given, or have no room.
 
-Owns this part of the list; `planted` has the whole. What reads all of a bad disk at the end, and
-says whether it was mended, is `scrub`.
+Owns this part of the list; `planted` has the whole. `scrub` reads all of a bad disk at the end, and
+reports whether it was mended.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from .shapes import LONG, ROTTEN, course
 __all__ = ["DAMAGE_BUGS"]
 
 FAILED: Final = course("failed disk", "replicated_flushed", plan=FaultPlan(page_order=1), **LONG)
-"""A plan that is not calm: who cannot write leaves those in sync before the lag time."""
+"""A plan that is not calm: a replica that cannot write leaves the in-sync set before the lag time.
+"""
 FULL: Final = course("full disks", nodes=5, **LONG)
 """Two of five disks are full: metadata are decided all the same."""
 

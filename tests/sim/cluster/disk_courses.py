@@ -2,7 +2,7 @@
 
 Owns these courses, and what must come of each within a bound; `courses` has the others.
 
-Must not know: what is right or wrong with rows.
+Not here: rules about rows.
 """
 
 from __future__ import annotations
@@ -19,10 +19,8 @@ _SLOW_US: Final = 2_000_000
 
 
 class DiskCourses(Stage):
-    """See the module docstring."""
-
     def full_disks(self) -> Course:
-        """Who leads has no room for rows, nor has who leads next: the third one leads."""
+        """The leader has no room for rows, nor has the next one: the third one leads."""
         yield from self.three()
         *full, third = (self.cluster.hosts[node_id] for node_id in self.partition().replicas)
         self.rng.shuffle(full)
@@ -39,8 +37,9 @@ class DiskCourses(Stage):
         yield 2 * _PAUSE_US
 
     def failed_disk(self) -> Course:
-        """Who leads cannot write, or flush, for a moment: another one leads until it is started
-        again by hand."""
+        """The leader cannot write, or flush, for a moment: another one leads until an operator
+        restarts it.
+        """
         leader, *_ = yield from self.three()
         yield from self.lead(leader)
         yield _PAUSE_US

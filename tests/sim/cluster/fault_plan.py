@@ -1,4 +1,4 @@
-"""What one seed decides about machines: their disks, their links, and who belongs to the cluster.
+"""What one seed decides about machines: their disks, their links, and the members of the cluster.
 
 Owns the kinds of faults beside deaths, pauses and partitions (which `scenario` draws), each with an
 intensity. A run has none to three of them, so that each run is bad in a way of its own.
@@ -33,7 +33,7 @@ KINDS: Final = tuple(_STRONG)
 """Kinds of faults that a run may have."""
 _MORE: Final = (0, 0, 0, 1, 2)
 _WITHOUT: Final = 4
-"""So many seeds in a row, behind one of each kind, have no kind of their own."""
+"""The number of seeds without a kind of their own, behind one of each kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +43,15 @@ class FaultPlan:
     wipe_interval_ms: int = 0
     old_disk_interval_ms: int = 0
     seeds: int = 0
-    """So many others each node is told of; 0: all. The leader is often not among them."""
+    """The number of others in each node's configuration; 0: all. The leader is often not among
+    them.
+    """
     first_voters: int = 0
-    """So many nodes vote at the beginning; 0: all that are there."""
+    """The number of nodes that vote at the beginning; 0: all that are there."""
     voters_interval_ms: int = 0
     """An operator adds and removes voters."""
     late: int = 0
-    """So many nodes join while clients work, where three others are there before."""
+    """The number of nodes that join while clients work, where three others are there before."""
     late_ms: int = 0
     disk_error_interval_ms: int = 0
     emfile_interval_ms: int = 0
@@ -72,8 +74,8 @@ class FaultPlan:
 
     @property
     def has_operator(self) -> bool:
-        """Does somebody change the voters by command, and nobody else?"""
-        # A disk that is ever to be an old one must not be given a vote, by nobody.
+        """Return whether only an operator's commands change the voters."""
+        # A disk that is ever to be an old one must not be given a vote.
         return bool(
             self.voters_interval_ms or (self.wipe_interval_ms and self.old_disk_interval_ms)
         )

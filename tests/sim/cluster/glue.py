@@ -1,4 +1,4 @@
-"""What stands in for parts of the cluster that the shipped broker does not wire up by itself yet.
+"""Replaces the parts of the cluster that the shipped broker does not wire up by itself yet.
 
 Owns the first voters of the quorum, and the creation of topics whose replicas are drawn. Everything
 else is decided by the shipped brokers.
@@ -71,7 +71,7 @@ def make_directories(hosts: Sequence[ClusterHost]) -> None:
 
 
 class StandIn:
-    """Creates the topics, as records of whoever decides."""
+    """Creates the topics, as records of the controller."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -79,7 +79,7 @@ class StandIn:
 
     # --- topics --------------------------------------------------------------------------------
     def create(self) -> bool:
-        """Create the topics. False: nobody decides yet, or somebody is not known."""
+        """Create the topics. False: there is no controller yet, or a broker is not registered."""
         cluster = self._cluster
         leader = cluster.controller()
         if leader is None or leader.node is None:
@@ -91,7 +91,7 @@ class StandIn:
         if len(live) < len(members):
             return False
         if cluster.scenario.aims.course and len(members) > _COPIES:
-            members.remove(leader.node_id)  # What happens to who leads happens to nobody else.
+            members.remove(leader.node_id)  # What happens to the leader happens to no other node.
         records: list[Record] = []
         for place, topic in enumerate(cluster.scenario.topics):
             topic_id = bytes([place + 1]) * 16

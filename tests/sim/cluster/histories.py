@@ -1,17 +1,17 @@
-"""What clients were told during a run, as histories that `linear` judges at its end.
+"""The answers that clients got during a run, as histories that `linear` judges at its end.
 
 Owns two kinds of history, each cut by key and by quiet moments, so that the search stays small:
 
-- a partition: a batch is appended at an offset; who leads says where the readable rows end. Where a
-  batch lies in the end is known for each that lies anywhere, also when nobody was answered, so the
-  model is one number. Rows of which nobody told when they were sent may have come at any time.
+- a partition: a batch is appended at an offset; the leader answers where the readable rows end.
+  Where a batch lies in the end is known for each that lies anywhere, also without an answer, so the
+  model is one number. Rows whose time of sending no client recorded may have come at any time.
 - a topic's name: created, altered, deleted, and read by METADATA. Any broker may answer a read, and
   from an older version than the newest: it took effect when that version was the newest one.
 
-An operation whose answer says nothing for sure (lost, timed out, somebody else decides now) may
-have taken effect at any time after its call, or never.
+An operation whose outcome is unknown (lost, timed out, another controller by now) may have taken
+effect at any time after its call, or never.
 
-Must not know: how operations are sent.
+Not here: how operations are sent.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _Batch:
 
 
 class Histories:
-    """See the module docstring. `judged` and `too_long` count windows."""
+    """`judged` and `too_long` count windows."""
 
     def __init__(self) -> None:
         self.judged = 0
@@ -50,7 +50,7 @@ class Histories:
         self._forgiven: set[Key] = set()
         self._names: dict[str, list[Operation]] = {}
 
-    # --- what clients tell ---------------------------------------------------------------------
+    # --- what clients record -------------------------------------------------------------------
     def sent(self, key: Key, values: list[int], now_us: int) -> None:
         """A batch is on its way, for the first time."""
         self._batches.setdefault(key, {})[values[0]] = _Batch(values, now_us)
@@ -62,7 +62,7 @@ class Histories:
             batch.returned_us = min(batch.returned_us, now_us)
 
     def end(self, key: Key, offset: int, called_us: int, now_us: int) -> None:
-        """Who leads has said where the readable rows end."""
+        """The leader has answered where the readable rows end."""
         read = Operation("end", None, offset, called_us, now_us)
         self._ends.setdefault(key, []).append(read)
 
@@ -114,12 +114,12 @@ class Histories:
 def ready_log(appends: Sequence[Operation], ends: Sequence[Operation]) -> list[Operation]:
     """A partition's history, in which every batch has an end.
 
-    Rows that nobody told of become batches that were sent at any time. Whatever lies below an end
-    that somebody was told, or before a batch that was acknowledged, took effect before that answer.
+    Rows that no client recorded become batches that were sent at any time. Whatever lies below an
+    answered end, or before a batch that was acknowledged, took effect before that answer.
     """
     known = sorted(appends, key=_rows)
     reach = max([0, *(_number(one.answer) for one in ends), *(_rows(one)[1] for one in known)])
-    # Where batches ended that nobody told of is not known: wherever an end was seen.
+    # Where unrecorded batches ended is unknown: at any end that was seen.
     told_ends = sorted({_number(one.answer) for one in ends})
     whole: list[Operation] = []
     at = 0
@@ -134,7 +134,7 @@ def ready_log(appends: Sequence[Operation], ends: Sequence[Operation]) -> list[O
     told = [(_rows(one)[1], one.returned_us) for one in whole]
     told += [(_number(one.answer), one.returned_us) for one in ends]
     told.sort()
-    # From behind: the earliest answer that showed so many rows, or more.
+    # From behind: the earliest answer that showed at least this many rows.
     earliest = NEVER
     for place in range(len(told) - 1, -1, -1):
         earliest = min(earliest, told[place][1])
@@ -146,7 +146,7 @@ def ready_log(appends: Sequence[Operation], ends: Sequence[Operation]) -> list[O
         )
         for one in whole
     ]
-    # What nobody was ever shown may be left out.
+    # What no answer ever showed may be left out.
     return [*(one for one in shown if one.returned_us != NEVER), *ends]
 
 

@@ -1,9 +1,9 @@
 """A node of a cluster: one of the world's hosts that may be paused, and that others watch.
 
-Owns what a pause means (nothing arrives, no timer fires, no job is told; all of it happens when the
-pause ends), how long a machine stays down, and when somebody may look at it.
+Owns what a pause means (nothing arrives, no timer fires, no job reports; all of it happens when the
+pause ends), how long a machine stays down, and when an operator may look at it.
 
-Must not know: what is right or wrong with rows.
+Not here: rules about rows.
 """
 
 from __future__ import annotations
@@ -63,8 +63,6 @@ class _Clock:
 
 
 class ClusterHost(Host):
-    """See the module docstring."""
-
     def __init__(self, world: World, node_id: int) -> None:
         self._clock = _Clock(world)
         self.real_world = world

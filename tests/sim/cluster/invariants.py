@@ -1,22 +1,22 @@
-"""What must be true of a cluster after every event, by somebody who sees everything.
+"""What must hold in a cluster after every event, seen from outside of all nodes.
 
 Owns what was seen of each node, and these rules:
 
-1. one leader: nobody else leads a partition under the same leader epoch.
+1. one leader: no two brokers lead a partition under the same leader epoch.
 2. high watermark: of a leader under one epoch it never falls, in one life of a process.
 3. in sync: they are replicas, the leader is one of them, and no eligible one is also in sync.
-4. committed: what lies below anybody's high watermark is the same bytes on every replica, and who
-   begins to lead has all of it. Who slept through its own term hears of its election when somebody
-   else has led for long: it has what was committed before that one began, and commits nothing.
-5. image: nodes at one metadata version know the same.
+4. committed: what lies below any high watermark is the same bytes on every replica, and a new
+   leader has all of it. A broker that was paused through its own term learns of its election when
+   another one has led for long: it has what was committed before that one began, and commits
+   nothing.
+5. image: nodes at one metadata version have the same image.
 6. quorum: one leader in a term.
 
-`counted` has those of what the metadata say of replicas. The list of leader epochs of a copy names
-the epoch that stands on each batch, and who leads has its own epoch in it (part of 4: by this list
-logs are cut).
+`counted` checks what the metadata record of replicas. The list of leader epochs of a copy names the
+epoch in each batch, and a leader has its own epoch in it (part of 4: by this list logs are cut).
 
 Committed batches are compared once for each copy and life: what came since the last look is walked
-over, by the files' bytes. Somebody tells when a fault had the right to take rows (`forgive`).
+over, by the files' bytes. The fault's owner reports when it had the right to take rows (`forgive`).
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ class Committed:
     is_ragged: bool = False
     """Copies may show rows that are cut later: before the end only leaders' are compared."""
     from_epoch: int = -1
-    """Leaders of earlier epochs do not know yet that others lead who lack their rows."""
+    """Leaders of earlier epochs may not have learned yet of later ones that lack their rows."""
     begun: dict[int, int] = field(default_factory=dict)
-    """Leader epoch -> what was committed when anybody began to lead under it."""
+    """Leader epoch -> what was committed when the first broker began to lead under it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -70,8 +70,6 @@ class _Copy:
 
 
 class Invariants:
-    """See the module docstring."""
-
     def __init__(self) -> None:
         self.partitions: dict[Key, Committed] = {}
         self.leaders: dict[tuple[Key, int], int] = {}
@@ -94,9 +92,9 @@ class Invariants:
         """Of each node's life: what of each replica was looked at last, so that a look costs what
         has moved."""
 
-    # --- what somebody tells -------------------------------------------------------------------
+    # --- what faults report --------------------------------------------------------------------
     def committed_end(self, key: Key) -> int:
-        """Up to where somebody knows that rows are committed."""
+        """Up to where any node has rows as committed."""
         return self.partitions[key].end if key in self.partitions else 0
 
     def forgive(self, key: Key, kept: int, *, from_epoch: int | None = None) -> None:
@@ -116,7 +114,7 @@ class Invariants:
         self._lossy += 1
 
     def look_at_all(self, host: ClusterHost) -> None:
-        """At the end, when nobody shows rows that are to be cut: copies are compared anew."""
+        """At the end, when no leader shows rows that are to be cut: copies are compared anew."""
         for known in self.partitions.values():
             if known.is_ragged:
                 known.is_ragged = False
@@ -244,14 +242,14 @@ class Invariants:
         self.elections += 1
         self.on_elected(host)
         self.check_epoch(f"{replica.name} leads", replica.log.epochs.latest()[0], epoch)
-        # Whatever anybody was shown before must be in the log of who leads now.
+        # Whatever any leader showed before must be in the log of the present one.
         committed_end = self.begins(key, epoch)
         self.check_complete(str(replica.name), replica.log.log_end_offset, committed_end)
         copy.path, copy.offset = "", 0
         self.compare(host, replica, copy, committed_end)
 
     def begins(self, key: Key, epoch: int) -> int:
-        """Somebody leads under this epoch. Returns up to where it has the committed rows."""
+        """A broker leads under this epoch. Returns up to where it has the committed rows."""
         known = self.partitions.setdefault(key, Committed())
         known.begun.setdefault(epoch, known.end)
         later = [end for other, end in known.begun.items() if other > epoch]
@@ -271,7 +269,7 @@ class Invariants:
 
     @staticmethod
     def check_complete(name: str, log_end_offset: int, committed_end: int) -> None:
-        """Rule 4, of who begins to lead."""
+        """Rule 4, of a new leader."""
         if log_end_offset < committed_end:
             raise Violation(
                 f"{name}: who leads has rows up to {log_end_offset}, committed was {committed_end}"

@@ -1,7 +1,7 @@
 """What an operator does where a partition waits for one: the rows that may be gone are given up.
 
-Owns the recognition of the one case that the documentation leaves to somebody: a topic has had
-`min.insync.replicas` 1 at some time, a disk was replaced, and all that is there has been told. Any
+Owns the recognition of the one case that the documentation leaves to the operator: a topic has had
+`min.insync.replicas` 1 at some time, a disk was replaced, and all live replicas have reported. Any
 other partition that stays without a leader is a violation, as before.
 """
 
@@ -23,7 +23,7 @@ __all__ = ["elect_uncleanly", "waiting_for_somebody"]
 
 
 def waiting_for_somebody(cluster: Cluster, checker: ClusterChecker) -> list[Key]:
-    """Partitions that nobody but an operator gives a leader."""
+    """Partitions to which only an operator gives a leader."""
     host = cluster.controller()
     if host is None or host.node is None:
         return []
@@ -43,7 +43,7 @@ def waiting_for_somebody(cluster: Cluster, checker: ClusterChecker) -> list[Key]
 
 
 def elect_uncleanly(cluster: Cluster, checker: ClusterChecker, key: Key) -> None:
-    """As `quiverlog topic elect NAME --unclean` does, by whoever decides."""
+    """As `quiverlog topic elect NAME --unclean` does, by the controller."""
     model = checker.partitions[key].topic
     assert isinstance(model, ClusterTopicModel)
     model.may_be_unclean = True

@@ -1,13 +1,13 @@
 """Linearizability of small histories, after Wing and Gong, with Lowe's memory of what was tried.
 
 Owns the search: is there an order of the operations in which each takes effect at one moment
-between its call and its return, and every answer is what a simple sequential model says. An
-operation without an answer may have taken effect at any moment after its call, or never.
+between its call and its return, and every answer is that of a simple sequential model. An operation
+without an answer may have taken effect at any moment after its call, or never.
 
 Two models: one value that is written, read and compared-and-set (a fact of the metadata), and one
 log that is appended to and read (a partition).
 
-Must not know: brokers, requests.
+Not here: brokers, requests.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from typing import Any, Final
 __all__ = ["NEVER", "Operation", "is_linearizable", "log_model", "register_model"]
 
 NEVER: Final = 1 << 62
-"""When an operation returned whose answer nobody has seen."""
+"""When an operation returned whose answer no client got."""
 _TRIED_MAX: Final = 30_000
 
 State = Any
 Model = Callable[[State, "Operation"], tuple[bool, State]]
-"""Takes a state and an operation; says whether its answer is right, and the state after it."""
+"""Takes a state and an operation; returns whether its answer is right, and the state after it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One call of one client. `answer` None: nobody has seen one, or there is none."""
+    """One call of one client. `answer` None: the client got none, or there is none."""
 
     kind: str
     argument: Hashable
@@ -49,7 +49,7 @@ def is_linearizable(history: Sequence[Operation], model: Model, state: State) ->
     """
     operations = sorted(history, key=lambda one: one.called_us)
     called = [one.called_us for one in operations]
-    # Those that have returned, the earliest first: who has to be next is found from there on.
+    # Those that have returned, the earliest first: the search for the next one begins there.
     returned = sorted(
         (one.returned_us, n) for n, one in enumerate(operations) if one.returned_us != NEVER
     )

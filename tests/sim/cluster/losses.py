@@ -1,6 +1,6 @@
-"""Which faults had the right to take rows, told to those who would else complain.
+"""Reports the faults that had the right to take rows to the checkers that would else complain.
 
-Owns: hearing of unclean elections (from the log of whoever applies one) and of machines that lose
+Owns: unclean elections (from the log of the controller that applies one) and machines that lose
 their power, and what follows for the promises and for the comparison of copies.
 """
 
@@ -27,8 +27,6 @@ _UNCLEAN = re.compile(
 
 
 class Losses:
-    """See the module docstring."""
-
     def __init__(self, cluster: Cluster, checker: ClusterChecker, *, keeps_flushed: bool) -> None:
         self._cluster = cluster
         self._checker = checker
@@ -65,7 +63,7 @@ class Losses:
         self._cluster.invariants.forgive(key, 0, from_epoch=epoch)
 
     def _all_power(self) -> None:
-        """What may be gone, and what must not be: told before it happens."""
+        """What may be gone, and what must not be: reported before it happens."""
         checker = self._checker
         checker.all_lost_power(
             is_flushed_kept=self._keeps_flushed, at_us=self._cluster.world.mono_us

@@ -2,10 +2,10 @@
 
 Owns when and where a run's `FaultPlan` strikes and what ends each fault: an operator looks after a
 machine whose disk has failed, within seconds while the work goes on, and at once when it is over.
-Faults that cost a machine rows strike one machine at a time, as `Cluster.may_lose_power` says; a
+Faults that cost a machine rows strike one machine at a time, as `Cluster.may_lose_power` allows; a
 disk that is lost takes no vote of which the quorum has none to spare.
 
-Must not know: what clients want.
+Not here: what clients want.
 """
 
 from __future__ import annotations
@@ -40,8 +40,6 @@ _EMPTY_US: Final = 20_000_000
 
 
 class Machines:
-    """See the module docstring."""
-
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._rng = cluster.rng
@@ -53,7 +51,7 @@ class Machines:
         """Those of them whose fsyncs or reads fail or have failed: their last rows may be on no
         disk, or rows count as damaged, so that their copy is made anew."""
         self.rotten: set[int] = set()
-        """The one node on whose disk bits are flipped, if there is one: nobody knows how many."""
+        """The one node on whose disk bits are flipped, if there is one: their number is open."""
 
     def begin(self) -> None:
         """From now on until the world is calm."""
@@ -74,7 +72,7 @@ class Machines:
         cluster.every(plan.flip_interval_ms, self._flip)
 
     def end(self) -> None:
-        """What lasted ends, and whoever needs it is started again."""
+        """What lasted ends, and a node that needs it is started again."""
         self._cluster.world.network.links.clear()
         for host in self._cluster.hosts:
             host.stalled_us = 0
@@ -99,8 +97,8 @@ class Machines:
     def _put_image(self) -> None:
         """The disk as it was a while ago, under the same names: of a broker without a vote.
 
-        Nobody can defend a quorum against voters that forget what they have promised: such a
-        disk has to be wiped instead (docs/cluster.md).
+        No quorum survives voters that lose what they have promised: such a disk has to be wiped
+        instead (docs/cluster.md).
         """
         known = [
             host for host in self._cluster.members
@@ -138,13 +136,13 @@ class Machines:
         return host in self._cluster.first_voters or host.node_id in added
 
     def _may_lose_disk(self, host: ClusterHost) -> bool:
-        """Do others have its rows, and do those who vote go on without it?"""
+        """Return whether others have its rows, and the voters go on without it."""
         cluster = self._cluster
         leader = cluster.controller()
         if leader is None or leader.node is None or not cluster.may_lose(host):
             return False
         if not cluster.scenario.gate("killed-while-frail") and not cluster.all_in_sync():
-            return False  # Somebody may just have been killed.
+            return False  # A host may just have been killed.
         raft = leader.node.broker.quorum.raft
         if raft.log.commit < raft.log.last_index or raft.log.last.term != raft.term:
             return False  # The voters may be about to be others.
@@ -172,8 +170,8 @@ class Machines:
     def _flip(self) -> None:
         """A bit of a file turns while its machine is down: always the same machine's.
 
-        No other one may lose rows from then on: two that lack different rows are told apart by
-        nobody (docs/replication.md).
+        No other one may lose rows from then on: two that lack different rows need an operator
+        (docs/replication.md).
         """
         cluster = self._cluster
         host = cluster.hosts[min(self.rotten)] if self.rotten else cluster.victim()
@@ -203,7 +201,7 @@ class Machines:
 
     # --- disks that fail -----------------------------------------------------------------------
     def _disk_fails(self) -> None:
-        """Reads, writes or fsyncs meet EIO for a while; then somebody looks after the machine."""
+        """Reads, writes or fsyncs meet EIO for a while; then an operator looks at the machine."""
         host = self._cluster.victim()
         if host.node is None or host.node_id in self._ailing:
             return

@@ -1,9 +1,9 @@
-"""Courses in which a partition moves, while somebody hears late of what is decided.
+"""Courses in which a partition moves, while a broker gets decisions late.
 
 Owns these courses; `courses` has the others and begins them. The partition is on three of four
 brokers, and the fourth decides.
 
-Must not know: what is right or wrong with rows.
+Not here: rules about rows.
 """
 
 from __future__ import annotations
@@ -25,10 +25,8 @@ _VERY_LATE_US: Final = 1_200_000
 
 
 class MoveCourses(Stage):
-    """See the module docstring."""
-
     def away_and_back(self) -> Course:
-        """A broker loses the partition and gets it back before it has heard of either."""
+        """A broker loses the partition and gets it back before it has received either decision."""
         leader, other, third = yield from self.three()
         decides = self.controller()
         yield from self.lead(leader)
@@ -42,7 +40,9 @@ class MoveCourses(Stage):
         yield 10 * _PAUSE_US
 
     def replaced(self) -> Course:
-        """A leader that holds the partition no more hears late of it, and is asked meanwhile."""
+        """A leader that no longer holds the partition gets the decision late, and is asked
+        meanwhile.
+        """
         leader, other, third = yield from self.three()
         decides = self.controller()
         yield from self.lead(leader)
@@ -75,7 +75,7 @@ class MoveCourses(Stage):
 
     # --- parts ---------------------------------------------------------------------------------
     def move(self, target: Sequence[ClusterHost]) -> None:
-        """These are to hold the partition, as whoever decides takes it."""
+        """These are to hold the partition, as the controller accepts it."""
         decides, image = self.controller(), self.image()
         topic = image.topics_by_id[self.key[0]]
         try:

@@ -4,7 +4,7 @@ Owns which partitions go where, how many copies they have, how fast they move, a
 given up. A move may end or not while machines fail; when all is calm all copies of a partition are
 in sync (`run`), as many as before or as were asked for last, and no row of it is lost (`checker`).
 
-Must not know: how a move is carried out.
+Not here: how a move is carried out.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 __all__ = ["Mover", "Resizer"]
 
 _REFUSED = (InvalidReplicaAssignment, PolicyViolation, UnknownPartition)
-"""A broker is down just now, or nobody leads, or the keeper of settings has not finalised yet that
-the number of replicas may change."""
+"""A broker is down just now, or there is no controller, or the keeper of settings has not finalised
+yet that the number of replicas may change.
+"""
 
 
 class Mover(Program):

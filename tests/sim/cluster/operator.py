@@ -1,8 +1,8 @@
-"""Who looks after the quorum: removes voters whose disk is gone, adds others, one at a time.
+"""Looks after the quorum: removes voters whose disk is gone, adds others, one at a time.
 
-Owns a client that asks whoever leads the quorum (CHANGE_VOTERS), the memory of what it was
+Owns a client that asks the leader of the quorum (CHANGE_VOTERS), the memory of what it was
 promised, and the rule that a change that was answered holds: a voter that was added is one until
-somebody removes it, and the other way round.
+the operator removes it, and the other way round.
 
 A request without an answer may take effect at any later moment, so what the voters may be is more
 than one set (`possible`).
@@ -36,7 +36,7 @@ _VOTERS_AT_THE_END: Final = 3
 _SILENT_US: Final = 3_000_000
 _SOON_US: Final = 300_000
 _MAYBE_MAX: Final = 5
-"""With more changes of unknown fate nobody says what the voters may be."""
+"""With more changes of unknown fate the set of voters is left open."""
 _REFUSED: Final = (InvalidVoterChange.code, VoterChangePending.code, VoterNotReady.code)
 """Nothing was changed."""
 
@@ -60,8 +60,6 @@ def are_voters_settled(cluster: Cluster) -> bool:
 
 
 class Operator(Actor):
-    """See the module docstring."""
-
     def __init__(self, cluster: Cluster, checker: Checker) -> None:
         self._cluster = cluster
         self._target = 0
@@ -69,9 +67,9 @@ class Operator(Actor):
         """What the last answered change of a replica has made of it."""
         self._asking: Change | None = None
         self._was_unsure = False
-        """Is the same change under way from before, as far as anybody knows?"""
+        """Whether the same change may be under way from before."""
         self._maybe: set[Change] = set()
-        """Changes that nobody has answered."""
+        """Changes without an answer."""
         self.added: set[int] = set()
         """Nodes that were to get a vote, answered or not."""
         self.changes = 0

@@ -1,8 +1,8 @@
 """Operators of a cluster: each creates, alters, deletes and looks up a few topics, over and over.
 
-Owns what they ask for and what is put down of the answers (`histories`); the rows of their topics
-are nobody's business. They ask whoever decides, now and then somebody else, and do not believe that
-a request had no effect because nobody answered it; an error that says so is believed.
+Owns what they ask for and what is recorded of the answers (`histories`); rows of their topics are
+not looked at. They ask the controller, now and then another broker, and do not take a missing
+answer for a request without effect; they do take an error's word for it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["NAMES", "Operator"]
 
 NAMES: Final = ("short-lived", "other")
 _UNKNOWN: Final = (OutcomeUnknown.code, RequestTimedOut.code, QuiverlogError.code)
-"""Any other error says that nothing was decided, and nothing will be."""
+"""Any other error means that nothing was decided, and nothing will be."""
 _PAUSE_US = 600_000
 _AGES_MS = ("-1", "3600000", "7200000")
 
@@ -47,8 +47,6 @@ class _Asked:
 
 
 class Operator(_Routed):
-    """See the module docstring."""
-
     def __init__(self, world: Any, checker: Checker, number: int, histories: Histories) -> None:
         self.histories = histories
         self.versions: dict[int, int] = {}

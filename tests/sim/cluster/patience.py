@@ -4,7 +4,7 @@ Owns the bound. The timers of a cluster are as slow as its tempo; and a copy tha
 after damage or on another disk, is as long in coming as its leader's log has files: of each some
 jobs read, one after the other, before the next one is asked for. A run in quiet hours has many.
 
-Must not know: what has to be well again.
+Not here: what has to be well again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FILE_US: Final = 500_000
 
 
 def patience_us(cluster: Cluster, base_us: int = HEAL_US) -> int:
-    """So long may pass from now on.
+    """How long it may take from now on.
 
     Args:
         base_us: what it takes at the shipped timing, where there is nothing to copy; a scenario may

@@ -1,7 +1,7 @@
 """Bugs of replication, each a changed line of the production code, and the runs that meet them.
 
-Owns the list. A bug is in one node of several unless its shape says otherwise, so that sound nodes
-stand beside it.
+Owns the list. A bug is in one node of several unless its shape is for all, so that sound nodes work
+beside it.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
 """Programs that use a cluster through the shipped client: its producer, its consumer, its routing.
 
 Owns what such a program may rely on. A producer: a row that was acknowledged at a level that no
-fault had the right to break is stored once, at the offset that was told; rows do not fail because a
-broker lost count, or did not know a topic that is there. A consumer: every row, in order, none
-twice, from whichever replica; it is told of lost rows (LOG_TRUNCATED) if a fault took rows that it
-may have read since it began, else never; what it was handed without a word is what the log holds
-at the end.
+fault had the right to break is stored once, at the acknowledged offset; rows do not fail because a
+broker lost count, or lacked a topic that exists. A consumer: every row, in order, none twice, from
+any replica; it gets an error for lost rows (LOG_TRUNCATED) if a fault took rows that it may have
+read since it began, else never; what it was handed without one is what the log holds at the end.
 
-Must not know: how leaders are found, which the client does by itself.
+Not here: how leaders are found, which the client does by itself.
 """
 
 from __future__ import annotations
@@ -41,11 +40,11 @@ __all__ = ["ConsumingProgram", "ProducingProgram", "Program"]
 
 _NAP_S = 0.5
 _WHOLE_US = 10_000_000
-"""So long after everything is in sync no row waits any more."""
+"""How long after everything is in sync rows may still wait."""
 
 
 class Program(ShippedClient):
-    """A program that knows the addresses of all brokers, and rests when all clients do."""
+    """A program with the addresses of all brokers, that rests when all clients do."""
 
     checker: ClusterChecker
 
@@ -100,7 +99,7 @@ class ProducingProgram(Program, ClientProducer):
         if topic_id in self.checker.topics:
             await super()._use(producer, topic_id)
         else:
-            await producer.close()  # The name has become another topic's, of which nobody told.
+            await producer.close()  # The name is another topic's by now.
 
     async def _outcome(
         self, future: AsyncSendFuture, key: Key, values: list[int], at_us: int
@@ -121,7 +120,7 @@ class ProducingProgram(Program, ClientProducer):
         self._check_level(key, level)
         self.world.events["rows acknowledged to the shipped producer"] += len(values)
         if len(pieces) > 1 and (level < Durability.REPLICATED or key in self.checker.unclean):
-            return  # Some may be gone, and others in their places: which is which, nobody knows.
+            return  # Some may be gone, and others in their places: which is which is unknown.
         done = 0
         for piece in pieces:
             stored = values[done : done + piece.rows]
@@ -152,7 +151,7 @@ class ConsumingProgram(Program, ClientConsumer):
 
     def __init__(self, cluster: Cluster, checker: ClusterChecker, number: int) -> None:
         self.copies: dict[Key, dict[int, int]] = {}
-        """What was handed out since the consumer began or was told of a loss."""
+        """What was handed out since the consumer began or was last notified of a loss."""
         self._opened_us = 0
         self._racks = sorted({host.config().rack for host in cluster.hosts})
         self.prepare(cluster)
@@ -213,12 +212,12 @@ class ConsumingProgram(Program, ClientConsumer):
             raise Violation(f"{self.name}: reading {topic.name} failed: {error!r}")
         await self.nap(0.1)
         if any(self.checker.partitions[key].forgetful for key in keys):
-            # A new consumer does not know the epoch of the last row: it could not be told.
+            # A new consumer lacks the epoch of the last row: no broker could report the loss.
             return self._begin_again(topic)
         return self._open(topic, {key[1]: at for key, at in self.positions.items()})
 
     def _has_one_bad_copy(self, key: Key) -> bool:
-        """Can whoever leads not read its rows, with nobody else in sync who could lead?"""
+        """Return whether the leader cannot read its rows, with no other replica in sync to lead."""
         for host in self._cluster.hosts:
             replica = None if host.node is None else host.node.broker.assignment.find(key)
             if replica is None or replica.state.leadership is None:

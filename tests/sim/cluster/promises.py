@@ -2,17 +2,17 @@
 
 Owns the model of a topic with several replicas, and which rows may go with which fault:
 
-- below `replicated`: with any change of the leader. Nobody has read such a row.
+- below `replicated`: with any change of the leader. No reader got such a row.
 - `replicated`: when all machines lose their power; where one replica in sync was enough
   (`min.insync.replicas` 1 at any time), when any machine does.
-- all levels: from the first unclean election of the partition on, which only topics may have that
-  somebody has allowed it.
+- all levels: from the first unclean election of the partition on, which needs an operator's command
+  or the topic's setting.
 
-What a reader was handed lies below the high watermark that somebody knew at that moment.
+What a reader was handed lies below the high watermark of some node at that moment.
 
-An answer that was still on its way when all machines lost their power promises nothing: what it
-tells of was allowed to go before anybody heard of it. Neither do rows that a client fetched before
-a fault took them, and hands out later.
+An answer that was still on its way when all machines lost their power promises nothing: it was
+allowed to leave before any client got it. Neither do rows that a client fetched before a fault took
+them, and hands out later.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class ClusterChecker(Checker):
     def __init__(self) -> None:
         super().__init__()
         self.committed_end: Callable[[Key], int] | None = None
-        """Up to where somebody knows rows of a partition to be committed."""
+        """Up to where any node has rows of a partition as committed."""
         self.lost_us: dict[Key, int] = {}
         """When a fault last had the right to take rows that readers saw."""
         self.shown_before: dict[Key, int] = {}
@@ -113,7 +113,7 @@ class ClusterChecker(Checker):
         )
 
     def _forget_row(self, key: Key, offset: int, value: int) -> None:
-        """Leaders who do not know of an unclean election go on for a while: rows may change."""
+        """A leader that has not learned of an unclean election goes on: rows may change."""
         model = self.partitions[key]
         if model.seen.get(offset, value) != value:
             model.offset_of.pop(model.seen.pop(offset), None)
@@ -150,7 +150,7 @@ class ClusterChecker(Checker):
             model.forgetful = True
 
     def unclean_election(self, key: Key, at_us: int) -> None:
-        """Somebody leads who may lack rows that were readable."""
+        """A leader may lack rows that were readable."""
         model = self.partitions[key]
         topic = model.topic
         assert isinstance(topic, ClusterTopicModel)
@@ -162,8 +162,9 @@ class ClusterChecker(Checker):
 
     # --- where logs begin ----------------------------------------------------------------------
     def log_start(self, key: Key, offset: int, wall_us: int, floor: int) -> None:
-        """As on one node, but that another leader may not have heard yet of what retention, or a
-        trim that nobody has confirmed, has taken."""
+        """As on one node, but another leader may not have the start yet that retention, or an
+        unconfirmed trim, has set.
+        """
         model = self.partitions[key]
         if offset < min(floor, model.log_start_offset) and key not in self.unclean:
             raise Violation(

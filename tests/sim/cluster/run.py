@@ -209,7 +209,7 @@ class _Run:
             cluster.operator.retired = True
 
     def _check_logs(self) -> None:
-        """Nobody met a bug of its own, or takes sound rows for damaged ones."""
+        """No node met a bug of its own, or takes sound rows for damaged ones."""
         wrong = (*_BUGS, *(_DAMAGED if self.scenario.plan == CALM else ()))
         for host in self.cluster.hosts:
             for line in host.log_lines:
@@ -236,7 +236,8 @@ def simulate(
     plant: Plant | None = None,
     shape: Mapping[str, object] | None = None,
 ) -> ClusterResult:
-    """Run one seed. Raises Violation: a promise was broken; the message says how to see it again.
+    """Run one seed. Raises Violation: a promise was broken; the message names the command that
+    repeats it.
 
     Args:
         opened: gates that are open for this run.

@@ -44,7 +44,7 @@ class ClusterScenario:
     producers: int
     readers: int
     operators: int
-    """Who create, alter and delete topics of their own."""
+    """Clients that create, alter and delete topics of their own."""
     watched: bool
     """Is every node asked all the time where rows end?"""
     rows_max: int
@@ -61,9 +61,9 @@ class ClusterScenario:
     all_power_interval_ms: int
     down_ms: int
     leader_faults: float
-    """How often a fault picks who leads the quorum or a partition, and not anybody."""
+    """How often a fault picks the leader of the quorum or of a partition, not any node."""
     newborn_faults: float
-    """How often a leader is lost soon after its election, which few know of then."""
+    """How often a leader is lost soon after its election, which few nodes have by then."""
     pause_interval_ms: int
     pause_ms: int
     partition_interval_ms: int
@@ -78,9 +78,9 @@ class ClusterScenario:
     """Gates that are open although `gates.CLOSED` names them."""
     tempo: Tempo = SHIPPED
     heal_ms: int = 60_000
-    """So long after the last fault all is well again, at the shipped timing."""
+    """How long after the last fault all is well again, at the shipped timing."""
     judged: bool = True
-    """Are histories judged? Only a test of them says no."""
+    """Whether histories are judged; off only in a test of them."""
     clients: ClientPlan = NO_CLIENTS
     buggy_clients: bool = False
     """A planted bug is in the client, and so in all that runs outside of nodes."""
@@ -140,7 +140,7 @@ class ClusterScenario:
             newborn_faults=rng.choice((0.0, 0.0, 0.2)),
         )
         if shape is not None or not drawn.gate("machine-faults"):
-            # Who says what a run is like says it of machines, too, and of who works at the cluster.
+            # A scenario takes the options of machines and of clients, too.
             clients = dataclasses.replace(drawn.clients, resizers=0, keepers=0)
             drawn = dataclasses.replace(drawn, plan=CALM, clients=clients)
         if not drawn.gate("moves"):

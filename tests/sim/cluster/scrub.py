@@ -5,7 +5,7 @@ it has been copied again where that was needed; and the comparison with the lead
 batch: the same ones, with the same bytes. A row that does not come for as long as the cluster may
 take (patience.py) will never come: the more of a log is to be copied again, the longer it takes.
 
-Must not know: which bits were flipped.
+Not here: which bits were flipped.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["batches_of", "compare", "is_to_hold", "scrub"]
 
 
 def scrub(cluster: Cluster, checker: ClusterChecker, host: ClusterHost) -> None:
-    """Read everything that this machine holds, from it and from who leads."""
+    """Read everything that this machine holds, from it and from the leader."""
     for key in checker.live():
         if not is_to_hold(cluster, key, host.node_id):
             continue
@@ -73,14 +73,14 @@ def compare(where: str, copied: dict[int, bytes], led: dict[int, bytes], start: 
 def batches_of(
     asker: ClusterSetup, checker: ClusterChecker, key: Key, offset: int, end: int
 ) -> dict[int, bytes]:
-    """All batches from `offset` to `end` by their base offsets, as whoever is asked gives them.
+    """All batches from `offset` to `end` by their base offsets, as the asked broker serves them.
 
     Raises Violation: a row does not come, or is not what was promised.
     """
     found: dict[int, bytes] = {}
     while offset < end:
         offset, body = _read(asker, checker.partitions[key].name, key, offset, end)
-        # Compared with what was acknowledged, and with what anybody has read there.
+        # Compared with what was acknowledged, and with all that was read there.
         after, rows = rows_of(checker.partitions[key], offset, body)
         for base_offset, values in rows:
             checker.read(key, base_offset, values)

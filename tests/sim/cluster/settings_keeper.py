@@ -1,11 +1,11 @@
 """A program that changes how brokers are configured while they work, and finalises feature levels.
 
-Owns what it was promised: a value that was confirmed for all brokers or for one is what the
-controller remembers at the end, and what every broker goes by to whom nothing closer is said; a
-feature level that was confirmed is never taken back. An outcome that nobody told leaves the key
-out of these rules.
+Owns what it was promised: a value that was confirmed for all brokers or for one is in the
+controller's metadata at the end, and every broker without a value of its own follows it; a feature
+level that was confirmed is never taken back. A request of unknown outcome takes its key out of
+these rules.
 
-Must not know: what a key does, or which of its values wins where several are said.
+Not here: what a key does, or which of several values wins.
 """
 
 from __future__ import annotations
@@ -37,20 +37,18 @@ _VALUES: Final = {
 }
 """Such as let a cluster work on, each within the bounds of its key."""
 _REFUSED: Final = (InvalidFeatureLevel, UnknownBroker)
-"""The level is not finalised yet; a broker has not registered yet, or has not been heard of."""
+"""The level is not finalised yet; a broker has not registered yet."""
 
 _Place = tuple[int, str]
-"""Whom it is for (a node id, or all), and the key."""
+"""The broker that it is for (a node id, or all), and the key."""
 
 
 class SettingsKeeper(Program):
-    """See the module docstring."""
-
     def __init__(self, cluster: Cluster, checker: ClusterChecker, number: int) -> None:
         self.stopped = False
         self.is_idle = False
         self.confirmed: dict[_Place, str | None] = {}
-        """What was confirmed, and nothing else was asked for since; None: nothing is said."""
+        """What was confirmed, with no later request; None: no value."""
         self.level = 0
         self._places = [ALL_BROKERS, *(host.node_id for host in cluster.hosts)]
         super().__init__(cluster, checker, f"settings-keeper-{number}")
@@ -94,7 +92,9 @@ class SettingsKeeper(Program):
 
     # --- the end -------------------------------------------------------------------------------
     def check(self) -> None:
-        """Is what was confirmed remembered by who decides, and followed by everybody?"""
+        """Raise Violation unless the controller has what was confirmed, and every broker follows
+        it.
+        """
         leader = self._cluster.controller()
         assert leader is not None
         assert leader.node is not None

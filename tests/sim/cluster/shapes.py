@@ -104,7 +104,7 @@ DIVERGING: Final = {
     "partition_ms": 3_000,
     "slow_network": 0.1,
 }
-"""Leaders are lost with rows that nobody else has."""
+"""Leaders are lost with rows that no other replica has."""
 ASKED: Final = {
     **QUIET,
     "watched": True,
@@ -119,13 +119,13 @@ ASKED: Final = {
 }
 """Many ask where rows end, while one leader after the other is lost or cut off."""
 MANAGED: Final = {**SPLIT, "nodes": 3, "operators": 3, "producers": 1, "readers": 1}
-"""Topics come and go, while whoever decides is lost or cut off."""
+"""Topics come and go, while the controller is lost or cut off."""
 STRANDED: Final = {
     **QUIET,
     "topics": topics("memory"),
     "aims": AimPlan(stranded_interval_ms=700),
 }
-"""Leaders come back with rows that nobody else has."""
+"""Leaders come back with rows that no other replica has."""
 FLUSHED: Final = {
     **STRANDED,
     "topics": topics("flushed"),
@@ -158,9 +158,9 @@ JOINING: Final = {
     "power_interval_ms": 1_000_000,
     "aims": AimPlan(joiner=0.7),
 }
-"""Who is about to join the in-sync replicas loses its power."""
+"""A replica about to join the in-sync set loses its power."""
 UNHEARD: Final = {**QUIET, "nodes": 5, "aims": AimPlan(unheard_interval_ms=500)}
-"""Brokers are cut off from whoever decides, and from nobody else."""
+"""Brokers are cut off from the controller, and from no other node."""
 STOPPED: Final = {
     **QUIET,
     "topics": topics("memory", min_in_sync=3),
@@ -184,9 +184,9 @@ MOVING: Final = {
 WIPED: Final = {**QUIET, "nodes": 5, "plan": FaultPlan.of("wiped disks")}
 """Machines come back with empty disks."""
 UNTOLD: Final = {**WIPED, "plan": FaultPlan.of("wiped disks", seeds=1)}
-"""The same, and each knows one other broker by its configuration."""
+"""The same, and each has one other broker in its configuration."""
 ROBBED: Final = {**QUIET, "clients": ClientPlan(thieves=1), "heal_ms": 30_000}
-"""A client takes the places of brokers, and says in their names that they stop."""
+"""A client takes the places of brokers, and announces their stops in their names."""
 ROTTEN: Final = {
     **QUIET,
     "topics": topics("replicated", segment_ms="1000"),
@@ -199,7 +199,7 @@ STRICT: Final = {**POWER, "topics": topics("replicated", min_in_sync=3)}
 
 
 def course(name: str, level: str = "memory", **fields: object) -> dict[str, object]:
-    """One partition on three of four brokers, and whoever decides is the fourth."""
+    """One partition on three of four brokers, with the fourth as the controller."""
     return {
         **QUIET,
         "nodes": 4,

@@ -1,8 +1,9 @@
-"""Long runs: seeds that nobody has run, on all cores, until so many hours were simulated.
+"""Long runs: seeds that no run has had, on all cores, until the asked hours were simulated.
 
 Owns the choice of seeds (from one that is printed, upwards) and the sum of what happened. Hours of
-runs that failed are not counted; those at the shipped timing are told apart from those of slow runs
-(see `tempo`), in which fewer things happen in an hour: what an hour of either kind held is printed.
+runs that failed are not counted; those at the shipped timing are counted apart from those of slow
+runs (see `tempo`), in which fewer things happen in an hour: what an hour of either kind held is
+printed.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ __all__ = ["Hours", "Sums", "soak"]
 _PROCESSES = 2
 _DURATION_MS = 20_000
 _TOLD_RUNS = 20
-"""After so many runs a line says how far it has come: a long run may be ended before its end."""
+"""A line reports the progress after this many runs: a long run may be ended before its end."""
 
 
 @dataclass(slots=True)
@@ -76,7 +77,7 @@ class Sums:
         return self.shipped.simulated_s + self.slow.simulated_s
 
     def add(self, result: ClusterResult | str) -> None:
-        """A run is over; a text says which promise it broke."""
+        """A run is over; a text names the promise that it broke."""
         if isinstance(result, str):
             self.failed += 1
             return

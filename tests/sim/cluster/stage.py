@@ -1,9 +1,9 @@
-"""What a course of faults is made of: looking at a partition, and deciding who leads and who hears.
+"""What a course of faults is made of: a look at a partition, its elections and its links.
 
-Owns the words that `courses` are written in: waiting for something, with a limit; elections as
-whoever decides would make them; links that are late, cut or one-way; brokers that stay away.
+Owns the words that `courses` are written in: waiting for something, with a limit; elections as the
+controller would make them; links that are late, cut or one-way; brokers that stay away.
 
-Must not know: which course is for what; what is right or wrong with rows.
+Not here: which course is for what; rules about rows.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _PATIENCE_US: Final = 3_000_000
 _PROMISED_US: Final = 4_000_000
 """Twice a session, and twice what the controller waits until it looks again."""
 LATE_US: Final = 600_000
-"""Long enough for two elections, shorter than what anybody waits for an answer."""
+"""Long enough for two elections, shorter than any wait for an answer."""
 
 
 class Over(Exception):
@@ -56,8 +56,6 @@ class Over(Exception):
 
 
 class Stage:
-    """See the module docstring."""
-
     def __init__(self, cluster: Cluster, checker: ClusterChecker) -> None:
         self.cluster = cluster
         self.world = cluster.world
@@ -83,7 +81,7 @@ class Stage:
             yield look_us
 
     def must(self, condition: Callable[[], object], what: str) -> Course:
-        """Wait for what the product promises: with nobody else in its way it comes."""
+        """Wait for what the product promises: it comes, as nothing else is in its way."""
         try:
             yield from self.until(condition, _PROMISED_US)
         except Over:
@@ -97,7 +95,7 @@ class Stage:
         return found
 
     def image(self) -> Image:
-        """As whoever decides knows it."""
+        """The controller's image."""
         node = self.controller().node
         assert node is not None
         return node.broker.metadata.pending
@@ -120,13 +118,13 @@ class Stage:
         return -1 if replica is None else replica.log.log_start_offset
 
     def leads(self, host: ClusterHost) -> bool:
-        """Does it know that it leads?"""
+        """Return whether it leads by its own state."""
         replica = self.replica(host)
         return replica is not None and replica.state.leads
 
     @property
     def committed(self) -> int:
-        """Up to where somebody may have read."""
+        """Up to where a reader may have read."""
         return self.cluster.invariants.committed_end(self.key)
 
     def is_in_sync(self, host: ClusterHost) -> bool:
@@ -156,7 +154,7 @@ class Stage:
 
     # --- doing ---------------------------------------------------------------------------------
     def decide(self, records: list[Record]) -> None:
-        """As whoever decides."""
+        """Decide as the controller."""
         host = self.controller()
         assert host.node is not None
         try:
@@ -166,7 +164,7 @@ class Stage:
         host.feed()
 
     def lead(self, host: ClusterHost) -> Course:
-        """This broker leads from now on, and knows it."""
+        """This broker leads from now on, and has learned of it."""
         partition = self.partition()
         if partition.leader_id != host.node_id:
             if host.node_id not in partition.in_sync_replicas:
@@ -183,7 +181,7 @@ class Stage:
         yield from self.until(lambda: self.leads(host))
 
     def create(self, name: str, hosts: Sequence[ClusterHost]) -> bytes:
-        """A topic with one partition on these brokers, which nobody writes to. Returns its id."""
+        """A topic with one partition on these brokers, without a producer. Returns its id."""
         self._topics += 1
         topic_id = bytes([_FIRST_ID + self._topics]) * 16
         replicas = tuple(host.node_id for host in hosts)
@@ -203,7 +201,7 @@ class Stage:
             self.decide([RemoveTopicRecord(topic.topic_id)])
 
     def has_heard(self, host: ClusterHost, topic_id: bytes) -> bool:
-        """Does it know of this topic?"""
+        """Return whether its metadata have this topic."""
         return host.node is not None and (
             topic_id in host.node.broker.metadata.image.topics_by_id
         )  # fmt: skip
@@ -215,17 +213,17 @@ class Stage:
         )  # fmt: skip
 
     def decide_leader(self, host: ClusterHost) -> None:
-        """This broker is to lead from now on, whether it knows it or not."""
+        """This broker is to lead from now on, whether it has learned of it or not."""
         next(self.lead(host), None)
 
     def move_controller(self) -> None:
-        """Somebody else is to decide the next time."""
+        """Another node is to be the controller."""
         host = self.controller()
         self.cluster.goes_down(host)
         host.kill()
 
     def late(self, source: ClusterHost, target: ClusterHost, delay_us: int = LATE_US) -> None:
-        """What the one says is heard late."""
+        """Messages on this link arrive late."""
         self.world.network.links[source.name, target.name] = Link(delay_us=delay_us)
 
     def cut(self, one: ClusterHost, *others: ClusterHost) -> None:
@@ -233,12 +231,12 @@ class Stage:
             self.world.network.cut(one.name, other.name)
 
     def deaf(self, source: ClusterHost, *targets: ClusterHost) -> None:
-        """What the one says is not heard."""
+        """Messages on this link are lost."""
         for target in targets:
             self.world.network.cut_one_way(source.name, target.name)
 
     def reset(self, one: ClusterHost, other: ClusterHost) -> None:
-        """What the one has asked the other is answered no more, and may not have been heard."""
+        """Requests from the one to the other get no answer, and may not have arrived."""
         self.world.network.reset(one.name, other.name)
 
     def mend(self, one: ClusterHost, *others: ClusterHost) -> None:
@@ -246,7 +244,7 @@ class Stage:
             self.world.network.mend(one.name, other.name)
 
     def heal(self) -> None:
-        """All hear all at once."""
+        """All links work at once."""
         self.world.network.links.clear()
         self.world.network.heal()
         for host in self.cluster.hosts:
@@ -264,5 +262,5 @@ class Stage:
         host.start()
 
     def trim(self, before: int) -> None:
-        """Somebody gives up the rows below this one."""
+        """A client gives up the rows below this one."""
         self._trimmer.trim(before)

@@ -3,7 +3,7 @@
 Owns the promise of INIT_PRODUCER_ID: when the next epoch is answered, no leader takes a row of the
 one before, over a connection that was open all the time.
 
-Must not know: how brokers keep it.
+Not here: how brokers keep it.
 """
 
 from __future__ import annotations
@@ -29,8 +29,6 @@ _ANSWER_S = 3.0
 
 
 class Successor(ProducingProgram):
-    """See the module docstring."""
-
     def __init__(self, cluster: Cluster, checker: ClusterChecker, number: int) -> None:
         super().__init__(cluster, checker, _NUMBERS + number)
 

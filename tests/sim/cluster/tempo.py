@@ -7,10 +7,10 @@ little goes wrong, but never nothing: so a run also meets the timers that are sl
 flush after 30 s, the round of preferred leaders), which shrink in some runs instead. Networks and
 disks are as fast as ever.
 
-A run's length is its work at the shipped timing; `Tempo.stretch` is how much longer it takes.
-Whoever counts hours must tell the two kinds apart: see `soak`.
+A run's length is its work at the shipped timing; `Tempo.stretch` is how much longer it takes. Hours
+of the two kinds are counted apart: see `soak`.
 
-Must not know: what clients ask, what faults do.
+Not here: what clients ask, what faults do.
 """
 
 from __future__ import annotations
@@ -91,9 +91,9 @@ SCALED: Final[tuple[tuple[Any, str], ...]] = (
     (sender, "SILENCE_US"),
     (routing, "_SILENCE_S"),
 )
-"""Where the timers stand that are multiplied. One that is gone or was renamed stops the run."""
+"""The timers that are multiplied. One that is gone or was renamed stops the run."""
 _ACTION_US: Final = 10_000
-"""What clients wait for less long is taken for so long, where little of it goes on."""
+"""A shorter wait of clients counts as this long, where little of it goes on."""
 _BURST_US: Final = 5_000_000
 """Work between two pauses of it, on average, at the shipped timing."""
 _NEVER_US: Final = 1 << 62
@@ -101,8 +101,9 @@ _NEVER_US: Final = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class Tempo:
-    """`scale`: timers, load and faults take so many times as long. `quiet`: pauses in the load take
-    so many times as long as the load. `hurry`: slow timers are so many times as fast."""
+    """Factors. `scale`: how much longer timers, load and faults take. `quiet`: how much longer the
+    pauses in the load are than the load. `hurry`: how much faster slow timers are.
+    """
 
     scale: int = 1
     quiet: int = 0
@@ -200,7 +201,7 @@ class Leisure:
 
     @property
     def is_quiet(self) -> bool:
-        """Is this one of the hours in which nobody asks for anything?"""
+        """Return whether this is one of the hours without requests."""
         tempo, world = self._tempo, self._world
         if not tempo.quiet or world.calm:
             return False
@@ -260,7 +261,7 @@ class Leisure:
             self.at(delay_us, action)
 
     def wake(self) -> None:
-        """The world is calm: nobody waits for anything any more."""
+        """The world is calm: no client waits for anything any more."""
         self._go_on()
         slack, self._slack = self._slack, {}
         for action in slack.values():

@@ -84,7 +84,7 @@ def test_all_machines_may_lose_their_power_at_once() -> None:
 
 
 def test_every_bug_of_replication_can_be_planted() -> None:
-    """Who changes a line that a bug changes must change the bug too."""
+    """A change of a line that a bug changes has to change the bug too."""
     problems = []
     for bug in BUGS:
         try:

@@ -1,4 +1,4 @@
-"""The rules of what the metadata say of replicas: what is right passes, nothing else does."""
+"""The rules of what the metadata record of replicas: what is right passes, nothing else does."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def test_nobody_fenced_is_in_sync() -> None:
 
 
 def test_who_is_fenced_alone_is_still_in_sync() -> None:
-    """The entry says nothing of partitions: they are looked at all the same."""
+    """The entry names no partition: they are looked at all the same."""
     topic = SimpleNamespace(topic_id=b"t", name="t", partitions=[_partition()])
     image = SimpleNamespace(version=1, brokers=_brokers(fenced=()), topics={"t": topic})
     counted = Counted()
-    counted.is_lossy = lambda key: True  # Nobody looks at rows here.
+    counted.is_lossy = lambda key: True  # No rule about rows here.
     counted.look_at_image(image, 0, lambda key: 0)
     image.version, image.brokers = 2, _brokers(fenced=(2,))
     counted.look_at_image(image, 0, lambda key: 0)

@@ -22,7 +22,8 @@ SEEN_BY_HISTORIES_ALONE = (
 
 def rows(*batches: tuple[int, int, int], ends: tuple[tuple[int, int, int], ...]) -> Histories:
     """Batches (rows, called, returned), which lie one after the other; ends (rows, called,
-    returned) that somebody was told."""
+    returned) that a client got.
+    """
     histories = Histories()
     offset_of: dict[int, int] = {}
     for count, called_us, returned_us in batches:
@@ -141,7 +142,7 @@ def test_windows_end_where_nothing_is_under_way() -> None:
 
 @pytest.mark.parametrize("name", SEEN_BY_HISTORIES_ALONE)
 def test_what_only_histories_show(name: str) -> None:
-    """The same seed passes when nobody judges them."""
+    """The same seed passes when histories are not judged."""
     bug: Bug = next(bug for bug in BUGS if bug.name == name)
     caught = hunt(bug, seeds=range(8), duration_ms=6_000, run=simulate)
     assert caught.seed is not None

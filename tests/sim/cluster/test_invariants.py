@@ -112,7 +112,9 @@ def test_equal_versions_of_the_metadata_say_the_same() -> None:
 
 
 def test_metadata_that_a_snapshot_is_made_of_are_looked_at_too() -> None:
-    """Who counts was taken from the version before, while readers' rows were those of this one."""
+    """The counted replicas were taken from the version before, while readers' rows were those of
+    this one.
+    """
     rules, image = Invariants(), Image({})
     image.version, image.frozen = 7, True
     node = SimpleNamespace(broker=SimpleNamespace(metadata=SimpleNamespace(image=image)))

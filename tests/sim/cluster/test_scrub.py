@@ -23,7 +23,7 @@ from .scrub import batches_of, compare, is_to_hold
 KEY: Final = (bytes(16), 0)
 _ROWS: Final = 4
 _REFUSED_US: Final = 100_000
-"""Whoever was told of an error waits for so long."""
+"""How long a client waits after an error."""
 
 
 def _batch(base_offset: int, *, epoch: int = 3) -> bytes:
@@ -42,7 +42,7 @@ ROWS: Final = {base: _batch(base) for base in (0, 4, 8)}
 
 
 def _cluster(*, scale: int = 1, files: tuple[int, ...] = (), heal_ms: int = 60_000) -> Any:
-    """One living broker, with a log of so many files for each partition."""
+    """One living broker, with a log of this many files for each partition."""
     replicas = [
         SimpleNamespace(
             topic=SimpleNamespace(topic_id=KEY[0]),
@@ -59,7 +59,7 @@ def _cluster(*, scale: int = 1, files: tuple[int, ...] = (), heal_ms: int = 60_0
 
 
 class _Asker(ClusterSetup):
-    """Gives what `answer` says for an offset; each question that is refused takes a while."""
+    """Gives the result of `answer` for an offset; each question that is refused takes a while."""
 
     def __init__(
         self, answer: Callable[[int], m.FetchPartitionResult | bytes], **world: Any
@@ -174,7 +174,7 @@ def test_a_bad_disk_has_all_of_the_leaders_batches() -> None:
 
 # --- who is read, and for how long ----------------------------------------------------------------
 def test_a_copy_that_is_not_here_just_now_is_to_be_read_all_the_same() -> None:
-    """Such a one was passed over while it was made anew, and nobody looked at it again."""
+    """Such a one was passed over while it was made anew, and not read again."""
     topic = SimpleNamespace(partitions=[SimpleNamespace(replicas=(1, 2))])
     images = [
         SimpleNamespace(version=6, topics_by_id={}),

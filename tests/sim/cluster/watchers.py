@@ -1,7 +1,7 @@
 """Clients that ask one node of a cluster, again and again, where the readable rows of a log end.
 
-Whoever leads says it, everybody else refuses: so a node that believes to lead, and does not, or
-leads and does not know yet what was shown before, is asked in the moment in which it matters.
+The leader answers where rows end, all others refuse: so a node that takes itself for the leader, or
+leads and lacks what was shown before, is asked in the moment in which it matters.
 
 Owns what is asked when; what is right is judged by `histories`.
 """
@@ -24,8 +24,6 @@ _PAUSE_US = 40_000
 
 
 class Watcher(_Routed):
-    """See the module docstring."""
-
     def __init__(self, world: Any, checker: Checker, node_id: int) -> None:
         self._node_id = node_id
         super().__init__(world, checker, f"watcher-{node_id}", (b"", 0))
@@ -42,7 +40,7 @@ class Watcher(_Routed):
         if isinstance(response, m.ListOffsetsResponse):
             put_down_ends(self, request, response)
             for one in response.partitions:
-                # A node that has just started may not have heard of the topic yet.
+                # A node that has just started may lack the topic yet.
                 expected = one.error_code in (0, UnknownTopicId.code)
                 if not expected and not error_class(one.error_code).retriable:
                     raise Violation(f"where rows end was refused: {one.error_message}")

@@ -35,8 +35,6 @@ _REPEATERS = 300
 
 
 class Workload:
-    """See the module docstring."""
-
     def __init__(self, cluster: Cluster, checker: ClusterChecker) -> None:
         self.cluster = cluster
         self.checker = checker
@@ -59,7 +57,7 @@ class Workload:
         for number in range(scenario.readers):
             key = keys[number % len(keys)]
             self.readers.append(ClusterReader(world, checker, number, key))
-        # Their numbers are those of no simple client: the numbers stand in the rows.
+        # No simple client has their numbers: the numbers are in the rows.
         for number in range(plan.repeaters):
             key = keys[number % len(keys)]
             self.producers.append(Repeater(world, checker, _REPEATERS + number, key))
@@ -95,7 +93,7 @@ class Workload:
             self.consumers.append(ConsumingProgram(self.cluster, checker, number))
 
     def stop(self) -> None:
-        """Nobody begins anything new."""
+        """No client begins anything new."""
         for one in (*self.producers, *self.senders, *self.administrators):
             one.stopped = True
         for operator in self.operators:

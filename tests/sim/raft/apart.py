@@ -1,12 +1,12 @@
 """One course of events, step by step: a set of voters that an earlier leader has left behind meets
 one that a later leader has made, and the two need not overlap.
 
-Owns who is cut off when (Ongaro's correction of 2015 to changes of one voter at a time): a leader
-adds a voter, and only this one hears of it; another is elected by the set before, reaches one of
+Owns the order of the cuts (Ongaro's correction of 2015 to changes of one voter at a time): a leader
+adds a voter, and only this one gets the entry; another is elected by the set before, reaches one of
 its voters alone, and removes the first leader; then those two are cut off, and the first leader
 asks its own set for votes.
 
-Must not know: what is right or wrong.
+Not here: what is right or wrong.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _Over(Exception):
 
 
 class Apart:
-    """See the module docstring. Wants four voters and one replica more."""
+    """Wants four voters and one replica more."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -102,7 +102,7 @@ class Apart:
         return host.raft
 
     def _is_settled(self) -> bool:
-        """Four voters, known to all, and somebody leads whose whole log is everywhere."""
+        """Four voters, in the logs of all, and a leader whose whole log is everywhere."""
         leader, voters = self._cluster.leader(), self._cluster.voters()
         if leader is None or leader.raft is None or voters is None or len(voters) != 4:
             return False
@@ -117,7 +117,7 @@ class Apart:
 
     @staticmethod
     def _later(hosts: list[Host], term: int) -> Host | None:
-        """Who of them leads in a later term."""
+        """The one of them that leads in a later term."""
         for host in hosts:
             raft = host.raft
             if raft is not None and raft.role is Role.LEADER and raft.term > term:

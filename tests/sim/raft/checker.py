@@ -1,18 +1,18 @@
-"""What must be true of a quorum, looked at after every event by somebody who sees everything.
+"""What must hold in a quorum, checked after every event from outside of all replicas.
 
-Owns the properties of the paper's figure 3 and some more. It knows nothing of how a replica comes
+Owns the properties of the paper's figure 3 and some more. It is independent of how a replica comes
 to its decisions: it sees logs, roles, commit indexes, messages and plates.
 
 - election safety: one leader in a term, one vote of a replica in a term, also across crashes
-- log matching: an index and a term say everything about an entry and all before it
-- leader completeness: who is elected has every entry that was committed in an earlier term
+- log matching: an index and a term determine an entry and all before it
+- leader completeness: a new leader has every entry that was committed in an earlier term
 - state machine safety: the state machines at one index are the same
 - commit: never falls in a life, and what a leader commits is on the plates of a majority
 - voters: a leader's log has at most one change that is not committed
-- check-quorum: a leader that hears no majority is none after a bounded time
+- check-quorum: a leader without answers of a majority is none after a bounded time
 - confirmed leaders: none was confirmed after the moment that a later one takes for the last
 - promises: what a message promises is on the plate when it is sent
-- snapshots: stand for what was applied, and that was committed
+- snapshots: hold what was applied, and that was committed
 """
 
 from __future__ import annotations
@@ -52,8 +52,6 @@ class _Seen:
 
 
 class Checker:
-    """See the module docstring."""
-
     def __init__(self, world: World) -> None:
         self.world = world
         self.hosts: list[Host] = []
@@ -88,7 +86,7 @@ class Checker:
             self._seen[host.node_id].heard_us[message.source] = self.world.now_us
 
     def acknowledged(self, entry: Entry) -> None:
-        """A client was told that its proposal is decided."""
+        """A client got the answer that its proposal is decided."""
         self.acknowledged_count += 1
         found = self.committed.get(entry.index)
         if found is None or found[1] != (entry.kind, entry.data):
@@ -208,8 +206,9 @@ class Checker:
         self._check_confirmed(host)
 
     def _check_confirmed(self, host: Host) -> None:
-        """Whatever a leader has promised for a while after it was confirmed, a later one knows when
-        that ends: moments are compared by the clock of the world."""
+        """Whatever a leader has promised for a while after it was confirmed, a later one can tell
+        when that ends: moments are compared by the clock of the world.
+        """
         raft = host.raft
         assert raft is not None
         found_us = raft.majority_confirmed_us
@@ -233,7 +232,7 @@ class Checker:
         raft = host.raft
         assert raft is not None
         log = raft.log
-        # One that stood still finds votes of long ago when others lead a newer term already.
+        # A paused replica finds votes of long ago when others lead a newer term already.
         commit = max((index for term, index in self.commits.items() if term < raft.term), default=0)
         for index in range(commit, 0, -1):
             if index < log.first_index:
@@ -281,7 +280,7 @@ class Checker:
             self.commit = self.commits[raft.term] = log.commit
 
     def _check_majority(self, host: Host, index: int) -> None:
-        """Whoever is the first to commit: a majority of its voters has it on the plate."""
+        """When the first replica commits, a majority of its voters has the entry on the plate."""
         raft = host.raft
         assert raft is not None
         term = raft.log.term(index)

@@ -29,8 +29,6 @@ _Plant = Callable[[], contextlib.AbstractContextManager[None]]
 
 
 class Cluster:
-    """See the module docstring."""
-
     def __init__(self, scenario: Scenario, plant: _Plant | None) -> None:
         self.scenario = scenario
         self.world = World(scenario)
@@ -64,12 +62,12 @@ class Cluster:
         return [host for host in self.hosts if host.raft is not None]
 
     def leader(self) -> Host | None:
-        """Who leads the newest term of all living replicas."""
+        """The leader of the newest term of all living replicas."""
         leaders = [h for h in self.living if h.raft is not None and h.raft.role is Role.LEADER]
         return max(leaders, key=lambda h: h.raft.term if h.raft else 0, default=None)
 
     def voters(self) -> frozenset[ReplicaKey] | None:
-        """The voters, if all living replicas that know of any agree, and it is committed."""
+        """The voters, if all living replicas that have any agree, and they are committed."""
         found = set()
         for host in self.living:
             raft = host.raft
@@ -183,7 +181,7 @@ class Cluster:
                 self._kill(host)
 
     def _elected(self, host: Host) -> None:
-        """A leader that is lost now leaves a term behind that few know of (paper, figure 8)."""
+        """A leader that is lost now leaves a term that few replicas have (paper, figure 8)."""
         if self.world.calm or self.rng.random() >= self.scenario.newborn_faults:
             return
         dies = self.rng.random() < 0.3
@@ -201,7 +199,7 @@ class Cluster:
         self.world.at(self.rng.randrange(1 + self.rng.choice((0, 2, 20)) * 5_000), lose)
 
     def _leading_victim(self) -> list[Host]:
-        """The leader, as often as the scenario says."""
+        """The leader, as often as the scenario asks for."""
         leader = self.leader()
         hit = self.rng.random() < self.scenario.leader_faults
         return [leader] if hit and leader is not None else []

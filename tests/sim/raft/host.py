@@ -37,8 +37,6 @@ _Plant = Callable[[], contextlib.AbstractContextManager[None]]
 
 
 class Host:
-    """See the module docstring."""
-
     def __init__(
         self, world: World, checker: Checker, node_id: int, plant: _Plant | None, seeds: range
     ) -> None:

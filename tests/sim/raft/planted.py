@@ -31,7 +31,7 @@ _LOSSES: dict[str, object] = {
     "partition_ms": 400,
     "proposal_interval_ms": 20,
 }
-"""Leaders are cut off with entries that nobody else has."""
+"""Leaders are cut off with entries that no other replica has."""
 _CAROUSEL: dict[str, object] = {
     **_LOSSES,
     "delay_us": 5_000,
@@ -281,7 +281,7 @@ BUGS: tuple[Bug, ...] = (
         "min(message.commit, last_equal)",
         "min(message.commit, self._log.last_index)",
         shape={**_CAROUSEL, "buggy_everywhere": True},
-        # A leader finds the last entry that it shares with a follower at once, as both say the
+        # A leader finds the last entry that it shares with a follower at once, as both name the
         # newest that may match: so behind the first entries that it sends are none of others. That
         # is for speed; one that goes back further is as sound, as long as this line is.
         also=(

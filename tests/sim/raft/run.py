@@ -1,7 +1,7 @@
 """One run: work under faults, then calm, then what a healthy quorum must be able to do.
 
 Owns the order of a run and the bounds of its end: after healing a leader is elected and commits; a
-replica that comes back from a partition deposes nobody; a leader that is cut off steps down and
+replica that comes back from a partition deposes no leader; a leader that is cut off steps down and
 another one takes over; all replicas end in the same state.
 """
 
@@ -159,7 +159,7 @@ class _Run:
         self._expect(self._all_equal, "all replicas know the voters")
 
     def _check_rejoin(self) -> None:
-        """Who was cut off and comes back deposes nobody (pre-vote)."""
+        """A replica that was cut off and comes back deposes no leader (pre-vote)."""
         leader, others = self._leader_and_voters()
         if len(others) < 2:
             return

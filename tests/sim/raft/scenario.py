@@ -37,7 +37,7 @@ class Scenario:
     partition_ms: int
     one_way: float
     leader_faults: float
-    """How often a crash or a partition picks the leader, and not anybody."""
+    """How often a crash or a partition picks the leader, not any replica."""
     wipe_interval_ms: int
     admin_interval_ms: int
     two_changes: float

@@ -1,6 +1,6 @@
 """What a simulated replica has on its disk, and what its Raft is shown of it.
 
-Owns `Plate` (what a crash leaves) and `SimStore` (the durable log as the loop knows it). A write
+Owns `Plate` (what a crash leaves) and `SimStore` (the durable log as the loop sees it). A write
 becomes durable step by step: hard state, cut, entries one by one, chunk. A crash keeps some of it.
 """
 
@@ -65,7 +65,7 @@ class Plate:
         return self.entries[-1].index if self.entries else self.first_index - 1
 
     def holds(self, index: int, term: int) -> bool:
-        """True when the entry is here, or a snapshot that stands for it."""
+        """Return whether the entry is here, or a snapshot that contains it."""
         if self.first_index <= index <= self.last_index:
             return self.entries[index - self.first_index].term == term
         return index <= self.snapshot.index

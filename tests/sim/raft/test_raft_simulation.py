@@ -67,7 +67,7 @@ def test_every_promise_is_kept_by_seeds_that_nobody_has_run() -> None:
 
 
 def test_who_is_elected_late_need_not_have_what_a_newer_term_has_decided() -> None:
-    """Seed 31335: one stood still, and found the votes of its term when the next one had begun."""
+    """Seed 31335: one was paused, and found the votes of its term when the next one had begun."""
     checker = Checker(cast(World, Namespace()))
     checker.committed = {n: (term, (EntryKind.DATA, b"")) for n, term in ((1, 2), (2, 4), (3, 4))}
     checker.commits, checker.commit = {2: 1, 4: 3}, 3
@@ -97,7 +97,7 @@ def test_the_runs_are_not_vacuous() -> None:
 
 
 def test_every_bug_can_be_planted() -> None:
-    """Who changes a line that a bug changes must change the bug too."""
+    """A change of a line that a bug changes has to change the bug too."""
     problems = []
     for bug in BUGS:
         try:

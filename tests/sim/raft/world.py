@@ -21,8 +21,6 @@ __all__ = ["World"]
 
 
 class World:
-    """See the module docstring."""
-
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
         self.now_us = 1_000_000

@@ -151,7 +151,8 @@ def test_every_error_code_is_raised_or_survived(
     """Each code once, in the last request of an action: the actions take turns."""
     for number, code in enumerate(CODES):
         is_clients = code >= FIRST_CODE_OF_CLIENTS
-        # What a broker may say is tried again until the time is up; a client's own code ends it.
+        # A broker's errors are tried again until the time is up; an error of the client's own code
+        # ends it.
         monkeypatch.setattr(hostile_broker, "REQUEST_TIMEOUT_S", PATIENT_S if is_clients else 0.1)
         action = ACTIONS[(number + whole) % len(ACTIONS)]
         kind = CLIENT_KINDS[number % len(CLIENT_KINDS)]
