@@ -88,7 +88,7 @@ class Pair:
             entries=(r.Entry(1, 1, r.EntryKind.DATA, data),),
         )  # fmt: skip
         for packed in pack(CLUSTER, [message]):
-            host.node.broker.peers.tell(packed.node_id, packed.request, packed.body)
+            host.node.broker.peers.send(packed.node_id, packed.request, packed.body)
         host.feed()
 
     def run(self, duration_us: int) -> None:

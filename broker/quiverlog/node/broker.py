@@ -30,7 +30,7 @@ from quiverlog.node.assignment.retention import Retention
 from quiverlog.node.controller.controller_link import ControllerLink
 from quiverlog.node.controller.elections import Elections, FullDisks
 from quiverlog.node.controller.in_sync_decisions import InSyncDecisions
-from quiverlog.node.controller.leader_lease import Standing
+from quiverlog.node.controller.leader_lease import LeaderLease
 from quiverlog.node.controller.membership import Membership
 from quiverlog.node.controller.not_controller import refusal
 from quiverlog.node.controller.registration import Registered
@@ -61,7 +61,7 @@ from quiverlog.node.runtime.jobs import Jobs, Then
 from quiverlog.node.runtime.metadata_view import MetadataView
 from quiverlog.node.runtime.metrics import NodeMetrics
 from quiverlog.node.runtime.outbox import Outbox
-from quiverlog.node.runtime.peers import Peers, Whereabouts
+from quiverlog.node.runtime.peers import BrokerAddresses, Peers
 from quiverlog.node.runtime.purgatory import Purgatory, Waits, Wakeups, Watched
 from quiverlog.node.runtime.tasks import Tasks, TopicOrder
 from quiverlog.storage.directory.data_directory import DataDirectory
@@ -217,6 +217,7 @@ class Broker:
     __slots__ = (
         "admission",
         "assignment",
+        "broker_addresses",
         "clients",
         "clock",
         "config",
@@ -234,6 +235,7 @@ class Broker:
         "in_sync_changes",
         "in_sync_decisions",
         "jobs",
+        "leader_lease",
         "leading",
         "live_config",
         "lookup",
@@ -254,14 +256,12 @@ class Broker:
         "replication",
         "retention",
         "staging",
-        "standing",
         "tasks",
         "topic_order",
         "trims",
         "view",
         "waits",
         "wakeups",
-        "whereabouts",
     )
 
     directory: DataDirectory
@@ -280,7 +280,7 @@ class Broker:
         self.clients = clients = Clients()
         self.outbox = outbox = Outbox(metrics)
         self.peers = Peers(outbox)
-        self.whereabouts = Whereabouts(config, self.peers.addresses_changed, outbox.log)
+        self.broker_addresses = BrokerAddresses(config, self.peers.addresses_changed, outbox.log)
         self.quorum_inbox = QuorumInbox()
         self.jobs = jobs = Jobs(outbox)
         self.view = MetadataView(config.topic_defaults)
@@ -323,7 +323,9 @@ class Broker:
         self.clock = Clock(jobs, outbox)
         self.retention = self._make_retention()
         self.replicas = self.assignment.replicas
-        self.standing = Standing(self.membership, self.metadata, self.replicas, wakeups, outbox)
+        self.leader_lease = LeaderLease(
+            self.membership, self.metadata, self.replicas, wakeups, outbox
+        )
         self.lookup = self._make_lookup()
         self.leading = self.lookup.leading
         self.waits = Waits(
@@ -339,12 +341,12 @@ class Broker:
             send=sender(
                 config,
                 self.peers,
-                self.whereabouts,
+                self.broker_addresses,
                 lambda: self.directory.cluster_id,
                 lambda leader, now: self.quorum.on_leader_named(leader, now),
                 outbox.log,
             ),
-            voters_changed=self.whereabouts.voters_changed,
+            voters_changed=self.broker_addresses.voters_changed,
             seeds=tuple(node_id for node_id in config.controllers if node_id != config.node_id),
         )
 
@@ -438,7 +440,7 @@ class Broker:
             self.metrics,
             self.config,
             self.repairs.found,
-            self.standing,
+            self.leader_lease,
         )
 
     def _took_fault(self, replica: Replica) -> None:
@@ -460,11 +462,11 @@ class Broker:
             self.assignment,
             self.controller,
             self.in_sync_decisions,
-            lambda: self.offline_replicas.is_untold,
+            lambda: self.offline_replicas.has_unreported,
             lambda: self.admission.disk_full,
             lambda: self.metrics.partitions_with_faults,
             self.replication.deleted_below,
-            self.whereabouts,
+            self.broker_addresses,
         )
 
     def _moved(self, watched: Watched) -> None:
@@ -488,7 +490,7 @@ class Broker:
             Timed(self.peers.next_us, self.peers.expire),
             Timed(self.flushes.next_us, self.flushes.run),
             Timed(self.quorum.next_us, self.quorum.tick),
-            Timed(self.standing.next_us, self.membership.tick),
+            Timed(self.leader_lease.next_us, self.membership.tick),
             Timed(self.retention.next_us, self.retention.run, running),
             Timed(self.elections.next_us, self.elections.run, running),
             Timed(self.creation_note.next_us, self.creation_note.run, running),
@@ -524,12 +526,12 @@ class Broker:
             if isinstance(record, ProducerIdBlockRecord):
                 self.producer_ids.block_added(record)
             elif isinstance(record, ProducerEpochRecord):
-                self.membership.registration.owe_version()
+                self.membership.registration.report_version()
             elif isinstance(record, _OF_BROKERS):
                 self.membership.changed()
                 self.in_sync_changes.look_at(self.replicas.values())
         if any(isinstance(record, _OF_BROKERS) for record in records):
-            self.whereabouts.brokers_changed(self.metadata.image.brokers.values())
+            self.broker_addresses.brokers_changed(self.metadata.image.brokers.values())
         self.live_config.look(now)
         self.elections.applied(records, now)
         self.creation_note.applied(records, now)

@@ -216,7 +216,7 @@ def take_up(broker: Broker, found: Leftovers, job: LeftoversJob, now: Now) -> No
     assert not broker.replicas, "no log is open before the records of the start are logged"
     image = broker.metadata.image
     # No part was called for decisions applied while joining.
-    broker.whereabouts.brokers_changed(image.brokers.values())
+    broker.broker_addresses.brokers_changed(image.brokers.values())
     broker.live_config.look(now)
     clean = broker.directory.clean
     # The first jobs are timed, and `now` is when the start began: it may be long ago.
@@ -245,7 +245,7 @@ def _load_metadata(broker: Broker, directory: DataDirectory, now: Now) -> None:
     )
     broker.quorum.start(log, broker.metadata, now)
     broker.quorum_inbox.serve(broker.quorum.take)
-    broker.whereabouts.brokers_changed(broker.metadata.image.brokers.values())
+    broker.broker_addresses.brokers_changed(broker.metadata.image.brokers.values())
     image = broker.metadata.image
     if not broker.quorum.is_alone:
         return  # Decisions of others come into the image with their messages.
@@ -368,7 +368,7 @@ class Joining:
         broker = self._broker
         assert not broker.quorum.is_alone, "what is on its own disk is decided"
         assert broker.admission.phase is Phase.NEW
-        others = broker.whereabouts.known()
+        others = broker.broker_addresses.known()
         if not broker.quorum.raft.voters and not others:
             raise InvalidConfig(
                 "`controller.quorum.bootstrap.servers` names no other broker, and this data"

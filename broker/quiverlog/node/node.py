@@ -135,7 +135,7 @@ class Node:
         One call for many lets produces to a log share a write, and all share a flush. Every body
         must stay valid until this returns.
         """
-        self._guarded(self.broker.standing.look, now)
+        self._guarded(self.broker.leader_lease.look, now)
         self._guarded(self.broker.retention.watch, now)
         for event in events:
             try:

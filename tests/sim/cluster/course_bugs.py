@@ -113,7 +113,7 @@ COURSE_BUGS: Final[tuple[Bug, ...]] = (
     ),
     make_bug(
         "a controller's session is counted from its last answer to a heartbeat",
-        "node.controller.registrar:Registrar._last_heard",
+        "node.controller.registrar:Registrar._last_contact_us",
         "max(us, led_before_us)",
         "us",
         shape=course("lonely controller", nodes=3),

@@ -101,7 +101,7 @@ DAMAGE_BUGS: Final[tuple[Bug, ...]] = (
     make_bug(
         "a broker does not say that its disk is full",
         "node.controller.registration:Registration._send",
-        "is_disk_full=self._told_full,",
+        "is_disk_full=self._reported_full,",
         "is_disk_full=False,",
         shape=FULL,
     ),

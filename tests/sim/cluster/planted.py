@@ -169,7 +169,7 @@ BUGS: Final[tuple[Bug, ...]] = (
     ),
     make_bug(
         "a leader that has stood down says where rows end",
-        "node.controller.leader_lease:Standing.check",
+        "node.controller.leader_lease:LeaderLease.check",
         "if self.is_over and _has_copies(replica):",
         "if False:",
         seed=10,
@@ -177,7 +177,7 @@ BUGS: Final[tuple[Bug, ...]] = (
     ),
     make_bug(
         "a decision is confirmed although its controller was deposed",
-        "node.metadata.metadata:Metadata._tell",
+        "node.metadata.metadata:Metadata._finish",
         "decision.then(None if error is not None else self.image, error, now)",
         "decision.then(self.image, None, now)",
         seed=87,

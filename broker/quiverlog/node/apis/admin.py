@@ -326,7 +326,7 @@ def _replica_of(broker: Broker, asked: ReplicaKey, change: VoterChange) -> Repli
     if change is VoterChange.REMOVE:
         known = {key for key in voters if key.node_id == asked.node_id}
     else:
-        reported = broker.whereabouts.said_by(asked.node_id)
+        reported = broker.broker_addresses.contact_of(asked.node_id)
         known = set() if reported is None else {reported.key}
         if any(key.node_id == asked.node_id for key in voters):
             raise InvalidVoterChange(
@@ -369,7 +369,7 @@ def _place(broker: Broker, change: VoterChange, key: ReplicaKey, now: Now) -> Pl
 
 def _endpoint_of(broker: Broker, key: ReplicaKey) -> str:
     """The endpoint that a future voter sends. It may have stopped sending meanwhile."""
-    reported = broker.whereabouts.said_by(key.node_id)
+    reported = broker.broker_addresses.contact_of(key.node_id)
     if reported is None or reported.key != key:
         raise VoterNotReady(f"node {key.node_id} does not follow the metadata log any more.")
     if not reported.is_controller:
@@ -386,7 +386,7 @@ def describe_quorum(broker: Broker, now: Now) -> list[QuorumReplica]:
     indexes = {own: raft.log.durable_index, **raft.match_indexes}
     contact_us = {own: now.mono_us, **raft.last_contact_us}
     voters = raft.voters
-    addresses = broker.whereabouts.known()
+    addresses = broker.broker_addresses.known()
     replicas = []
     for key in sorted({*voters, *indexes}):
         one = QuorumReplica(

@@ -110,7 +110,9 @@ def _name_leader(broker: Broker, response: QuorumResponse) -> None:
     if leader is None:
         return
     is_own = leader.node_id == broker.config.node_id
-    known = broker.config.endpoint if is_own else broker.whereabouts.known().get(leader.node_id)
+    known = (
+        broker.config.endpoint if is_own else broker.broker_addresses.known().get(leader.node_id)
+    )
     response.leader_id, response.leader_directory = leader
     response.leader_endpoint = "" if known is None else str(known)
 
@@ -127,7 +129,7 @@ def handle_quorum(broker: Broker, event: RequestReceived, now: Now) -> None:
     messages = unpack(request, event.body)
     source = ReplicaKey(request.source_id, request.source_directory)
     assert source.directory_id, "unpack refuses a sender without a disk"
-    first = broker.whereabouts.heard(
+    first = broker.broker_addresses.record_sender(
         source,
         request.source_endpoint,
         now,
@@ -238,5 +240,5 @@ def handle_hello(broker: Broker, event: RequestReceived, now: Now) -> None:
         response.error_code = UnsupportedVersion.code
         response.error_message = f"HELLO is spoken here up to version {m.HelloRequest.VERSION}."
     else:
-        broker.clients.said_hello(event.connection_id, request.client_id)
+        broker.clients.on_hello(event.connection_id, request.client_id)
     broker.outbox.respond(event.connection_id, request.correlation_id, response)

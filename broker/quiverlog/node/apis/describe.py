@@ -20,7 +20,7 @@ from quiverlog.errors import InvalidRequest, QuiverlogError, UnknownTopic, Unkno
 from quiverlog.node.apis.admin import describe_quorum
 from quiverlog.node.apis.topics import check_count
 from quiverlog.node.broker import Broker
-from quiverlog.node.controller.not_controller import endpoint_at, told_controller
+from quiverlog.node.controller.not_controller import announced_controller, endpoint_at
 from quiverlog.node.runtime import tasks
 from quiverlog.node.runtime.tasks import Call, Steps
 from quiverlog.wire import messages as m
@@ -73,12 +73,12 @@ def handle_metadata(broker: Broker, call: Call) -> Steps:
         topics += yield from _topics_by_id(broker, request.topic_ids, _least_bytes(topics))
     return m.MetadataResponse(
         cluster_id=broker.directory.cluster_id,
-        controller_id=told_controller(broker),
+        controller_id=announced_controller(broker),
         metadata_version=metadata.image.version,
         brokers=_endpoints(broker, call.connection_id),
         topics=topics,
         next_name=next_name,
-        is_behind=broker.standing.is_over,
+        is_behind=broker.leader_lease.is_over,
     )
 
 
@@ -243,7 +243,7 @@ def _describe_partition(
         flushed_offset=-1,
     )
     replica = broker.replicas.get((topic.topic_id, partition.partition))
-    if replica is not None and broker.standing.offsets_are_known(replica):
+    if replica is not None and broker.leader_lease.offsets_are_known(replica):
         state = replica.state
         description.log_start_offset = state.log_start_offset
         description.high_watermark = state.high_watermark
@@ -340,8 +340,8 @@ def handle_describe_cluster(broker: Broker, call: Call) -> Steps:
         under_min_in_sync_count=counts.under_min_in_sync,
         offline_count=counts.offline,
         moving_count=counts.moving,
-        is_behind=broker.standing.is_over,
-        heard_ms=broker.membership.registration.heard_ms(call.now),
+        is_behind=broker.leader_lease.is_over,
+        heard_ms=broker.membership.registration.metadata_age_ms(call.now),
     )
 
 
@@ -381,7 +381,7 @@ def _described(broker: Broker, record: BrokerRecord, call: Call, counts: _Counts
         is_disk_full=record.node_id in broker.membership.full_disks,
         # A fenced one may have reported it in an earlier life.
         faulted_count=0 if record.fenced else broker.membership.registrar.faulted(record.node_id),
-        second_at=broker.whereabouts.second_at(record.node_id, call.now),
+        second_at=broker.broker_addresses.second_at(record.node_id, call.now),
     )
 
 

@@ -346,7 +346,7 @@ def _check_producer(
         return None
     if producer_id >= PRODUCER_IDS_END:
         raise InvalidRequest(f"producer id {producer_id} is none: they end at {PRODUCER_IDS_END}.")
-    if broker.standing.is_over:
+    if broker.leader_lease.is_over:
         raise NotLeader(
             f"{replica.name}: the controller is out of reach, and may have given out a newer epoch"
             f" of producer {producer_id}."

@@ -310,7 +310,7 @@ def _take_in(broker: Broker, request: ReplicaFetchRequest, now: Now) -> FetchSes
             replica.log.distrust(entry.offset)
         if record_report(state, replica.log.epochs, session, entry, broker.registered, now.mono_us):
             broker.wakeups.changed(replica)
-        broker.in_sync_changes.heard(replica, session.broker_id)
+        broker.in_sync_changes.follower_fetched(replica, session.broker_id)
         if broker.copied_starts.is_needed:
             broker.copied_starts.look(replica, now)
         if replica.answers:

@@ -476,7 +476,7 @@ class Assignment:
             name = replica.name
             gone = NotEnoughReplicasAfterAppend(f"{name} is copied again.")
             self._letting_go.let_go(replica, gone)
-        self._openings.forget_written(str(name))
+        self._openings.drop_written(str(name))
         return name, replica
 
     def open_again(self, key: Key, name: TopicPartition, now: Now, *, new: bool) -> None:
@@ -490,7 +490,7 @@ class Assignment:
     def remove_leftovers(self, owners: Mapping[str, bytes]) -> None:
         """Remove directories of partitions that are neither here nor open, by name and topic id."""
         for name, topic_id in owners.items():
-            self._openings.forget_written(name)
+            self._openings.drop_written(name)
             self._removal.add_unopened(name, topic_id)
 
     def opening_deleted(self, topic_name: str) -> bytes | None:

@@ -18,7 +18,7 @@ from quiverlog.errors import (
     UnknownTopicId,
 )
 from quiverlog.node.assignment.assignment import Assignment
-from quiverlog.node.controller.leader_lease import Standing
+from quiverlog.node.controller.leader_lease import LeaderLease
 from quiverlog.node.metadata.metadata import Metadata
 from quiverlog.node.partitions.cold_reads import cold_read
 from quiverlog.node.partitions.replica import Replica
@@ -38,6 +38,7 @@ class Lookup:
     __slots__ = (
         "_assignment",
         "_jobs",
+        "_leader_lease",
         "_metadata",
         "_metrics",
         "_node_id",
@@ -45,7 +46,6 @@ class Lookup:
         "_outbox",
         "_replicas",
         "_replication",
-        "_standing",
         "fetch_bytes_default",
     )
 
@@ -59,9 +59,9 @@ class Lookup:
         metrics: NodeMetrics,
         config: NodeConfig,
         on_damage: Callable[[Replica, str], None],
-        standing: Standing,
+        leader_lease: LeaderLease,
     ) -> None:
-        self._standing = standing
+        self._leader_lease = leader_lease
         self._on_damage = on_damage
         self._assignment = assignment
         self._replicas = assignment.replicas
@@ -84,8 +84,8 @@ class Lookup:
         replica = self._replicas.get((topic_id, partition))
         if replica is None:
             raise self._why_not(topic_id, partition, from_follower=False)
-        if self._standing.is_over:
-            self._standing.check(replica)
+        if self._leader_lease.is_over:
+            self._leader_lease.check(replica)
         return replica
 
     def check_end(self, replica: Replica) -> None:
@@ -94,7 +94,7 @@ class Lookup:
         Raises:
             NotLeader: one may have.
         """
-        self._standing.check_end(replica)
+        self._leader_lease.check_end(replica)
 
     def leader_for_offsets(self, topic_id: bytes, partition: int) -> Replica:
         """Return the partition for an answer about ends: `leading` and `check_end`."""
@@ -114,7 +114,7 @@ class Lookup:
         if not replica.state.leads and isinstance(error, CorruptLog):
             # The leader has these rows.
             return ReplicaNotAvailable(f"{replica.name}: rows of the copy are damaged.")
-        if self._standing.hands_over(replica):
+        if self._leader_lease.hands_over(replica):
             return NotLeader(f"{replica.name}: rows are damaged here, another broker is to lead.")
         return error
 

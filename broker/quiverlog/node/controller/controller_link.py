@@ -22,7 +22,7 @@ __all__ = ["ControllerLink", "Local"]
 Local = Callable[[Request, Then, Now], None]
 """Decides on this node, and passes the response to `then`, or raises."""
 
-_NOBODY = -1
+_NO_CONTROLLER = -1
 
 
 class ControllerLink:
@@ -40,11 +40,11 @@ class ControllerLink:
     @property
     def controller_id(self) -> int:
         """The controller, where it is known; else -1."""
-        assert _NOBODY < 0
+        assert _NO_CONTROLLER < 0
         if self._quorum.log is None:
-            return _NOBODY
+            return _NO_CONTROLLER
         leader = self._quorum.raft.leader
-        return _NOBODY if leader is None else leader.node_id
+        return _NO_CONTROLLER if leader is None else leader.node_id
 
     @property
     def leads(self) -> bool:
@@ -96,7 +96,11 @@ class ControllerLink:
         code = answer.response.error_code
         if not code:
             then(answer.response, None, now)
-        elif code == NotController.code and follows and self.controller_id not in (_NOBODY, asked):
+        elif (
+            code == NotController.code
+            and follows
+            and self.controller_id not in (_NO_CONTROLLER, asked)
+        ):
             self._ask(request, then, now, timeout_ms=timeout_ms, follows=False)
         else:
             then(None, error_from_code(code, answer.response.error_message), now)

@@ -68,7 +68,7 @@ class FullDisks:
             "warning", "leaders moved from full disks", brokers=sorted(full), count=len(changes)
         )
         try:
-            self._metadata.propose(changes, now, _full_disks_nobody_waits)
+            self._metadata.propose(changes, now, _ignore_outcome)
         except QuiverlogError as error:
             self._outbox.log("warning", "leaders not moved", why=str(error))
 
@@ -84,7 +84,7 @@ class FullDisks:
         return changes
 
 
-def _full_disks_nobody_waits(_result: object, _error: BaseException | None, _now: Now) -> None:
+def _ignore_outcome(_result: object, _error: BaseException | None, _now: Now) -> None:
     """Do nothing: the next look tries again."""
 
 
@@ -161,11 +161,11 @@ class Elections:
         """
         for record in records:
             if isinstance(record, PartitionChangeRecord) and record.unclean:
-                self._tell(record)
+                self._log_unclean(record)
         if self._due_us is None and self._period_us and self._metadata.image.unpreferred:
             self._due_us = self._next_round(now)
 
-    def _tell(self, record: PartitionChangeRecord) -> None:
+    def _log_unclean(self, record: PartitionChangeRecord) -> None:
         assert record.leader_id >= 0, "an unclean election has a leader"
         self._metrics.unclean_elections += 1
         topic = self._metadata.image.topics_by_id.get(record.topic_id)

@@ -22,10 +22,10 @@ from quiverlog.node.runtime.outbox import Outbox
 from quiverlog.node.runtime.purgatory import Wakeups
 from quiverlog.types import Now
 
-__all__ = ["Standing"]
+__all__ = ["LeaderLease"]
 
 
-class Standing:
+class LeaderLease:
     """The lease.
 
     | API | answered while it is over |
@@ -75,7 +75,7 @@ class Standing:
         was_over = self.is_over
         self.is_over = not self._membership.registration.may_lead(now)
         if self.is_over and not was_over:
-            self._stand_down()
+            self._step_down()
 
     def check(self, replica: Replica) -> None:
         """Raise NotLeader where another broker may lead the partition."""
@@ -123,7 +123,7 @@ class Standing:
         assert not replica.deleted, "what is deleted is not found"
         return not (self.is_over and _has_copies(replica)) and not self.hands_over(replica)
 
-    def _stand_down(self) -> None:
+    def _step_down(self) -> None:
         assert self.is_over
         held = [replica for replica in self._replicas.values() if _has_copies(replica)]
         if held:

@@ -44,31 +44,31 @@ from quiverlog.wire.replica_messages import (
 __all__ = ["Copies", "LogEndDecisions", "LogEndReports", "log_end"]
 
 
-_TELL_US: Final = 10_000_000
+_LOG_PAUSE_US: Final = 10_000_000
 _NEVER_US: Final = -(2**62)
 
 Key = tuple[bytes, int]
 
 
 class LogEndDecisions:
-    """The controller's part; `is_heard`: whether a broker has a session with this controller."""
+    """The controller's part; `has_session`: whether a broker has a session with this controller."""
 
-    __slots__ = ("_ends", "_is_heard", "_metadata", "_outbox", "_quorum", "_term", "_told_us")
+    __slots__ = ("_ends", "_has_session", "_logged_us", "_metadata", "_outbox", "_quorum", "_term")
 
     def __init__(
         self,
         quorum: Quorum,
         metadata: Metadata,
         outbox: Outbox,
-        is_heard: Callable[[int, Now], bool],
+        has_session: Callable[[int, Now], bool],
     ) -> None:
         self._quorum = quorum
         self._metadata = metadata
         self._outbox = outbox
-        self._is_heard = is_heard
+        self._has_session = has_session
         self._ends = LogEnds()
         self._term = 0  # In which the last message was logged.
-        self._told_us = _NEVER_US
+        self._logged_us = _NEVER_US
 
     def decide(self, request: ReportLogEndsRequest, then: Then, now: Now) -> None:
         """Record a broker's report, and elect a leader where possible. Calls `then` at once.
@@ -80,7 +80,7 @@ class LogEndDecisions:
         self._follow_quorum()
         if not self._quorum.is_leading:
             raise NotController
-        told = [
+        reports = [
             LogEndReport(
                 one.topic_id,
                 one.partition,
@@ -90,27 +90,27 @@ class LogEndDecisions:
             for one in request.partitions
         ]
         pending = self._metadata.pending
-        keys = self._ends.take(pending, request.broker_id, request.broker_epoch, told)
+        keys = self._ends.take(pending, request.broker_id, request.broker_epoch, reports)
         records: list[Record] = []
-        for one in told:
+        for one in reports:
             records += only_copy_lost(pending, request.broker_id, one)
         lost = len(records)
         waiting: list[Key] = []
         starts: list[PartitionLogStart] = []
         for key in dict.fromkeys(keys):
             ends = self.of(pending, *key)
-            elected = longest_log(pending, *key, ends, lambda one: self._is_heard(one, now))
+            elected = longest_log(pending, *key, ends, lambda one: self._has_session(one, now))
             records += elected
             if elected:
-                self._tell_elected(pending, key, ends)
+                self._log_elected(pending, key, ends)
             elif _partition(pending, key).awaits_logs:
                 waiting.append(key)
                 starts += _start(pending, key, ends, request.broker_id)
         assert len(records) + len(waiting) <= len(keys) + lost
         if waiting:
-            self._tell_waiting(pending, waiting[0], now)
+            self._log_waiting(pending, waiting[0], now)
         if records:
-            self._metadata.propose(records, now, _nobody_waits)
+            self._metadata.propose(records, now, _ignore_outcome)
         then(ReportLogEndsResponse(starts=starts), None, now)
 
     def of(self, image: Image, topic_id: bytes, number: int) -> dict[int, LogEnd]:
@@ -124,15 +124,15 @@ class LogEndDecisions:
             self._term = term
 
     # --- logs ----------------------------------------------------------------------------------
-    def _tell_elected(self, image: Image, key: Key, ends: dict[int, LogEnd]) -> None:
+    def _log_elected(self, image: Image, key: Key, ends: dict[int, LogEnd]) -> None:
         self._outbox.log(
             "warning", "the longest log leads", partition=_name(image, key), logs=_shown(ends)
         )
 
-    def _tell_waiting(self, image: Image, key: Key, now: Now) -> None:
-        if now.mono_us < self._told_us + _TELL_US:
+    def _log_waiting(self, image: Image, key: Key, now: Now) -> None:
+        if now.mono_us < self._logged_us + _LOG_PAUSE_US:
             return
-        self._told_us = now.mono_us
+        self._logged_us = now.mono_us
         topic, partition = image.topics_by_id[key[0]], _partition(image, key)
         ends = self.of(image, *key)
         self._outbox.log(
@@ -178,7 +178,7 @@ def _shown(ends: dict[int, LogEnd]) -> str:
     return ", ".join(f"{n}: {one.last_epoch}@{one.end_offset}" for n, one in sorted(ends.items()))
 
 
-def _nobody_waits(_result: object, _error: BaseException | None, _now: Now) -> None:
+def _ignore_outcome(_result: object, _error: BaseException | None, _now: Now) -> None:
     """Do nothing: the next report, in two seconds, decides again."""
 
 
@@ -220,8 +220,8 @@ class LogEndReports:
         "_metadata",
         "_node_id",
         "_outbox",
-        "_said_us",
-        "_said_version",
+        "_reported_us",
+        "_reported_version",
         "_skip",
     )  # fmt: skip
 
@@ -244,18 +244,18 @@ class LogEndReports:
         self._outbox = outbox
         self._in_flight: object = None
         self._lost_us = 0  # When lost partitions that are led here are reported next.
-        self._said_us = 0
-        self._said_version = -1
+        self._reported_us = 0
+        self._reported_version = -1
         self._skip = 0  # Where the next call begins among the partitions without a leader.
 
     def next_us(self) -> int | None:
         image = self._metadata.image
-        if not image.leaderless or self._in_flight is not None or not self._is_heard(image):
+        if not image.leaderless or self._in_flight is not None or not self._is_counted(image):
             return None
-        is_news = image.version != self._said_version or self._skip
-        return self._said_us + (_PAUSE_US if is_news else _AGAIN_US)
+        is_news = image.version != self._reported_version or self._skip
+        return self._reported_us + (_PAUSE_US if is_news else _AGAIN_US)
 
-    def _is_heard(self, image: Image) -> bool:
+    def _is_counted(self, image: Image) -> bool:
         """Return whether the controller counts this broker's logs: not while it is fenced."""
         broker = image.brokers.get(self._node_id)
         return broker is not None and not broker.fenced and self._broker_epoch() >= 0
@@ -263,16 +263,16 @@ class LogEndReports:
     def run(self, now: Now) -> None:
         due_us = self.next_us()
         if due_us is None or now.mono_us < due_us:
-            self._tell_lost(now)
+            self._report_lost(now)
             return
         image = self._metadata.image
-        self._said_us, self._said_version = now.mono_us, image.version
+        self._reported_us, self._reported_version = now.mono_us, image.version
         entries = self._entries(image)
         assert len(entries) <= ALTER_PARTITION_ENTRIES_MAX
         if entries:
-            self._tell(entries, now)
+            self._report(entries, now)
 
-    def _tell(self, entries: list[PartitionLogEnd], now: Now) -> None:
+    def _report(self, entries: list[PartitionLogEnd], now: Now) -> None:
         assert self._in_flight is None, "one request at a time"
         asked = self._in_flight = object()
         request = ReportLogEndsRequest(broker_id=self._node_id, broker_epoch=self._broker_epoch())
@@ -300,7 +300,7 @@ class LogEndReports:
             key = (one.topic_id, one.partition)
             if key in image.leaderless and self._is_of(image, key, one.leader_epoch):
                 self._deleted(key, one.log_start_offset, now)
-                self._said_version = -1  # Report it again, soon.
+                self._reported_version = -1  # Report it again, soon.
 
     @staticmethod
     def _is_of(image: Image, key: Key, leader_epoch: int) -> bool:
@@ -322,12 +322,12 @@ class LogEndReports:
         self._skip = looked_at if looked_at < len(image.leaderless) else 0
         return entries
 
-    def _tell_lost(self, now: Now) -> None:
+    def _report_lost(self, now: Now) -> None:
         """Report lost copies only, if it is time; opening retries call this often."""
         image, offline = self._metadata.image, self._copies.offline
         if not offline or now.mono_us < self._lost_us:
             return
-        if self._in_flight is not None or not self._is_heard(image):
+        if self._in_flight is not None or not self._is_counted(image):
             return
         self._lost_us = now.mono_us + _AGAIN_US
         entries: list[PartitionLogEnd] = []
@@ -336,7 +336,7 @@ class LogEndReports:
                 break
             entries += self._lost(image, key) if one.lost else ()
         if entries:
-            self._tell(entries, now)
+            self._report(entries, now)
 
     def _lost(self, image: Image, key: Key) -> list[PartitionLogEnd]:
         """Return a report of no log if this broker had the only one and leads its partition."""

@@ -16,7 +16,7 @@ from quiverlog.node.metadata.voters import VoterChanges
 from quiverlog.node.runtime.config import NodeConfig
 from quiverlog.node.runtime.metadata_view import MetadataView
 from quiverlog.node.runtime.outbox import Outbox
-from quiverlog.node.runtime.peers import Peers, Whereabouts
+from quiverlog.node.runtime.peers import BrokerAddresses, Peers
 from quiverlog.storage.directory.data_directory import DataDirectory
 from quiverlog.types import Now
 from quiverlog.wire.broker_messages import BrokerHeartbeatRequest, RegisterBrokerRequest
@@ -49,7 +49,7 @@ class Membership:
         is_disk_full: Callable[[], bool],
         faulted: Callable[[], int],
         deleted: Callable[[tuple[bytes, int], int, Now], None],
-        whereabouts: Whereabouts,
+        broker_addresses: BrokerAddresses,
     ) -> None:
         self._is_active = False
         self.registrar = Registrar(
@@ -58,12 +58,14 @@ class Membership:
             metadata,
             outbox,
             lambda: directory().incarnation,
-            lambda: self.registration.controller_heard,
+            lambda: self.registration.controller_contact_us,
             is_disk_full,
             faulted,
-            whereabouts,
+            broker_addresses,
         )
-        self.log_end_decisions = LogEndDecisions(quorum, metadata, outbox, self.registrar.is_heard)
+        self.log_end_decisions = LogEndDecisions(
+            quorum, metadata, outbox, self.registrar.has_session
+        )
         self.controller = controller
         controller.decide_by(
             {
@@ -83,7 +85,7 @@ class Membership:
             holds_back,
             is_disk_full,
             faulted,
-            whereabouts,
+            broker_addresses,
         )
         self.log_end_reports = LogEndReports(
             config.node_id,
@@ -95,7 +97,7 @@ class Membership:
             outbox,
         )
 
-        self.reach = Reach(config, peers, whereabouts, directory)
+        self.reach = Reach(config, peers, broker_addresses, directory)
         self.voter_changes = VoterChanges(config, quorum, metadata, outbox, self.reach)
 
     @property

@@ -23,18 +23,18 @@ from quiverlog.wire import messages as m
 from quiverlog.wire.registry import APIS
 
 __all__ = [
+    "announced_controller",
     "check_decides",
     "controller_for",
     "decided",
     "endpoint_at",
     "refusal",
-    "told_controller",
 ]
 
 _Records = TypeVar("_Records")
 
 
-class Knowing(Protocol):
+class BrokerParts(Protocol):
     @property
     def clients(self) -> Clients: ...
 
@@ -51,17 +51,17 @@ class Knowing(Protocol):
     def quorum(self) -> Quorum: ...
 
 
-def endpoint_at(broker: Knowing, record: BrokerRecord, connection_id: int) -> Address:
+def endpoint_at(broker: BrokerParts, record: BrokerRecord, connection_id: int) -> Address:
     """Return a broker's address for clients of this connection's listener, else its default one."""
     listener = broker.clients.listener_of(connection_id)
-    told = record.listeners
+    listeners = record.listeners
     if record.node_id == broker.config.node_id:
-        told = broker.config.endpoints
-    where = {name: Address(host, port) for name, host, port in told}
+        listeners = broker.config.endpoints
+    where = {name: Address(host, port) for name, host, port in listeners}
     return where.get(listener, Address(record.host, record.port))
 
 
-def check_decides(broker: Knowing, connection_id: int) -> None:
+def check_decides(broker: BrokerParts, connection_id: int) -> None:
     """Refuse unless this broker is the controller; before any lookup, as metadata may be old.
 
     Raises:
@@ -77,7 +77,7 @@ def check_decides(broker: Knowing, connection_id: int) -> None:
 
 
 def decided(
-    broker: Knowing,
+    broker: BrokerParts,
     call: Call,
     decide: Callable[[], _Records],
     until_free: Callable[[], Generator[Wait, object, None]] | None = None,
@@ -113,7 +113,7 @@ def decided(
         return records
 
 
-def told_controller(broker: Knowing) -> int:
+def announced_controller(broker: BrokerParts) -> int:
     """Return the controller id for METADATA; -1 while no controller is known.
 
     A new controller names itself only when all earlier decisions are applied: what it lacks does
@@ -126,7 +126,7 @@ def told_controller(broker: Knowing) -> int:
     return found
 
 
-def _controller(broker: Knowing, connection_id: int) -> m.BrokerEndpoint | None:
+def _controller(broker: BrokerParts, connection_id: int) -> m.BrokerEndpoint | None:
     controller_id = broker.controller.controller_id
     record = broker.metadata.image.brokers.get(controller_id)
     if record is None or controller_id == broker.config.node_id:
@@ -136,7 +136,7 @@ def _controller(broker: Knowing, connection_id: int) -> m.BrokerEndpoint | None:
 
 
 def controller_for(
-    broker: Knowing, connection_id: int, results: Iterable[m.TopicResult]
+    broker: BrokerParts, connection_id: int, results: Iterable[m.TopicResult]
 ) -> m.BrokerEndpoint | None:
     """Return the controller for an answer, if one of its entries is NOT_CONTROLLER."""
     if any(one.error_code == NotController.code for one in results):
@@ -145,7 +145,7 @@ def controller_for(
 
 
 def refusal(
-    broker: Knowing, connection_id: int, request: m.Request, error: QuiverlogError
+    broker: BrokerParts, connection_id: int, request: m.Request, error: QuiverlogError
 ) -> m.Response:
     cls = APIS[request.API].response
     response = cls(error_code=error.code, error_message=error.message)

@@ -30,7 +30,7 @@ from quiverlog.node.metadata.quorum import Quorum
 from quiverlog.node.runtime.config import LISTENER_DEFAULT, NodeConfig
 from quiverlog.node.runtime.jobs import Starter, Then
 from quiverlog.node.runtime.outbox import Outbox
-from quiverlog.node.runtime.peers import Whereabouts
+from quiverlog.node.runtime.peers import BrokerAddresses
 from quiverlog.types import Now
 from quiverlog.wire.broker_messages import (
     BrokerHeartbeatRequest,
@@ -50,16 +50,17 @@ class Registrar:
 
     Args:
         incarnation: of this start of this node.
-        controller_heard_us: when the previous controller last answered, by its node id.
+        controller_contact_us: when the previous controller last answered, by its node id.
     """
 
     __slots__ = (
+        "_broker_addresses",
         "_config",
+        "_controller_contact_us",
         "_due_us",
         "_faulted",
         "_faults",
         "_full_disks",
-        "_heard",
         "_incarnation",
         "_is_disk_full",
         "_is_stopped",
@@ -69,7 +70,6 @@ class Registrar:
         "_quorum",
         "_term",
         "_waiting",
-        "_whereabouts",
     )
 
     def __init__(
@@ -79,21 +79,21 @@ class Registrar:
         metadata: Metadata,
         outbox: Outbox,
         incarnation: Callable[[], bytes],
-        controller_heard_us: Callable[[], dict[int, int]],
+        controller_contact_us: Callable[[], dict[int, int]],
         is_disk_full: Callable[[], bool],
         faulted: Callable[[], int],
-        whereabouts: Whereabouts,
+        broker_addresses: BrokerAddresses,
     ) -> None:
         self._config = config
         self._quorum = quorum
         self._metadata = metadata
         self._outbox = outbox
         self._incarnation = incarnation
-        self._heard = controller_heard_us
+        self._controller_contact_us = controller_contact_us
         self._is_disk_full = is_disk_full
         self._faulted = faulted
         self._faults: dict[int, int] = {}  # Of other brokers: partitions that accept no writes.
-        self._whereabouts = whereabouts
+        self._broker_addresses = broker_addresses
         self._full_disks: set[int] = set()  # Of other brokers, by their last heartbeat.
         self._machine: Registrations | None = None
         self._is_stopped = False
@@ -131,7 +131,7 @@ class Registrar:
             self._full_disks.discard(change.node_id)
             self._propose(records, now)
 
-    def _last_heard(self) -> dict[int, int]:
+    def _last_contact_us(self) -> dict[int, int]:
         """Return the last contact with the previous controller, which may not have found this one
         yet.
 
@@ -140,7 +140,8 @@ class Registrar:
         """
         led_before_us = self._quorum.raft.led_before_us
         assert led_before_us >= 0
-        return {node_id: max(us, led_before_us) for node_id, us in self._heard().items()}
+        contact_us = self._controller_contact_us()
+        return {node_id: max(us, led_before_us) for node_id, us in contact_us.items()}
 
     def _follow_quorum(self, now: Now) -> Registrations | None:
         term = self._quorum.leading_term
@@ -155,7 +156,7 @@ class Registrar:
             self._faults.clear()
             self._due_us = None
             if term:
-                self._machine.begin(self._metadata.image, now.mono_us, self._last_heard())
+                self._machine.begin(self._metadata.image, now.mono_us, self._last_contact_us())
                 self._due_us = _next_us(self._machine, now)
             self._term = term
         assert self._term == self._quorum.leading_term
@@ -223,7 +224,7 @@ class Registrar:
     def _second_seen(self, node_id: int, second_at: str, now: Now) -> None:
         first = self._metadata.pending.brokers.get(node_id)
         at = self._config.endpoint if first is None else Address(first.host, first.port)
-        self._whereabouts.second_seen(node_id, second_at, str(at), now)
+        self._broker_addresses.second_seen(node_id, second_at, str(at), now)
 
     def heartbeat(self, request: BrokerHeartbeatRequest, then: Then, now: Now) -> None:
         """Pass the response to `then` at once. Raises like `beat`."""
@@ -255,7 +256,7 @@ class Registrar:
             self._due_us = _next_us(machine, now)
         self._answer_waiting(machine, now)
         if verdict.records:
-            self._tell(verdict.records[0])
+            self._log_change(verdict.records[0])
             self._propose(verdict.records, now)
         return BrokerHeartbeatResponse(
             is_caught_up=verdict.is_caught_up,
@@ -264,7 +265,7 @@ class Registrar:
             session_ms=self._config.broker_session_ms,
             confirmed_ms=self._confirmed_ms(now),
             metadata_version=self._metadata.image.version,
-            second_at=self._whereabouts.second_at(request.node_id, now),
+            second_at=self._broker_addresses.second_at(request.node_id, now),
         )
 
     def _confirmed_ms(self, now: Now) -> int:
@@ -300,7 +301,7 @@ class Registrar:
         known = self._machine.sessions.version_of(node_id)
         return -1 if known < 0 else max(0, version - known)
 
-    def is_heard(self, node_id: int, now: Now) -> bool:
+    def has_session(self, node_id: int, now: Now) -> bool:
         """Return whether a broker has a session: then its reports will come."""
         assert node_id >= 0
         if node_id == self._config.node_id:
@@ -352,7 +353,7 @@ class Registrar:
             then(None, error, now)
 
     # --- parts ---------------------------------------------------------------------------------
-    def _tell(self, change: Record) -> None:
+    def _log_change(self, change: Record) -> None:
         assert isinstance(change, BrokerChangeRecord)
         assert change.fenced is not None or change.in_shutdown is not None
         if change.in_shutdown:

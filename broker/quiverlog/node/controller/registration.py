@@ -36,7 +36,7 @@ from quiverlog.node.controller.displaced import DISK_REPLACED, HELD, REPLACED, D
 from quiverlog.node.runtime.config import NodeConfig
 from quiverlog.node.runtime.metadata_view import MetadataView
 from quiverlog.node.runtime.outbox import Outbox
-from quiverlog.node.runtime.peers import Whereabouts
+from quiverlog.node.runtime.peers import BrokerAddresses
 from quiverlog.roles import ROLE_BROKER, ROLE_CONTROLLER
 from quiverlog.storage.directory.data_directory import DataDirectory
 from quiverlog.types import Now
@@ -59,7 +59,7 @@ def wants_vote(config: NodeConfig) -> bool:
     return config.joins_quorum and ROLE_CONTROLLER in config.roles
 
 
-_FORGOTTEN: Final = "the cluster has forgotten this broker"
+_UNREGISTERED: Final = "the cluster has unregistered this broker"
 
 
 class Registration:
@@ -74,6 +74,8 @@ class Registration:
     """
 
     __slots__ = (
+        "_awaited_version",
+        "_broker_addresses",
         "_config",
         "_directory",
         "_epoch",
@@ -85,28 +87,26 @@ class Registration:
         "_is_disk_full",
         "_is_disk_replaced",
         "_is_fenced",
-        "_is_forgotten",
         "_is_held",
         "_is_replaced",
+        "_is_unregistered",
         "_known_us",
         "_lease_us",
         "_led",
         "_link",
+        "_logged",
         "_metadata",
         "_next_us",
         "_outbox",
-        "_owed_version",
         "_place",
+        "_reported_full",
+        "_reported_version",
         "_serves",
         "_session_us",
         "_stop_us",
-        "_told",
-        "_told_full",
-        "_told_version",
         "_versions",
         "_was_registered",
-        "_whereabouts",
-        "controller_heard",
+        "controller_contact_us",
         "may_stop",
     )
 
@@ -121,7 +121,7 @@ class Registration:
         holds_back: Callable[[], bool],
         is_disk_full: Callable[[], bool],
         faulted: Callable[[], int],
-        whereabouts: Whereabouts,
+        broker_addresses: BrokerAddresses,
     ) -> None:
         self._config = config
         self._link = link
@@ -132,10 +132,10 @@ class Registration:
         self._holds_back = holds_back
         self._is_disk_full = is_disk_full
         self._faulted = faulted
-        self._whereabouts = whereabouts
+        self._broker_addresses = broker_addresses
         self._place = Displaced(config, outbox, metadata)
-        self._told_full = False
-        self._told_version = self._owed_version = 0
+        self._reported_full = False
+        self._reported_version = self._awaited_version = 0
         self._known_us = 0
         # (version, moment): the controller had applied the version when it decided at that moment.
         self._versions: tuple[int, int] | None = None
@@ -143,7 +143,7 @@ class Registration:
         self._epoch = UNKNOWN_BROKER_EPOCH
         self._is_fenced = True
         self._was_registered = False
-        self._is_replaced = self._is_forgotten = self._is_held = False
+        self._is_replaced = self._is_unregistered = self._is_held = False
         self._is_disk_replaced = False
         self._in_flight = False
         self._next_us: int | None = None  # None: nothing is served yet.
@@ -153,10 +153,10 @@ class Registration:
         self._stop_us: int | None = None
         # Until then, a controller that could move leadership may still answer.
         self._give_up_us = 0
-        self._told = ""
+        self._logged = ""
         self.may_stop = False
         # The other node that last answered as the controller, and when.
-        self.controller_heard: dict[int, int] = {}
+        self.controller_contact_us: dict[int, int] = {}
 
     # --- the metadata --------------------------------------------------------------------------
     def begin(self, now: Now) -> None:
@@ -183,9 +183,9 @@ class Registration:
         own = broker is not None and broker.incarnation == self._directory().incarnation
         self._epoch = broker.broker_epoch if broker is not None and own else UNKNOWN_BROKER_EPOCH
         self._is_fenced = broker is None or not own or broker.fenced
-        if self._was_registered and broker is None and not self._is_forgotten:
-            self._is_forgotten = True
-            self._outbox.log("error", _FORGOTTEN)
+        if self._was_registered and broker is None and not self._is_unregistered:
+            self._is_unregistered = True
+            self._outbox.log("error", _UNREGISTERED)
         is_replaced = self._was_registered and broker is not None and not own
         if is_replaced and not self._is_replaced:
             self._place.due_us = None  # Also if it was registered for a moment between two calls.
@@ -206,7 +206,7 @@ class Registration:
     @property
     def _lost_place(self) -> str:
         """Why this broker is displaced, with a chance to register again; empty: it is not."""
-        if self._is_forgotten or self._is_disk_replaced or self._stop_us is not None:
+        if self._is_unregistered or self._is_disk_replaced or self._stop_us is not None:
             return ""
         return REPLACED if self._is_replaced else HELD if self._is_held else ""
 
@@ -218,14 +218,14 @@ class Registration:
         assert now.mono_us >= 0
         if self._is_alone():
             return True
-        if self._is_fenced or self._is_replaced or self._is_forgotten:
+        if self._is_fenced or self._is_replaced or self._is_unregistered:
             return False
         if self._led != self._link.leads or now.mono_us >= self._lease_us:
             self._follow_leadership(now)
         return now.mono_us < self._lease_us
 
-    def owe_version(self) -> None:
-        self._owed_version = self._metadata.image.version
+    def report_version(self) -> None:
+        self._awaited_version = self._metadata.image.version
 
     def known_us(self, now: Now) -> int:
         """Return a moment up to which every decision is applied here."""
@@ -239,8 +239,8 @@ class Registration:
     @property
     def why_fenced(self) -> str:
         """Why the cluster gives this broker no partitions to lead; empty where it does."""
-        if self._is_forgotten:
-            return f"fenced: {_FORGOTTEN}"
+        if self._is_unregistered:
+            return f"fenced: {_UNREGISTERED}"
         if self._is_replaced:
             how = DISK_REPLACED if self._is_disk_replaced else REPLACED
             return f"fenced: {how}, at {self._place.other_address}"
@@ -250,7 +250,7 @@ class Registration:
             return "fenced: the controller does not count on this broker"
         return ""
 
-    def heard_ms(self, now: Now) -> int:
+    def metadata_age_ms(self, now: Now) -> int:
         """Return the age of this broker's metadata; -1: there was no controller yet."""
         if self._is_alone():
             return 0
@@ -260,7 +260,7 @@ class Registration:
     @property
     def lease_ends_us(self) -> int | None:
         """When `may_lead` becomes False without contact to the controller; None: not by time."""
-        if self._is_alone() or self._is_fenced or self._is_replaced or self._is_forgotten:
+        if self._is_alone() or self._is_fenced or self._is_replaced or self._is_unregistered:
             return None
         return self._lease_us
 
@@ -273,12 +273,12 @@ class Registration:
         return (self._link.leads and self._led) or self._is_alone()
 
     def next_us(self) -> int | None:
-        if self._next_us is None or self._in_flight or self._is_forgotten:
+        if self._next_us is None or self._in_flight or self._is_unregistered:
             return self._stop_us
         if self._lost_place:
-            says_more = self._is_held and not self._is_quiet
+            sends_heartbeats = self._is_held and not self._is_quiet
             due_us = self._place.due_us or 0
-            return min(due_us, self._next_us) if says_more else due_us
+            return min(due_us, self._next_us) if sends_heartbeats else due_us
         if self._is_quiet or self._is_replaced:
             return self._stop_us
         if self._epoch >= 0 and not self._serves:
@@ -294,7 +294,10 @@ class Registration:
         """
         if self._epoch < 0 or self._is_fenced:
             return False
-        return self._told_version < self._owed_version or self._is_disk_full() != self._told_full
+        return (
+            self._reported_version < self._awaited_version
+            or self._is_disk_full() != self._reported_full
+        )
 
     def tick(self, now: Now) -> None:
         if self._next_us is None:
@@ -312,7 +315,7 @@ class Registration:
         due = (now.mono_us >= self._next_us or self._has_news) and not self._in_flight
         if due and self._serves and self._is_fenced and self._epoch >= 0 and self._holds_back():
             self._next_us = now.mono_us + BROKER_RETRY_MS * 1000
-        elif due and not (self._is_quiet or self._is_replaced or self._is_forgotten):
+        elif due and not (self._is_quiet or self._is_replaced or self._is_unregistered):
             self._send(now, registers=self._epoch < 0)
 
     def _follow_leadership(self, now: Now) -> None:
@@ -339,16 +342,16 @@ class Registration:
         if registers:
             self._link.ask(self._registering(), then, now, timeout_ms=timeout_ms)
             return
-        self._told_full = self._is_disk_full()
-        self._told_version = self._metadata.image.version
-        second_node_id, second_at = self._whereabouts.refused_here(now)
+        self._reported_full = self._is_disk_full()
+        self._reported_version = self._metadata.image.version
+        second_node_id, second_at = self._broker_addresses.refused_here(now)
         beat = BrokerHeartbeatRequest(
             cluster_id=self._directory().cluster_id,
             node_id=self._config.node_id,
             broker_epoch=self._epoch,
-            metadata_version=self._told_version,
+            metadata_version=self._reported_version,
             wants_to_stop=self._stop_us is not None,
-            is_disk_full=self._told_full,
+            is_disk_full=self._reported_full,
             second_node_id=second_node_id,
             second_at=second_at,
             faulted_count=self._faulted(),
@@ -382,11 +385,11 @@ class Registration:
             self._next_us = now.mono_us + BROKER_RETRY_MS * 1000
             if isinstance(error, DuplicateNodeId):
                 self._place.refused(self._session_us, now.mono_us)
-            self._tell(error)
+            self._log_refusal(error)
             return
-        self._told = ""
+        self._logged = ""
         if asked not in (-1, self._config.node_id):
-            self.controller_heard = {asked: now.mono_us}
+            self.controller_contact_us = {asked: now.mono_us}
         assert isinstance(answer, BrokerHeartbeatResponse | RegisterBrokerResponse)
         if answer.session_ms:
             self._session_us = answer.session_ms * 1000
@@ -394,7 +397,7 @@ class Registration:
         if isinstance(answer, BrokerHeartbeatResponse):
             if answer.second_at:
                 node_id, at = self._config.node_id, str(self._config.endpoint)
-                self._whereabouts.second_seen(node_id, answer.second_at, at, now)
+                self._broker_addresses.second_seen(node_id, answer.second_at, at, now)
             begin_us = sent_us - answer.confirmed_ms * 1000
             if answer.metadata_version >= 0 and self._versions is None:
                 self._versions = (answer.metadata_version, begin_us)
@@ -405,11 +408,11 @@ class Registration:
             # What it waits for comes with the metadata, in a moment.
             self._next_us = min(self._next_us, now.mono_us + BROKER_RETRY_MS * 1000)
 
-    def _tell(self, error: BaseException) -> None:
+    def _log_refusal(self, error: BaseException) -> None:
         text = str(error)
-        if isinstance(error, _OFTEN) or text == self._told:
+        if isinstance(error, _OFTEN) or text == self._logged:
             return
-        self._told = text
+        self._logged = text
         level = "warning" if isinstance(error, QuiverlogError) else "error"
         self._outbox.log(level, "the controller does not take this broker", why=text)
 
@@ -438,8 +441,8 @@ class Registration:
         """Return True once, when the broker may stop or has waited long enough."""
         if self._stop_us is None:
             return False
-        unheard = not self._link.leads and now.mono_us >= max(self._lease_us, self._give_up_us)
-        if not (self.may_stop or unheard or now.mono_us >= self._stop_us):
+        is_cut_off = not self._link.leads and now.mono_us >= max(self._lease_us, self._give_up_us)
+        if not (self.may_stop or is_cut_off or now.mono_us >= self._stop_us):
             return False
         if not self.may_stop:
             self._outbox.log("warning", "stopping without having handed over")

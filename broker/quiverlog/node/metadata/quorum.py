@@ -50,7 +50,7 @@ from quiverlog.node.metadata.quorum_wire import Packed, contradiction, pack
 from quiverlog.node.runtime.config import NodeConfig
 from quiverlog.node.runtime.effects import Job, Peer, Purpose
 from quiverlog.node.runtime.jobs import Then, Urgency
-from quiverlog.node.runtime.peers import Answer, Peers, Whereabouts
+from quiverlog.node.runtime.peers import Answer, BrokerAddresses, Peers
 from quiverlog.roles import ROLE_CONTROLLER
 from quiverlog.storage.metadata.quorum_jobs import Chunk, Snapshot, SnapshotJob, WriteJob, Written
 from quiverlog.storage.metadata.quorum_log import QuorumLog
@@ -650,7 +650,7 @@ _SAME_NODE_ID: Final = "another broker has this node id"
 def sender(
     config: NodeConfig,
     peers: Peers,
-    whereabouts: Whereabouts,
+    broker_addresses: BrokerAddresses,
     cluster_id: Callable[[], str],
     leads: Callable[[ReplicaKey, Now], None],
     log: Callable[..., None],
@@ -677,7 +677,7 @@ def sender(
         if leader.node_id in (-1, config.node_id) or not leader.directory_id:
             return
         with contextlib.suppress(ValueError):
-            whereabouts.told(leader.node_id, parse_address(response.leader_endpoint))
+            broker_addresses.leader_named(leader.node_id, parse_address(response.leader_endpoint))
         leads(leader, now)
 
     def ask(packed: Packed, now: Now) -> None:
@@ -685,13 +685,13 @@ def sender(
         try:
             peers.ask(peer, packed.request, answered, now, body=packed.body)
         except QuiverlogError:  # Too many in flight, or stopping: it may get lost.
-            peers.tell(packed.node_id, packed.request, packed.body)
+            peers.send(packed.node_id, packed.request, packed.body)
 
     def send(messages: Sequence[Message], now: Now) -> None:
         for packed in pack(cluster_id(), messages, endpoint=endpoint, is_controller=is_controller):
             if any(isinstance(one, QuorumObserve) for one in packed.request.messages):
                 ask(packed, now)
             else:
-                peers.tell(packed.node_id, packed.request, packed.body)
+                peers.send(packed.node_id, packed.request, packed.body)
 
     return send

@@ -17,7 +17,7 @@ from quiverlog.errors import QuiverlogError, VoterNotReady, error_from_code
 from quiverlog.node.runtime.config import NodeConfig
 from quiverlog.node.runtime.effects import Peer, Purpose
 from quiverlog.node.runtime.jobs import Then
-from quiverlog.node.runtime.peers import Answer, Peers, Whereabouts
+from quiverlog.node.runtime.peers import Answer, BrokerAddresses, Peers
 from quiverlog.storage.directory.data_directory import DataDirectory
 from quiverlog.types import Now
 from quiverlog.wire.quorum_messages import QuorumRequest, QuorumResponse
@@ -28,18 +28,18 @@ _ANSWER_MS: Final = 3_000
 
 
 class Reach:
-    __slots__ = ("_config", "_directory", "_peers", "_whereabouts")
+    __slots__ = ("_broker_addresses", "_config", "_directory", "_peers")
 
     def __init__(
         self,
         config: NodeConfig,
         peers: Peers,
-        whereabouts: Whereabouts,
+        broker_addresses: BrokerAddresses,
         directory: Callable[[], DataDirectory],
     ) -> None:
         self._config = config
         self._peers = peers
-        self._whereabouts = whereabouts
+        self._broker_addresses = broker_addresses
         self._directory = directory
 
     def check(self, key: ReplicaKey, endpoint: str, now: Now, then: Then) -> None:
@@ -68,7 +68,7 @@ class Reach:
 
     def _check_address(self, key: ReplicaKey, endpoint: str) -> None:
         """Refuse an endpoint other than the node's address here, which connections go to."""
-        known: Address | None = self._whereabouts.known().get(key.node_id)
+        known: Address | None = self._broker_addresses.known().get(key.node_id)
         if str(known) != endpoint:
             raise VoterNotReady(f"node {key.node_id} is known at {known}.")
 

@@ -125,15 +125,15 @@ class LateDirectories:
         is_deleted: whether the topic of this id has gone since.
         then: gets True for a directory that was made, False for one that was there or is not
             needed any more, or what failed.
-        all_told: called after `then` for all of a job.
+        job_done: called after `then` for all of a job.
     """
 
     __slots__ = (
-        "_all_told",
         "_check_free",
         "_directory",
         "_is_deleted",
         "_is_making",
+        "_job_done",
         "_jobs",
         "_not_before_us",
         "_then",
@@ -148,13 +148,13 @@ class LateDirectories:
         check_free: CheckFree,
         is_deleted: Callable[[bytes], bool],
         then: Callable[[Key, bool | BaseException, Now], None],
-        all_told: Callable[[Now], None],
+        job_done: Callable[[Now], None],
     ) -> None:
         self._jobs = jobs
         self._check_free = check_free
         self._is_deleted = is_deleted
         self._then = then
-        self._all_told = all_told
+        self._job_done = job_done
         self._waiting: deque[tuple[Key, TopicPartition]] = deque()
         self._is_making = False
         self._not_before_us = 0
@@ -218,7 +218,7 @@ class LateDirectories:
                 assert isinstance(result, dict)
                 assert name in result, "each has its result"
                 self._then(key, result[name], now)
-        self._all_told(now)
+        self._job_done(now)
 
 
 _TAKEN_PER_CALL: Final = 64
@@ -499,7 +499,7 @@ class Openings:
         ids = self._ids_of_name.get(topic_name, ())
         return next((topic_id for topic_id in ids if self._find_topic(topic_id) is None), None)
 
-    def forget_written(self, name: str) -> None:
+    def drop_written(self, name: str) -> None:
         """Forget what the clean mark records of this name, whose directory goes."""
         self._directory.written.pop(name, None)
 
@@ -514,7 +514,7 @@ class Openings:
             return  # Counted by the call that failed.
         if isinstance(found, OpenedReplica):
             # From now on the log is newer.
-            self.forget_written(str(opening.name))
+            self.drop_written(str(opening.name))
             self._taker.take_open(key, opening.name, topic, found, now)
         else:
             self._taker.take_failure(key, opening, found, now)

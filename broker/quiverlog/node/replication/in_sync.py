@@ -69,12 +69,12 @@ class InSyncChanges:
         "_deadlines",
         "_due",
         "_in_flight",
+        "_logged",
         "_looks",
         "_metrics",
         "_node_id",
         "_numbers",
         "_outbox",
-        "_told",
         "_wakeups",
         "_wanting",
     )
@@ -107,7 +107,7 @@ class InSyncChanges:
         self._numbers = count()
         self._in_flight: list[_Asked] | None = None
         # The in-sync set when last looked at.
-        self._told: dict[Replica, frozenset[int]] = {}
+        self._logged: dict[Replica, frozenset[int]] = {}
 
     def look_at(self, replicas: Iterable[Replica]) -> None:
         for replica in replicas:
@@ -115,7 +115,7 @@ class InSyncChanges:
             if leadership is not None and leadership.followers:
                 self._looks[replica] = None
 
-    def heard(self, replica: Replica, broker_id: int) -> None:
+    def follower_fetched(self, replica: Replica, broker_id: int) -> None:
         """Look if the follower that fetched may join, or a move may end."""
         leadership = replica.state.leadership
         if leadership is not None and (
@@ -143,7 +143,7 @@ class InSyncChanges:
         self._looks.pop(replica, None)
         self._wanting.pop(replica, None)
         self._due.pop(replica, None)
-        self._told.pop(replica, None)
+        self._logged.pop(replica, None)
 
     @property
     def is_needed(self) -> bool:
@@ -191,7 +191,7 @@ class InSyncChanges:
         if leadership is None or replica.deleted or not leadership.followers:
             self.forget(replica)
             return
-        self._tell(replica, leadership.in_sync.committed)
+        self._log_change(replica, leadership.in_sync.committed)
         end = state.log_end_offset
         leadership.look_at_joining(end, self._brokers, now.mono_us)
         in_sync = leadership.in_sync
@@ -281,10 +281,10 @@ class InSyncChanges:
             self._looks[replica] = None
         self._moved(replica)
 
-    def _tell(self, replica: Replica, after: frozenset[int]) -> None:
+    def _log_change(self, replica: Replica, after: frozenset[int]) -> None:
         """Log and count brokers that left or joined, also by the controller's own decision."""
-        before = self._told.get(replica)
-        self._told[replica] = after
+        before = self._logged.get(replica)
+        self._logged[replica] = after
         if before is not None and after != before:
             self._metrics.in_sync_shrinks += bool(before - after)
             self._metrics.in_sync_expands += bool(after - before)

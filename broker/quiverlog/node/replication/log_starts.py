@@ -23,7 +23,7 @@ from quiverlog.types import Now
 __all__ = ["CopiedStarts", "FollowedStarts"]
 
 
-class _Said(NamedTuple):
+class _LeaderStart(NamedTuple):
     start_offset: int
     saved_offset: int
 
@@ -36,7 +36,7 @@ class FollowedStarts:
         failed: called with a replica that could not be trimmed now.
     """
 
-    __slots__ = ("_failed", "_moved", "_said", "_trims")
+    __slots__ = ("_failed", "_leader_starts", "_moved", "_trims")
 
     def __init__(
         self,
@@ -47,30 +47,30 @@ class FollowedStarts:
         self._trims = trims
         self._moved = moved
         self._failed = failed
-        self._said: dict[Replica, _Said] = {}
+        self._leader_starts: dict[Replica, _LeaderStart] = {}
 
-    def said(self, replica: Replica, start_offset: int, saved_offset: int, now: Now) -> None:
+    def follow(self, replica: Replica, start_offset: int, saved_offset: int, now: Now) -> None:
         """Rows below `saved_offset` never come back."""
         log = replica.log
         assert not replica.state.leads, "a leader decides itself"
         if start_offset <= log.log_start_offset and saved_offset <= log.start_saved:
-            self._said.pop(replica, None)
+            self._leader_starts.pop(replica, None)
             return
-        self._said[replica] = _Said(start_offset, saved_offset)
+        self._leader_starts[replica] = _LeaderStart(start_offset, saved_offset)
         self.go_on(replica, now)
 
     def go_on(self, replica: Replica, now: Now) -> None:
         """Follow the leader's last start, as far as there are rows here and no other job runs."""
-        said = self._said.get(replica)
-        if said is None or replica.state.leads or replica.deleted:
-            self._said.pop(replica, None)
+        leader = self._leader_starts.get(replica)
+        if leader is None or replica.state.leads or replica.deleted:
+            self._leader_starts.pop(replica, None)
             return
         if replica.cutting or replica.fault is not None or self._trims.busy(replica):
             return
         log = replica.log
         end = log.log_end_offset
-        saved = min(said.saved_offset, end)
-        start = min(said.start_offset, end)
+        saved = min(leader.saved_offset, end)
+        start = min(leader.start_offset, end)
         promised = saved > log.start_saved
         if not promised and start <= log.log_start_offset:
             return  # The rest follows when rows are fetched.
@@ -87,7 +87,7 @@ class FollowedStarts:
         while replicas:  # It may be called again, after a bug of ours.
             replica = replicas.pop()
             if replica.deleted or replica.state.leads:
-                self._said.pop(replica, None)
+                self._leader_starts.pop(replica, None)
             elif error is not None:
                 self._failed(replica, now)
             else:
@@ -95,7 +95,7 @@ class FollowedStarts:
                 self.go_on(replica, now)
 
     def forget(self, replica: Replica) -> None:
-        self._said.pop(replica, None)
+        self._leader_starts.pop(replica, None)
 
 
 class _Waiting(NamedTuple):
@@ -149,7 +149,7 @@ class CopiedStarts:
             if error is None and self._is_behind(replica, one.offset):
                 kept.append(one)
             else:
-                self._tell(one, error, now)
+                self._answer(one, error, now)
         if kept:
             self._waiting.setdefault(replica, []).extend(kept)
         assert len(kept) <= len(waiting)
@@ -177,7 +177,7 @@ class CopiedStarts:
             or self._brokers.fit_epoch(follower.broker_id) is not None
         )
 
-    def _tell(self, one: _Waiting, error: QuiverlogError | None, now: Now) -> None:
+    def _answer(self, one: _Waiting, error: QuiverlogError | None, now: Now) -> None:
         try:
             one.then(None, error, now)
         except Exception as failure:
@@ -187,5 +187,5 @@ class CopiedStarts:
         waiting = [one for some in self._waiting.values() for one in some]
         self._waiting.clear()
         for one in waiting:
-            self._tell(one, RequestTimedOut("the broker stops before all copies follow."), now)
+            self._answer(one, RequestTimedOut("the broker stops before all copies follow."), now)
         assert not self._waiting, "no request waits again after its answer"

@@ -46,7 +46,7 @@ class OfflineReplicas:
         "_node_id",
         "_outbox",
         "_try_us",
-        "_untold"
+        "_unreported"
     )  # fmt: skip
 
     def __init__(
@@ -64,7 +64,7 @@ class OfflineReplicas:
         self._outbox = outbox
         # With the leader epoch that must be over; NO_EPOCH: none.
         self._keys: dict[Key, int] = {}
-        self._untold: set[Key] = set()
+        self._unreported: set[Key] = set()
         self._in_flight: object = None
         self._try_us = _ALWAYS_US
 
@@ -73,10 +73,10 @@ class OfflineReplicas:
         return bool(self._keys)
 
     @property
-    def is_untold(self) -> bool:
+    def has_unreported(self) -> bool:
         """True while a report is missing, and the controller could elect such a replica."""
-        left = [(key, self._keys[key]) for key in self._untold]
-        return any(self._is_counted_on(*one) and self._is_to_tell(*one) for one in left)
+        left = [(key, self._keys[key]) for key in self._unreported]
+        return any(self._is_counted_on(*one) and self._is_to_report(*one) for one in left)
 
     def changed(self, key: Key, *, is_offline: bool, leader_epoch: int = NO_EPOCH) -> None:
         """Note a replica as offline until it is opened again, or as open again.
@@ -84,12 +84,12 @@ class OfflineReplicas:
         Args:
             leader_epoch: the last under which it may have counted, if it is to be replaced.
         """
-        self._untold.discard(key)
+        self._unreported.discard(key)
         if not is_offline:
             self._keys.pop(key, None)
         elif self._is_counted_on(key, leader_epoch):
             self._keys[key] = leader_epoch
-            self._untold.add(key)
+            self._unreported.add(key)
             self._try_us = _ALWAYS_US
 
     def next_us(self) -> int | None:
@@ -111,7 +111,7 @@ class OfflineReplicas:
         is_known = is_known or (is_anew and self._node_id not in partition.replaced_disks)
         return len(partition.replicas) > 1 and (is_known or self._node_id in counted)
 
-    def _is_to_tell(self, key: Key, leader_epoch: int) -> bool:
+    def _is_to_report(self, key: Key, leader_epoch: int) -> bool:
         """False for a damaged leader without another in-sync replica: it keeps leading. False
         also while logs are asked for: the report of logs covers it.
         """
@@ -127,8 +127,8 @@ class OfflineReplicas:
             return
         counted = {k: epoch for k, epoch in self._keys.items() if self._is_counted_on(k, epoch)}
         self._keys = counted
-        self._untold &= counted.keys()
-        keys = [key for key, epoch in counted.items() if self._is_to_tell(key, epoch)]
+        self._unreported &= counted.keys()
+        keys = [key for key, epoch in counted.items() if self._is_to_report(key, epoch)]
         if not counted:
             return
         if self._broker_epoch() < 0:
@@ -136,9 +136,9 @@ class OfflineReplicas:
             return
         self._try_us = now.mono_us + _RETRY_US
         if keys:
-            self._tell(keys[:ALTER_PARTITION_ENTRIES_MAX], now)
+            self._report(keys[:ALTER_PARTITION_ENTRIES_MAX], now)
 
-    def _tell(self, keys: list[Key], now: Now) -> None:
+    def _report(self, keys: list[Key], now: Now) -> None:
         assert self._in_flight is None, "one request at a time"
         request = AlterPartitionRequest(broker_id=self._node_id, broker_epoch=self._broker_epoch())
         request.offline = [OfflineReplica(*key, self._keys[key]) for key in keys]
@@ -149,7 +149,7 @@ class OfflineReplicas:
             if self._in_flight is asked:
                 self._in_flight = None
                 if isinstance(answer, AlterPartitionResponse) and not answer.error_code:
-                    self._untold.difference_update(keys)
+                    self._unreported.difference_update(keys)
                 if error is not None:
                     self._outbox.log(
                         "warning", "controller took no offline replicas", why=str(error)

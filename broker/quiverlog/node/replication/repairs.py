@@ -34,7 +34,7 @@ from quiverlog.storage.directory.data_directory import PartitionDirectories
 from quiverlog.storage.disk.disk import Disk
 from quiverlog.types import NO_EPOCH, Now, TopicPartition
 
-__all__ = ["Holder", "MadeAnew", "MakeAnewJob", "MarkDamagedJob", "Repairs", "TellOffline"]
+__all__ = ["Holder", "MadeAnew", "MakeAnewJob", "MarkDamagedJob", "OfflineReports", "Repairs"]
 
 
 class MadeAnew(NamedTuple):
@@ -129,7 +129,7 @@ class Holder(Protocol):
         """Open what has its name now; `new`: an empty directory."""
 
 
-class TellOffline(Protocol):
+class OfflineReports(Protocol):
     def changed(self, key: Key, *, is_offline: bool, leader_epoch: int = NO_EPOCH) -> None:
         """See `OfflineReplicas`."""
 
@@ -157,8 +157,8 @@ class Repairs:
         "_metadata",
         "_metrics",
         "_not_before_us",
+        "_offline_reports",
         "_outbox",
-        "_tell",
         "_went_offline",
     )
 
@@ -172,7 +172,7 @@ class Repairs:
         metadata: MetadataView,
         directories: Callable[[], PartitionDirectories],
         holder: Callable[[], Holder],
-        tell: TellOffline,
+        offline_reports: OfflineReports,
         went_offline: Callable[[Replica], None],
     ) -> None:
         self._config = config
@@ -184,7 +184,7 @@ class Repairs:
         self._metadata = metadata
         self._directories = directories
         self._holder = holder
-        self._tell = tell
+        self._offline_reports = offline_reports
         self._went_offline = went_offline
         # With the last leader epoch under which each may have counted.
         self._damaged: dict[Key, int] = {}
@@ -215,7 +215,7 @@ class Repairs:
     def opened(self, key: Key, replica: Replica) -> None:
         """Note an opened log; damage found at opening begins a repair."""
         self._damaged.pop(key, None)
-        self._tell.changed(key, is_offline=False)
+        self._offline_reports.changed(key, is_offline=False)
         if replica.log.recovery.damages:
             self.found(replica, replica.log.recovery.damages[0])
         self._count()
@@ -226,14 +226,14 @@ class Repairs:
         if partition is not None and len(partition.replicas) > 1 and is_damage(error):
             self._is_damaged(key, partition)
         else:
-            self._tell.changed(key, is_offline=True)
+            self._offline_reports.changed(key, is_offline=True)
 
     def _is_damaged(self, key: Key, partition: PartitionImage) -> None:
         assert key not in self._leaving
         assert len(partition.replicas) > 1, "others have the rows"
         self._damaged[key] = partition.leader_epoch
         self._looked_at = -1
-        self._tell.changed(key, is_offline=True, leader_epoch=partition.leader_epoch)
+        self._offline_reports.changed(key, is_offline=True, leader_epoch=partition.leader_epoch)
         self._count()
 
     def _marked(
@@ -306,7 +306,7 @@ class Repairs:
         if may_begin_empty(self._metadata.image, key, self._config.node_id):
             assert replica is None or not replica.state.leads, "another broker leads"
             del self._damaged[key]
-            self._tell.changed(key, is_offline=False)
+            self._offline_reports.changed(key, is_offline=False)
             name, replica = holder.let_go_damaged(key)
             assert replica is None or replica.deleted, "released replicas are deleted"
             assert holder.find(key) is None
@@ -344,7 +344,7 @@ class Repairs:
             if error is None:
                 assert isinstance(result, MadeAnew)
                 self._metrics.replicas_made_anew += 1
-                self._tell_made(name, result)
+                self._log_made(name, result)
             else:
                 self._not_before_us = now.mono_us + _RETRY_US
                 self._outbox.log(
@@ -353,7 +353,7 @@ class Repairs:
             self._count()
             self._holder().open_again(key, name, now, new=error is None)
 
-    def _tell_made(self, name: TopicPartition, made: MadeAnew) -> None:
+    def _log_made(self, name: TopicPartition, made: MadeAnew) -> None:
         self._outbox.log(
             "warning",
             "damaged replica set aside",

@@ -210,7 +210,7 @@ class Replication:
         away.
         """
         if key in self._copies:
-            self._starts.said(self._copies[key].replica, offset, offset, now)
+            self._starts.follow(self._copies[key].replica, offset, offset, now)
 
     @property
     def is_needed(self) -> bool:
@@ -339,7 +339,7 @@ class Replication:
         if copy.wants_flush(result):
             self._flushing.add(copy.key)
             self._flushes.want(replica)
-        self._starts.said(replica, result.log_start_offset, result.log_start_saved, now)
+        self._starts.follow(replica, result.log_start_offset, result.log_start_saved, now)
         if self._quota.taken(copy.key, copy.follower, len(rows), now.mono_us):
             self._mark_news(copy, now)
 

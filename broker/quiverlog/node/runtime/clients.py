@@ -39,7 +39,7 @@ class Clients:
     def listener_of(self, connection_id: int) -> str:
         return self._listeners.get(connection_id, LISTENER_DEFAULT)
 
-    def said_hello(self, connection_id: int, client_id: str) -> None:
+    def on_hello(self, connection_id: int, client_id: str) -> None:
         """Give the connection its accounts; long polls that it has parked keep their old ones."""
         accounts: list[Account] = [("connection", connection_id), ("client", client_id)]
         address = self._addresses.get(connection_id)

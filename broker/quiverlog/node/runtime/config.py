@@ -114,9 +114,9 @@ class NodeConfig:
     @property
     def endpoints(self) -> tuple[tuple[str, str, int], ...]:
         """As clients and brokers connect to each listener."""
-        told = {LISTENER_DEFAULT: Address(self.advertised_host, self.advertised_port)}
-        told.update(self.listeners)
-        return tuple((name, *address) for name, address in told.items())
+        listeners = {LISTENER_DEFAULT: Address(self.advertised_host, self.advertised_port)}
+        listeners.update(self.listeners)
+        return tuple((name, *address) for name, address in listeners.items())
 
     @property
     def endpoint(self) -> Address:

@@ -45,7 +45,7 @@ from quiverlog.node.runtime.outbox import Outbox
 from quiverlog.types import Now
 from quiverlog.wire.messages import Request, Response
 
-__all__ = ["SECOND", "Answer", "Peers", "Said", "Whereabouts"]
+__all__ = ["SECOND", "Answer", "BrokerAddresses", "Peers", "ReplicaContact"]
 
 
 Body = Sequence[bytes | memoryview]
@@ -88,7 +88,7 @@ class Peers:
             self._addresses = dict(by_node)
             self._outbox.emit(PeerAddresses(dict(by_node)))
 
-    def tell(self, node_id: int, request: Request, body: Body = ()) -> None:
+    def send(self, node_id: int, request: Request, body: Body = ()) -> None:
         """Send a request that may get lost; its answer is ignored."""
         if node_id in self._addresses:
             self._outbox.emit(SendToPeer(Peer(node_id, Purpose.CONTROL), request, body=body))
@@ -191,16 +191,16 @@ class Peers:
 
 SECOND: Final = "a second process has the node id of a live broker, and is refused"
 _REMEDY: Final = "stop the one that should not run; the other one has the place after a session"
-_HEARD_MAX: Final = RAFT_OBSERVERS_MAX
+_CONTACTS_MAX: Final = RAFT_OBSERVERS_MAX
 _REMEMBERED_US: Final = 10_000_000
 """A process that is refused tries again within a second or two."""
 
 
-class Said(NamedTuple):
+class ReplicaContact(NamedTuple):
     key: ReplicaKey
     address: Address
     is_controller: bool
-    heard_us: int
+    last_contact_us: int
 
 
 class _Place(NamedTuple):
@@ -214,22 +214,22 @@ class _Second(NamedTuple):
     is_here: bool
 
 
-class Whereabouts:
+class BrokerAddresses:
     __slots__ = (
         "_changed",
+        "_contacts",
         "_contested",
         "_controllers",
-        "_heard",
         "_led_us",
         "_listener",
         "_live",
         "_log",
         "_moved",
+        "_named",
         "_node_id",
         "_registered",
         "_seconds",
         "_session_us",
-        "_told",
         "_voters",
     )
 
@@ -249,19 +249,19 @@ class Whereabouts:
         self._voters: Voters = {}
         self._registered: Mapping[int, Address] = {}
         self._live: dict[int, _Place] = {}  # Of those registered, the ones not fenced.
-        self._heard: dict[int, Said] = {}
+        self._contacts: dict[int, ReplicaContact] = {}
         self._contested: set[int] = set()  # Those that live elsewhere by their registration.
         self._led_us = -self._session_us  # When there was last a controller, which fences.
         self._seconds: dict[int, _Second] = {}
-        self._told: dict[int, Address] = {}  # One leader at most.
+        self._named: dict[int, Address] = {}  # One leader at most.
 
     def voters_changed(self, voters: Voters) -> None:
         self._voters = dict(voters)
-        for node_id, said in list(self._heard.items()):
-            if not self._is_believed(said.key):
-                del self._heard[node_id]
+        for node_id, contact in list(self._contacts.items()):
+            if not self._is_believed(contact.key):
+                del self._contacts[node_id]
                 self._contested.discard(node_id)
-        self._tell()
+        self._publish()
 
     def brokers_changed(self, brokers: Iterable[BrokerRecord]) -> None:
         registered: dict[int, Address] = {}
@@ -273,12 +273,12 @@ class Whereabouts:
             registered[one.node_id] = address = endpoints[self._listener]
             if not one.fenced and one.node_id not in self._moved:
                 self._live[one.node_id] = _Place(address, one.directory_id)
-        self._contested = {node_id for node_id in self._heard if self._is_contested(node_id)}
+        self._contested = {node_id for node_id in self._contacts if self._is_contested(node_id)}
         if registered != self._registered:
             self._registered = registered
-            self._tell()
+            self._publish()
 
-    def heard(
+    def record_sender(
         self,
         key: ReplicaKey,
         endpoint: str,
@@ -302,7 +302,7 @@ class Whereabouts:
         """
         if is_led:
             self._led_us = now.mono_us
-            self._forget_contested(now)
+            self._drop_contested(now)
         if not endpoint:
             return None
         try:
@@ -324,47 +324,47 @@ class Whereabouts:
             return first.address
         if not self._is_believed(key):
             return None
-        held = self._heard.get(key.node_id)
-        said = Said(key, address, is_controller, now.mono_us)
-        if held is not None and held[:3] == said[:3]:
-            self._heard[key.node_id] = said
+        held = self._contacts.get(key.node_id)
+        contact = ReplicaContact(key, address, is_controller, now.mono_us)
+        if held is not None and held[:3] == contact[:3]:
+            self._contacts[key.node_id] = contact
             return None
-        self._heard.pop(key.node_id, None)
-        while len(self._heard) >= _HEARD_MAX:
-            oldest = next(iter(self._heard))
-            del self._heard[oldest]
+        self._contacts.pop(key.node_id, None)
+        while len(self._contacts) >= _CONTACTS_MAX:
+            oldest = next(iter(self._contacts))
+            del self._contacts[oldest]
             self._contested.discard(oldest)
-        self._heard[key.node_id] = said
+        self._contacts[key.node_id] = contact
         self._contested.discard(key.node_id)
         if self._is_contested(key.node_id):
             self._contested.add(key.node_id)
-        assert len(self._heard) <= _HEARD_MAX
-        self._tell()
+        assert len(self._contacts) <= _CONTACTS_MAX
+        self._publish()
         return None
 
     def _is_contested(self, node_id: int) -> bool:
         live = self._live.get(node_id)
-        return live is not None and live.address != self._heard[node_id].address
+        return live is not None and live.address != self._contacts[node_id].address
 
     def _first(self, node_id: int, now: Now) -> _Place | None:
         """Where a node counts as alive: a process elsewhere is a second one."""
-        held = self._heard.get(node_id)
-        if held is not None and now.mono_us < held.heard_us + self._session_us:
+        held = self._contacts.get(node_id)
+        if held is not None and now.mono_us < held.last_contact_us + self._session_us:
             return _Place(held.address, held.key.directory_id)
         is_led = now.mono_us < self._led_us + self._session_us
         return self._live.get(node_id) if is_led else None
 
-    def _forget_contested(self, now: Now) -> None:
+    def _drop_contested(self, now: Now) -> None:
         """Let the registration count again where no message came for a session."""
         gone = [
             node_id for node_id in self._contested
-            if now.mono_us >= self._heard[node_id].heard_us + self._session_us
+            if now.mono_us >= self._contacts[node_id].last_contact_us + self._session_us
         ]  # fmt: skip
         for node_id in gone:
-            del self._heard[node_id]
+            del self._contacts[node_id]
             self._contested.discard(node_id)
         if gone:
-            self._tell()
+            self._publish()
 
     # --- second processes ----------------------------------------------------------------------
     def second_seen(
@@ -393,30 +393,30 @@ class Whereabouts:
         ]  # fmt: skip
         return max(here)[1:] if here else (-1, "")
 
-    def told(self, node_id: int, address: Address) -> None:
+    def leader_named(self, node_id: int, address: Address) -> None:
         """Take the leader's address from another broker's answer."""
-        if node_id != self._node_id and self._told != {node_id: address}:
-            self._told = {node_id: address}
-            self._tell()
+        if node_id != self._node_id and self._named != {node_id: address}:
+            self._named = {node_id: address}
+            self._publish()
 
     def _is_believed(self, key: ReplicaKey) -> bool:
         return key in self._voters or all(key.node_id != one.node_id for one in self._voters)
 
-    def said_by(self, node_id: int) -> Said | None:
-        return self._heard.get(node_id)
+    def contact_of(self, node_id: int) -> ReplicaContact | None:
+        return self._contacts.get(node_id)
 
     def known(self) -> dict[int, Address]:
-        found = {**self._controllers, **self._told}
+        found = {**self._controllers, **self._named}
         for voter, endpoint in self._voters.items():
             # A quorum of one has recorded no address.
             with contextlib.suppress(ValueError):
                 found[voter.node_id] = parse_address(endpoint)
         found.update(self._registered)
         found.update(self._moved)
-        found.update((node_id, said.address) for node_id, said in self._heard.items())
+        found.update((node_id, contact.address) for node_id, contact in self._contacts.items())
         found.pop(self._node_id, None)
         assert self._node_id not in found, "nobody connects to itself"
         return found
 
-    def _tell(self) -> None:
+    def _publish(self) -> None:
         self._changed(self.known())

@@ -66,7 +66,7 @@ def test_a_broker_leaves_and_all_forget_it(members: Members) -> None:
     for node_id in (2, 3):
         other = members.by_id[node_id]
         members.run_until(lambda other=other: 4 not in image_at(other).brokers)
-        assert 4 not in other.node.broker.whereabouts._registered
+        assert 4 not in other.node.broker.broker_addresses._registered
     assert ask(members, UNREGISTER, 4).error_code == UnknownBroker.code
     assert ask(members, NOTHING, 4).is_registered is False
 
@@ -79,10 +79,10 @@ def test_one_that_is_forgotten_while_it_is_away_stays_out_until_it_is_started(
     members.run_until(lambda: image_at(one).brokers[4].fenced)
     assert ask(members, UNREGISTER, 4).error_code == 0
     members.cut.clear()
-    members.run_until(lambda: bool(lines(four, "the cluster has forgotten this broker")))
+    members.run_until(lambda: bool(lines(four, "the cluster has unregistered this broker")))
     members.run(3_000)
     assert 4 not in image_at(one).brokers
-    assert four.node.why_fenced == "fenced: the cluster has forgotten this broker"
+    assert four.node.why_fenced == "fenced: the cluster has unregistered this broker"
     four.stop()
     four.restart()
     members.run_until(lambda: 4 in image_at(one).brokers and not image_at(one).brokers[4].fenced)

@@ -106,7 +106,7 @@ def test_a_broker_that_is_back_may_lead_when_it_has_the_metadata(
     members.cut.clear()
     heard_us = two.mono_us
     members.run(3_000)
-    heard = two.node.broker.membership.registration.controller_heard
+    heard = two.node.broker.membership.registration.controller_contact_us
     assert held, "nothing has come of the metadata"
     assert live(members, 2) == [1, 2, 3], "it knows nothing of its fencing"
     assert max(heard.values()) > heard_us + 2_000_000, "its heartbeats are answered"
@@ -169,7 +169,7 @@ def test_without_a_controller_nobody_may_lead_and_all_are_back_with_it(members: 
 def test_a_broker_that_joins_late_knows_where_those_are_who_came_before(members: Members) -> None:
     members.run(500)
     for node_id, member in members.by_id.items():
-        known = member.node.broker.whereabouts.known()
+        known = member.node.broker.broker_addresses.known()
         assert set(known) == {1, 2, 3} - {node_id}
 
 

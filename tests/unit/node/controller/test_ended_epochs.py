@@ -197,7 +197,7 @@ def test_many_epochs_cost_no_broker_its_lease(world: World) -> None:
         answer = world.settled(world.one, asked)
         assert answer.error_code == 0
     assert world.live() == [1, 2, 3]
-    assert not world.two.node.broker.standing.is_over
+    assert not world.two.node.broker.leader_lease.is_over
 
 
 def test_who_waits_is_answered_when_the_controller_stops(world: World) -> None:

@@ -78,7 +78,7 @@ class World:
     def stand_down(self) -> int:
         """Part the two, and wait for the end of the leader's session."""
         self.members.cut.add(CUT)
-        return self.members.run_until(lambda: self.two.node.broker.standing.is_over)
+        return self.members.run_until(lambda: self.two.node.broker.leader_lease.is_over)
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ def test_a_leader_that_is_about_to_stop_says_no_end(world: World) -> None:
     world.members.cut.add(CUT)
     two = world.two.node.broker
     assert two.membership.registration.leave(world.two.now)
-    assert not two.standing.is_over, "its session goes on"
+    assert not two.leader_lease.is_over, "its session goes on"
     assert world.two.offset_of(world.wide, LATEST).error_code == NotLeader.code
     assert world.two.fetched(world.wide, 1)[0].error_code == NotLeader.code
     result, body = world.two.fetched(world.wide, 0)
@@ -235,7 +235,7 @@ def test_who_reaches_the_controller_again_leads_again(world: World) -> None:
     world.stand_down()
     world.members.cut.clear()
     two = world.two.node.broker
-    world.members.run_until(lambda: not two.standing.is_over)
+    world.members.run_until(lambda: not two.leader_lease.is_over)
     world.members.run(1_000)
     leader = world.one.node.broker.metadata.image.topics_by_id[world.wide].partitions[0].leader_id
     at = world.members.by_id[leader]
@@ -249,9 +249,9 @@ def test_who_reaches_the_controller_again_leads_again(world: World) -> None:
 def test_a_broker_alone_never_stands_down(tmp_path: Path) -> None:
     members = Members(tmp_path)
     alone = members.add(1)
-    assert not alone.node.broker.standing.is_over
+    assert not alone.node.broker.leader_lease.is_over
     members.run(5_000)
-    assert not alone.node.broker.standing.is_over
+    assert not alone.node.broker.leader_lease.is_over
     assert warnings(alone) == 0
 
 

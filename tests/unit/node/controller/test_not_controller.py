@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from quiverlog.node.controller.not_controller import told_controller
+from quiverlog.node.controller.not_controller import announced_controller
 
 
 @pytest.mark.parametrize(
@@ -28,4 +28,4 @@ def test_a_node_names_itself_when_it_knows_all_that_was_decided(
         config=SimpleNamespace(node_id=1),
         quorum=SimpleNamespace(is_leading=is_leading, decides_alone=decides_alone),
     )
-    assert told_controller(broker) == told
+    assert announced_controller(broker) == told

@@ -340,11 +340,11 @@ def test_a_disk_that_lacks_what_its_voter_has_acknowledged_does_not_take_the_nod
     """The earlier disk got no decisions, served nothing, and kept the newer one out."""
     epoch = unfenced(node)
     key = ReplicaKey(2, registering().directory_id)
-    registrar = deciding(node, forgotten={key: 7})
+    registrar = deciding(node, lost_entries={key: 7})
     late = Now(1 << 40, 1 << 40)
     with pytest.raises(EarlierDiskState, match="entry 7"):
         registrar.register(registering(life=9), print, late)
-    assert not registrar.is_heard(2, late), "it has no session"
+    assert not registrar.has_session(2, late), "it has no session"
     assert node.node.broker.metadata.image.brokers[2].broker_epoch == epoch
 
 
@@ -371,7 +371,7 @@ def deciding(
     raft = Namespace(
         led_before_us=led_before_us,
         majority_confirmed_us=confirmed_us,
-        forgotten=forgotten or {},
+        lost_entries=forgotten or {},
     )
     quorum = Namespace(leading_term=9, is_leading=True, raft=raft)
     return Registrar(
@@ -383,7 +383,7 @@ def deciding(
         lambda: {2: ANSWERED_US},
         lambda: False,
         lambda: 0,
-        broker.whereabouts,
+        broker.broker_addresses,
     )
 
 

@@ -16,7 +16,7 @@ from quiverlog.limits import RAFT_OBSERVERS_MAX
 from quiverlog.node.metadata.quorum_wire import pack
 from quiverlog.node.runtime.config import NodeConfig
 from quiverlog.node.runtime.events import ConnectionOpened, RequestReceived
-from quiverlog.node.runtime.peers import SECOND, Whereabouts
+from quiverlog.node.runtime.peers import SECOND, BrokerAddresses
 from quiverlog.types import Now
 from quiverlog.wire import messages as m
 from quiverlog.wire.messages import Api
@@ -88,7 +88,7 @@ def test_a_second_broker_under_a_node_id_is_told(tmp_path: Path, *, fenced: bool
     other = BrokerRecord(3, bytes(16), "10.0.0.3", 9292, "", listeners, directory_id="disk")
     broker = node.node.broker
     broker.metadata.image.replay(msgspec.structs.replace(other, fenced=fenced))
-    broker.whereabouts.brokers_changed(broker.metadata.image.brokers.values())
+    broker.broker_addresses.brokers_changed(broker.metadata.image.brokers.values())
 
     def asked(directory: str, endpoint: str) -> m.Response:
         source = r.ReplicaKey(3, directory)
@@ -98,10 +98,10 @@ def test_a_second_broker_under_a_node_id_is_told(tmp_path: Path, *, fenced: bool
     assert answer.error_code == (0 if fenced else DuplicateNodeId.code)
     assert fenced or "10.0.0.3:9292" in answer.error_message
     assert len(arrived) == 1, "its messages are taken like all others"
-    assert broker.whereabouts.known()[3] == Address("10.0.0.9" if fenced else "10.0.0.3", 9292)
+    assert broker.broker_addresses.known()[3] == Address("10.0.0.9" if fenced else "10.0.0.3", 9292)
     node.advance(2_000)
     assert not asked("another", "10.0.0.3:9292").error_code, "it may have lost its disk"
-    assert broker.whereabouts.known()[3] == Address("10.0.0.3", 9292)
+    assert broker.broker_addresses.known()[3] == Address("10.0.0.3", 9292)
 
 
 def test_a_second_process_on_a_copy_of_a_disk_neither_votes_nor_is_sent_anything(
@@ -121,14 +121,14 @@ def test_a_second_process_on_a_copy_of_a_disk_neither_votes_nor_is_sent_anything
         refused = speaks("copy:2")
         assert refused.error_code == DuplicateNodeId.code
         assert "node 1 runs at first:1, with the same data directory" in refused.error_message
-        assert broker.whereabouts.known() == {1: Address("first", 1)}
+        assert broker.broker_addresses.known() == {1: Address("first", 1)}
     assert len(arrived) == 3
     (line,) = [one for one in node.lines if one.event == SECOND]
     assert (line.fields["at"], line.fields["second_at"]) == ("first:1", "copy:2")
     node.advance(1)
     assert not speaks("copy:2").error_code, "the first one was silent for a session"
     assert speaks("first:1").error_code == DuplicateNodeId.code, "and is the second one now"
-    assert broker.whereabouts.known() == {1: Address("copy", 2)}
+    assert broker.broker_addresses.known() == {1: Address("copy", 2)}
 
 
 SESSION_US = 2_000_000
@@ -139,12 +139,12 @@ def at(us: int) -> Now:
     return Now(us, us)
 
 
-def one_registered(*, fenced: bool = False, moved: bool = False) -> Whereabouts:
+def one_registered(*, fenced: bool = False, moved: bool = False) -> BrokerAddresses:
     """Node 1 on disk "a" is registered at FIRST."""
     config = NodeConfig(
         data_dir="d", node_id=2, controllers={}, moved_controllers={1: NEW} if moved else {}
     )
-    found = Whereabouts(config, lambda _: None, lambda *_, **__: None)
+    found = BrokerAddresses(config, lambda _: None, lambda *_, **__: None)
     listeners = (("default", *FIRST),)
     record = BrokerRecord(1, bytes(16), *FIRST, "", listeners, directory_id="a", fenced=fenced)
     found.brokers_changed([record])
@@ -153,26 +153,30 @@ def one_registered(*, fenced: bool = False, moved: bool = False) -> Whereabouts:
 
 def test_where_a_controller_fences_the_silent_a_live_registration_is_the_first() -> None:
     found, own = one_registered(), r.ReplicaKey(1, "a")
-    assert found.heard(own, str(COPY), at(0), is_led=True) == FIRST
+    assert found.record_sender(own, str(COPY), at(0), is_led=True) == FIRST
     assert found.second_at(1, at(0)) == str(COPY)
-    assert found.heard(own, str(COPY), at(SESSION_US - 1), is_led=False) == FIRST
-    assert found.heard(own, str(COPY), at(SESSION_US), is_led=False) is None, "nobody fences"
+    assert found.record_sender(own, str(COPY), at(SESSION_US - 1), is_led=False) == FIRST
+    assert found.record_sender(own, str(COPY), at(SESSION_US), is_led=False) is None, (
+        "nobody fences"
+    )
     assert found.known() == {1: COPY}
-    assert found.heard(own, str(FIRST), at(SESSION_US + 1), is_led=True) is None, "it is its place"
-    assert found.heard(own, str(COPY), at(SESSION_US + 2), is_led=True) == FIRST
+    assert found.record_sender(own, str(FIRST), at(SESSION_US + 1), is_led=True) is None, (
+        "it is its place"
+    )
+    assert found.record_sender(own, str(COPY), at(SESSION_US + 2), is_led=True) == FIRST
     assert found.known() == {1: FIRST}
-    assert one_registered(fenced=True).heard(own, str(COPY), at(0), is_led=True) is None
-    assert one_registered(moved=True).heard(own, str(NEW), at(0), is_led=True) is None
+    assert one_registered(fenced=True).record_sender(own, str(COPY), at(0), is_led=True) is None
+    assert one_registered(moved=True).record_sender(own, str(NEW), at(0), is_led=True) is None
 
 
 def test_what_a_silent_replica_has_said_yields_to_the_registration_after_a_session() -> None:
     """Of two processes the one whose message came first while there was no leader would be asked
     for rows for ever: no follower sends another one anything."""
     found, own, leader = one_registered(), r.ReplicaKey(1, "a"), r.ReplicaKey(3, "c")
-    found.heard(own, str(COPY), at(0), is_led=False)
-    found.heard(leader, "leader:9", at(SESSION_US - 1), is_led=True)
+    found.record_sender(own, str(COPY), at(0), is_led=False)
+    found.record_sender(leader, "leader:9", at(SESSION_US - 1), is_led=True)
     assert found.known()[1] == COPY
-    found.heard(leader, "leader:9", at(SESSION_US), is_led=True)
+    found.record_sender(leader, "leader:9", at(SESSION_US), is_led=True)
     assert found.known()[1] == FIRST
 
 
@@ -180,7 +184,7 @@ def test_replicas_that_have_all_moved_find_each_other() -> None:
     """In the metadata of the leader that they elect, each lives where it was before."""
     found, own = one_registered(), r.ReplicaKey(1, "a")
     for us in range(0, 3 * SESSION_US, 100_000):
-        assert found.heard(own, str(NEW), at(us), is_led=us > 0) is None
+        assert found.record_sender(own, str(NEW), at(us), is_led=us > 0) is None
         assert found.known() == {1: NEW}
 
 
@@ -214,15 +218,15 @@ def test_only_the_listener_between_brokers_serves_it(tmp_path: Path) -> None:
 
 def test_a_sender_says_where_it_is_and_only_a_voters_own_disk_is_believed(tmp_path: Path) -> None:
     node, arrived = driver(tmp_path)
-    whereabouts = node.node.broker.whereabouts
+    broker_addresses = node.node.broker.broker_addresses
     assert ask(node, vote(2), endpoint="elsewhere:7").error_code == 0
-    assert whereabouts.known() == {1: Address("elsewhere", 7)}
-    whereabouts.voters_changed({r.ReplicaKey(1, "a"): "old:1", r.ReplicaKey(2, "b"): ""})
-    assert whereabouts.known() == {1: Address("elsewhere", 7)}, "the voter itself has said so"
-    whereabouts.voters_changed({r.ReplicaKey(1, "other"): "old:1"})
-    assert whereabouts.known() == {1: Address("old", 1)}
+    assert broker_addresses.known() == {1: Address("elsewhere", 7)}
+    broker_addresses.voters_changed({r.ReplicaKey(1, "a"): "old:1", r.ReplicaKey(2, "b"): ""})
+    assert broker_addresses.known() == {1: Address("elsewhere", 7)}, "the voter itself has said so"
+    broker_addresses.voters_changed({r.ReplicaKey(1, "other"): "old:1"})
+    assert broker_addresses.known() == {1: Address("old", 1)}
     assert ask(node, vote(2), endpoint="elsewhere:7").error_code == 0
-    assert whereabouts.known() == {1: Address("old", 1)}, "another disk of a voter's node"
+    assert broker_addresses.known() == {1: Address("old", 1)}, "another disk of a voter's node"
     assert len(arrived) == 2
 
 
@@ -236,9 +240,9 @@ def test_of_those_who_say_where_they_are_a_bounded_number_is_remembered() -> Non
     told: list[Mapping[int, Address]] = []
     seeds = {1: Address("seed", 1), 2: Address("self", 2)}
     config = NodeConfig(data_dir="d", node_id=2, controllers=seeds)
-    found = Whereabouts(config, told.append, lambda *_, **__: None)
+    found = BrokerAddresses(config, told.append, lambda *_, **__: None)
     for node_id in range(10, 10 + RAFT_OBSERVERS_MAX + 5):
-        found.heard(r.ReplicaKey(node_id, "a"), f"h:{node_id}", at(0), is_led=False)
+        found.record_sender(r.ReplicaKey(node_id, "a"), f"h:{node_id}", at(0), is_led=False)
     assert len(found.known()) == RAFT_OBSERVERS_MAX + 1
     assert found.known()[1] == Address("seed", 1)
     assert 10 not in found.known()

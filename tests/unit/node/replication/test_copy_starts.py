@@ -207,7 +207,7 @@ def copy(tmp_path: Path) -> tuple[NodeDriver, Replica]:
 
 
 def said(node: NodeDriver, replica: Replica, start: int, saved: int) -> None:
-    node.node.broker.replication._starts.said(replica, start, saved, node.now)
+    node.node.broker.replication._starts.follow(replica, start, saved, node.now)
     node.send(Tick())
 
 

@@ -26,7 +26,7 @@ def address_of(peer: tuple[Any, ...] | None) -> str | None:
     """The account of a client at this end of a connection."""
     clients = Clients()
     clients.opened(1, peer_name(cast("asyncio.BaseTransport", Transport(peer))), "default")
-    clients.said_hello(1, "c")
+    clients.on_hello(1, "c")
     found = [name for kind, name in clients.accounts[1] if kind == "address"]
     assert len(found) <= 1
     return cast("str", found[0]) if found else None

@@ -119,8 +119,8 @@ def test_what_cannot_be_asked_is_refused_at_once() -> None:
 
 def test_what_nobody_waits_for_needs_an_address_and_no_token() -> None:
     asker = Asker()
-    asker.peers.tell(1, m.MetadataRequest(), [b"body"])
-    asker.peers.tell(9, m.MetadataRequest())
+    asker.peers.send(1, m.MetadataRequest(), [b"body"])
+    asker.peers.send(9, m.MetadataRequest())
     (sent,) = asker.outbox.take()
     assert sent == SendToPeer(Peer(1, Purpose.CONTROL), m.MetadataRequest(), 0, [b"body"])
     assert asker.peers.next_us() is None
