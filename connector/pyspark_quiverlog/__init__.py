@@ -90,9 +90,8 @@ def register(spark: SparkSession, *, send: bool | None = None) -> None:
     Args:
         send: send quiverlog, and what it needs except pyarrow, from the driver's environment to the
             workers, which need the same version of Python on the same system. Default: if the
-                workers'
-            interpreter, as found on the driver's machine, lacks it. Not with Spark Connect, whose
-            server needs it installed.
+            workers' interpreter, as found on the driver's machine, lacks it. Not with Spark
+            Connect, whose server needs it installed.
 
     Raises:
         RuntimeError: PySpark is older than 4.0.

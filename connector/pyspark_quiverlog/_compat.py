@@ -87,8 +87,8 @@ def limit_class(name: str) -> Any:
     return getattr(_streaming_api, name, None)
 
 
-# --- PySpark's worker process ----------------------------------------------------------------- Not
-# an API: read in pyspark/daemon.py of 4.3. In a version that differs no worker and no socket is
+# --- PySpark's worker process ---------------------------------------------------------------------
+# Not an API: read in pyspark/daemon.py of 4.3. In a version that differs no worker and no socket is
 # found: nothing is tuned, and a task takes longer.
 _DAEMON: Final = "pyspark.daemon"
 _FRAMES_MAX: Final = 60

@@ -1,12 +1,11 @@
 """The end of the next micro-batch, under the options' bounds.
 
-Leads from the options to `planning`'s pure functions, with the one request to the brokers that a
-bound of bytes needs. Positions are plain offsets here.
+Applies `planning`'s pure functions, with the one request that a bound of bytes needs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from quiverlog.types import TopicPartition
 
@@ -46,6 +45,7 @@ def admit(
     if bytes_max is not None:
         short = [b._replace(end=ends[b.key]) for b in backlogs]
         ends, unsized = _admit_bytes(view, short, bytes_max)
+    _check_ends(backlogs, ends, rows_max)
     cut_short = bool(unsized) or any(ends[b.key] < b.end for b in backlogs)
     waiting = [TopicPartition(*b.key) for b in backlogs if b.rows]
     return _by_partition(ends), waiting if cut_short else []
@@ -76,6 +76,17 @@ def _admit_bytes(
         else:
             reached[key] = (size.end_offset, size.byte_count)
     return admit_bytes(sized, reached, bytes_max) | unsized, set(unsized)
+
+
+def _check_ends(
+    backlogs: Sequence[Backlog], ends: Mapping[tuple[str, int], int], rows_max: int | None
+) -> None:
+    taken = 0
+    for backlog in backlogs:
+        rows = ends[backlog.key] - backlog.start
+        assert 0 <= rows <= backlog.rows, f"{backlog} was given the end {ends[backlog.key]}"
+        taken += rows
+    assert rows_max is None or taken <= rows_max, f"{taken} rows pass the bound of {rows_max}"
 
 
 def _by_partition(ends: Mapping[tuple[str, int], int]) -> dict[TopicPartition, int]:

@@ -93,6 +93,7 @@ def _resolve(view: LogView, name: str, wanted: str | Positions) -> dict[TopicPar
         if offset in (LATEST, EARLIEST):
             result[where] = ends[where] if offset == LATEST else firsts[where]
         else:
+            assert offset >= 0, "words have a position by now"
             result[where] = Position(offset)
     return result
 

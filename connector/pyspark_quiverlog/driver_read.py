@@ -43,6 +43,7 @@ class DriverRead:
         self._read = read
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="quiverlog-driver-read")
         self._key: tuple[Any, Any] | None = None
+        self._split: Any = None
         self._rows: Future[list[pa.RecordBatch] | None] | None = None
         self._late: Future[Any] | None = None
 
@@ -60,14 +61,17 @@ class DriverRead:
         self._key, self._rows = key, None
         if len(splits) != 1 or (self._late is not None and not self._late.done()):
             return  # after a fetch that hangs it would be late as well
-        if 0 < sum(piece.end - piece.start for piece in splits[0].ranges) <= self._rows_max:
+        if 0 < splits[0].rows <= self._rows_max:
+            self._split = splits[0]
             self._rows = self._threads.submit(self._fetch, splits[0])
 
-    def take(self, key: tuple[Any, Any]) -> list[pa.RecordBatch] | None:
-        """Return the rows of this micro-batch, once; None: tasks read it."""
+    def take(self, key: tuple[Any, Any], splits: list[Any]) -> list[pa.RecordBatch] | None:
+        """Return the rows of this micro-batch, once; None: tasks read these splits."""
         rows, self._rows = self._rows, None
         if rows is None or key != self._key:
             return None
+        planned = [split.value for split in splits]
+        assert planned == [self._split.value], "the rows of another plan would take its place"
         if not wait_for([rows], TAKE_SECONDS_MAX).done:
             self._late = rows
             logger.info(
@@ -88,4 +92,5 @@ class DriverRead:
             # A task reads them again, and fails with this error or succeeds.
             logger.info("the driver could not read a small micro-batch: %s", error)
             return None
+        assert sum(batch.num_rows for batch in batches) <= split.rows, "a row was read twice"
         return batches or None

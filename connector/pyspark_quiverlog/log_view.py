@@ -194,7 +194,9 @@ class LogView:
         while left:
             try:
                 pinned = {w.topic: bytes.fromhex(known[w.topic]) for w in left}
-                return question(left, pinned)
+                answers = question(left, pinned)
+                assert answers.keys() <= set(left), "the client refuses answers not asked for"
+                return answers
             except GONE:
                 self.stale = True
                 if self.clock() > deadline:
@@ -235,7 +237,6 @@ class LogView:
                     names = ", ".join(map(str, left[:10]))
                     raise RequestTimedOut(f"no broker leads {names}: no answer in time.")
                 self.pause(PAUSE_S)
-        assert result.keys() <= at.keys()
         return result
 
     def _sort(
@@ -262,7 +263,7 @@ class LogView:
     ) -> dict[TopicPartition, Position]:
         """Return every end, within `max_wait` seconds once one differs from `known`.
 
-        Partitions that cannot answer now are left out. `stale` is set when topics changed.
+        Partitions that cannot answer now are left out.
         """
 
         def question(
@@ -322,6 +323,7 @@ class LogView:
                 return epoch
             if offset > older.offset:
                 return epoch
+            assert older.leader_epoch < epoch, "each step goes back, so there is a last one"
             epoch = older.leader_epoch
         return epoch
 

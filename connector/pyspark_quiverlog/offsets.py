@@ -26,6 +26,7 @@ __all__ = ["Position", "SourceOffset", "TopicPositions", "begin_positions"]
 OFFSET_VERSION: Final = 1
 OFFSET_MAX: Final = 2**63 - 1
 EPOCH_MAX: Final = 2**31 - 1
+TOPIC_ID_DIGITS: Final = 32
 KEYS: Final = frozenset({"v", "topics", "_start", "_first", "_resume", "_kept"})
 
 
@@ -72,6 +73,8 @@ class SourceOffset:
     def to_json(self) -> dict[str, Any]:
         """Return the canonical form: keys sorted (partitions by number), integers and texts
         only."""
+        # An end that Spark logs with the mark would be replaced by the options' start.
+        assert not self.is_start or self.first is self.resume is self.kept is None, "no end"
         result: dict[str, Any] = {"v": OFFSET_VERSION, "topics": _topics_to_json(self.topics)}
         if self.is_start:
             result["_start"] = True
@@ -141,6 +144,10 @@ def begin_positions(
 
 
 def _topics_to_json(topics: Mapping[str, TopicPositions]) -> dict[str, Any]:
+    for positions in topics.values():
+        # `from_json` refuses others: after a restart the checkpoint could not be read.
+        assert len(positions.topic_id) == TOPIC_ID_DIGITS
+        assert all(p.offset >= 0 and p.epoch >= NO_EPOCH for p in positions.partitions.values())
     return {
         name: {
             "id": topics[name].topic_id,
@@ -164,7 +171,7 @@ def _topics_from_json(data: Mapping[str, Any]) -> dict[str, TopicPositions]:
 
 
 def _topic_id(text: str) -> str:
-    if re.fullmatch("[0-9a-f]{32}", text) is None:
+    if re.fullmatch(f"[0-9a-f]{{{TOPIC_ID_DIGITS}}}", text) is None:
         raise ValueError(f"topic id {text!r}")
     return text
 

@@ -113,6 +113,8 @@ def admit_bytes(
         ends[backlog.key] = min(end, backlog.end)
         taken += size
     assert all(ends[b.key] >= b.start for b in backlogs), "no partition goes back"
+    moved = sum(ends[b.key] > b.start for b in backlogs)
+    assert taken <= bytes_max or moved == 1, "only a single batch may be above the bound"
     return ends
 
 

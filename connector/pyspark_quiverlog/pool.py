@@ -33,6 +33,7 @@ class _Pool:
     """The clients and producers of this process, for all threads."""
 
     def __init__(self) -> None:
+        self.process = os.getpid()
         self.lock = threading.RLock()
         """Held while opening: two threads would open two, and leak one."""
         self.clients: dict[Endpoint, Client] = {}
@@ -68,6 +69,7 @@ def client(where: Endpoint) -> Client:
         ConnectionFailed: no broker answers; the text names the addresses.
     """
     pool = _pool
+    assert pool.process == os.getpid(), "a child would read its parent's answers"
     with pool.lock:
         found = pool.clients.get(where)
         if found is None:
@@ -119,7 +121,9 @@ def drop_producer(found: Any) -> None:
     """Close a producer whose state is in doubt."""
     pool = _pool
     with pool.lock:
-        for key in [k for k, (_, p) in pool.producers.items() if p is found]:
+        keys = [k for k, (_, p) in pool.producers.items() if p is found]
+        assert len(keys) <= 1, "each topic and each set of options has a producer of its own"
+        for key in keys:
             del pool.producers[key]
     with contextlib.suppress(Exception):  # its own failure is being reported already
         found.close()

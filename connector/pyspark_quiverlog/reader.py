@@ -69,6 +69,10 @@ class LogSplit(InputPartition):  # type: ignore[misc]
     def ranges(self) -> list[Range]:
         return [Range._make(r) for r in self.value]
 
+    @property
+    def rows(self) -> int:
+        return sum(piece.rows for piece in self.ranges)
+
 
 class SplitReader(worker_process.SentToTasks):
     """Reads splits under one query's options and schema. Pickled to the executors."""
@@ -137,6 +141,9 @@ class SplitReader(worker_process.SentToTasks):
                     metadata = None
                     if normalizer.metadata_names:
                         metadata = metadata_columns(normalizer.metadata_names, stored)
+                    # Spark counts no offsets: it would take a row twice, or of the next batch.
+                    assert next_offset <= stored.base_offset, "a row twice"
+                    assert stored.next_offset <= piece.end, "a row after the range"
                     next_offset = stored.next_offset
                     yield next_offset, normalizer(stored.data, metadata)
             except IncompatibleSchema as error:
@@ -155,6 +162,7 @@ class SplitReader(worker_process.SentToTasks):
         else:
             resume = piece.end
             what = f"{where}: rows [{position}, {piece.end}) are gone ({error.message})"
+        assert position <= resume <= piece.end
         Losses(fail=self.options.fail_on_data_loss).report(what, error)
         return resume
 

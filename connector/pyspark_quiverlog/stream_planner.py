@@ -116,6 +116,10 @@ class StreamPlanner:
         start = self._start if current else SourceOffset.from_json(start_json)
         assert start is not None
         begins = begin_positions(start, end)
+        if current and not replay:
+            # A replay after a crash has only the two offsets to go by.
+            planned = {w: self._begin[TopicPartition(*w)] for w in begins}
+            assert begins == planned, "the two offsets give another begin"
         unknown = [TopicPartition(*w) for w, position in begins.items() if position is None]
         known = {TopicPartition(*w): p for w, p in begins.items() if p is not None}
         known |= self._first_rows(unknown, end)
@@ -313,6 +317,7 @@ class StreamPlanner:
             if where not in found and latest[where].offset < begin.offset:
                 found[where] = latest[where]
         for where, position in found.items():
+            assert position.offset < doubtful[where].offset, "a truncation leads back"
             self._losses.report(
                 f"{where}: rows [{position.offset}, {doubtful[where].offset}) were read and have "
                 "been truncated since; others may have taken their offsets"
@@ -410,6 +415,7 @@ class StreamPlanner:
         self, ends: Mapping[TopicPartition, int], latest: Mapping[TopicPartition, Position]
     ) -> SourceOffset:
         assert self._start is not None
+        assert ends.keys() == self._begin.keys(), "each partition has one begin and one end"
         positions: dict[tuple[str, int], Position] = {}
         resumed: dict[tuple[str, int], Position] = {}
         for where, begin in self._begin.items():
@@ -461,6 +467,7 @@ class StreamPlanner:
         if end == begin.offset:
             return begin
         last = latest[where]
+        assert begin.offset < end <= last.offset, f"{where}: [{begin.offset}, {end}) of {last}"
         if end == last.offset or begin.epoch == last.epoch:
             return Position(end, last.epoch)
         return Position(end, self._view.epoch_before(where, end, last.epoch))
@@ -503,3 +510,4 @@ def _check_replay(
         if last.offset < stop:
             losses.report(f"{where}: rows [{last.offset}, {stop}) have been truncated")
             ends[where] = Position(max(last.offset, begins[where].offset))
+        assert begin.offset <= begins[where].offset <= ends[where].offset <= stop, "only fewer rows"

@@ -78,7 +78,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[Any]:
         tasks = self._tasks(start, end)
-        rows = self._driver_read and self._driver_read.take((start, end))
+        rows = self._driver_read and self._driver_read.take((start, end), tasks)
         if rows:
             hand_over(self, rows)
         return tasks

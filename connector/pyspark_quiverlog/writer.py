@@ -91,8 +91,6 @@ class _Writer(worker_process.SentToTasks):
 
 
 class LogBatchWriter(DataSourceArrowWriter):  # type: ignore[misc]
-    """The writer of `df.write`."""
-
     def __init__(self, raw: Mapping[str, str], schema: Any, overwrite: bool) -> None:
         self._writer = _Writer(parse_write_options(raw, Use.BATCH_WRITE), schema, overwrite)
 
@@ -109,7 +107,7 @@ class LogBatchWriter(DataSourceArrowWriter):  # type: ignore[misc]
 
 
 class LogStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
-    """The writer of `df.writeStream`, made again for every micro-batch, and for its commit."""
+    """Made again for every micro-batch, and for its commit."""
 
     def __init__(self, raw: Mapping[str, str], schema: Any, overwrite: bool) -> None:
         self._writer = _Writer(parse_write_options(raw, Use.STREAM_WRITE), schema, overwrite)
@@ -168,13 +166,18 @@ class WriteTask:
         Raises:
             QuiverlogError: why rows were not stored; then no report is sent.
         """
+        assert not self._sent, "rows of an earlier run would be reported again"
         report = _new_report()
+        rows_sent = 0
         self._open_ahead()
         try:
             for batch in batches:
+                before = rows_sent
                 for topic, partition, rows in split_by_route(batch, self._route, self._route_to):
                     future = self._producer(topic).send(rows, partition=partition)
                     self._sent.append((topic, future))
+                    rows_sent += rows.num_rows
+                assert rows_sent - before == batch.num_rows, "each row has one topic and partition"
             for producer in self._producers.values():
                 producer.flush()
         except BaseException:
@@ -183,6 +186,7 @@ class WriteTask:
             raise
         for topic, future in self._sent:
             _add_results(report, topic, future.result())
+        assert report.rows == rows_sent, f"{report.rows} rows of {rows_sent} were acknowledged"
         return report
 
     def _route_to(self, topic: str) -> Route:

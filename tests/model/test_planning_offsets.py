@@ -22,13 +22,15 @@ topics = st.dictionaries(
     ),
     max_size=4,
 )
-offsets = st.builds(
-    SourceOffset,
-    topics=topics,
-    is_start=st.booleans(),
-    first=st.one_of(st.none(), topics),
-    resume=st.one_of(st.none(), topics),
-    kept=st.one_of(st.none(), topics),
+offsets = st.one_of(
+    st.builds(SourceOffset, topics=topics, is_start=st.just(True)),
+    st.builds(
+        SourceOffset,
+        topics=topics,
+        first=st.one_of(st.none(), topics),
+        resume=st.one_of(st.none(), topics),
+        kept=st.one_of(st.none(), topics),
+    ),
 )
 
 
