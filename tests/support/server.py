@@ -18,7 +18,7 @@ from quiverlog.server.net.connections import ConnectionLimits, ConnectionTable
 from quiverlog.server.net.memory import MemoryBudget
 from quiverlog.server.net.places import PlaceLimits
 from quiverlog.server.net.replies import path_hider
-from quiverlog.server.net.turns import Turns
+from quiverlog.server.net.scheduler import FairScheduler
 from quiverlog.server.observe.logs import make_logger
 from quiverlog.server.observe.metrics import ServerMetrics
 from quiverlog.server.process.broker_server import connection_limits
@@ -97,13 +97,13 @@ class Server:
         self.memory = MemoryBudget(
             memory_bytes, lambda: list(self.table.by_id.values()), now_us=monotonic_us
         )
-        self.turns = Turns(asyncio.get_running_loop(), now_us=monotonic_us)
+        self.scheduler = FairScheduler(asyncio.get_running_loop(), now_us=monotonic_us)
         self.context = ConnectionContext(
             runner=self.runner,
             connections=self.table,
             metrics=self.metrics,
             log=log,
-            turns=self.turns,
+            scheduler=self.scheduler,
             memory=self.memory,
             scratch=bytearray(SCRATCH_BYTES),
             pool=BufferPool(),

@@ -1,5 +1,4 @@
-"""The clocks of the process: the one that only grows, for deadlines, and the time of day, for
-rows."""
+"""The clocks of the process: monotonic for deadlines, the time of day for rows."""
 
 from __future__ import annotations
 
@@ -15,5 +14,5 @@ def monotonic_us() -> int:
 
 
 def read_clocks() -> Now:
-    # At every read of a socket: without the call of a named tuple's constructor.
+    # Called at every read of a socket: `Now(...)` would add a Python call.
     return tuple.__new__(Now, (time.monotonic_ns() // 1000, time.time_ns() // 1000))

@@ -1,7 +1,6 @@
-"""One client connection: frames in, events to the node, replies out, its end.
+"""One client connection: frames in, events to the node, replies out, closing.
 
-A client that breaks the protocol gets the answers to its earlier requests, then one error; then the
-connection lingers, because closing at once makes the kernel discard the answer.
+A client that breaks the protocol gets the answers to its earlier requests, then one error.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from quiverlog.server.net.peer import (
 )
 from quiverlog.server.net.replies import Replies
 from quiverlog.server.net.requests import Backlog, RequestFeed, Unreadable, is_brokers_hello
-from quiverlog.server.net.turns import Turns
+from quiverlog.server.net.scheduler import FairScheduler
 from quiverlog.server.observe.logs import Logger
 from quiverlog.server.observe.metrics import ServerMetrics
 from quiverlog.types import Now
@@ -36,17 +35,17 @@ from quiverlog.wire.buffers import BufferPool
 from quiverlog.wire.frames import Frame, FrameReceiver, encode_error
 from quiverlog.wire.messages import Response
 
-__all__ = ["ClientProtocol", "ConnectionContext", "Ending"]
+__all__ = ["ClientProtocol", "ConnectionContext", "FinalError"]
 
 
 ANSWERS_S_MAX: Final = 5.0
-"""The longest wait of the error for the answers to earlier requests."""
+"""The longest time that the final error waits for the answers to earlier requests."""
 LINGER_S: Final = 2.0
 """Time for the client to read the final error and close."""
 
 
-class Ending:
-    """The error that is still to be sent, and the time after it. True while an error waits."""
+class FinalError:
+    """The error that ends a connection, and the lingering after it. True while it is unsent."""
 
     __slots__ = ("_lingers", "_table", "_timer", "unreadable")
 
@@ -55,20 +54,16 @@ class Ending:
         self._timer: asyncio.TimerHandle | None = None
         self._lingers = False
         self.unreadable: Unreadable | None = None
-        """The unreadable request, whose error follows the answers."""
 
     def __bool__(self) -> bool:
         return self.unreadable is not None
 
     def begin(self, unreadable: Unreadable, give_up: Callable[[], None]) -> bool:
-        """Keep an error to be sent; True if it is the first. `give_up`: called when the answers are
-        late.
-
-        One found later belongs to an earlier request, and so counts: the backlog is decoded after
-        the receiver has failed at the bytes behind it.
-        """
+        """Keep an error; True if it is the first. `give_up` is called when the answers are late."""
         assert not self._lingers, "the final error was sent"
         is_first = self.unreadable is None
+        # The later one replaces it: the backlog, with earlier requests, is decoded after the
+        # receiver has failed at the bytes behind them.
         self.unreadable = unreadable
         if is_first:
             assert self._timer is None
@@ -77,19 +72,19 @@ class Ending:
 
     def linger(self, transport: asyncio.Transport) -> None:
         """Send the end of the stream; close when the client has, or after `LINGER_S`."""
-        self.over()
+        self.clear()
         table = self._table
         if table.lingering >= table.limits.lingering_max:
             transport.close()
             return
+        # Closed with unread bytes, the kernel sends a reset, which discards the error on its way.
         with contextlib.suppress(OSError, NotImplementedError):
             transport.write_eof()
         table.lingering += 1
         self._lingers = True
         self._timer = asyncio.get_running_loop().call_later(LINGER_S, transport.abort)
 
-    def over(self) -> None:
-        """Forget error and timer."""
+    def clear(self) -> None:
         self.unreadable = None
         if self._timer is not None:
             self._timer.cancel()
@@ -100,12 +95,10 @@ class Ending:
 
 
 class Runner(Protocol):
-    """The node as a connection sees it."""
-
     def handle_many(self, events: Iterable[Event], now: Now) -> None:
         """Handle events that came together; answers wait for `flush`."""
 
-    def tell(self, *events: Event) -> None:
+    def deliver(self, *events: Event) -> None:
         """Handle events now and send the answers."""
 
     def flush(self) -> None:
@@ -119,39 +112,37 @@ class ConnectionContext(NamedTuple):
     connections: ConnectionTable
     metrics: ServerMetrics
     log: Logger
-    turns: Turns
+    scheduler: FairScheduler
     memory: MemoryBudget
     scratch: bytearray
-    """Holds received small frames until they were handled; see `FrameReceiver`."""
+    """Holds small received frames until they are handled; see `FrameReceiver`."""
     pool: BufferPool
     hide_paths: Callable[[str], str]
-    """Takes paths of the broker out of an error message."""
+    """Removes the broker's paths from an error message."""
     listener: str = LISTENER_DEFAULT
-    """The listener that takes the connections."""
     serves_brokers: bool = False
-    """True where the listener accepts other brokers."""
 
 
 CHUNK_REQUESTS_MAX: Final = 64
-"""Requests that go to the node together, and so share a write."""
+"""Requests that go to the node together: their answers share one write."""
 REQUESTS_PER_TURN: Final = 256
 TURN_US_MAX: Final = 3_000
-"""Looked at after each request."""
+"""Checked after each request."""
 READ_BYTES: Final = 64 * KIB
 BUSY_READ_BYTES: Final = 16 * KIB
 """Bound on one read of small frames while any connection has a backlog: cutting thousands of tiny
 frames from a full buffer would be a long turn."""
 REPORT_BYTES: Final = 256 * KIB
-"""Gathered replies are reported to the memory budget in such steps."""
+"""Gathered replies are reported to the memory budget in steps of this size."""
 
 assert CHUNK_REQUESTS_MAX <= REQUESTS_PER_TURN
 
 
 class ClientProtocol(asyncio.BufferedProtocol):
     __slots__ = (
-        "_backlog", "_busy", "_chunk_requests", "_closing", "_context", "_ending", "_feed", "_held",
-        "_is_settled", "_receiver", "_reported_bytes", "_transport", "_write_paused",
-        "connection_id", "held_bytes", "peer", "replies", "sent_bytes", "state", "waits_for_turn",
+        "_backlog", "_busy", "_chunk_requests", "_closing", "_context", "_feed", "_final_error",
+        "_held", "_is_settled", "_receiver", "_reported_bytes", "_transport", "_write_paused",
+        "connection_id", "held_bytes", "is_scheduled", "peer", "replies", "sent_bytes", "state",
     )  # fmt: skip
 
     def __init__(self, context: ConnectionContext) -> None:
@@ -168,16 +159,15 @@ class ClientProtocol(asyncio.BufferedProtocol):
         self._chunk_requests = CHUNK_REQUESTS_MAX
         self._feed = RequestFeed(context.metrics)
         self._busy = self._held = self._write_paused = self._closing = False
-        self._ending = Ending(context.connections)
+        self._final_error = FinalError(context.connections)
         self._reported_bytes = 0
-        self.waits_for_turn = self._is_settled = False
+        self.is_scheduled = self._is_settled = False
         self.held_bytes = self.sent_bytes = 0
         self.connection_id = -1
         self.peer = ""
         self.state = ConnectionState(0)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Enter the table, or refuse the connection when there is no place."""
         self._transport = cast("asyncio.Transport", transport)
         context = self._context
         self.peer = peer_name(transport)
@@ -186,9 +176,9 @@ class ClientProtocol(asyncio.BufferedProtocol):
         self.state = ConnectionState(monotonic_us(), origin)
         self.connection_id = context.connections.add(self)
         if self.connection_id < 0:
-            self.turn_away()
+            self.refuse()
             return
-        context.runner.tell(ConnectionOpened(self.connection_id, self.peer, context.listener))
+        context.runner.deliver(ConnectionOpened(self.connection_id, self.peer, context.listener))
         context.metrics.connections_accepted += 1
         context.metrics.connections_open += 1
         self.limits_changed()
@@ -196,8 +186,8 @@ class ClientProtocol(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> Any:
         if self._closing:
-            return self._context.scratch
-        small_bytes = BUSY_READ_BYTES if self._busy or self._context.turns else READ_BYTES
+            return self._context.scratch  # A lingering connection's bytes are discarded.
+        small_bytes = BUSY_READ_BYTES if self._busy or self._context.scheduler else READ_BYTES
         return self._receiver.get_buffer(sizehint, small_bytes_max=small_bytes)
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -209,14 +199,14 @@ class ClientProtocol(asyncio.BufferedProtocol):
         try:
             frames = receiver.buffer_updated(nbytes)
         except QuiverlogError as error:
-            if not self._ending:
+            if not self._final_error:
                 self._protocol_error((error, 0, 0))
             return
         now = read_clocks()
         partial = receiver.partial
         state.last_read_us = now.mono_us
-        if state.rests:
-            context.connections.stir(self)
+        if state.is_quiet:
+            context.connections.mark_active(self)
         if frames and not self._is_settled and not self._settle(frames[0]):
             return
         if frames:
@@ -225,36 +215,35 @@ class ClientProtocol(asyncio.BufferedProtocol):
             context.runner.flush()
         elif not state.frame_since_us:
             state.frame_since_us = now.mono_us
-        if receiver.error is not None and not self._closing and not self._ending:
+        if receiver.error is not None and not self._closing and not self._final_error:
             self._protocol_error((receiver.error, 0, 0))
         if self.held_bytes or partial or self._backlog.byte_count:
             self.report()
 
     def _settle(self, first: Frame) -> bool:
-        """Learn from the first request whether a broker connects. False: there is no place."""
+        """Choose the place by the first request; False: there is none."""
         self._is_settled = True
         if self._context.connections.settle(self, is_broker=is_brokers_hello(first.header)):
             return True
-        self.turn_away()
+        self.refuse()
         return False
 
     def eof_received(self) -> bool:
-        """The client sends no more: send what is buffered, then close."""
+        """Return False: the transport sends what is buffered, then closes."""
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Release everything, and report the end to the node."""
         self._closing = True
         self._release()
         context = self._context
-        context.memory.forget(self)
+        context.memory.remove(self)
         if self.connection_id >= 0:
             context.metrics.connections_open -= 1
             context.connections.remove(self.connection_id)
-            context.runner.tell(ConnectionClosed(self.connection_id))
+            context.runner.deliver(ConnectionClosed(self.connection_id))
 
     def pause_writing(self) -> None:
-        """Too many bytes wait to be taken: read no more of this client's requests."""
+        # A client that does not read its answers gets no more of them.
         self._write_paused = True
         self._hold()
 
@@ -262,11 +251,11 @@ class ClientProtocol(asyncio.BufferedProtocol):
         self._write_paused = False
         self.report()
         if self._held:
-            self._context.turns.request(self)
+            self._context.scheduler.request(self)
 
     # --- requests ------------------------------------------------------------------------------
-    def take_turn(self) -> None:
-        """Go on with the backlog; without one, read again unless something holds us back."""
+    def run_turn(self) -> None:
+        """Continue the backlog; without one, read again unless a limit forbids it."""
         if self._closing or not self._held or not self._may_go_on():
             return
         if self._backlog:
@@ -274,11 +263,11 @@ class ClientProtocol(asyncio.BufferedProtocol):
             self._work_off(frames, received_ns, read_clocks(), fresh=False)
             self._context.runner.flush()
             self.report()
-            if self._ending:  # The node answers what this turn has parked.
-                self._context.runner.tell(RequestsEnded(self.connection_id))
+            if self._final_error:  # The node answers what this turn has parked.
+                self._context.runner.deliver(RequestsEnded(self.connection_id))
         if self._backlog or self._closing or not self._may_go_on():
             return
-        if not self._ending:
+        if not self._final_error:
             self._release_hold()
         elif not self.state.in_flight:
             self._send_error()
@@ -292,8 +281,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
     ) -> None:
         """Hand requests to the node until they, the turn or the room are used up.
 
-        One write and one flush of the disk serve the requests of a chunk; chunks shrink while their
-        answers are large. `fresh`: the frames are views of the shared receive buffer.
+        `fresh`: the frames are views of the shared receive buffer.
         """
         runner, limits = self._context.runner, self._context.connections.limits
         in_flight, feed, replies = self.state.in_flight, self._feed, self.replies
@@ -306,6 +294,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
                 break
             chunk = frames if count == total else frames[at : at + count]
             before_bytes = replies.gathered_bytes
+            # One write and one flush of the disk serve the whole chunk.
             requests = feed.events(self.connection_id, in_flight, chunk, received_ns, deadline_ns)
             runner.handle_many(requests, now)
             at += feed.taken
@@ -322,12 +311,12 @@ class ClientProtocol(asyncio.BufferedProtocol):
             self._backlog.keep(frames[at:], received_ns, fresh=fresh)
             self._hold()
             if self._may_go_on():
-                self._context.turns.request(self)
+                self._context.scheduler.request(self)
         elif len(in_flight) >= limits.in_flight_max:
             self._hold()
 
     def _answered(self, chunk_bytes: int, write_buffer_bytes: int) -> None:
-        """Adapt the chunk to the size of its answers."""
+        # Down by 4, up by 2: a chunk's answers are all in memory before one of them is sent.
         if chunk_bytes * 4 > write_buffer_bytes:
             self._chunk_requests = max(1, self._chunk_requests // 4)
         elif self._chunk_requests < CHUNK_REQUESTS_MAX:
@@ -342,7 +331,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
             self._transport.pause_reading()
 
     def _release_hold(self) -> None:
-        # The broker had paused reading: the time does not count against the client.
+        # The broker paused reading: that time does not count against the client.
         now_us = monotonic_us()
         self.state.last_read_us = now_us
         if self.state.frame_since_us:
@@ -353,7 +342,6 @@ class ClientProtocol(asyncio.BufferedProtocol):
     def queue(
         self, response: Response, correlation_id: int, body: Sequence[memoryview] = ()
     ) -> None:
-        """Gather a reply for `flush`."""
         received_ns = self.state.in_flight.pop(correlation_id, 0)
         if self._closing:
             return
@@ -367,7 +355,6 @@ class ClientProtocol(asyncio.BufferedProtocol):
             self.report()
 
     def flush(self) -> None:
-        """Send what has gathered, in one call."""
         replies, transport = self.replies, self._transport
         if self._closing or not replies.parts:
             replies.clear()
@@ -378,32 +365,29 @@ class ClientProtocol(asyncio.BufferedProtocol):
         self._context.metrics.bytes_out += size
         transport.write(parts[0]) if len(parts) == 1 else transport.writelines(parts)
         if self._held and not self._write_paused:
-            self._context.turns.request(self)
+            self._context.scheduler.request(self)
         if self.held_bytes or transport.get_write_buffer_size():
             self.report()
         else:
             replies.all_taken()
 
     def measure(self) -> tuple[int, int]:
-        """Return (bytes held for the connection, since when in monotonic microseconds)."""
         unsent, unsent_us = self.replies.unsent(self.waiting_bytes, monotonic_us)
         since = [at for at in (self.state.frame_since_us, unsent_us) if at]
         since_us = min(since) if since else monotonic_us()
         return self._receiver.buffered_bytes + self._backlog.byte_count + unsent, since_us
 
     def evict(self) -> None:
-        """Close: all connections together hold too much, and this one costs most."""
         self.abort("memory")
 
     def report(self) -> None:
-        """Report to the memory budget."""
         held_bytes, _ = self.measure()
         if held_bytes != self.held_bytes:
             self._context.memory.report(self, held_bytes)
 
     def _release(self) -> None:
-        """Release every buffer but the transport's, and the waiting error."""
-        self._ending.over()
+        """Release every buffer but the transport's, and the unsent error."""
+        self._final_error.clear()
         self._backlog.clear()
         self.replies.clear()
         self._receiver.release()
@@ -415,35 +399,31 @@ class ClientProtocol(asyncio.BufferedProtocol):
 
     @property
     def is_held(self) -> bool:
-        """True while nothing is read from it."""
         return self._held or self._closing
 
     @property
     def is_abandoned(self) -> bool:
-        """The client hung up, unseen while reading is paused."""
         return self._held and not self._write_paused and has_hung_up(self._transport)
 
     def limits_changed(self) -> None:
-        """Take over the table's limits."""
         limits = self._context.connections.limits
         self._transport.set_write_buffer_limits(high=limits.write_buffer_bytes)
         self._feed.may_read_files = limits.local_reads and is_on_this_machine(self._transport)
 
     def close_soon(self, why: str) -> None:
-        """Send what has gathered, then close."""
         if not self._closing:
             self._context.log.info("connection closed", peer=self.peer, why=why)
             self.flush()
             self._half_close()
 
-    def turn_away(self) -> None:
+    def refuse(self) -> None:
         if self._closing:
             return
         places = self._context.connections.places
         error = places.why_refused(self.state.origin) or TooManyConnections()
         self._context.metrics.count_refused(error)
         self._context.log.warning("connection refused", peer=self.peer, why=error.message)
-        self._refuse(error, 0, 0)
+        self._end_with(error, 0, 0)
 
     def abort(self, reason: str) -> None:
         if not self._closing:
@@ -456,37 +436,36 @@ class ClientProtocol(asyncio.BufferedProtocol):
         self._release()
         self.replies.all_taken()
         self._transport.abort()
-        self._context.memory.forget(self)
+        self._context.memory.remove(self)
 
     def _protocol_error(self, unreadable: Unreadable) -> None:
-        """Read no more; the error follows the answers."""
         error = unreadable[0]
-        if self._ending.begin(unreadable, self._send_error):
+        if self._final_error.begin(unreadable, self._send_error):
             self._context.metrics.count_closed("protocol")
             self._context.metrics.count_error(error.code)
             self._context.log.warning("protocol error", peer=self.peer, error=str(error))
         self.state.frame_since_us = 0
         self._receiver.fail(error)
         self._hold()
-        self._context.runner.tell(RequestsEnded(self.connection_id))
-        self._context.turns.request(self)  # where the error is sent when all is answered
+        # Long polls are answered at once: the error waits for them.
+        self._context.runner.deliver(RequestsEnded(self.connection_id))
+        self._context.scheduler.request(self)  # `run_turn` sends the error when all is answered.
 
     def _send_error(self) -> None:
-        """Send the error: the answers are sent, or their time is up."""
-        if self._ending.unreadable is not None:
-            self._refuse(*self._ending.unreadable)
+        if self._final_error.unreadable is not None:
+            self._end_with(*self._final_error.unreadable)
 
-    def _refuse(self, error: QuiverlogError, api: int, correlation_id: int) -> None:
+    def _end_with(self, error: QuiverlogError, api: int, correlation_id: int) -> None:
         self._transport.write(encode_error(error, api=api, correlation_id=correlation_id))
         self._half_close()
 
     def _half_close(self) -> None:
-        """Send the end of the stream, and discard what comes."""
-        if self.state.rests:
-            self._context.connections.stir(self)  # The client may take the error too slowly.
+        """Send the end of the stream, and discard received bytes from now on."""
+        if self.state.is_quiet:
+            self._context.connections.mark_active(self)  # The client may take the error too slowly.
         self._closing = True
         self._release()
         self.report()
-        self._ending.linger(self._transport)
+        self._final_error.linger(self._transport)
         if self._held:
             self._transport.resume_reading()

@@ -1,8 +1,8 @@
 """Listening sockets by listener, and accepting their connections one at a time.
 
-The event loop's servers accept all waiting connections at once: a thousand clients would take the
-descriptors that a flush needs. Here each has its protocol, which counts or refuses it, before the
-next is accepted.
+The event loop's own servers accept all waiting connections at once: a thousand clients would use up
+the descriptors that a flush needs. Here each connection is counted or refused before the next is
+accepted.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ _GONE: Final = frozenset(
         errno.ENOPROTOOPT,
     )
 )
-"""The connection ended before it was accepted: Linux returns the network's error for it."""
+"""The connection ended before accept(2), which returns its network error on Linux."""
 _PAUSE_S: Final = 0.1
-"""After an accept that the system refused."""
+"""After an accept(2) that failed otherwise."""
 
 
 def begin_to_listen(sock: socket.socket, backlog: int) -> None:
-    """Raises AddressInUse: another program listens. Two that only bound did not clash
-    (SO_REUSEADDR)."""
+    """Raises AddressInUse: another program listens there."""
     try:
+        # With SO_REUSEADDR two programs may bind one address; only listen(2) fails.
         sock.listen(backlog)
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
@@ -47,7 +47,7 @@ def begin_to_listen(sock: socket.socket, backlog: int) -> None:
 
 
 class Acceptor:
-    """Accepts until `close` on a socket that listens, with a new protocol for each connection."""
+    """Accepts connections until `close`, each with a new protocol."""
 
     def __init__(
         self,
@@ -66,9 +66,10 @@ class Acceptor:
         self._task = loop.create_task(self._accept())
 
     def close(self) -> None:
-        """Accept no more; accepted connections live on."""
+        """Accept no more; open connections stay."""
         self._is_closed = True
-        if not self._is_taking:  # uvloop would close that connection without calling its protocol.
+        # Cancelled while it takes a connection, uvloop closes that one without its protocol.
+        if not self._is_taking:
             self._task.cancel()
         self._socket.close()
 
@@ -81,7 +82,7 @@ class Acceptor:
                     return  # closed
                 if error.errno in _GONE:
                     await asyncio.sleep(0)
-                else:  # No descriptor, no memory, ...: may not pass by itself, so never at once.
+                else:  # No descriptor, no memory, ...: a retry at once would spin.
                     self._log.error("connections cannot be accepted", error=str(error))
                     await asyncio.sleep(_PAUSE_S)
                 continue
@@ -92,7 +93,7 @@ class Acceptor:
                 await self._loop.connect_accepted_socket(self._make_protocol, accepted)
             except OSError:
                 accepted.close()
-            except Exception as error:  # A bug costs this connection, not all that come after it.
+            except Exception as error:  # A bug ends this connection, not the acceptor.
                 accepted.close()
                 context = {"message": "taking a connection", "exception": error}
                 self._loop.call_exception_handler(context)
@@ -108,8 +109,7 @@ def socket_address(sock: socket.socket) -> Address:
 
 
 class Listeners:
-    """The sockets at which clients and brokers arrive, by listener. `addresses`: where each
-    listens."""
+    """The listening sockets for clients and brokers, and their addresses, by listener."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -123,7 +123,7 @@ class Listeners:
         self._acceptors.append(acceptor)
 
     def close(self) -> None:
-        """Accept no more; accepted connections live on."""
+        """Accept no more; open connections stay."""
         for acceptor in self._acceptors:
             acceptor.close()
 
@@ -137,13 +137,13 @@ class Serving(Protocol):
 
 
 class EarlyPort:
-    """Listens at once, and answers later: at the first connection, or when `begin` is called.
+    """Listens at once; serves from the first connection, or from `begin`.
 
-    What answers takes long to import, and a start has more important things to do.
+    The server takes long to import, and the broker's start must not wait for it.
 
     Args:
         sock: bound.
-        serve: begins to accept on the socket. Called once, and must not hold the loop.
+        serve: begins to accept on the socket. Called once, and must not block the loop.
 
     Raises:
         AddressInUse: another program listens there.
@@ -168,13 +168,11 @@ class EarlyPort:
         loop.add_reader(sock, self.begin)
 
     def begin(self) -> None:
-        """Serve from now on, once."""
         if self._task is None and not self._is_closed:
             self._loop.remove_reader(self._socket)
             self._task = self._loop.create_task(self._run())
 
     async def close(self) -> None:
-        """Stop serving, or never begin."""
         if self._is_closed:
             return
         self._is_closed = True

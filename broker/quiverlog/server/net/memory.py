@@ -1,12 +1,11 @@
-"""One budget of memory for all connections.
+"""One memory budget for all connections.
 
-Counts incomplete frames, requests that wait for their turn, and replies that were not taken. Above
-the budget, the connection that costs most (bytes times the time held) is closed: so a client that
-sends a large frame at full speed outlives forty that each leave half a frame.
+Counts incomplete frames, requests that wait for their turn, and replies that clients have not
+taken. Above the budget, the connection with the highest cost (bytes times the time held) is closed:
+a client that sends a large frame at full speed outlives forty that each leave half a frame.
 
-What the node keeps of waiting requests has its own bounds; the connections keep at least half of
-the budget. Views of mapped log files are not counted: the page cache gives them up when memory is
-short.
+What the node keeps of waiting requests has its own bounds. Views of mapped log files do not count:
+the kernel drops those pages when memory is short.
 """
 
 from __future__ import annotations
@@ -17,30 +16,25 @@ from typing import Final, Protocol
 __all__ = ["Holder", "MemoryBudget"]
 
 HELD_US_MIN: Final = 50_000
-"""Below this age, only the bytes decide."""
+"""Among younger holders only the bytes decide."""
 
 
 class Holder(Protocol):
-    """A connection, as the budget sees it."""
-
     held_bytes: int
-    """Of the last `MemoryBudget.report`."""
+    """As last reported to the budget."""
 
     def measure(self) -> tuple[int, int]:
-        """(bytes held now, since when in monotonic microseconds)."""
+        """Return (bytes held now, since when in monotonic microseconds)."""
 
     def evict(self) -> None:
         """Release everything and close."""
 
 
 class MemoryBudget:
-    """Closes the most expensive connection when all together hold too much.
+    """Closes the most expensive connections when all together hold more than `bytes_max`.
 
     Args:
-        bytes_max: what all holders may hold together.
-        holders: all that may be closed.
-        now_us: the monotonic clock.
-        kept_bytes: what the node keeps.
+        kept_bytes: what the node keeps of waiting requests.
     """
 
     __slots__ = (
@@ -74,10 +68,11 @@ class MemoryBudget:
 
     @property
     def _room_bytes(self) -> int:
+        # At least half is the connections': the node's waiting requests cannot starve them.
         return self.bytes_max - min(self._kept_bytes(), self.bytes_max // 2)
 
     def report(self, holder: Holder, held_bytes: int) -> None:
-        """Record what `holder` holds. May close it, or others, before it returns."""
+        """Record what `holder` holds. May close it or others."""
         assert held_bytes >= 0
         self.used_bytes += held_bytes - holder.held_bytes
         holder.held_bytes = held_bytes
@@ -86,13 +81,13 @@ class MemoryBudget:
         if self.used_bytes > self._room_bytes:
             self._make_room()
 
-    def forget(self, holder: Holder) -> None:
+    def remove(self, holder: Holder) -> None:
         self.used_bytes -= holder.held_bytes
         holder.held_bytes = 0
         assert self.used_bytes >= 0
 
     def _make_room(self) -> None:
-        """Measure all holders anew (clients take replies unseen by the broker), then close."""
+        # Measured anew: no callback reports that a client has taken bytes.
         now_us, room_bytes = self._now_us(), self._room_bytes
         costs = []
         for holder in self._holders():
@@ -106,5 +101,5 @@ class MemoryBudget:
         for _, _, _, holder in costs:
             if self.used_bytes <= room_bytes:
                 return
-            self.forget(holder)
+            self.remove(holder)
             holder.evict()

@@ -1,4 +1,4 @@
-"""The other end of a connection, as the kernel reports it. A refused call costs no connection."""
+"""The other end of a connection, as the kernel reports it. A system call that fails ends none."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _KEEPALIVE: Final = (
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4),
 )
 _TCP_INFO: Final = getattr(socket, "TCP_INFO", None)
-"""Linux alone has it."""
+"""Linux only."""
 _CLOSED_BY_PEER: Final = frozenset((7, 8))
 """TCP_CLOSE (a reset) and TCP_CLOSE_WAIT of the kernel's states."""
 
 
 def peer_name(transport: asyncio.BaseTransport) -> str:
-    """Return address and port; `?` when the peer was gone before."""
+    """Return address and port; `?` when the peer has already disconnected."""
     try:
         peer = transport.get_extra_info("peername")
     except OSError:
@@ -38,14 +38,16 @@ def origin_of(peer: str, *, may_be_broker: bool) -> Origin:
     try:
         host = parse_address(peer).host
         is_loopback = ip_address(host.partition("%")[0].removeprefix("::ffff:")).is_loopback
-    except ValueError:  # gone, or not TCP
+    except ValueError:  # disconnected, or not TCP
         return Origin("", is_loopback=False, may_be_broker=may_be_broker)
     return Origin(network_of(host), is_loopback, may_be_broker)
 
 
 def is_on_this_machine(transport: asyncio.BaseTransport) -> bool:
-    """Return whether both ends have one address. So has a tunnel's local end: no proof that the
-    client may see secrets."""
+    """Return whether both ends have one address.
+
+    A tunnel's local end has it too: this does not authorize the client.
+    """
     try:
         ends = [transport.get_extra_info(name) for name in ("peername", "sockname")]
     except OSError:
@@ -54,18 +56,18 @@ def is_on_this_machine(transport: asyncio.BaseTransport) -> bool:
 
 
 def keep_alive(transport: asyncio.BaseTransport) -> None:
-    """The kernel finds out within two minutes that a peer vanished without closing."""
+    """Let the kernel find within two minutes that a peer vanished without closing."""
     sock = transport.get_extra_info("socket")
     if sock is None or sock.family == socket.AF_UNIX:
         return
     for level, option, value in _KEEPALIVE:
-        # The peer may be gone, or the system short of buffers: doing without is no error.
+        # Fails when the peer has disconnected or buffers are short; the connection works without.
         with contextlib.suppress(OSError):
             sock.setsockopt(level, option, value)
 
 
 def has_hung_up(transport: asyncio.BaseTransport) -> bool:
-    """Return whether the peer has closed its side: a paused transport does not report that."""
+    """Return whether the peer has closed its side, which a paused transport does not report."""
     sock = transport.get_extra_info("socket")
     if sock is None or _TCP_INFO is None:
         return False

@@ -1,9 +1,8 @@
-"""Which place a connection takes: a client's, another broker's, an operator's, or one at the door.
+"""The place that a connection takes: a client's, a broker's, an operator's, or one at the door.
 
-Places for other brokers and for this machine are reserved: no number of clients takes them. At a
-listener that both share, a connection counts as a client's until its HELLO names a broker. Without
-a free place it waits at the door for its HELLO; a newcomer takes the place that has waited longest,
-so silent connections keep no broker out. The claim to be a broker is not proved yet.
+Places for other brokers and for operators on this machine are reserved: clients cannot exhaust
+them. At a listener that both use, a connection counts as a client's until its HELLO names a broker.
+Without a free place it waits at the door for its HELLO. The claim to be a broker is not verified.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ class Place(enum.Enum):
     NONE = "none"
     CLIENT = "client"
     OPERATOR = "operator"
-    """From this machine, when clients find no place any more."""
+    """From this machine, when the clients' places are taken."""
     BROKER = "broker"
     DOOR = "door"
-    """No place, unless its HELLO names a broker."""
+    """Refused unless its HELLO names a broker."""
 
     @property
     def is_counted(self) -> bool:
@@ -34,8 +33,8 @@ class Place(enum.Enum):
 
 
 class Origin(NamedTuple):
-    """`network`: one text for all addresses of one machine; empty: unknown, and not counted.
-    `may_be_broker`: its listener serves brokers."""
+    """`network`: the same text for all addresses of one machine; empty: unknown, not counted.
+    `may_be_broker`: the listener serves brokers."""
 
     network: str
     is_loopback: bool
@@ -48,7 +47,7 @@ UNKNOWN_ORIGIN = Origin("", is_loopback=False, may_be_broker=False)
 class PlaceLimits(NamedTuple):
     clients: int
     per_address: int
-    """Of the clients' places."""
+    """A part of `clients`."""
     operators: int
     brokers: int
     door: int
@@ -61,7 +60,7 @@ class Places:
 
     def __init__(self, limits: PlaceLimits) -> None:
         self.limits = limits
-        """May be set at any time; no connection loses its place by that."""
+        """May be set at any time; no connection loses its place."""
         self._taken: Counter[Place] = Counter()
         self._by_address: Counter[str] = Counter()
 
@@ -83,14 +82,14 @@ class Places:
         return place
 
     def claim(self, place: Place, origin: Origin) -> Place:
-        """Return the place after a HELLO that names a broker; NONE: it has none."""
+        """Return the place after a HELLO that names a broker; NONE: refuse it."""
         assert origin.may_be_broker
         if self._taken[Place.BROKER] < self.limits.brokers:
             self.leave(place, origin)
             self._take(Place.BROKER, origin)
             return Place.BROKER
         if place is not Place.DOOR:
-            return place
+            return place  # As a client it was admitted, and it stays.
         self.leave(place, origin)
         return Place.NONE
 
@@ -105,7 +104,7 @@ class Places:
                 del self._by_address[origin.network]
 
     def why_refused(self, origin: Origin) -> QuiverlogError | None:
-        """Return the error for a client from there; None: it finds a place."""
+        """Return the error for a client from `origin`; None: there is a place."""
         limits = self.limits
         if self._taken[Place.CLIENT] >= limits.clients:
             return TooManyConnections(f"the broker has its {limits.clients} connections.")

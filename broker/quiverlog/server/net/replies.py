@@ -1,8 +1,6 @@
 """The replies of one connection between the node and the socket.
 
-Counts the bytes that are copies of our own: views of mapped log files cost no memory of the
-process. Invariant: every response becomes exactly one frame: itself, or an error where it cannot be
-encoded.
+Invariant: every response becomes exactly one frame: itself, or an error where it cannot be encoded.
 """
 
 from __future__ import annotations
@@ -24,11 +22,11 @@ __all__ = ["Replies", "path_hider"]
 
 
 _COPIES: Final = frozenset((bytes, bytearray))
-"""The process's own memory; any other view is of a mapped file."""
+"""Owners of the process's own memory; any other view is of a mapped file and costs none."""
 
 
 class Replies:
-    """Encodes and gathers replies. `hide_paths` takes the broker's paths out of error messages."""
+    """Encodes and gathers replies. `hide_paths` removes the broker's paths from error messages."""
 
     __slots__ = (
         "_copied_sent_bytes",
@@ -77,7 +75,7 @@ class Replies:
         self.copied_bytes += len(head) + copied_bytes
 
     def take(self) -> tuple[list[bytes | memoryview], int]:
-        """Return what has gathered, to be sent now: (parts, bytes)."""
+        """Return the gathered replies, to be sent now: (parts, bytes)."""
         assert self.parts
         parts, gathered_bytes = self.parts, self.gathered_bytes
         self._copied_sent_bytes += self.copied_bytes
@@ -88,22 +86,22 @@ class Replies:
         return parts, gathered_bytes
 
     def unsent(self, waiting_bytes: int, now_us: Callable[[], int]) -> tuple[int, int]:
-        """Return (bytes of our memory in replies not taken, since when; 0: none wait).
+        """Return (own memory in replies that the client has not taken, since when; 0: none wait).
 
         Args:
-            waiting_bytes: sent by us, and not taken by the client's side.
+            waiting_bytes: what the transport holds.
         """
         assert waiting_bytes >= 0
         if not waiting_bytes:
             self.all_taken()
         elif not self._unsent_since_us:
             self._unsent_since_us = now_us()
-        # It cannot be seen which sent bytes wait: at most all that were copies.
+        # The transport does not report which of the sent bytes wait: at most all copies do.
         unsent_bytes = self.copied_bytes + min(waiting_bytes, self._copied_sent_bytes)
         return unsent_bytes, self._unsent_since_us
 
     def all_taken(self) -> None:
-        """Forget the sent bytes: the transport holds none any more."""
+        """Count no sent bytes: the transport holds none."""
         self._copied_sent_bytes = 0
         self._unsent_since_us = 0
 
@@ -114,7 +112,6 @@ class Replies:
         self._has_body = False
 
     def _encode_failure(self, response: Response, correlation_id: int, error: Exception) -> bytes:
-        """Return the frame in place of a response that cannot be encoded."""
         if not isinstance(error, QuiverlogError):  # else: larger than a frame may be
             self._metrics.node.internal_errors += 1
             self._log.error("internal error", during="encoding a response", exc_info=error)
@@ -123,7 +120,6 @@ class Replies:
         return encode_error(error, api=int(response.API), correlation_id=correlation_id)
 
     def _count_errors(self, response: Response) -> None:
-        """Count the errors of a response and its parts, and hide paths in their messages."""
         if response.error_code:
             self._metrics.count_error(response.error_code)
             response.error_message = self._hide_paths(response.error_message)
@@ -153,13 +149,12 @@ _PARTS: Final = tuple(
 def path_hider(*directories: str) -> Callable[[str], str]:
     """Return a function that makes paths below `directories` relative to them.
 
-    Only the operator needs the data's path; the part below names partition and file, for the
-    client's user. Only whole names at a path's beginning are replaced: a relative directory may be
-    any word.
+    Clients see partition and file, and not where the operator keeps the data.
     """
     names = sorted({d.rstrip("/") for d in directories if d.strip("./")}, key=len, reverse=True)
     absolute = "|".join(re.escape(name) for name in names if name.startswith("/")) or "(?!)"
     relative = "|".join(re.escape(name) for name in names if not name.startswith("/")) or "(?!)"
+    # Only whole names at a path's beginning: a relative directory may be any word.
     found = re.compile(
         rf"(?<![\w.-])(?:{absolute})/"
         rf"|(?<![\w./-])(?:{relative})/"

@@ -1,8 +1,4 @@
-"""Requests of one connection: from frames to decoded requests, and those that wait for a turn.
-
-Waiting requests are copied: fresh frames are views of a receive buffer that the next read of any
-connection overwrites.
-"""
+"""Requests of one connection: from frames to decoded requests; the backlog for the next turn."""
 
 from __future__ import annotations
 
@@ -20,11 +16,11 @@ __all__ = ["Backlog", "RequestFeed", "Unreadable", "is_brokers_hello"]
 
 
 Unreadable = tuple[QuiverlogError, int, int]
-"""The error, API and correlation id (0 where they cannot be read)."""
+"""(error, API, correlation id) of a request; 0 where they cannot be read."""
 
 
 def is_brokers_hello(header: memoryview) -> bool:
-    """Return whether this HELLO names another broker, which is not proved yet."""
+    """Return whether this is a HELLO that claims to be a broker's."""
     try:
         request = decode_request(header)
     except QuiverlogError:
@@ -38,14 +34,13 @@ class RequestFeed:
     def __init__(self, metrics: ServerMetrics) -> None:
         self._metrics = metrics
         self.may_read_files = False
-        """The client is on this machine: answers may name ranges of the broker's files."""
+        """The client is on this machine: answers may name byte ranges of log files."""
         self.taken = 0
-        """Frames of the last `events` that went to the node."""
+        """Frames that the last `events` yielded."""
         self.unreadable: Unreadable | None = None
-        """Why the last `events` ended early."""
+        """The request that ended the last `events`."""
 
     def take_unreadable(self) -> Unreadable:
-        """Return why the last `events` ended early, once."""
         unreadable, self.unreadable = self.unreadable, None
         assert unreadable is not None
         return unreadable
@@ -58,12 +53,10 @@ class RequestFeed:
         received_ns: int,
         deadline_ns: int,
     ) -> Iterator[RequestReceived]:
-        """Decode one request after the other.
-
-        Ends early when the turn's time is over, or with the first that is `unreadable`.
+        """Decode requests until the deadline, or the first that is `unreadable`.
 
         Args:
-            in_flight: correlation id -> when it was received; every request is entered.
+            in_flight: correlation id -> when it was received; every yielded request is entered.
         """
         assert self.unreadable is None, "the connection was not ended"
         requests = self._metrics.requests
@@ -78,7 +71,7 @@ class RequestFeed:
                 return
             correlation_id = request.correlation_id
             if correlation_id in in_flight:
-                # Counted once, they would get past the bound on unanswered requests.
+                # One entry for both would let a client pass the bound on unanswered requests.
                 again = CorruptFrame(f"correlation id {correlation_id} is still in flight.")
                 self.unreadable = (again, int(request.api), correlation_id)
                 return
@@ -122,16 +115,16 @@ class Backlog:
         return bool(self._frames)
 
     def keep(self, frames: Sequence[Frame], received_ns: int, *, fresh: bool) -> None:
-        """Keep `frames`; none may wait already. `fresh`: they are views of the shared receive
-        buffer."""
+        """`fresh`: the frames are views of the shared receive buffer."""
         assert frames
         assert not self._frames, "the connection reads nothing while requests wait"
+        # The next read of any connection overwrites that buffer.
         self._frames = [_own(frame) for frame in frames] if fresh else list(frames)
         self._received_ns = received_ns
         self.byte_count = sum(len(header) + len(body) for header, body in frames)
 
     def take(self) -> tuple[list[Frame], int]:
-        """Return all that waits, and when it was received."""
+        """Return all frames, and when they were received."""
         frames = self._frames
         self.clear()
         return frames, self._received_ns

@@ -2,12 +2,11 @@
 
     idle ──something to send──▶ connecting ──HELLO fits──▶ open ──▶ idle
      ▲                               │                       │
-     └──── resting (backoff) ◀───────┴──── any failure ──────┘
+     └───────── backoff ◀────────────┴──── any failure ──────┘
 
-In a full queue the oldest request without a waiter gives way, else the newest of the others. A
-failure ends every waiting request with PeerClosed. Another cluster or node behind the address rests
-long: only an operator can change that. A repeated reason is logged once a minute. Invariants: a
-token ends once; never while the node runs, always in a call of its own.
+A full queue drops the oldest request without a waiter, else refuses the new one. A failure ends
+every waiting request with PeerClosed. Invariant: a token ends exactly once, in a call of its own,
+never while the node runs.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ def body_bytes(body: Sequence[bytes | memoryview]) -> int:
 
 
 class PeerQueue:
-    """What waits to be sent, within bounds, and how long a failed connection rests."""
+    """The requests that wait to be sent, within bounds."""
 
     __slots__ = ("_dropped", "_waiting", "byte_count")
 
@@ -86,7 +85,7 @@ class PeerQueue:
         return len(self._waiting)
 
     def add(self, effect: SendToPeer) -> bool:
-        """Keep a request; False: there is no room, and a caller waits for the answer."""
+        """Keep a request. False: there is no room, and a caller waits for the answer."""
         cost = _REQUEST_BYTES + body_bytes(effect.body)
         while self._waiting and self._is_over(cost):
             if not self._drop_oldest():
@@ -136,8 +135,7 @@ class PeerQueue:
 
 
 class Backoff:
-    """Rests twice as long after each failure, less a part by chance, so that brokers which failed
-    together do not come back together."""
+    """Exponential backoff with jitter."""
 
     __slots__ = ("_failures", "_random")
 
@@ -149,10 +147,10 @@ class Backoff:
         """Return the seconds until the next try."""
         delay_ms = min(PEER_BACKOFF_MS_MAX, PEER_BACKOFF_MS_MIN << min(self._failures, 16))
         self._failures += 1
+        # Brokers that failed together must not all come back together.
         return delay_ms / 1000 * self._random.uniform(0.5, 1.0)
 
     def succeeded(self) -> None:
-        """The next failure is the first again."""
         self._failures = 0
 
 
@@ -162,24 +160,23 @@ _JOIN_BYTES_MAX: Final = 64 * 1024
 
 class Listener(Protocol):
     def greeted(self, hello: HelloResponse) -> None:
-        """HELLO was answered. Raises QuiverlogError: by another broker."""
+        """Handle the answer to HELLO. Raises QuiverlogError: another broker sent it."""
 
     def answered(self, answers: list[tuple[int, Response, memoryview]]) -> None:
-        """Take (token, response, body) of requests, in the order in which they came."""
+        """Handle (token, response, body) in the order of arrival."""
 
-    def heard(self) -> None:
-        """Bytes have come."""
+    def received(self) -> None:
+        """Bytes have arrived."""
 
     def has_room(self) -> None:
-        """More may be sent."""
+        """More requests may be sent."""
 
     def ended(self, conversation: Conversation, error: QuiverlogError) -> None:
-        """The connection is of no use any more; the last call."""
+        """The connection has ended; the last call."""
 
 
 class Conversation(asyncio.BufferedProtocol):
-    """One connection to another broker: bytes out, answers in, HELLO first, with this broker's
-    `client_id`."""
+    """One connection to another broker. Nothing but HELLO is sent before HELLO is answered."""
 
     def __init__(self, listener: Listener, client_id: str) -> None:
         self._listener = listener
@@ -190,10 +187,9 @@ class Conversation(asyncio.BufferedProtocol):
         self._tokens: dict[int, int] = {}
         self._is_paused = self.is_over = False
         self.was_quiet = False
-        """The other side ended it while nothing was under way, as after a long idleness."""
+        """Nothing was in flight when it ended, as after a long idle time: no failure."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Send HELLO; nothing else is sent before it is answered."""
         self._transport = cast("asyncio.Transport", transport)
         keep_alive(transport)
         self._write([self._protocol.hello(self._client_id, VERSION, BROKER_SOFTWARE)])
@@ -204,7 +200,7 @@ class Conversation(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         if self.is_over:
             return
-        self._listener.heard()
+        self._listener.received()
         error: QuiverlogError | None = None
         answers: list[tuple[int, Response, memoryview]] = []
         try:
@@ -256,14 +252,13 @@ class Conversation(asyncio.BufferedProtocol):
         return self._receiver.buffered_bytes + self._transport.get_write_buffer_size()
 
     def send(self, effect: SendToPeer) -> None:
-        """Raises QuiverlogError: the other broker does not speak it, or not of this size."""
+        """Raises QuiverlogError: the other broker lacks the API, or takes no frame of this size."""
         assert self.may_send
         number, head = self._protocol.send(effect.request, body_bytes(effect.body))
         self._tokens[number] = effect.token
         self._write([head, *effect.body])
 
     def end(self, error: QuiverlogError) -> None:
-        """Close, and report `error` to the listener, once."""
         if not self.is_over:
             self.is_over = True
             self._protocol.close()
@@ -272,7 +267,7 @@ class Conversation(asyncio.BufferedProtocol):
             self._listener.ended(self, error)
 
     def take_tokens(self) -> tuple[int, ...]:
-        """Return the tokens of requests that will never be answered, once."""
+        """Return, once, the tokens of requests that will never be answered."""
         tokens = tuple(token for token in self._tokens.values() if token != NO_TOKEN)
         self._tokens.clear()
         return tokens
@@ -290,11 +285,11 @@ class Conversation(asyncio.BufferedProtocol):
 
 
 _WRONG: Final = (WrongCluster, WrongNode)
-"""Another broker is behind the address."""
+"""Another broker has the address: only an operator can change that, so the backoff is long."""
 
 
 def _reason(error: Exception) -> str:
-    """Return the system's words; asyncio puts the address in their place."""
+    # asyncio replaces the system's text by one with the address.
     if isinstance(error, OSError) and error.errno is not None and error.errno > 0:
         return os.strerror(error.errno)
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
@@ -303,8 +298,8 @@ def _reason(error: Exception) -> str:
 class LinkContext(NamedTuple):
     """What all links share.
 
-    `deliver`: gives events to the node, now. `later`: the same, when the node is not running.
-    `may_open`: False when all descriptors for peers are in use.
+    `deliver` gives events to the node now, `later` when the node is not running. `may_open` is
+    False when all descriptors for peers are in use.
     """
 
     loop: asyncio.AbstractEventLoop
@@ -319,8 +314,7 @@ class LinkContext(NamedTuple):
 
 
 class PeerLink:
-    """The way to another broker for one purpose; its connection is made when there is something to
-    send."""
+    """The link to another broker for one purpose; it connects when there is something to send."""
 
     def __init__(
         self, peer: Peer, address: Address, context: LinkContext, rng: random.Random
@@ -333,23 +327,23 @@ class PeerLink:
         self._backoff = Backoff(rng)
         self._conversation: Conversation | None = None
         self._begun: Conversation | None = None
-        """Connected, but not taken over yet."""
+        """Connected, but `_connect` has not resumed yet."""
         self._connecting: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        """For the end of the rest, or of the patience."""
-        self._rests_until_s = 0.0
-        self._heard_s = 0.0
+        """Ends the backoff, or the wait for an answer."""
+        self._retry_at_s = 0.0
+        self._last_received_s = 0.0
         self._held_since_us = 0
         self._logged_s: dict[int, float] = {}
         self._is_closed = False
 
     @property
     def is_open(self) -> bool:
-        """True if a descriptor is in use, or about to be."""
+        """True if a descriptor is, or is about to be, in use."""
         return self._conversation is not None or self._connecting is not None
 
     def send(self, effect: SendToPeer) -> None:
-        """Send it as soon as there is a connection with room."""
+        """Send it when there is a connection with room."""
         has_room = self._queue.add(effect)
         self._context.metrics.peer_requests_dropped += self._queue.take_dropped()
         if not has_room:
@@ -366,16 +360,15 @@ class PeerLink:
         if self.is_open or self._queue:
             self._failed(PeerUnreachable(f"node {self.peer.node_id} is at {address} now."))
         self._backoff.succeeded()
-        self._rests_until_s = 0.0
+        self._retry_at_s = 0.0
 
     def close(self) -> None:
-        """End it for ever; waiting requests fail."""
         self._is_closed = True
         self._failed(PeerUnreachable("the broker ends its connections."))
         self._stop_timer()
 
     def _go_on(self) -> None:
-        """Send, connect, or wait for the end of the rest: whatever is next."""
+        """Send, connect, or wait for the end of the backoff."""
         conversation = self._conversation
         if conversation is not None:
             while self._queue and conversation.may_send:
@@ -383,7 +376,7 @@ class PeerLink:
                     break
                 self._send_next(conversation)
                 if self._conversation is not conversation:
-                    return
+                    return  # Sending failed, and ended it.
         elif self._queue and self._connecting is None and not self._is_closed:
             self._connect_soon()
         self._watch()
@@ -392,21 +385,21 @@ class PeerLink:
     def _send_next(self, conversation: Conversation) -> None:
         effect = self._queue.take()
         if not conversation.in_flight:
-            self._heard_s = self._context.loop.time()  # The silence begins with the question.
+            # Silence is measured from the request: an idle connection is not silent.
+            self._last_received_s = self._context.loop.time()
         try:
             conversation.send(effect)
         except UnknownApi:
             self._not_spoken(conversation, effect)
         except QuiverlogError as error:
-            # An API that it lacks now it may have after its next start: HELLO lists them.
+            # The broker may have the API after its next start: a new HELLO lists them again.
             if effect.token != NO_TOKEN:
                 self._context.later(PeerClosed(self.peer, (effect.token,), error))
             conversation.end(error)
-        except OSError as error:  # The conversation counts it as under way, and ends it.
+        except OSError as error:  # Its token is among those in flight, which `end` ends.
             conversation.end(PeerUnreachable(f"it cannot be written to: {_reason(error)}."))
 
     def _not_spoken(self, conversation: Conversation, effect: SendToPeer) -> None:
-        """The broker is the right one, and its listener serves no brokers."""
         error = WrongListener(
             f"{self.address} serves no {effect.request.API.name}: its broker is still starting, or"
             " this is not the listener where brokers meet, or it was started without `cluster.id`"
@@ -419,12 +412,12 @@ class PeerLink:
 
     def _connect_soon(self) -> None:
         loop = self._context.loop
-        if loop.time() < self._rests_until_s:
-            return  # The timer calls again.
+        if loop.time() < self._retry_at_s:
+            return  # `_look` calls again at the end of the backoff.
         if not self._context.may_open():
             self._failed(PeerUnreachable("no descriptor is left for connections to brokers."))
             return
-        self._heard_s = loop.time()
+        self._last_received_s = loop.time()
         self._connecting = loop.create_task(self._connect())
 
     async def _connect(self) -> None:
@@ -462,7 +455,6 @@ class PeerLink:
         )
 
     def answered(self, answers: list[tuple[int, Response, memoryview]]) -> None:
-        """Give answers to the node; those without a waiter end here."""
         self._backoff.succeeded()
         events: list[Event] = []
         for token, response, body in answers:
@@ -473,19 +465,18 @@ class PeerLink:
         if events:
             self._context.deliver(*events)
 
-    def heard(self) -> None:
-        self._heard_s = self._context.loop.time()
+    def received(self) -> None:
+        self._last_received_s = self._context.loop.time()
 
     def has_room(self) -> None:
         self._go_on()
 
     def ended(self, conversation: Conversation, error: QuiverlogError) -> None:
-        """Go to idle when nothing was under way; else the connection has failed."""
         if conversation is self._conversation:
             self._conversation = None
             self._context.metrics.peers_open -= 1
         elif conversation is not self._begun:
-            return  # It was given up.
+            return  # `give_up` ended it before.
         tokens = conversation.take_tokens()
         if tokens:
             self._context.later(PeerClosed(self.peer, tokens, error))
@@ -496,7 +487,7 @@ class PeerLink:
             self._failed(error)
 
     def _refused(self, response: Response) -> None:
-        """Handle an answer without a waiter: why a message was refused."""
+        """Handle the refusal of a request without a waiter."""
         kind = error_class(response.error_code)
         error = kind(response.error_message)
         if kind in _WRONG and self._conversation is not None:
@@ -505,10 +496,10 @@ class PeerLink:
             self._log(error)
 
     def _failed(self, error: QuiverlogError) -> None:
-        """End all that waits, and rest."""
+        """End all waiting requests, and back off."""
         context = self._context
         if self._conversation is not None:
-            self._conversation.end(error)  # Comes back here, by `ended`.
+            self._conversation.end(error)  # `ended` calls this method again.
             return
         if self._connecting is not None:
             self._connecting.cancel()
@@ -520,15 +511,16 @@ class PeerLink:
         if tokens:
             context.later(PeerClosed(self.peer, tokens, error))
         if not self._is_closed:
-            rest_s = self._backoff.failed()
+            delay_s = self._backoff.failed()
             if isinstance(error, _WRONG):
-                rest_s = max(rest_s, PEER_WRONG_BACKOFF_MS / 1000)
-            self._rests_until_s = context.loop.time() + rest_s
+                delay_s = max(delay_s, PEER_WRONG_BACKOFF_MS / 1000)
+            self._retry_at_s = context.loop.time() + delay_s
             context.metrics.count_peer_failure(error.code_name().lower())
             self._log(error)
         self._report()
 
     def _log(self, error: QuiverlogError) -> None:
+        # Once per error code and interval: each try at a broker that is down fails.
         now_s = self._context.loop.time()
         last_s = self._logged_s.get(error.code)
         if last_s is None or now_s - last_s >= PEER_LOG_INTERVAL_MS / 1000:
@@ -545,7 +537,7 @@ class PeerLink:
 
     # --- time ----------------------------------------------------------------------------------
     def _watch(self) -> None:
-        """Be called when the rest, or the patience with the other side, is over."""
+        """Schedule `_look` for the end of the backoff, or of the wait for an answer."""
         if self._timer is None and not self._is_closed:
             due_s = self._due_s()
             if due_s is not None:
@@ -554,9 +546,9 @@ class PeerLink:
     def _due_s(self) -> float | None:
         if self._conversation is not None:
             if self._conversation.in_flight:
-                return self._heard_s + PEER_SILENCE_MS / 1000
+                return self._last_received_s + PEER_SILENCE_MS / 1000
         elif self._connecting is None and self._queue:
-            return self._rests_until_s
+            return self._retry_at_s
         return None
 
     def _look(self) -> None:
@@ -574,7 +566,6 @@ class PeerLink:
             self._timer = None
 
     def measure(self) -> tuple[int, int]:
-        """Return (bytes held, since when in monotonic microseconds)."""
         held_bytes = self._queue.byte_count
         if self._conversation is not None:
             held_bytes += self._conversation.held_bytes
@@ -586,7 +577,6 @@ class PeerLink:
         return held_bytes, self._held_since_us or now_us
 
     def evict(self) -> None:
-        """Close: all connections together hold too much, and this one costs most."""
         self.give_up("memory")
 
     def _report(self) -> None:

@@ -1,7 +1,6 @@
 """The links to the other brokers, by node and purpose.
 
-Ends are reported to the node later, never while it runs. Addresses come from the node; a broker
-that is not among them is not connected to.
+The node gives the addresses; a broker without one gets no link.
 """
 
 from __future__ import annotations
@@ -23,12 +22,10 @@ __all__ = ["PeerConnections"]
 
 
 class PeerConnections:
-    """The links, by node and purpose.
-
+    """
     Args:
-        node_id: this broker's own.
-        connections_max: of all together, by the plan of descriptors.
-        seed: for the chance in the rests after failures.
+        connections_max: of all links together, by the plan of descriptors.
+        seed: for the jitter of the backoffs.
         deliver: gives events to the node.
     """
 
@@ -82,7 +79,7 @@ class PeerConnections:
         link.send(effect)
 
     def give_up(self, peer: Peer, why: str) -> None:
-        """End a connection, and all that waits for it."""
+        """End a connection and all requests that wait for it."""
         link = self._links.get(peer)
         if link is not None:
             link.give_up(why)
@@ -98,7 +95,6 @@ class PeerConnections:
                 link.moved(address)
 
     def close(self) -> None:
-        """End all connections, for ever."""
         self._is_closed = True
         links, self._links = self._links, {}
         for link in links.values():
@@ -113,6 +109,7 @@ class PeerConnections:
             self._deliver_later(PeerClosed(effect.peer, (effect.token,), unknown))
 
     def _deliver_later(self, event: Event) -> None:
+        # The caller may be the node: it never handles an event from within another.
         if not self._later:
             self._loop.call_soon(self._deliver_gathered)
         self._later.append(event)

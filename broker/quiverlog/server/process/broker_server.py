@@ -26,7 +26,7 @@ from quiverlog.server.net.listener import EarlyPort, Listeners, socket_address
 from quiverlog.server.net.memory import Holder, MemoryBudget
 from quiverlog.server.net.places import Place, PlaceLimits
 from quiverlog.server.net.replies import path_hider
-from quiverlog.server.net.turns import Turns
+from quiverlog.server.net.scheduler import FairScheduler
 from quiverlog.server.observe.logs import LogControl, Logger
 from quiverlog.server.observe.metrics import Gauges, ServerMetrics
 from quiverlog.server.peers.peers import PeerConnections
@@ -157,7 +157,7 @@ class BrokerServer:
             now_us=monotonic_us,
             kept_bytes=lambda: self._node.held_bytes if self._node is not None else 0,
         )
-        self._turns = Turns(self._loop, now_us=monotonic_us)
+        self._scheduler = FairScheduler(self._loop, now_us=monotonic_us)
         self._http_connections_max = plan.http
         self._exporter: MetricsExporter | None = None  # Made at the first scrape.
         self._node: Node | None = None
@@ -228,7 +228,7 @@ class BrokerServer:
             cluster_id=node.broker.directory.cluster_id,
             connections_max=self._plan.peers,
             seed=int.from_bytes(entropy(8), "big"),
-            deliver=self._runner.tell,
+            deliver=self._runner.deliver,
             memory=self._memory,
             metrics=self._metrics,
             log=self._log,
@@ -283,7 +283,7 @@ class BrokerServer:
             connections=self._connections,
             metrics=self._metrics,
             log=self._log,
-            turns=self._turns,
+            scheduler=self._scheduler,
             memory=self._memory,
             scratch=bytearray(SCRATCH_BYTES),
             pool=BufferPool(),
@@ -313,7 +313,7 @@ class BrokerServer:
         assert self._runner is not None
         reload = compare_configs(self._given, found)
         self._given = reload.config
-        self._runner.tell(ConfigReloaded(found.given))
+        self._runner.deliver(ConfigReloaded(found.given))
         in_cluster = self._runner.node.broker.live_config.overrides(reload.changed)
         self._log.warning("configuration reloaded", **reload.told(in_cluster))
 
@@ -339,7 +339,7 @@ class BrokerServer:
         self._state = "stopping"
         self._listeners.close()
         self._stop_disk_watch()
-        self._runner.tell(Shutdown())
+        self._runner.deliver(Shutdown())
         try:
             async with asyncio.timeout_at(deadline):
                 await self._runner.shutdown_complete.wait()
@@ -399,7 +399,7 @@ class BrokerServer:
             self._log.error("free space cannot be measured", error=look.error)
         else:
             self._metrics.disk_free_bytes = look.free_bytes
-        self._runner.tell(DiskSpace(self._metrics.disk_free_bytes, look.is_owned))
+        self._runner.deliver(DiskSpace(self._metrics.disk_free_bytes, look.is_owned))
 
     def _stop_disk_watch(self) -> None:
         if self._disk_watch is not None:
@@ -447,7 +447,7 @@ class BrokerServer:
             memory_bytes=self._memory.used_bytes + self._memory.kept_bytes,
             memory_bytes_max=self._memory.bytes_max,
             memory_bytes_peak=self._memory.used_bytes_peak,
-            turns_waiting=len(self._turns),
+            turns_waiting=len(self._scheduler),
             jobs_waiting=jobs.waiting_by_queue if jobs is not None else {},
             jobs_running=jobs.uncollected if jobs is not None else 0,
             places={p.value: self._connections.places.taken(p) for p in Place if p.is_counted},

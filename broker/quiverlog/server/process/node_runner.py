@@ -107,7 +107,7 @@ class NodeRunner:
         if effects:
             self.perform(effects)
 
-    def tell(self, *events: Event) -> None:
+    def deliver(self, *events: Event) -> None:
         """Handle events from outside a connection now, and send the answers."""
         self.handle_many(events, self._clocks())
         self.flush()
@@ -204,7 +204,7 @@ class NodeRunner:
 
     def _tick(self) -> None:
         self._timer = None
-        self.tell(Tick())
+        self.deliver(Tick())
 
     def _jobs_done(self) -> None:
         metrics = self._metrics

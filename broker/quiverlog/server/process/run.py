@@ -80,11 +80,11 @@ def handle_signals(
         exit_code_forced: at a second signal.
     """
     loop = asyncio.get_running_loop()
-    heard_s: dict[int, float] = {}
+    first_received_s: dict[int, float] = {}
 
     def stop_or_leave(number: int) -> None:
-        since_s = loop.time() - heard_s.setdefault(number, loop.time())
-        if stop.is_set() and (len(heard_s) > 1 or since_s >= _SAME_S):
+        since_s = loop.time() - first_received_s.setdefault(number, loop.time())
+        if stop.is_set() and (len(first_received_s) > 1 or since_s >= _SAME_S):
             log.error("second signal: leaving without a clean stop", signal=number)
             with contextlib.suppress(OSError):
                 sys.stderr.flush()

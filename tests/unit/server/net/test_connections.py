@@ -136,7 +136,7 @@ class Peer:
     def report(self) -> None:
         self.reports += 1
 
-    def turn_away(self) -> None:
+    def refuse(self) -> None:
         self.ended = "turned away"
 
     def abort(self, reason: str) -> None:
@@ -146,8 +146,8 @@ class Peer:
     def says(self, now_us: int) -> None:
         """As the protocol does when bytes come."""
         self.state.last_read_us = now_us
-        if self.state.rests:
-            self.table.stir(cast("Connection", self))
+        if self.state.is_quiet:
+            self.table.mark_active(cast("Connection", self))
 
 
 @pytest.fixture
@@ -177,7 +177,7 @@ def test_one_that_rests_is_closed_when_it_was_idle_for_too_long(table: Connectio
             assert not peer.ended or second > idle_s
     assert len(table) == 0
     assert table._slots == {}
-    assert table._stirring == {}
+    assert table._active == {}
 
 
 def test_one_that_speaks_now_and_then_is_kept(table: ConnectionTable) -> None:
@@ -246,7 +246,7 @@ def test_a_look_that_fails_leaves_the_others_theirs(table: ConnectionTable) -> N
     assert good.looks == 1
     broken.breaks = False
     look(table, 2)
-    assert broken.state.rests
+    assert broken.state.is_quiet
 
 
 def test_one_that_rests_may_go(table: ConnectionTable) -> None:

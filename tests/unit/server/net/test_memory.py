@@ -97,7 +97,7 @@ def test_the_sum_is_right_and_never_above_the_budget(steps: list[tuple[int, int,
         assert world.budget.used_bytes <= 200
     for client in list(world.clients):
         client.holds = 0
-        world.budget.forget(client)
+        world.budget.remove(client)
     assert world.budget.used_bytes == 0
 
 

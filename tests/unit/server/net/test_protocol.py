@@ -189,12 +189,12 @@ async def test_nothing_that_happens_after_a_stop_starts_a_job() -> None:
         await until(lambda: len(server.table) == 1)
         server.node.answer = answer
         server.node.deadline_us = 0
-        server.runner.tell(Tick())
+        server.runner.deliver(Tick())
         assert server.runner.close(10.0)
         count = len(server.node.calls)
         client.writer.transport.abort()
         await until(lambda: not server.table.by_id)
-        server.runner.tell(Tick())
+        server.runner.deliver(Tick())
         await asyncio.sleep(0.01)  # The job that was under way has told the loop meanwhile.
         assert len(server.node.calls) == count
     assert raised == []
@@ -262,9 +262,9 @@ async def test_pieces_read_are_small_while_others_wait_for_a_turn() -> None:
     """Cutting and copying thousands of tiny requests is work that no turn's time counts."""
 
     class Waiting:
-        waits_for_turn = False
+        is_scheduled = False
 
-        def take_turn(self) -> None:
+        def run_turn(self) -> None:
             pass
 
     async with serving() as server:
@@ -273,9 +273,9 @@ async def test_pieces_read_are_small_while_others_wait_for_a_turn() -> None:
         (connection,) = server.table.by_id.values()
         assert isinstance(connection, ClientProtocol)
         assert len(connection.get_buffer(-1)) == READ_BYTES
-        server.turns.request(Waiting())
+        server.scheduler.request(Waiting())
         assert len(connection.get_buffer(-1)) == BUSY_READ_BYTES
-        await until(lambda: not server.turns)
+        await until(lambda: not server.scheduler)
         assert len(connection.get_buffer(-1)) == READ_BYTES
 
 
@@ -291,7 +291,7 @@ async def test_large_answers_make_chunks_small() -> None:
         client = await server.connect()
         client.writer.write(b"".join(request(i) for i in range(1, 501)))
         await until(lambda: server.memory.used_bytes > 1 << 20)
-        await until(lambda: not server.turns)
+        await until(lambda: not server.scheduler)
         # The first chunk of 64, which nobody knew to be large; then 16; then it is held back.
         assert server.memory.used_bytes < 90 * 500_000
         assert len(await client.receive(500)) == 500
