@@ -31,7 +31,7 @@ def main() -> int:
     parser.add_argument("--duration-ms", type=int, help="simulated work per run")
     parser.add_argument("--open", action="append", default=[], help="open a gate (gates.py)")
     parser.add_argument("--stats", action="store_true", help="count what happened in all runs")
-    parser.add_argument("--bugs", action="store_true", help="plant each bug and show who finds it")
+    parser.add_argument("--bugs", action="store_true", help="plant each bug and show its seed")
     parser.add_argument("--bug", help="plant the bugs with this text in their name")
     parser.add_argument("--table", type=Path, help="with --bugs: write the table to this file, too")
     options = parser.parse_args()

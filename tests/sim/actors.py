@@ -180,7 +180,7 @@ class Actor:
         """The leader epoch to ask with: none, or the last one that was answered."""
         return self.epochs.get(key, NO_EPOCH) if self.rng.random() < 0.3 else NO_EPOCH
 
-    def told(self, key: Key, epoch: int) -> None:
+    def note_epoch(self, key: Key, epoch: int) -> None:
         """An answer carried this leader epoch."""
         if epoch >= 0:
             self.epochs[key] = epoch
@@ -291,7 +291,7 @@ class Reader(Actor):
             if got.error_code:
                 self._failed(key, got)
                 continue
-            self.told(key, got.leader_epoch)
+            self.note_epoch(key, got.leader_epoch)
             self.log_start(key, got.log_start_offset)
             self._ends[key] = max(self._ends.get(key, 0), got.high_watermark)
             self.take(key, asked.offset, body[at : at + got.batch_bytes])

@@ -20,7 +20,7 @@ __all__ = ["AnonymousProducer"]
 
 _BATCHES_MAX = 4
 _FIRST_NUMBER = 100
-_NOBODY = (-1, -1)
+_ANONYMOUS = (-1, -1)
 
 
 class AnonymousProducer(Actor):
@@ -63,7 +63,12 @@ class AnonymousProducer(Actor):
             schema_id = self.rng.randint(1, topic.schema_id)
             parts.append(
                 encode_rows(
-                    chunk, self.rng, schema_id=schema_id, at_us=at_us, producer=_NOBODY, sequence=-1
+                    chunk,
+                    self.rng,
+                    schema_id=schema_id,
+                    at_us=at_us,
+                    producer=_ANONYMOUS,
+                    sequence=-1,
                 )
             )
             values += chunk
@@ -83,7 +88,7 @@ class AnonymousProducer(Actor):
                 self._refused(key, result.error_code, result.error_message)
                 return
             assert isinstance(result, m.ProducePartitionResult)
-            self.told(key, result.leader_epoch)
+            self.note_epoch(key, result.leader_epoch)
             if result.row_count != len(values):
                 raise Violation(f"{len(values)} rows sent, {result.row_count} acknowledged")
             flushed = result.durability >= Durability.FLUSHED

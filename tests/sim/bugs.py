@@ -23,13 +23,13 @@ __all__ = ["Caught", "hunt", "hunt_all", "print_table", "write_table"]
 
 @dataclass(frozen=True, slots=True)
 class Caught:
-    """`seed` None: not caught within the bound. `said`: the checker's report, or why it cannot be
+    """`seed` None: not caught within the bound. `report`: the checker's report, or why it cannot be
     caught.
     """
 
     bug: str
     seed: int | None
-    said: str
+    report: str
     tried: int = 0
     """Seeds that were needed."""
 
@@ -52,13 +52,13 @@ def hunt(
     except NotThere as error:
         return Caught(bug.name, None, f"cannot be planted: {error}")
     for tried, seed in enumerate(dict.fromkeys((bug.seed, *seeds)), start=1):
-        said = _run(run, bug, seed, duration_ms, plant=True)
-        if said and not _said_of_sound_code(run, bug, seed, duration_ms):
-            return Caught(bug.name, seed, said, tried)
+        report = _run(run, bug, seed, duration_ms, plant=True)
+        if report and not _report_of_sound_code(run, bug, seed, duration_ms):
+            return Caught(bug.name, seed, report, tried)
     return Caught(bug.name, None, "")
 
 
-def _said_of_sound_code(run: Callable[..., object], bug: Bug, seed: int, duration_ms: int) -> str:
+def _report_of_sound_code(run: Callable[..., object], bug: Bug, seed: int, duration_ms: int) -> str:
     """Several bugs are found by the same seed and shape: sound code runs them once."""
     key = (run.__module__, seed, duration_ms, sorted(bug.opened), sorted(bug.shape))
     return once(key, lambda: _run(run, bug, seed, duration_ms, plant=False))
@@ -80,13 +80,13 @@ def _run(run: Callable[..., object], bug: Bug, seed: int, duration_ms: int, *, p
 
 def print_table(caught: Iterable[Caught]) -> int:
     """One line for each bug. Returns how many were missed."""
-    print(f"{'planted bug':60} {'caught by seed':>14} {'tried':>5}  what the checker said")
+    print(f"{'planted bug':60} {'caught by seed':>14} {'tried':>5}  the checker's report")
     missed = count = 0
     for one in caught:
         count += 1
         missed += one.seed is None
         where = "MISSED" if one.seed is None else str(one.seed)
-        print(f"{one.bug:60} {where:>14} {one.tried:5}  {one.said[:70]}", flush=True)
+        print(f"{one.bug:60} {where:>14} {one.tried:5}  {one.report[:70]}", flush=True)
     print(f"{count - missed} of {count} planted bugs caught")
     return missed
 
@@ -102,14 +102,14 @@ def write_table(caught: Iterable[Caught], path: Path, *, seeds: int, part: str =
     lines = [
         f"{len(found) - len(missed)} of {len(found)} caught, each within {seeds} seeds.",
         "",
-        "| planted bug | seed | seeds tried | what the checker said |",
+        "| planted bug | seed | seeds tried | the checker's report |",
         "|---|---|---|---|",
     ]
     for one in found:
-        said = one.said[:90].replace("|", "/").replace("`", "'")
+        report = one.report[:90].replace("|", "/").replace("`", "'")
         where = "missed | " if one.seed is None else f"{one.seed} | {one.tried}"
         name = one.bug.replace("|", "\\|")
-        lines.append(f"| {name} | {where} | {said} |")
+        lines.append(f"| {name} | {where} | {report} |")
     parts = _parts(path.read_text() if path.exists() else "")
     parts[part or _PARTS[0]] = "\n".join(lines)
     text = "".join(f"\n## {name}\n\n{parts[name]}\n" for name in _PARTS if name in parts)

@@ -142,7 +142,7 @@ class PartitionModel:
         self.cuttable.clear()
 
     @property
-    def forgets(self) -> bool:
+    def may_lose_producers(self) -> bool:
         """May the broker forget a producer that has rows in here?
 
         Trimming and retention are no reason: what is known of producers outlives their rows, in a
@@ -256,7 +256,7 @@ class Checker:
                 raise Violation(f"offset {offset} changed from {known} to {value}")
             producer, number = value >> 32, value & 0xFFFFFFFF
             if self.sent_to.get(value) != key:
-                raise Violation(f"{model.name}: offset {offset} holds {value}, which nobody sent")
+                raise Violation(f"{model.name}: offset {offset} holds {value}, never sent")
             if last_of_producer.get(producer, -1) >= number:
                 raise Violation(f"rows of producer {producer} are out of order at {offset}")
             last_of_producer[producer] = number

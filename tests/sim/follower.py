@@ -136,7 +136,7 @@ class Tailer(Actor):
             self.refused(key, got.error_code, got.error_message)
             self.at_end = model.damaged or model.torn
         else:
-            self.told(key, got.leader_epoch)
+            self.note_epoch(key, got.leader_epoch)
             epochs: dict[int, int] = {}
             after, found = rows_of(model, self.offset, body, epochs=epochs)
             for base_offset, values in found:
@@ -157,10 +157,10 @@ class Tailer(Actor):
             raise Violation(f"{model.name}: rows were truncated: {got.error_message}")
         if not 0 <= got.diverging_end_offset <= self.offset:
             raise Violation(
-                f"{model.name}: read up to {self.offset}, told that the log diverges at"
+                f"{model.name}: read up to {self.offset}, got the answer that the log diverges at"
                 f" {got.diverging_end_offset}"
             )
-        self.world.faults["a reader was told of lost rows"] += 1
+        self.world.faults["a reader got an error for lost rows"] += 1
         self.offset = got.diverging_end_offset
         self.copy = {o: v for o, v in self.copy.items() if o < self.offset}
         self.last_epoch = got.diverging_epoch
@@ -189,5 +189,5 @@ class Tailer(Actor):
             if offset >= model.log_start_offset and now != value:
                 raise Violation(
                     f"{model.name}: a follower read {value} at {offset}, the log holds {now},"
-                    " and nobody told it"
+                    " and no error reported it"
                 )

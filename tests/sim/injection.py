@@ -264,7 +264,7 @@ class Injection:
             model.robbed_at = len(host.log_lines)
         for path in copies:
             disk.flip_bit(path, self.rng.randrange(disk.durable_size(path) * 8))
-            while _says_something(host, path):  # The bit that an earlier flip had turned.
+            while _is_readable(host, path):  # The bit that an earlier flip had turned.
                 disk.flip_bit(path, self.rng.randrange(disk.durable_size(path) * 8))
 
     # --- what lasts for a while ----------------------------------------------------------------
@@ -313,7 +313,7 @@ class Injection:
         self.world.at(self.rng.randrange(1_000, 500_000), self.world.network.heal)
 
 
-def _says_something(host: Host, path: str) -> bool:
+def _is_readable(host: Host, path: str) -> bool:
     """Is this file `log-start`, or its copy, and in order?"""
     directory, _, name = path.rpartition("/")
     return checkpoint.load_log_start(host.disk.still, directory, [name]) is not None

@@ -99,15 +99,15 @@ class JobRunner:
             self._run_later(queue[0])
         else:
             del self._queues[job.key]
-        self._tell_later(JobDone(job, result, error), slow=slow)
+        self._finish_later(JobDone(job, result, error), slow=slow)
 
-    def _tell_later(self, done: JobDone, *, slow: bool) -> None:
+    def _finish_later(self, done: JobDone, *, slow: bool) -> None:
         """Wake the loop, unless it is awake."""
         self._finished.append((done, self._host.calls))
         if len(self._finished) == 1:
-            self._host.world.at(self._host.rng.randrange(1, 100_000 if slow else 500), self._tell)
+            self._host.world.at(self._host.rng.randrange(1, 100_000 if slow else 500), self._finish)
 
-    def _tell(self) -> None:
+    def _finish(self) -> None:
         host, world = self._host, self._host.world
         finished, self._finished = self._finished, []
         if self._is_over():
@@ -115,7 +115,7 @@ class JobRunner:
             return
         calls = sum(host.calls - before for _, before in finished)
         world.events["calls between a job and its notice"] += calls
-        world.events["jobs told together"] += len(finished) > 1
+        world.events["jobs handed over together"] += len(finished) > 1
         host.feed(*(done for done, _ in finished))
 
     def _fingerprint(self) -> object:

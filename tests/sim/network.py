@@ -257,10 +257,10 @@ class Network:
         client has sent them again over a new connection.
         """
         connection.broken = True
-        self._hear(connection, connection._to_client, 1)
+        self._close_later(connection, connection._to_client, 1)
         late = not self._world.calm and self._rng.random() < self.half_open
         delay_us = self._rng.randrange(1_000, 300_000) if late else 3_000
-        self._hear(connection, connection._to_server, delay_us)
+        self._close_later(connection, connection._to_server, delay_us)
 
     def end(self, connection: Connection, closer: Endpoint) -> None:
         """See `Connection.close`."""
@@ -274,22 +274,22 @@ class Network:
         late = not self._world.calm and self._rng.random() < self.half_open
         delay_us = self._rng.randrange(1_000, 300_000) if late else 1
         delay_us = max(delay_us, theirs.arrival_us + 1 - self._world.mono_us)
-        self._hear(connection, theirs, delay_us)
+        self._close_later(connection, theirs, delay_us)
 
     def vanish(self, connection: Connection) -> None:
         """The broker's process is gone: the client learns of it, nothing more arrives."""
         connection.broken = True
         connection._to_server.is_open = False
-        self._hear(connection, connection._to_client, 1)
+        self._close_later(connection, connection._to_client, 1)
 
-    def _hear(self, connection: Connection, way: _Direction, delay_us: int) -> None:
-        def hear() -> None:
+    def _close_later(self, connection: Connection, way: _Direction, delay_us: int) -> None:
+        def close() -> None:
             if not way.is_open:
                 return
             # A broker learns that a client is gone behind what the client has sent.
-            if way is connection._to_server and self._is_held(way, connection.client_name, hear):
+            if way is connection._to_server and self._is_held(way, connection.client_name, close):
                 return
             way.is_open = False
             way.receiver.on_closed(connection)
 
-        self._world.at(delay_us, hear)
+        self._world.at(delay_us, close)

@@ -144,7 +144,7 @@ DOOR = (
         shape={**STRANGE},
     ),
     make_bug(
-        "rows that nobody can read pass the door",
+        "rows that no reader can decode pass the checks",
         "batch.rows:check_rows",
         "if metadata.surely_readable:",
         "if True:",
@@ -292,7 +292,7 @@ WORK = (
         shape={**QUIET, "emfile_interval_ms": 500, "evictions": 0.1, "death_interval_ms": 100_000},
     ),
     make_bug(
-        "a reader of lost rows is not told",
+        "a reader of lost rows gets no error",
         "node.apis.fetch:_check_divergence",
         "if entry.last_epoch == NO_EPOCH:",
         "if True:",

@@ -219,7 +219,7 @@ class Producer(Actor):
         if result.error_code:
             self._refused(partition, entry, result.error_code, result.error_message)
             return
-        self.told(entry.key, result.leader_epoch)
+        self.note_epoch(entry.key, result.leader_epoch)
         if result.row_count != len(entry.values):
             raise Violation(f"{len(entry.values)} rows sent, {result.row_count} acknowledged")
         partition.entries.remove(entry)
@@ -253,7 +253,7 @@ class Producer(Actor):
 
         Right only where rows may vanish. On a `flushed` topic the broker must remember us.
         """
-        if not self.checker.partitions[entry.key].forgets:
+        if not self.checker.partitions[entry.key].may_lose_producers:
             raise Violation(f"the broker forgot producer {self.number}: {message}")
         self._partitions.clear()
         self._identity = None

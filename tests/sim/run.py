@@ -226,7 +226,7 @@ class _Run:
         described = setup.describe()
         for topic in self.checker.topics.values():
             if not topic.doomed and topic.topic_id not in described:
-                raise Violation(f"{topic.name} is gone and nobody deleted it")
+                raise Violation(f"{topic.name} is gone and no client deleted it")
         for host in self.world.hosts:
             for path in host.disk.paths():
                 name = path.split("/")[-2]
@@ -255,9 +255,9 @@ class _Run:
         lines = [line for host in self.world.hosts for line in host.log_lines]
         for model in self.checker.partitions.values():
             if model.robbed and not model.topic.doomed:
-                told = f"warning damaged rows found {{'partition': '{model.name}'"
-                if not any(line.startswith(told) for line in lines[model.robbed_at :]):
-                    raise Violation(f"{model.name}: {model.robbed}, and nobody said a word")
+                warning = f"warning damaged rows found {{'partition': '{model.name}'"
+                if not any(line.startswith(warning) for line in lines[model.robbed_at :]):
+                    raise Violation(f"{model.name}: {model.robbed}, and no start logged it")
 
     def _check_retention_holds(self, setup: Setup) -> None:
         """A minute after the bound an idle topic is empty (no producer writes any more)."""

@@ -260,7 +260,7 @@ class ClientProducer(ShippedClient):
     def _check_failure(self, key: Key, error: QuiverlogError) -> None:
         self.checker.error(error.code)
         model = self.checker.partitions[key]
-        if isinstance(error, _LOST_COUNT) and not model.forgets:
+        if isinstance(error, _LOST_COUNT) and not model.may_lose_producers:
             raise Violation(f"{self.name}: rows of {model.name} reported as failed: {error!r}")
 
 

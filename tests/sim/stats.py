@@ -20,7 +20,7 @@ MUST_HAPPEN: Final = (
     "reads that end no frame",
     "long poll",
     "long poll with an epoch",
-    "a reader was told of lost rows",
+    "a reader got an error for lost rows",
     "topic created",
     "topic altered",
     "topic grown",
@@ -40,7 +40,7 @@ MUST_HAPPEN: Final = (
     "rows given out by the shipped consumer",
     "shipped client looked its topic up",
     "several jobs of one log",
-    "jobs told together",
+    "jobs handed over together",
     "rows deleted",
     "no room for first rows",
     "death right after a trim",
@@ -48,7 +48,7 @@ MUST_HAPPEN: Final = (
     "next epoch of a producer",
     "refused: a producer id that was never given out",
     "refused: a producer epoch that was never given out",
-    "refused: rows that nobody can read",
+    "refused: rows that no reader can decode",
 )
 """What the issue asks of the simulator, each as something that is counted."""
 

@@ -110,7 +110,7 @@ class Stranger(Actor):
             batch[at : at + 4 * len(offsets)] = struct.pack(f"<{_ROWS + 1}i", *offsets)
         header = BatchHeader.unpack(memoryview(batch))
         header._replace(crc32c=crc32c(memoryview(batch)[CRC_START:])).pack_into(batch)
-        return "rows that nobody can read", bytes(batch)
+        return "rows that no reader can decode", bytes(batch)
 
     def _batch(
         self, producer: tuple[int, int, int], compression: Compression = Compression.NONE

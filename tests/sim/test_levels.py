@@ -47,11 +47,11 @@ class Writing(Copying):
         leader = self.world.hosts[LEADER]
         respond = leader._respond
 
-        def heard(effect: Respond) -> None:
-            self.hear(effect)
+        def on_respond(effect: Respond) -> None:
+            self.on_response(effect)
             respond(effect)
 
-        leader._respond = heard  # type: ignore[method-assign]
+        leader._respond = on_respond  # type: ignore[method-assign]
 
     def level(self, body: bytes) -> int:
         return int(self.rng.choice(LEVELS))
@@ -68,7 +68,7 @@ class Writing(Copying):
 
     last_number = 0
 
-    def hear(self, effect: Respond) -> None:
+    def on_response(self, effect: Respond) -> None:
         response = effect.response
         known = self.by_correlation.pop(effect.correlation_id, None)
         if known is None or not isinstance(response, m.ProduceResponse):
@@ -164,7 +164,7 @@ def test_replicated_flushed_survives_a_power_failure_of_all_machines(seed: int) 
     writing.check_has(LEADER, Durability.REPLICATED_FLUSHED)
 
 
-def test_weaker_levels_do_lose_rows_where_the_table_says_so() -> None:
+def test_weaker_levels_do_lose_rows_as_the_table_has_it() -> None:
     """Else these runs would prove nothing."""
     lost: Counter[str] = Counter()
     for seed in range(3 * SEEDS):

@@ -113,14 +113,14 @@ class Pair:
         for host in self.world.hosts:
             assert not host.peers.loop.complaints
 
-    def hear_each_other(self) -> None:
+    def exchange_messages(self) -> None:
         """Both arrive again within the bound, and nothing is lost while nothing fails."""
         network = self.world.network
         network.loss = 0.0
         before = {sender: len(self.arrived[sender]) for sender in (0, 1)}
         self.run(RECOVER_US)
         for sender, count in before.items():
-            assert len(self.arrived[sender]) > count, f"node {sender} is not heard any more"
+            assert len(self.arrived[sender]) > count, f"node {sender} sends nothing any more"
         start = {sender: self.sent[sender] for sender in (0, 1)}
         self.run(1_000_000)
         ends = {sender: self.sent[sender] for sender in (0, 1)}
@@ -131,7 +131,7 @@ class Pair:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_two_nodes_hear_each_other_again_after_every_fault(seed: int) -> None:
+def test_two_nodes_exchange_messages_again_after_every_fault(seed: int) -> None:
     pair = Pair(seed)
     pair.run(1_000_000)
     assert pair.arrived[0]
@@ -140,11 +140,11 @@ def test_two_nodes_hear_each_other_again_after_every_fault(seed: int) -> None:
         pair.break_something()
         pair.run(pair.rng.randrange(1, 3_000_000))
         pair.check()
-    pair.hear_each_other()
+    pair.exchange_messages()
     pair.check()
 
 
-def test_a_seed_says_it_all() -> None:
+def test_a_seed_decides_the_whole_run() -> None:
     traces = []
     for seed in (3, 3, 4):
         pair = Pair(seed)

@@ -59,7 +59,7 @@ def test_every_promise_is_kept(first: int) -> None:
         _run(seed)
 
 
-def test_every_promise_is_kept_by_seeds_that_nobody_has_run() -> None:
+def test_every_promise_is_kept_with_fresh_seeds() -> None:
     """A failure names its seed and the command that shows it again."""
     for _ in range(_FRESH_SEEDS):
         simulate(random.randrange(10_000, 2**31), duration_ms=_DURATION_MS)
@@ -134,14 +134,14 @@ def test_a_planted_bug_is_caught(bug: Bug) -> None:
     caught = hunt(bug, seeds=(), duration_ms=_HUNT_MS)
     if caught.seed is None:
         caught = hunt(bug, seeds=range(_HUNT_SEEDS), duration_ms=_DURATION_MS)
-    if caught.said.startswith("cannot be planted"):
-        pytest.skip(caught.said)
+    if caught.report.startswith("cannot be planted"):
+        pytest.skip(caught.report)
     assert caught.seed is not None
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", [3, 17])
-def test_a_seed_says_it_all(seed: int) -> None:
+def test_a_seed_decides_the_whole_run(seed: int) -> None:
     """The same frames at the same moments: again here, and where strings hash otherwise."""
     scenario = Scenario.draw(seed, duration_ms=_DURATION_MS)
     assert min(scenario.client_producers, scenario.client_consumers) > 0, "the shipped clients too"

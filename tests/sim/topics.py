@@ -200,7 +200,7 @@ class TopicAdmin(Actor):
         elif result.error_code == UnknownTopic.code:
             model = self._models.pop(name, None)
             if model is not None and not model.doomed:
-                raise Violation(f"{name} is unknown, nobody deleted it")
+                raise Violation(f"{name} is unknown, no client deleted it")
         elif result.error_code:
             self._excusable(result.error_code, result.error_message)
         else:
@@ -249,7 +249,7 @@ class TopicAdmin(Actor):
             if model is not None and model.topic_id != topic.topic_id and not model.doomed:
                 raise Violation(f"{topic.name} became another topic")
             if topic.name not in self._plans:
-                raise Violation(f"{topic.name} exists, nobody created it")
+                raise Violation(f"{topic.name} exists, no client created it")
             self._appeared(topic.name, topic.topic_id, len(topic.partitions))
             self._counted(topic.topic_id, len(topic.partitions))
             known = self.checker.topics[topic.topic_id]

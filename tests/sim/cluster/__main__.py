@@ -29,10 +29,10 @@ def main() -> int:
     parser.add_argument("--duration-ms", type=int, default=20_000, help="simulated work per run")
     parser.add_argument("--stats", action="store_true", help="count what happened in all runs")
     parser.add_argument("--open", action="append", default=[], help="open a gate (gates.py)")
-    parser.add_argument("--bugs", action="store_true", help="plant each bug and show who finds it")
+    parser.add_argument("--bugs", action="store_true", help="plant each bug and show its seed")
     parser.add_argument("--table", type=Path, help="write what was found into this page, too")
     parser.add_argument("--bug", help="plant the bugs with this text in their name")
-    parser.add_argument("--hours", type=float, help="run fresh seeds for so many simulated hours")
+    parser.add_argument("--hours", type=float, help="run fresh seeds for this many simulated hours")
     parser.add_argument("--cluster", action="store_true", help="for `python -m tests.sim`")
     options = parser.parse_args()
     if options.hours is not None:

@@ -113,8 +113,8 @@ class Repeater(ClusterProducer):
 class OddReader(ClusterReader):
     def _entry(self, key: Key) -> m.FetchPartition:
         entry = super()._entry(key)
-        told = self.epochs.get(key, 0)
-        odd = (NO_EPOCH, told, told - 1, told + 1, told + 5)
+        known = self.epochs.get(key, 0)
+        odd = (NO_EPOCH, known, known - 1, known + 1, known + 5)
         entry.leader_epoch = max(NO_EPOCH, self.rng.choice(odd))
         entry.last_epoch = max(NO_EPOCH, self.rng.choice(odd))
         return entry

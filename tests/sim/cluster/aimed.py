@@ -42,7 +42,7 @@ __all__ = ["NO_AIMS", "AimPlan", "Aimed"]
 _STRANDED_US: Final = 150_000
 _LATE_US: Final = 60_000
 _QUICK_US: Final = 20_000
-_UNHEARD_US: Final = 3_500_000
+_NO_CONTROLLER_US: Final = 3_500_000
 """Longer than a session."""
 
 
@@ -55,7 +55,7 @@ class AimPlan:
     lean_interval_ms: int = 0
     joiner: float = 0.0
     moves_interval_ms: int = 0
-    unheard_interval_ms: int = 0
+    no_controller_interval_ms: int = 0
     handovers_interval_ms: int = 0
     unflushed: float = 0.0
     course: str = ""
@@ -76,9 +76,9 @@ class Aimed:
     def begin(self) -> None:
         """From now on until the world is calm."""
         cluster, plan = self._cluster, self._plan
-        cluster.every(plan.stranded_interval_ms, self._strand_somebody)
+        cluster.every(plan.stranded_interval_ms, self._strand_leader)
         cluster.every(plan.lean_interval_ms, self._lean)
-        cluster.every(plan.unheard_interval_ms, self._unhear)
+        cluster.every(plan.no_controller_interval_ms, self._cut_from_controller)
         cluster.every(plan.moves_interval_ms, self._move)
         cluster.every(plan.handovers_interval_ms, self._begin_handovers)
 
@@ -89,7 +89,7 @@ class Aimed:
             if host.node is not None and host.node.broker.replicas and not host.is_paused
         ]  # fmt: skip
 
-    def _strand_somebody(self) -> None:
+    def _strand_leader(self) -> None:
         leading = self._leading()
         if leading:
             self._strand(self._rng.choice(leading))
@@ -286,7 +286,7 @@ class Aimed:
         self._cluster.world.faults["move cancelled" if cancels else "move"] += bool(records)
         controller.feed()
 
-    def _unhear(self) -> None:
+    def _cut_from_controller(self) -> None:
         controller, world = self._cluster.controller(), self._cluster.world
         if controller is None or self._striking:
             return
@@ -300,4 +300,4 @@ class Aimed:
             if not world.calm:
                 world.network.heal()
 
-        world.at(_UNHEARD_US * self._cluster.scenario.tempo.scale, over)
+        world.at(_NO_CONTROLLER_US * self._cluster.scenario.tempo.scale, over)

@@ -156,7 +156,7 @@ CLIENT_BUGS: Final[tuple[Bug, ...]] = (
         shape={**_CLIENT, "all_power_interval_ms": 1_500},
     ),
     make_bug(
-        "an unclean election that nobody has allowed",
+        "an unclean election that was never allowed",
         "core.controller.elections:_settle",
         "config.unclean_leader_election or unclean_ends is not None",
         "True",

@@ -153,7 +153,7 @@ class ClusterProducer(_Routed, Producer):
 
     def _refused(self, partition: _Partition, entry: _Entry, code: int, message: str) -> None:
         if code == UnknownTopicId.code:
-            code, message = NotLeader.code, "nobody leads what is not known yet"
+            code, message = NotLeader.code, "no leader of a topic that is not there yet"
         super()._refused(partition, entry, code, message)
 
     def answered(self, request: m.Request, response: m.Response, body: bytes) -> None:

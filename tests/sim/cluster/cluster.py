@@ -19,7 +19,7 @@ from tests.sim.world import World
 
 from .aimed import Aimed
 from .fault_plan import CALM
-from .glue import CLUSTER_ID, PORT, StandIn, make_directories
+from .glue import CLUSTER_ID, PORT, Setup, make_directories
 from .host import ClusterHost
 from .invariants import Invariants
 from .machines import Machines
@@ -51,7 +51,7 @@ class Cluster:
         counted.lag_us = REPLICA_LAG_MS_MAX * scenario.tempo.scale * 1_000
         clients = scenario.clients
         counted.is_patient = scenario.plan == CALM and not (clients.movers or clients.resizers)
-        self.stand_in = StandIn(self)
+        self.setup = Setup(self)
         self.invariants.on_elected = self._elected
         self.on_all_power: list[Callable[[], None]] = []
         self.frail: set[int] = set()
@@ -87,8 +87,8 @@ class Cluster:
         """
         plan = self.scenario.plan
         behind = [*self.hosts[host.node_id + 1 :], *self.hosts[: host.node_id]]
-        told = behind[: plan.seeds] if plan.seeds else behind
-        others = {one.node_id: Address(one.name, PORT) for one in told}
+        configured = behind[: plan.seeds] if plan.seeds else behind
+        others = {one.node_id: Address(one.name, PORT) for one in configured}
         founds = plan.first_voters == 1 and host.node_id == 0 and host.life == 1
         tempo = self.scenario.tempo
         return dataclasses.replace(
@@ -254,8 +254,8 @@ class Cluster:
         if self.bare or self.machines.rotten:
             return  # With what a lost disk had, that would be more than any level survives.
         self.world.faults["power loss of all"] += 1
-        for tell in self.on_all_power:
-            tell()
+        for notify in self.on_all_power:
+            notify()
         for host in self.hosts:
             self.goes_down(host)
             if host.node is not None:

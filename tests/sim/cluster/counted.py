@@ -32,7 +32,7 @@ _LAG_US: Final = 10_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
+class _Recorded:
     """What the metadata record of one partition."""
 
     in_sync: tuple[int, ...]
@@ -55,7 +55,7 @@ class Counted:
         self.fenced: dict[int, bytes] = {}
         """Incarnations of the brokers that are registered and fenced."""
         self._registered: dict[int, bytes] = {}
-        self._partitions: dict[Key, _Said] = {}
+        self._partitions: dict[Key, _Recorded] = {}
         self._names: dict[Key, str] = {}
         self._elected_us: dict[tuple[Key, int], int] = {}
         self._ends: dict[tuple[int, int, Key, int], int] = {}
@@ -77,27 +77,27 @@ class Counted:
         for topic in image.topics.values():
             for one in topic.partitions:
                 key = (topic.topic_id, one.partition)
-                said = _Said(
+                current = _Recorded(
                     one.in_sync_replicas,
                     one.eligible_leader_replicas,
                     one.replicas,
                     one.leader_id,
                     one.leader_epoch,
                 )
-                self._partitions[key] = said
+                self._partitions[key] = current
                 was = before.get(key)
-                if said == was and not newly_fenced:
+                if current == was and not newly_fenced:
                     continue
                 name = self._names.setdefault(key, f"{topic.name}-{one.partition}")
-                self.check_fenced(name, said.in_sync, fenced)
-                if said == was:
+                self.check_fenced(name, current.in_sync, fenced)
+                if current == was:
                     continue
-                since_us = self._elected_us.setdefault((key, said.leader_epoch), now_us)
+                since_us = self._elected_us.setdefault((key, current.leader_epoch), now_us)
                 if is_next and was is not None and self.is_patient:
-                    self._check_patience(name, was, said, away, now_us - since_us)
+                    self._check_patience(name, was, current, away, now_us - since_us)
                 # The log reports an unclean election a moment after the metadata.
-                began = was is not None and said.leader_epoch != was.leader_epoch
-                is_alone = said.in_sync == (said.leader_id,)
+                began = was is not None and current.leader_epoch != was.leader_epoch
+                is_alone = current.in_sync == (current.leader_id,)
                 if not (began and is_alone and topic.config.unclean_leader_election):
                     self.look_at_rows(key, committed_end(key))
 
@@ -108,14 +108,14 @@ class Counted:
             raise Violation(f"{name}: in sync are {in_sync}, fenced {sorted(fenced)}")
 
     def _check_patience(
-        self, name: str, was: _Said, said: _Said, away: set[int], led_us: int
+        self, name: str, was: _Recorded, current: _Recorded, away: set[int], led_us: int
     ) -> None:
         if (was.leader_epoch, was.leader_id, was.replicas) == (
-            said.leader_epoch,
-            said.leader_id,
-            said.replicas,
+            current.leader_epoch,
+            current.leader_id,
+            current.replicas,
         ):
-            left = set(was.in_sync) - set(said.in_sync) - away
+            left = set(was.in_sync) - set(current.in_sync) - away
             self.check_patience(name, left & self._registered.keys(), led_us, self.lag_us)
 
     @staticmethod
@@ -129,17 +129,17 @@ class Counted:
     # --- rows ----------------------------------------------------------------------------------
     def look_at_rows(self, key: Key, committed_end: int) -> None:
         """Rule 7: the counted replicas have changed, or more rows may be read."""
-        said = self._partitions.get(key)
-        if said is None or self.is_lossy(key):
+        current = self._partitions.get(key)
+        if current is None or self.is_lossy(key):
             return
-        for node_id in (*said.in_sync, *said.eligible):
+        for node_id in (*current.in_sync, *current.eligible):
             host = self.hosts[node_id]
             if host.node is None or host.incarnation != self._registered.get(node_id):
                 continue
             replica = host.node.broker.assignment.find(key)
             if replica is None or replica.cutting or replica.deleted:
                 continue
-            kind = "in sync" if node_id in said.in_sync else "eligible"
+            kind = "in sync" if node_id in current.in_sync else "eligible"
             self.check_rows(
                 f"{self._names[key]} on {host.name}",
                 kind,

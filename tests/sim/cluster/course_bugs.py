@@ -33,7 +33,7 @@ COURSE_BUGS: Final[tuple[Bug, ...]] = (
         ),
     ),
     make_bug(
-        "the longest log is told by its last row",
+        "the longest log is found by its last row",
         "node.controller.log_ends:log_end",
         "last_epoch, start_offset = log.epochs.latest()",
         "last_epoch, start_offset = log.epochs.epoch_for(log.log_end_offset - 1), 0",
@@ -105,7 +105,7 @@ COURSE_BUGS: Final[tuple[Bug, ...]] = (
         shape=course("asked again", power_interval_ms=1_000_000),
     ),
     make_bug(
-        "a broker that stops need not have heard that it leads nothing",
+        "a broker stops before it has received that it leads nothing",
         "core.controller.registrations:Registrations._may_stop",
         "decides = one.node_id == self.node_id",
         "decides = one.node_id in (node_id, self.node_id)",
@@ -119,22 +119,22 @@ COURSE_BUGS: Final[tuple[Bug, ...]] = (
         shape=course("lonely controller", nodes=3),
     ),
     make_bug(
-        "a controller counts the session of the one before from what it has heard itself",
+        "a controller counts the last session from its own contact with the controller before",
         "core.raft.election:Election.lead",
         "self.led_before_us = max(self._granted.values())",
         "self.led_before_us = self.last_contact_us",
         seed=1,
-        shape=course("half heard", nodes=3),
+        shape=course("half reachable", nodes=3),
     ),
     make_bug(
-        "a session counts from the heartbeat, however long ago the quorum has heard the controller",
+        "a session counts from the heartbeat, however old the controller's last quorum contact is",
         "node.controller.registration:Registration._answered",
         "begin_us = sent_us - answer.confirmed_ms * 1000",
         "begin_us = sent_us",
         shape=course("minority", nodes=5, **LONG),
     ),
     make_bug(
-        "whoever leads without a known log waits for its directory",
+        "a leader without a known log waits for its directory",
         "core.controller.elections:longest_log",
         "begins_anew = longest.end_offset == MISSING",
         "begins_anew = False",
@@ -148,7 +148,7 @@ COURSE_BUGS: Final[tuple[Bug, ...]] = (
         shape=course("names"),
     ),
     make_bug(
-        "who is fenced is so first, and loses its partitions in later entries",
+        "a broker is fenced first, and loses its partitions in later entries",
         "core.controller.records:in_entries",
         "return [own, *following] if is_unfencing else [*following, own]",
         "return [own, *following]",

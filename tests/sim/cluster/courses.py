@@ -97,10 +97,10 @@ class Courses(MoveCourses, DiskCourses):
         for host in self.cluster.hosts:
             self.world.network.cut(silent, host.name)
         yield _PAUSE_US
-        said = self.end(other)
-        yield from self.until(lambda: self.committed > said)
+        end = self.end(other)
+        yield from self.until(lambda: self.committed > end)
         self.trim(self.committed)
-        yield from self.until(lambda: self.log_start(other) > said)
+        yield from self.until(lambda: self.log_start(other) > end)
         self.up(third)
         yield from self.until(lambda: self.is_in_sync(third))
         yield from self.lead(third)
@@ -213,11 +213,11 @@ class Courses(MoveCourses, DiskCourses):
         if not self.cluster.may_lose_power(third):
             raise Over
         self.late(leader, third, 8 * _PAUSE_US)
-        before = self._epoch_heard(leader, third)
+        before = self._epoch_received(leader, third)
         third.down_until_us = 0
         third.power_loss()
         third.start()
-        yield from self.until(lambda: self._epoch_heard(leader, third) > before)
+        yield from self.until(lambda: self._epoch_received(leader, third) > before)
         self.mend(leader, decides)
         yield 10 * _PAUSE_US
 
@@ -229,7 +229,7 @@ class Courses(MoveCourses, DiskCourses):
         in_sync = replica.state.leadership.in_sync
         return in_sync.in_flight and third.node_id in in_sync.maximal - in_sync.committed
 
-    def _epoch_heard(self, leader: ClusterHost, third: ClusterHost) -> int:
+    def _epoch_received(self, leader: ClusterHost, third: ClusterHost) -> int:
         replica = self.replica(leader)
         if replica is None or replica.state.leadership is None:
             raise Over
@@ -260,7 +260,7 @@ class Courses(MoveCourses, DiskCourses):
         self.cut(decides, *(host for host in self.cluster.hosts if host is not decides))
         yield 30 * _PAUSE_US
 
-    def half_heard(self) -> Course:
+    def half_reachable(self) -> Course:
         """The controller leads a partition, too; one broker receives its messages no more, then
         none does, and the first one becomes the controller: the others had contact for longer.
         """
@@ -309,7 +309,7 @@ class Courses(MoveCourses, DiskCourses):
         yield _PAUSE_US
         topic_id = self.create("newborn", replicas)
         yield from self.until(
-            lambda: any(self.has_heard(host, topic_id) for host in replicas), look_us=100
+            lambda: any(self.has_topic(host, topic_id) for host in replicas), look_us=100
         )
         yield self.rng.randrange(1, 500)
         self.cluster.all_power()
@@ -339,13 +339,13 @@ class Courses(MoveCourses, DiskCourses):
         yield _PAUSE_US
         stalled.stalled_us = 8 * _PAUSE_US
         topic_id = self.create("name", replicas)
-        yield from self.until(partial(self.has_heard, stalled, topic_id), look_us=100)
+        yield from self.until(partial(self.has_topic, stalled, topic_id), look_us=100)
         yield _PAUSE_US // 10
         stalled.stalled_us = 0  # Its directory is still to be made.
         for _ in range(2):
             self.remove("name")
             topic_id = self.create("name", replicas)
-            yield from self.until(partial(self.has_heard, stalled, topic_id))
+            yield from self.until(partial(self.has_topic, stalled, topic_id))
             yield self.rng.randrange(_PAUSE_US)
         yield from self.until(lambda: self.has_open(stalled, topic_id))
 
@@ -361,7 +361,7 @@ COURSES: Final[dict[str, Callable[[Courses], Course]]] = {
     "earlier rows": Courses.earlier_rows,
     "stalled stop": Courses.stalled_stop,
     "lonely controller": Courses.lonely_controller,
-    "half heard": Courses.half_heard,
+    "half reachable": Courses.half_reachable,
     "minority": Courses.minority,
     "late news": Courses.late_news,
     "newborn": Courses.newborn,

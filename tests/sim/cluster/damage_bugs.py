@@ -31,7 +31,7 @@ DAMAGE_BUGS: Final[tuple[Bug, ...]] = (
         shape=ROTTEN,
     ),
     make_bug(
-        "damage that a read meets is told to nobody",
+        "damage that a read meets is not reported",
         "node.apis.fetch:read_entry",
         "lookup.corrupt_read(replica, error)",
         "pass",
@@ -39,7 +39,7 @@ DAMAGE_BUGS: Final[tuple[Bug, ...]] = (
         shape=ROTTEN,
     ),
     make_bug(
-        "the controller is not told of damage",
+        "damage is not reported to the controller",
         "node.replication.offline_replicas:OfflineReplicas.run",
         "if keys:",
         "if False:",
@@ -47,7 +47,7 @@ DAMAGE_BUGS: Final[tuple[Bug, ...]] = (
         shape=ROTTEN,
     ),
     make_bug(
-        "nobody notes that a damaged log counts for nothing",
+        "a damaged log is not marked as worthless",
         "core.controller.replica_offline:replica_offline",
         "_with(partition.replaced_disks, broker_id) if is_anew else None",
         "None",
@@ -55,7 +55,7 @@ DAMAGE_BUGS: Final[tuple[Bug, ...]] = (
         shape=ROTTEN,
     ),
     make_bug(
-        "who is offline stays in sync",
+        "an offline replica stays in sync",
         "core.controller.replica_offline:replica_offline",
         "in_sync = _without(partition.in_sync_replicas, broker_id)",
         "in_sync = partition.in_sync_replicas",
@@ -71,14 +71,14 @@ DAMAGE_BUGS: Final[tuple[Bug, ...]] = (
         shape=ROTTEN,
     ),
     make_bug(
-        "the controller is not told of a disk that failed",
+        "a failed disk is not reported to the controller",
         "node.replication.offline_replicas:OfflineReplicas.changed",
         "elif self._is_counted_on(key, leader_epoch):",
         "elif False:",
         shape=FAILED,
     ),
     make_bug(
-        "who cannot write leads on, out of sync",
+        "a leader that cannot write leads on, out of sync",
         "core.controller.replica_offline:replica_offline",
         "if partition.leader_id == broker_id:",
         "if False:",
@@ -99,14 +99,14 @@ DAMAGE_BUGS: Final[tuple[Bug, ...]] = (
         shape=FULL,
     ),
     make_bug(
-        "a broker does not say that its disk is full",
+        "a broker does not report its full disk",
         "node.controller.registration:Registration._send",
         "is_disk_full=self._reported_full,",
         "is_disk_full=False,",
         shape=FULL,
     ),
     make_bug(
-        "whoever lives may lead instead of a full disk",
+        "any live broker may lead instead of a full disk",
         "core.controller.leaders:away_from",
         "with_room = alive_brokers(image) - frozenset(without_room)",
         "with_room = alive_brokers(image) - {partition.leader_id}",

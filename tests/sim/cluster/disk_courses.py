@@ -30,7 +30,7 @@ class DiskCourses(Stage):
         other.disk.set_full(0)
         leader.disk.set_full(0)
         yield from self.must(
-            lambda: self.partition().leader_id == third.node_id, "who has room leads"
+            lambda: self.partition().leader_id == third.node_id, "the broker with room leads"
         )
         yield self.rng.randrange(3 * _PAUSE_US)
         self.heal()
@@ -57,7 +57,7 @@ class DiskCourses(Stage):
         self.down(leader)
         leader.kill()
         self.up(leader)
-        yield from self.must(lambda: self.is_in_sync(leader), "who was started again is in sync")
+        yield from self.must(lambda: self.is_in_sync(leader), "the restarted broker is in sync")
 
     def never_made(self) -> Course:
         """The only copy of a topic is lost before its directory was made."""
@@ -68,7 +68,7 @@ class DiskCourses(Stage):
         yield _PAUSE_US
         host.stalled_us = _SLOW_US
         topic_id = self.create("lone", [host])
-        yield from self.until(partial(self.has_heard, host, topic_id), look_us=100)
+        yield from self.until(partial(self.has_topic, host, topic_id), look_us=100)
         yield _PAUSE_US // 10
         host.stalled_us = 0  # Its directory is still to be made.
         yield self.rng.randrange(19 * _PAUSE_US)

@@ -32,7 +32,7 @@ from .host import ClusterHost
 if TYPE_CHECKING:
     from .cluster import Cluster
 
-__all__ = ["CLUSTER_ID", "PORT", "StandIn", "make_directories"]
+__all__ = ["CLUSTER_ID", "PORT", "Setup", "make_directories"]
 
 CLUSTER_ID = "the-cluster"
 PORT = 9292
@@ -70,7 +70,7 @@ def make_directories(hosts: Sequence[ClusterHost]) -> None:
         host.disk.process_death()
 
 
-class StandIn:
+class Setup:
     """Creates the topics, as records of the controller."""
 
     def __init__(self, cluster: Cluster) -> None:

@@ -103,12 +103,12 @@ class Histories:
                 self.too_long += 1
                 continue
             if not is_right:
-                told = "; ".join(
+                last = "; ".join(
                     f"{one.kind} {one.argument} -> {one.answer} in {one.called_us / 1e6:.6f} to"
                     + (" ?" if one.returned_us == NEVER else f" {one.returned_us / 1e6:.6f}")
                     for one in sorted(window, key=lambda one: one.called_us)[-12:]
                 )
-                raise Violation(f"{what}: no order explains the answers, from {before}: {told}")
+                raise Violation(f"{what}: no order explains the answers, from {before}: {last}")
 
 
 def ready_log(appends: Sequence[Operation], ends: Sequence[Operation]) -> list[Operation]:
@@ -120,29 +120,30 @@ def ready_log(appends: Sequence[Operation], ends: Sequence[Operation]) -> list[O
     known = sorted(appends, key=_rows)
     reach = max([0, *(_number(one.answer) for one in ends), *(_rows(one)[1] for one in known)])
     # Where unrecorded batches ended is unknown: at any end that was seen.
-    told_ends = sorted({_number(one.answer) for one in ends})
+    seen_ends = sorted({_number(one.answer) for one in ends})
     whole: list[Operation] = []
     at = 0
     for one in [*known, Operation("append", (reach, reach), None, 0)]:
         if at < _rows(one)[0]:
-            inside = [end for end in told_ends if at < end < _rows(one)[0]]
+            inside = [end for end in seen_ends if at < end < _rows(one)[0]]
             for before, after in itertools.pairwise([at, *inside, _rows(one)[0]]):
                 whole.append(Operation("append", (before, after), None, 0))
         at = max(at, _rows(one)[1])
         whole.append(one)
     whole.pop()
-    told = [(_rows(one)[1], one.returned_us) for one in whole]
-    told += [(_number(one.answer), one.returned_us) for one in ends]
-    told.sort()
+    shown_by = [(_rows(one)[1], one.returned_us) for one in whole]
+    shown_by += [(_number(one.answer), one.returned_us) for one in ends]
+    shown_by.sort()
     # From behind: the earliest answer that showed at least this many rows.
     earliest = NEVER
-    for place in range(len(told) - 1, -1, -1):
-        earliest = min(earliest, told[place][1])
-        told[place] = (told[place][0], earliest)
-    levels = [level for level, _ in told]
+    for place in range(len(shown_by) - 1, -1, -1):
+        earliest = min(earliest, shown_by[place][1])
+        shown_by[place] = (shown_by[place][0], earliest)
+    levels = [level for level, _ in shown_by]
     shown = [
         replace(
-            one, returned_us=max(told[bisect.bisect_left(levels, _rows(one)[1])][1], one.called_us)
+            one,
+            returned_us=max(shown_by[bisect.bisect_left(levels, _rows(one)[1])][1], one.called_us),
         )
         for one in whole
     ]

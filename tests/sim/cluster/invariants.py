@@ -272,14 +272,14 @@ class Invariants:
         """Rule 4, of a new leader."""
         if log_end_offset < committed_end:
             raise Violation(
-                f"{name}: who leads has rows up to {log_end_offset}, committed was {committed_end}"
+                f"{name}: the leader has rows up to {log_end_offset}, committed was {committed_end}"
             )
 
     @staticmethod
     def check_epoch(name: str, listed: int, epoch: int) -> None:
         """Rule 4, of the list by which logs are cut; what was before its first entry is unknown."""
         if listed not in (NO_EPOCH, epoch):
-            raise Violation(f"{name}: the list says epoch {listed}, it is {epoch}")
+            raise Violation(f"{name}: the list has epoch {listed}, it is {epoch}")
 
     # --- bytes ---------------------------------------------------------------------------------
     def compare(self, host: ClusterHost, replica: Replica, copy: _Copy, limit: int) -> None:

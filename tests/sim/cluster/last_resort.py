@@ -19,10 +19,10 @@ from .promises import ClusterChecker, ClusterTopicModel
 if TYPE_CHECKING:
     from .cluster import Cluster
 
-__all__ = ["elect_uncleanly", "waiting_for_somebody"]
+__all__ = ["awaiting_operator", "elect_uncleanly"]
 
 
-def waiting_for_somebody(cluster: Cluster, checker: ClusterChecker) -> list[Key]:
+def awaiting_operator(cluster: Cluster, checker: ClusterChecker) -> list[Key]:
     """Partitions to which only an operator gives a leader."""
     host = cluster.controller()
     if host is None or host.node is None:
@@ -36,9 +36,9 @@ def waiting_for_somebody(cluster: Cluster, checker: ClusterChecker) -> list[Key]
         if topic is None or not model.is_frail:
             continue
         partition = topic.partitions[key[1]]
-        told = known.of(image, *key)
+        reported = known.of(image, *key)
         if partition.awaits_logs and partition.replaced_disks:
-            found += [key] if set(told) >= set(partition.replicas) else []
+            found += [key] if set(reported) >= set(partition.replicas) else []
     return found
 
 
@@ -55,7 +55,7 @@ def elect_uncleanly(cluster: Cluster, checker: ClusterChecker, key: Key) -> None
         if isinstance(response, ElectLeadersResponse) and not response.error_code:
             break
     else:
-        raise Violation(f"{model.name}: nobody elects a leader when asked to")
+        raise Violation(f"{model.name}: no controller elects a leader on request")
     asker.retired = True
 
 

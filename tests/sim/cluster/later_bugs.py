@@ -16,10 +16,10 @@ from .shapes import (
     MANAGED,
     MOVING,
     NEWBORN,
+    NO_CONTROLLER,
+    ONE_SEED,
     ROBBED,
     STRICT,
-    UNHEARD,
-    UNTOLD,
     WIPED,
     course,
 )
@@ -44,11 +44,11 @@ LATER_BUGS: Final[tuple[Bug, ...]] = (
         shape=ROBBED,
     ),
     make_bug(
-        "a broker that is asked does not say which leader it follows",
+        "a broker does not answer which leader it follows",
         "node.apis.brokers:handle_quorum",
         "_name_leader(broker, response)",
         "pass",
-        shape=UNTOLD,
+        shape=ONE_SEED,
     ),
     make_bug(
         "a decision that was interrupted after its proposal is refused",
@@ -86,7 +86,7 @@ LATER_BUGS: Final[tuple[Bug, ...]] = (
         "if broker is None or broker.fenced or broker.in_shutdown:",
         "if broker is None or broker.in_shutdown:",
         seed=1,
-        shape=UNHEARD,
+        shape=NO_CONTROLLER,
     ),
     make_bug(
         "stale leader acknowledging",
@@ -94,7 +94,7 @@ LATER_BUGS: Final[tuple[Bug, ...]] = (
         "self._lease_us = max(self._lease_us, begin_us + self._session_us)",
         "self._lease_us = max(self._lease_us, begin_us + 9 * self._session_us)",
         seed=5,
-        shape=UNHEARD,
+        shape=NO_CONTROLLER,
     ),
     make_bug(
         "unclean replica left in ELR",
@@ -120,7 +120,7 @@ LATER_BUGS: Final[tuple[Bug, ...]] = (
         shape=ALL_POWER,
     ),
     make_bug(
-        "who gets a partition counts before it has it",
+        "an added replica counts before it has the rows",
         "core.controller.reassignment:_change",
         "in_sync_replicas=in_sync,",
         "in_sync_replicas=tuple(dict.fromkeys((*in_sync, *adding))),",
@@ -134,14 +134,14 @@ LATER_BUGS: Final[tuple[Bug, ...]] = (
         shape=course("away and back"),
     ),
     make_bug(
-        "a move ends before those that leave know who leads",
+        "a move ends before the leaving replicas have the new leader",
         "core.partition.leadership:Leadership._leaving_have_fetched",
         "return all(",
         "return True or all(",
         shape=course("replaced", watched=True),
     ),
     make_bug(
-        "a copy is told of a batch that it will get whole",
+        "a copy gets the end of a batch that it will receive whole",
         "core.partition.producers:ProducerStates.snapshot_below",
         "_end(batches[-1]) > offset:\n",
         "batches[-1][2] >= offset:\n",
@@ -156,7 +156,7 @@ LATER_BUGS: Final[tuple[Bug, ...]] = (
         shape=course("cut inside", "replicated", rows_max=24),
     ),
     make_bug(
-        "a deletion is confirmed by who leads no more",
+        "a deletion is confirmed by a former leader",
         "node.apis.offsets:_wait_for_copies",
         "fail_entry(broker.lookup, None, result, error)\n",
         "pass\n",

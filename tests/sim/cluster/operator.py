@@ -136,7 +136,7 @@ class Operator(Actor):
             return
         assert isinstance(request, ChangeVotersRequest)
         if request.change != VoterChange.NOTHING:
-            self._told(request, response)
+            self._record_answer(request, response)
         elif response.leader_id == self._target:
             if not self._change(response):
                 self.later(self._pause_us())
@@ -157,7 +157,7 @@ class Operator(Actor):
             mean_us = _SOON_US
         return 1 + int(self.rng.expovariate(1 / mean_us))
 
-    def _told(self, request: ChangeVotersRequest, response: ChangeVotersResponse) -> None:
+    def _record_answer(self, request: ChangeVotersRequest, response: ChangeVotersResponse) -> None:
         """A change was answered."""
         assert self._asking is not None
         change, key = self._asking

@@ -123,7 +123,7 @@ class Operator(_Routed):
             self.hang_up_later(self.rng.randrange(1, 300_000))
 
     def _put_down(self, change: _Asked, answer: str | None, now_us: int) -> None:
-        self.world.events[f"topic {change.kind}: {answer or 'nobody knows'}"] += 1
+        self.world.events[f"topic {change.kind}: {answer or 'unknown'}"] += 1
         done = Operation(change.kind, None, answer, change.called_us, now_us)
         self.histories.name(change.name, done)
 

@@ -56,7 +56,7 @@ BUGS: Final[tuple[Bug, ...]] = (
         shape=LEAN,
     ),
     make_bug(
-        "a copy does not say in which epoch it ends",
+        "a copy does not send the epoch of its end",
         "core.replication.follower:Follower.fetch_entry",
         "log.epochs.latest()[0]",
         "NO_EPOCH",
@@ -161,14 +161,14 @@ BUGS: Final[tuple[Bug, ...]] = (
         shape=DIVERGING,
     ),
     make_bug(
-        "a new leader says where rows end before it knows",
+        "a new leader answers where rows end too early",
         "node.apis.offsets:check_current",
         "if not replica.state.is_current:",
         "if False:",
         shape=ASKED,
     ),
     make_bug(
-        "a leader that has stood down says where rows end",
+        "a leader without a lease answers where rows end",
         "node.controller.leader_lease:LeaderLease.check",
         "if self.is_over and _has_copies(replica):",
         "if False:",

@@ -205,7 +205,7 @@ class ConsumingProgram(Program, ClientConsumer):
         if isinstance(error, LogTruncated):
             if not (topic.doomed or self._may_be_lost(keys)):
                 raise Violation(f"{self.name}: rows that it read are gone: {error!r}")
-            self.world.events["a shipped consumer was told of lost rows"] += 1
+            self.world.events["a shipped consumer got an error for lost rows"] += 1
             return self._begin_again(topic)
         is_damaged = isinstance(error, (CorruptLog, StorageFault))
         if not error.retriable and not (is_damaged and any(map(self._has_one_bad_copy, keys))):
@@ -224,7 +224,7 @@ class ConsumingProgram(Program, ClientConsumer):
                 continue
             is_bad = bool(replica.damage) or bool(host.disk.failures["EIO read"])
             if is_bad and len(replica.state.leadership.in_sync.maximal) == 1:
-                self.world.events["damage where nobody else is in sync"] += 1
+                self.world.events["damage with no other replica in sync"] += 1
                 return True
         return False
 
@@ -249,5 +249,5 @@ class ConsumingProgram(Program, ClientConsumer):
                 if now != value:
                     raise Violation(
                         f"{model.name}: {self.name} was handed {value} at {offset}, the log holds"
-                        f" {now}, and nobody told it"
+                        f" {now}, and no error reported it"
                     )

@@ -103,7 +103,7 @@ class ClusterChecker(Checker):
                 raise Violation(f"{model.name}: rows up to {end} were read, committed is {known}")
         if key in self.unclean:
             for offset, value in enumerate(values, first_offset):
-                self._forget_row(key, offset, value)
+                self._drop_row(key, offset, value)
         super().read(key, first_offset, values)
 
     def are_from_before(self, key: Key, end: int) -> bool:
@@ -112,7 +112,7 @@ class ClusterChecker(Checker):
             self.committed_end(key) < end <= self.shown_before.get(key, 0)
         )
 
-    def _forget_row(self, key: Key, offset: int, value: int) -> None:
+    def _drop_row(self, key: Key, offset: int, value: int) -> None:
         """A leader that has not learned of an unclean election goes on: rows may change."""
         model = self.partitions[key]
         if model.seen.get(offset, value) != value:
@@ -155,7 +155,7 @@ class ClusterChecker(Checker):
         topic = model.topic
         assert isinstance(topic, ClusterTopicModel)
         if not (topic.may_be_unclean or topic.doomed):
-            raise Violation(f"{model.name}: an unclean election that nobody has allowed")
+            raise Violation(f"{model.name}: an unclean election that was never allowed")
         self.unclean.add(key)
         self.histories.forgive(key)
         self.lost(key, at_us)

@@ -22,7 +22,7 @@ from .cluster import Cluster
 from .courses import Courses
 from .fault_plan import CALM
 from .host import ClusterHost
-from .last_resort import elect_uncleanly, waiting_for_somebody
+from .last_resort import awaiting_operator, elect_uncleanly
 from .losses import Losses
 from .machines import UNNOTICED_JUMP_US
 from .operator import Operator, are_voters_settled
@@ -87,7 +87,7 @@ class _Run:
         self._until(
             lambda: all(host.is_serving for host in cluster.members), _START_US, "every start"
         )
-        self._until(cluster.stand_in.create, _START_US, "the topics")
+        self._until(cluster.setup.create, _START_US, "the topics")
         self._until(self._all_open, _START_US, "every copy is open and in sync")
         self._know_topics()
         world.calm = False
@@ -176,10 +176,10 @@ class _Run:
         self.workload.stop()
         self._until(self.workload.operators_are_done, HEAL_US, "operators have cleared up")
         healed_us = self._until(
-            lambda: self._all_open() or bool(waiting_for_somebody(cluster, self.checker)),
+            lambda: self._all_open() or bool(awaiting_operator(cluster, self.checker)),
             HEAL_US, "all are in sync again",
         )  # fmt: skip
-        for key in waiting_for_somebody(cluster, self.checker):
+        for key in awaiting_operator(cluster, self.checker):
             elect_uncleanly(cluster, self.checker, key)
         healed_us += self._until(self._all_open, HEAL_US, "all are in sync again")
         cluster.whole_us = self.world.mono_us

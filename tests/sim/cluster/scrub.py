@@ -91,21 +91,21 @@ def batches_of(
 
 def _read(asker: ClusterSetup, name: str, key: Key, offset: int, end: int) -> tuple[int, bytes]:
     """The next rows, and where they are; none where the log begins at `end` or later by now."""
-    said: object = None
+    last: object = None
     for _ in asker.tries():
         part = m.FetchPartition(*key, offset=offset, bytes_max=1_000_000, from_follower=True)
         response, body = asker.call(m.FetchRequest(bytes_max=1_000_000, partitions=[part]))
         assert isinstance(response, m.FetchResponse)
         if response.error_code:
-            said = response
+            last = response
             continue
-        said = result = response.partitions[0]
+        last = result = response.partitions[0]
         if body and not result.error_code:
             return offset, body
         offset = max(offset, result.log_start_offset)
         if offset >= end:
             return offset, b""
-    raise Violation(f"{name}: {offset} is not read there: {said}")
+    raise Violation(f"{name}: {offset} is not read there: {last}")
 
 
 class _Pinned(ClusterSetup):

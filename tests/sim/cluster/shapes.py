@@ -14,9 +14,31 @@ from .scenario import ClusterTopic
 from .tempo import SHIPPED
 
 __all__ = [
-    "ALL_POWER", "ASKED", "CAROUSEL", "DIVERGING", "FLUSHED", "HANDED", "JOINING", "LEAN", "LONG",
-    "MANAGED", "MOVING", "NEWBORN", "POWER", "QUIET", "ROBBED", "ROTTEN", "SPLIT", "STOPPED",
-    "STRANDED", "STRICT", "UNHEARD", "UNTOLD", "WIPED", "course", "topics",
+    "ALL_POWER",
+    "ASKED",
+    "CAROUSEL",
+    "DIVERGING",
+    "FLUSHED",
+    "HANDED",
+    "JOINING",
+    "LEAN",
+    "LONG",
+    "MANAGED",
+    "MOVING",
+    "NEWBORN",
+    "NO_CONTROLLER",
+    "ONE_SEED",
+    "POWER",
+    "QUIET",
+    "ROBBED",
+    "ROTTEN",
+    "SPLIT",
+    "STOPPED",
+    "STRANDED",
+    "STRICT",
+    "WIPED",
+    "course",
+    "topics",
 ]  # fmt: skip
 
 
@@ -159,7 +181,7 @@ JOINING: Final = {
     "aims": AimPlan(joiner=0.7),
 }
 """A replica about to join the in-sync set loses its power."""
-UNHEARD: Final = {**QUIET, "nodes": 5, "aims": AimPlan(unheard_interval_ms=500)}
+NO_CONTROLLER: Final = {**QUIET, "nodes": 5, "aims": AimPlan(no_controller_interval_ms=500)}
 """Brokers are cut off from the controller, and from no other node."""
 STOPPED: Final = {
     **QUIET,
@@ -183,7 +205,7 @@ MOVING: Final = {
 """Partitions move while clients work."""
 WIPED: Final = {**QUIET, "nodes": 5, "plan": FaultPlan.of("wiped disks")}
 """Machines come back with empty disks."""
-UNTOLD: Final = {**WIPED, "plan": FaultPlan.of("wiped disks", seeds=1)}
+ONE_SEED: Final = {**WIPED, "plan": FaultPlan.of("wiped disks", seeds=1)}
 """The same, and each has one other broker in its configuration."""
 ROBBED: Final = {**QUIET, "clients": ClientPlan(thieves=1), "heal_ms": 30_000}
 """A client takes the places of brokers, and announces their stops in their names."""

@@ -24,7 +24,7 @@ __all__ = ["Hours", "Sums", "soak"]
 
 _PROCESSES = 2
 _DURATION_MS = 20_000
-_TOLD_RUNS = 20
+_RUNS_PER_LINE = 20
 """A line reports the progress after this many runs: a long run may be ended before its end."""
 
 
@@ -49,7 +49,7 @@ class Hours:
         self.faults += sum(result.faults.values())
         self.rows += result.rows_acknowledged
 
-    def told(self, kind: str) -> str:
+    def summary(self, kind: str) -> str:
         """How long, and what an hour held."""
         hours = self.simulated_s / 3600
         if not hours:
@@ -97,7 +97,7 @@ class Sums:
             f" runs kept every promise, seeds up to {last_seed}"
         )
 
-    def told(self, took_s: float) -> str:
+    def summary(self, took_s: float) -> str:
         """Everything that happened, faults by kind, and hours."""
         count = self.shipped.runs + self.slow.runs
         return "\n".join((
@@ -105,8 +105,8 @@ class Sums:
             report(self.events),
             "faults",
             report(self.faults),
-            self.shipped.told("at the shipped timing"),
-            self.slow.told("slower"),
+            self.shipped.summary("at the shipped timing"),
+            self.slow.summary("slower"),
             f"{count} of {count + self.failed} runs kept every promise:"
             f" {self.simulated_s / 3600:.2f} simulated hours in {took_s / 60:.1f} minutes,"
             f" {self.simulated_s / took_s:.0f} seconds per second",
@@ -137,7 +137,7 @@ def soak(hours: float, *, first: int | None = None, duration_ms: int = _DURATION
                 sums.add(result)
                 if isinstance(result, str):
                     print(f"FAILED {result}", flush=True)
-                if (sums.shipped.runs + sums.slow.runs + sums.failed) % _TOLD_RUNS == 0:
+                if (sums.shipped.runs + sums.slow.runs + sums.failed) % _RUNS_PER_LINE == 0:
                     print(sums.so_far(hours, last_seed=seed - 1), flush=True)
-    print(sums.told(time.monotonic() - began))
+    print(sums.summary(time.monotonic() - began))
     return sums.failed

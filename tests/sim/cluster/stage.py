@@ -200,7 +200,7 @@ class Stage:
         if topic is not None:
             self.decide([RemoveTopicRecord(topic.topic_id)])
 
-    def has_heard(self, host: ClusterHost, topic_id: bytes) -> bool:
+    def has_topic(self, host: ClusterHost, topic_id: bytes) -> bool:
         """Return whether its metadata have this topic."""
         return host.node is not None and (
             topic_id in host.node.broker.metadata.image.topics_by_id

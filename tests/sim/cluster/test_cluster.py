@@ -51,7 +51,7 @@ def test_a_cluster_keeps_every_promise(first: int) -> None:
 
 
 @pytest.mark.long
-def test_a_cluster_keeps_every_promise_with_seeds_that_nobody_has_run() -> None:
+def test_a_cluster_keeps_every_promise_with_fresh_seeds() -> None:
     """A failure names its seed and the command that shows it again."""
     for _ in range(_FRESH_SEEDS):
         simulate(random.SystemRandom().randrange(10**6, 10**9), duration_ms=_FRESH_MS)
@@ -103,9 +103,9 @@ def test_a_planted_bug_of_replication_is_caught(bug: Bug) -> None:
     caught = hunt(bug, seeds=(), duration_ms=_HUNT_MS, run=simulate)
     if caught.seed is None:
         caught = hunt(bug, seeds=range(_HUNT_SEEDS), duration_ms=_LONG_HUNT_MS, run=simulate)
-    assert caught.seed is not None, caught.said
+    assert caught.seed is not None, caught.report
 
 
-def test_a_seed_of_a_cluster_says_it_all() -> None:
+def test_a_seed_decides_the_whole_run_of_a_cluster() -> None:
     traces = [simulate(seed, duration_ms=2_000).trace for seed in (3, 3, 4)]
     assert traces[0] == traces[1] != traces[2]

@@ -12,22 +12,22 @@ from .aimed import AimPlan
 from .counted import Counted
 from .invariants import Invariants
 from .run import simulate
-from .shapes import FLUSHED, HANDED, JOINING, LEAN, NEWBORN, STRANDED, UNHEARD
+from .shapes import FLUSHED, HANDED, JOINING, LEAN, NEWBORN, NO_CONTROLLER, STRANDED
 
 
-def test_who_counts_has_all_that_readers_saw() -> None:
+def test_counted_replicas_have_all_that_readers_saw() -> None:
     Counted.check_rows("t-0 on a", "in sync", 9, 9)
     with pytest.raises(Violation, match="is eligible with rows up to 8, committed is 9"):
         Counted.check_rows("t-0 on a", "eligible", 8, 9)
 
 
-def test_nobody_fenced_is_in_sync() -> None:
+def test_no_fenced_replica_is_in_sync() -> None:
     Counted.check_fenced("t-0", (0, 1), {2})
     with pytest.raises(Violation, match=r"fenced \[1\]"):
         Counted.check_fenced("t-0", (0, 1), {1})
 
 
-def test_who_is_fenced_alone_is_still_in_sync() -> None:
+def test_a_broker_that_is_fenced_alone_is_still_in_sync() -> None:
     """The entry names no partition: they are looked at all the same."""
     topic = SimpleNamespace(topic_id=b"t", name="t", partitions=[_partition()])
     image = SimpleNamespace(version=1, brokers=_brokers(fenced=()), topics={"t": topic})
@@ -59,17 +59,17 @@ def _partition() -> SimpleNamespace:
     )
 
 
-def test_nobody_is_dropped_before_the_lag_time() -> None:
+def test_no_replica_is_dropped_before_the_lag_time() -> None:
     Counted.check_patience("t-0", set(), 5, 10)
     Counted.check_patience("t-0", {1}, 10, 10)
     with pytest.raises(Violation, match="s after the election"):
         Counted.check_patience("t-0", {1}, 9, 10)
 
 
-def test_the_list_of_epochs_says_what_stands_on_the_batches() -> None:
+def test_the_list_of_epochs_agrees_with_the_batches() -> None:
     Invariants.check_epoch("a", 3, 3)
     Invariants.check_epoch("a", -1, 3)
-    with pytest.raises(Violation, match="says epoch 2, it is 3"):
+    with pytest.raises(Violation, match="has epoch 2, it is 3"):
         Invariants.check_epoch("a", 2, 3)
 
 
@@ -82,7 +82,7 @@ def test_the_list_of_epochs_says_what_stands_on_the_batches() -> None:
         (HANDED, "handovers"),
         (FLUSHED, "power lost after a cut"),
         (JOINING, "joiner lost"),
-        (UNHEARD, "cut off from the controller"),
+        (NO_CONTROLLER, "cut off from the controller"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

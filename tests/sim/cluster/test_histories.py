@@ -15,7 +15,7 @@ from .run import simulate
 
 KEY = (b"a topic", 0)
 SEEN_BY_HISTORIES_ALONE = (
-    "a new leader says where rows end before it knows",
+    "a new leader answers where rows end too early",
     "a decision is confirmed although its controller was deposed",
 )
 
@@ -70,13 +70,13 @@ def test_ends_that_are_wrong(ends: tuple[tuple[int, int, int], ...]) -> None:
         rows((2, 10, 20), (3, 30, 50), ends=ends)
 
 
-def test_rows_that_nobody_was_answered_for_may_come_at_any_time_after_they_were_sent() -> None:
+def test_rows_without_an_answer_may_come_at_any_time_after_they_were_sent() -> None:
     rows((2, 10, NEVER), (3, 30, 50), ends=((0, 25, 26), (2, 35, 36), (5, 60, 61)))
     with pytest.raises(Violation):
         rows((2, 10, NEVER), (3, 30, 50), ends=((2, 8, 9),))
 
 
-def test_rows_that_nobody_told_of_may_have_come_at_any_time() -> None:
+def test_unrecorded_rows_may_have_come_at_any_time() -> None:
     histories = Histories()
     histories.sent(KEY, [7, 8], 10)
     histories.acknowledged(KEY, 7, 20)
@@ -146,6 +146,6 @@ def test_what_only_histories_show(name: str) -> None:
     bug: Bug = next(bug for bug in BUGS if bug.name == name)
     caught = hunt(bug, seeds=range(8), duration_ms=6_000, run=simulate)
     assert caught.seed is not None
-    assert "no order explains" in caught.said
+    assert "no order explains" in caught.report
     silent = {**dict(bug.shape), "judged": False}
     simulate(caught.seed, duration_ms=6_000, plant=bug.plant, shape=silent)

@@ -44,7 +44,7 @@ def test_a_high_watermark_does_not_fall() -> None:
         Invariants.check_monotonic("t-0", 5, 4)
 
 
-def test_who_is_in_sync_is_a_replica_and_leads() -> None:
+def test_in_sync_brokers_are_replicas_and_the_leader_is_in_sync() -> None:
     in_sync((0, 1))
     in_sync((), eligible=(2,), leader_id=-1)
     with pytest.raises(Violation, match=r"of \(0, 1, 2\)"):
@@ -69,13 +69,13 @@ def test_committed_bytes_are_the_same_everywhere() -> None:
         rules.committed(KEY, "a", 0, 4, 111)
 
 
-def test_who_begins_to_lead_has_all_that_was_committed() -> None:
+def test_a_new_leader_has_all_that_was_committed() -> None:
     Invariants.check_complete("t-0", 9, 9)
     with pytest.raises(Violation, match="up to 8, committed was 9"):
         Invariants.check_complete("t-0", 8, 9)
 
 
-def test_who_hears_late_that_it_was_elected_has_what_was_committed_before_the_next() -> None:
+def test_a_leader_that_learns_late_of_its_election_has_what_was_committed_before_the_next() -> None:
     rules = Invariants()
     rules.committed(KEY, "a", 0, 9, 111)
     assert rules.begins(KEY, 3) == 9
@@ -102,7 +102,7 @@ def test_what_a_fault_had_the_right_to_take_is_not_missed() -> None:
         rules.committed(KEY, "a", 0, 5, 999)
 
 
-def test_equal_versions_of_the_metadata_say_the_same() -> None:
+def test_equal_versions_of_the_metadata_are_the_same_image() -> None:
     rules = Invariants()
     rules.check_image("a", 7, b"x")
     rules.check_image("b", 7, b"x")
@@ -184,8 +184,8 @@ def test_rows_of_a_producer_keep_their_order(rows: ClusterChecker) -> None:
         rows.read(KEY, 0, [2, 1])
 
 
-def test_nobody_reads_what_nobody_sent(rows: ClusterChecker) -> None:
-    with pytest.raises(Violation, match="nobody sent"):
+def test_no_reader_gets_rows_that_no_producer_sent(rows: ClusterChecker) -> None:
+    with pytest.raises(Violation, match="never sent"):
         rows.read(KEY, 0, [77])
 
 
@@ -229,7 +229,7 @@ def test_rows_in_the_memory_of_a_client_may_be_older_than_a_fault(rows: ClusterC
     rows.all_lost_power(is_flushed_kept=True, at_us=0)
     ends[KEY] = 5
     assert rows.are_from_before(KEY, 9)
-    assert not rows.are_from_before(KEY, 10), "nobody has ever shown it"
+    assert not rows.are_from_before(KEY, 10), "no answer has ever shown it"
     assert not rows.are_from_before(KEY, 5), "it is there, and looked at as ever"
 
 

@@ -39,7 +39,7 @@ GOOD_REGISTERS = {
         write(2, 1, 8),
         read(1, 10, 11),
     ],
-    "nobody knows whether it was written: it was": [write(1, 0, 1), write(2, 2), read(2, 50, 51)],
+    "outcome unknown: it was written": [write(1, 0, 1), write(2, 2), read(2, 50, 51)],
     "or was not": [write(1, 0, 1), write(2, 2), read(1, 50, 51)],
     "or much later": [write(1, 0, 1), write(2, 2), read(1, 50, 51), read(2, 60, 61)],
     "one of two changes wins": [change(0, 1, True, 0, 5), change(0, 2, False, 0, 5), read(1, 6, 7)],
@@ -49,7 +49,7 @@ BAD_REGISTERS = {
     "a read of the future": [read(1, 0, 1), write(1, 2, 3)],
     "back and forth": [write(1, 0, 1), write(2, 2, 20), read(2, 3, 4), read(1, 5, 6)],
     "both changes win": [change(0, 1, True, 0, 5), change(0, 2, True, 0, 5)],
-    "a value that nobody wrote": [write(1, 0, 1), read(7, 2, 3)],
+    "a value that no client wrote": [write(1, 0, 1), read(7, 2, 3)],
     "a write that is lost": [write(1, 0, 1), read(0, 2, 3)],
 }
 GOOD_LOGS = {
@@ -136,7 +136,7 @@ def _holds(order: tuple[Operation, ...]) -> bool:
     return True
 
 
-def test_a_history_that_is_too_long_is_said_to_be() -> None:
+def test_a_history_that_is_too_long_is_reported_as_such() -> None:
     history = [write(n, 0, 1_000) for n in range(40)] + [read(-1, 0, 1_000)]
     with pytest.raises(OverflowError):
         is_linearizable(history, register_model, 0)

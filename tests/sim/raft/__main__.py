@@ -23,7 +23,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="first seed of many")
     parser.add_argument("--duration-ms", type=int, default=8_000, help="simulated work per run")
     parser.add_argument("--stats", action="store_true", help="count what happened in all runs")
-    parser.add_argument("--bugs", action="store_true", help="plant each bug and show who finds it")
+    parser.add_argument("--bugs", action="store_true", help="plant each bug and show its seed")
     parser.add_argument("--table", type=Path, help="write what was found into this page, too")
     parser.add_argument("--bug", help="plant the bugs with this text in their name")
     options = parser.parse_args()

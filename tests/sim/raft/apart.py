@@ -78,7 +78,7 @@ class Apart:
         (fifth,) = (host for host in cluster.hosts if host.key not in voters)
         self._cut((first, fifth), others)
         self._try(first, lambda raft: raft.add_voter(fifth.key, "fifth", first.now_us))
-        yield from self._until(lambda: self._knows(fifth, fifth.key))
+        yield from self._until(lambda: self._has_voter(fifth, fifth.key))
         term = self._raft(first).term
         yield from self._until(lambda: self._later(others, term))
         second = self._later(others, term)
@@ -112,7 +112,7 @@ class Apart:
         )  # fmt: skip
 
     @staticmethod
-    def _knows(host: Host, voter: ReplicaKey) -> bool:
+    def _has_voter(host: Host, voter: ReplicaKey) -> bool:
         return host.raft is not None and voter in host.raft.voters
 
     @staticmethod

@@ -40,7 +40,7 @@ _LATE_US = 60_000
 class _Seen:
     """What was seen of one life of a replica."""
 
-    __slots__ = ("commit", "heard_us", "led_term", "log", "term", "voters")
+    __slots__ = ("commit", "contact_us", "led_term", "log", "term", "voters")
 
     def __init__(self) -> None:
         self.term = 0
@@ -48,7 +48,7 @@ class _Seen:
         self.led_term = 0
         self.voters: frozenset[ReplicaKey] = frozenset()
         self.log: dict[int, tuple[int, EntryKind]] = {}
-        self.heard_us: dict[ReplicaKey, int] = {}
+        self.contact_us: dict[ReplicaKey, int] = {}
 
 
 class Checker:
@@ -83,7 +83,7 @@ class Checker:
     def delivered(self, host: Host, message: m.Message) -> None:
         answers = m.AppendResponse | m.HeartbeatResponse | m.SnapshotChunkResponse
         if isinstance(message, answers):
-            self._seen[host.node_id].heard_us[message.source] = self.world.now_us
+            self._seen[host.node_id].contact_us[message.source] = self.world.now_us
 
     def acknowledged(self, entry: Entry) -> None:
         """A client got the answer that its proposal is decided."""
@@ -186,7 +186,7 @@ class Checker:
         assert raft is not None
         if seen.led_term != raft.term:
             seen.led_term = raft.term
-            seen.heard_us.clear()
+            seen.contact_us.clear()
             seen.voters = frozenset()
             self.world.counts["election won"] += 1
             if self.leaders.setdefault(raft.term, host.key) != host.key:
@@ -249,14 +249,14 @@ class Checker:
         now_us = self.world.now_us
         if voters != seen.voters:
             # A change may leave a majority that is silent already.
-            seen.heard_us.update(dict.fromkeys(voters, now_us))
+            seen.contact_us.update(dict.fromkeys(voters, now_us))
             seen.voters = voters
-        times = [now_us if v == host.key else seen.heard_us[v] for v in voters]
+        times = [now_us if v == host.key else seen.contact_us[v] for v in voters]
         times.sort(reverse=True)
-        heard_us = max(times[len(times) // 2], host.paused_until_us)
+        contact_us = max(times[len(times) // 2], host.paused_until_us)
         bound_us = self.world.scenario.config.election_timeout_us + _LATE_US
-        if now_us - heard_us > bound_us:
-            raise Violation(f"node {host.node_id} leads, and hears no majority")
+        if now_us - contact_us > bound_us:
+            raise Violation(f"node {host.node_id} leads without answers of a majority")
 
     def _look_at_commit(self, host: Host, seen: _Seen) -> None:
         raft = host.raft

@@ -196,14 +196,14 @@ BUGS: tuple[Bug, ...] = (
         "return _NEVER_US",
     ),
     make_bug(
-        "a leader counts from what it has heard itself of those before",
+        "a leader counts from its own contact with earlier leaders",
         "core.raft.election:Election.lead",
         "self.led_before_us = max(self._granted.values())",
         "self.led_before_us = self.last_contact_us",
         shape={**_CAROUSEL, "buggy_everywhere": True},
     ),
     make_bug(
-        "who has led says that it has heard no leader",
+        "a former leader reports that it had no leader",
         "core.raft.election:Election.follow",
         "if leader is not None or has_led:",
         "if leader is not None:",

@@ -173,7 +173,7 @@ class _Run:
         assert leader.raft is not None
         if leader.raft.role is not Role.LEADER or leader.raft.term != term:
             raise Violation(f"node {away.node_id} came back and deposed a healthy leader")
-        self._expect(self._all_equal, "who comes back catches up")
+        self._expect(self._all_equal, "a replica that comes back catches up")
 
     def _check_cut_off_leader(self) -> None:
         """A leader that is cut off steps down in bounded time, and the others elect another."""

@@ -44,7 +44,7 @@ def pack_state(state: State, rng: random.Random, size_max: int) -> bytes:
 def unpack_state(data: bytes) -> State:
     body = data[16:]
     if hashlib.blake2b(body, digest_size=16).digest() != data[:16]:
-        raise Violation("a snapshot was installed that nobody has written")
+        raise Violation("a snapshot was installed that was never written")
     state, _ = msgspec.msgpack.decode(body, type=tuple[State, bytes])
     return state
 
@@ -96,7 +96,7 @@ class Plate:
         if chunk.done:
             data = bytes(self.temporary)
             if unpack_state(data).index != chunk.snapshot.index:
-                raise Violation("an installed snapshot holds another index than its name says")
+                raise Violation("an installed snapshot holds another index than its name")
             self.snapshot, self.snapshot_data = chunk.snapshot, data
             self.entries.clear()
             self.first_index = chunk.snapshot.index + 1

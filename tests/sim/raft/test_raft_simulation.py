@@ -60,13 +60,13 @@ def test_every_promise_is_kept(first: int) -> None:
         _run(seed)
 
 
-def test_every_promise_is_kept_by_seeds_that_nobody_has_run() -> None:
+def test_every_promise_is_kept_with_fresh_seeds() -> None:
     """A failure names its seed and the command that shows it again."""
     for _ in range(_FRESH_SEEDS):
         simulate(random.randrange(10_000, 2**31), duration_ms=_DURATION_MS)
 
 
-def test_who_is_elected_late_need_not_have_what_a_newer_term_has_decided() -> None:
+def test_a_leader_that_is_elected_late_need_not_have_what_a_newer_term_has_decided() -> None:
     """Seed 31335: one was paused, and found the votes of its term when the next one had begun."""
     checker = Checker(cast(World, Namespace()))
     checker.committed = {n: (term, (EntryKind.DATA, b"")) for n, term in ((1, 2), (2, 4), (3, 4))}
@@ -114,10 +114,10 @@ def test_a_planted_bug_is_caught(bug: Bug) -> None:
     if bug.name in UNPROVEN:
         pytest.skip("no run has caught it yet: see planted.UNPROVEN")
     caught = hunt(bug, seeds=range(_HUNT_SEEDS), duration_ms=_DURATION_MS, run=simulate)
-    assert caught.seed is not None, caught.said
+    assert caught.seed is not None, caught.report
 
 
-def test_a_seed_says_it_all() -> None:
+def test_a_seed_decides_the_whole_run() -> None:
     """The same messages at the same moments."""
     again = simulate(3, duration_ms=_DURATION_MS)
     assert again.trace == _run(3).trace
