@@ -63,17 +63,17 @@ def main(argv: list[str]) -> int:
     enter_name_spaces(argv)
     begin_s = time.monotonic()
 
-    def say(text: str) -> None:
+    def on_step(text: str) -> None:
         print(f"  {time.monotonic() - begin_s:6.1f} s  {text}", flush=True)
 
     if options.kills:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            found = runner.run(failover(options.kills, options.kills // 3, say))
+            found = runner.run(failover(options.kills, options.kills // 3, on_step))
         print(found.text())
         return 1 if found.problems else 0
     if options.steady:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            quiet = runner.run(steady(duration_s, say))
+            quiet = runner.run(steady(duration_s, on_step))
         print(quiet.text())
         return 1 if quiet.problems else 0
     failures = 0
@@ -81,7 +81,7 @@ def main(argv: list[str]) -> int:
         print(f"python -m tests.chaos --seed {seed} --minutes {options.minutes:g}", flush=True)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             report = runner.run(
-                run(seed, duration_s, say, options.logs, may_mount=not options.no_mounts)
+                run(seed, duration_s, on_step, options.logs, may_mount=not options.no_mounts)
             )
         print(report.text(), flush=True)
         failures += bool(report.verdict.problems)

@@ -125,7 +125,7 @@ class Brokers:
                 self._found(node_id, f"did not stop: {str(error)[-3000:]}")
                 return True
             if code and not self._may_be_unclean(node_id):
-                self._found(node_id, f"ended with exit code {code} when it was told to stop")
+                self._found(node_id, f"ended with exit code {code} after the stop signal")
             return True
 
     def _may_be_unclean(self, node_id: int) -> bool:
@@ -217,9 +217,9 @@ class Brokers:
             self.disks[node_id] = disk
         first, *others = NODE_IDS
         await self._launch(first, {})
-        told = {"controller.quorum.bootstrap.servers": f"{first}@{self.fronts[first]}"}
+        overrides = {"controller.quorum.bootstrap.servers": f"{first}@{self.fronts[first]}"}
         for node_id in others:
-            await self._launch(node_id, told)
+            await self._launch(node_id, overrides)
         async with aio.connect(self.bootstrap, client_id="client-founder") as client:
             for node_id in others:
                 await self._make_voter(client, node_id)
@@ -227,14 +227,14 @@ class Brokers:
         for broker in self.by_id.values():
             broker.config["controller.quorum.bootstrap.servers"] = seeds
 
-    async def _launch(self, node_id: int, told: dict[str, str]) -> None:
+    async def _launch(self, node_id: int, overrides: dict[str, str]) -> None:
         config = {
             "node.id": node_id,
             "cluster.id": CLUSTER_ID,
             "rack": f"rack-{node_id}",
             "advertise": self.fronts[node_id],
             **self._config,
-            **told,
+            **overrides,
         }
         disk = self.disks[node_id]
         host, port = self._addresses[node_id]

@@ -43,7 +43,7 @@ class Verdict:
 
 def check(history: History) -> Verdict:
     """Every rule over the whole history."""
-    verdict = Verdict(problems=list(dict.fromkeys(history.told))[:PROBLEMS_MAX])
+    verdict = Verdict(problems=list(dict.fromkeys(history.errors))[:PROBLEMS_MAX])
     topics = {topic.name: topic for topic in history.topics}
     _shared_rules(history, topics, verdict)
     final = {key: _joined(reads, verdict) for key, reads in _by_key(history.final).items()}
@@ -194,5 +194,5 @@ def _given_up(
             verdict.given_up[key[0]] = verdict.given_up.get(key[0], 0) + count
             if not history.elected.get(key):
                 verdict.problems.append(
-                    f"lost: {count} rows of {key} are gone, and nobody else was elected"
+                    f"lost: {count} rows of {key} are gone, and no other leader was elected"
                 )

@@ -75,7 +75,7 @@ def _spread(times_s: list[float]) -> str:
     )
 
 
-async def failover(kills: int, controller_kills: int, say: Callable[[str], None]) -> Failover:
+async def failover(kills: int, controller_kills: int, on_step: Callable[[str], None]) -> Failover:
     found = Failover()
     async with (
         Brokers() as brokers,
@@ -94,7 +94,7 @@ async def failover(kills: int, controller_kills: int, say: Callable[[str], None]
                 found.writes_s.append(took_s)
                 if leader == metadata.controller_id:
                     found.of_controller_s.append(took_s)
-                say(f"kill {number + 1}: {took_s:.2f} s")
+                on_step(f"kill {number + 1}: {took_s:.2f} s")
                 await brokers.start(leader)
             else:
                 await brokers.kill(metadata.controller_id)
@@ -193,7 +193,7 @@ class _Load:
         try:
             produced = await future.result()
         except QuiverlogError as error:
-            self.history.told.append(f"told: the producer: {error}")
+            self.history.errors.append(f"error: the producer: {error}")
             return
         send.returned_s = time.monotonic()
         (run,) = produced

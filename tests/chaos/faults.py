@@ -162,10 +162,10 @@ def _links(fault: Fault, node_id: int) -> dict[tuple[str, int], LinkFault]:
     there, back = frozenset((Direction.THERE,)), frozenset((Direction.BACK,))
     other = fault.other if fault.other != node_id else peers[0]
     one = [(f"broker-{node_id}", other)]
-    if fault.kind == "hear nothing":
+    if fault.kind == "receive nothing":
         into, out = LinkFault(held=there), LinkFault(held=back)
         return dict.fromkeys(inwards, into) | dict.fromkeys(outwards, out)
-    if fault.kind == "say nothing":
+    if fault.kind == "send nothing":
         into, out = LinkFault(held=back), LinkFault(held=there)
         return dict.fromkeys(inwards, into) | dict.fromkeys(outwards, out)
     slow = LinkFault(delay_s=fault.amount)

@@ -101,7 +101,7 @@ class History:
     reads: list[Read] = field(default_factory=list)
     final: list[Read] = field(default_factory=list)
     """Each partition from its first row to its end, read when nothing goes wrong any more."""
-    told: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
     """Errors that no fault of this harness may cause, with the client that got them."""
     changes: dict[str, list[Operation]] = field(default_factory=dict)
     """By name of a topic that comes and goes: operations for the checker of linearizability."""

@@ -91,7 +91,7 @@ def _counted(counts: dict[str, int]) -> str:
 async def run(
     seed: int,
     duration_s: float,
-    say: Callable[[str], None],
+    on_step: Callable[[str], None],
     logs: Path | None = None,
     *,
     may_mount: bool = True,
@@ -99,7 +99,7 @@ async def run(
     """Run one seed and return its report.
 
     Args:
-        say: called with each step of the run.
+        on_step: called with each step of the run.
         logs: a directory for the brokers' logs; made when it is missing.
         may_mount: False: disks become full by a bound on the size of files.
     """
@@ -109,7 +109,7 @@ async def run(
     try:
         async with Brokers(proxy, disk_bytes, BROKER_CONFIG, may_mount=may_mount) as brokers:
             try:
-                return await _run(seed, duration_s, schedule, brokers, proxy, say)
+                return await _run(seed, duration_s, schedule, brokers, proxy, on_step)
             finally:
                 if logs is not None:
                     brokers.keep_logs(logs)
@@ -123,7 +123,7 @@ async def _run(
     schedule: list[Fault],
     brokers: Brokers,
     proxy: Proxy,
-    say: Callable[[str], None],
+    on_step: Callable[[str], None],
 ) -> Report:
     workload = Workload(brokers.bootstrap, seed)
     history = workload.history
@@ -132,12 +132,12 @@ async def _run(
     nemesis = Nemesis(brokers, proxy, [topic.name for topic in TOPICS])
     begin_s = time.monotonic()
     workload.start()
-    say(f"{len(schedule)} faults in {duration_s:g} s")
+    on_step(f"{len(schedule)} faults in {duration_s:g} s")
     await nemesis.perform(schedule, begin_s)
     await asyncio.sleep(max(0.0, begin_s + duration_s - time.monotonic()))
     await nemesis.heal()
     healed_s = time.monotonic()
-    say("healed")
+    on_step("healed")
     report = Report(seed, duration_s, schedule, history, Verdict())
     report.served_after_s = await _serves_again(brokers, workload, healed_s)
     await workload.stop_writing(ENDS_WITHIN_S)
@@ -145,14 +145,14 @@ async def _run(
     report.silences_s = {
         topic.name: history.longest_silence_s(topic.name, begin_s, healed_s) for topic in TOPICS
     }
-    say("reading")
+    on_step("reading")
     await workload.stop_reading(ENDS_WITHIN_S)
     for key, epoch in (await _epochs(brokers)).items():
         history.elected[key] = epoch - first_epochs.get(key, epoch)
     brokers.look()
     await brokers.stop_all()
     brokers.look_at_logs()
-    say("checking")
+    on_step("checking")
     report.verdict = check(history)
     report.verdict.problems += brokers.problems + _compare_replicas(brokers)
     report.done, report.missed = dict(nemesis.done), dict(nemesis.missed)
@@ -162,7 +162,7 @@ async def _run(
 
 async def _epochs(brokers: Brokers) -> dict[tuple[str, int], int]:
     metadata = await look_at_metadata(brokers)
-    assert metadata is not None, "no broker tells its metadata"
+    assert metadata is not None, "no broker answers with its metadata"
     return {
         (topic.name, partition.partition): partition.leader_epoch
         for topic in TOPICS
@@ -181,12 +181,12 @@ async def _serves_again(brokers: Brokers, workload: Workload, healed_s: float) -
         missing -= {send.key for send in history.sends[looked:] if send.outcome is Outcome.OK}
         await asyncio.sleep(0.05)
     if missing:
-        history.told.append(f"bound: {sorted(missing)} take no rows {SERVES_WITHIN_S:g} s later")
+        history.errors.append(f"bound: {sorted(missing)} take no rows {SERVES_WITHIN_S:g} s later")
     try:
         async with aio.connect(brokers.bootstrap, client_id="client-last-admin") as client:
             await client.create_topic("served-again", SCHEMA, replication_factor=len(NODE_IDS))
     except QuiverlogError as error:
-        history.told.append(f"bound: no topic can be created after healing: {error}")
+        history.errors.append(f"bound: no topic can be created after healing: {error}")
     return time.monotonic() - healed_s
 
 
@@ -204,7 +204,7 @@ async def _all_in_sync(brokers: Brokers, history: History, healed_s: float) -> f
                 if set(p.in_sync_replicas) != set(p.replicas)
             ]
     if behind:
-        history.told.append(f"bound: not in sync {SERVES_WITHIN_S:g} s later: {behind[:5]}")
+        history.errors.append(f"bound: not in sync {SERVES_WITHIN_S:g} s later: {behind[:5]}")
     return time.monotonic() - healed_s
 
 

@@ -79,27 +79,27 @@ class Steady:
             )
         lines += [f"PROBLEM {problem}" for problem in self.problems]
         if not self.problems:
-            lines.append("nobody was fenced, no leader elected, no term begun")
+            lines.append("no broker fenced, no leader elected, no term begun")
         return "\n".join(lines)
 
 
 async def steady(
-    duration_s: float, say: Callable[[str], None], *, cold_segments: int = COLD_SEGMENTS
+    duration_s: float, on_step: Callable[[str], None], *, cold_segments: int = COLD_SEGMENTS
 ) -> Steady:
     found = Steady(duration_s)
     async with Brokers() as brokers:
         async with aio.connect(brokers.bootstrap, client_id="client-founder") as client:
-            await _prepare(client, say, cold_segments)
+            await _prepare(client, on_step, cold_segments)
         await _without_indexes(brokers)
-        say("index files are gone")
+        on_step("index files are gone")
         async with aio.connect(brokers.bootstrap, client_id="client-founder") as client:
             await _settle(brokers, client)
         before = await _metrics(brokers)
         epochs = await _epochs(brokers)
         logged = {node_id: len(one.log_text) for node_id, one in brokers.by_id.items()}
-        say("load begins")
+        on_step("load begins")
         await _load(brokers, found, duration_s)
-        say("load ends")
+        on_step("load ends")
         after = await _metrics(brokers)
         for node_id in NODE_IDS:
             found.changed[node_id] = {
@@ -124,7 +124,9 @@ async def steady(
 
 
 # --- before ------------------------------------------------------------------------------------
-async def _prepare(client: aio.AsyncClient, say: Callable[[str], None], cold_segments: int) -> None:
+async def _prepare(
+    client: aio.AsyncClient, on_step: Callable[[str], None], cold_segments: int
+) -> None:
     hot = {"segment.bytes": 4 << 20, "retention.bytes": 16 << 20}
     for name, level in (("hot", "replicated"), ("hot-flushed", "replicated_flushed")):
         await _created(client, name, 3, {"durability": level, **hot})
@@ -139,7 +141,7 @@ async def _prepare(client: aio.AsyncClient, say: Callable[[str], None], cold_seg
             sent += COLD_PARTITIONS * 700  # Of one batch, about, with header and padding.
             if not sent % (COLD_PARTITIONS * 700 * 1_000):
                 await producer.flush()
-    say("the cold topic is written")
+    on_step("the cold topic is written")
 
 
 async def _created(

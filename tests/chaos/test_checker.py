@@ -60,7 +60,7 @@ def row_that_changed(history: History) -> None:
     history.reads[1] = read("a", KEPT, 2, 2, 4, 5)
 
 
-def row_that_nobody_sent(history: History) -> None:
+def row_that_no_producer_sent(history: History) -> None:
     history.final[1] = read("last", KEPT, 4, 5, 77)
 
 
@@ -104,8 +104,8 @@ def refused_and_stored(history: History) -> None:
     history.reads = []
 
 
-def told(history: History) -> None:
-    history.told.append("told: somebody")
+def error(history: History) -> None:
+    history.errors.append("error: of a client")
 
 
 def weak_row_lost(history: History) -> None:
@@ -126,7 +126,7 @@ BROKEN: dict[str, Callable[[History], None]] = {
     "holds": row_in_another_place,
     "lies at offsets": row_twice,
     "changed from": row_that_changed,
-    "which nobody sent": row_that_nobody_sent,
+    "never sent": row_that_no_producer_sent,
     "offset 5 holds": row_of_another_partition,
     "dense:": gap,
     "order:": order,
@@ -135,8 +135,8 @@ BROKEN: dict[str, Callable[[History], None]] = {
     "unseen:": unseen,
     "which ends at 4": beyond_the_end,
     "failed:": refused_and_stored,
-    "told:": told,
-    "nobody else was elected": weak_row_lost,
+    "error:": error,
+    "no other leader was elected": weak_row_lost,
     "topics:": deleted_topic_is_there,
 }
 

@@ -22,7 +22,7 @@ class Echo:
 
     def __init__(self) -> None:
         self.proxy = Proxy()
-        self.heard = bytearray()
+        self.received = bytearray()
         self.address = ("", 0)
         self.connected: list[asyncio.StreamWriter] = []
         self.writers: list[asyncio.StreamWriter] = []
@@ -32,7 +32,7 @@ class Echo:
             self.connected.append(writer)
             with contextlib.suppress(OSError):
                 while piece := await reader.read(65_536):
-                    self.heard += piece
+                    self.received += piece
                     writer.write(piece)
             writer.close()
 
@@ -96,16 +96,16 @@ async def test_a_cut_link_resets_what_is_open_and_what_comes(echo: Echo) -> None
 
 async def test_a_held_direction_lets_nothing_through_and_goes_on_later(echo: Echo) -> None:
     reader, writer = await echo.greet("client-7")
-    before = len(echo.heard)
+    before = len(echo.received)
     echo.proxy.set_fault("client", 1, HELD)
     writer.write(b"abc")
     assert await is_quiet(reader)
-    assert bytes(echo.heard[before:]) == b"abc", "the other direction is open"
+    assert bytes(echo.received[before:]) == b"abc", "the other direction is open"
     echo.proxy.heal()
     assert await asyncio.wait_for(reader.readexactly(3), BOUND_S) == b"abc"
 
 
-async def test_nobody_hears_of_an_end_over_a_held_link(echo: Echo) -> None:
+async def test_an_end_does_not_pass_a_held_link(echo: Echo) -> None:
     reader, _ = await echo.greet("client-7")
     echo.proxy.set_fault("client", 1, HELD)
     echo.connected[-1].close()
@@ -118,7 +118,7 @@ async def test_a_fault_holds_for_connections_that_come(echo: Echo) -> None:
     echo.proxy.set_fault("client", 1, LinkFault(held=frozenset((Direction.THERE,))))
     reader, _ = await echo.connect("client-9")
     assert await is_quiet(reader)
-    assert not echo.heard
+    assert not echo.received
     echo.proxy.heal()
     assert await asyncio.wait_for(reader.readexactly(10), BOUND_S)
 

@@ -15,7 +15,7 @@ TRIES = 2
 
 @pytest.mark.long
 @pytest.mark.process
-async def test_full_load_fences_nobody(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_full_load_fences_no_broker(capsys: pytest.CaptureFixture[str]) -> None:
     for _ in range(TRIES):
         found = await steady(LOAD_S, lambda _: None, cold_segments=COLD_SEGMENTS)
         with capsys.disabled():

@@ -210,7 +210,7 @@ class Workload:
                 return  # Fewer brokers than copies live just now.
             self.history.unknown[type(error).__name__] += 1
             if not (error.retriable or is_open or isinstance(error, PASSING)):
-                self.history.told.append(f"told: an administrator of {name}: {error}")
+                self.history.errors.append(f"error: an administrator of {name}: {error}")
             # Unknown: it may have happened, or may yet.
             kind, argument, answer = "write", operation == self._create, None
             changes.append(Operation(kind, argument, answer, called_us))
@@ -261,7 +261,7 @@ class Workload:
                 await life()
             except QuiverlogError as error:
                 if not error.retriable and not isinstance(error, (*PASSING, DeliveryTimedOut)):
-                    self.history.told.append(f"told: {name}: {error}")
+                    self.history.errors.append(f"error: {name}: {error}")
                 await asyncio.sleep(0.2)
 
 
@@ -313,7 +313,7 @@ class _Producing:
             stored.append(Stored(run.base_offset, number, run.rows))
             number += run.rows
             if run.durability < Durability[self._topic.level.upper()]:
-                self._history.told.append(f"told: {run} in {self._topic.name}")
+                self._history.errors.append(f"error: {run} in {self._topic.name}")
         send.stored = tuple(stored)
         send.outcome = Outcome.OK
 
@@ -325,7 +325,7 @@ class _Producing:
             send.outcome = Outcome.FAILED
         # Where rows may go with a leader, what is known of their producers may go too.
         if not is_timeout and error.code < 1000 and self._topic.is_kept:
-            self._history.told.append(f"told: producer-{self._number}: {error}")
+            self._history.errors.append(f"error: producer-{self._number}: {error}")
 
 
 def _read(reader: str, batch: ConsumerBatch) -> Read:
@@ -339,7 +339,7 @@ def _now_us() -> int:
 
 
 async def _ended(
-    tasks: Iterable[asyncio.Task[None]], within_s: float, who: str, history: History
+    tasks: Iterable[asyncio.Task[None]], within_s: float, what: str, history: History
 ) -> None:
     tasks = list(tasks)
     done, late = await asyncio.wait(tasks, timeout=within_s)
@@ -347,6 +347,6 @@ async def _ended(
         task.cancel()
     await asyncio.gather(*late, return_exceptions=True)
     if late:
-        history.told.append(f"bound: {len(late)} {who} did not come to an end in {within_s:g} s")
+        history.errors.append(f"bound: {len(late)} {what} did not come to an end in {within_s:g} s")
     for task in done:
         task.result()

@@ -47,7 +47,7 @@ def leader_of(client: Client, topic: str) -> int:
     return client.metadata([topic]).topics[topic].partitions[0].leader
 
 
-def test_brokers_stand_in_three_racks_under_their_outer_addresses(
+def test_brokers_are_in_three_racks_under_their_outer_addresses(
     cluster: ContainerCluster, client: Client
 ) -> None:
     found = {one.node_id: one for one in client.describe_cluster().brokers}
@@ -65,10 +65,10 @@ def test_clients_inside_of_the_network_and_outside_share_rows(
         producer.send([{"n": 1}])
     cluster.run_inside("produce", "-t", "both", "--input-format", "json", "-", stdin='{"n": 2}\n')
     with cluster.cut_off(leader_of(client, "both")):
-        said = cluster.run_inside(
+        output = cluster.run_inside(
             *("consume", "-t", "both", "--from", "earliest", "--max-rows", "2", "--format", "json")
         )
-    assert [json.loads(line)["n"] for line in said.splitlines()] == [1, 2]
+    assert [json.loads(line)["n"] for line in output.splitlines()] == [1, 2]
     until(lambda: is_whole(client, "both"), "the broker is back")
 
 

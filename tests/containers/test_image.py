@@ -20,13 +20,13 @@ NOFILE = 4_096
 
 
 def run_in(container: DockerContainer, *command: str) -> str:
-    code, said = container.get_wrapped_container().exec_run(list(command), stderr=False)
-    assert code == 0, said
-    text: str = said.decode()
+    code, output = container.get_wrapped_container().exec_run(list(command), stderr=False)
+    assert code == 0, output
+    text: str = output.decode()
     return text
 
 
-def test_a_broker_is_nobody_special_and_says_how_it_is(image: str) -> None:
+def test_a_broker_runs_without_privileges_and_reports_its_health(image: str) -> None:
     from docker.types import Ulimit
 
     from tests.support.containers import broker, container_of
