@@ -1,9 +1,8 @@
 """HTTP beside the broker, by aiohttp on the same loop: `/metrics`, `/healthz` and `/readyz`.
 
 `/healthz` answers 200 while the loop turns; `/readyz` 200 while the broker takes clients, else 503
-with the reason. A connection gets one request, 8 KiB and two deadlines; when all are taken, the
-oldest without a request gives way. Answers name no library and no version: not every client that
-reaches the port needs them. Imported at the port's first use: aiohttp takes long.
+with the reason. Answers name no library and no version. Imported at the port's first use: aiohttp
+takes long.
 """
 
 from __future__ import annotations
@@ -27,22 +26,17 @@ from quiverlog.server.observe.metrics import ServerMetrics
 __all__ = ["HttpServer", "prefers_openmetrics"]
 
 HEAD_BYTES_MAX: Final = 8_192
-"""Of all that a client sends."""
+"""Bound on all bytes of a connection up to the end of its request's head."""
 _HEAD_S_MAX: Final = 5.0
 
-# A scraper's preference between the two texts of `/metrics`: its field Accept.
 OPENMETRICS: Final = "application/openmetrics-text"
 _PLAIN: Final = ("text/plain", "text/*", "*/*")
-"""The plain text's ranges, the most specific first."""
+"""Media ranges that accept the plain text, the most specific first."""
 _WEIGHT: Final = re.compile(r"0(?:\.[0-9]*)?|1(?:\.0*)?")
 
 
 def prefers_openmetrics(accept: str) -> bool:
-    """True where OpenMetrics is named, and the plain text has no greater weight.
-
-    Args:
-        accept: all values of the field, between commas.
-    """
+    """Return whether the Accept field names OpenMetrics with no less weight than the plain text."""
     weights: dict[str, float] = {}
     for entry in accept.split(","):
         name, *parameters = (part.strip() for part in entry.lower().split(";"))
@@ -54,7 +48,7 @@ def prefers_openmetrics(accept: str) -> bool:
 
 
 def _weight(parameters: list[str]) -> float:
-    """Return the parameter q; 1 where it is missing or no weight."""
+    """Return the parameter q; 1 where it is missing or invalid."""
     for parameter in parameters:
         name, _, value = parameter.partition("=")
         if name.strip() == "q":
@@ -70,8 +64,7 @@ class HttpServer:
         render_metrics: content type (empty: the plain text) -> text and its full type; called in a
             thread, because a thousand series take tens of milliseconds.
         not_ready: the reason why no clients are taken, or empty.
-        connections_max, request_s: bounds, asked for with each connection. A request's head has
-            five seconds of `request_s`.
+        connections_max, request_s: bounds, read at each connection.
     """
 
     def __init__(
@@ -111,7 +104,7 @@ class HttpServer:
         )
 
     async def close(self) -> None:
-        """Stop; requests that are being answered get a second."""
+        """Stop; requests in progress get a second."""
         if self._acceptor is not None:
             self._acceptor.close()
             self._acceptor = None
@@ -122,8 +115,9 @@ class HttpServer:
             connection.cut_off("the broker stops")
 
     def admit(self, connection: HttpConnection) -> bool:
-        """Take the connection in, perhaps in place of one without a request; False when full."""
+        """Admit the connection; False: there is no room."""
         if len(self.open) >= self._connections_max():
+            # The oldest without a request gives way: silent connections keep no scraper out.
             unfinished = next((one for one in self.open if not one.has_begun), None)
             if unfinished is None:
                 return False
@@ -164,8 +158,7 @@ class HttpServer:
 class HttpConnection(web.RequestHandler):
     """aiohttp's connection with bounds: one request, `HEAD_BYTES_MAX`, two deadlines.
 
-    `has_begun`: the head was good; what still comes is discarded, so neither a body nor pipelined
-    requests cost memory.
+    `has_begun`: the head was parsed, and a handler runs.
     """
 
     def __init__(self, server: HttpServer, manager: web.Server) -> None:
@@ -198,7 +191,7 @@ class HttpConnection(web.RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         if self.has_begun or self._is_refused:
-            return
+            return  # Neither a body nor pipelined requests cost memory.
         self._received_bytes += len(data)
         if self._received_bytes > HEAD_BYTES_MAX:
             status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
@@ -207,7 +200,7 @@ class HttpConnection(web.RequestHandler):
         super().data_received(data)
 
     def eof_received(self) -> bool:  # type: ignore[override]  # asyncio takes a bool, aiohttp gives none
-        """A client may close its sending side and still wait for the answer."""
+        # A client may close its sending side and still wait for the answer.
         return self._received_bytes > 0
 
     def connection_lost(self, exc: BaseException | None) -> None:
@@ -234,7 +227,7 @@ class HttpConnection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """Answer without aiohttp's banner; what is returned finds the connection closed."""
+        """Answer without aiohttp's banner; the returned response finds the connection closed."""
         if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
             self._http_server.log.error("http request failed", peer=self._peer, error=repr(exc))
             self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, "the broker's log has the reason")

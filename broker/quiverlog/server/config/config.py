@@ -1,7 +1,7 @@
 """A broker's configuration: typed keys (`broker_keys`) from a file, the environment and flags.
 
-Precedence: flag, environment, file, default. Invariant: a bad value is refused before anything is
-opened, with the file and line, the variable or the flag that gave it.
+Precedence: flag, environment, file, default. A bad value is refused before anything is opened, with
+the file and line, the variable or the flag that gave it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ CONFIG_FILE_BYTES_MAX: Final = 65_536
 
 
 class FileValue(NamedTuple):
-    """A dotted key, its value, and the line where its statement begins."""
+    """`name` is dotted; `line` is where the statement begins."""
 
     name: str
     value: object
@@ -56,7 +56,7 @@ class FileValue(NamedTuple):
 
 
 def read_config_file(path: Path) -> list[FileValue]:
-    """Raises InvalidConfig: no readable regular file, too large, or not TOML."""
+    """Raises InvalidConfig: not a readable regular file, too large, or not TOML."""
     try:
         text = _read_bounded(path).decode()
     except (OSError, UnicodeDecodeError) as error:
@@ -86,7 +86,7 @@ def _read_bounded(path: Path) -> bytes:
 
 
 def _flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, object]]:
-    """`[a] b.c = 1` -> `a.b.c`, 1: dotted keys, quoted keys and tables are all the same."""
+    """`[a] b.c = 1` -> `a.b.c`, 1: dotted keys, quoted keys and tables are equivalent."""
     for key, value in table.items():
         if isinstance(value, dict) and value:
             yield from _flatten(value, f"{prefix}{key}.")
@@ -95,8 +95,9 @@ def _flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def _lines_of(text: str) -> dict[str, int]:
-    """The line where each key's statement begins: after the last prefix of the text that is TOML
-    without it (`tomllib` keeps no positions)."""
+    """Return the line where each key's statement begins."""
+    # `tomllib` keeps no positions: a statement begins behind the longest prefix that is TOML
+    # without it.
     lines = text.split("\n")
     found: dict[str, int] = {}
     before = 0
@@ -116,13 +117,12 @@ def _lines_of(text: str) -> dict[str, int]:
 
 
 def refuse_lost_brokers(values: Mapping[str, Any], source: Callable[..., str]) -> None:
-    """Raise InvalidConfig for a broker that could belong to no quorum, or to any. `source` names
-    where a key was given."""
+    """Raise InvalidConfig for a broker that could find no quorum, or might join a foreign one."""
     seeds = values["controller_quorum_bootstrap_servers"]
     if seeds and not values["cluster_id"]:
         raise InvalidConfig(
-            f"{source('controller.quorum.bootstrap.servers')}: `cluster.id` must say which cluster"
-            " that is; each of its brokers logs it when it starts."
+            f"{source('controller.quorum.bootstrap.servers')}: give the cluster's `cluster.id` as"
+            " well; each of its brokers logs it when it starts."
         )
     if not seeds and ROLE_CONTROLLER not in values["process_roles"]:
         raise InvalidConfig(
@@ -135,7 +135,7 @@ _CHARS_MAX: Final = {
     "cluster.id": limits.CLUSTER_ID_CHARS_MAX,
     "rack": limits.RACK_CHARS_MAX,
 }
-"""Brokers refuse longer ones of each other."""
+"""Other brokers refuse longer ones."""
 
 _ENV_OF_OTHERS: Final = re.compile(
     # Clients and tools have their own variables; Kubernetes sets the last two kinds in every
@@ -195,14 +195,14 @@ class BrokerConfig:
     log_format: str
     topic_defaults: Mapping[str, str]
     listeners: Mapping[str, ListenerConfig]
-    """Those with a name; `default` is `listen` and `advertise`."""
+    """All but `default`, which is `listen` and `advertise`."""
     listeners_without_administration: frozenset[str]
     given: Mapping[str, Given]
-    """All given values, as text."""
+    """Every configured value, as text."""
 
 
 class _Given(NamedTuple):
-    """A value, and its source as an error names it."""
+    """`source`: as errors name it."""
 
     value: object
     source: str
@@ -218,14 +218,11 @@ def load_config(
     """Read the configuration of one broker.
 
     Args:
-        path: a TOML file, or None.
-        environ: where `QUIVERLOG_*` variables are looked for; None looks nowhere.
-        flags: values by key name (`data.dir`), topic defaults among them
-            (`topic.defaults.retention.ms`). None: not given.
+        path: a TOML file.
+        flags: values by key (`data.dir`, `topic.defaults.retention.ms`); None values: not given.
 
     Raises:
-        InvalidConfig: an unknown key, a value of the wrong type or out of range, two that
-            contradict each other, a file that cannot be read; the message names the place.
+        InvalidConfig: the message names the file and line, the variable or the flag.
     """
     settings: dict[str, _Given] = {}
     if path is not None:

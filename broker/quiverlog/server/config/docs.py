@@ -1,5 +1,4 @@
-"""docs/config.md, from the tables of keys: `python -m quiverlog.server.config.docs`. A test
-compares the page with this."""
+"""docs/config.md, from the tables of keys: `python -m quiverlog.server.config.docs`."""
 
 from __future__ import annotations
 
@@ -19,8 +18,8 @@ those, not this.
 
 A broker runs without any configuration. What is to differ from the defaults comes from a TOML file
 (`quiverlog broker --config quiverlog.toml`), from environment variables and from flags; a flag wins
-over a variable, a variable over the file. In TOML, dotted keys, tables and quoted keys say the
-same:
+over a variable, a variable over the file. In TOML, dotted keys, tables and quoted keys are
+equivalent:
 
 ```toml
 data.dir = "/var/lib/quiverlog"
@@ -36,7 +35,7 @@ retention.ms = 86_400_000
 ```
 
 An unknown key, a value of the wrong type or out of its range, or two values that contradict each
-other are refused before anything is opened, and the message says in which line, variable or flag.
+other are refused before anything is opened, and the error names the line, variable or flag.
 `{ENV_PREFIX}*` variables that are no key are refused too, but for those of the clients and tools
 (`{ENV_PREFIX}CONFIG`, `{ENV_PREFIX}DEBUG`, `{ENV_PREFIX}BOOTSTRAP_SERVER`, `{ENV_PREFIX}CLIENT_*`,
 `{ENV_PREFIX}TEST_*`, `{ENV_PREFIX}DEMO_*`, `{ENV_PREFIX}BENCH_*`) and those that Kubernetes sets
@@ -50,9 +49,9 @@ Keys marked ↻ change while the broker runs, in two ways:
   cluster. `quiverlog config unset` takes it back, `quiverlog config get` shows what counts and why
   ([0057](adr/0057-cluster-configuration-overrides-files.md)).
 - SIGHUP makes a broker read its configuration file again (not the environment or the flags, which
-  win over it as before). A log line says which keys changed, which wait for the next start, and
-  which are set in the cluster. A file that is refused changes nothing. The file must be a regular
-  one of at most 64 KiB.
+  win over it as before). A log line names the keys that changed, those that wait for the next
+  start, and those set in the cluster. A file that is refused changes nothing. The file must be a
+  regular one of at most 64 KiB.
 
 """
 
@@ -102,8 +101,7 @@ may have other defaults: put the key after `{TOPIC_DEFAULTS_PREFIX}` in its own 
 on the command line, `{ENV_PREFIX}TOPIC_DEFAULTS_RETENTION_MS` in the environment). While
 brokers run, `quiverlog config set {TOPIC_DEFAULTS_PREFIX}retention.ms=... --cluster` sets it for
 all of them and wins over what each was given, as with the keys above marked ↻; SIGHUP reads the
-file's again. A default counts for every topic that says nothing else, those that are there already
-among them; only
+file's again. A default counts for every topic without the key, existing topics too; only
 {", ".join(f"`{key}`" for key in TAKEN_AT_CREATION)} are written into a topic of several
 replicas when it is created, and stay.
 

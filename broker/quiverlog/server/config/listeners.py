@@ -1,6 +1,6 @@
 """The listeners of a broker's configuration: `listeners.<name>.bind`, `.administration`, ...
 
-The listener `default` always exists; the keys `listen` and `advertise` configure it.
+The listener `default` always exists; `listen` and `advertise` configure it.
 """
 
 from __future__ import annotations
@@ -38,14 +38,15 @@ LISTENER_KEYS: Final = SettingsTable(
             "bind",
             Kind.ADDRESS,
             "",
-            "Where connections to this listener come. Port 0 takes any free port. Must be given.",
+            "The address where this listener accepts connections. Port 0 takes any free port. Must"
+            " be given.",
         ),
         Setting(
             "advertise",
             Kind.ADDRESS,
             "",
-            "The address that clients of this listener are given to connect to. Empty: what `bind`"
-            " says, or the machine's host name where that is every address.",
+            "The address that METADATA returns to clients of this listener. Empty: that of `bind`,"
+            " or the machine's host name where that is every address.",
         ),
         Setting(
             "administration",
@@ -66,7 +67,7 @@ _EVERY_ADDRESS: Final = frozenset(("0.0.0.0", "::"))
 
 
 class ListenerConfig(NamedTuple):
-    """`advertise` None: what it is bound to."""
+    """`advertise` None: the address of `bind`."""
 
     bind: Address
     advertise: Address | None = None
@@ -79,7 +80,7 @@ class Listeners(NamedTuple):
 
 
 def listener_key(name: str) -> tuple[str, str] | None:
-    """Return (listener, its key); None: it belongs to no listener."""
+    """Return (listener, its key); None: not a listener's key."""
     if not name.startswith(LISTENERS_PREFIX):
         return None
     listener, _, key = name.removeprefix(LISTENERS_PREFIX).rpartition(".")
@@ -90,11 +91,7 @@ def parse_listeners(given: Mapping[str, tuple[object, str]]) -> Listeners:
     """Parse the keys of all listeners together.
 
     Args:
-        given: by configuration key, a value and where it was given.
-
-    Raises:
-        InvalidConfig: an unknown name or key, a bad value, too many listeners, none that serves
-            administration.
+        given: configuration key -> (value, where it was given).
     """
     found: dict[str, dict[str, Any]] = {}
     sources: dict[str, str] = {}
@@ -109,7 +106,9 @@ def parse_listeners(given: Mapping[str, tuple[object, str]]) -> Listeners:
                 " digits, a letter first."
             )
         if listener == LISTENER_DEFAULT and key in ("bind", "advertise"):
-            raise InvalidConfig(f"{source}: `listen` and `advertise` say where the default is.")
+            raise InvalidConfig(
+                f"{source}: `listen` and `advertise` configure the default listener."
+            )
         try:
             found.setdefault(listener, {})[key] = LISTENER_KEYS[key].parse(value)
         except InvalidValue as error:
@@ -139,7 +138,7 @@ def parse_listeners(given: Mapping[str, tuple[object, str]]) -> Listeners:
 
 
 def check_advertised(address: Address, source: str) -> None:
-    """Raise InvalidConfig for an address that means every machine which uses it."""
+    """Raise InvalidConfig for an address that means every address of a machine."""
     try:
         is_every = ipaddress.ip_address(address.host).is_unspecified
     except ValueError:
@@ -155,8 +154,7 @@ def check_advertised(address: Address, source: str) -> None:
 def refuse_shared_ports(
     bound: Iterable[tuple[str, Address | None]], source: Callable[..., str]
 ) -> None:
-    """Raise InvalidConfig where two of these (key, address) clash. `source` names where keys were
-    given."""
+    """Raise InvalidConfig where two of `bound` (key, address) share a port."""
     seen: list[tuple[str, Address]] = []
     for key, address in bound:
         if address is None or not address.port:

@@ -1,6 +1,6 @@
-"""Reload of the configuration: a thread reads the file, off the loop; which keys change at once.
+"""Reload of the configuration: which keys change at once; a thread reads the file.
 
-A file that cannot be read leaves everything as it is.
+A file that cannot be read changes nothing.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ __all__ = ["ConfigReloader", "Reload", "compare_configs", "with_values"]
 
 
 class Reload(NamedTuple):
-    """`changed`: key -> (old, new) of what changes at once. `restart`: keys that wait for one."""
+    """`changed`: key -> (old, new) of keys that change at once. `restart`: keys that need one."""
 
     config: BrokerConfig
-    """The running configuration with all reloadable changes in it."""
+    """The running configuration with the reloadable changes."""
     changed: dict[str, tuple[object, object]]
     restart: tuple[str, ...]
 
-    def told(self, in_cluster: Sequence[str]) -> dict[str, str]:
-        """The fields of the log line; for the keys `in_cluster` the file does not count."""
+    def log_fields(self, in_cluster: Sequence[str]) -> dict[str, str]:
+        """`in_cluster`: changed keys that the cluster's configuration overrides."""
         changed = [f"{key}: {old} -> {new}" for key, (old, new) in self.changed.items()]
         return {
             "changed": ", ".join(changed) or "nothing",
@@ -40,7 +40,6 @@ class Reload(NamedTuple):
 
 
 def with_values(config: BrokerConfig, values: Mapping[str, str]) -> BrokerConfig:
-    """Return the configuration with these keys parsed from these texts."""
     typed = {CONFIG_KEYS[key].field: CONFIG_KEYS[key].parse(text) for key, text in values.items()}
     return dataclasses.replace(config, **typed)
 
@@ -64,6 +63,7 @@ def compare_configs(running: BrokerConfig, found: BrokerConfig) -> Reload:
             restart.append(key)
     old_defaults, new_defaults = running.topic_defaults, found.topic_defaults
     for key, setting in CONFIG_DEFS.items():
+        # Compared with defaults filled in: a key written with its default value changes nothing.
         usual = setting.default if setting.default is not None else setting.default_doc
         pair = old_defaults.get(key, usual), new_defaults.get(key, usual)
         if pair[0] != pair[1]:
@@ -79,10 +79,10 @@ _EVENT = "configuration not reloaded"
 
 
 class ConfigReloader:
-    """Reads the configuration again on request. All methods are for the loop.
+    """Reads the configuration again on request. All methods are called on the loop.
 
     Args:
-        read: reads the configuration, in a thread; None: there is no file.
+        read: called in a thread; None: there is no file.
     """
 
     def __init__(
@@ -100,11 +100,11 @@ class ConfigReloader:
         self._asked_again = False
 
     def begin(self, apply: Callable[[BrokerConfig], None]) -> None:
-        """From now on, what is read goes to `apply`."""
+        """Give later configurations to `apply`."""
         self._apply = apply
 
     def request(self) -> None:
-        """Read the file soon. Never raises: with any content the broker goes on."""
+        """Read the file soon. Never raises: the broker goes on whatever the file holds."""
         if self._read is None:
             self._log.warning(_EVENT, why="the broker was started without a file")
         elif self._apply is None:
@@ -115,7 +115,7 @@ class ConfigReloader:
             self._start_reading(self._read)
 
     def _start_reading(self, read: Callable[[], BrokerConfig]) -> None:
-        # A daemon: the process may end while it reads.
+        # A daemon: a file system that hangs must not keep the process from ending.
         thread = threading.Thread(target=self._work, args=(read,), name="config", daemon=True)
         try:
             thread.start()

@@ -1,8 +1,8 @@
 """The broker's log: structured lines on standard error, as logfmt or JSON.
 
-Lines of one kind are bounded (what clients can cause must not fill the disk); those left out are
-counted. A log that cannot be written never stops the broker. Lines are for events that an operator
-needs, never for a request: a line costs 10 microseconds.
+Lines of one kind are bounded, so that clients cannot fill the disk; those left out are counted. A
+log that cannot be written never stops the broker. No request writes a line: it costs 10
+microseconds.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ __all__ = [
 
 WINDOW_S: Final = 10.0
 LINES_PER_WINDOW: Final = 100
-"""Of a kind that operators and the node cause."""
+"""Bound on a kind that operators and the node cause."""
 CLIENT_LINES_PER_WINDOW: Final = 10
-"""Of a kind that any client can cause."""
+"""Bound on a kind that any client can cause."""
 CLIENT_KINDS: Final = frozenset(
     {
         "protocol error",
@@ -62,10 +62,10 @@ WHOLE_KINDS: Final = frozenset(
         "rows of an unknown topic set aside",
     }
 )
-"""Never left out: the node writes each once for a partition in a start or a life, or (what
-retention took) once a second for a topic."""
+"""Never left out, and bounded by the node: each once for a partition in a start or a lifetime, or
+(retention) once a second for a topic."""
 KINDS_MAX: Final = 1_000
-"""Kinds that are counted apart; beyond, they count as one."""
+"""Kinds counted separately; all others count as one."""
 _OTHER_KINDS: Final = "other lines"
 
 
@@ -84,14 +84,14 @@ class _Window:
 
 
 class LineRate:
-    """How many log lines of one kind are written."""
+    """Bounds the log lines of each kind."""
 
     def __init__(self) -> None:
         self._windows: dict[str, _Window] = {}
         self.left_out_total = 0
 
     def admit(self, kind: str, now_s: float) -> LeftOut | None:
-        """None: leave this line out. Else: write it, with the count of those left out before."""
+        """Return None to leave this line out; else the count of those left out before it."""
         if kind in WHOLE_KINDS:
             return LeftOut(kind, 0)
         window = self._windows.get(kind)
@@ -112,7 +112,7 @@ class LineRate:
         return LeftOut(kind, left_out)
 
     def ended(self, now_s: float) -> list[LeftOut]:
-        """Return the counts of windows that ended without another line, each once."""
+        """Return, once each, the counts of windows that ended without another line."""
         found = []
         for kind, window in list(self._windows.items()):
             if now_s - window.began_s >= WINDOW_S:
@@ -127,7 +127,8 @@ STDERR: Final = 2
 
 
 def hold_standard_streams() -> None:
-    """Put /dev/null in the place of closed ones, before anything is opened."""
+    """Open /dev/null in place of closed standard streams."""
+    # Else the next file that the broker opens gets their number, and log lines go into it.
     for number in range(STDERR + 1):
         try:
             os.fstat(number)
@@ -144,12 +145,10 @@ def hold_standard_streams() -> None:
 
 
 def write_line(line: str, number: int) -> None:
-    """Write a line at once. A closed pipe or a full disk ends no broker.
-
-    Python's stream keeps what it could not write, and fails once more when the process ends, with
-    exit code 120.
-    """
+    """Write a line at once; a closed pipe or a full disk is ignored."""
     assert number in (STDOUT, STDERR)
+    # Past Python's stream, which keeps what it could not write and fails again when the process
+    # ends, with exit code 120.
     rest = f"{line}\n".encode(errors="backslashreplace")
     with contextlib.suppress(OSError):
         while rest:
@@ -162,12 +161,12 @@ Logger = structlog.typing.FilteringBoundLogger
 
 
 class LogControl:
-    """What may change while a logger is in use: its level. Counts the lines left out."""
+    """The level of a logger, which may change while it is in use, and its line rates."""
 
     def __init__(self, level: str, *, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._clock_s = clock_s
         self._rate = LineRate()
-        # The node's threads log, too.
+        # The node's threads log too.
         self._lock = threading.Lock()
         self.level = LEVELS[level]
 
@@ -179,14 +178,14 @@ class LogControl:
         return self._rate.left_out_total
 
     def write_left_out(self, logger: Logger) -> None:
-        """Log how many lines of kinds that have stopped were left out. Called periodically."""
+        """Log the counts of kinds without new lines. Called periodically."""
         with self._lock:
             ended = self._rate.ended(self._clock_s())
         for kind, count in ended:
             logger.warning("log lines left out", kind=kind, count=count)
 
     def process(self, _logger: object, method: str, event: Any) -> Any:
-        """Drop lines by level and by rate (a processor of structlog's)."""
+        """Drop lines by level and by rate, as a structlog processor."""
         if LEVELS.get(method, 50) < self.level:
             raise structlog.DropEvent
         kind = str(event.get("library") or event.get("event"))
@@ -200,8 +199,6 @@ class LogControl:
 
 
 class _StandardError:
-    """Lines go out at once (see `write_line`)."""
-
     def write(self, text: str) -> None:
         write_line(text.removesuffix("\n"), STDERR)
 
@@ -209,7 +206,7 @@ class _StandardError:
 
 
 class _PatientStream:
-    """Ignores that its stream fails (a closed pipe, a full disk)."""
+    """Ignores a stream's failures (a closed pipe, a full disk)."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -230,13 +227,10 @@ def make_logger(
     stream: TextIO | None = None,
     control: LogControl | None = None,
 ) -> Logger:
-    """Make a logger that writes to `stream`.
-
+    """
     Args:
-        level: the least important level that is written: debug, info, warning, error.
         format: `logfmt` or `json`.
         stream: None: standard error.
-        control: made for `level` when it is not given.
     """
     renderer: Any
     if format == "json":
@@ -263,7 +257,7 @@ def make_logger(
 
 
 def bridge_logging(logger: Logger) -> None:
-    """Send warnings of libraries that use `logging` (asyncio, aiohttp) the same way."""
+    """Send warnings of libraries that use `logging` (asyncio, aiohttp) to `logger`."""
     root = logging.getLogger()
     root.handlers[:] = [_Bridge(logger)]
     root.setLevel(logging.WARNING)
@@ -285,10 +279,7 @@ def _to_json(value: object, **_: object) -> str:
 
 
 def _plain(_logger: object, _method: str, event: Any) -> Any:
-    """Values as people read them: bytes as hex, others as text.
-
-    Control characters go: what a client sends must not steer the terminal that shows the log.
-    """
+    """Render bytes as hex, others as printable text."""
     for key, value in event.items():
         if isinstance(value, bytes | bytearray | memoryview):
             event[key] = bytes(value[:64]).hex()
@@ -298,6 +289,7 @@ def _plain(_logger: object, _method: str, event: Any) -> Any:
 
 
 def _printable(text: str) -> str:
+    # A client's text must not steer the terminal that shows the log.
     text = text.replace("\n", " | ")
     if text.isprintable():
         return text

@@ -1,7 +1,7 @@
-"""What the server counts.
+"""The server's counters.
 
-Counters are plain slots: adding costs tens of nanoseconds, a `prometheus_client` counter 600. They
-only grow; only `RequestCounters` and `Histogram.observe` are on a request's path.
+Counters are plain slots: adding costs tens of nanoseconds, a `prometheus_client` counter 600. Only
+`RequestCounters` and `Histogram.observe` are on a request's path.
 """
 
 from __future__ import annotations
@@ -33,26 +33,24 @@ class Histogram:
         self.sum_us += us
 
     def buckets(self) -> list[tuple[str, float]]:
-        """Return cumulative counts by upper bound in seconds, as Prometheus wants them."""
+        """Return cumulative counts by upper bound in seconds, as Prometheus expects them."""
         found = [(repr(2**k / 1e6), float(sum(self.counts[: k + 1]))) for k in _BUCKETS]
         return [*found, ("+Inf", float(sum(self.counts)))]
 
 
 class RecentMax:
-    """The largest value of the last one or two minutes.
-
-    Two windows: a read that began a new maximum would hide it from the next scraper.
-    """
+    """The largest value of the last one or two minutes."""
 
     WINDOW_S: Final = 60.0
     __slots__ = ("_before", "_began_s", "_now")
 
     def __init__(self) -> None:
         self._began_s = 0.0
+        # Two windows by time: a read that reset the maximum would hide it from other scrapers.
         self._before = self._now = 0
 
     def observe(self, value: int, at_s: float) -> None:
-        """Count one value; moments do not go back."""
+        """`at_s` never decreases."""
         self._turn(at_s)
         self._now = max(self._now, value)
 
@@ -134,7 +132,7 @@ class ServerMetrics:
         self.peer_requests_dropped = 0
         self.loop_lag = Histogram()
         self.loop_lag_max = RecentMax()
-        """In microseconds."""
+        """Microseconds."""
         self.sync = Histogram()
         self.job_wait = Histogram()
         self.job_kinds: dict[str, JobCounters] = {}
@@ -161,12 +159,12 @@ class ServerMetrics:
         self.connections_refused_by[name] = self.connections_refused_by.get(name, 0) + 1
 
     def count_closed(self, reason: str) -> None:
-        """Count a connection that the broker closed by itself."""
+        """Count a connection that the broker closed."""
         self.connections_closed_by[reason] = self.connections_closed_by.get(reason, 0) + 1
 
 
 class Gauges(NamedTuple):
-    """Numbers that are looked up at a scrape."""
+    """Numbers that are read at a scrape."""
 
     memory_bytes: int = 0
     memory_bytes_max: int = 0
@@ -178,8 +176,6 @@ class Gauges(NamedTuple):
 
 
 class LogSize(NamedTuple):
-    """One partition's log, for the exporter."""
-
     topic: str
     size_bytes: int
     segments: int

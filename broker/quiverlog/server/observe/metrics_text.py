@@ -1,4 +1,4 @@
-"""How what the server and the node count becomes Prometheus' text.
+"""The counters of server and node as Prometheus' text.
 
 Imported at the first scrape: the library takes as long as 150 partitions take to open. Invariant:
 the number of series is bounded (topics beyond `topics_max` are counted together as `_other`).
@@ -36,10 +36,11 @@ IDLE_WINDOW_S: Final = 10.0
 
 
 class MetricsExporter:
-    """Renders everything; `render` may run in a thread while the loop counts on.
+    """
+    `render` may run in a thread while the loop counts.
 
     Args:
-        log_sizes, gauges, cluster: asked at every rendering; safe to call from that thread.
+        log_sizes, gauges, cluster: called at every rendering, in its thread.
         topics_max: topics with series of their own.
     """
 
@@ -55,7 +56,7 @@ class MetricsExporter:
     ) -> None:
         self._clock = clock
         self._handled = self._handled_before = (clock(), 0)
-        """Of two looks that are `IDLE_WINDOW_S` apart: when, and for how many microseconds."""
+        """(when, microseconds spent in handlers so far), taken `IDLE_WINDOW_S` apart."""
         self._metrics = metrics
         self._log_sizes = log_sizes
         self.topics_max = topics_max
@@ -67,12 +68,11 @@ class MetricsExporter:
         ProcessCollector(registry=self._registry)
 
     def describe(self) -> Iterable[Metric]:
-        """Describe no metric: without this method the registry would collect at registration, when
-        there is no node yet."""
+        # Without this method the registry would collect at registration, before there is a node.
         return ()
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
-        """Return the text of `/metrics`, in OpenMetrics where `accept` names it, and its type."""
+        """Return the text of `/metrics`, in OpenMetrics where `accept` names it, and the type."""
         generate, content_type = choose_encoder(accept)
         return generate(self._registry), content_type
 
@@ -159,10 +159,10 @@ class MetricsExporter:
         yield _gauge("disk_free_bytes", "Free in the data directory.", m.disk_free_bytes)
 
     def _idle_ratio(self) -> float:
-        """From what handlers took, which is counted anyway: 1 is an idle broker, 0 a full one."""
+        """Return 1 for an idle broker, 0 for a saturated one."""
         now_s = self._clock()
         handled_us = sum(self._metrics.requests[api].handling.sum_us for api in Api)
-        # Scrapers share the windows, so none shortens the other's.
+        # Scrapers share the windows, so that none shortens another's.
         if now_s - self._handled[0] >= IDLE_WINDOW_S:
             self._handled_before, self._handled = self._handled, (now_s, handled_us)
         then_s, before_us = self._handled_before
@@ -205,6 +205,7 @@ class MetricsExporter:
         yield _counter("log_lines_left_out", "Log lines left out, by rate.", m.lines_left_out)
 
     def _topics(self) -> Iterator[Metric]:
+        # `copy` is atomic: the loop adds topics while this thread renders.
         topics = sorted(self._metrics.node.topics.copy().items())
         own, rest = topics[: self.topics_max], topics[self.topics_max :]
         for field, name, text in (
@@ -299,9 +300,9 @@ _NODE_GAUGES: Final = frozenset(
 
 
 def log_sizes(node: Node | None) -> Iterator[LogSize]:
-    """Take one atomic copy, then read plain numbers."""
     if node is None:
         return
+    # The list is one atomic copy: the loop opens and closes replicas meanwhile.
     for replica in list(node.broker.replicas.values()):
         log = replica.log.reader
         yield LogSize(

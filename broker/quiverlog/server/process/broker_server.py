@@ -1,7 +1,6 @@
-"""The parts of a running broker, put together: node, connections, listeners, HTTP, watches.
+"""The parts of a running broker: node, connections, listeners, HTTP, periodic checks.
 
-Owns their life on the loop (start, reload, stop, periodic checks), and which part of the
-configuration each gets.
+Owns their start, reload and stop, and the part of the configuration that each gets.
 """
 
 from __future__ import annotations
@@ -47,11 +46,7 @@ __all__ = ["BrokerServer", "connection_limits", "node_config"]
 
 
 def node_config(config: BrokerConfig, advertised: Mapping[str, Address]) -> NodeConfig:
-    """Return the node's part of the configuration.
-
-    Args:
-        advertised: the address that METADATA returns at each listener.
-    """
+    """`advertised`: the address that METADATA returns at each listener."""
     host, port = advertised[LISTENER_DEFAULT]
     return NodeConfig(
         data_dir=config.data_dir,
@@ -72,7 +67,7 @@ def node_config(config: BrokerConfig, advertised: Mapping[str, Address]) -> Node
         topic_defaults=dict(config.topic_defaults),
         disk_reserve_bytes=config.disk_reserve_bytes,
         frame_bytes_max=config.frame_bytes_max,
-        # No more than run at once: others wait where askers take turns.
+        # As many as run at once: the others wait in the node's queue, where partitions take turns.
         flushes_in_flight_max=config.fsync_threads,
         damaged_replicas_kept=config.damaged_replicas_kept,
         leader_balance_period_ms=config.leader_balance_period_ms,
@@ -86,7 +81,6 @@ def node_config(config: BrokerConfig, advertised: Mapping[str, Address]) -> Node
 def connection_limits(
     config: BrokerConfig, *, places: PlaceLimits, lingering_max: int
 ) -> ConnectionLimits:
-    """The configuration's, with as many connections as there are descriptors for."""
     assert places.clients <= config.connections_max
     return ConnectionLimits(
         places=places,
@@ -106,15 +100,14 @@ _FLUSH_REPLIES_S = 2.0
 
 
 def _http_server_class() -> type[HttpServer]:
-    """Import it with aiohttp: in a thread, after the start."""
+    # Imported with aiohttp, which takes long: in a thread, after the start.
     from quiverlog.server.http import HttpServer
 
     return HttpServer
 
 
 class BrokerServer:
-    """The running parts.
-
+    """
     Args:
         advertised: the address that METADATA returns at each listener.
 
@@ -199,14 +192,15 @@ class BrokerServer:
         entropy: Callable[[int], bytes],
         stop: asyncio.Event,
     ) -> bool:
-        """Recover, then take clients on all of `listen`; False: `stop` was set before.
+        """Recover, then accept clients on all of `listen`; False: `stop` was set before.
 
         Raises:
-            QuiverlogError: the data directory cannot be used; the message has the reason.
+            QuiverlogError: the data directory cannot be used.
         """
         assert self._node is None, "started twice"
         self._collector.rest()
         if http is not None:
+            # Probes get an answer while the node recovers.
             self._http_port = EarlyPort(self._loop, http, self._serve_http, log=self._log)
         started = time.monotonic()
         config = node_config(self._config, self._advertised)
@@ -257,7 +251,7 @@ class BrokerServer:
             version=VERSION,
         )
         if self._http_port is not None:
-            self._loop.call_soon(self._http_port.begin)  # When the line of `ready_line` is out.
+            self._loop.call_soon(self._http_port.begin)  # After the caller wrote `ready_line`.
         return True
 
     def _memory_holders(self) -> list[Holder]:
@@ -299,7 +293,7 @@ class BrokerServer:
                 )
 
     def ready_line(self) -> str:
-        """Return the line with the addresses, for standard output."""
+        """Return the line for standard output, with the addresses."""
         config = self._config
         durability = config.topic_defaults.get("durability", "flushed")
         clients, http = self._addresses
@@ -309,13 +303,13 @@ class BrokerServer:
         )
 
     def reload(self, found: BrokerConfig) -> None:
-        """Take over what may change at once and is not set in the cluster; log what may not."""
+        """Apply keys that may change at once and are not set in the cluster; log the others."""
         assert self._runner is not None
         reload = compare_configs(self._given, found)
         self._given = reload.config
         self._runner.deliver(ConfigReloaded(found.given))
         in_cluster = self._runner.node.broker.live_config.overrides(reload.changed)
-        self._log.warning("configuration reloaded", **reload.told(in_cluster))
+        self._log.warning("configuration reloaded", **reload.log_fields(in_cluster))
 
     def _apply(self, values: Mapping[str, str]) -> None:
         config = self._config = with_values(self._config, values)
@@ -330,7 +324,7 @@ class BrokerServer:
         return self._config.shutdown_timeout_ms / 1000
 
     async def stop(self) -> bool:
-        """Take no more clients, answer and flush what is in flight.
+        """Accept no more clients, answer and flush what is in flight.
 
         Returns whether the data directory is marked clean, so that the next start need not scan.
         """
@@ -355,14 +349,14 @@ class BrokerServer:
         return clean
 
     async def abandon(self) -> None:
-        """Release everything, whatever state it is in."""
+        """Release everything, in any state."""
         self._stop_disk_watch()
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
         self._collector.stop()
         self._listeners.close()
-        self._all_connections("parting from a client", lambda c: c.close_soon("broker stops"))
+        self._all_connections("closing a connection", lambda c: c.close_soon("broker stops"))
         if self._peers is not None:
             self._peers.close()
         if self._runner is not None:
@@ -371,7 +365,7 @@ class BrokerServer:
             await self._http_port.close()
 
     async def _part_from_clients(self, deadline: float) -> None:
-        """Let replies reach clients that still read, for a moment."""
+        """Let replies reach clients that still read, for up to `_FLUSH_REPLIES_S`."""
         until = min(deadline, self._loop.time() + _FLUSH_REPLIES_S)
         while self._loop.time() < until:
             if not any(c.waiting_bytes for c in self._connections.by_id.values()):
@@ -407,19 +401,18 @@ class BrokerServer:
 
     def _check_connections(self) -> None:
         for error in self._connections.look(monotonic_us()):
-            self._on_exception(self._loop, {"message": "a connection's look", "exception": error})
+            self._on_exception(self._loop, {"message": "checking a connection", "exception": error})
         self._log_control.write_left_out(self._log)
         self._metrics.lines_left_out = self._log_control.left_out_total
         check_s = self._connections.limits.check_s
         self._timers["connections"] = self._loop.call_later(check_s, self._check_connections)
 
     def _all_connections(self, during: str, act: Callable[[Connection], None]) -> None:
-        """Where one connection fails, a bug, the others still have their turn."""
         for error in self._connections.for_each(act):
             self._on_exception(self._loop, {"message": during, "exception": error})
 
     def _on_exception(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """A callback raised, which is a bug: only that connection or timer fails."""
+        # A callback raised, which is a bug: only that connection or timer fails.
         self._metrics.node.internal_errors += 1
         self._log.error(
             "internal error", during=context.get("message"), exc_info=context.get("exception")

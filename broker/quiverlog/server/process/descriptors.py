@@ -1,12 +1,11 @@
-"""How the process's open files are shared out, decided once at the start.
+"""The plan that shares out the process's open files, made at the start.
 
     files_max = log files + HTTP connections + clients + connections to other brokers
               + connections of other brokers + of operators on this machine
               + connections that are being refused, or wait at the door + reserve
 
-The reserve belongs to flushes, the metadata log, directories and the runtime: clients are refused
-while it is whole, so they never keep a flush from opening its file. Invariant: the parts never add
-up to more than `files_max`; where that leaves too few clients, there is no plan.
+The reserve belongs to flushes, the metadata log, directories and the runtime: clients cannot keep a
+flush from opening its file. Invariant: the parts never add up to more than `files_max`.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ __all__ = ["DescriptorPlan", "plan_descriptors", "raise_file_limit"]
 RUNTIME_FILES: Final = 24
 """Standard streams, event loop, listeners, locks, metadata log, root directory: about 20."""
 FILES_PER_JOB: Final = 2
-"""A job at work has a file and its directory open."""
+"""A running job has a file and its directory open."""
 RESERVE_FILES_MAX: Final = 256
 LOG_FILES_MIN: Final = 8
 CLIENTS_MIN: Final = 10
@@ -33,7 +32,7 @@ HTTP_MIN: Final = 4
 REFUSALS_MIN: Final = 4
 REFUSALS_MAX: Final = 64
 PEERS_MIN: Final = 4
-"""Two to each of two other brokers; and as many of theirs."""
+"""Two to each of two other brokers, and as many from them."""
 OPERATORS_MAX: Final = 8
 OPERATORS_MIN: Final = 2
 
@@ -64,7 +63,7 @@ class DescriptorPlan:
 def plan_descriptors(
     files_max: int, *, clients_wanted: int, http_wanted: int, job_threads: int, listeners: int = 1
 ) -> DescriptorPlan:
-    """Raises InvalidConfig: too few to work with; the message has the number that is needed."""
+    """Raises InvalidConfig: too few; the message has the number that is needed."""
     assert job_threads >= 1
     assert listeners >= 1
     at_work = RUNTIME_FILES + RESERVED_DESCRIPTORS + FILES_PER_JOB * job_threads + listeners - 1
@@ -93,8 +92,7 @@ def plan_descriptors(
 
 
 def _shares(files_max: int, http_wanted: int, at_work: int) -> tuple[int, ...]:
-    """Return (reserve, log files, HTTP, refusals, to and of brokers, operators); clients get the
-    rest."""
+    """Return (reserve, log files, HTTP, refusals, to brokers, from brokers, operators)."""
     reserve = max(at_work, min(RESERVE_FILES_MAX, files_max // 8))
     log_files = max(LOG_FILES_MIN, min(FILES_OPEN_MAX, files_max // 4))
     http = max(HTTP_MIN, min(http_wanted, files_max // 16))
@@ -106,7 +104,7 @@ def _shares(files_max: int, http_wanted: int, at_work: int) -> tuple[int, ...]:
 
 
 def raise_file_limit() -> int:
-    """Raise the limit of open files to the hard limit, and return it."""
+    """Raise the soft limit of open files to the hard one; return it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 1_048_576 if hard == resource.RLIM_INFINITY else hard
     if soft == resource.RLIM_INFINITY or soft >= wanted:

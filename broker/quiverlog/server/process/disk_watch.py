@@ -1,8 +1,7 @@
-"""Looking at the data directory every second, in a thread of its own: is it ours, is there room.
+"""The check of the data directory every second, in its own thread: is it ours, is there room.
 
-Each look waits for as long as a disk or a network file system does not answer, and the loop never
-does. Not a job: those may be under way for seconds, and another directory in the place of ours must
-be noticed meanwhile.
+The thread waits while a disk or a network file system does not answer; the loop never does. Not a
+job: jobs may run for seconds, and a foreign directory in place of ours must be noticed meanwhile.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ _PERIOD_S: Final = 1.0
 
 
 class DiskLook(NamedTuple):
-    """One look. `free_bytes` None: it cannot be measured; `error` is the reason."""
+    """`free_bytes` None: it cannot be measured; `error` is the reason."""
 
     is_owned: bool
     free_bytes: int | None
@@ -26,12 +25,12 @@ class DiskLook(NamedTuple):
 
 
 class DiskWatch:
-    """Looks until `stop`.
+    """Checks until `stop`.
 
     Args:
         is_owned: whether the directory is still the locked one; called in the thread.
         free_bytes: room on its file system; may raise OSError; called in the thread.
-        found: called on the loop with each look, until `stop`.
+        found: called on the loop with each result.
     """
 
     def __init__(
@@ -49,13 +48,13 @@ class DiskWatch:
         self._found = found
         self._period_s = period_s
         self._stopped = threading.Event()
-        # Not joined, but a daemon: a look may wait for a disk that hangs, which must not keep the
-        # process from ending.
+        # A daemon that is never joined: a check may wait for a disk that hangs, which must not keep
+        # the process from ending.
         self._thread = threading.Thread(target=self._run, name="disk-watch", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Look no more; drop the result of a look under way."""
+        """End the checks; the result of one under way is dropped."""
         self._stopped.set()
 
     def _run(self) -> None:
@@ -64,7 +63,8 @@ class DiskWatch:
             try:
                 self._loop.call_soon_threadsafe(self._report, look)
             except RuntimeError:
-                return  # The loop is closed.
+                # The loop is closed: the broker has stopped.
+                return
             self._stopped.wait(self._period_s)
 
     def _look(self) -> DiskLook:
@@ -76,5 +76,5 @@ class DiskWatch:
         return DiskLook(self._is_owned(), free_bytes, error)
 
     def _report(self, look: DiskLook) -> None:
-        if not self._stopped.is_set():
+        if not self._stopped.is_set():  # Else a check that was under way at `stop`.
             self._found(look)

@@ -1,10 +1,9 @@
 """Threads that run the node's jobs while the loop goes on.
 
 Invariants: jobs with one key run one at a time, in the order of submission; every job is collected
-once, whatever it raised; flushes have their own threads, so an acknowledgement never waits behind a
-recovery or removal of another log, and so have checks of rows, which take processor time for
-seconds. Logs are closed by the threads of flushes: it is their last flush, and fsyncs side by side
-share the disk's commits.
+once, whatever it raised. Flushes have their own threads, so an acknowledgement never waits behind
+the recovery or removal of another log; so have checks of rows, which take processor time for
+seconds.
 """
 
 from __future__ import annotations
@@ -22,16 +21,14 @@ __all__ = ["CHECK", "CLOSE", "FLUSH", "FinishedJob", "JobPool"]
 FLUSH: Final = "flush"
 """The kind of job that acknowledgements wait for."""
 CLOSE: Final = "close log"
-"""A log's last flush, which begins when all flushes are back."""
+"""A log's last flush. The flush threads run it: parallel fsyncs share the disk's commits."""
 CHECK: Final = "check rows"
-"""The kind of job that takes processor time."""
+"""The kind of job that takes processor time for seconds."""
 _CHECK_THREADS: Final = 2
 """As many as the node starts at once."""
 
 
 class FinishedJob(NamedTuple):
-    """A job's result or error, and how long it waited and ran."""
-
     job: Job
     result: object
     error: BaseException | None
@@ -45,7 +42,7 @@ class _Submitted(NamedTuple):
 
 
 class _Queue:
-    """Jobs that may run now, and idle threads. Guarded by the pool's lock."""
+    """Jobs that may run now, guarded by the pool's lock."""
 
     __slots__ = ("available", "runnable")
 
@@ -55,13 +52,9 @@ class _Queue:
 
 
 class JobPool:
-    """The threads and the queues.
-
+    """
     Args:
-        flush_threads: how many flushes may run at once.
-        work_threads: how many jobs of all other kinds may run at once.
-        wake: called from a thread when there are finished jobs to `collect`; must be safe to call
-            from there (`loop.call_soon_threadsafe`).
+        wake: called in a thread when there are finished jobs to `collect`.
     """
 
     def __init__(
@@ -71,20 +64,20 @@ class JobPool:
         assert work_threads >= 1
         self._wake = wake
         self._lock = threading.Lock()
-        # All of these are guarded by the lock.
+        # Guarded by the lock:
         self._flushes = _Queue(self._lock)
         self._checks = _Queue(self._lock)
         self._works = _Queue(self._lock)
         self._queues = (self._flushes, self._checks, self._works)
         self._behind: dict[str, deque[_Submitted]] = {}
-        """By key: the jobs behind the one that runs or may run."""
+        """By key: the jobs that wait for the one that runs or may run."""
         self._unfinished = 0
         self._closing = False
-        # Not guarded: appending to a deque and setting a flag are atomic.
+        # Not guarded: appending to a deque and setting a flag are atomic in CPython.
         self._finished: deque[FinishedJob] = deque()
         self._woken = False
         self.uncollected = self.uncollected_flushes = 0
-        """Submitted and not collected. Only the loop looks at these."""
+        """Submitted and not collected; for the loop only."""
         counts = (
             (self._flushes, flush_threads, FLUSH),
             (self._checks, _CHECK_THREADS, "check"),
@@ -99,11 +92,7 @@ class JobPool:
             thread.start()
 
     def submit(self, *jobs: Job) -> None:
-        """Run each as soon as a thread is free and the earlier jobs of its key are done.
-
-        Several together wake the threads once: a woken thread wants the interpreter at once, and
-        the loop would lose it after each.
-        """
+        """Run each when a thread is free and the earlier jobs of its key are done."""
         now_ns = time.perf_counter_ns()
         self.uncollected += len(jobs)
         self.uncollected_flushes += sum(job.kind == FLUSH for job in jobs)
@@ -118,12 +107,13 @@ class JobPool:
                 else:
                     self._behind[job.key] = deque()
                     self._queue_of(job).runnable.append(_Submitted(job, now_ns))
+            # Once for all: a woken thread wants the interpreter, and would take it from the loop.
             for queue in self._queues:
                 if queue.runnable:
                     queue.available.notify(len(queue.runnable))
 
     def collect(self) -> list[FinishedJob]:
-        """Return what finished since the last look. Called on the loop."""
+        """Return the jobs that finished since the last call."""
         # Cleared first: a job that finishes from here on wakes the loop again.
         self._woken = False
         found = [self._finished.popleft() for _ in range(len(self._finished))]
@@ -134,7 +124,7 @@ class JobPool:
 
     @property
     def waiting_by_queue(self) -> dict[str, int]:
-        """Return jobs that no thread has taken yet, by queue, and those behind a key."""
+        """Count the jobs that no thread has taken, by queue, and those behind a key."""
         with self._lock:
             return {
                 FLUSH: len(self._flushes.runnable),
@@ -144,7 +134,7 @@ class JobPool:
             }
 
     def close(self, timeout_s: float) -> bool:
-        """Let all jobs finish within `timeout_s`. True when all threads have ended."""
+        """Wait for all jobs, up to `timeout_s`; return whether all threads have ended."""
         with self._lock:
             self._closing = True
             self._wake_all()
@@ -179,12 +169,12 @@ class JobPool:
             error: BaseException | None = None
             try:
                 result = job.run()
-            except BaseException as caught:  # whatever it was, the node must have it
+            except BaseException as caught:  # The node waits for the job, whatever became of it.
                 error = caught
             ended_ns = time.perf_counter_ns()
             waited_us = (started_ns - submitted.submitted_ns) // 1000
             elapsed_us = (ended_ns - started_ns) // 1000
-            # Appended before the next job of this key may start: collected in their order.
+            # Before the next job of this key may start: they are collected in their order.
             self._finished.append(FinishedJob(job, result, error, waited_us, elapsed_us))
             self._end(job.key)
             if not self._woken:
@@ -192,7 +182,7 @@ class JobPool:
                 try:
                     self._wake()
                 except RuntimeError:
-                    return  # the loop is closed: no one will collect
+                    return  # The loop is closed: nothing collects any more.
 
     def _end(self, key: str) -> None:
         with self._lock:

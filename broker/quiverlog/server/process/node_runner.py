@@ -1,8 +1,7 @@
-"""Runs the node: feeds it events and performs the effects that it answers.
+"""Runs the node: gives it events and performs the effects that it returns.
 
-Handlers run to their end on the loop; `handle_many` gathers effects, `flush` sends what gathered
-for a connection in one write. The timer follows `next_deadline_us`: it may fire early (the node
-then does nothing), never late.
+`handle_many` gathers replies, `flush` sends those of a connection in one write. The timer follows
+`next_deadline_us`: it may fire early (the node then does nothing), never late.
 """
 
 from __future__ import annotations
@@ -40,12 +39,11 @@ from quiverlog.types import Now
 __all__ = ["NodeRunner"]
 
 _REST_S: Final = 0.001
-"""Between two pieces of work less urgent than a flush: the loop's smallest unit."""
+"""The pause between two pieces of work less urgent than a flush: the loop's smallest unit."""
 
 
 class NodeRunner:
-    """`shutdown_complete` is set by the node's ShutdownComplete, `marked_clean` by its `clean`: the
-    data directory is marked for the next start."""
+    """`marked_clean`: the node has marked the data directory, so the next start need not scan."""
 
     def __init__(
         self,
@@ -71,11 +69,11 @@ class NodeRunner:
             wake=lambda: loop.call_soon_threadsafe(self._jobs_done),
         )
         self.peers: PeerConnections | None = None
-        """Set before the node asks for it, as are the next two."""
+        """Set before the node's first effect, as are the next two."""
         self.listen_to_brokers: Callable[[], None] = lambda: None
-        """Takes connections where brokers meet."""
+        """Opens the listener for other brokers."""
         self.apply_config: Callable[[Mapping[str, str]], None] = lambda _values: None
-        """Takes over what may change at once."""
+        """Applies changed keys to the running server."""
         self._dirty: list[Connection] = []
         self._timer: asyncio.Handle | None = None
         self._timer_us = 0
@@ -86,7 +84,7 @@ class NodeRunner:
         self.marked_clean = False
 
     async def has_started(self, stop: asyncio.Event) -> bool:
-        """Begin to work, and wait until the start is complete; False: `stop` was set before."""
+        """Wait until the start is complete; False: `stop` was set before."""
         self.flush()
         waits = [asyncio.ensure_future(one.wait()) for one in (self.start_complete, stop)]
         try:
@@ -97,23 +95,20 @@ class NodeRunner:
         return self.start_complete.is_set()
 
     def handle_many(self, events: Iterable[Event], now: Now) -> None:
-        """Handle events that came together; answers wait for `flush`.
-
-        After `close` events are dropped: the node would ask for jobs that no thread runs.
-        """
+        """Handle events that came together; answers wait for `flush`."""
         if self._closed:
-            return
+            return  # The node would start jobs, and the threads have ended.
         effects = self.node.handle_many(events, now)
         if effects:
             self.perform(effects)
 
     def deliver(self, *events: Event) -> None:
-        """Handle events from outside a connection now, and send the answers."""
+        """Handle events now, and send the answers."""
         self.handle_many(events, self._clocks())
         self.flush()
 
     def perform(self, effects: list[Effect]) -> None:
-        """Do what the node asks, in order; replies wait for `flush`."""
+        """Perform the effects in order; replies wait for `flush`."""
         jobs: list[Job] = []
         for effect in effects:
             if type(effect) is Respond:
@@ -154,13 +149,13 @@ class NodeRunner:
             self.peers.change_addresses(effect.by_node)
 
     def flush(self) -> None:
-        """Send what has gathered, one write per connection; then set the timer."""
+        """Send the gathered replies, one write per connection; then set the timer."""
         if self._dirty:
             dirty, self._dirty = self._dirty, []
             for connection in dirty:
                 try:
                     connection.flush()
-                except Exception as error:  # Its own end: the others' answers go out.
+                except Exception as error:  # Ends this connection; the others get their answers.
                     self._broken(connection, error)
         deadline_us = None if self._closed else self.node.next_deadline_us()
         if deadline_us is None:
@@ -168,17 +163,17 @@ class NodeRunner:
         if self._timer is None or deadline_us < self._timer_us:
             self._set_timer(deadline_us)
         elif deadline_us <= 0 and not self._rests and self.jobs.uncollected_flushes:
-            self._set_timer(deadline_us)  # A flush has begun since: it comes before the tick.
+            self._set_timer(deadline_us)  # A flush was submitted since: the tick waits for it.
 
     def _broken(self, connection: Connection, error: Exception) -> None:
-        """Replies could not be given to the socket: it is broken, or we are."""
+        # An OSError is the socket's; any other is a bug.
         if not isinstance(error, OSError):
             self._metrics.node.internal_errors += 1
             self._log.error("internal error", during="sending replies", exc_info=error)
         connection.abort("gone")
 
     def close(self, timeout_s: float) -> bool:
-        """Stop the threads, the timer and the node. True when the threads ended in time."""
+        """Stop the timer and the threads; return whether they ended in time."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -190,15 +185,15 @@ class NodeRunner:
             self._timer.cancel()
         self._timer_us = deadline_us
         self._rests = deadline_us <= 0 and self.jobs.uncollected_flushes > 0
-        if deadline_us <= 0:  # There is more to do, after a look at the sockets.
+        if deadline_us <= 0:  # The node has more to do; the loop polls its sockets first.
             if self._rests:
-                # A thread back from the disk would wait for the interpreter, at each of its calls,
-                # while the loop has something to do.
+                # A thread that comes back from fsync waits for the interpreter while the loop is
+                # busy; the pause lets it finish.
                 self._timer = self._loop.call_later(_REST_S, self._tick)
             else:
                 self._timer = self._loop.call_soon(self._tick)
             return
-        # The loop's clock has milliseconds; a tick that comes too early would come again at once.
+        # The loop's clock has milliseconds: a tick that is too early would be followed by another.
         delay_s = max(0.0, (deadline_us - time.monotonic_ns() // 1000) / 1e6)
         self._timer = self._loop.call_later(delay_s + 0.000_5, self._tick)
 

@@ -1,7 +1,6 @@
-"""The process of a broker: configuration, sockets, event loop, signals, supervisor, exit code.
+"""The process of a broker: sockets, event loop, signals, supervisor (sd_notify), exit code.
 
-Owns what each signal does, and READY=1 and STOPPING=1 to a supervisor (sd_notify). An error before
-the broker serves is one line and an exit code.
+An error before the broker serves is one line and an exit code.
 """
 
 from __future__ import annotations
@@ -56,12 +55,12 @@ _IGNORED: Final = (
 )  # fmt: skip
 
 _SAME_S: Final = 0.1
-"""A launcher passes on the signal that the whole process group received, so it arrives twice. A
-person is not as fast."""
+"""A launcher forwards a signal that the whole process group received: it arrives twice. A person is
+slower."""
 
 
 def hold_hangups() -> None:
-    """A SIGHUP before there is anything to reload passes without effect."""
+    """Ignore SIGHUP until there is something to reload: its default ends the process."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
@@ -72,12 +71,11 @@ def handle_signals(
     log: Logger,
     exit_code_forced: int,
 ) -> None:
-    """Install the handlers on the running loop.
-
+    """
     Args:
         stop: set by the first SIGTERM or SIGINT.
         reload: called for each SIGHUP; must not raise.
-        exit_code_forced: at a second signal.
+        exit_code_forced: for a second SIGTERM or SIGINT.
     """
     loop = asyncio.get_running_loop()
     first_received_s: dict[int, float] = {}
@@ -110,14 +108,13 @@ _WATCHDOG_PID: Final = "WATCHDOG_PID"
 
 
 class Supervisor:
-    """The program that started this process (sd_notify). `environ` names its socket, and its
-    watchdog's period."""
+    """The program that started this process; `environ` has its socket and its watchdog's period."""
 
     def __init__(self, environ: MutableMapping[str, str]) -> None:
         name = environ.pop(_SOCKET, "")
         watchdog_us = environ.pop(_WATCHDOG_US, "")
         watched_pid = environ.pop(_WATCHDOG_PID, "") or str(os.getpid())
-        # "@" is written for the zero byte with which names begin that are no files.
+        # "@" replaces the zero byte that begins the name of an abstract socket.
         self._address = f"\0{name[1:]}" if name.startswith("@") else name
         self._period_s = 0.0
         if watchdog_us.isdecimal() and watched_pid == str(os.getpid()):
@@ -126,15 +123,15 @@ class Supervisor:
         self._timer: asyncio.TimerHandle | None = None
 
     def ready(self) -> None:
-        """Clients may connect."""
+        """Report that clients may connect."""
         self._notify("READY=1")
 
     def stopping(self) -> None:
-        """The end has begun; it may take `shutdown.timeout.ms`."""
+        """Report that the stop has begun; it may take `shutdown.timeout.ms`."""
         self._notify("STOPPING=1")
 
     def watch(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Report from now on that the loop turns, if there is a watchdog."""
+        """Report periodically that the loop runs, if there is a watchdog."""
         if self._period_s > 0:
             self._notify("WATCHDOG=1")
             self._timer = loop.call_later(self._period_s, self.watch, loop)
@@ -181,7 +178,7 @@ _REFUSED_PATHS = frozenset(
         errno.ENAMETOOLONG,
     )
 )
-"""This user cannot use the data directory, or something else has a file's name."""
+"""The user may not use the data directory, or something else has a file's name."""
 _SWITCH_INTERVAL_S = 0.001
 """The longest time that a thread which renders metrics keeps the interpreter from the loop."""
 
@@ -189,10 +186,10 @@ _SWITCH_INTERVAL_S = 0.001
 def run_broker(
     config: BrokerConfig, *, read_config: Callable[[], BrokerConfig] | None = None
 ) -> int:
-    """Run a broker in this process until a signal stops it; return the exit code.
+    """Run a broker until a signal stops it; return the exit code.
 
     Args:
-        read_config: reads the configuration once more (SIGHUP); None: there is no file.
+        read_config: reads the configuration again (SIGHUP); None: there is no file.
     """
     hold_standard_streams()
     hold_hangups()
@@ -210,12 +207,12 @@ def run_broker(
     except OSError as error:
         return _path_failed(error, "")
     finally:
-        # The process ends: full collections over thousands of logs would free what goes anyway.
+        # The exit frees everything: full collections over thousands of logs would only delay it.
         gc.freeze()
 
 
 def _path_failed(error: OSError, path: str) -> int:
-    """Print the whole path: the storage's errors, made for clients as well, shorten it."""
+    # The whole path: the storage's errors, which clients may see, shorten it.
     name = error.filename or path
     write_line(f"quiverlog broker: {f'{name}: ' if name else ''}{error.strerror or error}", STDERR)
     return EXIT_REFUSED if error.errno in _REFUSED_PATHS else EXIT_FAILED
@@ -265,7 +262,7 @@ def bind(address: Address, key: str) -> socket.socket:
 
     Raises:
         AddressInUse: another program listens there.
-        InvalidConfig: this machine has no such address, or may not use the port.
+        InvalidConfig: the machine lacks the address, or the user may not use the port.
     """
     try:
         family, kind, protocol, _, where = socket.getaddrinfo(
@@ -287,7 +284,6 @@ def bind(address: Address, key: str) -> socket.socket:
 
 
 def advertised_address(config: ListenerConfig, listen: socket.socket, log: Logger) -> Address:
-    """Return the address that METADATA returns at a listener."""
     bound = Address(*listen.getsockname()[:2])
     if config.advertise is not None:
         return Address(config.advertise.host, config.advertise.port or bound.port)
@@ -295,7 +291,7 @@ def advertised_address(config: ListenerConfig, listen: socket.socket, log: Logge
         return Address(config.bind.host, bound.port)
     host = socket.gethostname()
     log.warning(
-        "listening on every address: clients are given this host's name; set `advertise` if they"
+        "listening on every address: METADATA returns this host's name; set `advertise` if clients"
         " cannot resolve it",
         advertised=f"{host}:{bound.port}",
     )

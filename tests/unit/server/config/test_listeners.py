@@ -53,7 +53,7 @@ def test_a_listener_from_the_file_the_environment_and_flags(tmp_path: Path) -> N
         ({"listeners.A.bind": "h:1"}, "small letters and digits"),
         ({"listeners.bind": "h:1"}, "a name of 1 to 31"),
         ({"listeners.a.b.bind": "h:1"}, "a name of 1 to 31"),
-        ({"listeners.default.bind": "h:1"}, "`listen` and `advertise` say where"),
+        ({"listeners.default.bind": "h:1"}, "`listen` and `advertise` configure"),
         ({"listeners.a.bind": "127.0.0.1:9292"}, "cannot share port 9292"),
         ({"listeners.a.bind": "0.0.0.0:9293"}, "`http.listen` and `listeners.a.bind` cannot"),
         ({"listeners.a.bind": "h:1", "listeners.a.advertise": "h:0"}, "port 0 can only go"),
