@@ -364,14 +364,14 @@ def deciding(
     *,
     led_before_us: int = 0,
     confirmed_us: int | None = 0,
-    forgotten: Mapping[ReplicaKey, int] | None = None,
+    lost_entries: Mapping[ReplicaKey, int] | None = None,
 ) -> Registrar:
     """The controller's side, over a quorum that says this of its leader."""
     broker = node.node.broker
     raft = Namespace(
         led_before_us=led_before_us,
         majority_confirmed_us=confirmed_us,
-        lost_entries=forgotten or {},
+        lost_entries=lost_entries or {},
     )
     quorum = Namespace(leading_term=9, is_leading=True, raft=raft)
     return Registrar(
