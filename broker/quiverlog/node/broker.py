@@ -567,9 +567,9 @@ class Broker:
         self.metadata.propose(records, now, then, directories)
 
     def drop_connection(self, connection_id: int) -> None:
-        self.clients.forget(connection_id)
-        self.tasks.forget(connection_id)
-        self.purgatory.forget(connection_id)
+        self.clients.drop(connection_id)
+        self.tasks.drop(connection_id)
+        self.purgatory.drop(connection_id)
 
     # --- failing -------------------------------------------------------------------------------
     def fail(self, connection_id: int, request: m.Request, error: QuiverlogError) -> None:

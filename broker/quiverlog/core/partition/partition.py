@@ -136,7 +136,7 @@ class PartitionState:
         any."""
         if epoch in (self.leader_epoch, NO_EPOCH):
             return
-        text = f"{self.name}: the request says leader epoch {epoch}, this is {self.leader_epoch}."
+        text = f"{self.name}: the request has leader epoch {epoch}, this is {self.leader_epoch}."
         if epoch < self.leader_epoch:
             raise FencedLeaderEpoch(text)
         raise UnknownLeaderEpoch(text)

@@ -78,7 +78,7 @@ class FetchSession(FollowerSession):
             self.entries[key] = entry
             # The rows it asks for may be there already, or deleted.
             self.news[key] = None
-        assert len(self.news) <= len(self.entries), "only what was said is news"
+        assert len(self.news) <= len(self.entries), "news is of known partitions"
         assert len(self.sent) <= len(self.entries)
         return gone
 

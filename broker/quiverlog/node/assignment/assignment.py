@@ -72,8 +72,8 @@ class LettingGo:
         assert not replica.deleted, "it goes once"
         replica.deleted = True
         self._replication.leave((replica.topic.topic_id, replica.name.partition))
-        self._flushes.forget(replica)
-        self._in_sync_changes.forget(replica)
+        self._flushes.drop(replica)
+        self._in_sync_changes.drop(replica)
         self._metrics.partitions_with_faults -= replica.fault is not None
         assert self._metrics.partitions_with_faults >= 0
         replica.answers.fail(error)
@@ -347,7 +347,7 @@ class Assignment:
         state = replica.state
         self._metrics.leader_epoch_changes += partition.leader_epoch != state.leader_epoch
         state.follow(partition.leader_epoch)
-        self._in_sync_changes.forget(replica)
+        self._in_sync_changes.drop(replica)
         if self.replicas.pop(key, None) is not None:
             self._metrics.partitions_led = len(self.replicas)
             # Its rows are in the log and may stay; NOT_LEADER would mean that nothing was stored.

@@ -85,7 +85,7 @@ class FullDisks:
 
 
 def _ignore_outcome(_result: object, _error: BaseException | None, _now: Now) -> None:
-    """Do nothing: the next look tries again."""
+    """Do nothing: the next round tries again."""
 
 
 _LOOKED_AT_MAX: Final = 1_000
@@ -209,10 +209,6 @@ class Elections:
 
     def _propose(self, changes: list[Record], now: Now) -> None:
         try:
-            self._metadata.propose(changes, now, _nobody_waits)
+            self._metadata.propose(changes, now, _ignore_outcome)
         except QuiverlogError as error:
             self._outbox.log("warning", "leaders not moved", why=str(error))
-
-
-def _nobody_waits(_result: object, _error: BaseException | None, _now: Now) -> None:
-    """Do nothing: a later round tries again."""

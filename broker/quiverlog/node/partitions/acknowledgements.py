@@ -51,7 +51,7 @@ class Answers:
         return bool(self.unflushed or self.confirmed)
 
     def add(self, end_offset: int, waiter: ProduceWaiter, result: m.ProducePartitionResult) -> None:
-        assert not waiter.done, "whoever is answered waits for nothing"
+        assert not waiter.done, "an answered request waits for nothing"
         self.unflushed.append((end_offset, waiter, result))
         if len(self.unflushed) + len(self.confirmed) > self._sweep_at:
             self._sweep()

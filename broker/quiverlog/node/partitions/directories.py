@@ -85,7 +85,7 @@ class CreateDirectoriesJob:
                 with contextlib.suppress(OSError, QuiverlogError):
                     self._directories.remove_partition(name)
         new = {name: t for t, names in made.items() if t not in failed for name in names}
-        assert new.keys() <= self._owners.keys(), "made for those who asked"
+        assert new.keys() <= self._owners.keys(), "made for the callers"
         return MadeDirectories(new, failed)
 
 

@@ -396,7 +396,7 @@ class Flushes:
         self._due.clear()
         self._retry.clear()
 
-    def forget(self, replica: Replica) -> None:
+    def drop(self, replica: Replica) -> None:
         assert replica.deleted
         self._due.drop(replica)
         self._retry.pop(replica, None)

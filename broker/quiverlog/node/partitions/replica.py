@@ -43,7 +43,7 @@ def log_config(config: TopicConfig) -> LogConfig:
 
 
 def assigned(topic: TopicImage, partition: PartitionImage) -> Assigned:
-    assert partition.replicas, "somebody holds it"
+    assert partition.replicas, "a partition has a replica"
     return Assigned(
         partition.leader_epoch,
         partition.partition_epoch,

@@ -26,7 +26,7 @@ class CopySessions:
 
     def begin(self, first_id: int) -> None:
         """Start with ids that no session of an earlier registration had."""
-        assert not self._parked, "nobody was served before"
+        assert not self._parked, "no fetch was served before"
         self.sessions = FetchSessions(first_id)
 
     def moved(self, replica: Replica) -> None:
@@ -51,7 +51,7 @@ class CopySessions:
         """Answer the session's waiting fetch: the follower has something new to send."""
         for session, waiter in self._parked.items():
             if (session.broker_id, session.session_id) == (broker_id, session_id):
-                assert not waiter.done, "who has an answer waits no more"
+                assert not waiter.done, "an answered fetch waits no more"
                 waiter.expire(now)
                 assert waiter.answered
                 return

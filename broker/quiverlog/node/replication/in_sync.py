@@ -135,11 +135,11 @@ class InSyncChanges:
         if leadership.leaving:
             self._looks[replica] = None  # What the leader has flushed may end the move.
         if replica not in self._due and replica not in self._looks:
-            assert leadership.followers, "nobody is in sync but the leader"
+            assert leadership.followers, "only the leader is in sync"
             if not leadership.in_sync.asking:
                 self._set_deadline(replica, leadership.deadline_us(replica.state.log_end_offset))
 
-    def forget(self, replica: Replica) -> None:
+    def drop(self, replica: Replica) -> None:
         self._looks.pop(replica, None)
         self._wanting.pop(replica, None)
         self._due.pop(replica, None)
@@ -189,7 +189,7 @@ class InSyncChanges:
         state = replica.state
         leadership = state.leadership
         if leadership is None or replica.deleted or not leadership.followers:
-            self.forget(replica)
+            self.drop(replica)
             return
         self._log_change(replica, leadership.in_sync.committed)
         end = state.log_end_offset

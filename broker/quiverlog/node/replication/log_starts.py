@@ -94,7 +94,7 @@ class FollowedStarts:
                 self._moved(replica)
                 self.go_on(replica, now)
 
-    def forget(self, replica: Replica) -> None:
+    def drop(self, replica: Replica) -> None:
         self._leader_starts.pop(replica, None)
 
 

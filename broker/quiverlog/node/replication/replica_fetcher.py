@@ -141,7 +141,7 @@ class Replication:
         if copy is None:
             return True
         self._leave_leader(copy)
-        self._starts.forget(copy.replica)
+        self._starts.drop(copy.replica)
         if copy.replica.cutting and not copy.replica.deleted:
             return False
         del self._copies[key]

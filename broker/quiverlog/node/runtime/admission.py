@@ -110,7 +110,7 @@ class Admission:
 
     def disk_space(self, free_bytes: int) -> None:
         """Refuse or accept writes, by the free bytes that the server measured."""
-        assert self._metrics.disk_full == int(self.disk_full), "the gauge says the state"
+        assert self._metrics.disk_full == int(self.disk_full), "the gauge has the state"
         self.room_bytes = max(0, free_bytes - self._reserve_bytes)
         if free_bytes < self._reserve_bytes:
             if not self.disk_full:

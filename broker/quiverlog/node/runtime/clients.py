@@ -47,7 +47,7 @@ class Clients:
             accounts.append(("address", address))
         self._accounts[connection_id] = tuple(accounts)
 
-    def forget(self, connection_id: int) -> None:
+    def drop(self, connection_id: int) -> None:
         self._accounts.pop(connection_id, None)
         self._addresses.pop(connection_id, None)
         self._listeners.pop(connection_id, None)

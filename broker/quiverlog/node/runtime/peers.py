@@ -119,7 +119,7 @@ class Peers:
             raise ThrottledBroker(f"{self._waiting_of[peer]} requests wait for {peer.node_id}.")
         self._last_token += 1
         token = self._last_token
-        assert token != NO_TOKEN, "somebody waits"
+        assert token != NO_TOKEN, "a caller waits"
         assert token not in self._waiting, "no token is used twice"
         self._waiting[token] = (peer, then)
         self._waiting_of[peer] += 1
@@ -131,11 +131,11 @@ class Peers:
 
     # --- answers -------------------------------------------------------------------------------
     def received(self, event: ResponseReceived, now: Now) -> None:
-        assert event.token != NO_TOKEN, "nobody waits for that one"
+        assert event.token != NO_TOKEN, "no caller waits for that one"
         self._end(event.token, Answer(event.response, event.body), None, now)
 
     def closed(self, event: PeerClosed, now: Now) -> None:
-        assert NO_TOKEN not in event.tokens, "nobody waits for that one"
+        assert NO_TOKEN not in event.tokens, "no caller waits for that one"
         for token in event.tokens:
             self._end(token, None, event.error, now)
 
@@ -167,7 +167,7 @@ class Peers:
         self._is_stopped = True
         for token in list(self._waiting):
             self._end(token, None, BrokerShuttingDown(), now)
-        assert not self._waiting, "whoever is told asks nothing more"
+        assert not self._waiting, "a failed caller asks nothing more"
         self._deadlines.clear()
 
     def _end(
@@ -415,7 +415,7 @@ class BrokerAddresses:
         found.update(self._moved)
         found.update((node_id, contact.address) for node_id, contact in self._contacts.items())
         found.pop(self._node_id, None)
-        assert self._node_id not in found, "nobody connects to itself"
+        assert self._node_id not in found, "no node connects to itself"
         return found
 
     def _publish(self) -> None:

@@ -211,7 +211,7 @@ class Purgatory:
         self.finish(waiter)
         waiter.release()
 
-    def forget(self, connection_id: int) -> None:
+    def drop(self, connection_id: int) -> None:
         for waiter in self.of_connection(connection_id):
             waiter.answered = True
             self.finish(waiter)

@@ -196,7 +196,7 @@ class Tasks:
         if self._held_by[connection_id] + held_bytes > REQUESTS_WAITING_BYTES_MAX - self.held_bytes:
             raise ThrottledBroker("too many requests wait for their turns: send this one again.")
 
-    def forget(self, connection_id: int) -> None:
+    def drop(self, connection_id: int) -> None:
         for call in self._take_bare(connection_id):
             self._end(call)
 

@@ -113,7 +113,7 @@ def test_what_has_not_begun_ends_with_its_connection() -> None:
     for _ in range(100):
         asked.ask(1, counting.steps())
     asked.run()
-    asked.tasks.forget(1)
+    asked.tasks.drop(1)
     assert asked.tasks.live == COMPUTING_PER_CONNECTION_MAX
     while asked.tasks.busy:
         asked.run()
@@ -125,7 +125,7 @@ def test_what_somebody_else_knows_of_is_not_dropped() -> None:
     asked, counting = Asked(), Counting()
     for number in range(10):
         asked.ask(1, counting.steps(), bare=number % 2 == 0)
-    asked.tasks.forget(1)
+    asked.tasks.drop(1)
     assert asked.tasks.live == 5
     while asked.tasks.busy:
         asked.run()
