@@ -388,3 +388,19 @@ def test_older_spark_that_does_not_say_where_it_stands() -> None:
     restarted = planner.latest_offset(None, unlimited=False)
     ranges = {(r.partition, r.start, r.end) for r in planner.ranges(later, restarted)}
     assert ranges == {(0, 10, 20), (1, 0, 2)}
+
+
+def test_a_replayed_batch_that_was_trimmed_beyond_its_end_has_no_rows(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    log = log_with(20)
+    stream = SimulatedQuery(log, startingOffsets="earliest", failOnDataLoss="false")
+    stream.trigger("log")
+    log.append("t", 0, 15)
+    log.trim("t", 0, 30)
+    with caplog.at_level(logging.WARNING, "pyspark_quiverlog"):
+        stream.trigger()
+    assert stream.rows == []
+    assert [r.getMessage() for r in caplog.records] == [
+        "data loss, going on (failOnDataLoss=false): t-0: rows [0, 20) are no longer kept"
+    ]
