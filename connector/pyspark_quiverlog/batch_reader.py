@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 from quiverlog.errors import InvalidOption
 
 from ._compat import DataSourceReader
-from .bounds import ending, starting
 from .losses import Losses
 from .options import Use, parse_read_options
-from .planning import Range, split_ranges
+from .planning.bounds import ending, starting
+from .planning.ranges import Range, split_ranges
 from .reader import LogSplit, SplitReader
 from .source import check_query_schema, open_view
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from .log_view import LogView
+    from .planning.log_view import LogView
 
 __all__ = ["LogBatchReader", "batch_ranges"]
 

@@ -20,7 +20,7 @@ from quiverlog.errors import QuiverlogError
 from quiverlog.types import TopicPartition
 
 from . import pool
-from .offsets import SourceOffset
+from .planning.offsets import SourceOffset
 
 __all__ = ["LagListener", "SourceLag", "source_lags"]
 

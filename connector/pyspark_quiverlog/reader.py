@@ -31,7 +31,7 @@ from . import pool, worker_process
 from ._compat import InputPartition, to_arrow_schema
 from .losses import Losses
 from .options import ReadOptions
-from .planning import Range
+from .planning.ranges import Range
 from .schema import Normalizer, unreadable
 
 __all__ = ["COALESCE_BYTES", "COALESCE_ROWS", "LogSplit", "SplitReader", "coalesce", "rack"]

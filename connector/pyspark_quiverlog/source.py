@@ -8,8 +8,8 @@ from typing import Any
 from quiverlog.errors import IncompatibleSchema, InvalidOption
 
 from . import pool
-from .log_view import LogView
 from .options import ReadOptions, Use, parse_read_options
+from .planning.log_view import LogView
 from .schema import METADATA_NAMES, Normalizer, query_columns, spark_schema
 
 __all__ = ["check_query_schema", "open_view", "read_schema"]

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from ._compat import DataSourceStreamReader, SupportsTriggerAvailableNow, hand_over, limit_class
 from .driver_read import DriverRead
 from .options import Use, parse_read_options
-from .planning import split_ranges
+from .planning.ranges import split_ranges
+from .planning.stream_planner import StreamPlanner
 from .reader import LogSplit, SplitReader
 from .source import check_query_schema, open_view
-from .stream_planner import StreamPlanner
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -22,7 +22,7 @@ READ = """
 import sys
 from pyspark.sql.types import *
 from pyspark_quiverlog.options import Use, parse_read_options
-from pyspark_quiverlog.planning import Range
+from pyspark_quiverlog.planning.ranges import Range
 from pyspark_quiverlog.reader import LogSplit, SplitReader
 address, topic_id, metadata = sys.argv[1:]
 schema = StructType().add("id", LongType()).add("name", StringType())

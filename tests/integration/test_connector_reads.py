@@ -12,7 +12,7 @@ import pytest
 import quiverlog
 from pyspark_quiverlog import DefaultSource
 from pyspark_quiverlog.options import Use, parse_read_options
-from pyspark_quiverlog.planning import Range
+from pyspark_quiverlog.planning.ranges import Range
 from pyspark_quiverlog.reader import LogSplit, SplitReader
 from pyspark_quiverlog.schema import METADATA_FIELDS
 from quiverlog.errors import InvalidOption, UnknownTopic

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_quiverlog.planning import (
+from pyspark_quiverlog.planning.ranges import (
     Backlog,
     Range,
     admit_bytes,

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from pyspark_quiverlog.batch_reader import batch_ranges
-from pyspark_quiverlog.bounds import starting
-from pyspark_quiverlog.log_view import LogView
 from pyspark_quiverlog.options import Use, parse_read_options
+from pyspark_quiverlog.planning.bounds import starting
+from pyspark_quiverlog.planning.log_view import LogView
 from quiverlog.errors import DataLoss, InvalidOption
 from tests.support.simlog import SimLog
 

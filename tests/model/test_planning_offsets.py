@@ -9,7 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_quiverlog.offsets import Position, SourceOffset, TopicPositions, begin_positions
+from pyspark_quiverlog.planning.offsets import (
+    Position,
+    SourceOffset,
+    TopicPositions,
+    begin_positions,
+)
 from quiverlog.errors import InvalidArgument
 
 positions = st.builds(Position, st.integers(0, 2**62), st.integers(-1, 2**31 - 1))

@@ -35,9 +35,7 @@ SHORT_FILES: dict[str, str] = {
 NOT_FOLDED_YET: frozenset[str] = frozenset()
 """The same, but without a reason: each is to be folded into its only importer. Only shrinks."""
 FOLDER_FILES_MAX = 20
-FULL_FOLDERS: dict[str, int] = {
-    "connector/pyspark_quiverlog": 24,
-}
+FULL_FOLDERS: dict[str, int] = {}
 """Folders with more files than the bound, and how many: the number only falls."""
 PRODUCT = ("broker/", "connector/", "demo/")
 GENERATED = re.compile(r"^Generated (?:from|by) .*do not edit", re.MULTILINE | re.DOTALL)

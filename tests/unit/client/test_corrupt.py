@@ -11,7 +11,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 import quiverlog
 from pyspark_quiverlog.options import Use, parse_read_options
-from pyspark_quiverlog.planning import Range
+from pyspark_quiverlog.planning.ranges import Range
 from pyspark_quiverlog.reader import SplitReader
 from quiverlog.batch.codec import split_batches, write_crc
 from quiverlog.batch.header import FLAG_CONTROL, FLAG_TRANSACTIONAL, BatchHeader

@@ -11,7 +11,7 @@ import pytest
 from pyspark_quiverlog import pool
 from pyspark_quiverlog.losses import DataLoss
 from pyspark_quiverlog.options import Use, parse_read_options
-from pyspark_quiverlog.planning import Range
+from pyspark_quiverlog.planning.ranges import Range
 from pyspark_quiverlog.reader import RACK, LogSplit, SplitReader, rack
 from quiverlog.errors import InvalidOption
 from tests.support.follower_copies import View

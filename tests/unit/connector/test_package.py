@@ -18,7 +18,7 @@ import pytest
 import pyspark_quiverlog
 from pyspark_quiverlog import _compat, pool, sending
 from pyspark_quiverlog.options import Use, parse_read_options
-from pyspark_quiverlog.planning import Range
+from pyspark_quiverlog.planning.ranges import Range
 from pyspark_quiverlog.reader import LogSplit
 from quiverlog.errors import WorkersLackPackage
 

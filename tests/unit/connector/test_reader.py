@@ -10,7 +10,7 @@ import pytest
 
 from pyspark_quiverlog import pool
 from pyspark_quiverlog.options import Use, parse_read_options
-from pyspark_quiverlog.planning import Range
+from pyspark_quiverlog.planning.ranges import Range
 from pyspark_quiverlog.reader import LogSplit, SplitReader
 from quiverlog.client.rows.decoding import ConsumerBatch
 from quiverlog.errors import OffsetOutOfRange

@@ -17,7 +17,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 import quiverlog
 from pyspark_quiverlog.options import Use, parse_read_options
-from pyspark_quiverlog.planning import Range
+from pyspark_quiverlog.planning.ranges import Range
 from pyspark_quiverlog.reader import LogSplit, SplitReader
 from quiverlog.batch.codec import encode_batch, split_batches
 from quiverlog.batch.evolution import SchemaHistory

@@ -14,16 +14,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from pyspark_quiverlog.losses import Losses
+from pyspark_quiverlog.options import Use
 from quiverlog.errors import QuiverlogError, RequestTimedOut
 from quiverlog.types import TopicPartition
 
 from .admission import admit
 from .bounds import starting
 from .log_view import LogView, group_positions
-from .losses import Losses
 from .offsets import Position, SourceOffset, TopicPositions, begin_positions
-from .options import Use
-from .planning import Range
+from .ranges import Range
 
 __all__ = ["LONG_POLL_S", "StreamPlanner"]
 

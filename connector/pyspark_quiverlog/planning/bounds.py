@@ -3,12 +3,12 @@ deleted meanwhile is not read."""
 
 from __future__ import annotations
 
+from pyspark_quiverlog.options import Positions, Use
 from quiverlog.errors import InvalidOption
 from quiverlog.types import EARLIEST, LATEST, TopicPartition
 
 from .log_view import LogView
 from .offsets import Position
-from .options import Positions, Use
 
 __all__ = ["ending", "starting"]
 

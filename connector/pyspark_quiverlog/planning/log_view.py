@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
+from pyspark_quiverlog.options import ReadOptions
 from quiverlog.client.base.arguments import partitions_of
 from quiverlog.errors import (
     InvalidOption,
@@ -27,7 +28,6 @@ from quiverlog.errors import (
 from quiverlog.types import EARLIEST, LATEST, TopicPartition
 
 from .offsets import Position, TopicPositions
-from .options import ReadOptions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,6 +1,6 @@
 """The end of the next micro-batch, under the options' bounds.
 
-Applies `planning`'s pure functions, with the one request that a bound of bytes needs.
+Applies the pure functions of `ranges`, with the one request that a bound of bytes needs.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from quiverlog.types import TopicPartition
 
 from .log_view import LogView
-from .planning import Backlog, admit_bytes, admit_rows, enough_rows, share_bytes
+from .ranges import Backlog, admit_bytes, admit_rows, enough_rows, share_bytes
 
 __all__ = ["admit"]
 
