@@ -1,6 +1,6 @@
 """The protocol as data: every message with its fields, and the error codes of each API.
 
-Owns what the code does not say of itself: the meaning of every field and the codes per API. The
+Owns what the code does not hold: the meaning of every field and the codes per API. The
 types, defaults and bounds come from the messages. `protocol_tables` makes docs/protocol.md of it,
 `protocol_json` docs/protocol.json; tests/support/node.py checks every answer of every test against
 the codes.
@@ -36,14 +36,14 @@ __all__ = [
 UNIONS: Final[dict[str, tuple[type[msgspec.Struct], ...]]] = {
     "QuorumMessage": get_args(QuorumMessage),
 }
-"""Places that hold one of several parts: the number at place 0 of the part says which."""
+"""Places that hold one of several parts: the number at place 0 of the part is its kind."""
 
 _KNOWN_EPOCH: Final = "the partition's leader epoch that the asker knows; -1: no check"
 
 _LEVELS: Final = "0 memory, 1 flushed, 2 replicated, 3 replicated and flushed"
 
 MEANINGS: Final[dict[str, str]] = {
-    "BrokerEndpoint.rack": "where the broker stands; empty: unknown",
+    "BrokerEndpoint.rack": "rack of the broker; empty: unknown",
     "ConfigEntry.source": "`topic`: set on the topic; `default`: the broker's or the built-in one",
     "ConfigEntry.value": "its value as text",
     "CreateTopicsRequest.topics": "the topics to create, each on its own",
@@ -55,9 +55,11 @@ MEANINGS: Final[dict[str, str]] = {
     "DescribeTopicsResponse.topics": "one entry per topic; a repeated name has one",
     "ElectLeadersRequest.name": "name of the topic",
     "ElectLeadersRequest.partitions": "numbers of its partitions; nil: all",
-    "ElectLeadersRequest.unclean": "any replica that lives shall lead, where nobody does",
+    "ElectLeadersRequest.unclean": "any live replica may become leader of a partition that has"
+    " none",
     "ElectLeadersResponse.leaders": "one entry per partition asked for, by number",
-    "PartitionTarget.replicas": "node ids of who is to hold it, the preferred leader first",
+    "PartitionTarget.replicas": "node ids of the brokers that are to hold it, the preferred leader"
+    " first",
     "DescribeProducerRequest.names": "names of topics; nil: all",
     "DescribeProducerResponse.newest_epoch": "newest epoch of the id that was given out; -1: the id"
     " was not, as far as this broker knows",
@@ -66,17 +68,17 @@ MEANINGS: Final[dict[str, str]] = {
     " the producer wrote, by name",
     "DescribeReplicasRequest.names": "names of topics; nil: all",
     "DescribeReplicasResponse.node_id": "number of the broker that answers",
-    "DescribeReplicasResponse.room_bytes": "so much more may be written there; -1: not known",
+    "DescribeReplicasResponse.room_bytes": "bytes that may still be written there; -1: not known",
     "DescribeReplicasResponse.topics": "those of which the broker holds something, by name",
     "ReassignPartitionsRequest.changes_count": "another number of replicas than now is meant",
     "ReassignPartitionsRequest.name": "name of the topic; empty: which partitions of any move",
     "ReassignPartitionsRequest.partitions": "where each is to go",
-    "ReassignPartitionsRequest.validate_only": "say what is wrong with it, and change nothing",
+    "ReassignPartitionsRequest.validate_only": "true: check the request, and change nothing",
     "ReassignPartitionsResponse.moves": "one entry per partition, by number",
     "AlterConfigsRequest.changes": "what is set, each key once",
     "AlterConfigsRequest.node_id": "for which broker; -1: for all",
     "AlterConfigsResponse.metadata_version": "from which on it holds",
-    "BrokerConfigEntry.default": "what it is where nobody says anything",
+    "BrokerConfigEntry.default": "its value where none is set",
     "BrokerConfigEntry.given": "what the process was given; nil: nothing",
     "BrokerConfigEntry.in_broker": "what is set for this broker; nil: nothing",
     "BrokerConfigEntry.in_cluster": "what is set for all brokers; nil: nothing",
@@ -85,16 +87,16 @@ MEANINGS: Final[dict[str, str]] = {
         "0 default, 1 file, 2 environment, 3 flag, 4 set for the cluster, 5 set for the broker"
     ),
     "BrokerConfigEntry.value": "what it is now, as text",
-    "ConfigChange.value": "its value as text; nil: nothing is said of it any more",
+    "ConfigChange.value": "its value as text; nil: it is no longer set",
     "DescribeConfigsRequest.keys": "which; none: all",
     "DescribeConfigsResponse.configs": "one entry per key, in the order of the request",
-    "DescribeConfigsResponse.metadata_version": "what the broker knows",
+    "DescribeConfigsResponse.metadata_version": "up to which the broker has applied the metadata",
     "BrokerFeatures.level_max": "the highest that it supports",
     "BrokerFeatures.level_min": "the lowest that it supports",
     "RegisterBrokerRequest.feature_level_max": "the highest feature level that it supports",
     "RegisterBrokerRequest.feature_level_min": "the lowest feature level that it supports",
-    "UpdateFeaturesRequest.level": "which one is to be finalised; 0: none, only tell",
-    "UpdateFeaturesRequest.validate_only": "true: say whether it could be, and change nothing",
+    "UpdateFeaturesRequest.level": "the level to finalise; 0: none, only describe",
+    "UpdateFeaturesRequest.validate_only": "true: check whether it could be, and change nothing",
     "UpdateFeaturesResponse.level": "the one that is finalised",
     "UpdateFeaturesResponse.level_max": "the highest that every registered broker supports",
     "ReassignPartitionsResponse.topics": "those of which a partition moves, by name",
@@ -109,10 +111,10 @@ MEANINGS: Final[dict[str, str]] = {
     "TopicReplicas.name": "name of the topic",
     "TopicReplicas.replicas": "one entry per replica there, by number",
     "move_bytes_per_s": "no broker copies more in a second of what moves to it; 0: no such bound",
-    "adding_replicas": "who begins to hold it",
+    "adding_replicas": "node ids of the replicas that are added",
     "ends_move": "those that the partition moves to may hold it alone",
-    "removing_replicas": "who ends to hold it when those that begin are in sync",
-    "PartitionLeader.elected": "this request has changed who leads",
+    "removing_replicas": "node ids of the replicas that are removed once those added are in sync",
+    "PartitionLeader.elected": "this request has changed the leader",
     "EpochEndOffsetsPartition.leader_epoch": _KNOWN_EPOCH,
     "EpochEndOffsetsPartition.epoch": "the leader epoch whose end is asked for",
     "EpochEndOffsetsPartitionResult.end_offset": "where `epoch` ended; -1: no such epoch here",
@@ -123,7 +125,7 @@ MEANINGS: Final[dict[str, str]] = {
     "FetchPartition.from_follower": "true: a copy will do, where the broker does not lead",
     "FetchPartition.offset": "offset of the first row wanted",
     "FetchRequest.bytes_max": "bound for the whole body; 0 or less: the broker's (16 MiB)",
-    "FetchRequest.rack": "where the reader stands; empty: unknown; ignored as yet",
+    "FetchRequest.rack": "rack of the reader; empty: unknown; ignored as yet",
     "HelloRequest.software_version": "version of the client library; ignored as yet",
     "HelloResponse.software_version": "version of the broker",
     "InitProducerIdRequest.producer_epoch": "the epoch that the asker has; -1 with a new id",
@@ -138,7 +140,7 @@ MEANINGS: Final[dict[str, str]] = {
     "NewTopic.partitions": "how many; -1: the broker's default",
     "NewTopic.replication_factor": "copies of each partition; -1: 3, or one on each live"
     " broker where these are fewer",
-    "AlterPartition.broker_epochs": "the broker epochs of `in_sync_replicas`; -1: not heard yet",
+    "AlterPartition.broker_epochs": "the broker epochs of `in_sync_replicas`; -1: not known yet",
     "AlterPartition.in_sync_replicas": "node ids that shall be in sync, the leader among them",
     "AlterPartition.leader_epoch": "the partition's leader epoch that the leader knows",
     "AlterPartition.partition_epoch": "the partition epoch that the leader knows",
@@ -157,7 +159,7 @@ MEANINGS: Final[dict[str, str]] = {
     "ProducePartitionResult.durability": f"it rests on: {_LEVELS}",
     "ProducePartitionResult.leader_epoch": "leader epoch under which the rows were stored",
     "ProduceRequest.durability": f"wanted: -1 the topic's, {_LEVELS}",
-    "ProduceRequest.timeout_ms": "after so long the answer is REQUEST_TIMED_OUT",
+    "ProduceRequest.timeout_ms": "after this time the answer is REQUEST_TIMED_OUT",
     "QuorumAppend.entries": "what follows in the log; empty: the commit index, or a probe",
     "QuorumAppendResponse.index": "where the logs agree, or `prev_index` of what did not fit",
     "QuorumEntry.kind": "0 data, 1 the first entry of a leader's term, 2 the voters from here on",
@@ -165,13 +167,15 @@ MEANINGS: Final[dict[str, str]] = {
     "ChangeVotersRequest.directory_id": "which disk of the node; empty: the only one there is",
     "ChangeVotersRequest.node_id": "the node that is to be a voter, or none any more",
     "ChangeVotersResponse.committed_index": "what is decided of the metadata log, as known here",
-    "ChangeVotersResponse.leader_id": "who leads the quorum; -1: nobody, as far as known here",
-    "ChangeVotersResponse.replicas": "voters, and whoever follows them",
+    "ChangeVotersResponse.leader_id": "node id of the quorum's leader; -1: none known here",
+    "ChangeVotersResponse.replicas": "the voters, and the nodes that follow them",
     "ChangeVotersResponse.term": "term of the quorum",
     "ClusterBroker.broker_epoch": "metadata version of its registration",
-    "ClusterBroker.is_disk_full": "it has no room for rows, as the controller has heard",
+    "ClusterBroker.is_disk_full": "it has reported to the controller that its disk has no room for"
+    " rows",
     "ClusterBroker.leader_count": "partitions that it leads",
-    "ClusterBroker.metadata_lag": "entries that it lacked when last heard; -1: not known here",
+    "ClusterBroker.metadata_lag": "entries that it lacked at its last heartbeat; -1: not known"
+    " here",
     "ClusterBroker.is_decommissioning": "it is to leave the cluster, and is given nothing",
     "DecommissionBrokerRequest.node_id": "the broker that is to leave",
     "DecommissionBrokerRequest.step": "0 nothing, 1 begin, 2 cancel, 3 unregister",
@@ -187,22 +191,23 @@ MEANINGS: Final[dict[str, str]] = {
     "ClusterBroker.replica_count": "partitions that it holds",
     "DescribeClusterResponse.brokers": "all that are registered, by their numbers",
     "DescribeClusterResponse.controller_epoch": "term of the quorum",
-    "DescribeClusterResponse.controller_id": "who decides; -1: nobody, as far as known here",
-    "DescribeClusterResponse.heard_ms": "so old is what the broker knows of decisions; -1: unknown",
+    "DescribeClusterResponse.controller_id": "node id of the controller; -1: none known here",
+    "DescribeClusterResponse.heard_ms": "time since its last contact with the quorum's leader; -1:"
+    " unknown",
     "DescribeClusterResponse.is_behind": "the broker has not reached the controller for a session:"
     " all of this may be old",
-    "DescribeClusterResponse.metadata_version": "as far as the broker knows the metadata",
+    "DescribeClusterResponse.metadata_version": "up to which the broker has applied the metadata",
     "DescribeClusterResponse.moving_count": "partitions on their way to other brokers",
     "DescribeClusterResponse.node_id": "number of the broker that answers",
-    "DescribeClusterResponse.quorum": "voters, and whoever follows them",
+    "DescribeClusterResponse.quorum": "the voters, and the nodes that follow them",
     "QuorumReplica.lag": "entries that it lacks; -1: not known here, only the leader knows",
-    "QuorumReplica.silent_ms": "since the leader heard of it; -1: not known here",
+    "QuorumReplica.silent_ms": "since its last message to the leader; -1: not known here",
     "QuorumReplica.directory_id": "id of the disk",
     "QuorumReplica.endpoint": "`host:port` between brokers; empty: not known here",
     "QuorumReplica.is_voter": "whether it elects and counts",
     "QuorumReplica.last_index": "how far its log equals the leader's, durably; -1: not known here",
     "QuorumReplica.node_id": "node id",
-    "QuorumRequest.source_endpoint": "`host:port` where the sender is; empty: it does not say",
+    "QuorumRequest.source_endpoint": "`host:port` of the sender; empty: not given",
     "QuorumRequest.source_id": "node id of the sender",
     "QuorumRequest.source_is_controller": "whether the sender may become a voter",
     "QuorumRequest.target_id": "node id of the node that is meant; another one refuses",
@@ -230,7 +235,8 @@ MEANINGS: Final[dict[str, str]] = {
     "ReplicaFetchPartition.leader_epoch": "the leader epoch that the follower knows",
     "DeleteRecordsRequest.timeout_ms": "how long the answer may wait for replicas; at most a day",
     "ReplicaFetchPartition.log_start_offset": "rows below it never come back on the follower",
-    "ReplicaFetchResult.flush_offset": "rows below it are to be flushed at once: somebody waits",
+    "ReplicaFetchResult.flush_offset": "rows below it are to be flushed at once: a request waits"
+    " for that",
     "ReplicaFetchResult.epoch_start_offset": "where this leadership began; -1: no list is awaited",
     "ReplicaFetchResult.arrived_us": "when late rows among these arrived; 0: none is late",
     "ReplicaFetchPartition.saved_epoch": "newest epoch of the list on the follower's disk; -1:"
@@ -289,8 +295,9 @@ MEANINGS: Final[dict[str, str]] = {
     "forgotten": "partitions that the session is without from now on; taken before `partitions`",
     "frame_bytes_max": "largest frame the broker takes, in bytes",
     "granted": "yes",
-    "silent_us": "microseconds since it has heard a leader or was one; 0 also: it does not say",
-    "sent_us": "moment of the heartbeat by its sender's own clock; 0: it does not say",
+    "silent_us": "microseconds since the last message of a leader, or since it was one; 0 also:"
+    " not given",
+    "sent_us": "moment of the heartbeat by its sender's own clock; 0: not given",
     "high_watermark": "offset of the first row that may not be read yet",
     "hint_index": "newest entry that both logs may share",
     "hint_term": "term of that entry",
@@ -299,7 +306,7 @@ MEANINGS: Final[dict[str, str]] = {
     "in_sync_replicas": "node ids of the replicas that are up to date",
     "incarnation": "16 bytes that name this life of the broker's process",
     "index_term": "term of the entry at `index`",
-    "installed": "the log stands at the snapshot",
+    "installed": "the log begins at the snapshot",
     "is_behind": "the broker has not reached the controller for a session: ask another one too",
     "is_caught_up": "the broker knows its registration, and its fencing if it was fenced since",
     "is_fenced": "it leads nothing, and counts as a copy of nothing",
@@ -324,9 +331,10 @@ MEANINGS: Final[dict[str, str]] = {
     "may_stop": "it leads nothing, and all live brokers know that",
     "max_wait_ms": "how long the broker may hold the answer back",
     "messages": "in the order in which they were sent",
-    "BrokerHeartbeatResponse.metadata_version": "what the controller has applied; -1: not told",
+    "BrokerHeartbeatResponse.metadata_version": "version that the controller has applied; -1: not"
+    " given",
     "metadata_version": "grows with every change of any topic",
-    "min_bytes": "answer as soon as so many bytes are there",
+    "min_bytes": "answer as soon as this many bytes are there",
     "name": "name of the topic",
     "next_name": "`first_name` of the next page; empty: there is none",
     "next_schema_id": "`first_schema_id` of the next page; 0: there is none",
@@ -343,7 +351,7 @@ MEANINGS: Final[dict[str, str]] = {
     "prev_term": "term of that entry",
     "producer_epoch": "counts the holders of a producer id",
     "producer_id": "identity of an idempotent producer; -1: none",
-    "rack": "where the broker stands; empty: unknown",
+    "rack": "rack of the broker; empty: unknown",
     "recheck": "true when bytes that came were damaged",
     "FetchRequest.file_ranges": "true: the reader is"
     " [on the broker's own machine](#on-the-brokers-own-machine)",
@@ -361,14 +369,14 @@ MEANINGS: Final[dict[str, str]] = {
     "row_count": "rows of the entry",
     "schema_id": "number of the schema, from 1",
     "segments": "files of the log",
-    "session_ms": "a broker that was silent for so long is fenced",
-    "confirmed_ms": "the session begins so much before the heartbeat was sent",
+    "session_ms": "a broker without a heartbeat for this time is fenced",
+    "confirmed_ms": "how long before the heartbeat was sent the session begins",
     "session_epoch": "0 begins a session, each request after that has the next",
     "session_id": "of the fetch session; in a request 0 begins one",
     "set_configs": "keys to set and their values",
     "size_bytes": "bytes of the log",
     "snapshot_index": "`index` of the snapshot",
-    "software": "name of the client library; `quiverlog-broker` is said by brokers alone",
+    "software": "name of the client library; only brokers send `quiverlog-broker`",
     "source_directory": "identity of the sender's disk",
     "start_offset": "first offset asked about; -2: first row kept",
     "target_directory": "identity of the disk that is meant; empty: whatever disk the node has",
@@ -383,10 +391,12 @@ MEANINGS: Final[dict[str, str]] = {
     "validate_only": "check everything, change nothing",
     "wants_vote": "it may be made a voter of the metadata quorum",
     "takes_partitions": "it may be given replicas: it has the role `broker`",
-    "is_disk_full": "it takes no rows now, for want of room, and is to lead what nobody else can",
+    "is_disk_full": "its disk has no room: it takes no rows, and leads only what no other broker"
+    " can",
     "faulted_count": "partitions here that take no writes: a write or fsync failed",
-    "second_at": "where a second process under a broker's node id was refused; empty: nowhere",
-    "second_node_id": "whose node id a second process has, that was refused here; -1: none",
+    "second_at": "address at which a second process with a broker's node id was refused; empty:"
+    " none",
+    "second_node_id": "node id of a second process with the same one, refused here; -1: none",
     "wants_to_stop": "asks to hand over what it leads",
     "voters": "the replicas that elect and count, as of `index`",
     "version_max": "newest version spoken",
@@ -626,7 +636,7 @@ def parts_of(cls: type[msgspec.Struct]) -> list[type[msgspec.Struct]]:
 
 
 def tag_of(cls: type[msgspec.Struct]) -> int | None:
-    """The number at place 0 of a part that stands where others may stand as well."""
+    """The number at place 0 of a part that is one of several kinds."""
     tag = cls.__struct_config__.tag
     assert tag is None or isinstance(tag, int)
     return tag

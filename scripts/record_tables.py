@@ -1,6 +1,6 @@
 """The table of metadata records in docs/storage-format.md, made from the records themselves.
 
-Owns what the code does not say: the meaning of every record and field in a few words. Types and
+Owns what the code does not hold: the meaning of every record and field in a few words. Types and
 nullability come from the classes. A record or a field without a meaning is a KeyError here, so
 docs and vectors cannot lack one.
 """
@@ -70,7 +70,8 @@ RECORDS: Final[dict[str, tuple[str, dict[str, str]]]] = {
             "adding_replicas": "replicas that begin to hold it; absent: none",
             "removing_replicas": "replicas that are to hold it no more; absent: none",
             "replaced_disks": "replicas whose disk was replaced; absent: none",
-            "last_trusted": "who was trusted last, where nobody is; -1 or absent: nobody",
+            "last_trusted": "node id of the last trusted replica, where none is now; -1 or absent:"
+            " none",
             "begins_anew": "the only one relied on may have no directory, and makes it; or absent",
             "move_bytes_per_s": "no broker copies it faster on its way; 0 or absent: no such bound",
             "never_in_sync": "replicas that were added, and never in sync since; absent: none",
@@ -91,13 +92,14 @@ RECORDS: Final[dict[str, tuple[str, dict[str, str]]]] = {
             "adding_replicas": "replicas that begin to hold it; absent: nil",
             "removing_replicas": "replicas that are to hold it no more; absent: nil",
             "replaced_disks": "replicas whose disk was replaced; absent: nil",
-            "last_trusted": "who was trusted last, from now on; -1 or absent: no news",
-            "begins_anew": "no log is known of who is elected; or absent",
+            "last_trusted": "node id of the last trusted replica from now on; -1 or absent: as"
+            " before",
+            "begins_anew": "true: no log of the elected replica is known; or absent",
             "move_bytes_per_s": "no broker copies it faster on its way; nil or absent: as before",
         },
     ),
     "TopicChangeRecord": (
-        "all partitions of a topic have so many replicas now",
+        "replication factor of all partitions of a topic from now on",
         {"topic_id": "topic id", "replication_factor": "replication factor"},
     ),
     "ConfigRecord": (
@@ -138,11 +140,11 @@ RECORDS: Final[dict[str, tuple[str, dict[str, str]]]] = {
         {"level": "level"},
     ),
     "BrokerConfigRecord": (
-        "configuration of brokers that changes while they run; value nil: nothing is said any more",
+        "configuration of brokers that changes while they run; value nil: no longer set",
         {"node_id": "node id; -1: all brokers", "key": "key", "value": "value"},
     ),
     "UnregisterBrokerRecord": (
-        "the broker that was registered under this epoch is forgotten",
+        "the broker that was registered under this epoch is removed",
         {"node_id": "node id", "broker_epoch": "broker epoch"},
     ),
 }
@@ -159,8 +161,8 @@ def records_table() -> str:
     for cls in record_types():
         meaning, fields = RECORDS[cls.__name__]
         hints = get_type_hints(cls)
-        told = [f"{fields[name]} ({_type(hints[name])})" for name in cls.__struct_fields__]
-        lines.append(f"| {_tag(cls)} | {meaning} | {', '.join(told)} |")
+        described = [f"{fields[name]} ({_type(hints[name])})" for name in cls.__struct_fields__]
+        lines.append(f"| {_tag(cls)} | {meaning} | {', '.join(described)} |")
     return "\n".join(lines) + "\n"
 
 

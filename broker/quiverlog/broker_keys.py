@@ -42,7 +42,7 @@ _KEYS: Final = (
         "listen",
         _ADDRESS,
         "127.0.0.1:9292",
-        "Where clients connect. Port 0 takes any free port; the ready line says which. There is no"
+        "Where clients connect. Port 0 takes any free port; the ready line shows it. There is no"
         " authentication yet: every client that reaches the address may read, write and"
         " delete everything.",
         because="its socket is open, and the metadata and all clients know the address",
@@ -51,9 +51,9 @@ _KEYS: Final = (
         "advertise",
         _ADDRESS,
         "",
-        "The address that clients are given to connect to. Empty: what `listen` says, or the"
-        " machine's host name where that is every address (`0.0.0.0`, `[::]`), which no client"
-        " can connect to and which is refused here.",
+        "The address that clients get from the broker to connect to. Empty: the value of `listen`,"
+        " or the machine's host name where that is every address (`0.0.0.0`, `[::]`), which no"
+        " client can connect to and which is refused here.",
         because="the metadata and all clients know the address",
     ),
     Setting(
@@ -78,22 +78,22 @@ _KEYS: Final = (
         0,
         "This broker's number in its cluster. It is written into the data directory.",
         maximum=2**31 - 1,
-        because="it is who the broker is",
+        because="it is the broker's identity in its cluster",
     ),
     Setting(
         "cluster.id",
         _TEXT,
         "",
         f"The cluster of the data directory, of at most {limits.CLUSTER_ID_CHARS_MAX} characters."
-        " Empty: what it says, or a new one; a lone broker lets no other [join](cluster.md).",
+        " Empty: that of the directory, or a new one; a lone broker lets no other"
+        " [join](cluster.md).",
         because="it is written into the data directory",
     ),
     Setting(
         "rack",
         _TEXT,
         "",
-        "A label for the place where this broker stands, of at most"
-        f" {limits.RACK_CHARS_MAX} characters.",
+        f"A label for the place of this broker, of at most {limits.RACK_CHARS_MAX} characters.",
         because="brokers are registered with it, and replicas were placed by it",
     ),
     Setting(
@@ -122,8 +122,8 @@ _KEYS: Final = (
         "controller.quorum.moved.servers",
         _OTHER,
         "",
-        "Where controllers are now, as `id@host:port` of the listener between brokers: counts"
-        " before what the metadata say, for a cluster whose addresses have all changed at once"
+        "Where controllers are now, as `id@host:port` of the listener between brokers: they count"
+        " before those in the metadata, for a cluster whose addresses have all changed at once"
         " ([cluster.md](cluster.md)). Take it out when the cluster has come up.",
         read=read_seeds,
         label="id@host:port,...",
@@ -143,9 +143,10 @@ _KEYS: Final = (
         "broker.session.ms",
         _INT,
         limits.BROKER_SESSION_MS_DEFAULT,
-        "A broker of a cluster that the controller has not heard for so long is fenced: others take"
+        "The controller fences a broker of which no heartbeat has come within this time: others"
+        " take"
         " over what it leads. The controller's setting counts. Less makes failover faster, and a"
-        " broker that stands still for a moment more likely to be taken for dead.",
+        " broker that pauses for a moment more likely to be taken for dead.",
         unit="ms",
         minimum=500,
         maximum=600_000,
@@ -176,7 +177,7 @@ _KEYS: Final = (
         "connections.idle.ms",
         _INT,
         limits.CONNECTION_IDLE_MS,
-        "A connection with no traffic and nothing in flight for so long is closed.",
+        "A connection with no traffic and nothing in flight for this time is closed.",
         unit="ms",
         minimum=100,
         maximum=365 * _DAY_MS,
@@ -186,7 +187,8 @@ _KEYS: Final = (
         "connections.frame.timeout.ms",
         _INT,
         limits.FRAME_TIMEOUT_MS,
-        "A client that began a request, or connected and said nothing, has so long to finish.",
+        "A client that began a request, or connected and sent nothing, must finish within this"
+        " time.",
         unit="ms",
         minimum=100,
         maximum=_DAY_MS,
@@ -196,7 +198,7 @@ _KEYS: Final = (
         "connections.write.stall.ms",
         _INT,
         limits.WRITE_STALL_MS,
-        "A client that takes nothing of a waiting reply for so long is closed.",
+        "The connection of a client that takes nothing of a waiting reply for this time is closed.",
         unit="ms",
         minimum=100,
         maximum=_DAY_MS,
@@ -290,7 +292,8 @@ _KEYS: Final = (
         _INT,
         limits.DAMAGED_REPLICAS_KEPT,
         "A replica whose rows are damaged is copied from the other brokers again. Its files are"
-        " kept under another name, the newest so many, while the disk has room.",
+        " kept under another name while the disk has room, of at most this many replicas, the"
+        " newest.",
         unit="replicas",
         minimum=0,
         maximum=1_000,
@@ -300,8 +303,8 @@ _KEYS: Final = (
         "leader.balance.period.ms",
         _INT,
         limits.LEADER_BALANCE_PERIOD_MS,
-        "The controller gives partitions back to the first of their replicas, where it is in sync"
-        " again, so often, give or take a tenth. 0: only when it is asked to.",
+        "How often the controller gives partitions back to the first of their replicas, where it is"
+        " in sync again, give or take a tenth. 0: only when a request asks for it.",
         unit="ms",
         minimum=0,
         maximum=_DAY_MS,
@@ -333,7 +336,7 @@ _KEYS: Final = (
         "feature.level.max",
         _INT,
         limits.FEATURE_LEVEL_MAX,
-        "The newest feature level that this broker says it supports. Below the newest one it keeps"
+        "The newest feature level with which this broker registers. Below the newest one it keeps"
         " the cluster from being raised past it, and it is refused by one that was"
         " ([operating.md](operating.md#upgrading-by-feature-levels)).",
         minimum=limits.FEATURE_LEVEL_MIN,
@@ -364,7 +367,7 @@ _KEYS: Final = (
         "shutdown.timeout.ms",
         _INT,
         30_000,
-        "On SIGTERM, so long for requests in flight and the last flush; then the broker leaves"
+        "After SIGTERM, the time for requests in flight and the last flush; then the broker ends"
         " without the clean-shutdown mark.",
         unit="ms",
         minimum=100,
@@ -375,7 +378,8 @@ _KEYS: Final = (
         "metrics.topics.max",
         _INT,
         500,
-        "So many topics have metrics of their own; the others are counted together as `_other`.",
+        "At most this many topics have metrics of their own; the others are counted together as"
+        " `_other`.",
         maximum=limits.TOPICS_MAX,
         reloadable=True,
     ),
@@ -402,7 +406,7 @@ _KEYS: Final = (
         "logfmt",
         "How log lines are written to standard error.",
         choices=("logfmt", "json"),
-        because="who reads the log reads one format",
+        because="a program that reads the log expects one format",
     ),
 )
 

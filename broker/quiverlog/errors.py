@@ -366,7 +366,8 @@ class InvalidFeatureLevel(QuiverlogError):
 class CorruptBatch(QuiverlogError):
     code = 50
     hint = (
-        "Writing: nothing of the batch was stored. Reading: docs/python-client.md says how to step "
+        "Writing: nothing of the batch was stored. Reading: docs/python-client.md shows how to"
+        " step "
         "over rows that cannot be decoded."
     )
 
@@ -412,7 +413,7 @@ class CorruptLog(QuiverlogError):
     code = 58
     hint = (
         "Stored files are not as they were written here: damaged, missing, or put here from"
-        " elsewhere. docs/storage-format.md, Repair, says what to do."
+        " elsewhere. Follow docs/storage-format.md, Repair."
     )
 
     def damage(self) -> tuple[int, int]:
@@ -589,7 +590,7 @@ class TooManyConnectionsFromAddress(QuiverlogError):
 
 class ListenerWithoutAdministration(QuiverlogError):
     code = 135
-    hint = "`listeners.<name>.administration` says where a broker is administered."
+    hint = "Connect to a listener whose `listeners.<name>.administration` is true."
 
 
 class EarlierDiskState(QuiverlogError):
@@ -681,4 +682,4 @@ class FileTooLarge(QuiverlogError):
 
 class WorkersLackPackage(QuiverlogError):
     code = 1029
-    hint = "Install quiverlog for the interpreter of Spark's workers; docs/spark.md says how."
+    hint = "Install quiverlog for the interpreter of Spark's workers; docs/spark.md shows how."

@@ -138,9 +138,9 @@ PRODUCER_BATCHES_REMEMBERED: Final = 5
 """Batches per producer that are recognised as duplicates (Kafka's five; in flight <= this)."""
 PRODUCER_EPOCHS_REMEMBERED: Final = 100_000
 """Producers with an epoch above 0 that the metadata keep; one that was dropped gets a new id."""
-PRODUCERS_UNHEARD_MS_MAX: Final = 5_000
+PRODUCERS_UNSEEN_MS_MAX: Final = 5_000
 """A producer id or epoch that is still missing at a broker after this was never assigned."""
-PRODUCERS_UNHEARD_MAX: Final = 1_000
+PRODUCERS_UNSEEN_MAX: Final = 1_000
 """Such ids and epochs in use at the same time; the oldest goes first."""
 EPOCH_WAITS_MAX: Final = 10_000
 """Requests that wait at the controller until all brokers have the end of a producer's epoch."""
@@ -344,11 +344,11 @@ assert max(RAFT_APPEND_BYTES_MAX, RAFT_CHUNK_BYTES_MAX) <= QUORUM_BODY_BYTES_MAX
 assert QUORUM_VOTERS_MAX < RAFT_WAITING_MESSAGES_MAX, "a candidate asks all voters at once"
 assert QUORUM_BODY_BYTES_MAX + HEADER_BYTES_MAX <= FRAME_BYTES_MAX
 assert QUORUM_ENTRIES_MAX * 16 + QUORUM_MESSAGES_MAX * KIB <= HEADER_BYTES_MAX, (
-    "what a header says of entries and messages fits it"
+    "the entries and messages that a header describes fit it"
 )
 assert (
     QUORUM_VOTERS_MAX * (DIRECTORY_ID_CHARS_MAX + ENDPOINT_CHARS_MAX) * 4 + KIB <= HEADER_BYTES_MAX
-), "what a header says of one snapshot fits it"
+), "a header that describes one snapshot fits it"
 assert REPLICA_FETCH_PARTITION_BYTES_MAX <= REPLICA_FETCH_BYTES_MAX
 assert REPLICA_FETCH_BYTES_MAX + BATCH_BYTES_MAX + HEADER_BYTES_MAX <= FRAME_BYTES_MAX
 assert REPLICA_FETCH_ENTRIES_MAX <= PARTITIONS_PER_REQUEST_MAX

@@ -42,7 +42,7 @@ def test_no_row_is_lost_while_a_disk_is_replaced_and_the_controller_leaves() -> 
             cluster.brokers[leaving].stop(60.0)
             said = typed(cluster, "decommission", str(leaving))
             assert said == f"Broker {leaving} has left the cluster.\n"
-            cluster.forget(leaving)
+            cluster.remove_broker(leaving)
             typed(cluster, "status")
         outcome = load.done()
         assert outcome.wrong() == []

@@ -135,7 +135,7 @@ DURABILITY = (
     make_bug(
         "epochs go with the only files that know of them",
         "storage.log.log:Log.begin_trim",
-        "self.epochs.dump() if doomed and self._unflushed.owes(self.epochs) else None",
+        "self.epochs.dump() if doomed and self._unflushed.has_unsaved(self.epochs) else None",
         "None",
         seed=4,
         shape={

@@ -14,7 +14,7 @@ from quiverlog.storage.log.log import Log, LogConfig
 from quiverlog.storage.segment.segment_files import FlushedMark, pack_segment_header
 from quiverlog.types import Now
 from tests.support.batches import encode_data
-from tests.support.logs import flush, forget_point
+from tests.support.logs import flush, remove_point
 
 from .checker import Checker, Key, TopicModel, Violation
 from .faults import FaultyDisk
@@ -51,7 +51,7 @@ def flushed_log(*, known: int, power: bool = True, value: int = 0) -> FaultyDisk
         position.append(log.reader.size_bytes)
     flush(log)
     disk.kill()
-    forget_point(disk, DIRECTORY)
+    remove_point(disk, DIRECTORY)
     mark = FlushedMark((*FIRST, END)[known], position[known] if known else 0)
     file = disk.open(PATH, create=False)
     file.write_head(pack_segment_header(0, NOW.wall_us, mark))

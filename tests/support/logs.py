@@ -23,7 +23,7 @@ __all__ = [
     "compact",
     "flush",
     "foreign_snapshot",
-    "forget_point",
+    "remove_point",
     "retain",
     "trim",
     "truncate",
@@ -62,7 +62,7 @@ def trim(log: Log, offset: int) -> int:
     return log.log_start_offset
 
 
-def forget_point(disk: Disk, directory: str) -> None:
+def remove_point(disk: Disk, directory: str) -> None:
     """So that a start looks at all rows, and knows of none but those that it finds."""
     for name in (RECOVERY_FILE, RECOVERY_COPY_FILE):
         if disk.exists(f"{directory}/{name}"):

@@ -108,7 +108,7 @@ class LocalCluster:
         """
         path = directory / _FILE
         try:
-            said = json.loads(path.read_text())
+            stored = json.loads(path.read_text())
             brokers = {
                 int(one["node_id"]): LocalBroker(
                     int(one["node_id"]),
@@ -117,10 +117,14 @@ class LocalCluster:
                     str(one["http_listen"]),
                     directory / f"broker-{one['node_id']}",
                 )
-                for one in said["brokers"]
+                for one in stored["brokers"]
             }
             return cls(
-                directory, said["cluster_id"], dict(said["config"]), brokers, said["was_formed"]
+                directory,
+                stored["cluster_id"],
+                dict(stored["config"]),
+                brokers,
+                stored["was_formed"],
             )
         except FileNotFoundError:
             return None
@@ -234,7 +238,7 @@ class LocalCluster:
         self._save()
         return made
 
-    def forget(self, node_id: int) -> None:
+    def remove_broker(self, node_id: int) -> None:
         """Remove a broker that was decommissioned, with its files.
 
         Raises:
@@ -284,14 +288,14 @@ class LocalCluster:
             }
             for one in self.brokers.values()
         ]
-        said = {
+        stored = {
             "cluster_id": self.cluster_id,
             "config": self.config,
             "was_formed": self.was_formed,
             "brokers": brokers,
         }
         temporary = self.directory / f"{_FILE}.new"
-        temporary.write_text(json.dumps(said, indent=2) + "\n")
+        temporary.write_text(json.dumps(stored, indent=2) + "\n")
         temporary.replace(self.directory / _FILE)
 
 

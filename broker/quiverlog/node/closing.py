@@ -38,7 +38,7 @@ class CloseLogJob:
     def __init__(self, replica: Replica) -> None:
         self.key = replica.log.directory
         self._log = replica.log
-        self._log.forget_indexes()  # Here on the loop: the cache is shared by all logs.
+        self._log.release_indexes()  # Here on the loop: the cache is shared by all logs.
         self._clean = replica.fault is None and not replica.log.fault
 
     def run(self) -> bool:

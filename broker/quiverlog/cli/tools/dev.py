@@ -312,7 +312,7 @@ def remove(found: LocalCluster, node_id: int) -> None:
     """Remove a broker that was decommissioned, with its data and its log."""
     with found.locked():
         _broker_of(found, node_id)
-        found.forget(node_id)
+        found.remove_broker(node_id)
     print(f"removed broker {node_id}")
 
 

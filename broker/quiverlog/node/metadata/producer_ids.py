@@ -15,13 +15,13 @@ from collections.abc import Callable
 
 from quiverlog.core.controller.records import ProducerIdBlockRecord
 from quiverlog.core.controller.topics import PRODUCER_ID_BLOCK
-from quiverlog.limits import PRODUCERS_UNHEARD_MAX, PRODUCERS_UNHEARD_MS_MAX
+from quiverlog.limits import PRODUCERS_UNSEEN_MAX, PRODUCERS_UNSEEN_MS_MAX
 from quiverlog.node.metadata.metadata import Metadata
 from quiverlog.types import Now
 
 __all__ = ["ProducerIds"]
 
-_UNSEEN_US_MAX = PRODUCERS_UNHEARD_MS_MAX * 1_000
+_UNSEEN_US_MAX = PRODUCERS_UNSEEN_MS_MAX * 1_000
 
 
 class ProducerIds:
@@ -78,7 +78,7 @@ class ProducerIds:
             first_us = at_us  # Another producer, which may have got it since.
         elif self._known_us(now) > first_us or at_us - first_us >= _UNSEEN_US_MAX:
             return False
-        if len(unseen) >= PRODUCERS_UNHEARD_MAX:
+        if len(unseen) >= PRODUCERS_UNSEEN_MAX:
             del unseen[next(iter(unseen))]
         unseen[producer_id, epoch] = (first_us, at_us)
         return True

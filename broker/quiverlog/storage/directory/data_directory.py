@@ -312,8 +312,8 @@ _MADE_FILE: Final = "made-directories"
 _MADE_MAGIC: Final = b"QVMADE\0\0"
 _MADE_VERSION: Final = 1
 _MADE: Final = struct.Struct("<Q")
-_UNMADE: Final = struct.Struct("<16sI")
-_WHOSE: Final = 2**32 - 1
+_PENDING: Final = struct.Struct("<16sI")
+_OWNER_NUMBER: Final = 2**32 - 1
 """No partition's number: this entry has the id of the directory that the note is of."""
 _REPLACEABLE: Final = (
     "clean-shutdown", "clean-shutdown.tmp", "node.json.tmp", "reserve", "reserve.tmp",
@@ -420,7 +420,9 @@ class DataDirectory:
                 lock.release()
                 raise
         directory.clean = fresh or directory.metadata_bytes > 0
-        assert not directory.written or directory.metadata_bytes > 0, "only a stop in order tells"
+        assert not directory.written or directory.metadata_bytes > 0, (
+            "only a clean stop writes the bounds"
+        )
         return directory
 
     def _restrict(self) -> None:
@@ -513,31 +515,31 @@ class DataDirectory:
         try:
             payload = unpack_file(path, self._disk.read_file(path), _MADE_MAGIC, _MADE_VERSION)
             (version,) = _MADE.unpack_from(payload)
-            unmade = frozenset(_UNMADE.iter_unpack(payload[_MADE.size :]))
+            pending = frozenset(_PENDING.iter_unpack(payload[_MADE.size :]))
         except (CorruptLog, struct.error, OSError):
             return None
-        whose = {one for one in unmade if one[1] == _WHOSE}
-        if whose != {self._whose}:
+        owners = {one for one in pending if one[1] == _OWNER_NUMBER}
+        if owners != {self._owner_entry}:
             new = rename_aside(self._disk, self.path, _MADE_FILE, self._disk.list(self.path))
-            named = ", ".join(sorted(one[0].hex() for one in whose)) or "unnamed"
+            named = ", ".join(sorted(one[0].hex() for one in owners)) or "unnamed"
             self.notes.append(
                 f"{_MADE_FILE} is of the directory {named}, and this one is {self.directory_id}: it"
-                f" was not believed, and moved to {new}"
+                f" was ignored, and moved to {new}"
             )
             return None
-        return int(version), unmade - whose
+        return int(version), pending - owners
 
     @property
-    def _whose(self) -> tuple[bytes, int]:
+    def _owner_entry(self) -> tuple[bytes, int]:
         assert len(self.directory_id) == 32, "sixteen bytes, as the id of a topic"
-        return bytes.fromhex(self.directory_id), _WHOSE
+        return bytes.fromhex(self.directory_id), _OWNER_NUMBER
 
-    def note_made(self, version: int, unmade: Iterable[tuple[bytes, int]]) -> None:
+    def note_made(self, version: int, pending: Iterable[tuple[bytes, int]]) -> None:
         assert version >= 0
         with typed_errors(self.made_path):
             if self.is_owned():
                 payload = _MADE.pack(version) + b"".join(
-                    _UNMADE.pack(*one) for one in (*unmade, self._whose)
+                    _PENDING.pack(*one) for one in (*pending, self._owner_entry)
                 )
                 note = pack_file(_MADE_MAGIC, _MADE_VERSION, payload)
                 self._disk.write_file_atomic(self.made_path, note)
@@ -595,7 +597,7 @@ def _move_foreign_mark_aside(disk: Disk, path: str) -> str:
     assert not disk.exists(mark), "it must not be consumed"
     return (
         f"{_CLEAN_FILE} is of the life {incarnation.hex()}, and {owner} had this directory last:"
-        f" it was not believed, and moved to {new}; this start is one after a crash"
+        f" it was ignored, and moved to {new}; this start is one after a crash"
     )
 
 

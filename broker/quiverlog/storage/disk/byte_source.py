@@ -91,7 +91,7 @@ class FileBytes:
                 self._before(position, wanted)
             data, self._whole = _read_around_errors(self._file, position, wanted)
             self._window = memoryview(data)
-            assert len(self._window) == wanted, "a source gives as many bytes as its size says"
+            assert len(self._window) == wanted, "a source returns the bytes below its size"
             self._start, at = position, 0
         return self._window[at : at + size]
 

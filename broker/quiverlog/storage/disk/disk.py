@@ -96,7 +96,7 @@ class FilePlace(NamedTuple):
     inode: int
 
     @property
-    def can_be_told(self) -> bool:
+    def fits_wire(self) -> bool:
         """False where the wire cannot carry it: a name that is no text, or a number too large."""
         is_text = not any("\ud800" <= character <= "\udfff" for character in self.path)
         return is_text and max(self.device, self.inode) < 2**63

@@ -96,7 +96,7 @@ class PosixLock:
 
     def claim(self, owner: bytes) -> None:
         assert self._file is not None, "a lock that was released claims nothing"
-        assert owner, "an empty claim is anybody's"
+        assert owner, "an empty claim names no owner"
         with contextlib.suppress(OSError):  # A full disk must not keep a broker from starting.
             os.ftruncate(self._file.fd, 0)
             if os.pwrite(self._file.fd, owner, 0) == len(owner):

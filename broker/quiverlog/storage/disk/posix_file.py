@@ -249,7 +249,7 @@ class PosixFile:
                 return None
         assert os.path.isabs(path)
         place = FilePlace(path, *self._identity)
-        return place if place.can_be_told else None
+        return place if place.fits_wire else None
 
     def resident(self, position: int, size: int) -> bool:
         assert position >= 0

@@ -298,8 +298,8 @@ def move_snapshot_aside(disk: Disk, directory: str, offset: int) -> str:
     path = _snapshot_path(directory, offset)
     new = rename_aside(disk, directory, path.rpartition("/")[2], disk.list(directory))
     return (
-        f"{short_name(path)} tells of other batches of producers than the rows: it was not"
-        f" believed, and moved to {new}."
+        f"{short_name(path)} has other batches of producers than the rows: it was ignored, and"
+        f" moved to {new}."
     )
 
 

@@ -106,7 +106,7 @@ class _Look:
         self._names.remove(name)
         self._names.append(new)
         shown = short_name(f"{self._directory}/{name}")
-        self.notes.append(f"{shown} {why}: it was not believed, and moved to {new}.")
+        self.notes.append(f"{shown} {why}: it was ignored, and moved to {new}.")
 
     # --- the rows ------------------------------------------------------------------------------
     def _files(self) -> list[Segment]:
@@ -135,7 +135,7 @@ class _Look:
         if TRUNCATION_FILE not in self._names:
             return
         if self._clean:
-            self._aside(TRUNCATION_FILE, "asks for a cut, and the broker was stopped in order")
+            self._aside(TRUNCATION_FILE, "asks for a cut after a clean stop")
         elif checkpoint.is_truncation_of_another(self._disk, self._directory):
             self._aside(TRUNCATION_FILE, "is another partition's")
 
@@ -147,7 +147,7 @@ class _Look:
                     start = checkpoint.load_log_start(self._disk, self._directory, [name])
                     if start is not None:
                         starts[name] = start
-        confirmed = self._starts_told_elsewhere()
+        confirmed = self._starts_in_other_files()
         if len(set(starts.values())) == 2:
             values = sorted(starts.values())
             believed = next((one for one in reversed(values) if one in confirmed), values[0])
@@ -163,13 +163,13 @@ class _Look:
             return
         for name, start in starts.items():
             if start != believed:
-                self._aside(name, f"says that the log starts at {start}, other files {believed}")
+                self._aside(name, f"has the log start {start}, other files {believed}")
         assert believed >= 0
         if believed and self.notes:
             checkpoint.save_log_start(self._disk, self._directory, believed)
             self._names = sorted({*self._names, *LOG_START_FILES})
 
-    def _starts_told_elsewhere(self) -> list[int]:
+    def _starts_in_other_files(self) -> list[int]:
         found = [] if self._known is None else [self._known.start_offset]
         for name in (RECOVERY_FILE, RECOVERY_COPY_FILE):
             with contextlib.suppress(OSError):
@@ -201,10 +201,10 @@ class _Look:
             assert ends[name] >= 0
             assert start >= 0
             if ends[name] > max(ends[other], end) and not self._fits(stored[name].point):
-                self._aside(name, f"says that rows up to {ends[name]} were there, the files {end}")
+                self._aside(name, f"has rows up to {ends[name]}, the segments up to {end}")
                 return
             if starts[name] > max(starts[other], start, self._known_start()):
-                self._aside(name, f"says that the log starts at {starts[name]}, log-start {start}")
+                self._aside(name, f"has the log start {starts[name]}, log-start {start}")
                 return
 
     def _fits(self, point: RecoveryPoint) -> bool:
@@ -224,9 +224,11 @@ class _Look:
         return point.base_offset in (-1, self._end_of_rows())
 
     def _known_start(self) -> int:
-        told = [header.start_offset for header in self._headers()]
-        assert all(start >= 0 for start in told)
-        return max(told if self._known is None else [*told, self._known.start_offset], default=0)
+        starts = [header.start_offset for header in self._headers()]
+        assert all(start >= 0 for start in starts)
+        if self._known is not None:
+            starts.append(self._known.start_offset)
+        return max(starts, default=0)
 
     def _log_start(self) -> int:
         names = [name for name in LOG_START_FILES if name in self._names]
@@ -252,8 +254,8 @@ class _Look:
             for header in islice(_headers(segment), _VOTES_PER_SEGMENT_MAX)
             if start <= header.base_offset < point.offset
         ]
-        others = [told for told, epoch in listed if told != epoch]
-        assert all(told >= NO_EPOCH for told in others)
+        others = [in_list for in_list, in_row in listed if in_list != in_row]
+        assert all(epoch >= NO_EPOCH for epoch in others)
         # Where few differ it is batches that are damaged; but their epochs would be in the list.
         if NO_EPOCH in others or 2 * len(others) > max(len(listed), 2):
             self._aside(EPOCHS_FILE, "lists other leader epochs than the rows have")

@@ -261,10 +261,10 @@ def lost_unflushed(
             return False
         if snapshot is not None and snapshot > start_offset:
             return False
-    return not any(_knows_more(segment, start_offset) for segment in segments)
+    return not any(_may_be_ahead(segment, start_offset) for segment in segments)
 
 
-def _knows_more(segment: Segment, offset: int) -> bool:
+def _may_be_ahead(segment: Segment, offset: int) -> bool:
     """Return True if the header has bounds above `offset`, or is damaged and may have had; zeros or
     half a header never arrived."""
     file = segment.file

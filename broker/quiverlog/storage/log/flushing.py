@@ -131,13 +131,13 @@ class Unflushed:
         under_way = () if self.outstanding is None else self.outstanding.segments
         return tuple(dict.fromkeys((*under_way, *self.segments)))
 
-    def owes(self, epochs: LeaderEpochs) -> bool:
+    def has_unsaved(self, epochs: LeaderEpochs) -> bool:
         """Return whether epochs may not be on the disk: new ones, or those of a flush under way."""
         under_way = self.outstanding
         return epochs.dirty or (under_way is not None and under_way.epochs is not None)
 
-    def forget(self, segment: Segment) -> None:
-        assert segment.dropped, "jobs under way must hear of it"
+    def discard(self, segment: Segment) -> None:
+        assert segment.dropped, "jobs under way check the mark"
         if segment in self.segments:
             self.segments.remove(segment)
         if segment is self._finished:

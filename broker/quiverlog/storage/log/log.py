@@ -107,9 +107,9 @@ class Log:
     end."""
 
     __slots__ = (
-        "_changed", "_disk", "_indexes", "_last_given_up", "_opened_at", "_producers", "_segments",
-        "_skipping", "_start_saved", "_told_producers", "_trim", "_truncation", "_unflushed",
-        "config", "directory", "epochs", "fault", "flushed_offset", "reader",
+        "_changed", "_disk", "_indexes", "_last_given_up", "_leader_producers", "_opened_at",
+        "_producers", "_segments", "_skipping", "_start_saved", "_trim", "_truncation",
+        "_unflushed", "config", "directory", "epochs", "fault", "flushed_offset", "reader",
     )  # fmt: skip
 
     def __init__(self, disk: Disk, reader: LogReader, config: LogConfig) -> None:
@@ -131,7 +131,7 @@ class Log:
         self._start_saved = 0
         self._last_given_up = RecoveryPoint()
         self._trim: TrimJob | None = None
-        self._told_producers: Producers | None = None
+        self._leader_producers: Producers | None = None
 
     @property
     def log_start_offset(self) -> int:
@@ -352,16 +352,16 @@ class Log:
         end = result.end_offset
         assert self.log_start_offset <= end <= self.log_end_offset
         while self._segments.items and self._segments.items[-1].base_offset > result.last_base:
-            self._forget(self._segments.take_last())
+            self._discard(self._segments.take_last())
         if result.file is not None:
             old = self._segments.take_last()
-            self._forget(old)
+            self._discard(old)
             fresh = Segment(self._disk, old.path, result.file, old.base_offset)
             fresh.end_offset = end
             fresh.appended_mono_us = old.appended_mono_us
             fresh.note_arrival(old.arrived_us, old.arrived_from)
             self._segments.add(fresh)
-            if old.owes_arrival:
+            if old.has_unsaved_arrival:
                 # The rows are synced, so the next flush has them; their arrival must go with it.
                 self._unflushed.header_changed(fresh)
         self._unflushed.truncated(end, result.point)
@@ -407,10 +407,10 @@ class Log:
     def is_as_left(self) -> bool:
         return not (self._changed or self.epochs.dirty or self.fault)
 
-    def forget_indexes(self) -> None:
+    def release_indexes(self) -> None:
         """Take this log out of the cache that all logs share: `close` may run in a job."""
         for segment in self._segments.items:
-            self._indexes.forget(segment)
+            self._indexes.discard(segment)
 
     def close(self, *, clean: bool) -> None:
         """Close the files. `clean`: flush, and write what lets the next start skip the scan.
@@ -422,7 +422,7 @@ class Log:
             if clean and not self.fault:
                 self._close_clean()
         finally:
-            self.forget_indexes()  # Here for a job that closes the log it is already done.
+            self.release_indexes()  # Here for a job that closes the log it is already done.
             for segment in self._segments.items:
                 segment.file.close()
 
@@ -578,8 +578,8 @@ class Log:
             # name.
             assert last.end_offset == base_offset
             self._segments.take_last()
-            self._unflushed.forget(last)
-            self._indexes.forget(last)
+            self._unflushed.discard(last)
+            self._indexes.discard(last)
         self._segments.add(segment)
         self._unflushed.names_changed = True
         return segment
@@ -638,7 +638,7 @@ class Log:
                 arrived_us = max(0, now.wall_us - (now.mono_us - segment.appended_mono_us))
                 segment.note_arrival(arrived_us, max(first, segment.base_offset))
                 assert not segment.dropped
-                if segment.owes_arrival and not self.fault:
+                if segment.has_unsaved_arrival and not self.fault:
                     changed = True
                     self._unflushed.header_changed(segment, now)
         self._changed = self._changed or changed
@@ -675,7 +675,7 @@ class Log:
         if ahead and self._producers is not None and not self.fault:
             unflushed = self._unflushed.segments_all
         indexes = tuple(segment.index_path for segment in doomed)
-        epochs = self.epochs.dump() if doomed and self._unflushed.owes(self.epochs) else None
+        epochs = self.epochs.dump() if doomed and self._unflushed.has_unsaved(self.epochs) else None
         newest = self._segments.items[-1] if len(doomed) < len(self._segments.items) else None
         self._trim = TrimJob(
             self._disk,
@@ -691,7 +691,9 @@ class Log:
         )
         return self._trim
 
-    def begin_skip(self, offset: int, told: bytes = b"", now: Now | None = None) -> TrimJob:
+    def begin_skip(
+        self, offset: int, leader_snapshot: bytes = b"", now: Now | None = None
+    ) -> TrimJob:
         """Begin to remove all rows and start at `offset`, beyond the log's end; a trim.
 
         For a follower whose leader has removed the rows from this end on. Nothing may be appended
@@ -706,11 +708,11 @@ class Log:
         self._check_writable()
         indexes = tuple(segment.index_path for segment in self._segments.items)
         snapshot = self._snapshot_before(self.log_end_offset)
-        self._told_producers = None
-        if told and self._producers is not None:
+        self._leader_producers = None
+        if leader_snapshot and self._producers is not None:
             producers = self._producers.blank(None if now is None else now.mono_us)
-            producers.restore(told)
-            self._told_producers = producers
+            producers.restore(leader_snapshot)
+            self._leader_producers = producers
             snapshot = SnapshotFile(offset, producers.capture())
         self._trim = TrimJob(
             self._disk,
@@ -739,8 +741,8 @@ class Log:
             self.reader.log_end_offset = self.flushed_offset = job.offset
             self.epochs.truncate_to(0)  # The epochs of the missing rows are unknown here.
             self._skipping = False
-            if self._producers is not None and self._told_producers is not None:
-                self._producers.adopt(self._told_producers)
+            if self._producers is not None and self._leader_producers is not None:
+                self._producers.adopt(self._leader_producers)
         self._move_start(min(job.offset, self.log_end_offset))
         assert self._start_saved <= self.log_start_offset <= self.log_end_offset
         assert self.flushed_offset <= self.log_end_offset
@@ -789,7 +791,7 @@ class Log:
         byte_count, count = self._segments.byte_count, len(segments)
         while segments and self._is_given_up(segments[0], self.log_start_offset):
             segment = self._segments.take_first()
-            self._forget(segment)
+            self._discard(segment)
             size = segment.file.size
             self._last_given_up = RecoveryPoint(segment.end_offset, segment.base_offset, size)
             paths += [segment.index_path, segment.path]
@@ -806,10 +808,10 @@ class Log:
             snapshot,
         )
 
-    def _forget(self, segment: Segment) -> None:
+    def _discard(self, segment: Segment) -> None:
         assert segment.dropped
-        self._unflushed.forget(segment)
-        self._indexes.forget(segment)
+        self._unflushed.discard(segment)
+        self._indexes.discard(segment)
 
     def retention_target(
         self,

@@ -107,7 +107,7 @@ class Marks:
 
     def write_arrival(self, segment: Segment) -> None:
         """Write the arrival of late rows before their fsync, which makes it durable."""
-        if segment.owes_arrival:
+        if segment.has_unsaved_arrival:
             self._write_again(segment)
 
     def write_start(self, segment: Segment) -> None:

@@ -130,8 +130,8 @@ def _open(
     if known is not None and (known.start_offset > start or known.end_offset > end):
         return None
     starts = _starts_of(entries)
-    told = checkpoint.load_log_starts(disk, directory, starts)
-    if len(told) < len(starts) or any(one != start for one in told or [0]):
+    saved = checkpoint.load_log_starts(disk, directory, starts)
+    if len(saved) < len(starts) or any(one != start for one in saved or [0]):
         return None
     segments = _segments(disk, directory, bases, indexed, start, stored)
     if segments is None:
@@ -218,11 +218,13 @@ def open_files(
     if EMPTIED_FILE in aside.left:
         why = f"the partition's directory was emptied (to begin anew: remove {EMPTIED_FILE})"
         raise FileNotFoundError(2, why, directory)
-    names, told = move_contradictions_aside(disk, directory, aside.left, clean=clean, known=known)
+    names, contradictions = move_contradictions_aside(
+        disk, directory, aside.left, clean=clean, known=known
+    )
     names = truncation.finish(disk, directory, names)
     opening = _Opening(disk, directory, names, epochs, now, epoch_newest, aside.names, known)
     found = opening.run(clean=clean)
-    found.report.notes = [*aside.notes, *told, *opening.notes]
+    found.report.notes = [*aside.notes, *contradictions, *opening.notes]
     if DAMAGED_FILE in aside.left:
         name = short_name(f"{directory}/{DAMAGED_FILE}")
         found.report.damages.append(f"{name}: rows were found to be damaged before.")
@@ -273,7 +275,7 @@ class _Opening:
         if start is None or start < known_start:
             start = known_start or self._lowest_start()
             if known_start:
-                self.notes.append(f"{name} tells less than other files: the log starts at {start}.")
+                self.notes.append(f"{name} is behind other files: the log starts at {start}.")
             sure = 0 < known_start <= self._stopped.start_offset
             if not sure:
                 # Exact after the end of a process; a power failure may have taken newer ones.

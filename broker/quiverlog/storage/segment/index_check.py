@@ -62,13 +62,13 @@ def _times_agree(
     assert 0 <= entry < len(entries)
     is_last = entry + 1 == len(entries)
     end = size if is_last else entries.positions[entry + 1]
-    told_us = summary.newest_us if is_last else entries.times[entry + 1]
+    expected_us = summary.newest_us if is_last else entries.times[entry + 1]
     newest_us = entries.times[entry]
     at = entries.positions[entry]
     offset = summary.base_offset + entries.relative_offsets[entry]
     for _ in range(_WALK_HEADERS_MAX):
         header = _read(file, size, at, offset)
-        if header is None or header.timestamp_max_us > told_us:
+        if header is None or header.timestamp_max_us > expected_us:
             return False
         newest_us = max(newest_us, header.timestamp_max_us)
         assert header.total_bytes > 0, "a walk goes on"
@@ -78,5 +78,5 @@ def _times_agree(
             end_offset = summary.end_offset
             if not is_last:
                 end_offset = summary.base_offset + entries.relative_offsets[entry + 1]
-            return (at, offset, newest_us) == (end, end_offset, told_us)
+            return (at, offset, newest_us) == (end, end_offset, expected_us)
     return True

@@ -112,15 +112,15 @@ def read(
             raise Unverified(position, last.end, expected, last.next_offset)
     assert start <= last.start < last.end <= size
     assert offset < last.next_offset <= segment.end_offset
-    told = segment, start, last.end - start, last.next_offset
+    answer = segment, start, last.end - start, last.next_offset
     if in_file:
         header = bytes(source.read(last.start, BATCH_HEADER_BYTES))
         assert len(header) == BATCH_HEADER_BYTES, "the walk has passed it"
-        return Answer(*told, [], header, is_full)
+        return Answer(*answer, [], header, is_full)
     window = _bytes_of(segment, source, Damage(start, last.end, first_row, last.next_offset))
     at = last.start - start
     views = [window[:at], window[at:]] if at else [window]
-    return Answer(*told, views, is_full=is_full)
+    return Answer(*answer, views, is_full=is_full)
 
 
 def _window_bytes(bytes_max: int) -> int:

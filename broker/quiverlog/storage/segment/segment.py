@@ -187,7 +187,7 @@ class Segment:
             self.note_arrival(at_us, self.base_offset)
 
     @property
-    def owes_arrival(self) -> bool:
+    def has_unsaved_arrival(self) -> bool:
         return self.arrived_us > self._arrived_saved_us
 
     def arrival_saved(self, at_us: int) -> None:

@@ -105,7 +105,7 @@ class IndexCache:
         self._segments[segment] = None
         self._make_room()
 
-    def forget(self, segment: Segment) -> None:
+    def discard(self, segment: Segment) -> None:
         if segment.cached:
             segment.cached = False
             del self._segments[segment]

@@ -203,7 +203,7 @@ def test_a_walk_over_more_indexes_than_memory_holds_goes_on_where_it_was(node: N
     warm, _ = node.call(m.DescribeRangesRequest(partitions=[entry]))
     log.reader.indexes._bytes_max = 1
     for segment in log.reader.segments:
-        log.reader.indexes.forget(segment)
+        log.reader.indexes.discard(segment)
         segment.release_index()
     node.hold_jobs = True
     asked = node.request(m.DescribeRangesRequest(partitions=[entry]))

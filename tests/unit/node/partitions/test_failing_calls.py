@@ -182,7 +182,7 @@ class Course:
         for (topic, _), replica in self.node.node.broker.replicas.items():
             if topic == self.topics.get(name):
                 for segment in replica.log.reader.segments:
-                    replica.log.reader.indexes.forget(segment)
+                    replica.log.reader.indexes.discard(segment)
                     segment.release_index()
                     segment.file.close()
         self.node.disk.evict()

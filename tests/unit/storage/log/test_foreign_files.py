@@ -231,7 +231,7 @@ def test_a_snapshot_of_another_partition_at_the_same_offset_is_not_believed(
     assert producers.check(newest) == last - ROWS, "it would be stored twice"
     if kind == "of no producer":
         return  # It may be the log's own, of a day on which all were silent.
-    notes = [note for note in log.recovery.notes if "tells of other batches of producers" in note]
+    notes = [note for note in log.recovery.notes if "has other batches of producers" in note]
     assert [note.split(" ")[0] for note in notes] == [f"t-0/{name}" for name in reversed(names)]
     assert [f"{name}.unusable" in disk.list(DIRECTORY) for name in names] == [True] * len(names)
     log.close(clean=True)

@@ -31,10 +31,10 @@ class Watched(IndexCache):
         super().__init__()
         self.threads: set[int] = set()
 
-    def forget(self, segment: Segment) -> None:
+    def discard(self, segment: Segment) -> None:
         if segment.cached:
             self.threads.add(threading.get_ident())
-        super().forget(segment)
+        super().discard(segment)
 
 
 def test_a_stop_takes_no_index_out_of_the_shared_cache_in_a_job() -> None:

@@ -17,7 +17,7 @@ from quiverlog.storage.segment.segment import segment_path
 from quiverlog.types import Now
 from tests.model.test_log_model import make_batch
 from tests.sim.disk import SimDisk
-from tests.support.logs import flush, forget_point, trim
+from tests.support.logs import flush, remove_point, trim
 
 NOW = Now(0, 1_000_000_000_000_000)
 DIRECTORY = "data/t-0"
@@ -126,8 +126,8 @@ def flushed(disk: SimDisk, log: Log, producers: ProducerStates) -> None:
 
 def only_a_mark(disk: SimDisk, log: Log, producers: ProducerStates) -> None:
     flush(log)
-    forget_point(disk, DIRECTORY)
-    forget_notes(disk)
+    remove_point(disk, DIRECTORY)
+    remove_notes(disk)
 
 
 def only_an_index(disk: SimDisk, log: Log, producers: ProducerStates) -> None:
@@ -150,7 +150,7 @@ def moved_aside(disk: SimDisk, log: Log, producers: ProducerStates) -> None:
     disk.make_dir(segment_path(DIRECTORY, 0))
 
 
-def forget_notes(disk: SimDisk, suffixes: tuple[str, ...] = (".index", ".snapshot")) -> None:
+def remove_notes(disk: SimDisk, suffixes: tuple[str, ...] = (".index", ".snapshot")) -> None:
     for name in disk.list(DIRECTORY):
         if name.endswith(suffixes):
             disk.remove(f"{DIRECTORY}/{name}")
@@ -161,8 +161,8 @@ def without_marks(disk: SimDisk, log: Log, unwanted: str) -> None:
         base: bytes(disk.read_file(segment_path(DIRECTORY, base))[:64]) for base in bases(disk)
     }
     flush(log)
-    forget_point(disk, DIRECTORY)
-    forget_notes(disk, (unwanted,))
+    remove_point(disk, DIRECTORY)
+    remove_notes(disk, (unwanted,))
     for base_offset, head in heads.items():
         disk.inode(segment_path(DIRECTORY, base_offset)).data[:64] = head
 

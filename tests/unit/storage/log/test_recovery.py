@@ -16,7 +16,7 @@ from quiverlog.storage.segment.segment import segment_path
 from quiverlog.types import Now
 from tests.model.test_log_model import make_batch
 from tests.sim.disk import SimDisk
-from tests.support.logs import flush, forget_point, trim, truncate
+from tests.support.logs import flush, remove_point, trim, truncate
 from tests.support.node import NodeDriver, batch_of
 
 NOW = Now(0, 1_000_000_000_000_000)
@@ -51,7 +51,7 @@ def test_rows_after_given_up_rows_that_were_lost_are_no_damage(stop: str) -> Non
     append(log)
     flush(log)
     disk.kill()
-    forget_point(disk, DIRECTORY)
+    remove_point(disk, DIRECTORY)
     log = open_log(disk)
     assert not log.recovery.damages
     assert (log.log_start_offset, log.log_end_offset) == (2, 5)
@@ -90,7 +90,7 @@ def test_damage_in_the_middle_of_several_segments(scanned: bool) -> None:
     for base in (12, 24):
         disk.flip_bit(segment_path(DIRECTORY, base), (64 + 128 + 100) * 8)  # its second batch
     if scanned:
-        forget_point(disk, DIRECTORY)
+        remove_point(disk, DIRECTORY)
     log = open_log(disk, clean=not scanned)
     assert len(log.recovery.damages) == (2 if scanned else 0)
     assert (log.log_end_offset, log.reader.segment_count) == (45, 4)
@@ -150,7 +150,7 @@ def test_a_segment_that_begins_with_damage_says_so_after_the_next_start_too() ->
     append(log)
     flush(log)
     disk.kill()
-    forget_point(disk, DIRECTORY)
+    remove_point(disk, DIRECTORY)
     disk.flip_bit(segment_path(DIRECTORY, 0), 64 * 8)  # The first row of its first batch.
     log = open_log(disk)
     assert len(log.recovery.damages) == 1
@@ -291,7 +291,7 @@ def test_a_snapshot_ahead_of_what_a_crash_left_is_dropped() -> None:
     disk.kill()
     for base in (12, 24):  # The power took the segments, the snapshots made it.
         disk.remove(segment_path(DIRECTORY, base))
-    forget_point(disk, DIRECTORY)
+    remove_point(disk, DIRECTORY)
     log, again = open_with(disk)
     assert (log.log_end_offset, again.offsets, snapshots(disk)) == (12, [0, 3, 6, 9], [12])
 
@@ -378,7 +378,7 @@ def test_a_scan_keeps_every_byte_that_was_written_whole(batch: int, at: int) -> 
         append(log)
     flush(log)
     disk.kill()
-    forget_point(disk, DIRECTORY)  # So that a start looks at all rows.
+    remove_point(disk, DIRECTORY)  # So that a start looks at all rows.
     path = segment_path(DIRECTORY, 0)
     disk.flip_bit(path, (64 + 128 * batch + at) * 8 + 1)
     before = disk.read_file(path)

@@ -15,7 +15,7 @@ from quiverlog.storage.segment.segment import segment_path
 from quiverlog.types import Now
 from tests.model.test_log_model import make_batch
 from tests.sim.disk import SimDisk
-from tests.support.logs import flush, forget_point, trim, truncate
+from tests.support.logs import flush, remove_point, trim, truncate
 
 NOW = Now(0, 1_000_000_000_000_000)
 DIRECTORY = "data/t-0"
@@ -76,7 +76,7 @@ def test_a_file_with_more_rows_than_fit_in_front_of_the_next_one() -> None:
     disk.kill()
     other[-100] ^= 1  # In the batch of rows 12 to 15.
     disk.write_file_atomic(segment_path(DIRECTORY, 0), bytes(other))
-    forget_point(disk, DIRECTORY)
+    remove_point(disk, DIRECTORY)
     log = open_log(disk)
     assert (log.log_start_offset, log.log_end_offset) == (0, 15)
     assert log.recovery.damages
