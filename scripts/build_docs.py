@@ -4,7 +4,7 @@
     python scripts/build_docs.py --check    write nothing; fail when something would change
 
 Owns the list of generated pages: whole ones, and tables between markers inside written pages
-(`<!-- generated: NAME -->` ... `<!-- end -->`). What they say comes from the tables in the code.
+(`<!-- generated: NAME -->` ... `<!-- end -->`). Their contents come from the tables in the code.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ Python each is a class in `quiverlog` with `code`, `retriable` and `details`.
 def errors_page() -> str:
     rows = []
     for code, kind in sorted(_error_classes().items()):
-        hint = kind.hint.replace("|", "\\|") or "The message says what to change."
+        hint = kind.hint.replace("|", "\\|") or "The message names what to change."
         rows.append(
             f"| {code} | `{kind.code_name()}` | `{kind.__name__}` | {_tick(kind.retriable)} |"
             f" {_tick(kind.refresh_metadata)} | {hint} |\n"
@@ -156,7 +156,7 @@ TABLES: dict[str, Callable[[], str]] = {
 
 
 def wanted_texts() -> dict[Path, str]:
-    """What every generated page, and every page with generated tables, should say."""
+    """Return the text that each page with generated parts, or generated wholly, should have."""
     texts = {DOCS / name: make() for name, make in PAGES.items()}
     for page in (ROOT / "README.md", *sorted(DOCS.rglob("*.md"))):
         text = page.read_text()

@@ -1,4 +1,4 @@
-# Shared by the scripts: how to speak, and how to ask this machine who it is.
+# Shared by the scripts: how to print a line, and how to find out what this machine is.
 # POSIX sh only: a fresh machine has nothing else for certain.
 
 say() { printf 'quiverlog: %s\n' "$*" >&2; }

@@ -65,7 +65,7 @@ start_engine() {
     flock -s 9
 }
 
-# Only the engine that this script has started, and only when nobody else uses it.
+# Only the engine that this script has started, and only when no other program uses it.
 end_engine() {
     [ -e "$STATE/pid" ] || return 0
     flock -u 9

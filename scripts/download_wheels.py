@@ -22,8 +22,8 @@ STAMP = ".downloaded"
 def main() -> None:
     directory, python_version = Path(sys.argv[1]), sys.argv[2]
     stamp = directory / STAMP
-    told = "\n".join([python_version, *(path.read_text() for path in HASHED)])
-    if stamp.exists() and stamp.read_text() == told:
+    inputs = "\n".join([python_version, *(path.read_text() for path in HASHED)])
+    if stamp.exists() and stamp.read_text() == inputs:
         return
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
@@ -32,7 +32,7 @@ def main() -> None:
     pip += ["--no-deps", "--require-hashes"]
     for path in HASHED:  # one after the other: both may name a package
         subprocess.run([*pip, "--requirement", str(path)], check=True)
-    stamp.write_text(told)
+    stamp.write_text(inputs)
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ find_java() {
 }
 
 # Prints the first package that gives Java 17 or newer. Ubuntu 22.04's default-jre-headless is 11, so
-# the default is taken only when its version says so.
+# the default is taken only when its version is new enough.
 choose_package() {
     for package in openjdk-17-jre-headless openjdk-21-jre-headless openjdk-25-jre-headless; do
         if [ -n "$(apt-cache show "$package" 2>/dev/null)" ]; then

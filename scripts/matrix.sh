@@ -1,7 +1,7 @@
 #!/bin/sh
 # The tests without Spark on every Python from 3.11 to 3.14 that this machine has, each in an
-# environment of its own under .matrix/. A version that is not there is named and left out; at the end
-# stands one line for each.
+# environment of its own under .matrix/. A version that is missing is named and left out; the last
+# lines give the result of each.
 #
 #   scripts/matrix.sh [pytest arguments]         default: tests/unit tests/model
 #   VERSIONS="3.12 3.13" scripts/matrix.sh

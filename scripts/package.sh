@@ -1,5 +1,5 @@
 #!/bin/sh
-# Build wheel and sdist into dist/, and try both as somebody would who gets only these files: unit
+# Build wheel and sdist into dist/, and try both as a user with only these files would: unit
 # tests from the unpacked sdist, and a broker from the wheel in an environment of its own. About a
 # minute; most of it is pip's.
 #
@@ -29,7 +29,7 @@ say "$wheel and $sdist"
 say "tests from the sdist"
 tar -xzf "$sdist" -C "$work"
 tests=${*:-tests/unit/test_package.py tests/unit/test_docs.py tests/unit/test_limits_docs.py tests/unit/core/partition/test_partition.py tests/unit/test_vectors.py}
-# The sdist's packages come before those of the clone, and pytest is told to see no other files.
+# The sdist's packages come before those of the clone, and pytest sees no other files.
 (
     cd "$work/$(basename "$sdist" .tar.gz)"
     # shellcheck disable=SC2086

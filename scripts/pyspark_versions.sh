@@ -1,5 +1,5 @@
 #!/bin/sh
-# Run the data source on the other versions of PySpark that it says it works with, by hand: each gets
+# Run the data source on the other versions of PySpark that it supports, by hand: each gets
 # a virtual environment of its own (400 MB), one broker, and the program below.
 #
 #   scripts/pyspark_versions.sh [VERSION...]     by default the last of 4.0, 4.1 and 4.2

@@ -3,7 +3,7 @@
 # waiting), then the Spark tests on as many sessions as the machine bears, then what needs a Docker engine.
 # All parts run even if one fails; a part in which no test ran is a failure (pytest's status 5, and
 # tests/conftest.py sees to runs in which every test was skipped). With arguments, which choose tests, one
-# part with a test is enough. Where no engine can run, the last part is left out, which the last line says.
+# part with a test is enough. Where no engine can run, the last part is left out, and the last line reports it.
 # In CI, a few tests that failed are tried once more alone (test_again.sh).
 #
 #   scripts/test.sh [pytest arguments]

@@ -1,7 +1,7 @@
 """docs/transcript.md: a conversation with a broker, byte by byte.
 
 The answers are those of the real node, with a fixed clock and fixed random bytes, on a temporary
-directory. `make docs` writes the page; a test says when it is stale.
+directory. `make docs` writes the page; a test fails when it is stale.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ class Conversation:
         request.correlation_id = shown_id
         return found
 
-    def _show(self, who: str, head: bytes, body: bytes) -> None:
+    def _show(self, sender: str, head: bytes, body: bytes) -> None:
         fields = _shown(msgspec.msgpack.decode(head[8:]))
-        self.text += f"\n{who}:\n\n```\n{_hex(head[:8])}   sizes\n{_hex(head[8:])}\n```\n\n"
+        self.text += f"\n{sender}:\n\n```\n{_hex(head[:8])}   sizes\n{_hex(head[8:])}\n```\n\n"
         self.text += f"`{fields}`\n"
         if body:
             self.text += f"\nBody, {len(body)} bytes:\n\n```\n{_hex(body)}\n```\n"
@@ -97,7 +97,7 @@ def render() -> str:
 def _talk(talk: Conversation) -> None:
     talk.ask(
         "HELLO",
-        "Who is there, and what is spoken.",
+        "The client names itself; the broker answers with its APIs and their versions.",
         m.HelloRequest(client_id="transcript", software="by-hand", software_version="1"),
     )
     schema = serialize_schema(pa.schema([("n", pa.int64())]))
@@ -109,7 +109,7 @@ def _talk(talk: Conversation) -> None:
     topic_id = created.topics[0].topic_id
     talk.ask(
         "METADATA",
-        "The topic's partitions and who leads them.",
+        "The topic's partitions and their leaders.",
         m.MetadataRequest(topics=["numbers"]),
     )
     given = talk.ask(

@@ -1,6 +1,6 @@
 """Writes docs/vectors: `python -m scripts.vectors`, or `--check` to write nothing and compare.
 
-Owns what lies there: bytes as hex beside what they mean, for whoever writes a client or a reader of
+Owns their contents: bytes as hex beside their meaning, for authors of a client or of a reader of
 files in another language. Vectors only grow: a change of one is a change of a format.
 """
 

@@ -2,7 +2,7 @@
 # Run a command inside .venv as an activated shell would, with the Java that Spark needs.
 #
 # PATH and PYSPARK_PYTHON matter: Spark finds Python data sources by asking the interpreter that its
-# workers use, and that is plain `python3` from the PATH unless told otherwise.
+# workers use, and that is plain `python3` from the PATH without PYSPARK_PYTHON.
 #
 #   scripts/with-env.sh COMMAND...            Java is required
 #   scripts/with-env.sh --no-java COMMAND...

@@ -63,7 +63,7 @@ PRIVATE_WORDS_MAX = {
     "local": 4,
     "node": 4,
     "quiverlog": 4,
-    "scripts": 90,
+    "scripts": 10,
     "server": 0,
     "storage": 5,
     "tests": 120,
