@@ -1,8 +1,8 @@
 """Writes golden files: `python -m tests.golden.regenerate [--change NAME]...`.
 
 New entries are added. An entry whose bytes changed is refused unless it is named with `--change`:
-golden bytes are what running brokers and clients in other languages rely on, so whoever changes
-one must know which and must be able to explain it in the commit.
+golden bytes are what running brokers and clients in other languages rely on, so the author of a
+change names each of them and explains it in the commit.
 """
 
 from __future__ import annotations

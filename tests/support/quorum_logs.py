@@ -153,7 +153,7 @@ class Story:
             if self.promised == failed and chunk.done and self.promised.snapshot == before:
                 return
 
-    def tell(self) -> None:
+    def run(self) -> None:
         self.write(state=HardState(1, KEY))
         self.write(entry(1, 1), entry(2, 1), entry(3, 1))
         self.write(entry(4, 1), state=HardState(2, OTHER))

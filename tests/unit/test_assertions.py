@@ -7,7 +7,7 @@ not trivial. A function is trivial when its body, without the docstring, has at 
 could go wrong unseen. Assertions of trivial functions count for their package all the same, and an
 inner function is part of the one around it.
 
-The floors are a ratchet: each says what a package has, and is raised with it.
+The floors are a ratchet: each is what a package has, and is raised with it.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def functions(tree: ast.AST) -> Iterator[Function]:
 
 
 def is_trivial(function: Function) -> bool:
-    """True for a body of a few lines; see the module docstring."""
+    """True for a body of a few lines."""
     body = function.body
     if ast.get_docstring(function) is not None:
         body = body[1:]
@@ -124,7 +124,7 @@ def test_a_machine_keeps_its_assertions(file: str) -> None:
 @pytest.mark.parametrize("package", FLOORS)
 def test_an_assertion_is_about_one_thing(package: str) -> None:
     found = [f"{name}:{line}" for name, tree in trees(package).items() for line in joined(tree)]
-    assert found == [], "two things: write two assertions, so that a failure says which"
+    assert found == [], "two things: write two assertions, so that a failure names the one"
 
 
 @pytest.mark.parametrize(

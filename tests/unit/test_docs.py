@@ -1,4 +1,4 @@
-"""The generated pages say what the tables in the code say, and commands in the docs exist."""
+"""The generated pages agree with the tables in the code, and commands in the docs exist."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_make_targets_that_are_named_exist(page: str) -> None:
 
 
 def _code(markdown: str) -> str:
-    """What stands in backticks or fences: prose may make up its mind."""
+    """The text in backticks or fences; prose is free."""
     return "\n".join(re.findall(r"```.*?```|`[^`]*`", markdown, re.DOTALL))
 
 
@@ -48,7 +48,7 @@ def test_the_paths_that_pages_name_exist() -> None:
     assert not missing
 
 
-def test_every_package_says_what_it_owns() -> None:
+def test_every_package_names_what_it_owns() -> None:
     """In its docstring, which the architecture sends its reader to."""
     for package in ("broker/quiverlog", "connector/pyspark_quiverlog", "demo/quiverlog_demo"):
         for path in (ROOT / package).rglob("__init__.py"):

@@ -44,7 +44,7 @@ def test_every_error_survives_the_wire_and_a_pickle(code: int, cls: type[Quiverl
     copy = pickle.loads(pickle.dumps(error))
     assert type(copy) is cls
     assert (copy.message, copy.details) == ("it broke.", {"where": "here"})
-    assert str(cls()).startswith(f"{cls.hint} ["), "a hint alone is said once"
+    assert str(cls()).startswith(f"{cls.hint} ["), "a hint alone appears once"
 
 
 def test_a_code_of_the_future_is_an_error_too() -> None:

@@ -50,7 +50,7 @@ def test_every_command_exists_with_its_options() -> None:
         assert given <= options_of(command), text
 
 
-def test_every_option_that_stands_alone_is_one_of_produce_or_consume() -> None:
+def test_every_option_alone_is_one_of_produce_or_consume() -> None:
     known = options_of(command_of(["produce"])[0]) | options_of(command_of(["consume"])[0])
     named = [text for cell in ours() for text in re.findall(r"`(--?[\w-]+)", cell)]
     assert len(named) > 15

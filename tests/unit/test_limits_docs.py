@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def _raised_bounds() -> Iterator[tuple[str, str]]:
-    """(constant, file) for each bound that stands where an error is made."""
+    """(constant, file) for each bound that an error names."""
     kinds = {name for name, kind in vars(errors).items() if isinstance(kind, type)}
     for path in sorted((ROOT / "broker" / "quiverlog").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):

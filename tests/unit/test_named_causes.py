@@ -1,4 +1,4 @@
-"""Errors about data name the cause as whoever has the data sees it, and what to do."""
+"""Errors about data name the cause as the owner of the data sees it, and what to do."""
 
 from __future__ import annotations
 
@@ -69,17 +69,17 @@ FRAMES: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("column", "value", "said"), ROWS, ids=repr)
-def test_a_value_of_a_dict(column: str, value: Any, said: str) -> None:
-    with pytest.raises(SchemaMismatch, match=re.escape(said)) as caught:
+@pytest.mark.parametrize(("column", "value", "message"), ROWS, ids=repr)
+def test_a_value_of_a_dict(column: str, value: Any, message: str) -> None:
+    with pytest.raises(SchemaMismatch, match=re.escape(message)) as caught:
         Converter(SCHEMA, "t").batches([{column: None}, {column: value}])
     assert caught.value.details == {"topic": "t", "column": column, "row": 1}
     assert "topic describe" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("data", "said"), FRAMES, ids=[said for _, said in FRAMES])
-def test_a_column_of_a_frame(data: Any, said: str) -> None:
-    with pytest.raises(SchemaMismatch, match=said) as caught:
+@pytest.mark.parametrize(("data", "message"), FRAMES, ids=[message for _, message in FRAMES])
+def test_a_column_of_a_frame(data: Any, message: str) -> None:
+    with pytest.raises(SchemaMismatch, match=message) as caught:
         Converter(SCHEMA, "t").batches(data)
     assert "topic describe" not in str(caught.value)
 
@@ -115,9 +115,9 @@ def test_a_number_of_json_that_is_too_large_is_no_infinity(
     assert (taken["f"], taken["fs"]) == (-math.inf, [sys.float_info.max, math.inf])
     for column, cell in (("f", number), ("fs", f"[1, {number}]")):
         path.write_text("\n".join([*rows, f'{{"{column}": {cell}}}']))
-        said = why.format(column, re.escape(number.upper().replace("E", "E+")))
+        message = why.format(column, re.escape(number.upper().replace("E", "E+")))
         with (
-            pytest.raises(CommandFailed, match=said),
+            pytest.raises(CommandFailed, match=message),
             open_source(str(path), schema=schema) as source,
         ):
             list(source.batches)
@@ -137,12 +137,12 @@ FILES: list[tuple[str, str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("suffix", "text", "said"), FILES, ids=[f[1] for f in FILES])
-def test_a_file(tmp_path: Path, suffix: str, text: str, said: str) -> None:
+@pytest.mark.parametrize(("suffix", "text", "message"), FILES, ids=[f[1] for f in FILES])
+def test_a_file(tmp_path: Path, suffix: str, text: str, message: str) -> None:
     path = tmp_path / f"rows.{suffix}"
     path.write_text(text)
     with (
-        pytest.raises(CommandFailed, match=said),
+        pytest.raises(CommandFailed, match=message),
         open_source(str(path), schema=SCHEMA) as source,
     ):
         list(source.batches)
@@ -176,21 +176,21 @@ def client(request: pytest.FixtureRequest) -> Any:
 @pytest.mark.parametrize("partition", [2147483647, -1, 4])
 def test_a_partition_that_is_not_there(client: Any, partition: int) -> None:
     for topic, has in (("four", "4 partitions, 0 to 3"), ("one", "1 partition, 0")):
-        said = re.escape(f"Topic '{topic}' has {has}; {partition} is not one of them")
-        with pytest.raises(quiverlog.UnknownPartition, match=said):
+        message = re.escape(f"Topic '{topic}' has {has}; {partition} is not one of them")
+        with pytest.raises(quiverlog.UnknownPartition, match=message):
             client.producer(topic, partition=partition)
         with (
-            pytest.raises(quiverlog.UnknownPartition, match=said),
+            pytest.raises(quiverlog.UnknownPartition, match=message),
             client.producer(topic) as producer,
         ):
             producer.send([{"i": 1}], partition=partition)
-        with pytest.raises(quiverlog.UnknownPartition, match=said):
+        with pytest.raises(quiverlog.UnknownPartition, match=message):
             list(client.consumer(topic, partitions=[partition]))
-        with pytest.raises(quiverlog.UnknownPartition, match=said):
+        with pytest.raises(quiverlog.UnknownPartition, match=message):
             list(client.consumer(topic, start={partition: 0}))
 
 
-def test_a_closed_producer_is_not_told_to_open_a_client(client: Any) -> None:
+def test_the_error_of_a_closed_producer_does_not_ask_for_a_client(client: Any) -> None:
     producer = client.producer("one")
     producer.close()
     with pytest.raises(quiverlog.ClientClosed) as caught:
@@ -199,7 +199,7 @@ def test_a_closed_producer_is_not_told_to_open_a_client(client: Any) -> None:
     assert "client" not in str(caught.value).lower().replace("client_closed", "")
 
 
-def test_settings_of_topics_and_of_brokers_are_told_apart(client: Any) -> None:
+def test_settings_of_topics_and_of_brokers_are_distinguished(client: Any) -> None:
     with pytest.raises(quiverlog.UnknownConfig, match=r"topic\.defaults\.retention\.ms"):
         client.alter_configs({"retention.ms": "5"})
     with pytest.raises(quiverlog.InvalidConfig, match="is a setting of brokers, not of topics"):
@@ -218,7 +218,7 @@ def test_a_schema_hint_is_for_types_alone(client: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ({"maxRowsPerTrigger": "x"}, "`maxRowsPerTrigger`"),
         ({"MaxOffsetsPerTrigger": "x"}, "`MaxOffsetsPerTrigger`"),
@@ -227,8 +227,8 @@ def test_a_schema_hint_is_for_types_alone(client: Any) -> None:
         ({"Topic": "x"}, "`Topic` applies to"),
     ],
 )
-def test_options_of_spark_keep_their_spelling(given: dict[str, str], said: str) -> None:
-    with pytest.raises(InvalidOption, match=re.escape(said)):
+def test_options_of_spark_keep_their_spelling(given: dict[str, str], message: str) -> None:
+    with pytest.raises(InvalidOption, match=re.escape(message)):
         parse_read_options({"bootstrap.servers": "a:1", "subscribe": "t"} | given, Use.STREAM_READ)
 
 

@@ -35,7 +35,7 @@ try:
 except quiverlog.InvalidArgument as error:
     print(error)
 """
-"""The end of a program that says why it cannot."""
+"""A program that ends with the reason."""
 
 
 def printed(program: str) -> str:
@@ -103,7 +103,7 @@ def test_without_them_the_client_is_as_it_was() -> None:
     assert [owner.__dict__[name] for owner, name in METHODS] == before
 
 
-def test_without_opentelemetry_it_says_what_to_install() -> None:
+def test_without_opentelemetry_the_error_names_what_to_install() -> None:
     """The module that is wanted lies below the package that is missing."""
     program = """
 import sys

@@ -89,8 +89,8 @@ def test_links_between_the_guides_of_the_wheel_resolve(wheel: zipfile.ZipFile) -
     assert missing == []
 
 
-def test_files_that_the_guides_tell_to_install_come_along(wheel: zipfile.ZipFile) -> None:
-    """Somebody who has the wheel alone sets a broker up under systemd, and watches it."""
+def test_files_that_the_guides_install_are_in_the_package(wheel: zipfile.ZipFile) -> None:
+    """With the wheel alone an operator sets a broker up under systemd, and monitors it."""
     top = f"quiverlog-{VERSION}.data/data/share/doc/quiverlog/"
     inside = set(wheel.namelist())
     wanted = set()

@@ -1,6 +1,6 @@
-"""Every field of every request does something: the broker reads it, or the docs say "ignored".
+"""Every field of every request does something: the broker reads it, or the docs have it as ignored.
 
-A field that nobody reads is an option that does nothing, seen by every client in every language.
+A field that is not read is an option without effect, visible to clients in every language.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ IGNORED: Fields = {
     ("FetchRequest", "rack"),
 }
 READ_AT_THE_DOOR: Fields = {("HelloRequest", "software")}
-"""By the server, before the node sees a request: it tells brokers from clients."""
+"""By the server, before the node sees a request: it distinguishes brokers from clients."""
 
 
 def watch(cls: type[msgspec.Struct], read: Fields, patch: pytest.MonkeyPatch) -> Fields:
@@ -152,7 +152,7 @@ def requests_of(topic: bytes, batch: bytes) -> list[tuple[m.Request, bytes]]:
     ]
 
 
-def test_every_field_is_read_or_said_to_be_ignored(
+def test_every_field_is_read_or_documented_as_ignored(
     node: NodeDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = node.create("t")

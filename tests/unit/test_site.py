@@ -35,7 +35,7 @@ def test_nothing_is_asked_of_other_servers() -> None:
 
 
 def test_docstrings_of_the_reference_are_read_without_a_warning(caplog) -> None:
-    """What its parser cannot read is told while the site is built, and missing in the site."""
+    """What its parser cannot read is reported while the site is built, and missing in the site."""
     griffe = pytest.importorskip("griffe")
     names = re.findall(r"^::: ([\w.]+)$", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE)
     loader = griffe.GriffeLoader(search_paths=[str(ROOT / "broker")])

@@ -1,7 +1,7 @@
 """Every call on a socket or a transport is in a table, with the test that makes it fail.
 
-A new call site, in a file or of a kind that the table lacks, fails here until somebody has decided
-what becomes of its errors.
+A new call site, in a file or of a kind that the table lacks, fails here until the table has what
+becomes of its errors.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ PEER_CONNECT: Final = "unit/server/peers/test_peers.py::test_a_connect_that_the_
 PEER_WRITE: Final = (
     "unit/server/peers/test_peers.py::test_a_write_that_fails_ends_the_connection_and_tells"
 )
-UNTOLD: Final = (
+NOT_NOTIFIED: Final = (
     "unit/server/process/test_supervisor.py::test_a_supervisor_that_cannot_be_told_costs_nothing"
 )
-START: Final = "never: before the broker serves anybody, run.py says so in one line and ends"
-NO_ERROR: Final = "never: of an open descriptor, or nobody could act upon it"
+START: Final = "never: before the broker serves clients, run.py reports it in one line and ends"
+NO_ERROR: Final = "never: of an open descriptor, or without any remedy"
 TABLE: Final[dict[str, dict[str, str]]] = {
     "broker/quiverlog/cli/console/interrupts.py": {
         "socketpair": (
@@ -118,7 +118,7 @@ TABLE: Final[dict[str, dict[str, str]]] = {
     "broker/quiverlog/server/process/run.py": {
         "getaddrinfo": START, "socket": START, "setsockopt": START, "bind": START,
         "setblocking": NO_ERROR, "getsockname": NO_ERROR, "gethostname": NO_ERROR,
-        "close": NO_ERROR, "sendto": UNTOLD,
+        "close": NO_ERROR, "sendto": NOT_NOTIFIED,
     },
 }  # fmt: skip
 """File -> call -> the test in which it fails, or why it never does."""
@@ -154,7 +154,7 @@ def found() -> dict[str, set[str]]:
 def test_every_call_is_in_the_table() -> None:
     listed = {(file, name) for file, names in TABLE.items() for name in names}
     made = {(file, name) for file, names in found().items() for name in names}
-    assert not made - listed, "who makes these fail?"
+    assert not made - listed, "add the test that makes these fail"
     assert not listed - made, "these are made no more"
 
 

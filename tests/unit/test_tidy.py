@@ -165,7 +165,7 @@ def looked() -> tuple[Looked, ...]:
 
 
 def docstrings(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
-    """(line, text) of each string that stands alone."""
+    """(line, text) of each string that is a statement."""
     for node in nodes:
         docstring = node.value if isinstance(node, ast.Expr) else None
         if isinstance(docstring, ast.Constant) and isinstance(docstring.value, str):
@@ -327,7 +327,7 @@ def test_every_function_fits_a_screen() -> None:
     report([problem for file in looked() for problem in file.long_functions])
 
 
-def test_every_module_says_what_it_owns() -> None:
+def test_every_module_names_what_it_owns() -> None:
     report(
         [f"{place(file.path, 1)} has no module docstring" for file in looked()
          if file.needs_docstring]
@@ -553,7 +553,7 @@ DECISION = re.compile(
 DECISION_WORDS_MAX = 400
 
 
-def test_every_decision_says_whether_it_holds_and_since_when() -> None:
+def test_every_decision_has_a_status_and_a_date() -> None:
     """On one page, under its number, and with a line in the index."""
     folder = ROOT / "docs" / "adr"
     index = (folder / "README.md").read_text()

@@ -1,4 +1,4 @@
-"""No code of the product is run by tests alone, or by nobody.
+"""No code of the product is unused, or used by tests alone.
 
 A name counts as used where the product's code has it as a name, an attribute or an import, outside
 of its own definition and of the `__init__` files. It is a coarse net: names that two things share

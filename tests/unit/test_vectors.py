@@ -1,4 +1,4 @@
-"""docs/vectors is current, and says what a second implementation says."""
+"""docs/vectors is current, and agrees with a second implementation."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_the_segment_is_one_for_our_own_tools(tmp_path: Path) -> None:
 
 
 def test_every_record_has_a_vector_and_a_line() -> None:
-    """A stranger's reader must know each: an unknown type of record stops a start."""
+    """A reader in another language needs each: an unknown type of record stops a start."""
     types = sorted(cls.__struct_config__.tag for cls in get_args(Record))
     assert types == list(range(1, len(types) + 1))
     assert [vector["type"] for vector in load("metadata-records.json")] == types

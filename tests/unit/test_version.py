@@ -11,7 +11,7 @@ from quiverlog.version import VERSION
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_the_version_is_said_once() -> None:
+def test_the_version_is_written_once() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["version"] == VERSION
     assert quiverlog.__version__ == VERSION

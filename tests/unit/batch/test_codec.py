@@ -129,7 +129,7 @@ def test_a_large_batch_is_made_in_place_and_bounded() -> None:
         encode_batch(huge, schema_id=1, timestamp_us=1)
 
 
-def test_the_header_says_what_was_asked() -> None:
+def test_the_header_holds_the_requested_fields() -> None:
     view, header = encoded(
         ROWS,
         schema_id=7,
@@ -169,7 +169,7 @@ def test_uncompressed_rows_are_not_copied() -> None:
     assert start <= got.column(0).buffers()[1].address < start + len(view)
 
 
-def test_columns_that_nobody_asked_for_stay_compressed() -> None:
+def test_columns_not_asked_for_stay_compressed() -> None:
     big = pa.array([bytes(1000)] * 1000)
     data = pa.record_batch({"x": pa.array(range(1000), pa.int64()), "big": big})
     view, header = encoded(data, compression=Compression.ZSTD)

@@ -1,4 +1,4 @@
-"""The short way to a batch's numbers must never say anything else than the long one."""
+"""The short way to a batch's numbers always agrees with the long one."""
 
 from __future__ import annotations
 

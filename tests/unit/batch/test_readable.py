@@ -89,7 +89,7 @@ def test_types_of_which_some_bits_are_no_value_are_read(data_type: pa.DataType) 
 
 
 def _places() -> list[int]:
-    """Where the numbers of the metadata stand in the batch: those that are not as in other rows."""
+    """Positions of the metadata's numbers in the batch: those that are not as in other rows."""
     batch = encoded()
     message = memoryview(batch)[BATCH_HEADER_BYTES:]
     metadata = check_structure(message, BatchHeader.unpack(batch), NUMBERS)

@@ -1,4 +1,4 @@
-"""Schema messages as strangers may send them: whatever they say, a typed error or a schema."""
+"""Schema messages as any client may send them: each gives a typed error or a schema."""
 
 from __future__ import annotations
 

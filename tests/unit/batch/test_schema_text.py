@@ -99,7 +99,7 @@ def test_the_example_of_the_help_text():
         ("; drop", "expected a column name at character 1"),
     ],
 )
-def test_what_is_wrong_is_said_with_its_place(text, message):
+def test_an_error_names_the_place(text, message):
     with pytest.raises(SchemaSyntaxError, match=message):
         parse_schema(text)
 

@@ -299,7 +299,7 @@ def test_a_lie_is_caught_at_the_door_and_by_its_reader(compression: Compression)
         with pytest.raises(CorruptBatch):
             decode_batch(memoryview(batch), header, HISTORY, columns)
     if compression:
-        # What nobody asked for stays compressed and is not looked at.
+        # Columns not asked for stay compressed and is not looked at.
         assert decode_batch(memoryview(batch), header, HISTORY, ["id"]).num_rows == 3
 
 

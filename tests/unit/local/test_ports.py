@@ -13,7 +13,7 @@ from quiverlog.local.ports import free_port, is_free
 
 
 class Refusing:
-    """`socket.create_server` that the system refuses so many times."""
+    """`socket.create_server` that the system refuses this many times."""
 
     def __init__(self, times: int) -> None:
         self.left = times
@@ -35,7 +35,7 @@ def test_a_free_port_is_below_those_that_the_system_gives_away() -> None:
     assert is_free(port)
 
 
-def test_a_port_that_somebody_has_is_not_free() -> None:
+def test_a_port_in_use_is_not_free() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert not is_free(taken.getsockname()[1])
 

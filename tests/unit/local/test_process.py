@@ -65,10 +65,10 @@ def test_a_number_that_another_process_has_now_gets_no_signal(
 
 
 def test_it_has_a_session_and_the_environment_that_it_was_given(tmp_path: Path) -> None:
-    told = (
+    reported = (
         "import os, sys; print(os.getsid(0) == os.getpid(), os.environ['A'], 'HOME' in os.environ)"
     )
-    mark = started(tmp_path, f"{told}; print(sys.stdin.read() == '', file=sys.stderr)")
+    mark = started(tmp_path, f"{reported}; print(sys.stdin.read() == '', file=sys.stderr)")
     assert wait_until(lambda: state_of(mark) is ProcessState.ENDED, BOUND_S)
     assert (tmp_path / "out").read_text() == "True b False\n"
     assert (tmp_path / "err").read_text() == "True\n"

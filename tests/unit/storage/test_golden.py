@@ -1,4 +1,5 @@
-"""The files as bytes: what docs/storage-format.md says, built here a second time and by hand.
+"""The files as bytes: as docs/storage-format.md describes them, built here a second time and by
+hand.
 
 Nothing of the storage code helps to build the expectation, not even its checksum. `GOLDEN` is what
 version 1 wrote: a change of it is a change of the format and needs a new version.
@@ -260,7 +261,7 @@ def outcome(load: Callable[[bytes], object], data: bytes) -> object:
 
 @pytest.mark.parametrize("name", READERS)
 def test_every_byte_counts(name: str) -> None:
-    """One bit of every byte in turn. Only a version outside the checksum may say "newer"."""
+    """One bit of every byte in turn. Only a version outside the checksum may be newer."""
     load, whole, damaged = READERS[name]
     data = bytes.fromhex(GOLDEN[name])
     assert load(data) == whole
@@ -302,7 +303,7 @@ def test_newer_versions_are_refused(name: str) -> None:
         if name in ("segment", "metadata-log"):
             bad = bytes(data[:8]) + struct.pack("<H", version) + bytes(data[10:])
         if name == "segment" and version != 2:
-            assert outcome(load, bad) is CorruptLog, "nobody will ever write these"
+            assert outcome(load, bad) is CorruptLog, "no release writes these"
         else:
             assert outcome(load, bad) is UnsupportedFormat
 

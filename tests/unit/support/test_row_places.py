@@ -1,4 +1,4 @@
-"""Lost, doubled and disordered rows are told, by those who look for them under load."""
+"""The checks of tests under load find lost, doubled and disordered rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_what_was_acknowledged_and_is_there_once_is_right() -> None:
     assert disorder(ROWS) == []
 
 
-def test_rows_side_by_side_that_are_lost_are_told_as_one() -> None:
+def test_lost_rows_side_by_side_are_reported_as_one() -> None:
     found = {place: row for place, row in ROWS.items() if place not in {(0, 0), (0, 1), (1, 1)}}
     assert misfits(ROWS, found.items()) == [
         "lost: partition 0, offsets 0-1: busy 0-1",

@@ -308,7 +308,7 @@ def test_texts_give_way_where_ten_thousand_entries_failed() -> None:
     assert not any(entry.error_message for entry in got.partitions)
 
 
-def test_the_widest_partition_is_no_larger_than_the_limits_say() -> None:
+def test_the_widest_partition_is_within_the_limits() -> None:
     node, offset = -(2**31), -(2**63)
     nodes = [node] * limits.REPLICATION_FACTOR_MAX
     for widest in (

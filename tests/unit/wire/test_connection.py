@@ -57,7 +57,7 @@ def test_requests_may_follow_hello_at_once() -> None:
     assert isinstance(got[1], messages.MetadataResponse)
 
 
-def test_an_answer_nobody_asked_for_ends_the_connection() -> None:
+def test_an_unrequested_answer_ends_the_connection() -> None:
     connection = greeted()
     with pytest.raises(CorruptFrame, match="77"):
         connection.receive(answer(messages.FetchResponse(), 77))
@@ -101,7 +101,7 @@ def test_what_the_broker_does_not_speak_is_not_sent() -> None:
 
 
 def test_administration_that_hello_does_not_name_is_sent() -> None:
-    """The listener refuses it: its words say where to ask, which HELLO does not."""
+    """The listener refuses it: its message names the listener to ask, which HELLO does not."""
     connection = greeted(apis=api_ranges(between_brokers=False, administration=False))
     connection.send(messages.DeleteTopicsRequest())
     assert connection.in_flight == 1
@@ -122,7 +122,7 @@ def test_correlation_ids_wrap_and_skip_those_in_flight() -> None:
     assert connection.send(messages.FetchRequest())[0] == 2
 
 
-def test_closing_tells_what_was_lost() -> None:
+def test_closing_reports_what_was_lost() -> None:
     connection = greeted()
     sent = [connection.send(messages.FetchRequest())[0] for _ in range(3)]
     assert connection.close() == sent

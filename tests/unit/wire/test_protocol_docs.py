@@ -1,4 +1,4 @@
-"""docs/protocol.md says what the messages are."""
+"""docs/protocol.md describes the messages as they are."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SIDES = ("request", "response")
 
 
 def test_both_pages_have_their_generated_tables() -> None:
-    """That they say what the code says is held by tests/unit/test_docs.py."""
+    """tests/unit/test_docs.py holds that they agree with the code."""
     found = {
         page.name: set(re.findall(r"<!-- generated: ([\w-]+) -->\n.", page.read_text()))
         for page in (PAGE, PAGE.with_name("protocol-internal.md"))
@@ -51,7 +51,7 @@ def test_every_field_has_a_meaning_and_every_meaning_a_field() -> None:
     assert used == set(protocol_model.MEANINGS)
 
 
-def test_the_json_says_what_the_classes_say() -> None:
+def test_the_json_equals_the_classes() -> None:
     document = json.loads((PAGE.parent / "protocol.json").read_text())
     apis = {api["name"]: api for api in document["apis"]}
     parts = {part["name"]: part for part in document["parts"]}
@@ -90,7 +90,7 @@ def test_the_json_says_what_the_classes_say() -> None:
             assert kind in {*names, "int32", "int64", "str", "bin", "bool", "map of str to str"}
 
 
-def test_no_message_says_what_its_base_says() -> None:
+def test_no_message_repeats_its_base() -> None:
     """A docstring that a class inherits is no text about that class."""
     document = json.loads((PAGE.parent / "protocol.json").read_text())
     structs = [*document["parts"], *(a[side] for a in document["apis"] for side in SIDES)]
@@ -101,11 +101,11 @@ def test_no_message_says_what_its_base_says() -> None:
 
 
 def test_no_meaning_is_for_one_side_only() -> None:
-    """What holds for requests alone is said where a request has the field."""
+    """What holds for requests alone is written where a request has the field."""
     assert not [text for text in protocol_model.MEANINGS.values() if "in requests" in text]
 
 
-def test_errors_that_do_not_always_close_say_so() -> None:
+def test_errors_that_do_not_always_close_are_documented_so() -> None:
     document = json.loads((PAGE.parent / "protocol.json").read_text())
     errors = {error["name"]: error for error in document["errors"]}
     open_at_times = {name for name, error in errors.items() if error["stays_open"]}

@@ -198,7 +198,7 @@ def test_none_of_them_is_a_partition_or_touched_by_a_start(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("clean", [True, False])
-def test_every_start_knows_of_the_mark(tmp_path: Path, clean: bool) -> None:
+def test_every_start_reports_the_mark(tmp_path: Path, clean: bool) -> None:
     disk, path = PosixDisk(), str(tmp_path)
     log = Log.open(disk, path, config=LogConfig(), clean=False, now=NOW)
     log.append([make_batch(3, NOW.wall_us, 1, 1)], 0, NOW)

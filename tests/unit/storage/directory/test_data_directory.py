@@ -96,7 +96,7 @@ def test_an_unfinished_removal_and_a_second_orphan_are_no_obstacle(place: Path) 
 
 
 # --- what is not ours ---------------------------------------------------------------------------
-def test_what_is_not_ours_is_left_alone_and_told(place: Path) -> None:
+def test_foreign_entries_are_left_alone_and_reported(place: Path) -> None:
     directory = take(place)
     fill(directory, "t-0")
     data = place / "data"
@@ -196,7 +196,7 @@ def test_a_removal_that_resists_keeps_none_of_the_others(place: Path) -> None:
 
 
 # --- locks --------------------------------------------------------------------------------------
-def test_a_deleted_lock_file_lets_nobody_in(place: Path) -> None:
+def test_a_deleted_lock_file_still_keeps_others_out(place: Path) -> None:
     directory = take(place)
     (place / "lock").unlink()
     assert directory.is_owned()

@@ -42,7 +42,7 @@ def test_a_directory_has_one_broker(tmp_path: Path) -> None:
     third.close(clean=False)
 
 
-def test_a_lock_is_gone_though_somebody_keeps_a_descriptor_of_it(tmp_path: Path) -> None:
+def test_a_lock_is_gone_though_a_descriptor_of_it_is_open(tmp_path: Path) -> None:
     """As a traceback does on Python 3.12: a start that failed kept its directory locked."""
     path = str(tmp_path)
     lock = PosixDisk().lock(path)

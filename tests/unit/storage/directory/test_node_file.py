@@ -44,7 +44,7 @@ def test_a_directory_from_before_the_first_release_is_refused(
 
 
 def test_no_flipped_bit_of_node_json_is_believed(tmp_path: Path) -> None:
-    """A changed cluster id, which nothing else knows, was taken for the directory's."""
+    """A changed cluster id, which no other file has, was taken for the directory's."""
     path = tmp_path / "d"
     first = take(path)
     first.close(clean=False)
@@ -68,11 +68,9 @@ def test_no_flipped_bit_of_node_json_is_believed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", NUMBERS, ids=errno.errorcode.get)
-def test_a_start_that_fails_takes_nothing_of_what_the_last_stop_has_told(
-    tmp_path: Path, number: int
-) -> None:
+def test_a_start_that_fails_keeps_the_mark_of_the_last_stop(tmp_path: Path, number: int) -> None:
     """A start that found no room had consumed the clean mark."""
-    told: set[str] = set()
+    reported: set[str] = set()
     lost: set[str] = set()
     for nth in itertools.count():
         place = tmp_path / f"{nth}"
@@ -84,8 +82,8 @@ def test_a_start_that_fails_takes_nothing_of_what_the_last_stop_has_told(
             break
         if directory is None:
             directory = take(place)
-            (told if directory.clean else lost).add(calls.failed)
+            (reported if directory.clean else lost).add(calls.failed)
             assert directory.metadata_bytes == (7 if directory.clean else 0)
             assert directory.written == ({"t-0": ROWS} if directory.clean else {})
-    assert told >= {"open", "pread", "unlink"}
+    assert reported >= {"open", "pread", "unlink"}
     assert lost <= {"fsync", "stat"}, "after the mark is removed, its removal is flushed"

@@ -64,7 +64,7 @@ def test_flushed_rows_of_a_deleted_topic_are_removed_after_a_power_failure(
 
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("more", [False, True], ids=["recovered", "appended"])
-def test_rows_that_a_start_has_flushed_are_somebody_s_too(seed: int, more: bool) -> None:
+def test_rows_that_a_start_has_flushed_count_as_owned(seed: int, more: bool) -> None:
     disk = SimDisk(seed)
     directories = create(disk, 1)
     append(open_log(disk, 0))
@@ -88,7 +88,7 @@ def test_a_partition_costs_an_fsync_more_with_its_first_flush_and_never_again() 
         Log.open(disk, "elsewhere-0", config=LogConfig(), clean=False, now=NOW),
     )
     counts: list[list[int]] = []
-    for log in logs:  # With a file that says whose rows they are, and without one.
+    for log in logs:  # With a file that names the owner of the rows, and without one.
         counts.append([])
         for background in (False, False, True, True):
             append(log)

@@ -74,7 +74,7 @@ def entries_of(disk: Disk, key: ReplicaKey) -> list[Entry]:
     return found
 
 
-def test_the_directory_tells_of_the_quorum() -> None:
+def test_the_directory_reports_the_quorum() -> None:
     disk = SimDisk()
     key = make(disk)
     with stopped(disk) as found:
@@ -178,7 +178,7 @@ def test_interrupted_at_any_step_it_loses_nothing_and_can_be_typed_again(
             assert entries_of(disk, key)[: len(before)] == before
         if not was_cut:
             break
-    assert nth > 8, "so many steps it can be interrupted at"
+    assert nth > 8, "the steps at which it can be interrupted"
     assert ends == {0, 1}, "before the entry, and behind it"
 
 

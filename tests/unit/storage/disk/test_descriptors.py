@@ -30,7 +30,7 @@ NUMBERS = [errno.EIO, errno.ENOSPC, errno.EMFILE]
 
 @contextlib.contextmanager
 def no_descriptor_left() -> Iterator[None]:
-    """Somebody has taken every descriptor that this process may have."""
+    """Another program has taken every descriptor that this process may have."""
     gc.collect()  # Files of other tests, in cycles, must not be closed in the middle.
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     highest = max(int(name) for name in os.listdir("/proc/self/fd"))
@@ -186,7 +186,7 @@ def test_the_reserve_is_filled_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", NUMBERS, ids=errno.errorcode.get)
 def test_every_system_call_of_a_file_may_fail_once(tmp_path: Path, number: int) -> None:
-    """What an append said it stored is there, and nothing else is, whichever call failed."""
+    """What an append reported as stored is there, and nothing else is, whichever call failed."""
     refused: list[tuple[QuiverlogError, str]] = []
     for nth in itertools.count():
         disk = PosixDisk(files_open_max=1)

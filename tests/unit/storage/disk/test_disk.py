@@ -28,7 +28,7 @@ ROOM_BYTES = 1024 * 1024
 
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Path]:
-    """A file system of one MiB. Who may not mount gets its likeness by a limit, see below."""
+    """A file system of one MiB. Without the right to mount, a limit takes its place, see below."""
     place = tmp_path / "small"
     place.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", f"size={ROOM_BYTES}", "none", str(place)]
@@ -219,7 +219,7 @@ def evict_from_page_cache(path: str) -> None:
         os.close(fd)
 
 
-def test_resident_tells_what_is_in_memory(disk_path: Path) -> None:
+def test_resident_reports_what_is_in_memory(disk_path: Path) -> None:
     size = 1024 * 1024
     file = PosixDisk().open(str(disk_path / "a"), create=True)
     file.append([b"x" * size])
@@ -252,7 +252,7 @@ def test_read_cached_gives_what_is_in_memory_and_nothing_else(disk_path: Path) -
     assert file.read_cached(0, size) is None, "opening may wait"
 
 
-def test_resident_says_yes_where_nobody_can_tell(
+def test_resident_is_true_where_the_system_does_not_report_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = PosixDisk().open(str(tmp_path / "a"), create=True)
@@ -292,17 +292,17 @@ def test_a_file_that_grows_under_its_readers_costs_no_descriptors(tmp_path: Path
     assert bytes(file.read(0, 2 * step)) == bytes(step)
 
 
-def test_a_file_cut_by_somebody_else_is_an_error(tmp_path: Path) -> None:
+def test_a_file_cut_by_another_program_is_an_error(tmp_path: Path) -> None:
     file = PosixDisk().open(str(tmp_path / "a"), create=True)
     file.append([b"x" * 200_000])
     os.truncate(file.path, 1000)
     with pytest.raises(OSError, match="cut to 1000 bytes"):
         file.read(0, 200_000)
-    assert file.resident(0, 200_000), "reading it tells what is wrong"
+    assert file.resident(0, 200_000), "reading it shows what is wrong"
     assert file.read_copy(0, 200_000) == b"x" * 1000
 
 
-def test_what_the_system_does_not_tell_is_not_taken_for_no_file(tmp_path: Path) -> None:
+def test_an_error_of_the_system_is_not_taken_for_no_file(tmp_path: Path) -> None:
     """A metadata log that cannot be asked for would have been begun anew."""
     disk = PosixDisk()
     there = str(tmp_path / "there")
@@ -315,7 +315,7 @@ def test_what_the_system_does_not_tell_is_not_taken_for_no_file(tmp_path: Path) 
         disk.exists(there)
 
 
-def test_one_listing_tells_what_asking_for_each_name_does(tmp_path: Path) -> None:
+def test_one_listing_equals_one_question_per_name(tmp_path: Path) -> None:
     for kind in ("directory", "file"):
         (tmp_path / f"link to {kind}").symlink_to(tmp_path / kind)
     (tmp_path / "directory").mkdir()

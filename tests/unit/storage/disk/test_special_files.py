@@ -62,7 +62,7 @@ def put(path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_disk_says_at_once_that_it_is_no_file(tmp_path: Path, kind: str) -> None:
+def test_the_disk_refuses_at_once_what_is_no_file(tmp_path: Path, kind: str) -> None:
     put(tmp_path / "a", kind)
     for read in (PosixDisk().read_file, lambda path: PosixDisk().open(path, create=False)):
         with pytest.raises(OSError, match=str(tmp_path)) as caught:
@@ -107,7 +107,7 @@ def test_a_clean_mark_that_is_no_file_proves_nothing(tmp_path: Path, kind: str) 
 
 
 class Remembered:
-    """What a partition knows of its producers: the batches that it was told of."""
+    """A partition's producer states: the batches that were appended."""
 
     newest_offset = -1
 
@@ -200,7 +200,7 @@ def readable(log: Log) -> list[int]:
 def test_only_rows_in_a_lost_file_are_lost(
     tmp_path: Path, name: str, kind: str, clean: bool
 ) -> None:
-    """Everything else is made anew; what lies there is kept under a name that the log tells."""
+    """Everything else is made anew; what lies there is kept under a name that the log reports."""
     log = open_small(tmp_path, clean=True)
     for number in range(9):
         log.append([make_batch(1, NOW.wall_us, 2, number + 1)], number // 5, NOW)
@@ -216,7 +216,7 @@ def test_only_rows_in_a_lost_file_are_lost(
     else:
         put(tmp_path / name, kind.rpartition(" ")[2])
     if kind == "full directory":
-        (tmp_path / name / "kept").write_text("by somebody")
+        (tmp_path / name / "kept").write_text("by hand")
     log = open_small(tmp_path, clean=clean)
     base = int(name[:20]) if name.endswith(".log") else 100
     lost = range(base, base + ROWS_PER_SEGMENT)
@@ -230,14 +230,14 @@ def test_only_rows_in_a_lost_file_are_lost(
     log = open_small(tmp_path, clean=True)
     assert readable(log) == [offset for offset in range(1, 10) if offset not in lost]
     if kind == "full directory":
-        assert (tmp_path / f"{name}.unusable" / "kept").read_text() == "by somebody"
+        assert (tmp_path / f"{name}.unusable" / "kept").read_text() == "by hand"
 
 
 @pytest.mark.parametrize("clean", [True, False], ids=["clean", "killed"])
 @pytest.mark.parametrize(
     "name", ["5.log", "99999999999999999999.log", "producers-5.snapshot", "notes.txt"]
 )
-def test_a_stray_file_is_left_alone_and_told(tmp_path: Path, name: str, clean: bool) -> None:
+def test_a_stray_file_is_left_alone_and_reported(tmp_path: Path, name: str, clean: bool) -> None:
     log = open_small(tmp_path, clean=True)
     for number in range(9):
         log.append([make_batch(1, NOW.wall_us, 2, number + 1)], 0, NOW)

@@ -126,7 +126,7 @@ def test_an_error_behind_the_write_leaves_the_log_as_it_was(
 
 
 # --- copies -------------------------------------------------------------------------------------
-def test_copied_batches_keep_their_stamps_and_each_tells_its_epoch() -> None:
+def test_copied_batches_keep_their_stamps_and_epochs() -> None:
     """Rule 1 of docs/replication-rules.md."""
     disk = SimDisk()
     log = open_log(disk)
@@ -204,7 +204,7 @@ def test_a_copy_begins_where_its_leader_s_log_does(first: int, rows: int, power:
     skip(log, at)
     assert (log.log_start_offset, log.log_end_offset, log.flushed_offset) == (at, at, at)
     assert log.reader.segment_count == 0
-    assert not log.epochs.entries(), "where they ended the rows between would have told"
+    assert not log.epochs.entries(), "the rows between would have shown where they ended"
     begin = at - 5 + first
     assert log.append_copied([copied(begin, 6, 2), copied(begin + 6, 1, 2)], NOW) == begin + 7
     flush(log)
@@ -280,7 +280,7 @@ def skipped_to(disk: SimDisk, offset: int) -> Log:
 
 
 def test_no_walk_between_index_entries_is_long_whatever_a_topic_asks_for() -> None:
-    """Whoever reads walks over the headers between two entries, on the loop."""
+    """A reader walks over the headers between two entries, on the loop."""
     log = open_log(SimDisk(), config=LogConfig(index_interval_bytes=64 * MIB))
     for _ in range(40):
         log.append([make_batch(1, NOW.wall_us, 127, 1) for _ in range(10)], 0, NOW)

@@ -31,8 +31,8 @@ CALLS_MAX = 400
 class World:
     """A log on files in memory, and what was promised of it.
 
-    `written`: what each offset may hold. `flushed`, `kept`: up to here rows outlive the machine,
-    or the process. `started`, `asked`: rows below were given up for good, or somebody wanted that.
+    `written`: what each offset may hold. `flushed`, `kept`: up to here rows outlive the machine, or
+    the process. `started`, `asked`: rows below were given up for good, or a trim asked for that.
     """
 
     def __init__(self, plate: PlateOs) -> None:

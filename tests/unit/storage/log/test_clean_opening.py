@@ -72,7 +72,7 @@ def stopped(life: str, batches: int = BATCHES) -> SimDisk:
     return disk
 
 
-def told(disk: SimDisk, known: Bounds | None, epoch_newest: int) -> object:
+def reported(disk: SimDisk, known: Bounds | None, epoch_newest: int) -> object:
     """All that a start may learn from these files, and what it made of them."""
     try:
         log = open_log(disk, known, epoch_newest=epoch_newest)
@@ -115,9 +115,9 @@ def compare(life: str, damage: Damage, known: Bounds | None, epoch_newest: int =
         return found
 
     with mock.patch.object(opening, "open_as_left", short):
-        quick = told(one, known, epoch_newest)
+        quick = reported(one, known, epoch_newest)
     with mock.patch.object(opening, "open_as_left", return_value=None):
-        slow = told(other, known, epoch_newest)
+        slow = reported(other, known, epoch_newest)
     assert quick == slow
     return ways == [True]
 

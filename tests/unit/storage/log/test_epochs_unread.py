@@ -1,8 +1,8 @@
 """What the disk does not give at a start is not taken for lost: the log is whole, or not opened.
 
-A list without a leader epoch says of its rows that they were written under an earlier one, by which
-logs are cut and readers told of losses (seed 50000084 of the simulated cluster). A log whose
-recovery point and first header were silent for a moment was cut to nothing.
+A list without a leader epoch gives its rows an earlier one, by which logs are cut and readers get
+errors of lost rows (seed 50000084 of the simulated cluster). A log whose recovery point and first
+header could not be read for a moment was cut to nothing.
 """
 
 from __future__ import annotations

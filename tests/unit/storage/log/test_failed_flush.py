@@ -73,7 +73,7 @@ def test_what_recovery_calls_flushed_survives_a_power_loss(
 def test_a_job_behind_a_failed_fsync_vouches_for_nothing(
     seed: int, segment_bytes: int, first: str
 ) -> None:
-    """The job was started before the loop heard of the failure. Its own fsyncs would succeed."""
+    """The job was started before the loop had the failure. Its own fsyncs would succeed."""
     disk = SimDisk(seed)
     disk.make_dir(DIRECTORY)
     config = LogConfig(segment_bytes=segment_bytes)

@@ -112,7 +112,7 @@ def test_what_lies_behind_a_hole_goes_with_it(part: str) -> None:
     assert producers.check(header) is None, "the lost batch is new again"
 
 
-def test_damage_above_the_flushed_rows_is_told_and_kept() -> None:
+def test_damage_above_the_flushed_rows_is_reported_and_kept() -> None:
     """A bit is no hole: rows of a `memory` topic may have been acknowledged without a flush."""
     disk = SimDisk()
     log = open_log(disk)
@@ -129,7 +129,7 @@ def test_damage_above_the_flushed_rows_is_told_and_kept() -> None:
 @pytest.mark.parametrize("end", ["kill", "power"])
 @pytest.mark.parametrize("number", [1, 3, 5])
 def test_a_zeroed_sector_of_flushed_rows_is_damage(number: int, end: str) -> None:
-    """Zeros look like a hole, but a flush that came after says that rows were there."""
+    """Zeros look like a hole, but a later flush shows that rows were there."""
     disk = SimDisk()
     log = open_log(disk)
     for _ in range(6):
@@ -270,8 +270,8 @@ def test_a_segment_without_a_mark_is_read() -> None:
     assert (readable(log), len(log.recovery.damages)) == ([0, 2], 1)
 
 
-def test_a_lost_first_segment_is_told_by_the_mark_of_the_next() -> None:
-    """The disk had no room for a recovery point; what it left says nothing of flushed rows."""
+def test_the_next_segment_s_mark_shows_a_lost_first_segment() -> None:
+    """The disk had no room for a recovery point; what it left has no flushed rows."""
     disk = SimDisk()
     log = open_log(disk, segment_bytes=4 * BATCH_BYTES)
     for number in range(6):

@@ -128,18 +128,18 @@ def test_no_row_goes_for_one_file_that_is_anothers(name: str, kind: str, how: st
         )  # fmt: skip
 
     if (name, kind) == ("leader-epochs", "of a longer log from 0 on"):
-        # It says all that the rows say, and more than the metadata: these may be the older ones.
+        # It has all that the rows have, and more than the metadata: these may be the older ones.
         with pytest.raises(CorruptLog, match=r"t-0/leader-epochs: .* move the file away"):
             start()
         return
     log = start()
-    told = [line for line in (*log.recovery.damages, *log.recovery.notes) if own in line]
+    reported = [line for line in (*log.recovery.damages, *log.recovery.notes) if own in line]
     assert [one for one in disk.list(DIRECTORY) if one.endswith(".log")] == segments
     assert (log.log_start_offset, log.log_end_offset) == bounds
     assert sorted(set(range(*bounds)) - set(rows_of(log))) == []
     assert log.epochs.entries() == [(0, 0), (1, 100), (2, 200), (3, 300)][1:], "as in the rows"
     if data != before and name in ("log-start", "log-start-copy", "truncate-to", "leader-epochs"):
-        assert told, "an operator is told which file it was"
+        assert reported, "an operator gets the name of the file"
     for number in range(END // ROWS - 5, END // ROWS):
         header, _ = make_batch(ROWS, 1, 1, 1, (7, 0, number * ROWS))
         assert producers.check(header) == number * ROWS, "it would be stored twice"
@@ -154,7 +154,7 @@ def test_no_row_goes_for_one_file_that_is_anothers(name: str, kind: str, how: st
 @pytest.mark.parametrize("start", [START, END])
 @pytest.mark.parametrize("lost", ["log-start", "log-start-copy"])
 def test_a_log_start_that_has_no_copy_counts(lost: str, start: int, how: str) -> None:
-    """Nothing else that is there contradicts what stands alone."""
+    """No other file there contradicts a file without a copy."""
     disk = SimDisk()
     log = fill(disk, END // ROWS, start)
     if how == "clean":
@@ -308,7 +308,7 @@ def test_a_snapshot_of_ones_own_is_believed_wherever_the_log_starts(start: int) 
     assert producers.check(newest) == END - ROWS
 
 
-def test_a_snapshot_of_a_day_on_which_all_were_silent_accuses_nobody() -> None:
+def test_an_empty_snapshot_contradicts_nothing() -> None:
     disk = SimDisk()
     fill(disk, 20, 0)
     disk.kill()
@@ -320,7 +320,7 @@ def test_a_snapshot_of_a_day_on_which_all_were_silent_accuses_nobody() -> None:
     assert snapshot_names(disk)[-1] == "producers-00000000000000000200.snapshot"
     log, producers = open_killed(disk)
     assert log.recovery.notes == []
-    assert len(producers) == 1, "the rows tell of it, for another day"
+    assert len(producers) == 1, "the rows have it, for another day"
 
 
 def test_a_cut_that_is_made_while_the_broker_runs_believes_no_other_snapshot_either() -> None:
@@ -340,7 +340,7 @@ def test_a_cut_that_is_made_while_the_broker_runs_believes_no_other_snapshot_eit
 
 
 def test_epochs_of_another_partition_are_no_wrong_checksum() -> None:
-    """What is said of the file is what is to be done: it is whole, and moved away."""
+    """The message names what to do with the file: it is whole, and moved away."""
     disk = SimDisk()
     fill(disk, END // ROWS, 0).close(clean=True)
     with pytest.raises(CorruptLog) as caught:
@@ -348,13 +348,13 @@ def test_epochs_of_another_partition_are_no_wrong_checksum() -> None:
             disk, DIRECTORY, config=CONFIG, clean=True, now=at(0),
             producers=ProducerStates(10**12), epoch_newest=2,
         )  # fmt: skip
-    said = str(caught.value)
-    assert "leader epoch 3, metadata.log knows 2" in said
-    assert "move the file away" in said
-    assert "checksum" not in said
+    message = str(caught.value)
+    assert "leader epoch 3, metadata.log knows 2" in message
+    assert "move the file away" in message
+    assert "checksum" not in message
     disk.remove(f"{DIRECTORY}/leader-epochs")
     producers = ProducerStates(10**12)
     log = Log.open(
         disk, DIRECTORY, config=CONFIG, clean=True, now=at(0), producers=producers, epoch_newest=3
     )
-    assert (log.epochs.newest, log.log_end_offset) == (3, END), "as the error says"
+    assert (log.epochs.newest, log.log_end_offset) == (3, END), "as the error asks"

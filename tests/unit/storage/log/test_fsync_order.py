@@ -1,4 +1,4 @@
-"""A log's jobs share its files: what one fsync was told, the next one is not told again."""
+"""A log's jobs share its files: the kernel reports an error to one fsync, and not to the next."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def log_with_unflushed_files(disk: SimDisk) -> Log:
 
 
 def test_a_flush_behind_a_failed_trim_proves_nothing() -> None:
-    """Both were started before either was back; the kernel tells of a lost page once."""
+    """Both were started before either was back; the kernel reports a lost page once."""
     disk = SimDisk()
     log = log_with_unflushed_files(disk)
     trim, flush_job = log.begin_trim(12), log.begin_flush()
@@ -54,12 +54,12 @@ def test_a_flush_behind_a_failed_trim_proves_nothing() -> None:
     assert log.flushed_offset == 3
     disk.crash()
     log = open_log(disk)
-    assert not log.recovery.damages, "nothing on the disk says that these rows were flushed"
+    assert not log.recovery.damages, "no file shows that these rows were flushed"
     assert 3 <= log.log_end_offset <= 21
 
 
 def test_a_trim_behind_a_failed_flush_removes_no_file() -> None:
-    """The snapshot that stands for their batches speaks of rows that no disk may have."""
+    """The snapshot with their batches covers rows that no disk may have."""
     disk = SimDisk()
     log = log_with_unflushed_files(disk)
     flush_job, trim = log.begin_flush(), log.begin_trim(12)

@@ -122,7 +122,7 @@ def test_the_indexes_of_finished_segments_are_bounded() -> None:
     assert 0 < len(loaded) < len(log.reader.segments) - 1
 
 
-def test_a_missing_index_is_a_job_for_who_may_not_wait() -> None:
+def test_a_missing_index_is_a_job_for_a_reader_that_may_not_wait() -> None:
     disk = FaultyDisk(1)
     log = open_log(disk)
     append(log, 8)

@@ -1,4 +1,4 @@
-"""Files of a partition lost together after a stop in order: the clean mark knows what it had."""
+"""Files of a partition lost together after a stop in order: the clean mark has its bounds."""
 
 from __future__ import annotations
 
@@ -78,12 +78,12 @@ def test_files_that_know_of_each_other_are_lost_together(lost: Select) -> None:
         else:
             with pytest.raises(CorruptLog):
                 log.reader.read(offset, bytes_max=1, end_offset=offset + 1)
-    assert bool(log.recovery.damages) == (len(readable) < END), "it is told where rows are gone"
+    assert bool(log.recovery.damages) == (len(readable) < END), "missing rows are reported"
     assert log.recovery.damages or log.recovery.notes
     assert log.append([make_batch(1, NOW.wall_us, 1, 9)], 5, NOW) == END
 
 
-def test_a_log_that_lost_nothing_has_nothing_to_tell() -> None:
+def test_a_log_that_lost_nothing_reports_nothing() -> None:
     disk, _ = build(clean=True)
     log = open_log(disk)
     assert log.recovery.clean
@@ -111,7 +111,7 @@ def test_the_mark_keeps_the_bounds_and_one_without_them_is_damaged(tmp_path: Pat
     directory.close(clean=False)
 
 
-def test_a_broker_that_was_stopped_knows_what_it_had(tmp_path: Path) -> None:
+def test_a_stopped_broker_finds_the_bounds_that_it_had(tmp_path: Path) -> None:
     node = NodeDriver(tmp_path)
     topic_id = node.create("t")
     node.produced(topic_id, batch_of([1, 2, 3]))
@@ -125,5 +125,5 @@ def test_a_broker_that_was_stopped_knows_what_it_had(tmp_path: Path) -> None:
     with pytest.raises(CorruptLog, match="rows 0 to 3 are missing"):
         replica.log.reader.read(0, bytes_max=1, end_offset=3)
     assert node.produced(topic_id, batch_of([4])).base_offset == 3
-    # In the same life the name may come to stand for another topic.
+    # In the same life another topic may get the name.
     assert node.node.broker.directory.written == {}

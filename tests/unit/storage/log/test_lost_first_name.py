@@ -1,8 +1,8 @@
 """A power failure takes the name of a log's first file, and the file behind it survives.
 
 Where no flush has succeeded nothing was promised: the log begins anew, so that an idempotent
-producer can send again what was lost. Where anything says that rows were flushed, or that somebody
-took the file, the rows behind it stay and those without a file are told.
+producer can send again what was lost. Where any file shows that rows were flushed, or that the file
+was removed by hand, the rows behind it stay and those without a file are reported as missing.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def append(log: Log, producers: ProducerStates, first: int, last: int) -> None:
 
 
 def young(seed: int = 0) -> tuple[SimDisk, Log, ProducerStates]:
-    """Several files of rows that nobody has flushed."""
+    """Several files of unflushed rows."""
     disk = SimDisk(seed)
     disk.make_dir("data")
     disk.make_dir(DIRECTORY)
@@ -87,8 +87,8 @@ def test_the_power_takes_any_names_of_a_log_that_was_never_flushed() -> None:
 
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("header", ["whole", "never arrived"])
-def test_it_is_told(header: str, count: int) -> None:
-    """Also somebody may have removed the oldest file of a young log, and nothing knows it."""
+def test_lost_first_rows_are_reported(header: str, count: int) -> None:
+    """Also where the oldest file of a young log was removed by hand, which no file shows."""
     disk, _, _ = young()
     disk.kill()
     names = bases(disk)
@@ -178,7 +178,7 @@ WITNESSES: list[Callable[[SimDisk, Log, ProducerStates], None]] = [
 
 
 @pytest.mark.parametrize("witness", WITNESSES)
-def test_rows_stay_where_anything_says_that_some_were_flushed(
+def test_rows_stay_where_any_file_shows_that_some_were_flushed(
     witness: Callable[[SimDisk, Log, ProducerStates], None],
 ) -> None:
     disk, log, producers = young()
@@ -189,7 +189,7 @@ def test_rows_stay_where_anything_says_that_some_were_flushed(
         disk.remove(segment_path(DIRECTORY, 0))
     log, _ = open_log(disk)
     assert (log.log_start_offset, log.log_end_offset) == (0, ROWS * BATCHES)
-    assert any(f"rows 0 to {names[1]} are missing" in said for said in log.recovery.damages)
+    assert any(f"rows 0 to {names[1]} are missing" in message for message in log.recovery.damages)
     assert bases(disk) == names[1:]
 
 

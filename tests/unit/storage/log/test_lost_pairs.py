@@ -1,7 +1,7 @@
 """Any two files of a partition lost together after the end of a process: nothing is lost silently.
 
-The rows of lost segments are told with their exact range, their offsets are not given out again,
-and rows that were given up stay so, because every bound of the log is known in more than two files.
+The rows of lost segments are reported with their exact range, their offsets are not given out
+again, and rows that were given up stay so, because more than two files have every bound of the log.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def test_two_files_lost_together(kind: str, how: str, aged: bool) -> None:
         assert (log.log_start_offset, log.log_end_offset) == (TRIMMED, END), pair
         assert unreadable(log, stored) == lost, pair
         starts = all(name.startswith("log-start") for name in pair)
-        # Rows that are lost are told when they are read, and not by every start.
+        # Lost rows are reported when they are read, and not by every start.
         assert lost or bool(log.recovery.damages) == starts, pair
         header, view = make_batch(1, NOW.wall_us, 1, 9)
         assert log.append([(header, view)], 1, NOW) == END, pair
@@ -142,7 +142,7 @@ def test_all_segments_lost(kind: str) -> None:
 
 
 def test_the_newest_segment_is_missed_even_when_all_small_files_are_gone_too() -> None:
-    """The header of the segment before it knows that rows followed, though not how many."""
+    """The header of the segment before it shows that rows followed, though not how many."""
     disk, _ = build(CONFIG)
     names = disk.list(DIRECTORY)
     newest = max(name for name in names if name.endswith(".log"))
@@ -156,8 +156,8 @@ def test_the_newest_segment_is_missed_even_when_all_small_files_are_gone_too() -
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_lost_log_starts_are_told_until_a_trim_has_written_them_again(kind: str) -> None:
-    """A broker may die before anybody has heard of it, and nothing goes before it is durable."""
+def test_lost_log_starts_are_reported_until_a_trim_writes_them(kind: str) -> None:
+    """A broker may die before it has reported this, and nothing is removed before it is durable."""
     config = CONFIGS[kind]
     disk, stored = build(config)
     names = [name for name in disk.list(DIRECTORY) if name.startswith("log-start")]
@@ -178,7 +178,7 @@ def test_lost_log_starts_are_told_until_a_trim_has_written_them_again(kind: str)
 
 @pytest.mark.parametrize("power", [True, False], ids=["power", "kill"])
 def test_no_file_goes_by_a_log_start_that_is_not_durable(power: bool) -> None:
-    """All rows were given up: the files that are left say which offset comes next."""
+    """All rows were given up: the files that are left have the next offset."""
     disk, _ = build(CONFIG)
     log = open_log(disk, CONFIG)
     trimming = log.begin_trim(END)

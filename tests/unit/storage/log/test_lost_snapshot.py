@@ -77,20 +77,22 @@ def test_a_copy_that_begins_elsewhere_remembers_its_producers() -> None:
     assert again.snapshot() == producers.snapshot()
 
 
-def test_what_a_copy_is_told_of_producers_holds_from_where_it_begins() -> None:
+def test_producers_from_the_leader_hold_from_the_copy_s_start() -> None:
     disk = SimDisk()
     log, producers = open_log(disk)
     append(log, producers, 4)
-    told = producers.blank()
-    told.replay(make_batch(1, NOW.wall_us, 1, 1, producer=(7, 0, 90))[0]._replace(base_offset=99))
-    log.fail_trim(log.begin_skip(100, told.snapshot(), NOW), OSError(5, "Input/output error"))
-    assert producers.snapshot() != told.snapshot(), "it has not begun there"
-    job = log.begin_skip(100, told.snapshot(), NOW)
+    reported = producers.blank()
+    reported.replay(
+        make_batch(1, NOW.wall_us, 1, 1, producer=(7, 0, 90))[0]._replace(base_offset=99)
+    )
+    log.fail_trim(log.begin_skip(100, reported.snapshot(), NOW), OSError(5, "Input/output error"))
+    assert producers.snapshot() != reported.snapshot(), "it has not begun there"
+    job = log.begin_skip(100, reported.snapshot(), NOW)
     files = log.complete_trim(job, job.run())
-    assert producers.snapshot() == told.snapshot()
+    assert producers.snapshot() == reported.snapshot()
     disk.crash()
     _, again = open_log(disk)
-    assert again.snapshot() == told.snapshot()
+    assert again.snapshot() == reported.snapshot()
     assert files is not None
     files.run()
     with pytest.raises(CorruptLog):

@@ -157,7 +157,7 @@ def test_no_power_failure_leaves_them_ahead_of_the_rows(seed: int) -> None:
         assert log.log_start_offset >= started
 
 
-def test_a_flush_that_runs_after_a_trim_knows_of_it() -> None:
+def test_a_flush_that_runs_after_a_trim_keeps_its_start() -> None:
     """The flush was begun before, and brings no older log start into the files."""
     disk = SimDisk()
     log = filled(disk)
@@ -187,7 +187,7 @@ def test_the_segment_before_learns_that_rows_followed() -> None:
 def test_rows_that_a_start_has_missed_are_missed_after_a_power_failure(
     seed: int, name: str
 ) -> None:
-    """By either file alone: the segment that told of the rows as well is gone."""
+    """By either file alone: the segment that also had the rows is gone."""
     disk = SimDisk(seed)
     log = filled(disk)
     end, newest = log.log_end_offset, log.reader.segments[-1].path
@@ -216,7 +216,7 @@ def test_a_start_makes_a_damaged_one_anew(name: str, damage: str, clean: bool) -
     assert stored(disk, name) == Bounds(0, 30)
 
 
-def test_the_copy_stands_in_for_a_lost_recovery_point() -> None:
+def test_the_copy_replaces_a_lost_recovery_point() -> None:
     disk = SimDisk()
     log = filled(disk)
     flush(log, background=True)

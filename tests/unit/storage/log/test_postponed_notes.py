@@ -64,7 +64,7 @@ def test_the_next_flush_writes_what_was_postponed(disk: SimDisk) -> None:
 
 
 def test_what_a_first_acknowledgement_rests_on_survives_a_power_failure(disk: SimDisk) -> None:
-    """The rows, and the notes that tell of them should their only file be lost."""
+    """The rows, and the notes that show them should their only file be lost."""
     log = open_log(disk)
     append(log, 1)
     assert flush(log) == 3

@@ -1,4 +1,4 @@
-"""What a partition knows of its producers outlives the rows that were given up."""
+"""A partition's producer states outlive the rows that were given up."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_files_left_behind_below_the_log_start_are_read_before_they_go() -> None
 
 @pytest.mark.parametrize("bit", [1, 2, 20])
 @pytest.mark.parametrize("number", [0, 7, 17])
-def test_a_header_that_claims_rows_of_others_tells_nothing_of_its_producer(
+def test_a_header_that_claims_rows_of_others_does_not_count_for_its_producer(
     number: int, bit: int
 ) -> None:
     """The simulator, seed 505: without a snapshot, one such header kept a partition offline."""
@@ -163,7 +163,7 @@ def test_a_header_that_claims_rows_of_others_tells_nothing_of_its_producer(
     assert repetitions(producers, range(13, 18)) == expected
 
 
-def test_damage_that_is_met_while_producers_are_read_is_told() -> None:
+def test_damage_that_is_met_while_producers_are_read_is_reported() -> None:
     """Else a leader with less than it knew refuses good batches; as a copy it would be made anew.
 
     A start after a clean stop looks at no batch but for this.
@@ -184,6 +184,6 @@ def test_damage_that_is_met_while_producers_are_read_is_told() -> None:
     disk.flip_bit(segment.path, at * 8)
     log, producers = open_log(disk, clean=True)
     assert log.log_end_offset == 18
-    (told,) = log.recovery.damages
-    assert "rows 7 to 8" in told
+    (reported,) = log.recovery.damages
+    assert "rows 7 to 8" in reported
     assert repetitions(producers, range(13, 18)) == [13, 14, 15, 16, 17]

@@ -58,7 +58,7 @@ def test_rows_after_given_up_rows_that_were_lost_are_no_damage(stop: str) -> Non
     assert log.reader.read(2, bytes_max=1, end_offset=5)
 
 
-def test_a_clean_start_knows_a_given_up_file_that_could_not_be_removed() -> None:
+def test_a_clean_start_finds_a_given_up_file_that_could_not_be_removed() -> None:
     """From the log model: a trim to the end, the file still there, a clean stop: it was scanned."""
     disk = SimDisk(1)
     log = open_log(disk)
@@ -142,7 +142,7 @@ def test_damage_behind_the_recovery_point_when_the_epochs_are_lost_too(number: i
             assert log.reader.read(offset, bytes_max=1, end_offset=12)
 
 
-def test_a_segment_that_begins_with_damage_says_so_after_the_next_start_too() -> None:
+def test_a_segment_that_begins_with_damage_is_reported_by_the_next_start_too() -> None:
     """The index that the first start made again and saved begins behind the damage."""
     disk = SimDisk(1)
     log = open_log(disk)
@@ -164,7 +164,7 @@ def test_a_segment_that_begins_with_damage_says_so_after_the_next_start_too() ->
     assert len(log.reader.read(3, bytes_max=1_000, end_offset=6)) == 1
 
 
-def test_the_node_tells_of_damage_that_its_start_found(tmp_path: Path) -> None:
+def test_the_node_reports_damage_that_its_start_found(tmp_path: Path) -> None:
     node = NodeDriver(tmp_path)
     topic = node.create()
     for _ in range(3):

@@ -194,7 +194,8 @@ def test_a_given_up_file_that_cannot_be_removed_takes_no_partition_offline(
 @pytest.mark.parametrize("flush_under_way", [False, True])
 @pytest.mark.parametrize("room", [True, False])
 def test_epochs_outlive_the_files_that_alone_know_them(flush_under_way: bool, room: bool) -> None:
-    """A reader at the log start, who names the epoch of the row before it, was told of a loss."""
+    """A reader at the log start that names the epoch of the row before it got an error of lost
+    rows."""
     disk = SimDisk()
     log = open_log(disk, retention_ms=100)
     for epoch in (0, 3, 4):
@@ -234,8 +235,8 @@ def test_the_newest_time_is_known_where_the_last_file_is_empty() -> None:
     assert log.reader.newest_us() == START_US + 7_000
 
 
-def test_the_oldest_time_is_found_behind_a_segment_that_nobody_can_walk() -> None:
-    """The index lies, the bytes are good: that is told once, and the next segment answers."""
+def test_the_oldest_time_is_found_behind_an_unreadable_segment() -> None:
+    """The index lies, the bytes are good: that is reported once, and the next segment answers."""
     log = open_log(SimDisk(), segment_bytes=300)
     for ms in range(4):
         append(log, ms)

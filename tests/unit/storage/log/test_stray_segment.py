@@ -72,7 +72,7 @@ def test_several_strays_in_a_row(segment: int, clean: bool) -> None:
 @pytest.mark.parametrize("clean", [True, False], ids=["clean", "unclean"])
 @pytest.mark.parametrize("segment", range(5))
 def test_an_emptied_segment_is_no_stray(segment: int, clean: bool) -> None:
-    """The neighbour has none of the segment's rows: they are missing, and said to be."""
+    """The neighbour has none of the segment's rows: they are reported as missing."""
     disk, stored = build(clean=clean)
     bases = [*logs(disk), ROWS * BATCHES]
     path = segment_path(DIRECTORY, bases[segment])

@@ -32,7 +32,7 @@ def append(log: Log, epoch: int = 5) -> int:
 
 
 def young(batches: int = 6, epoch: int = 5) -> SimDisk:
-    """Each batch was flushed by somebody who waited; then kill -9."""
+    """Each batch was flushed for a request that waited; then kill -9."""
     disk = SimDisk()
     log = open_log(disk)
     log.epochs.assign(epoch, 0)
@@ -72,7 +72,7 @@ def test_the_first_bytes_are_zeros(size: int) -> None:
     disk = young()
     change(disk, 0, bytes(size))
     log = open_log(disk)
-    # Only the recovery point, behind the first batch, still tells where a batch begins.
+    # Only the recovery point, behind the first batch, still has the beginning of a batch.
     assert readable(log) == {64: list(range(6)), 512: [1, 2, 3, 4, 5], 4096: []}[size]
     assert log.recovery.damages
     assert log.recovery.bytes_truncated == 0

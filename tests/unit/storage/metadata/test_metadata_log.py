@@ -49,7 +49,7 @@ class Story:
         self.asked: list[bytes] = []
         self.promised = 0
         self.uncertain = False
-        """An append failed such that only a restart tells whether it is there."""
+        """An append failed such that only a restart shows whether it is there."""
         self.log = MetadataLog.open(disk, path)
 
     def append(self, count: int = 1) -> None:
@@ -82,7 +82,7 @@ class Story:
             return
         self.log.complete_compact(job, size)
 
-    def tell(self) -> None:
+    def run(self) -> None:
         self.append()
         self.append(3)
         self.compact()
@@ -112,7 +112,7 @@ def test_every_system_call_may_fail_once(tmp_path: Path, number: int) -> None:
             if story is not None:
                 story.asked = [b"registered"]
                 story.promised = 1
-                story.tell()
+                story.run()
         found = entries_of(PosixDisk(), path)
         assert os.listdir(path) == ["metadata.log"]
         if not calls.failed:
@@ -143,7 +143,7 @@ def test_power_fails_after_a_system_call_failed(number: int) -> None:
             except QuiverlogError:
                 continue
             story.asked, story.promised = [b"registered"], 1
-            story.tell()
+            story.run()
             left, disk.fuse = disk.fuse, -1
             disk.crash()
             story.check(entries_of(disk, "m"))

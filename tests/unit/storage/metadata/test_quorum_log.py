@@ -37,7 +37,7 @@ NUMBERS = [errno.EIO, errno.ENOSPC, errno.EMFILE]
 
 def test_a_life_is_read_back(tmp_path: Path) -> None:
     story = Story(open_log(PosixDisk(), str(tmp_path)), incoming())
-    story.tell()
+    story.run()
     assert story.promised.entries == (entry(21, 6),)
     assert story.promised.snapshot == SnapshotMeta(20, 5, VOTERS)
     assert read(PosixDisk(), str(tmp_path)) == story.promised
@@ -59,7 +59,7 @@ def test_every_system_call_may_fail_once(
         story = None
         with failing_calls(nth, number) as calls, contextlib.suppress(QuiverlogError):
             story = Story(open_log(PosixDisk(), path), incoming())
-            story.tell()
+            story.run()
         found = read(PosixDisk(), path)
         assert sorted(os.listdir(path)) == ["metadata.log", "quorum-state"]
         if not calls.failed:
@@ -84,7 +84,7 @@ def test_the_power_may_fail_between_any_two_calls() -> None:
             disk.fuse = nth
             try:
                 story = Recorded(open_log(disk, "m"), others)
-                story.tell()
+                story.run()
             except Cut:
                 cut = True
             disk.fuse = -1
@@ -97,7 +97,7 @@ def test_the_power_may_fail_between_any_two_calls() -> None:
 
 
 class Recorded(Story):
-    """Also knows what a write that was cut short may have left."""
+    """Also checks what a write that was cut short may have left."""
 
     between: list[State]
 
@@ -133,7 +133,7 @@ def test_power_fails_after_a_system_call_failed(number: int) -> None:
             story = None
             with contextlib.suppress(QuiverlogError):
                 story = Story(open_log(disk, "m"), others)
-                story.tell()
+                story.run()
             left, disk.fuse = disk.fuse, -1
             disk.crash()
             assert read(disk, "m") in ([before] if story is None else story.possible), (nth, seed)

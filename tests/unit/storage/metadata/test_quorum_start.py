@@ -102,9 +102,9 @@ def test_a_log_cut_to_its_header_or_damaged_in_the_middle_is_refused(tmp_path: P
         assert read(PosixDisk(), str(tmp_path)).entries == (entry(1, 2), entry(2, 2)), "torn"
 
 
-def test_who_judges_a_torn_end_is_told_each_entry_once(tmp_path: Path) -> None:
-    """Seen in a simulated cluster: entries that the snapshot stands for, and that are kept beside
-    it, were taken in twice, and the start failed."""
+def test_the_judge_of_a_torn_end_gets_each_entry_once(tmp_path: Path) -> None:
+    """Seen in a simulated cluster: entries that the snapshot covers, and that are kept beside it,
+    were taken in twice, and the start failed."""
     story = Story(open_log(PosixDisk(), str(tmp_path)), b"")
     story.write(*(entry(index, 2) for index in range(1, 6)), state=HardState(2, KEY))
     story.snapshot(3, kept=4)
@@ -113,14 +113,14 @@ def test_who_judges_a_torn_end_is_told_each_entry_once(tmp_path: Path) -> None:
     story.log.close()
     path = tmp_path / "metadata.log"
     path.write_bytes(path.read_bytes()[:-1])
-    told: list[bytes] = []
+    reported: list[bytes] = []
 
     def before_cut(records: Sequence[bytes]) -> str:
-        told.extend(records)
+        reported.extend(records)
         return ""
 
     QuorumLog.open(PosixDisk(), str(tmp_path), KEY, before_cut=before_cut).close()
-    assert told == [b"as of 3", entry(4, 2).data, entry(5, 2).data]
+    assert reported == [b"as of 3", entry(4, 2).data, entry(5, 2).data]
 
 
 def test_a_log_without_an_entry_is_refused_where_there_are_partitions(tmp_path: Path) -> None:

@@ -1,10 +1,10 @@
 """One file of a log lost or changed, in every way at every kind of place: nothing is lost silently.
 
 For each case the log is opened again and every row that was acknowledged is read. A row must come
-back as it was, or the read must say CORRUPT_LOG with a range around the row; rows that were given
+back as it was, or the read must raise CORRUPT_LOG with a range around the row; rows that were given
 up must stay so; and no row may be unreadable that is neither damaged itself nor in a batch with
 one. The end of the newest file, above the recovery point and after an unclean stop, is the one
-place where what somebody cut off cannot be told from an append that never finished.
+place where a cut looks like an append that never finished.
 """
 
 from __future__ import annotations
@@ -82,7 +82,8 @@ def build(*, clean: bool) -> tuple[SimDisk, dict[int, bytes]]:
 
 @dataclass
 class Outcome:
-    """`bad`: rows of acknowledged batches that cannot be read; `loud`: was anything said at all."""
+    """`bad`: rows of acknowledged batches that cannot be read; `loud`: whether anything was
+    reported."""
 
     bad: list[int]
     loud: bool
@@ -118,8 +119,8 @@ def read_all(disk: SimDisk, stored: dict[int, bytes], *, clean: bool) -> Outcome
     base_offset = log.append([make_batch(1, NOW.wall_us, 1, 9)], 5, NOW)
     assert base_offset >= log.log_start_offset
     report = log.recovery
-    said = bool(report.damages or report.bytes_truncated) or log.log_end_offset == end + 1
-    return Outcome(bad, said)
+    is_loud = bool(report.damages or report.bytes_truncated) or log.log_end_offset == end + 1
+    return Outcome(bad, is_loud)
 
 
 def files() -> list[str]:

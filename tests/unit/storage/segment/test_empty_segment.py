@@ -64,7 +64,7 @@ def test_rows_that_are_appended_after_all_were_given_up_stay(reopened: bool) -> 
 
 
 @pytest.mark.parametrize("bit", [0, 8 * 20 + 3, 8 * 40 + 1], ids=["magic", "base", "mark"])
-def test_a_damaged_header_without_rows_keeps_nobody_from_appending(bit: int) -> None:
+def test_a_damaged_header_without_rows_does_not_stop_appends(bit: int) -> None:
     disk = SimDisk()
     log = log_that_found_no_room(disk)
     disk.kill()

@@ -1,4 +1,4 @@
-"""The sparse index against a scan of everything it stands for."""
+"""The sparse index against a scan of all batches."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ NOW = Now(0, 1_000_000_000_000_000)
 
 
 def test_a_trim_that_waited_leaves_the_epochs_of_a_later_flush() -> None:
-    """The node holds a trim back while flushes go on, which may know a newer epoch."""
+    """The node holds a trim back while flushes go on, which may have a newer epoch."""
     disk = SimDisk()
     disk.make_dir(DIRECTORY)
     config = LogConfig(segment_bytes=700, index_interval_bytes=100)

@@ -1,4 +1,4 @@
-"""Rows whose time says that they are older than they are: their age counts from their arrival."""
+"""Rows that arrive long after their time: their age counts from their arrival."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DIRECTORY = "data/t-0"
 START_US = 1_000_000_000_000_000
 HOUR_MS = 3_600_000
 LATE_MS = 1_000
-"""A batch that is stamped so long before it arrives is not late yet."""
+"""A batch stamped this long before its arrival is not late yet."""
 
 
 def at(ms: int) -> Now:
@@ -91,7 +91,7 @@ def test_a_restart_judges_alike(how: str, flushed: bool) -> None:
     assert end == 1 or (how, flushed) == ("crash", False)
     retain(log, at(1_000 + HOUR_MS), end)
     assert log.log_start_offset == 0
-    # What no flush has covered counts from the start, for nothing tells when it came.
+    # What no flush has covered counts from the start: no file has its arrival.
     arrived_ms = 1_000 if flushed or how == "clean" else 2_000
     retain(log, at(arrived_ms + 1 + HOUR_MS), end)
     assert log.log_start_offset == end
@@ -109,22 +109,22 @@ def test_a_flush_writes_the_arrival_before_the_rows_are_promised() -> None:
     assert header.arrived_us >= at(1_000).wall_us
 
 
-@pytest.mark.parametrize("told", [-1, 0, 1_000])
-def test_a_copy_is_judged_by_what_the_leader_tells(told: int) -> None:
+@pytest.mark.parametrize("reported", [-1, 0, 1_000])
+def test_the_age_of_a_copy_s_rows_comes_from_the_leader(reported: int) -> None:
     log = open_log(SimDisk())
     _, view = make_batch(1, START_US - 2 * HOUR_MS * 1000, 1, 7)
     stamp(view, 0, 0, 0)
-    arrived_us = told if told < 1 else START_US + told * 1000
+    arrived_us = reported if reported < 1 else START_US + reported * 1000
     log.append_copied([(BatchHeader.unpack(view), view)], at(60_000), arrived_us)
-    since_ms = {-1: 60_000, 0: -2 * HOUR_MS, 1_000: 1_000}[told]
-    assert log.reader.arrived_us(0, 1) == (0 if told == 0 else START_US + since_ms * 1000)
+    since_ms = {-1: 60_000, 0: -2 * HOUR_MS, 1_000: 1_000}[reported]
+    assert log.reader.arrived_us(0, 1) == (0 if reported == 0 else START_US + since_ms * 1000)
     retain(log, at(max(since_ms + HOUR_MS, 60_000)), 1)
-    assert log.log_start_offset == (1 if told == 0 else 0)
+    assert log.log_start_offset == (1 if reported == 0 else 0)
     retain(log, at(since_ms + 1 + HOUR_MS), 1)
     assert log.log_start_offset == 1
 
 
-def test_a_leader_tells_of_the_segments_that_it_sends() -> None:
+def test_a_leader_sends_the_arrival_of_its_segments() -> None:
     log = open_log(SimDisk())
     append(log, 1_000)
     log.roll()
@@ -231,7 +231,7 @@ def test_late_rows_behind_an_arrival_that_has_not_come_yet_are_kept_from_their_o
     assert log.log_start_offset == 2
 
 
-def test_a_damaged_header_may_have_told_of_late_rows() -> None:
+def test_a_damaged_header_may_have_held_late_rows() -> None:
     disk = SimDisk()
     log = open_log(disk)
     append(log, 0, behind_ms=2 * HOUR_MS)

@@ -1,4 +1,5 @@
-"""A column that imitates batches, behind damage of each kind: its bytes are nobody's rows."""
+"""A column that imitates batches, behind damage of each kind: its bytes are never taken for
+rows."""
 
 from __future__ import annotations
 
@@ -67,7 +68,7 @@ def test_one_wrong_bit_costs_one_batch(kind: str, byte: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["none", "follow", "inside", "joined", "copies", "carpet"])
-def test_behind_bytes_that_tell_nothing_only_a_known_place_is_believed(kind: str) -> None:
+def test_behind_unreadable_bytes_only_a_known_place_counts(kind: str) -> None:
     stored = batches(kind)
     data = bytearray(b"".join(stored))
     at = sum(map(len, stored[:CARRIER]))
@@ -79,7 +80,7 @@ def test_behind_bytes_that_tell_nothing_only_a_known_place_is_believed(kind: str
     assert damages == [Damage(at, at + len(stored[CARRIER]), 8, 12)]
 
 
-def test_the_message_tells_where_a_batch_ends_whose_header_is_lost() -> None:
+def test_the_message_shows_the_end_of_a_batch_without_a_header() -> None:
     stored = batches("joined")
     data = bytearray(b"".join(stored))
     at = sum(map(len, stored[:CARRIER]))
@@ -102,7 +103,7 @@ def test_what_lies_32_mib_behind_the_first_of_a_chain_is_in_no_damaged_batch() -
     assert believed, "the file is long enough"
     found = found_offsets(bytes(data))
     assert found == believed
-    data[bases[2][0] + 20] ^= 1  # A second damage: its size may lie, nobody has verified it.
+    data[bases[2][0] + 20] ^= 1  # A second damage: its size is unverified and may be wrong.
     assert found_offsets(bytes(data)) == []
 
 

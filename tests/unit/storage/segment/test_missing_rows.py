@@ -67,7 +67,7 @@ def test_rows_are_not_appended_behind_missing_ones_after_a_clean_restart(lost: s
     missing = [12, 13, 14, 15, 16, 17] if lost == "the newest file" else [15, 16, 17]
     log = open_log(disk)
     for _ in range(2):
-        assert log.recovery.damages, "every start tells it until there are newer rows"
+        assert log.recovery.damages, "every start reports it until there are newer rows"
         log.close(clean=True)
         disk.kill()
         log = open_log(disk, clean=True)

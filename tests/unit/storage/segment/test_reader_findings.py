@@ -33,7 +33,7 @@ def open_log(disk: SimDisk, *, clean: bool, **more: object) -> Log:
 
 @pytest.mark.parametrize("clean", [True, False], ids=["clean", "unclean"])
 def test_a_log_of_newer_epochs_than_the_metadata_log_takes_no_rows(clean: bool) -> None:
-    """Rows that were stored under an older epoch would be told as damaged by the next start."""
+    """Rows that were stored under an older epoch would be reported as damaged by the next start."""
     disk = SimDisk(1)
     log = open_log(disk, clean=True)
     log.append([make_batch(3, NOW.wall_us, 1, 7)], 7, NOW)
@@ -73,7 +73,7 @@ def test_a_partition_of_newer_epochs_is_offline_and_keeps_its_rows(tmp_path: Pat
     assert replica.log.reader.read(3, bytes_max=1, end_offset=4)
 
 
-def test_a_second_unreadable_range_is_told_with_its_own_extent(
+def test_a_second_unreadable_range_is_reported_with_its_own_extent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     disk = SimDisk(1)
@@ -98,7 +98,7 @@ def test_a_second_unreadable_range_is_told_with_its_own_extent(
         assert (details["offset"], details["end_offset"]) == (3 * number, 3 * number + 3)
 
 
-def test_an_index_that_nobody_asks_for_again_is_counted() -> None:
+def test_an_index_that_is_not_used_again_is_counted() -> None:
     disk = SimDisk(1)
     indexes = IndexCache()
     log = open_log(disk, clean=True, indexes=indexes)

@@ -35,7 +35,7 @@ def new_log(disk: SimDisk) -> Log:
 
 
 def append(log: Log, count: int, epoch: int = 0) -> None:
-    """So many batches of three rows."""
+    """`count` batches of three rows."""
     for _ in range(count):
         log.append([make_batch(3, NOW.wall_us, 1, 7)], epoch, NOW)
     flush(log)
@@ -86,7 +86,7 @@ def test_a_file_with_more_rows_than_fit_in_front_of_the_next_one() -> None:
 
 
 @pytest.mark.parametrize("offset", [1, 2])
-def test_a_cut_at_a_log_start_that_no_file_tells(offset: int) -> None:
+def test_a_cut_at_a_log_start_that_no_file_holds(offset: int) -> None:
     """Both of its files are damaged, and the batch that goes holds the log start."""
     disk = SimDisk(1)
     log = new_log(disk)

@@ -1,5 +1,5 @@
-"""Answers of many batches, in front of damage and over a file that somebody cut: what goes out
-joins up, batch by batch, and what cannot be read is said to be damaged."""
+"""Answers of many batches, in front of damage and over a file that another program cut: the batches
+sent follow each other, and unreadable rows are reported as damaged."""
 
 from __future__ import annotations
 
@@ -78,13 +78,13 @@ def test_an_answer_in_front_of_damage_holds_each_batch_once(
                 disk.flip_bit(path, 8 * (at + byte) + 2)
             bad = [list(rows)]
             if byte is None and not (clean or segment < 2):
-                # Of these the power took the index: nothing tells where the next batch begins.
+                # Of these the power took the index: no file has the beginning of the next batch.
                 bad.append(list(range(rows.start, headers_of(data)[-1].next_offset)))
             log = open_log(disk, clean=clean)
             assert read_on(log, TRIMMED, bytes_max, stored) in ([], *bad)
 
 
-# --- a file that somebody cuts under the running broker -----------------------------------------
+# --- a file that is cut under the running broker -----------------------------------------------
 def log_on(disk: PosixDisk, directory: Path, units: int) -> tuple[Log, dict[int, bytes]]:
     log = Log.open(disk, str(directory), config=LogConfig(retention_ms=-1), clean=True, now=NOW)
     stored: dict[int, bytes] = {}
@@ -140,7 +140,7 @@ def test_a_file_that_is_cut_under_the_broker_is_damage_of_that_range(
 
 
 @pytest.mark.parametrize("missing", [1, 63, 64, 5_000])
-def test_a_source_gives_as_many_bytes_as_its_size_says(tmp_path: Path, missing: int) -> None:
+def test_a_source_returns_the_bytes_below_its_size(tmp_path: Path, missing: int) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"\x01" * 10_000)
     file = PosixDisk().open(str(path), create=False)
