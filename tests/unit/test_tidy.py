@@ -63,7 +63,7 @@ PRIVATE_WORDS_MAX = {
     "local": 4,
     "node": 4,
     "quiverlog": 4,
-    "scripts": 10,
+    "scripts": 4,
     "server": 0,
     "storage": 5,
     "tests": 120,
