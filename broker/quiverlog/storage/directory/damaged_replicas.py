@@ -1,8 +1,8 @@
 """Replicas whose files are damaged: marked, and set aside once other replicas have the rows.
 
-Owns the names of those that were set aside: `<topic>-<partition>.<8 hex of the topic
-id>.<number>.damaged`; the number grows. The files' bytes are never changed: views that readers have
-stay valid, and the disk's fault can be examined.
+Owns the names of those set aside: `<topic>-<partition>.<8 hex of the topic id>.<number>.damaged`;
+the number grows. The files' bytes are never changed: views that readers have stay valid, and the
+disk's fault can be examined.
 """
 
 from __future__ import annotations
@@ -30,10 +30,8 @@ def mark_damaged(disk: Disk, directory: str, why: str) -> None:
 def set_aside_damaged(
     directories: PartitionDirectories, disk: Disk, name: str, topic_id: bytes
 ) -> str:
-    """Take the name from a partition's directory, durably; return its new name.
-
-    Empty where there is no directory of this name, or it is another topic's.
-    """
+    """Rename a partition's directory, durably; return the new name, or "" where there is no
+    directory of this topic."""
     path = directories.partition_path(name)
     with typed_errors(path):
         if not disk.exists(path):
@@ -52,10 +50,8 @@ def set_aside_damaged(
 def keep_newest(
     directories: PartitionDirectories, disk: Disk, count_max: int, free_bytes_min: int
 ) -> list[str]:
-    """Remove the oldest of those set aside, until `count_max` are left and `free_bytes_min` free.
-
-    Returns what was removed.
-    """
+    """Remove the oldest of those set aside until `count_max` are left and `free_bytes_min` free;
+    return those removed."""
     assert count_max >= 0
     data_path = directories.path
     removed: list[str] = []

@@ -1,13 +1,13 @@
 """The data directory: its lock, its identity, the mark of a clean stop, and the partitions in
 `data/`.
 
-`clean-shutdown` is consumed at start: any later crash counts as unclean. A partition on its way out
-is first renamed to `<topic id>-<8 hex>.deleted`: a crash in the middle leaves nothing that looks
-like a partition. Rows are removed only when the metadata has their topic as deleted; rows of
-an unknown topic are set aside as `*.orphan`.
+`clean-shutdown` is consumed at start: any later crash counts as unclean. A partition to be removed
+is first renamed to `<topic id>-<8 hex>.deleted`: a crash half way leaves nothing that looks like a
+partition. Rows are removed only when the metadata has their topic as deleted; those of an unknown
+topic are set aside as `*.orphan`.
 
 Invariant: errors are those of the error table, never a bare OSError; whichever step fails, the next
-start understands the directory.
+start can read the directory.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def typed_errors(path: str) -> Iterator[None]:
 
 
 def _is_of_the_disk(error: QuiverlogError) -> bool:
-    """True for a failure of the disk; False for a format from the future."""
+    """Return True for a failure of the disk; False for a format from the future."""
     return isinstance(error.__cause__, OSError) or error.retriable
 
 
@@ -84,11 +84,8 @@ class PartitionDirectories:
 
     # --- making and removing -------------------------------------------------------------------
     def create_partition(self, name: str, topic_id: bytes) -> bool:
-        """The directory of this very topic is kept as it is: False. One whose owner cannot be read
-        just now is not replaced: it may hold this topic's rows. Its name is durable after
-        `sync_partitions`; its `partition.json` is with the first rows. Before that a power failure
-        may tear it, which `remove_leftovers` expects: thousands of partitions must not cost as many
-        flushes."""
+        """Make a partition's directory; False where this topic has it already. Its name is durable
+        after `sync_partitions`, its `partition.json` with the first rows."""
         assert is_partition_name(name)
         assert len(topic_id) == 16, "another one counts as torn when it is read again"
         path = self.partition_path(name)
@@ -117,8 +114,7 @@ class PartitionDirectories:
         self.remove_partitions({name: None})
 
     def remove_partitions(self, owners: Mapping[str, bytes | None]) -> None:
-        """`owners`: topic id by partition name; a directory that is not that topic's is left alone;
-        None: any topic."""
+        """Remove partitions by name, with the topic id that each must have; None: any."""
         doomed: list[str] = []
         failures: list[QuiverlogError] = []
         for name, topic_id in owners.items():
@@ -146,7 +142,7 @@ class PartitionDirectories:
             if topic_id is not None and owner not in (topic_id, b""):
                 return []
             doomed = self.partition_path(doomed_name(name, owner or b""))
-            self._disk.remove_tree(doomed)  # The removal of another life did not finish.
+            self._disk.remove_tree(doomed)  # An earlier process began this removal.
             assert doomed != path
             self._disk.rename(path, doomed)
         return [doomed]
@@ -164,13 +160,12 @@ class PartitionDirectories:
 
         No content of the directory keeps a broker from starting: what cannot be removed or set
         aside stays, and is reported in `notes`. A directory whose `partition.json` cannot be read
-        is kept when its name is in `owners`: rows are worth more than the file that labels them.
+        is kept when its name is in `owners`.
 
-        `removed`: ids of topics that were deleted for certain. `written`: partitions that had rows
-        at a stop in order; one without any file was emptied by hand, and is not taken for a new
-        one. (One without rows may have lost its only file, which is not durable, to a power
-        failure.) `later` gets those beyond a few, for `remove_partitions` while requests are
-        served.
+        `removed`: ids of deleted topics. `written`: partitions that had rows at a clean stop; one
+        without any file was emptied by hand, and is not taken for a new one. (One without rows may
+        have lost its only file, which is not durable, to a power failure.) `later` gets those
+        beyond a few, for `remove_partitions` while requests are served.
         """
         gone: list[str] = []
         aside: list[str] = []
@@ -258,8 +253,8 @@ class PartitionDirectories:
         """Return True if a few flipped bits turned a partition's topic id into one that no topic
         has.
 
-        Ids are random: two that differ so little are one and the same, damaged. The directory's
-        name, and the name in the file, still give the owner.
+        Ids are random: two that differ in so few bits are one and the same, damaged. The
+        directory's name, and the name in the file, still give the owner.
         """
         return (
             bool(owner and own)
@@ -271,7 +266,7 @@ class PartitionDirectories:
         self.notes.append(f"data/{printable(name)} was left alone: {why}")
 
     def _label(self, name: str, topic_id: bytes) -> None:
-        """Write an owned partition's file anew. Doing without is no error."""
+        """Write an owned partition's file anew; a failure is no error."""
         with contextlib.suppress(QuiverlogError):
             write_partition_file(self._disk, self.partition_path(name), name, topic_id)
 
@@ -319,7 +314,7 @@ _REPLACEABLE: Final = (
     "clean-shutdown", "clean-shutdown.tmp", "node.json.tmp", "reserve", "reserve.tmp",
     "clock", "clock.tmp", "made-directories", "made-directories.tmp",
 )  # fmt: skip
-"""Files that a start can do without: what lies in their place and is no file is moved aside."""
+"""Files that a start can do without: what has their name and is no file is moved aside."""
 _UNFINISHED: Final = (
     "quorum-state.tmp", "metadata.log.tmp", "metadata.log.new", "metadata.log.install",
 )  # fmt: skip
@@ -333,13 +328,10 @@ class ClockNote(NamedTuple):
 
 
 class DataDirectory:
-    """`incarnation` is new at every start.
-
-    `clean_incarnation`: of the life before this one, if it ended cleanly. `metadata_bytes`: length
-    of the metadata log at the last clean stop, or 0. `written`: the partitions that had rows at
-    that stop, by name, and which rows. The opening of a log takes its entry out: from then on the
-    log has the bounds.
-    """
+    """`incarnation` is new at every start; `clean_incarnation` is that of the process before, if it
+    ended cleanly. `metadata_bytes`: length of the metadata log at the last clean stop, or 0.
+    `written`: the bounds of the partitions that had rows at that stop, by name. The opening of a
+    log takes its entry out: from then on the log has them."""
 
     __slots__ = (
         "_disk",
@@ -391,11 +383,9 @@ class DataDirectory:
         cluster_id: str = "",
         entropy: Callable[[int], bytes],
     ) -> DataDirectory:
-        """Take the directory, making it when missing. A new one counts as clean.
-
-        A directory that was used before is taken without a free byte on the disk. An empty
-        `cluster_id` takes the directory's own, or makes one up for a new directory.
-        """
+        """Take the directory, making it when missing; a new one counts as clean. Needs no free byte
+        in a directory that was used before. An empty `cluster_id` takes the directory's own, or a
+        new one."""
         with typed_errors(path):
             disk.make_dir(f"{path}/data")
             disk.make_dir(f"{path}/metadata")
@@ -410,7 +400,7 @@ class DataDirectory:
                 directory.notes += notes
                 directory._restrict()
                 directory._use_or_make_reserve()
-                # Last: if a start fails before this, the next one finds the same files.
+                # Last: if a start fails before this, the next one finds the files unchanged.
                 if foreign := _move_foreign_mark_aside(disk, path):
                     directory.notes.append(foreign)
                 mark = _consume_clean_mark(disk, path)
@@ -443,14 +433,14 @@ class DataDirectory:
 
     # --- owning --------------------------------------------------------------------------------
     def is_owned(self) -> bool:
-        """Costs some stat calls and a read of a few bytes: call it off the loop, now and then. Any
-        thread may call it, also while another closes the directory."""
+        """Return whether the lock still holds. Costs some stat calls and a short read: call it off
+        the loop. Any thread may call it, also while another closes the directory."""
         return self._lock.holds()
 
     # --- the reserve ---------------------------------------------------------------------------
     def _use_or_make_reserve(self) -> None:
-        """What a start must make durable (this incarnation, new leader epochs) takes little, and
-        without it a full disk would keep the rows from their readers."""
+        """What a start must make durable (this incarnation, new leader epochs) is small; without
+        room for it a full disk would keep the rows from their readers."""
         try:
             free_bytes = self._disk.free_bytes(self.path)
             if free_bytes < RESERVE_BYTES:
@@ -505,8 +495,8 @@ class DataDirectory:
         return f"{self.path}/{_MADE_FILE}"
 
     def noted_made(self) -> tuple[int, frozenset[tuple[bytes, int]]] | None:
-        """Return up to which metadata version partitions had their directories, and those that had
-        none, by topic id and number; None if there is no good note.
+        """Return (metadata version up to which partitions had their directories, those without, by
+        topic id and number); None if there is no good note.
 
         A note that names another directory is moved aside: by it a lost partition may pass for one
         that was never made.
@@ -604,7 +594,7 @@ def _move_foreign_mark_aside(disk: Disk, path: str) -> str:
 def _consume_clean_mark(disk: Disk, path: str) -> tuple[int, dict[str, Bounds], bytes]:
     """Return (length of the metadata log, partitions with rows, incarnation) at the last stop.
 
-    The mark is gone, durably, before anything is written that it speaks of.
+    The mark is removed, durably, before anything is written that it covers.
     """
     mark = f"{path}/{_CLEAN_FILE}"
     if not disk.exists(mark):

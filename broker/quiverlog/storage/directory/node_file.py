@@ -1,7 +1,5 @@
-"""`node.json`: which cluster and which node a data directory belongs to, and which one it is.
-
-Written once. Its values have a checksum: a changed value is damage.
-"""
+"""`node.json`: the cluster, the node and the id of a data directory. Written once; its values have
+a checksum."""
 
 from __future__ import annotations
 
@@ -24,10 +22,8 @@ _DIRECTORY_ID_BYTES: Final = 16
 
 
 class NodeFile(msgspec.Struct, kw_only=True):
-    """`directory_id`: random; a replaced disk gets another.
-
-    Files from before the first release lack it or `crc32c`, and are refused.
-    """
+    """`directory_id`: random; a replaced disk gets another. A file without it or `crc32c` is from
+    before the first release, and refused."""
 
     magic: str = _NODE_MAGIC
     version: int = _JSON_VERSION

@@ -1,7 +1,7 @@
 """The quorum of a stopped data directory: its voters, and making its own node the only voter.
 
-The directory keeps all that its metadata log holds; one entry is appended, in a new term, that
-names its own node as the only voter.
+One entry is appended to the metadata log, in a new term, that names the directory's own node as the
+only voter.
 
 Invariants:
 - Nothing is removed, replaced or cut, the mark of a clean stop included. The entry is one frame: a

@@ -1,5 +1,5 @@
 """Bytes for Python itself to read, copied with pread, a window at a time: a bad sector is then an
-error of some range; read through a mapping it would be SIGBUS.
+error of a range; through a mapping it would be SIGBUS.
 
 Unreadable or cut blocks are replaced by bytes that no batch has, and a walk finds damage there.
 """
@@ -36,7 +36,7 @@ class ByteSource(Protocol):
     def size(self) -> int: ...
 
     def read(self, position: int, size: int) -> memoryview:
-        """Return a copy; short only at the end of the source."""
+        """Return a copy, shorter only at the end of the source."""
 
 
 class BufferBytes:

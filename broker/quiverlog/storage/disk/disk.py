@@ -1,14 +1,13 @@
 """The disk interface of storage: the same log runs on `posix.PosixDisk` and on the simulator's
 disk.
 
-Paths are strings with `/`. A disk promises:
-- `File.append` stores all or nothing, by `size`; the next append overwrites a partial write.
-- Views from `File.read` stay valid and unchanged while referenced, whatever happens to the file. A
-  file under a view is never cut: a shorter one is written and given the name (`Disk.replace`).
-- Nothing is durable before `sync` (contents) and `sync_dir` (names) have returned.
-- Thread-safe: the methods of `Disk`, and `File.sync`, `read_copy`, `read_cached`, `resident`,
-  `write_head`, `close`. Others of one file: one thread at a time.
-- Descriptors are kept in reserve; without any, the error is `out_of_descriptors`: nothing was done.
+Paths are strings with `/`. Thread-safe are the methods of `Disk`, and `File.sync`, `read_copy`,
+`read_cached`, `resident`, `write_head` and `close`; others of one file need one thread at a time.
+
+A disk promises that `File.append` stores all or nothing, by `size`; that views from `File.read`
+stay valid and unchanged while referenced (a file under a view is never cut: a shorter one is
+written and given the name, `Disk.replace`); that nothing is durable before `sync` (contents) and
+`sync_dir` (names) have returned; that an error of `out_of_descriptors` means that nothing was done.
 """
 
 from __future__ import annotations
@@ -43,10 +42,8 @@ _OUT_OF_DESCRIPTORS: Final = frozenset((errno.EMFILE, errno.ENFILE))
 
 
 def out_of_descriptors(error: BaseException | None) -> bool:
-    """Return whether an operation failed before it began, for lack of a descriptor.
-
-    The disk may be fine.
-    """
+    """Return whether an operation failed before it began, for lack of a descriptor: the disk may be
+    fine."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in _OUT_OF_DESCRIPTORS:
             return True
@@ -71,7 +68,7 @@ def is_unreadable_file(error: BaseException) -> bool:
 
 
 def write_error(path: str, error: OSError) -> QuiverlogError:
-    """Clients see the message: no whole path in it."""
+    """Return the error for a failed write. Clients see its message: no whole path in it."""
     what = f"writing {short_name(path)}: {error.strerror or error}."
     if error.errno in _NO_ROOM:
         return DiskFull(what, file=path)
@@ -97,7 +94,8 @@ class FilePlace(NamedTuple):
 
     @property
     def fits_wire(self) -> bool:
-        """False where the wire cannot carry it: a name that is no text, or a number too large."""
+        """Return False where the wire cannot carry it: a name that is no text, or a number too
+        large."""
         is_text = not any("\ud800" <= character <= "\udfff" for character in self.path)
         return is_text and max(self.device, self.inode) < 2**63
 
@@ -109,12 +107,9 @@ class File(Protocol):
     size: int
 
     def append(self, buffers: Sequence[Buffer]) -> int:
-        """Write after the last byte. Returns the position of the first byte written.
+        """Write after the last byte; return the position of the first byte written.
 
-        Raises:
-            DiskFull: no room; nothing was appended.
-            ThrottledBroker: no free descriptor; nothing was attempted.
-            StorageFault: another failure; nothing was appended.
+        Raises DiskFull, ThrottledBroker (no free descriptor), StorageFault: nothing was appended.
         """
 
     def read(self, position: int, size: int) -> memoryview:
@@ -137,10 +132,8 @@ class File(Protocol):
         """Return how another process of this machine opens it, if known."""
 
     def resident(self, position: int, size: int) -> bool:
-        """Return whether these bytes are in memory.
-
-        True where the system does not report it; may be outdated a moment later.
-        """
+        """Return whether these bytes are in memory, which may change at any time; True where the
+        system does not report it."""
 
     def rewrite(self, position: int, data: Buffer) -> None:
         """Write the bytes at `position` once more, so that the next `sync` includes them.

@@ -9,7 +9,7 @@
 20  ... payload
 ```
 
-Owns the refusal of what is damaged (CorruptLog) and of another version (UnsupportedFormat).
+Damaged files are refused with CorruptLog, other versions with UnsupportedFormat.
 """
 
 from __future__ import annotations

@@ -31,8 +31,8 @@ from quiverlog.storage.disk.posix_file import WRITTEN, PosixFile, write_all
 __all__ = ["RESERVED_DESCRIPTORS", "PosixDisk", "PosixFile", "PosixLock"]
 
 
-# The lock on a data directory. While its descriptors are open, the kernel reuses their inode
-# numbers for no other file, so a directory with the same number is the same directory.
+# While a lock's descriptors are open, the kernel reuses their inode numbers for no other file: a
+# directory with the same number is the same directory.
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY
 _LOCK_FILE: Final = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
 
@@ -80,8 +80,8 @@ class PosixLock:
             raise
 
     def directory(self, path: str) -> Descriptor | None:
-        """Return this lock's descriptor of the directory, unless another directory has the path
-        now: syncing the locked one would be of no use to the next start."""
+        """Return this lock's descriptor of the directory; None where another directory has the path
+        now: to sync the locked one would not help the next start."""
         descriptor = self._directories.get(path)
         return descriptor if descriptor is not None and _is_at(descriptor, path) else None
 
@@ -190,10 +190,8 @@ class PosixDisk:
         return False
 
     def opened(self, file: PosixFile) -> None:
-        """Close files above the bound, second chance.
-
-        Thread-safe: each step is one atomic operation of the deque.
-        """
+        """Close files above the bound, second chance. Thread-safe: each step is one atomic
+        operation of the deque."""
         files = self._open_files
         files.append(file)
         for _ in range((WRITTEN + 1) * len(files)):

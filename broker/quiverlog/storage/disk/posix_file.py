@@ -1,8 +1,8 @@
 """One file of the POSIX disk: positional writes, mapped reads, a descriptor that comes and goes.
 
-An opened file must be the same one as before. A caller holds the `Descriptor` while it uses it:
-another thread may be in fdatasync on an evicted one. Mappings need no descriptor and cover twice
-the bytes: a growing file needs few.
+A file that is opened again must be the same one. A caller holds the `Descriptor` while it uses it:
+another thread may evict it. Mappings need no descriptor and cover twice the bytes: a growing file
+needs few.
 
 Invariant: no byte at or after `size` is served; beyond the file's end the kernel sends SIGBUS.
 """

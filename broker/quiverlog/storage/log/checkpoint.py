@@ -1,9 +1,6 @@
 """The small files of a partition that a restart begins from, and the replay of its producers: the
 newest good snapshot that is not ahead of the log, then the batch headers after it.
 
-A snapshot of another log is rejected (docs/adr/0072): the last batch before its offset, the newest
-batch that it names, and each producer's first batch after it must agree with it.
-
 Invariant: a damaged file counts as missing; the log is scanned or replayed from further back.
 """
 
@@ -82,7 +79,8 @@ SNAPSHOTS_KEPT: Final = 2
 
 class Producers(Protocol):
     def capture(self) -> Callable[[], bytes]:
-        """Take the states as they are now, cheaply; a job calls the result, which encodes them."""
+        """Capture the states as they are now, cheaply; a job calls the result, which encodes
+        them."""
 
     def blank(self, now_us: int | None = None) -> Self:
         """Return empty states of the same kind, to be restored. `now_us`: when restored producers
@@ -99,7 +97,7 @@ class Producers(Protocol):
 
     @property
     def newest_offset(self) -> int:
-        """The first row of the newest batch in these states; -1: none."""
+        """Return the first row of the newest batch in these states; -1: none."""
 
     def check(self, header: BatchHeader) -> int | None:
         """Return where the batch was stored, None for a new one. Raises the error that refuses
@@ -130,8 +128,8 @@ class StoredPoint(NamedTuple):
 class _Copies:
     """The copies of one small file.
 
-    A damaged one counts as lost: the other, or the log, has the value. One that the disk does not
-    deliver now may be good: while no other is, its absence proves nothing.
+    A damaged one counts as lost: the other, or the log, has the value. One that the disk cannot
+    read now may be good: while no other is, nothing is concluded.
     """
 
     def __init__(self, disk: Disk, magic: bytes, size: int) -> None:
@@ -238,10 +236,8 @@ def pack_recovery_point(point: RecoveryPoint, bounds: Bounds) -> bytes:
 
 
 def load_recovery_point(disk: Disk, directory: str, names: Sequence[str]) -> StoredPoint:
-    """Read the file and its copy; an empty point if there is none.
-
-    All their points and bounds are valid: the later ones count.
-    """
+    """Read the file and its copy; an empty point if there is none. All points and bounds in them
+    are valid: the later ones count."""
     point, known = RecoveryPoint(), Bounds(0, 0)
     contents: dict[str, bytes] = {}
     bad: list[str] = []
@@ -311,7 +307,6 @@ def load_snapshot(disk: Disk, directory: str, offset: int) -> bytes | None:
     return found[0][_OFFSET.size :]
 
 
-# Restoring producer state from the files.
 def restore_producers(
     disk: Disk,
     directory: str,
@@ -368,7 +363,7 @@ class _Rows:
         self._damages = damages
 
     def replay(self, producers: Producers, start: int) -> bool:
-        """Returns False, half way, if one of them cannot follow the snapshot's state."""
+        """Return False, half way, if one of them cannot follow the snapshot's state."""
         assert 0 <= start <= self._end
         seen = joined = start
         met: set[int] = set()
@@ -405,7 +400,7 @@ class _Rows:
         yield from self._segments.headers(max(seen, self._start), self._damages)
 
     def _report_damages(self, first: int) -> None:
-        """Report also the damage that this walk has skipped: its producer state is missing."""
+        """Report the damage that this walk has skipped, too: its producer states are missing."""
         assert self._start <= first <= self._end
         met = [(one, place) for one in self._segments.holding(first) for place in one.damages]
         for segment, place in met:
@@ -415,8 +410,8 @@ class _Rows:
                 self._damages.append(message)
 
     def confirm(self, producers: Producers, offset: int) -> bool:
-        """Also where the rows' producer is missing: it may be expired, and then a replay costs only
-        time."""
+        """Return whether the rows have the snapshot's newest batch, or miss its producer: it may be
+        expired, and then a replay costs only time."""
         assert 0 <= offset <= self._end
         before = self._batch_with(offset - 1)
         if before is None or before.next_offset > offset or before.producer_id < 0:

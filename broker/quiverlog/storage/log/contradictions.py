@@ -1,15 +1,13 @@
 """Small files of a partition that contradict the others: well formed, but another partition's or
 out of date.
 
-Owns which of them is rejected. It then counts as lost, which opening.py handles; it is moved aside
-for an operator, and named. One file is never trusted against two, and none against the rows
-themselves:
+A rejected file counts as lost, which opening.py handles, and is moved aside and named for an
+operator. One file is never trusted against two, and none against the rows themselves. Rejected is:
 
-- the two log starts differ: the one that another file confirms counts, else the smaller. A crash
-  between the two leaves the same state, and rows are trimmed when both are written;
-- a log start, or a recovery point that its copy contradicts, lies beyond the end of all rows;
-- the epochs of `leader-epochs` are not those that the rows carry;
-- `truncate-to` exists after a clean stop, or is another partition's.
+- of two different log starts the one that no other file confirms, else the larger. A crash between
+the two leaves the same state, and rows are trimmed when both are written; - a log start, or a
+recovery point that its copy contradicts, beyond the end of all rows; - `leader-epochs` with other
+epochs than the rows; - `truncate-to` after a clean stop, or of another partition.
 """
 
 from __future__ import annotations
@@ -122,7 +120,7 @@ class _Look:
         return found
 
     def _end_of_rows(self) -> int:
-        """Return the end of the rows in the files; a maximum, where damage hides it."""
+        """Return the end of the rows in the files, or more where damage hides it."""
         if self._reach < 0:
             self._reach = max([0, *(header.mark.offset for header in self._headers())])
             for segment in self._files()[-1:]:
@@ -188,7 +186,7 @@ class _Look:
             if name in self._names
         }
         if len(stored) < 2 or any(one.bad or not one.contents for one in stored.values()):
-            return  # With one of them gone the other has to be believed.
+            return  # With one of them gone the other must count.
         ends = {n: max(s.point.offset, s.bounds.end_offset) for n, s in stored.items()}
         starts = {n: s.bounds.start_offset for n, s in stored.items()}
         for name, other in (
@@ -208,10 +206,8 @@ class _Look:
                 return
 
     def _fits(self, point: RecoveryPoint) -> bool:
-        """True where a batch ends, or where the file begins whose loss only this point would show.
-
-        After a power failure that point may be the only one that is as new.
-        """
+        """Return True where a batch ends, or where a file begins whose loss only this point would
+        show: after a power failure it may be the only one as new."""
         at = point.position
         assert point.base_offset <= point.offset
         for segment in self._files():
@@ -256,7 +252,7 @@ class _Look:
         ]
         others = [in_list for in_list, in_row in listed if in_list != in_row]
         assert all(epoch >= NO_EPOCH for epoch in others)
-        # Where few differ it is batches that are damaged; but their epochs would be in the list.
+        # Few that differ are damaged batches, but their epochs would be in the list.
         if NO_EPOCH in others or 2 * len(others) > max(len(listed), 2):
             self._aside(EPOCHS_FILE, "lists other leader epochs than the rows have")
 
@@ -276,7 +272,7 @@ def _headers(segment: Segment) -> Iterator[BatchHeader]:
 
 
 def _walk(segment: Segment) -> int:
-    """Return where the rows of a segment end; for ever, where something is in the way."""
+    """Return where the rows of a segment end; _FOREVER where damage is in the way."""
     end, at = segment.base_offset, SEGMENT_HEADER_BYTES
     assert end >= 0
     for header in _headers(segment):

@@ -1,9 +1,4 @@
-"""Partitions' directories and foreign files in them: owners, strays, lost names.
-
-A file with a segment's name whose rows its neighbour already holds is a stray and is moved aside:
-content decides, not the name. A log whose first file lost its name in a power failure before any
-flush ends before the others (adr/0017); if rows may have been flushed, they count as missing.
-"""
+"""Partitions' directories and foreign files in them: owners, strays, lost names."""
 
 from __future__ import annotations
 
@@ -122,8 +117,8 @@ def printable(name: str) -> str:
 
 
 def read_topic_id(disk: Disk, directory: str) -> bytes | None:
-    """Empty if its file is missing or torn, as a power failure during the creation leaves it, or
-    has no valid id; None if it cannot be read."""
+    """Return the topic's id; empty if its file is missing, torn (by a power failure during the
+    creation) or without a valid id; None if it cannot be read."""
     path = f"{directory}/{PARTITION_FILE}"
     try:
         file = _DECODER.decode(disk.read_file(path))
@@ -170,7 +165,7 @@ def sync_partition_file(disk: Disk, directory: str) -> None:
         disk.open(f"{directory}/{PARTITION_FILE}", create=False).sync()
 
 
-# Files with a segment's name but none of its rows, which their neighbour holds.
+# Strays: files with a segment's name whose rows the neighbour holds. Content decides, not the name.
 def set_aside_strays(
     disk: Disk, directory: str, segments: list[Segment], names: Sequence[str]
 ) -> list[str]:
@@ -235,7 +230,7 @@ def _reaches(segment: Segment, following: Segment) -> bool:
     return False
 
 
-# A log whose first file has lost its name, while later files exist.
+# A log whose first file lost its name in a power failure before any flush (adr/0017).
 def lost_unflushed(
     segments: Sequence[Segment],
     start_offset: int,
@@ -243,11 +238,12 @@ def lost_unflushed(
     names: Sequence[str],
     moved: Sequence[str],
 ) -> bool:
-    """Return True if the log should end at its start, before all its files.
+    """Return True if the log should end at its start, before all its files; False if rows may have
+    been flushed, which then are missing.
 
-    Indexes and snapshots count, because they are written after a flush, and so does a `moved` entry
-    with a segment's name that was no file: it was put there by hand. `known_offset`: the end by the
-    log's small files and the last stop. Raises UnsupportedFormat.
+    Indexes and snapshots count as flushed, because they are written after a flush; so does a
+    `moved` entry with a segment's name that was no file: it was put there by hand. `known_offset`:
+    the end by the log's small files and the last stop.
     """
     assert start_offset >= 0
     assert known_offset >= 0

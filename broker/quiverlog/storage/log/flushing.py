@@ -1,7 +1,7 @@
 """The part of a log that is not on the disk yet, and the jobs that bring it there.
 
-Invariant: at most one FlushJob is outstanding. What it captured belongs to it until it is complete
-or postponed.
+Invariant: at most one FlushJob is outstanding; what it captured is its own until it is complete or
+postponed.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class Unflushed:
         self._appended_us = 0
         self._finished: Segment | None = None
         self._point_behind = False
-        # Cleared by a failed attempt: the next append sets it again, where a due time in the past
-        # would cause one flush after the other.
+        # A failed attempt clears it until the next append: a due time in the past would cause one
+        # flush after the other.
         self._point_due = False
         self._rolled = False
         self._since_us: int | None = None
@@ -238,7 +238,7 @@ class Unflushed:
                 self.snapshot_saved(file.offset)
 
     def postpone(self, job: FlushJob, epochs: LeaderEpochs) -> None:
-        """Take the job's work back: it attempted nothing, and all of it must be flushed still."""
+        """Take the job's work back: it attempted nothing."""
         assert job is self.outstanding
         self.outstanding = None
         mine = [s for s in job.segments if not s.dropped and s not in self.segments]

@@ -1,9 +1,8 @@
 """Work of a log that may block: made on the loop, run off it, completed on the loop again.
 
-A job captures all it needs when it is made: `run` changes
-nothing that the loop reads, except the failed fsyncs that jobs share (marks.py). Of what the loop
-changes it reads `Segment.dropped`, which is set once and only saves it work, and the size of a
-file, which only grows. It returns a value or raises, and the log takes the outcome:
+A job captures all it needs when it is made: `run` changes nothing that the loop reads, except the
+failed fsyncs that jobs share (marks.py). Of what the loop changes it reads `Segment.dropped`, which
+is set once, and the size of a file, which only grows. The log takes its result or error:
 
 | job            | made by                       | taken in by                         |
 |----------------|-------------------------------|-------------------------------------|
@@ -14,10 +13,9 @@ file, which only grows. It returns a value or raises, and the log takes the outc
 | reading_jobs   | NotResident                   | `complete_read`                     |
 | TruncateJob    | `Log.begin_truncate`          | `complete_truncate`, `fail_truncate`|
 
-Jobs with the same `key` must run one after another, but not in the order in which they were begun:
-the caller may let a flush overtake reads and trims (node/runtime/jobs.py). So a job that was begun
-earlier must not overwrite newer files with older contents (`TrimJob`, its epochs). A job has no
-result when its `run` raised; those with a `fail_...` must get the error.
+Jobs with the same `key` run one after another, but a flush may overtake reads and trims
+(node/runtime/jobs.py): a job must not overwrite newer files with older contents (`TrimJob`, its
+epochs).
 """
 
 from __future__ import annotations
@@ -54,8 +52,7 @@ __all__ = [
 
 class Job(Protocol):
     @property
-    def key(self) -> str:
-        """Jobs of one key run one after another."""
+    def key(self) -> str: ...
 
     @property
     def kind(self) -> str:
@@ -73,7 +70,7 @@ class IndexFile(NamedTuple):
 
 
 class SnapshotFile(NamedTuple):
-    """The state of the partition's producers when the log ended at `offset`.
+    """The states of the partition's producers when the log ended at `offset`.
 
     `encode` is called in the job: there may be ten thousand producers.
     """
@@ -98,17 +95,17 @@ class FlushResult(NamedTuple):
 class FlushJob:
     """Bring everything below `end_offset` to the disk; then what shortens the next start.
 
-    `label`: flush `partition.json` before anything else. It goes with the first flush: thousands of
-    new directories cost no fsync. Acknowledged rows without it would be taken for those of a topic
-    that was created anew under their name while this broker was down.
+    `label`: flush `partition.json` first. Acknowledged rows without it would pass for those of a
+    topic that was created anew under their name while this broker was down; at their creation
+    thousands of directories would cost an fsync each.
 
-    `mark`: written when the rows are on the disk, and durable with the next flush: that costs no
-    fsync, and a start after a crash finds all flushes but the last one (adr/0017). `mark_before`:
-    the same for the segment before, once when rows follow.
+    `mark`: written after the rows, durable with the next flush: that costs no fsync, and a start
+    after a crash finds all flushes but the last one (adr/0017). `mark_before`: the same for the
+    segment before, once when rows follow.
 
-    Mark and recovery point cover all rows below `end_offset`: earlier flushes of this process, each
-    completed before the next is begun, have covered those not in `segments`; and `fsyncs` raises
-    once any fsync of this log has failed.
+    Mark and recovery point cover all rows below `end_offset`: earlier flushes, each completed
+    before the next begins, covered those not in `segments`, and `fsyncs` raises once any has
+    failed.
     """
 
     kind: ClassVar[str] = "flush"
@@ -202,8 +199,8 @@ class TrimResult(NamedTuple):
 class TrimJob:
     """Write the log start `offset`.
 
-    Before files are removed, the producer state from their batches is made durable: these batches
-    can still be sent again. So are the leader epochs that only these batches have.
+    Before files are removed, the producer states from their batches are made durable: these batches
+    can still be sent again. So are the leader epochs that only they have.
 
     `scratch`: indexes that can be removed to free space. `segments`: unflushed rows that are
     trimmed, or that the snapshot covers. `newest`: the segment whose header gets the start, too

@@ -1,7 +1,7 @@
 """One partition's log: consecutive segments as one sequence of offsets. One thread uses a log.
 
-Owns opening and closing, append, roll, flush, trim, truncation and retention; reading is in
-`reader`. What waits for the disk is a job (`jobs`): begun here, run elsewhere, completed here.
+Owns append, roll, flush, trim, truncation and retention; `reader` reads. What waits for the disk is
+a job (`jobs`): begun here, run elsewhere, completed here.
 
 Invariants:
 - log_start_offset <= log_end_offset; rows below flushed_offset survive a power failure.
@@ -89,13 +89,14 @@ class LogConfig:
 
     @property
     def roll_bytes(self) -> int:
-        """At most an eighth of `retention_bytes`, or the bound could not hold."""
+        """Retention removes whole files: at most an eighth of `retention_bytes`, or the bound could
+        not hold."""
         if self.retention_bytes < 0:
             return self.segment_bytes
         return max(1, min(self.segment_bytes, self.retention_bytes // 8))
 
     def roll_us(self, *, has_late: bool) -> int:
-        """Early with late rows: all its rows from the first late one stay as long as the last."""
+        """Roll early with late rows: all rows after the first late one stay as long as the last."""
         if not has_late or self.retention_ms < 0:
             return self.segment_ms * 1000
         assert self.segment_ms > 0
@@ -103,8 +104,7 @@ class LogConfig:
 
 
 class Log:
-    """All attributes are for reading, except `config`. `reader` has the rows, and owns start and
-    end."""
+    """Attributes are for reading, except `config`. `reader` owns start and end."""
 
     __slots__ = (
         "_changed", "_disk", "_indexes", "_last_given_up", "_leader_producers", "_opened_at",
@@ -178,7 +178,7 @@ class Log:
         """Open the log in `directory`, which must exist; recover it unless `clean`. In any thread.
 
         A clean log whose recovery point does not agree with its files is scanned nevertheless. No
-        row can have been written under an epoch above `epoch_newest`.
+        row can have an epoch above `epoch_newest`.
 
         Raises UnsupportedFormat; CorruptLog: its rows are of newer epochs, they stay as they are;
         OSError, DiskFull, StorageFault: the disk failed.
@@ -211,7 +211,8 @@ class Log:
         return log
 
     def distrust(self, offset: int) -> None:
-        """Verify rows from `offset` on again, also this process's own: a reader got other bytes."""
+        """Verify rows from `offset` on again, also this process's own: a reader got damaged
+        bytes."""
         for segment in self._segments.holding(offset)[:1]:
             assert not segment.dropped
             segment.distrust()
@@ -250,10 +251,8 @@ class Log:
 
     # --- flushing ------------------------------------------------------------------------------
     def begin_flush(self, *, background: bool = False) -> FlushJob:
-        """Make the job that flushes all that is unflushed now. At most one is outstanding.
-
-        In the `background` no request waits for it: it also writes the recovery point.
-        """
+        """Make the job that flushes all that is unflushed now. At most one is outstanding. Without
+        a request that waits for it (`background`) it also writes the recovery point."""
         assert self._truncation is None, "a truncation is outstanding"
         if self.fault:
             raise StorageFault(f"{short_name(self.directory)}: {self.fault}.")
@@ -262,7 +261,7 @@ class Log:
         return self._unflushed.begin(self.log_end_offset, last, self.epochs, background=background)
 
     def complete_flush(self, job: FlushJob, result: FlushResult) -> int:
-        """Take a flush's result; return the new flushed offset.
+        """Return the new flushed offset.
 
         Raises StorageFault: an earlier job failed at an fsync. The kernel reports lost pages once:
         the success of this one proves nothing.
@@ -275,10 +274,8 @@ class Log:
         return self.flushed_offset
 
     def fail_flush(self, job: FlushJob, error: BaseException) -> bool:
-        """Take a flush's failure. True: a write or fsync failed, which is final for the log.
-
-        False: no file descriptor was free; flush again later.
-        """
+        """Return True where a write or fsync failed, which is final for the log; False where no
+        file descriptor was free: flush again later."""
         self._unflushed.postpone(job, self.epochs)
         if not out_of_descriptors(error):
             self.fault = f"flush failed: {error}"
@@ -288,9 +285,8 @@ class Log:
         """Return when a flush in the background is due (`Now.mono_us`): None for never, 0 for at
         once.
 
-        Never while a truncation is outstanding: it replaces the files that a flush would sync. At a
-        roll, after 64 MiB and after 30 s, for every level of durability, and once more when a log
-        has become idle: it bounds what a start after a crash has to scan.
+        Due at a roll, after 64 MiB and after 30 s, for every level of durability, and once more
+        when a log has become idle: that bounds what a start after a crash scans.
         """
         if self.fault or self._truncation is not None:
             return None
@@ -309,8 +305,8 @@ class Log:
         """Note that the log equals that of the epoch's leader up to `start_offset`, where it began
         to lead.
 
-        True if the list has to be written for this to hold after a crash; rows of the epoch prove
-        it by themselves.
+        True if the list must be written for this to hold after a crash; rows of the epoch prove it
+        by themselves.
         """
         assert epoch >= 0
         if start_offset != self.log_end_offset or start_offset <= self.log_start_offset:
@@ -323,9 +319,8 @@ class Log:
     def begin_truncate(self, offset: int) -> TruncateJob | None:
         """Begin to truncate the rows from `offset` on; None if there are none.
 
-        No flush and no trim may be outstanding, and nothing may be appended, flushed or trimmed
-        until the job is complete: it holds the files' names. A batch is removed whole: the log may
-        end before `offset`.
+        Nothing may be appended, flushed or trimmed until the job is complete: it replaces files. A
+        batch is removed whole: the log may end before `offset`.
         """
         assert self._unflushed.outstanding is None, "a flush is outstanding"
         assert self._truncation is None, "a truncation is outstanding"
@@ -408,15 +403,15 @@ class Log:
         return not (self._changed or self.epochs.dirty or self.fault)
 
     def release_indexes(self) -> None:
-        """Take this log out of the cache that all logs share: `close` may run in a job."""
+        """Take this log out of the cache that all logs share, on the loop: `close` may run in a
+        job."""
         for segment in self._segments.items:
             self._indexes.discard(segment)
 
     def close(self, *, clean: bool) -> None:
         """Close the files. `clean`: flush, and write what lets the next start skip the scan.
 
-        If the latter cannot be written, the next start scans. Raises OSError, QuiverlogError: not
-        clean; the files are closed nevertheless.
+        Raises OSError, QuiverlogError: not clean; the files are closed nevertheless.
         """
         try:
             if clean and not self.fault:
@@ -463,8 +458,8 @@ class Log:
             last.save_index()
 
     def _end_point(self) -> RecoveryPoint:
-        """If no segment is left, the point names the last one that was removed: its file may still
-        exist, because the removal failed, and then a start recognizes it without a scan."""
+        """Without a segment the point names the last one removed: if its removal failed, a start
+        recognizes the file without a scan."""
         if self._segments.items:
             last = self._segments.items[-1]
             return RecoveryPoint(self.log_end_offset, last.base_offset, last.file.size)
@@ -492,10 +487,10 @@ class Log:
     def append_copied(self, batches: Batches, now: Now, arrived_us: int = -1) -> int:
         """Write batches of another broker's log with their stamps; return the log's new end.
 
-        They must begin at this log's end. The first batch of a log without rows may begin before
-        the log start, if the start is inside it; one that ends there holds no row of this log.
-        Their producers are recorded without the checks of a produce request. `arrived_us`: when
-        late ones arrived at the leader; 0: there are none; -1: the leader did not send it.
+        They must begin at this log's end; the first batch of a log without rows may have the log
+        start inside it. Their producers are recorded without the checks of a produce request.
+        `arrived_us`: when late ones arrived at the leader; 0: there are none; -1: the leader did
+        not send it.
 
         Raises as `append`, and CorruptLog: the offsets or epochs do not join up; nothing was
         appended.
@@ -625,11 +620,11 @@ class Log:
         return self.config.roll_us(has_late=segment.arrived_us > 0)
 
     def clock_jumped(self, now: Now) -> bool:
-        """Correct arrival times after the wall clock went ahead: it may have been behind, and with
-        it the times of rows.
+        """Correct arrival times after the wall clock jumped ahead: it may have been behind, and
+        with it the times of rows.
 
-        The age of rows that this process appended is known from its monotonic clock. True if there
-        is something new to be flushed.
+        The monotonic clock has the age of rows that this process appended. True if there is
+        something new to flush.
         """
         first = self._opened_at
         changed = False
@@ -652,8 +647,8 @@ class Log:
     def begin_trim(self, offset: int, *, promised: bool = True) -> TrimJob | None:
         """Begin to remove the rows below `offset`; None if there is nothing to do. One at a time.
 
-        `promised`: a client gets the answer that the rows are gone. Retention decides again after a
-        crash: if it frees no file, its start is not written but moves at once. Raises
+        `promised`: a client is answered that the rows are gone. Retention decides again after a
+        crash: if it frees no file, its start moves at once and is not written. Raises
         OffsetOutOfRange.
         """
         assert self._trim is None, "a trim is outstanding"
@@ -696,10 +691,9 @@ class Log:
     ) -> TrimJob:
         """Begin to remove all rows and start at `offset`, beyond the log's end; a trim.
 
-        For a follower whose leader has removed the rows from this end on. Nothing may be appended
-        until it is complete. The producers of the missing rows are missing too: the
-        leader's snapshot at `offset` replaces the state here, and is on the disk before the log
-        begins there. Raises CorruptLog: it is no snapshot.
+        For a follower whose leader has removed the rows from this end on; nothing may be appended
+        until it is complete. `leader_snapshot`, of the producers at `offset`, replaces the states
+        here, and is on the disk before the log begins there. Raises CorruptLog: it is no snapshot.
         """
         assert self._trim is None, "a trim is outstanding"
         assert self._truncation is None, "a truncation is outstanding"
@@ -727,8 +721,7 @@ class Log:
         return self._trim
 
     def complete_trim(self, job: TrimJob, result: TrimResult) -> RemoveFilesJob | None:
-        """Take a trim's result: the new log start is on the disk, and readers lose the rows below
-        it.
+        """The new log start is on the disk: readers lose the rows below it.
 
         Returns the job that removes their files; None if there are none, or if they must stay for
         the next start, which reads the disk.
@@ -758,10 +751,7 @@ class Log:
         return self._detach_given_up(snapshot)
 
     def fail_trim(self, job: TrimJob, error: BaseException) -> None:
-        """Take a trim's failure: the log start stays.
-
-        If the job had to flush rows, the flush may have failed, which is final.
-        """
+        """If the job had to flush rows, the flush may have failed, which is final."""
         assert job is self._trim
         assert self._start_saved < job.offset, "what is on the disk stays there"
         self._trim = None
@@ -838,7 +828,6 @@ class Log:
         return SnapshotFile(self.log_end_offset, self._producers.capture())
 
 
-# Retention.
 def target(
     log: Log,
     now: Now,
@@ -877,7 +866,7 @@ def _by_arrival(log: Log, clock: Now, cutoff_us: int, end_offset: int) -> int:
     for segment in log.reader.segments:
         if segment.base_offset >= end_offset:
             break
-        # A damaged header: the arrival that it held is unknown, so assume now.
+        # A damaged header may have held an arrival: assume now.
         if not segment.created_us and not segment.arrived_us:
             segment.note_arrival(clock.wall_us, segment.base_offset)
         assert segment.arrived_from >= segment.base_offset

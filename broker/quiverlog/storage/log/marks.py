@@ -124,8 +124,8 @@ class Marks:
 
 
 class Fsyncs:
-    """The fsyncs of one log's rows: the kernel reports pages that it could not write once and drops
-    them; after one that failed no later one proves anything.
+    """The fsyncs of one log's rows. The kernel reports pages that it could not write once and drops
+    them: after a failed fsync no later one proves anything.
 
     For the log's jobs alone: the loop reads `Log.fault`.
     """

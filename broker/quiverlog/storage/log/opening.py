@@ -1,8 +1,8 @@
 """Opening a log: reading the files of a directory into a log's state, in any thread.
 
-If everything is as a clean stop leaves it, nothing is written; at the first difference the long way
-begins: finish an interrupted truncation, read the small files, drop what was trimmed, then trust
-the recovery point or scan. Both ways end in the same `OpenedFiles`; a test compares them over every
+As a clean stop leaves the files, nothing is written; at the first difference the long way begins:
+finish an interrupted truncation, read the small files, drop what was trimmed, then trust the
+recovery point or scan. Both ways end in the same `OpenedFiles`; a test compares them over every
 kind of damage.
 """
 
@@ -52,10 +52,9 @@ __all__ = ["OpenedFiles", "given_up_files", "open_as_left", "open_files"]
 class OpenedFiles:
     """The files of a log as found.
 
-    `given_up`: files below the log start, removed once nothing needs to be read from them.
-    `start_durable`: `log-start` or its copy has the log start. If neither does, the files must
-    stay, and every start reports it again until the next trim: the broker may die before the report
-    is read.
+    `given_up`: files below the log start, removed once nothing is read from them. `start_durable`:
+    `log-start` or its copy has the log start. Without it the files must stay, and every start
+    reports it until the next trim: the broker may die before the report is read.
     """
 
     segments: list[Segment]
@@ -89,8 +88,8 @@ def open_as_left(
     epoch_newest: int,
     known: Bounds | None,
 ) -> OpenedFiles | None:
-    """Open the files if they are as a clean stop leaves them, else None. Never raises. Fills
-    `epochs`, unless the result is None."""
+    """Open the files if they are as a clean stop leaves them, and fill `epochs`; else None. Never
+    raises."""
     try:
         return _open(disk, directory, entries, epochs, epoch_newest, known)
     except (OSError, QuiverlogError):
@@ -485,9 +484,9 @@ class _Opening:
     def _flush_again(self, segment: Segment) -> None:
         """Write what was scanned once more, in place, and flush it.
 
-        The last process may have died of a failed flush: the kernel may count what is in the page
-        cache as written, and an fsync alone would do nothing. In place, because the rows may be
-        acknowledged: none may be missing for a moment.
+        After a failed flush the kernel may count what is in the page cache as written: an fsync
+        alone would do nothing. In place: the rows may be acknowledged, and none may be missing for
+        a moment.
         """
         assert not segment.dropped
         segment.drop_index()

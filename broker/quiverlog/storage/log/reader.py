@@ -1,7 +1,7 @@
 """The read side of a log: rows, headers, times and sizes by offset.
 
 A read that would wait for the disk, or for checksums of many bytes, raises NotResident with the job
-to run first. The log that has a reader changes what it owns; all others only read.
+to run first.
 
 Invariants: log_start_offset <= log_end_offset; only rows between them are served.
 """
@@ -41,8 +41,8 @@ from quiverlog.storage.segment.segments import IndexCache, Segments
 __all__ = ["LogReader"]
 
 _CHECKS_MAX: Final = 6
-"""For one question to one segment: rows are verified, the damage behind them is diagnosed, and the
-rows behind that verified; each verification twice where stamps are wrong."""
+"""Of one read in one segment: rows are verified, the damage behind them is diagnosed, and the rows
+behind that verified; each verification twice where stamps are wrong."""
 _Answer = TypeVar("_Answer")
 
 
@@ -136,8 +136,8 @@ class LogReader:
         """Return whole batches from the one that holds `offset` on, none that begins at
         `end_offset`.
 
-        At least one batch, more while they fit `bytes_max`; an answer for each segment. Empty at
-        the end.
+        At least one batch, more while they fit `bytes_max`; an answer per segment. Empty at the
+        end.
 
         Unless `cold_ok`, raises NotResident instead of waiting for the disk; what jobs in
         `just_read` have read is read all the same. `in_files`: answers have no views, and their
@@ -222,8 +222,7 @@ class LogReader:
         cold_ok: bool,
         just_read: JustRead,
     ) -> _Answer:
-        """Return the answer of one segment, whose index and bytes are there and verified by
-        then."""
+        """Return the answer of one segment after the checks of its index and bytes."""
         self._load(segment, cold_ok)
         done = [job for job in just_read if job.segment is segment]
         checks_max = len(done) + _CHECKS_MAX
@@ -348,7 +347,7 @@ class LogReader:
         """Return when late rows of the segments that hold [offset, end_offset) arrived; 0: none is
         late.
 
-        They must have been loaded, as those are of which rows were read.
+        Their headers must be loaded, as after a read of their rows.
         """
         assert offset <= end_offset
         latest_us = 0

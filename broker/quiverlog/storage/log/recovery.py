@@ -1,11 +1,9 @@
-"""What a log does with its segments after an unclean stop.
+"""What a log does with its segments after an unclean stop: all from the recovery point on is
+scanned with checksums; below it the first read finds damage.
 
-All from the recovery point on is scanned with checksums. What is *known* to be flushed, by the
-recovery point or by a segment's mark, was on the disk: whatever does not fit there is damage, which
-is reported and stepped over, and rows without a file are missing. Above, the log is cut at the
-first hole, with everything behind it; a batch that is all there and wrong is damage there too.
-Below the recovery point nothing is looked at, let alone cut: damage there is found by the first
-read.
+What is *known* to be flushed, by the recovery point or a segment's mark, was on the disk: what does
+not fit there is damage, reported and stepped over, and rows without a file are missing. Above, the
+log is cut at the first hole; a batch that is complete and wrong is damage there too.
 """
 
 from __future__ import annotations
@@ -48,8 +46,8 @@ def recover_segments(
     epoch_newest: int = EPOCHS_ALL.newest,
     flushed_offset: int = 0,
 ) -> tuple[list[Segment], RecoveryReport]:
-    """Takes the segments after a cut out of `segments` and marks them `dropped`. All rows below
-    `flushed_offset` are on the disk by other files."""
+    """Cut `segments`, marking those after the cut `dropped`. Rows below `flushed_offset` are on the
+    disk by other files."""
     report = RecoveryReport(clean=False)
     touched: list[Segment] = []
     stamps: list[tuple[Segment, Found]] = []
@@ -102,7 +100,7 @@ def _note(segment: Segment, damage: Damage, report: RecoveryReport) -> None:
 
 
 class _Known(NamedTuple):
-    """A limit of what is on the disk for certain: all rows below `offset` are.
+    """A bound below which all rows are on the disk: `offset`.
 
     Those of this segment that end at byte `position` are the rows below `position_offset`, which is
     less than `offset` if only a later segment's mark has it.
@@ -145,8 +143,8 @@ def _known_of(
 def assign_epochs(epochs: LeaderEpochs, stamps: list[tuple[int, int]], newest: int) -> None:
     """Take in the epochs of batches: (epoch, base offset) in the order of the log.
 
-    Epochs lie outside the checksum and never fall along a log: of the possible ones, the largest
-    set in which none falls is believed.
+    Epochs lie outside the checksum and never fall along a log: the largest set in which none falls
+    counts.
     """
     possible = [stamp for stamp in stamps if epochs.newest <= stamp[0] <= newest]
     for epoch, base_offset in _never_falling(possible):

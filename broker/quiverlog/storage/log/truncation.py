@@ -69,8 +69,8 @@ class TruncateResult(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TruncateJob:
-    """`first_base`: the log's oldest file; earlier ones were trimmed and wait for the next start to
-    remove them. `producers`: empty states, to be restored here."""
+    """`first_base`: the log's oldest file; earlier ones were trimmed and go at the next start.
+    `producers`: empty states, to be restored here."""
 
     kind: ClassVar[str] = "truncate"
     disk: Disk
@@ -83,7 +83,7 @@ class TruncateJob:
     first_base: int = 0
 
     def run(self) -> TruncateResult:
-        """Raise DiskFull, StorageFault or OSError; run it again, or the next start will."""
+        """Raises DiskFull, StorageFault or OSError: run it again, or the next start does."""
         assert 0 <= self.offset < self.end_offset, "there are rows to cut"
         assert self.start_offset <= self.end_offset
         # Epochs that were assigned since the last flush exist in memory only.
@@ -133,7 +133,7 @@ def finish(disk: Disk, directory: str, names: list[str]) -> list[str]:
     remove_files(disk, (f"{directory}/{name}" for name in cut))
     if TRUNCATION_FILE in names:
         offset = checkpoint.load_truncation(disk, directory)
-        if offset is None:  # It is written whole or not at all, so this is damage. Remove no rows.
+        if offset is None:  # It is written whole or not at all, so it is damaged: remove no rows.
             remove_files(disk, (f"{directory}/{TRUNCATION_FILE}",))
             disk.sync_dir(directory)
         else:
