@@ -145,7 +145,7 @@ class AsyncClient(AsyncMethods):
         await self.driver.close()
 
     async def run(self, operation: Operation[T]) -> T:
-        """Run one operation (for code that composes its own from the low-level parts)."""
+        """Run one operation, for callers that compose their own."""
         return await self.driver.run(operation)
 
     # --- rows -----------------------------------------------------------------------------------
@@ -292,7 +292,7 @@ class AsyncClient(AsyncMethods):
         fetch_from: FetchFrom = "leader",
         client_rack: str = "",
     ) -> AsyncReading:
-        """Read what a topic has now: `(await client.read("flights")).to_pandas()`, say.
+        """Read what a topic has now, for example `(await client.read("flights")).to_pandas()`.
 
         The offsets are fixed at once; rows are read when they are asked for, batch by batch, or all
         by `to_arrow`, `to_pandas` and `to_polars`.

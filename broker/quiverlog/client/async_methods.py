@@ -55,7 +55,7 @@ class AsyncMethods:
     cluster: Cluster
 
     async def run(self, operation: Operation[T]) -> T:
-        """Run one operation, for callers that compose their own from the low-level parts."""
+        """Run one operation, for callers that compose their own."""
         raise NotImplementedError
 
     # --- topics ---------------------------------------------------------------------------------
@@ -133,7 +133,7 @@ class AsyncMethods:
             The id of the topic's current schema.
 
         Raises:
-            UnknownTopic: it is not there.
+            UnknownTopic: there is none of this name.
             InvalidConfig, InvalidPartitions, IncompatibleSchema, InvalidSchema: nothing is changed.
         """
         return await self.run(

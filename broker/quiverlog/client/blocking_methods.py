@@ -57,7 +57,7 @@ class BlockingMethods:
     cluster: Cluster
 
     def run(self, operation: Operation[T]) -> T:
-        """Run one operation, for callers that compose their own from the low-level parts."""
+        """Run one operation, for callers that compose their own."""
         raise NotImplementedError
 
     # --- topics ---------------------------------------------------------------------------------
@@ -135,7 +135,7 @@ class BlockingMethods:
             The id of the topic's current schema.
 
         Raises:
-            UnknownTopic: it is not there.
+            UnknownTopic: there is none of this name.
             InvalidConfig, InvalidPartitions, IncompatibleSchema, InvalidSchema: nothing is changed.
         """
         return self.run(

@@ -60,8 +60,8 @@ __all__ = [
 ]
 
 
+# Bounds the wait for the controller, which may be what is broken.
 _CONTROLLER_S_MAX: Final = 2.0
-"""Bound on the wait for the controller, which may be what is broken."""
 
 
 def describe_cluster(cluster: Cluster) -> Operation[ClusterDetail]:
@@ -162,11 +162,7 @@ def _known(number: int) -> int | None:
 def change_voters(
     cluster: Cluster, request: ChangeVotersRequest
 ) -> Operation[ChangeVotersResponse]:
-    """Change the quorum, or only ask.
-
-    A change whose answer was lost or was OutcomeUnknown may have been made: a retry that is refused
-    because of that counts as its answer.
-    """
+    """Change the quorum, or only ask."""
     is_unanswered = False
 
     def attempt() -> Operation[ChangeVotersResponse]:
@@ -198,6 +194,7 @@ def change_voters(
             except InvalidVoterChange:
                 if not is_unanswered:
                     raise
+                # An earlier try, whose answer was lost, may have made the change.
                 reply = yield cluster.call(address, ChangeVotersRequest())
                 found = _checked(reply.response)
                 if not _holds(request, found):
@@ -233,7 +230,7 @@ def _checked(response: Response) -> ChangeVotersResponse:
 
 
 def _knowledge(found: ChangeVotersResponse) -> tuple[int, int]:
-    """Sort key: the leader of the newest term has the newest quorum."""
+    # The leader of the newest term has the newest quorum.
     return found.term, sum(one.last_index >= 0 for one in found.replicas)
 
 
@@ -266,10 +263,7 @@ def update_features(
 def decommission_broker(
     cluster: Cluster, node_id: int, step: DecommissionStep
 ) -> Operation[DecommissionBrokerResponse]:
-    """Take a step to remove a broker; return what is left of it once committed.
-
-    UnknownBroker: perhaps an earlier try, whose answer was lost, has unregistered it.
-    """
+    """UnknownBroker: perhaps an earlier try, whose answer was lost, has unregistered it."""
     request = DecommissionBrokerRequest(step=step, node_id=node_id)
 
     def attempt() -> Operation[DecommissionBrokerResponse]:

@@ -1,7 +1,4 @@
-"""The state of one producer id in the partitions that it wrote to, from their leaders.
-
-All live brokers are asked, as each reports the partitions that it leads.
-"""
+"""The state of one producer id in the partitions that it wrote to, from their leaders."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def describe_topics(
                     yield from cluster.refresh([])
                 theirs = yield from _pages(cluster, topics, leader)
             except QuiverlogError:
-                continue
+                continue  # Its numbers stay unknown; one broker that is down hides no topic.
             for name in theirs.keys() & found.keys():
                 found[name] = _filled(found[name], theirs[name])
         return found
@@ -92,8 +92,7 @@ def describe_topics(
 def _pages(
     cluster: Cluster, names: list[str] | None, node_id: int
 ) -> Operation[dict[str, TopicDetail]]:
-    """Return one broker's descriptions; a negative id: any broker's. Raises: its error for a topic
-    or for the request."""
+    """Return one broker's descriptions; a negative id: any broker's."""
     found: dict[str, TopicDetail] = {}
     first_name = ""
     while True:
@@ -166,10 +165,10 @@ def _topic_detail(topic: m.TopicDescription) -> TopicDetail:
 
 T = TypeVar("T")
 
+# Some seconds, with their pauses.
 _LOOKS_MAX = 10
-"""Bound on questions for a new topic, some seconds with their pauses."""
+# For a topic whose creation used up the caller's time.
 _LOOK_S_MIN = 1.0
-"""Time to ask for a topic whose creation used up the caller's time."""
 
 Scalar: TypeAlias = "str | int | float | bool"
 
@@ -283,7 +282,6 @@ def create_topic(
 
 
 def _with_open_tries(tries: list[QuiverlogError], operation: Operation[T]) -> Operation[T]:
-    """Add to an error that an earlier try had no valid answer, and may have succeeded."""
     try:
         return (yield from operation)
     except QuiverlogError as error:
@@ -293,8 +291,8 @@ def _with_open_tries(tries: list[QuiverlogError], operation: Operation[T]) -> Op
 
 
 def _when_known(cluster: Cluster, name: str, topic_id: bytes) -> Operation[TopicInfo]:
-    """Return a topic that exists, by its id where that is known: a broker that applies it late may
-    still return a deleted one of the same name."""
+    # By its id where that is known: a broker that applies it late may still return a deleted one of
+    # the same name.
     for tries in itertools.count():
         try:
             found = yield from cluster.topic(name, fresh=True)
@@ -310,10 +308,7 @@ def _when_known(cluster: Cluster, name: str, topic_id: bytes) -> Operation[Topic
 
 
 def _is_ours(cluster: Cluster, new: m.NewTopic) -> Operation[bool]:
-    """Return True if the existing topic is the caller's, as the reply to its creation may be lost.
-
-    False if it was deleted meanwhile, or no broker returns it yet.
-    """
+    """Return True if the existing topic is the caller's: the reply to its creation may be lost."""
     for tries in range(_LOOKS_MAX + 1):
         try:
             found = (yield from describe_topics(cluster, [new.name]))[new.name]
@@ -340,8 +335,7 @@ def _as_stored(schema: bytes) -> bytes:
 
 
 def delete_topic(cluster: Cluster, name: str, *, if_exists: bool) -> Operation[None]:
-    """Delete a topic, by the id that it has now. After a lost reply, its absence or another topic
-    of the name counts as success."""
+    """Delete a topic, by the id that it has now."""
     tries: list[QuiverlogError] = []
     topic_id = b""
 
@@ -366,7 +360,8 @@ def delete_topic(cluster: Cluster, name: str, *, if_exists: bool) -> Operation[N
         try:
             raise_for(response.topics[0], name)
         except (UnknownTopic, UnknownTopicId) as error:
-            # Without a lost answer another client has deleted it: look the name up again.
+            # After a lost answer, its absence or another topic of the name is success. Without one
+            # another client has deleted it: look the name up again.
             if not tries and isinstance(error, UnknownTopicId):
                 raise
             if not (if_exists or tries):
@@ -411,8 +406,6 @@ def alter_topic(
 def elect_leaders(
     cluster: Cluster, name: str, partitions: Sequence[int] | None, *, unclean: bool
 ) -> Operation[dict[int, int | None]]:
-    """Elect preferred leaders, or any live replica where there is no leader (`unclean`); return the
-    leaders."""
     wanted = None if partitions is None else list(dict.fromkeys(partitions))
     request = ElectLeadersRequest(name=name, partitions=wanted, unclean=unclean)
 
@@ -473,7 +466,6 @@ class BrokerSettings:
 def alter_configs(
     cluster: Cluster, changes: Mapping[str, str | None], broker: int | None
 ) -> Operation[int]:
-    """Set keys for all brokers or for one; return the metadata version of the change."""
     request = AlterConfigsRequest(
         node_id=WHOLE_CLUSTER if broker is None else broker,
         changes=[ConfigChange(key, value) for key, value in changes.items()],

@@ -79,10 +79,9 @@ def _refuse(name: str, value: object, wanted: str) -> NoReturn:
 
 
 def checked(**narrower: Kind) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Check a function's arguments by their annotations; one that `_KIND_OF` lacks fails at import.
+    """Check a function's arguments by their annotations, or by `narrower` kinds.
 
-    Args:
-        narrower: kinds that are stricter than the annotation.
+    An annotation that `_KIND_OF` lacks fails at import.
     """
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
@@ -126,6 +125,7 @@ def NAME(name: str, value: object) -> None:
     if not isinstance(value, str):
         _refuse(name, value, "text")
     if not value.isascii():
+        # Python's text may have lone surrogates, which UTF-8 and so the wire do not.
         try:
             value.encode()
         except UnicodeEncodeError:
@@ -139,6 +139,7 @@ def BOOLEAN(name: str, value: object) -> None:
 
 def number(least: int, most: int) -> Kind:
     def kind(name: str, value: object) -> None:
+        # A bool is an int in Python, and no number to its caller.
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
             _refuse(name, value, f"a whole number from {least} to {most}")
 
@@ -150,10 +151,9 @@ INT64 = number(-(2**63), 2**63 - 1)
 
 
 def seconds(least: float, most: float = SECONDS_MAX) -> Kind:
-    """Make the kind of a time span, without `nan`."""
-
     def kind(name: str, value: object) -> None:
         is_real = isinstance(value, (int, float)) and not isinstance(value, bool)
+        # Refuses nan as well, which no comparison holds for.
         if not is_real or not least <= value <= most:  # type: ignore[operator]
             _refuse(name, value, f"seconds, from {least:g} to {most:,}")
 
@@ -182,15 +182,13 @@ OPTIONAL_WAIT = optional(WAIT)
 
 
 def sequence(kind: Kind) -> Kind:
-    """Make the kind of a collection that can be iterated again; a str counts as one item."""
-
     def each(name: str, value: object) -> None:
-        if isinstance(value, str):
+        if isinstance(value, str):  # one item, not its letters
             kind(name, value)
             return
         if isinstance(value, (bytes, Mapping)) or not isinstance(value, Iterable):
             _refuse(name, value, "a list")
-        if iter(value) is value:
+        if iter(value) is value:  # this check would use it up
             _refuse(name, value, "a list (an iterator can be read only once)")
         for item in value:
             kind(name, item)
@@ -292,6 +290,7 @@ _NAMES = sequence(NAME)
 _OFFSETS = mapping(INT32, INT64)
 _PLACES = mapping(place, INT64)
 
+# By the annotation's text, so that none has to be imported.
 _KIND_OF: Final[Mapping[str, Kind]] = {
     "str": NAME,
     "bool": BOOLEAN,
@@ -330,7 +329,6 @@ _KIND_OF: Final[Mapping[str, Kind]] = {
     "str | Iterable[str] | None": ANYTHING,
     "str | pc.Expression | None": ANYTHING,
 }
-"""Annotations as they are written, so that none has to be imported."""
 
 
 # Optional packages: the extra to name when one is missing.
@@ -377,7 +375,6 @@ def partitions_of(topic: str, count: int) -> str:
 
 
 def cells(column: pa.Array) -> list[str]:
-    """Return the texts of a column's values, each cut to `CELL_CHARS_MAX`."""
     return [_cut(_text(value)) for value in column]
 
 

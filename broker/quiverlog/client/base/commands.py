@@ -50,11 +50,8 @@ class Reply(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """`timeout_s` covers connecting, sending and waiting.
-
-    Calls with the same `channel` may share a connection; a separate channel keeps large or parked
-    requests from delaying quick ones.
-    """
+    """`timeout_s` covers connecting, sending and waiting. Calls of one `channel` may share a
+    connection: large or parked requests have their own, to delay no quick ones."""
 
     address: Address
     request: Request
@@ -72,15 +69,14 @@ class PendingReply(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CallMany:
-    """Several calls: all are sent before any is awaited."""
+    """All are sent before any is awaited."""
 
     calls: Sequence[Call]
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Send a request and go on. `within_s` bounds connecting and sending, the call's timeout the
-    reply."""
+    """`within_s` bounds connecting and sending, the call's timeout the reply."""
 
     call: Call
     within_s: float | None = None

@@ -1,8 +1,4 @@
-"""One deadline over all commands of an operation, and the pauses between tries.
-
-Every command's timeout is cut to what the operation has left. Pauses are pure functions of the
-jitter.
-"""
+"""One deadline over all commands of an operation, and the pauses between tries."""
 
 from __future__ import annotations
 
@@ -37,7 +33,6 @@ __all__ = ["backoff_s", "empty_pause_s", "pause_s", "within"]
 T = TypeVar("T")
 
 _FAILURES_NAMED_MAX = 4
-"""At most this many failures are named when the time is up."""
 
 
 def within(
@@ -48,7 +43,7 @@ def within(
 ) -> Operation[T]:
     """Run an operation that ends at most `timeout_s` seconds from now; `wait` records its calls.
 
-    Then its next command fails with RequestTimedOut, which names the last failures. A started
+    Its next command then fails with RequestTimedOut, which names the last failures. A started
     request keeps its timeout: it may outlive the operation.
     """
     failed: dict[str, None] = {}
@@ -70,6 +65,7 @@ def within(
             wait.asks(command)
         left_s = deadline_s - clock()
         is_over = left_s <= 0
+        # What has arrived by now is still taken: the other commands go on.
         if is_over and isinstance(command, (Call, CallMany, Start, Sleep)):
             failure = late()
             continue
@@ -119,6 +115,7 @@ def _cut_call(call: Call, left_s: float) -> Call:
 def backoff_s(attempt: int, jitter: float) -> float:
     """Return the pause before try `attempt + 1`; `jitter` lies in [0, 1)."""
     assert attempt >= 0
+    # The shift is bounded, attempts are not.
     ceiling_ms: int = min(RETRY_BACKOFF_MS_MAX, RETRY_BACKOFF_MS_MIN << min(attempt, 16))
     return jitter * ceiling_ms / 1000
 
@@ -132,6 +129,6 @@ def pause_s(error: QuiverlogError, attempt: int, jitter: float) -> float:
 
 
 def empty_pause_s(attempt: int, jitter: float) -> float:
-    """Return the pause after a long poll that returned early without rows: at least half the
-    ceiling, as a pause of 0 bounds no rate."""
+    """Return the pause after a long poll that returned early without rows."""
+    # At least half the ceiling: a pause of 0 bounds no rate.
     return (backoff_s(attempt, 1.0) + backoff_s(attempt, jitter)) / 2

@@ -16,14 +16,13 @@ __all__ = ["check_history_size", "history_from_wire"]
 
 
 def check_history_size(versions: Sequence[m.SchemaVersion]) -> None:
-    """Raise InvalidResponse above the bounds of a topic: a broker's pages may be endless."""
+    # A broker's pages may be endless.
     size = sum(len(version.schema) for version in versions)
     if len(versions) > SCHEMAS_PER_TOPIC_MAX or size > SCHEMA_HISTORY_BYTES_MAX:
         raise InvalidResponse(f"{len(versions)} schemas of {size} bytes are no topic's history.")
 
 
 def history_from_wire(versions: Iterable[m.SchemaVersion], topic: str) -> SchemaHistory:
-    """Raises InvalidResponse: a schema cannot be decoded, or cannot follow the one before it."""
     from quiverlog.batch.schema import SchemaHistory, deserialize_stored, evolve
 
     schemas = {}

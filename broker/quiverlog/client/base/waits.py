@@ -19,8 +19,8 @@ from .commands import Call, CallMany, Command, Finish, FinishAny, Start
 
 __all__ = ["LOG_AFTER_S", "Wait", "Waits"]
 
+# An election takes a second, and is not worth a line.
 LOG_AFTER_S: Final = 2.0
-"""An election takes a second, and is not worth a line."""
 
 
 class Wait:
@@ -51,14 +51,14 @@ class Wait:
         self.logged_reasons: set[str] = set()
 
     def text_until(self, until: str) -> str:
-        """Describe the wait; `until` is empty where it never gives up."""
+        """Describe the wait; an empty `until` means without an end."""
         limit = f" until {until}" if until else ""
         if self.is_failing:
             return f"{self.what.rstrip('.')}: trying again{limit}."
         return f"waiting for {self.what}{limit}."
 
     def asks(self, command: Command) -> None:
-        """Record a command. After a failed try, the failure stays what is waited for."""
+        # After a failed try, the failure explains the wait better than the next request.
         if self.failure is not None:
             return
         match command:
@@ -88,8 +88,6 @@ def _first(command: Start | CallMany) -> Call | None:
 
 
 class Waiter(Protocol):
-    """A producer or consumer."""
-
     def waiting(self) -> Wait | None:
         """Return the present wait. Safe from any thread."""
 
@@ -101,8 +99,8 @@ class Waits:
         self._clock = clock
         self._open: dict[int, Wait] = {}
         self._latest = 0
+        # A consumer retries without a deadline.
         self.are_endless = False
-        """A consumer retries without a deadline."""
         self.others: WeakSet[Waiter] = WeakSet()
 
     @contextlib.contextmanager

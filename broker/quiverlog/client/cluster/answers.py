@@ -29,11 +29,7 @@ SHOWN_MAX: Final = 3
 
 
 def check_answer(request: m.Request, response: m.Response, body_bytes: int) -> None:
-    """Check a response, and the size of its body, against the request.
-
-    Raises:
-        InvalidResponse: names the part that does not fit.
-    """
+    """Raise InvalidResponse, which names the part that does not fit the request."""
     assert request.API == response.API, "wire decodes an answer as what was asked"
     if response.error_code:
         return
@@ -91,15 +87,12 @@ def _wrong(part: Any, why: str) -> InvalidResponse:
 
 
 def _shown(name: str) -> str:
+    # Brokers' names may have any length here.
     return repr(name[:TOPIC_NAME_CHARS_MAX])
 
 
 def _answered_partitions(request: Any, response: Any) -> list[tuple[Any, Any]]:
-    """Return (entry, result) of each partition without an error.
-
-    Raises:
-        InvalidResponse: an entry has no result or two, or a result no entry.
-    """
+    """Return (entry, result) of each partition without an error. Each entry must have a result."""
     asked = {(e.topic_id, e.partition): e for e in request.partitions}
     missing = dict(asked)
     pairs = []
@@ -129,12 +122,13 @@ def _answered_page(
             if topic.name < first_name or (next_name and topic.name >= next_name):
                 raise InvalidResponse(f"topic {_shown(topic.name)} is in another page's place.")
     if names is not None and first_name is not None:
+        # Pages are in the order of names: the others are on earlier and later pages.
         names = [n for n in names if first_name <= n and (not next_name or n < next_name)]
     return _answered_topics(names, topics)
 
 
 def check_topic_count(count: int) -> None:
-    """Raise InvalidResponse above the bound of topics: a broker's pages may be endless."""
+    # A broker's pages may be endless.
     if count > TOPICS_MAX:
         raise InvalidResponse(f"The pages of topics have more than {TOPICS_MAX} together.")
 
@@ -215,6 +209,7 @@ def _check_produce(request: Any, response: Any, _: int) -> None:
     for _entry, result in _answered_partitions(request, response):
         _check_range(result.row_count, 1, OFFSET_MAX, "row count", result)
         _check_range(result.base_offset, 0, OFFSET_MAX - result.row_count, "offset", result)
+        # The topic's own durability may be higher than the producer's.
         if result.durability < request.durability:
             why = f"durability {result.durability} where {request.durability} was asked for"
             raise _wrong(result, why)
@@ -227,6 +222,7 @@ def _check_fetch(request: Any, response: Any, body_bytes: int) -> None:
         total += result.batch_bytes
         if result.batch_bytes and result.error_code:
             raise _wrong(result, "rows came with an error")
+    # `split_fetch` cuts the body by these sizes.
     if total != body_bytes:
         raise InvalidResponse(f"A fetch's parts have {total} bytes, its body {body_bytes}.")
     for _entry, result in _answered_partitions(request, response):
@@ -250,6 +246,7 @@ def _check_init_producer_id(request: Any, response: Any, _: int) -> None:
 def _check_create_topics(request: Any, response: Any, _: int) -> None:
     names = [topic.name for topic in request.topics]
     for topic in _answered_topics(names, response.topics):
+        # A topic that was only validated has no id.
         _check_topic_id(topic, may_be_empty=request.validate_only)
 
 
@@ -382,7 +379,7 @@ def _check_next_page(request: Any, response: Any) -> None:
 
 
 def _fits_any(_request: Any, _response: Any, _body_bytes: int) -> None:
-    """Accept an answer whose fields have nothing to agree with."""
+    """Nothing in these answers must agree with the request."""
 
 
 _CHECKS: Final[dict[m.Api, Callable[[Any, Any, int], None]]] = {

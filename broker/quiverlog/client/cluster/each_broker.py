@@ -16,8 +16,8 @@ from .routing import Cluster
 
 __all__ = ["ask_each_broker"]
 
+# A silent broker must not use up the time of the others.
 _BROKER_S_MAX: Final = 5.0
-"""A broker that is silent must not use up the time of the others."""
 
 
 def ask_each_broker(

@@ -46,13 +46,11 @@ class MetadataAnswer:
 
     @property
     def is_from_controller(self) -> bool:
-        """True if this broker is the controller, so that its list of topics is complete.
-
-        A single broker may be reached at another address than it reports.
-        """
+        """True if this broker is the controller, so that its list of topics is complete."""
         controller = self.controller
         if controller is None or self.response.is_behind:
             return False
+        # A single broker may be reached at another address than it reports.
         return controller == self.address or len(self.response.brokers) == 1
 
     def to_metadata(self, topics: dict[str, TopicInfo]) -> ClusterMetadata:
@@ -107,6 +105,7 @@ def fetch_metadata(ask: Ask, names: list[str] | None) -> Operation[MetadataAnswe
 def partition_info(topic: TopicInfo, partition: int) -> PartitionInfo:
     """Raises UnknownPartition: the topic has no such partition."""
     partitions = topic.partitions
+    # Usually at its own index: no search.
     if 0 <= partition < len(partitions) and partitions[partition].partition == partition:
         return partitions[partition]
     for info in partitions:

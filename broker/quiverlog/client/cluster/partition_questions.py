@@ -1,6 +1,6 @@
 """Operations that ask partitions' leaders: grouped by leader, answered per partition.
 
-By name means the topic that has the name now.
+A name means the topic that has it now.
 """
 
 from __future__ import annotations
@@ -33,11 +33,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def at_us(at: At) -> int:
-    """Convert "earliest", "latest" or a moment to the wire's form.
-
-    Raises:
-        InvalidArgument: anything else, or a datetime without a time zone.
-    """
+    """Convert to the wire's form, or raise InvalidArgument."""
     if at == "latest":
         return LATEST
     if at == "earliest":
@@ -109,11 +105,11 @@ def ask_leaders(
         responses.append(reply.response)
         found: Iterable[Any] = reply.response.partitions  # type: ignore[attr-defined]
         results.update((names[r.topic_id, r.partition], r) for r in found)
-    yield from _forgive_late_leaders(cluster, results)
+    yield from _resolve_unknown_ids(cluster, results)
     return responses, results
 
 
-def _forgive_late_leaders(
+def _resolve_unknown_ids(
     cluster: Cluster, results: Mapping[TopicPartition, Any]
 ) -> Operation[None]:
     """Make UnknownTopicId retriable where the topic exists: its leader may not have applied it."""
@@ -137,7 +133,7 @@ def _name_by_entries(
 ) -> None:
     key = (error.details.get("topic_id"), error.details.get("partition"))
     about = [names[e.topic_id, e.partition] for e in entries if (e.topic_id, e.partition) == key]
-    if not about:
+    if not about:  # It is about the request.
         about = [names[e.topic_id, e.partition] for e in entries]
     topic = about[0].topic
     named(error, topic, *(w.partition for w in about if w.topic == topic))
@@ -145,7 +141,7 @@ def _name_by_entries(
 
 def _about_all(places: Iterable[TopicPartition], operation: Operation[T]) -> Operation[T]:
     found = list(places)
-    if len({where.topic for where in found}) != 1:
+    if len({where.topic for where in found}) != 1:  # An error names one topic.
         return operation
     return about(found[0].topic, operation, *(where.partition for where in found))
 

@@ -22,17 +22,16 @@ __all__ = ["IN_SYNC_EVERY_S", "LEADER", "FetchFrom", "ReplicaChoice", "check_fet
 
 FetchFrom: TypeAlias = Literal["leader", "follower", "nearest"]
 
+# In place of a follower's node id.
 LEADER: Final = -1
-"""In place of a follower's node id."""
 CHECK_S: Final = 5.0
+# Bound on the age of the list of replicas in sync: a nearer one may be back.
 IN_SYNC_EVERY_S: Final = 30.0
-"""Bound on the age of the list of replicas in sync: a nearer one may be back."""
 REST_S_MIN: Final = 2.0
 REST_S_MAX: Final = 60.0
 
 
 def check_fetch_from(fetch_from: str, rack: str) -> None:
-    """Raise InvalidArgument: no such choice, or "nearest" without a rack."""
     if fetch_from not in get_args(FetchFrom):
         raise InvalidArgument(
             f"fetch_from={fetch_from!r} is none of 'leader', 'follower', 'nearest'."
@@ -50,24 +49,19 @@ class _Rest(NamedTuple):
 
 @dataclass(slots=True)
 class _Reading:
-    """`follower`: is asked, or was until the leader was last asked. `brought`: it has returned rows
-    since. `at_end`: its last answer was empty, or reached its high watermark. `suspect`: returned
-    no rows before the leader was asked: failed if that has some."""
-
     leader_asked_s: float
+    # Is asked, or was until the leader was last asked.
     follower: int = LEADER
+    # It has returned rows since.
     brought: bool = False
+    # Its last answer was empty, or reached its high watermark.
     at_end: bool = False
+    # Returned no rows before the leader was asked: it has failed if the leader returns some.
     suspect: int = LEADER
 
 
 class ReplicaChoice:
-    """The choices for the partitions of one topic.
-
-    Args:
-        rack: the reader's; empty: unknown.
-        spread: readers with different numbers choose different ones of equally near followers.
-    """
+    """The choices for the partitions of one topic, by a reader in `rack` (empty: unknown)."""
 
     __slots__ = ("_fetch_from", "_rack", "_readings", "_rests", "_spread")
 
@@ -84,7 +78,6 @@ class ReplicaChoice:
         return self._fetch_from != "leader"
 
     def choose(self, partition: PartitionInfo, metadata: ClusterMetadata, now_s: float) -> int:
-        """Return the node id of the follower to ask now, or LEADER."""
         if self._fetch_from == "leader":
             return LEADER
         node_id = self._best(partition, metadata)
@@ -113,6 +106,7 @@ class ReplicaChoice:
             followers = near
         if leader < 0 or not followers:
             return LEADER
+        # Readers with different `spread` use different ones of equally near followers.
         chosen = followers[(partition.partition + self._spread) % len(followers)]
         assert chosen != leader
         return chosen
@@ -128,7 +122,7 @@ class ReplicaChoice:
         reading.leader_asked_s = now_s
 
     def leader_answered(self, partition: int, *, brought: bool, now_s: float) -> None:
-        """Record the leader's answer; with rows, it fails a follower that returned none."""
+        # Rows of the leader show that a follower that returned none lags.
         reading = self._readings[partition]
         suspect, reading.suspect = reading.suspect, LEADER
         if brought and suspect != LEADER:

@@ -83,13 +83,13 @@ __all__ = [
 ]
 
 
+# The broker does not answer now: a question that any broker answers goes to another one.
 NOT_READY: Final = (
     BrokerShuttingDown,
     TooManyConnections,
     TooManyConnectionsFromAddress,
     ThrottledBroker,
 )
-"""The broker does not answer now: a question that any broker answers goes to another one."""
 _NOT_READY_CODES: Final = frozenset(kind.code for kind in NOT_READY)
 
 
@@ -114,13 +114,11 @@ class KnownBrokers:
         self._silent: frozenset[Address] = frozenset()
 
     def order(self, addresses: Iterable[Address]) -> list[Address]:
-        """Return each once: the last that answered, untried, failed, silent ones.
-
-        A failure without a silence cost no time, and may be only an old answer.
-        """
+        """Return each once: the last that answered, then untried, failed and silent ones."""
         good = self._good
         known = dict.fromkeys([*([] if good is None else [good]), *addresses])
         failed = [address for address in self._failed if address in known]
+        # A failure without a silence cost no time, and may be only an old answer.
         failed.sort(key=self.is_silent)
         return [*(address for address in known if address not in failed), *failed]
 
@@ -136,7 +134,7 @@ class KnownBrokers:
     def failed(
         self, address: Address, among: Iterable[Address], *, is_silent: bool = False
     ) -> None:
-        """Record no answer, or an old one. `among`: the brokers that may be asked."""
+        # Of `among`, the brokers that may be asked: others were removed.
         kept = {address, *among}
         self._silent = (self._silent | ({address} if is_silent else set())) & kept
         self._failed = (*(one for one in self._failed if one != address and one in kept), address)
@@ -145,10 +143,11 @@ class KnownBrokers:
 
 
 def staleness_of(found: Response, known: ClusterMetadata) -> Staleness | None:
-    """Return how old an answer is; None: no other broker may have a newer one."""
+    """Return how old an answer is; None: as new as the cached metadata."""
     if not isinstance(found, MetadataResponse | DescribeClusterResponse) or found.error_code:
         return None
     is_older = found.metadata_version < known.metadata_version
+    # Versions of different clusters do not compare.
     if found.is_behind or (is_older and found.cluster_id == known.cluster_id):
         return Staleness(found.is_behind, -found.metadata_version)
     return None
@@ -208,18 +207,15 @@ def _is_replaced(cluster: Cluster, address: Address) -> Operation[bool]:
             raise
         return False
     metadata = cluster.metadata
+    # While no controller is known, this one may still be it.
     return metadata.brokers.get(metadata.controller_id, address) != address
 
 
 def answers_of_leaders(
     cluster: Cluster, questions: Sequence[Question], wait_s: float
 ) -> Operation[list[Reply | QuiverlogError]]:
-    """Return answers or errors in order; all are sent before any is awaited.
-
-    Args:
-        wait_s: for up to this long a leader may hold its answer back.
-    """
-    if not cluster.has_others:
+    """Return answers or errors in order; leaders may hold their answers back for `wait_s`."""
+    if not cluster.has_others:  # No other broker could report a new leader.
         found: list[Reply | QuiverlogError] = yield CallMany([call for call, _ in questions])
         return found
     answers: dict[int, Reply | QuiverlogError] = {}
@@ -251,10 +247,10 @@ def answers_of_leaders(
 
 
 def _started(call: Call) -> Operation[PendingReply]:
-    """Start a call; a connection that takes too long is a ConnectionFailed, too."""
     try:
         started: PendingReply = yield Start(call, within_s=_SILENCE_S)
     except RequestTimedOut as error:
+        # The request was not sent: it changes nothing, and may be sent again.
         raise ConnectionFailed(error.message, **error.details) from error
     return started
 
@@ -270,12 +266,12 @@ def _finished(one: PendingReply) -> Operation[Reply | QuiverlogError]:
 T = TypeVar("T")
 
 _TRIES_PER_TIMEOUT = 3
+# They have no cause: an earlier failure explains more.
 _SILENCES = (ConnectionFailed, RequestTimedOut)
-"""Errors without a cause: an earlier failure explains more."""
+# Where another broker may answer, a silent one is waited for no longer than a silent leader.
 _SILENCE_S_MAX = LEADER_SILENCE_MS / 1000
-"""Wait for a silent broker where another may answer: at most what makes a leader suspect."""
+# For one that was silent before, where another has answered.
 _SILENT_AGAIN_S_MAX = 0.5
-"""The same for one that was silent before, where another has answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,8 +294,6 @@ class Cluster:
     """The client's cached metadata, and the rules of routing and retrying.
 
     Args:
-        bootstrap: addresses to ask first; any of them may be down.
-        settings: client id and timeouts.
         clock: monotonic seconds.
         jitter: an even draw from [0, 1).
     """
@@ -321,20 +315,19 @@ class Cluster:
         self._histories: dict[bytes, SchemaHistory] = {}
         self._known = KnownBrokers()
         self._is_controller_gone = False
+        # The cached controller is the one that the last NotController named.
         self._is_redirected = False
-        """The cached controller is from the last NotController, which named it."""
         self.waits = Waits(clock)
+        # `deadline_s` bounds every operation, and is `patience_s` after the last progress.
         self.deadline_s = self.patience_s = math.inf
-        """Every operation ends at `deadline_s`, which is `patience_s` after the last progress."""
+        # Silent brokers: left out of questions that any broker answers.
         self.skipped: frozenset[Address] = frozenset()
-        """Silent brokers: left out of questions that any broker answers."""
+        # The broker of the cached metadata, if it reaches no controller.
         self._isolated: Address | None = None
-        """The broker of the cached metadata, if it reaches no controller."""
         self._failed = ""
         self._fetched_s: dict[str, float] = {}
 
     def progressed(self) -> None:
-        """Record the caller's progress: its deadline begins anew."""
         self.deadline_s = self.clock() + self.patience_s
         self._failed = ""
 
@@ -363,12 +356,7 @@ class Cluster:
         self._known.failed(address, self.addresses(), is_silent=True)
 
     def patience_of(self, address: Address, *, has_others: bool, has_answer: bool = False) -> float:
-        """Return the seconds to wait for this broker's answer.
-
-        Args:
-            has_others: another may answer instead.
-            has_answer: another has, perhaps with older metadata.
-        """
+        """Return the seconds to wait for this broker, where others may answer, or one has."""
         patience_s = self.settings.request_timeout_s
         if not has_others and not has_answer:
             return patience_s
@@ -387,10 +375,8 @@ class Cluster:
             is_read: the request changes nothing, so several brokers may get it.
 
         Raises:
-            ConnectionFailed: none could be reached; names every address and its failure.
-            RequestTimedOut: the same, and one of them was silent.
-            BrokerShuttingDown, TooManyConnections, ThrottledBroker: one answered so, and none
-                answered the request.
+            ConnectionFailed, RequestTimedOut: none answered; names every address and its failure.
+            BrokerShuttingDown, TooManyConnections, ThrottledBroker: the same, and one refused.
         """
         return (yield from self._ask_any(request, is_read=is_read))[1]
 
@@ -439,16 +425,14 @@ class Cluster:
         raise (kind or ConnectionFailed)(" ".join(texts))
 
     def call_controller(self, request: m.Request) -> Operation[Reply]:
-        """Ask the controller.
-
-        The next try goes to the new controller that a NotController names; if that fails too, or
-        none was named, the metadata are refreshed first.
-        """
+        # The try after a NotController goes to the controller that it named. If that fails too, or
+        # none was named, the metadata are refreshed first.
         was_redirected, self._is_redirected = self._is_redirected, False
         if self._is_controller_gone and not was_redirected:
             yield from self.refresh([])
         self._is_controller_gone = False
         address = self.metadata.brokers.get(self.metadata.controller_id)
+        # A single broker is the controller, at whichever address it was reached.
         if address is None or len(self.metadata.brokers) <= 1:
             reply = yield from self.call_any(request, is_read=False)
         else:
@@ -458,7 +442,7 @@ class Cluster:
                 self._is_controller_gone = True
                 self._known.failed(address, self.addresses())
                 if isinstance(request, m.InitProducerIdRequest):
-                    raise
+                    raise  # A lost answer is harmless: the next try gets another id.
                 raise _of_change(error) from error
         redirect = getattr(reply.response, "controller", None)
         if redirect is not None:
@@ -468,7 +452,7 @@ class Cluster:
         return reply
 
     def _follow_redirect(self, redirect: m.BrokerEndpoint) -> bool:
-        """Cache the controller that a NotController names. False: no valid address."""
+        # Nothing has checked the address.
         if redirect.node_id < 0 or not redirect.host or not 0 < redirect.port < 65_536:
             return False
         brokers = {**self.metadata.brokers, redirect.node_id: Address(redirect.host, redirect.port)}
@@ -486,7 +470,6 @@ class Cluster:
             return (yield from within(self.clock, seconds, operation, wait))
 
     def _cut(self, seconds: float) -> float:
-        """Cut to the caller's remaining time; RequestTimedOut: none is left."""
         left_s = self.deadline_s - self.clock()
         if left_s <= 0:
             raise RequestTimedOut(
@@ -510,7 +493,7 @@ class Cluster:
                 stale = error.refresh_metadata and not retriable and not refreshed
                 if not (retriable or stale) or self.clock() + wait_s >= deadline:
                     if isinstance(error, _SILENCES):
-                        message = self._with_what_is_known(error, cause)
+                        message = self._with_causes(error, cause)
                         if message != error.message:
                             raise type(error)(message, **error.details) from (cause or error)
                     raise
@@ -527,8 +510,7 @@ class Cluster:
             tries += 1
             yield Sleep(wait_s)
 
-    def _with_what_is_known(self, error: QuiverlogError, cause: QuiverlogError | None) -> str:
-        """Add to a silence the broker that reaches no controller, and the failure before."""
+    def _with_causes(self, error: QuiverlogError, cause: QuiverlogError | None) -> str:
         message = error.message
         if self._isolated is not None:
             message += f" {self._isolated} answers, but reaches no controller."
@@ -537,7 +519,6 @@ class Cluster:
         return message
 
     def first_contact(self) -> Operation[None]:
-        """Ask for the list of brokers, once."""
         with self.waits.of(self._cut(self.settings.request_timeout_s)) as wait:
             yield from within(self.clock, wait.until_s - wait.since_s, self.refresh([]), wait)
 
@@ -557,7 +538,7 @@ class Cluster:
         wanted = None if names is None else list(dict.fromkeys(names))
         found = yield from fetch_metadata(self._ask_any, wanted)
         kept = {} if names is None else dict(self.metadata.topics)
-        for name in names or ():
+        for name in names or ():  # One that the answer lacks may be deleted.
             kept.pop(name, None)
         self._learn(found, {**kept, **found.topics})
         topics = found.topics
@@ -614,10 +595,7 @@ class Cluster:
         self, name: str, topic_id: bytes, error: UnknownTopicId
     ) -> Operation[QuiverlogError]:
         """Return the error for a broker's UnknownTopicId: retriable unless the topic is gone by the
-        controller's answer, as brokers apply a new topic late.
-
-        No retry. Raises as `refresh`.
-        """
+        controller's answer, as brokers apply a new topic late. No retry. Raises as `refresh`."""
         current = (yield from self.refresh([name], from_controller=True)).topics.get(name)
         if current is None or current.topic_id != topic_id:
             return error

@@ -25,7 +25,7 @@ def topic_with_id(
     from_controller: bool = False,
     age_max_s: float = math.inf,
 ) -> Operation[TopicInfo]:
-    """Return the topic, from the cache (unless older than `age_max_s`) or a broker. No retry.
+    """Return the topic, as `Cluster.topic` does. No retry.
 
     Args:
         from_controller: ask the controller at once, after another broker's UnknownTopicId.

@@ -32,13 +32,13 @@ class AsyncConsumer(ConsumerBase):
         super().__init__(core)
         self._driver = driver
         self._opened = False
+        # Emptied by the running operation; tried, never waited for. No lock: a Ctrl-C during
+        # `acquire` leaves its holder unknown, while a statement without a call is atomic.
         self._turn = [None]
-        """Emptied by the running operation; tried, never waited for. No lock: a Ctrl-C during
-        `acquire` leaves its holder unknown, while a statement without a call is atomic."""
         # blocking: self.open()
 
     async def open(self) -> Self:
-        """Find the topic and the start offsets, once."""
+        """Find the topic and the start offsets."""
         if not self._opened:
             await self._run(self._core.open())
             self._opened = True

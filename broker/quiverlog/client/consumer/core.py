@@ -70,16 +70,16 @@ class ConsumerCore:
         self._fetches = Fetches(cluster, topic, options)
         self._failures = 0
         self._failing_since_s: float | None = None
+        # Since when rows are waited for, perhaps without an end: `follow`.
         self._idle_since_s: float | None = None
-        """Since when rows are waited for; a consumer that follows may wait without an end."""
         self._failure: QuiverlogError | None = None
         self._logged_reasons: set[str] = set()
         cluster.waits.others.add(self)
         self._look_again_s = 0.0
+        # The last batch, with `delivered` and `delivered_epoch` before it.
         self._on_its_way: tuple[StoredBatch, int, int] | None = None
-        """The last batch, with `delivered` and `delivered_epoch` before it."""
+        # An error of one partition that arrived with rows of others, which the caller gets first.
         self._deferred: QuiverlogError | None = None
-        """One partition's error that arrived with rows of others, which precede it."""
 
     def waiting(self) -> Wait | None:
         failing_s, failure = self._failing_since_s, self._failure
@@ -105,7 +105,6 @@ class ConsumerCore:
 
     @property
     def positions(self) -> dict[int, int]:
-        """Partition -> offset after the last row that the caller has received."""
         return {p.partition: p.delivered for p in self._positions.values()}
 
     def seek(self, partition: int, offset: int) -> None:
@@ -126,7 +125,7 @@ class ConsumerCore:
         self._on_its_way = None
 
     def take_back(self) -> None:
-        """Queue the last batch again: the caller was interrupted before it received it."""
+        # The caller was interrupted before it received the last batch.
         if self._on_its_way:
             stored, *before = self._on_its_way
             if not (self._ready and self._ready[0] is stored):
@@ -140,6 +139,7 @@ class ConsumerCore:
         yield from about(self.topic, self._cluster.retrying(self._open))
 
     def _open(self) -> Operation[None]:
+        # A settled plan has just asked for it.
         topic = yield from self._cluster.topic(self.topic, fresh=not self._options.is_settled)
         if self._options.topic_id and topic.topic_id != self._options.topic_id:
             raise UnknownTopicId(f"Topic {self.topic!r} is not the one that is read any more.")
@@ -169,7 +169,6 @@ class ConsumerCore:
         Raises:
             OffsetOutOfRange: the rows at a position were deleted by retention, or lost.
             LogTruncated: rows that were read were lost with an earlier leader.
-            UnknownTopicId: the topic was deleted.
             CorruptBatch: at every call, until `seek`.
             InvalidResponse: the broker does not return rows that exist.
         """
@@ -229,7 +228,7 @@ class ConsumerCore:
         return not self._ready and all(p.is_done for p in self._positions.values())
 
     def _next_ready(self) -> Operation[ConsumerBatch | None]:
-        """Decode the next waiting batch, which stays queued if that fails."""
+        # A batch stays queued until it is decoded.
         while self._ready:
             stored = self._ready[0]
             batch: ConsumerBatch | None = None
@@ -282,7 +281,7 @@ class ConsumerCore:
             self._receive_rows(request, current)
 
     def _receive_copies(self, request: Request, parts: Sequence[FetchedPartition]) -> None:
-        """Apply a follower's answer. Rows are progress; the leader is asked about all else."""
+        # Rows are progress; the leader is asked about all else.
         source = request.source
         assert source.is_follower
         behind: list[int] = []
@@ -359,7 +358,7 @@ class ConsumerCore:
         self._logged_reasons.clear()
 
     def _take(self, position: Position, fetched: FetchedPartition, source: Source) -> bool:
-        """Queue a partition's batches; return True if there are any. Raises its error."""
+        """Queue a partition's batches; False: there are none. Raises its error."""
         error = fetch_error(fetched, self.topic, position.offset)
         if error is not None:
             raise error
@@ -394,7 +393,6 @@ class ConsumerCore:
         self._deferred = self._deferred or gone
 
     def _after_failure(self, error: QuiverlogError, round_began_s: float) -> float:
-        """Return the pause in s; raise an error that is not retriable, or for too long."""
         if self._failing_since_s is None:
             self._failing_since_s = round_began_s
         now_s = self.clock()
@@ -416,7 +414,7 @@ class ConsumerCore:
         return IN_SYNC_EVERY_S if self._fetches.choice.wants_followers else math.inf
 
     def _look_around(self) -> Operation[None]:
-        """Refresh the metadata now and then; read added partitions from their first row on."""
+        """Refresh the metadata when due; read added partitions from their first row on."""
         if self.clock() < self._look_again_s:
             return
         self._look_again_s = self.clock() + self._look_every_s()
@@ -431,9 +429,8 @@ class ConsumerCore:
             assert len(self._order) == len(self._positions), "each partition has one turn"
 
 
+# However short a `poll`, it may take this long to connect: one of 0 would never progress.
 POLL_WORK_S = 1.0
-"""Time that a `poll` may take to connect, however short its timeout: one of 0 would never
-progress."""
 
 
 class ConsumerBase:
@@ -472,7 +469,6 @@ class ConsumerBase:
         return None
 
     def _next_many(self, timeout_s: float) -> Operation[list[ConsumerBatch]]:
-        """Return the next batch and those that wait behind it."""
         batch = yield from self._next(timeout_s)
         if batch is None:
             return []

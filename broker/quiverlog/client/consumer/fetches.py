@@ -40,10 +40,10 @@ from .stored_batches import split_fetch
 __all__ = ["FOLLOWER_TIMEOUT_S", "OVERDUE_S", "ROUND_S", "Fetches", "Pauses", "Request", "Source"]
 
 
+# A leader may hold its answer back, and is silent only after that.
 OVERDUE_S = (FETCH_MAX_WAIT_MS_DEFAULT + LEADER_SILENCE_MS) / 1000
-"""The time that a leader may hold an answer back, and that of a silence."""
+# Shorter than a leader's: the leader can answer instead.
 FOLLOWER_TIMEOUT_S = 10.0
-"""Shorter than a leader's: the leader can answer instead."""
 
 
 class Source(NamedTuple):
@@ -59,17 +59,17 @@ class Source(NamedTuple):
 class Request:
     pending: PendingReply
     source: Source
+    # Partition -> the offset asked for: after a `seek` the answer is dropped.
     offsets: dict[int, int]
-    """Partition -> the offset asked for; a seek makes the answer stale."""
     sent_s: float
+    # Without the time that the caller worked.
     waited_s: float = 0.0
-    """Time waited for it, without the caller's own work."""
+    # `waited_s` when it last had the metadata refreshed.
     looked_s: float = 0.0
-    """`waited_s` at the last metadata refresh because of it."""
 
     @property
     def is_overdue(self) -> bool:
-        """True if a leader is silent, so that another may lead by now."""
+        # Another broker may lead by now.
         return not self.source.is_follower and self.waited_s - self.looked_s >= OVERDUE_S
 
 
@@ -80,7 +80,7 @@ class _Pause:
 
 
 class Pauses:
-    """Pauses that keep early answers without rows from becoming a busy loop."""
+    """Keep early answers without rows from becoming a busy loop."""
 
     __slots__ = ("_clock", "_jitter", "_pauses")
 
@@ -102,6 +102,7 @@ class Pauses:
             self._pauses.pop(request.source, None)
             return
         now_s = self._clock()
+        # A broker that held its answer back for half of the time sets the pace itself.
         if failed or now_s - request.sent_s >= FETCH_MAX_WAIT_MS_DEFAULT / 2000:
             return
         pause = self._pauses.setdefault(request.source, _Pause())
@@ -109,8 +110,8 @@ class Pauses:
         pause.streak += 1
 
 
+# After each round a consumer notices that it was closed.
 ROUND_S = 1.0
-"""Bound on one wait, after which a consumer notices that it was closed."""
 
 logger = logging.getLogger("quiverlog")
 
@@ -128,7 +129,6 @@ class Fetches:
         self._bytes_max = options.fetch_bytes
 
     def current_topic(self) -> Operation[TopicInfo]:
-        """Return the topic. Raises UnknownTopicId: deleted, or another one has its name."""
         return (yield from topic_with_id(self._cluster, self._topic, self.topic_id))
 
     def start(self, positions: Mapping[int, Position], order: Sequence[int]) -> Operation[None]:
@@ -139,7 +139,7 @@ class Fetches:
                 return
 
     def _start_free(self, free: Sequence[Position]) -> Operation[bool]:
-        """False: a follower has failed; choose again."""
+        """False: a follower has failed, so the choice is repeated."""
         assert free
         topic = yield from self.current_topic()
         sources: dict[Source, list[Position]] = {}
@@ -147,6 +147,7 @@ class Fetches:
             source = self._source(topic, position.partition)
             sources.setdefault(source, []).append(position)
         asked = {request.source for request in self.requests}
+        # All answers together stay near the caller's bound.
         share = max(MIB, self._bytes_max // max(1, len(sources.keys() | asked)))
         for source, positions in sources.items():
             if source in asked or self.pauses.holds(source):
@@ -219,7 +220,6 @@ class Fetches:
 
     # --- answers --------------------------------------------------------------------------------
     def wait(self, deadline_s: float) -> Operation[PendingReply | None]:
-        """Wait for the first answered request; None at the end of a round or pause."""
         began_s = self._clock()
         pending: PendingReply | None = yield FinishAny(
             [r.pending for r in self.requests], self._wait_s(deadline_s)
@@ -229,8 +229,7 @@ class Fetches:
         return pending
 
     def overdue_wait(self, since_s: float) -> Wait | None:
-        """Return the wait for an overdue answer to a caller that waits since `since_s`. Safe from
-        any thread."""
+        """Return the wait for an overdue answer. Safe from any thread."""
         oldest = min(list(self.requests), key=lambda one: one.sent_s, default=None)
         if oldest is None:
             return None
@@ -247,8 +246,7 @@ class Fetches:
         return max(0.0, min(moments) - now_s)
 
     def leave_deposed(self) -> Operation[None]:
-        """Abandon overdue requests to brokers that lead no more: a machine without power breaks no
-        connection."""
+        # A machine without power breaks no connection.
         overdue = [request for request in self.requests if request.is_overdue]
         if not overdue or not self._cluster.has_others:
             return
@@ -270,7 +268,7 @@ class Fetches:
         return request
 
     def finish(self, request: Request) -> Operation[list[FetchedPartition]]:
-        """Return the answer, empty where a follower failed. Raises a leader's error."""
+        """Return the answer, empty where a follower failed."""
         try:
             reply: Reply = yield Finish(request.pending)
             return split_fetch(reply)

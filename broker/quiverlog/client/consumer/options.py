@@ -39,12 +39,12 @@ class ConsumerOptions:
     skip_corrupt: bool
     fetch_from: FetchFrom = "leader"
     client_rack: str = ""
+    # Refuses another topic with the name; empty: accepts any.
     topic_id: bytes = b""
-    """Refuses another topic with the name; empty: accepts any."""
+    # In place of the topic's newest one.
     reader_schema: pa.Schema | None = None
-    """In place of the topic's newest one."""
+    # `start` and `end` are offsets that leaders have just confirmed: no broker is asked again.
     is_settled: bool = False
-    """`start` and `end` are offsets that leaders have just confirmed: no broker is asked again."""
 
     @property
     def follows_all(self) -> bool:

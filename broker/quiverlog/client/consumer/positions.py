@@ -36,6 +36,7 @@ from .options import ConsumerOptions
 __all__ = ["Position", "PositionFinder", "first_gone", "why_none"]
 
 
+# A busy caller leaves time between two answers: time alone does not show that rows are withheld.
 _EMPTY_ANSWERS_MIN: Final = 3
 
 logger = logging.getLogger("quiverlog")
@@ -49,18 +50,18 @@ class Position:
     offset: int
     end: int | None
     last_epoch: int = NO_EPOCH
+    # After the last row that the caller has received.
     delivered: int = 0
-    """The offset after the last row that the caller has received."""
     delivered_epoch: int = NO_EPOCH
+    # Nothing was read yet from the log start, which retention may move.
     is_from_earliest: bool = False
-    """Nothing was read yet from the log start, which retention may move."""
+    # Rows below it exist.
     known_end: int = 0
-    """Rows below are known to exist."""
+    # Since when answers have no rows although there are some; `empty_answers` counts them.
     empty_since_s: float | None = None
-    """Since when answers have no rows although there are some; `empty_answers` counts them."""
     empty_answers: int = 0
+    # The leader's high watermark has been below `known_end` for long.
     may_be_gone: bool = False
-    """The leader's high watermark has been below `known_end` for long."""
 
     @property
     def is_done(self) -> bool:
@@ -88,11 +89,8 @@ class Position:
     ) -> None:
         """Record a leader's answer without rows that are known to exist.
 
-        A busy caller leaves time between two answers, so their number counts, too. Sets
-        `may_be_gone` where the high watermark is not above the position.
-
-        Raises:
-            InvalidResponse: it is above, and there were no rows for `timeout_s`.
+        After `timeout_s` without rows: `may_be_gone` where the high watermark is not above the
+        position, InvalidResponse where it is.
         """
         if self.offset >= self.known_end:
             self.empty_since_s = None
@@ -115,7 +113,7 @@ class Position:
             )
 
     def moved_start(self, error: QuiverlogError, fetched: FetchedPartition) -> bool:
-        """Follow a log start that retention moved before the first fetch; False otherwise."""
+        """Follow a log start that retention moved before the first fetch; False: another error."""
         if not (isinstance(error, OffsetOutOfRange) and self.is_from_earliest):
             return False
         if fetched.log_start_offset <= self.offset:
@@ -144,17 +142,13 @@ class PositionFinder:
         return partitions
 
     def resolve(self, partitions: Sequence[int]) -> Operation[dict[int, Position]]:
-        """Return positions. The latest offsets are asked for first, so that rows added between the
-        questions are read.
-
-        Raises:
-            OffsetOutOfRange: a start is beyond its partition's end.
-        """
+        """Raises OffsetOutOfRange: a start is beyond its partition's end."""
         starts = {p: self._start_of(p) for p in partitions}
         if self._options.is_settled:
             return {p: self._settled(p) for p in partitions}
         latest: dict[int, int] = {}
         if not self._options.follow or any(isinstance(s, datetime) for s in starts.values()):
+            # First, so that rows added between the questions are read.
             latest = yield from self.offsets(dict.fromkeys(partitions, LATEST))
         asked = {p: at_us(s) for p, s in starts.items() if not isinstance(s, int)}
         found = yield from self.offsets(asked)
@@ -245,14 +239,10 @@ _LOOK_S: Final = 2.0
 def first_gone(
     cluster: Cluster, topic: str, topic_id: bytes, positions: Iterable[Position]
 ) -> Operation[OffsetOutOfRange | None]:
-    """Check positions with `may_be_gone`; return the error of the first with an end whose rows are
-    gone.
+    """Return the error of the first position whose rows are gone.
 
-    A position without an end goes on with later rows, after a warning.
-
-    Raises:
-        OffsetNotAvailable: a leader has no high watermark yet. After any other error the position
-            is checked again.
+    One without an end goes on with later rows, after a warning. Raises OffsetNotAvailable: a leader
+    has no high watermark yet; after any other error the position is checked again.
     """
     for position in positions:
         if not position.may_be_gone:
@@ -292,11 +282,7 @@ def why_none(
 def _gone_rows(
     cluster: Cluster, where: TopicPartition, topic_id: bytes, offset: int, end: int
 ) -> Operation[OffsetOutOfRange | None]:
-    """Return the error for lost rows from `offset` to `end`; None: there are rows. No retry.
-
-    Raises:
-        OffsetNotAvailable: the leader has no high watermark yet.
-    """
+    """Return the error for lost rows from `offset` to `end`; None: there are rows. No retry."""
     assert offset < end
     found = yield from _ask(cluster, where, topic_id, LATEST)
     if found > offset:

@@ -1,7 +1,4 @@
-"""The plan of a bounded read: fixed offsets, one schema, the columns to decode.
-
-The schema is asked for after the ends: all rows below were written with it or an older one.
-"""
+"""The plan of a bounded read: fixed offsets, one schema, the columns to decode."""
 
 from __future__ import annotations
 
@@ -61,7 +58,7 @@ class ReadPlan:
 
     @property
     def rows_total(self) -> int:
-        """Offsets in the ranges: as many rows, unless compaction has removed some."""
+        """Offsets in the ranges: one a row, unless compaction has removed some."""
         return sum(end - start for start, end in self.ranges.values())
 
     def shaped(self, batch: ConsumerBatch) -> pa.RecordBatch:
@@ -77,14 +74,7 @@ class ReadPlan:
 def plan_read(
     cluster: Cluster, topic: str, options: ConsumerOptions, *, end: Any, where: Any
 ) -> Operation[ReadPlan]:
-    """Ask for offsets and schema, and make the plan.
-
-    Args:
-        options: those of a consumer, without an end.
-        end: "latest", a moment, or partition -> offset or one of these.
-        where: SQL as text, an expression of Arrow, or None.
-    """
-
+    """Ask for offsets and schema. `end` and `where`: as in `Client.read`."""
     if where is not None:
         check_condition(where)
 
@@ -94,6 +84,7 @@ def plan_read(
         starts, latest = yield from _bounds(finder, info, options)
         ends = yield from _ends(finder, latest, end)
         ranges = {p: (start, max(start, ends[p])) for p, start in starts.items()}
+        # After the ends: all rows below them were written with this schema or an older one.
         history = yield from cluster.history(info.topic_id, topic, fresh=True)
         plan = _shape(topic, history.current, options, where)
         if isinstance(where, pc.Expression):
@@ -195,8 +186,7 @@ _WIDE: Final = 1 << 20
 
 
 def _cheapest(current: pa.Schema) -> pa.Field:
-    """Return the narrowest column, by which rows are counted."""
-
+    # Some column is needed to count rows.
     def cost(field: pa.Field) -> int:
         try:
             return int(field.type.bit_width)

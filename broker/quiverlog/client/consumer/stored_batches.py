@@ -144,10 +144,9 @@ def raw_call(
 
 
 def split_fetch(reply: Reply) -> list[FetchedPartition]:
-    """Cut a fetch's body into its partitions' parts, whose sizes were checked."""
     check(reply.response)
     assert isinstance(reply.response, m.FetchResponse)
-    at = 0
+    at = 0  # The parts follow one another; `check_answer` has compared their sizes.
     fetched = []
     for r in reply.response.partitions:
         end = at + r.batch_bytes

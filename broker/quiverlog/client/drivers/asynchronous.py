@@ -57,11 +57,11 @@ __all__ = ["AsyncConnection", "AsyncDriver", "IoThread"]
 
 T = TypeVar("T")
 
+# Up to here head and body are joined: one system call costs more than the copy.
 JOIN_BYTES_MAX = 64 * 1024
-"""Up to here head and body are joined: one system call costs more than the copy."""
 
+# Correlation ids start at 1, and HELLO is the first request of a connection.
 HELLO_ID = 1
-"""Correlation ids start at 1, and HELLO is the first request of a connection."""
 
 
 class AsyncConnection(asyncio.BufferedProtocol):
@@ -244,7 +244,6 @@ class AsyncDriver:
             raise ClientClosed("The client is closed: open a new one.")
 
     async def close(self) -> None:
-        """Close all; requests in flight fail with ConnectionClosed."""
         self._closed = True
         opening, self._opening = self._opening, {}
         for task in opening.values():
@@ -322,7 +321,6 @@ class AsyncDriver:
         return None if known is None or known.closed else known
 
     async def connection(self, address: Address, channel: str, timeout_s: float) -> AsyncConnection:
-        """Return a connection; concurrent callers share one attempt to open it."""
         key = (address, channel)
         known = self._connections.get(key)
         if known is not None and not known.closed:
@@ -334,8 +332,8 @@ class AsyncDriver:
             task = asyncio.create_task(self._open(address, timeout_s))
             self._opening[key] = task
             task.add_done_callback(lambda done: self._opened(key, done))
-        # Shielded: the cancellation of one caller must not reach the others. Nor may one wait
-        # longer than its own timeout because the first had more.
+        # Callers share one attempt. Shielded: the cancellation of one must not reach the others.
+        # Nor may one wait longer than its own timeout because the first had more.
         try:
             async with asyncio.timeout(timeout_s):
                 return await asyncio.shield(task)
@@ -369,8 +367,8 @@ class AsyncDriver:
 
 
 async def _connected(address: Address) -> AsyncConnection:
-    """Try the name's addresses in turn. asyncio's own lookup runs in an executor's thread, for
-    which the end of the loop, or of the process, would wait."""
+    # asyncio's own lookup runs in an executor's thread, for which the end of the loop, or of the
+    # process, would wait.
     loop = asyncio.get_running_loop()
     found = numeric(address)
     if found is None:

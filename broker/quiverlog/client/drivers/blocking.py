@@ -61,8 +61,8 @@ from .name_lookup import late_reason, lookup, numeric
 __all__ = ["ArrowMemory", "BlockingConnection", "BlockingDriver", "readable", "system_reason"]
 
 
+# Of the first answer: the error about a server that is no broker shows them.
 HEAD_BYTES: Final = 8
-"""Of the first answer: the error about a server that is no broker shows them."""
 IOV_MAX = 512
 _OPTIONS: Final = (
     (socket.IPPROTO_TCP, socket.TCP_NODELAY),
@@ -93,8 +93,8 @@ class BlockingConnection:
         self.address = address
         self._local_reads = local_reads
         self._asks_for_ranges = False
+        # More than the answer has arrived: the connection is not used again.
         self.is_spent = False
-        """More than the answer has arrived: this connection is of no more use."""
         self._memory = ArrowMemory()
         self._receiver = frames.FrameReceiver(own_bodies=True, pool=self._memory)
         self._head = b""
@@ -121,14 +121,13 @@ class BlockingConnection:
         return self._socket.fileno()
 
     def is_stale(self) -> bool:
-        """Return True if an idle connection has bytes or an end to read."""
+        # An idle connection has nothing to read, unless its end.
         try:
             return bool(readable([self], 0))
         except ConnectionClosed:
             return True
 
     def send(self, call: Call, send_by_s: float, reply_by_s: float) -> None:
-        """Send; both bounds are moments of the monotonic clock."""
         self._deadline_s = send_by_s
         request = call.request
         body_bytes = sum(memoryview(b).nbytes for b in call.body)
@@ -153,11 +152,7 @@ class BlockingConnection:
                 return reply
 
     def receive_ready(self) -> Reply | None:
-        """Read what has arrived; return the reply once it is complete.
-
-        Raises:
-            RequestTimedOut: the deadline has passed.
-        """
+        """Read what has arrived; None: the reply is not complete."""
         self._socket.settimeout(0.0)
         try:
             return self._receive_some()
@@ -205,7 +200,7 @@ class BlockingConnection:
         return Reply(response, body)
 
     def _ask_for_rows(self) -> None:
-        """Repeat the request, with the same deadline, for rows in the answer."""
+        # The deadline stays.
         self._asks_for_ranges = False
         _, head = self._protocol.send(self._request, 0)
         self._send_all([head])
@@ -270,7 +265,7 @@ def _connect(address: Address, timeout_s: float) -> socket.socket:
 
 
 def _is_on_this_machine(connected: socket.socket) -> bool:
-    """Return True if both ends have one address: a broker here, or a tunnel."""
+    # Both ends have one address: a broker here, or a tunnel.
     try:
         return bool(connected.getpeername()[0] == connected.getsockname()[0])
     except OSError:
@@ -278,11 +273,7 @@ def _is_on_this_machine(connected: socket.socket) -> bool:
 
 
 def readable(connections: Sequence[BlockingConnection], timeout_s: float) -> list[int]:
-    """Return descriptors with bytes, or an end, to read, after at most `timeout_s`.
-
-    Raises:
-        ConnectionClosed: the system cannot wait for them.
-    """
+    """Return descriptors with bytes, or an end, to read."""
     poll = select.poll()
     for connection in connections:
         poll.register(connection.fileno(), select.POLLIN)
@@ -327,8 +318,6 @@ class BlockingReply:
 
 
 class BlockingDriver:
-    """Performs operations' commands; threads may share it."""
-
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._pid = os.getpid()
@@ -373,7 +362,7 @@ class BlockingDriver:
             raise ClientClosed("The client is closed: open a new one.")
 
     def close(self) -> None:
-        """Close idle connections; those in use close when their request ends."""
+        # Those in use close when their request ends.
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, {}
@@ -442,7 +431,7 @@ class BlockingDriver:
             pending.connection = None
 
     def _call_many(self, calls: Sequence[Call]) -> list[Reply | QuiverlogError]:
-        """Send all before any is awaited; the largest timeout bounds them together."""
+        # The largest timeout bounds them together.
         end_s = time.monotonic() + max((call.timeout_s for call in calls), default=0.0)
         started = [self._start_or_failure(call, end_s - time.monotonic()) for call in calls]
         results: list[Reply | QuiverlogError] = []

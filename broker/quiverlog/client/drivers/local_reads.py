@@ -32,8 +32,8 @@ __all__ = [
 ]
 
 
+# Each failed attempt costs one more answer.
 LEFT_ALONE_S: Final = 60.0
-"""A failed attempt costs one more answer, without rows."""
 
 logger = logging.getLogger("quiverlog")
 
@@ -79,8 +79,7 @@ class FileRows:
             result.file_ranges = []
 
     def read(self) -> None:
-        """Read the ranges, on any thread. Raises OSError: a file cannot be read, or is not the
-        broker's."""
+        """Raises OSError: a file cannot be read, or is not the broker's."""
         for one, room in self._ranges:
             with _opened(one) as fd:
                 _read(one, fd, room)
@@ -123,12 +122,9 @@ def _read(one: FileRange, fd: int, room: memoryview) -> None:
 
 @contextmanager
 def _opened(one: FileRange) -> Iterator[int]:
-    """Open the broker's file.
-
-    Checked before: opening a pipe would unblock its writer, a device may start its hardware.
-    Another file may take its place until it is opened: so opened without waiting, and checked
-    again.
-    """
+    # Checked before: opening a pipe would unblock its writer, a device may start its hardware.
+    # Another file may take its place until it is opened: so opened without waiting, and checked
+    # again.
     try:
         _check_identity(one, os.stat(one.path))
         fd = os.open(one.path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)

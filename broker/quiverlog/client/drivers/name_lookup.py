@@ -21,8 +21,8 @@ __all__ = ["Found", "late_reason", "lookup", "numeric"]
 
 Found: TypeAlias = list[tuple[Any, Any, int, str, Any]]
 
+# By process id, too: a forked child has no threads of its parent.
 _under_way: dict[tuple[int, Address], Future[Found]] = {}
-"""Keyed by process id: a forked child has no threads of its parent."""
 
 
 def numeric(address: Address) -> Found | None:
@@ -36,7 +36,7 @@ def numeric(address: Address) -> Found | None:
 
 
 def lookup(address: Address) -> Future[Found]:
-    """Start a lookup in a thread; it may fail with OSError, or ValueError (not a name)."""
+    """Start a lookup in a thread, or share one; it may fail with OSError or ValueError."""
     from concurrent.futures import Future  # most callers give numbers
 
     key = os.getpid(), address

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Accumulator"]
 
+# Of a dict, until a batch has been converted.
 ROW_BYTES_GUESS = 256
-"""Of a dict, until the first converted batch gives a better guess."""
 
 
 @dataclass(slots=True)
@@ -50,23 +50,21 @@ class OpenBatch:
 
 @dataclass(slots=True)
 class PendingRows:
-    """Rows sent one by one, not yet converted. Both lists have one length."""
+    """Rows sent one by one, not yet converted."""
 
     opened_us: int
     rows: list[Mapping[str, Any]] = field(default_factory=list)
     deliveries: list[Delivery] = field(default_factory=list)
+    # Estimated; counts against the buffer.
     byte_count: int = 0
-    """Estimated; counts against the buffer."""
 
 
 class Accumulator:
     """The open batches of one producer.
 
     Args:
-        numbering: returns a partition's numbering.
         closed: receives a partition's encoded batch.
         failed: receives rows that cannot become a batch.
-        jitter: an even draw from [0, 1): chooses the first sticky partition.
     """
 
     def __init__(
@@ -83,8 +81,8 @@ class Accumulator:
     ) -> None:
         self.topic = topic
         self.options = options
+        # Of rows outside closed batches.
         self.buffered_bytes = 0
-        """Bytes of rows outside closed batches."""
         self._converter = converter
         self._schema_id = schema_id
         self._numbering = numbering
@@ -92,6 +90,7 @@ class Accumulator:
         self._failed = failed
         self._open: dict[int, OpenBatch] = {}
         self._pending: dict[int | None, PendingRows] = {}
+        # Producers begin with different partitions.
         self._sticky = int(jitter() * len(topic.partitions))
         self._row_bytes = ROW_BYTES_GUESS
         self._encoded_bytes_max = topic.batch_bytes_max or options.batch_bytes * 2
@@ -115,7 +114,7 @@ class Accumulator:
     def add(
         self, partition: int | None, batch: pa.RecordBatch, delivery: Delivery, now: Now
     ) -> bool:
-        """Add rows of one partition (None: the next by turns). True: poll now."""
+        """Add rows of one partition (None: the sticky one). True: poll now."""
         if self._pending:
             self._convert_pending(now)  # keeps the order of sends
         return self._add(partition, batch, delivery, now)

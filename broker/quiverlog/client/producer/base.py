@@ -46,7 +46,7 @@ _producers: weakref.WeakSet[ProducerBase] = weakref.WeakSet()
 
 
 def _warn_at_the_end() -> None:
-    """The background thread may still send, so these rows may be stored or not."""
+    # The background thread may still send: these rows may be stored or not.
     for producer in list(_producers):
         producer.warn_of_lost_rows()
 
@@ -54,8 +54,8 @@ def _warn_at_the_end() -> None:
 atexit.register(_warn_at_the_end)
 
 
+# How long an interrupted process (Ctrl-C) waits for its last rows.
 INTERRUPTED_FLUSH_S = 5.0
-"""Bound on the wait of an interrupted process (Ctrl-C) for its last rows."""
 
 
 def now() -> Now:
@@ -143,7 +143,8 @@ class ProducerBase:
         self.warn_of_lost_rows()
 
     def warn_of_lost_rows(self) -> None:
-        """Warn of rows that wait or failed unreported; in a forked child they are the parent's."""
+        """Warn of rows that wait, or failed without a report."""
+        # A forked child's are the parent's.
         core = self._core
         is_lossless = core.buffered_bytes == 0 and all(one.reported for one in core.failures)
         if self._is_own_process and not is_lossless:

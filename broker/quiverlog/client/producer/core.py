@@ -36,22 +36,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Identity", "ProduceCall", "ProducerCore", "ProducerOptions", "Work"]
 
+# A producer that sends refreshes its metadata to find new partitions.
 METADATA_AGE_US = 10_000_000
-"""A producer that sends refreshes its metadata so often, to find new partitions."""
 
+# Failed sends that the next `flush` reports; later ones are not kept.
 FAILURES_KEPT_MAX = 1_000
-"""Failed sends kept for the next `flush`; beyond, the oldest are dropped."""
 
 
 class ProducerCore:
-    """One producer.
-
-    Args:
-        topic: by the metadata; replaced by `topic_changed`.
-        schema_id: of the schema that the converter makes.
-        identity: `Identity()` for a producer that is not idempotent.
-        jitter: an even draw from [0, 1), for the pauses between tries.
-    """
+    """One producer. `identity` is `Identity()` where it is not idempotent."""
 
     def __init__(
         self,
@@ -68,8 +61,8 @@ class ProducerCore:
         self.failures: list[Delivery] = []
         self._failed_pieces = 0
         self._look_again_us: int | None = None
+        # A leader answered UnknownTopicId: the next refresh asks the controller.
         self.is_topic_unconfirmed = False
-        """A leader answered UnknownTopicId: the controller is to be asked."""
         self._sender = Sender(topic, options, identity, failed=self._failed, jitter=jitter)
         self._accumulator = Accumulator(
             topic,
@@ -167,7 +160,6 @@ class ProducerCore:
         self._sender.give_up_expired(now)
 
     def _is_metadata_old(self, now: Now) -> bool:
-        """Return True if a refresh is due: new partitions change where keys go."""
         due_us = self._look_again_us
         if due_us is not None and now.mono_us < due_us:
             return False
@@ -176,7 +168,6 @@ class ProducerCore:
 
     # --- answers --------------------------------------------------------------------------------
     def on_response(self, call: ProduceCall, response: m.Response, now: Now) -> None:
-        """Apply a leader's answer, which `answers.check_answer` has accepted."""
         if response.error_code:
             self.on_failure(call, error_from_code(response.error_code, response.error_message), now)
             return

@@ -27,8 +27,8 @@ __all__ = ["AsyncHostedCore", "AsyncProducerHost", "HostedCore", "ProducerHost"]
 class HostedCore:
     def __init__(self, cluster: Cluster, core: ProducerCore, io: IoThread) -> None:
         self.now = producer_base.now
+        # Guards the core; the runner notifies callers that wait. A thread may take it twice.
         self.lock = threading.Condition()
-        """Guards the core; the runner notifies callers that wait. A thread may take it twice."""
         self._io = io
         self._runner = ProducerRunner(
             cluster, io.driver, core, io.loop, lock=self.lock, now=self.now, changed=self.notify

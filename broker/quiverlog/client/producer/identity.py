@@ -76,11 +76,8 @@ class Numbering:
         return self._resume is None
 
     def break_off(self, batch: EncodedBatch, *, is_settled: bool = False) -> None:
-        """Lose a batch's numbers: the broker may refuse those after them as out of order.
-
-        Args:
-            is_settled: no batch with these numbers or later ones is stored, or may yet be.
-        """
+        """Lose a batch's numbers: the broker may refuse later ones as out of order. `is_settled`:
+        no batch with these numbers or later ones is stored, or may yet be."""
         if not self.is_idempotent:
             return
         if not is_settled or (self.is_broken and self._resume is None):
@@ -91,11 +88,10 @@ class Numbering:
         self._hole = max(self._hole, batch.index)
 
     def unsettle(self) -> None:
-        """A batch has no answer and may arrive at any time: take up no lost numbers."""
+        # A batch has no answer, and may arrive at any time: lost numbers are not taken up.
         self._resume = None
 
     def supersede(self) -> None:
-        """Record a newer identity: nothing more is numbered under this one."""
         self.is_broken = self.is_idempotent
         self.wants_epoch = False
         self._resume = None
@@ -111,11 +107,8 @@ class Numbering:
             self._resume = None
 
     def is_never_stored(self, batch: EncodedBatch, next_sequence: int) -> bool:
-        """Return True if a broker's InvalidProducerEpoch proves that the batch is not stored.
-
-        Args:
-            next_sequence: see `ProducePartitionResult`.
-        """
+        """Return True if InvalidProducerEpoch and `ProducePartitionResult.next_sequence` prove that
+        the batch is not stored."""
         if next_sequence < 0 or (next_sequence == 0 and self.is_known):
             return False  # A newer epoch has written, or the broker has dropped the state.
         return (batch.sequence - next_sequence) % SEQUENCES < SEQUENCES // 2

@@ -37,12 +37,7 @@ CHANNEL = "produce"
 
 
 def new_identity(cluster: Cluster, last: Identity | None = None) -> Operation[Identity]:
-    """Ask for a producer id, or for the epoch after `last`; retry until the request timeout.
-
-    A new id results where `last` is not the newest epoch (a lost answer assigned the next one,
-    which ends it), or where the controller has no record of it. Batches in flight under it may
-    still be stored, and count as unknown until they expire.
-    """
+    """Ask for a producer id, or for the epoch after `last`."""
 
     def asked(identity: Identity) -> Operation[Identity]:
         request = m.InitProducerIdRequest(
@@ -56,6 +51,8 @@ def new_identity(cluster: Cluster, last: Identity | None = None) -> Operation[Id
         try:
             return (yield from asked(last or Identity()))
         except (InvalidProducerEpoch, UnknownProducerId):
+            # A lost answer has assigned the next epoch, or the controller has no record of the id.
+            # Batches in flight under `last` may still be stored: unknown until they expire.
             return (yield from asked(Identity()))
 
     return (yield from cluster.retrying(attempt))
@@ -65,8 +62,6 @@ class ProducerRunner:
     """Runs one core on one loop.
 
     Args:
-        lock: guards the core.
-        now: both clocks.
         changed: called, with the lock held, when something was acknowledged or failed.
     """
 
@@ -95,12 +90,12 @@ class ProducerRunner:
         self._progressed_us = now().mono_us
         self._logged_reasons: set[str] = set()
         cluster.waits.others.add(self)
+        # Metadata refreshes since a leader last answered.
         self._looks = 0
-        """Metadata refreshes since a leader last answered."""
         self._questions: dict[str, asyncio.Task[None]] = {}
         self._connecting: dict[asyncio.Task[None], ProduceCall] = {}
+        # Leader -> the address of its last request, which the metadata may have dropped.
         self._asked: dict[int, Address] = {}
-        """Leader -> the address of its last request, which the metadata may have dropped."""
 
     def wake_from_thread(self) -> None:
         """Schedule `step`, from any thread; cheap when it is due already."""

@@ -69,10 +69,10 @@ class PartitionQueue:
     retry: list[EncodedBatch] = field(default_factory=list)
     not_before_us: int = 0
     next_index: int = 0
+    # After a failure another broker may lead: nothing is sent to the old one.
     awaits_metadata: bool = False
-    """After a failure another broker may lead: nothing is sent to the old one."""
+    # When a silence last had the metadata refreshed.
     looked_us: int = 0
-    """When a silence last had the metadata refreshed."""
 
     @property
     def is_idle(self) -> bool:
@@ -90,7 +90,7 @@ class PartitionQueue:
         self.queue.append(batch)
 
     def requeue(self) -> None:
-        """Put failed batches first again, in the old order, once all answers have arrived."""
+        # After all answers: they go first again, in the old order.
         if self.retry and not self.in_flight:
             self.queue.extendleft(sorted(self.retry, key=lambda b: -b.index))
             self.retry.clear()
@@ -122,16 +122,16 @@ class PartitionQueue:
         return max(self.in_flight[0].sent_us, self.looked_us) + SILENCE_US
 
     def must_renew_first(self) -> bool:
-        """Return True if new numbers are due and no waiting batch may be stored under the old."""
+        # A batch that may be stored keeps its numbers.
         if not self.numbering.is_broken or self.in_flight or not self.queue:
             return False
         return not self.queue[0].maybe_stored
 
 
+# Fits the smallest `frame.bytes.max` of brokers; a larger batch is sent alone.
 REQUEST_BODY_BYTES_MAX = BATCH_BYTES_DEFAULT_MAX
-"""Bound on a request for several partitions: it fits the smallest `frame.bytes.max` of brokers. A
-larger batch is sent alone."""
 
+# Retriable errors that prove the batch not stored; after any other it may be.
 REFUSED = (
     ConnectionFailed,
     NotLeader,
@@ -142,22 +142,16 @@ REFUSED = (
     DiskFull,
     ThrottledBroker,
 )
-"""Retriable errors that prove the batch not stored; after any other it may be."""
 
+# The broker checks the batch itself before it stores anything.
 NOT_STORED = (BatchTooLarge, CorruptBatch, InvalidTimestamp, PolicyViolation)
-"""The broker checks the batch itself before it stores anything."""
 
+# Invalid answers: the batch may be stored.
 UNTRUSTED = (CorruptFrame, InvalidResponse)
-"""Invalid answers: the batch may be stored."""
 
 
 class Sender:
-    """The closed batches of one producer, by partition.
-
-    Args:
-        failed: receives the receivers of a failed batch, with the error.
-        jitter: an even draw from [0, 1), for the pauses between tries.
-    """
+    """The closed batches of one producer, by partition; `failed` gets those that fail."""
 
     def __init__(
         self,
@@ -169,16 +163,16 @@ class Sender:
         jitter: Callable[[], float],
     ) -> None:
         self.topic = topic
+        # Of batches that are neither acknowledged nor failed.
         self.buffered_bytes = 0
-        """Of batches that are neither acknowledged nor failed."""
+        # Batches that were acknowledged or failed.
         self.finished = 0
-        """Batches that were acknowledged or failed."""
         self.needs_metadata = False
         self.needs_identity = False
         self.silent: set[int] = set()
         self.deposed: set[int] = set()
+        # The newest one, to which batches of older ones change.
         self.identity = identity
-        """The newest one, to which batches of older ones change."""
         self._options = options
         self._failed = failed
         self._jitter = jitter
@@ -248,7 +242,7 @@ class Sender:
         return True
 
     def _mind_silence(self, queue: PartitionQueue, now: Now) -> None:
-        """Mark a silent leader; other brokers' metadata show whether it was replaced."""
+        # Other brokers' metadata show whether a silent leader was replaced.
         if not queue.in_flight or now.mono_us - queue.in_flight[0].sent_us < SILENCE_US:
             return
         late_leader = queue.in_flight[0].leader
@@ -362,7 +356,6 @@ class Sender:
         now: Now,
         next_sequence: int = NO_SEQUENCE,
     ) -> None:
-        """Retry a batch, with the same or new numbers, or fail it for good."""
         queue = self._queues[partition]
         if batch.is_done:
             return
@@ -384,11 +377,8 @@ class Sender:
         self._fail(queue, batch, error)
 
     def identity_renewed(self, identity: Identity) -> None:
-        """Use the next epoch, or a new producer id.
-
-        Batches in flight, or perhaps stored, keep the old numbers until known not to be stored; all
-        others are numbered anew.
-        """
+        # Batches in flight, or perhaps stored, keep the old numbers until known not to be stored;
+        # all others are numbered anew.
         self.identity = identity
         for queue in self._queues.values():
             if queue.numbering.identity == identity:
@@ -468,7 +458,7 @@ class Sender:
     def _final_error(
         self, queue: PartitionQueue, batch: EncodedBatch, error: QuiverlogError
     ) -> QuiverlogError:
-        """Return a copy of the error for one batch of a request."""
+        # A copy: one error may be that of several batches.
         if error.retriable:  # retried until the deadline
             text = f"{counted(batch.row_count, 'row', 'rows')}. Last failure: {error.message}"
             final: QuiverlogError = DeliveryTimedOut(text)

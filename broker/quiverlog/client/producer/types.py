@@ -40,8 +40,8 @@ class Delivery:
         self._produced: list[Produced] = []
         self.is_complete = False
         self.error: QuiverlogError | None = None
+        # The caller has received the error; flush does not raise it again.
         self.reported = False
-        """The caller has received the error; flush does not raise it again."""
 
     @property
     def is_done(self) -> bool:
@@ -86,7 +86,6 @@ class Delivery:
         self._produced.append(produced)
 
     def fail(self, error: QuiverlogError) -> None:
-        """Record that a piece failed for good; the first error stays."""
         self._open_pieces = max(0, self._open_pieces - 1)
         if self.error is None:
             self.error = error
@@ -137,8 +136,6 @@ Receiver: TypeAlias = Delivery | RowsDelivery
 
 
 class Identity(NamedTuple):
-    """By which a broker recognises a producer."""
-
     producer_id: int = NO_PRODUCER_ID
     producer_epoch: int = NO_EPOCH
 
@@ -176,11 +173,11 @@ class EncodedBatch:
     pieces: list[tuple[Receiver, int]]
     index: int = -1
     attempts: int = 0
+    # The node id that it was last sent to, at `sent_us`.
     leader: int = -1
-    """The node id that it was last sent to, at `sent_us`."""
     sent_us: int = 0
+    # A try ended without an answer on whether it is stored.
     maybe_stored: bool = False
-    """A try ended without an answer on whether it is stored."""
     last_failure: str = ""
     last_reason: str = ""
     is_done: bool = False
@@ -199,8 +196,8 @@ class ProduceCall(NamedTuple):
 class Work(NamedTuple):
     """The host's next steps.
 
-    `wake_at_us`: when to poll again at the latest. `silent`: leaders without an answer for long.
-    `deposed`: those that lead no more; the host stops waiting for them.
+    `silent`: leaders without an answer for long. `deposed`: those that lead no more; the host stops
+    waiting for them.
     """
 
     calls: list[ProduceCall]

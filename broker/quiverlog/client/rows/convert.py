@@ -32,10 +32,10 @@ from .why_not import first_line, why_not_type, why_not_value
 __all__ = ["Converter"]
 
 _SHOWN = 5
+# pandas' name for an index without one.
 _INDEX = re.compile(r"__index_level_\d+__").fullmatch
-"""pandas' name for an index without one."""
+# A list is converted in slices whose values fit the processor's cache.
 ROWS_AT_ONCE = 65_536
-"""Slices of a list whose values fit the processor's cache."""
 
 
 class Converter:
@@ -73,11 +73,7 @@ class Converter:
         return [batch for batch in found if batch.num_rows]
 
     def from_rows(self, rows: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
-        """Convert dicts; search for the row that does not fit only after a failure.
-
-        Raises:
-            SchemaMismatch: names the column, the row and the value.
-        """
+        """Convert dicts. Raises SchemaMismatch: names the column, the row and the value."""
         try:
             batch = self._from_full_rows(rows)
             if batch is None:
@@ -92,6 +88,7 @@ class Converter:
                 ]
                 batch = pa.RecordBatch.from_arrays(columns, schema=self.schema)
         except (pa.ArrowException, TypeError, ValueError, AttributeError, OverflowError) as error:
+            # The row is searched for only now: rows that fit pay nothing for it.
             raise self._blame_row(rows, error) from error
         self._check_nulls(batch)
         self._check_values(batch)  # a value may be one of Arrow's scalars
@@ -106,10 +103,8 @@ class Converter:
             raise
 
     def _from_full_rows(self, rows: Sequence[Mapping[str, Any]]) -> pa.RecordBatch | None:
-        """Convert the usual case in C: every row has every column. None when one has not.
-
-        A row with all columns and no more keys than columns has no others.
-        """
+        """Convert the usual case in C: every row has every column. None when one has not."""
+        # A row with all columns and no more keys than columns has no others.
         if max(map(len, rows)) != len(self._getters):
             return None
         try:
@@ -140,7 +135,7 @@ class Converter:
         )
 
     def _without_index(self, table: pa.Table) -> pa.Table:
-        """Drop the index column that pandas adds after a selection of rows."""
+        # pandas adds an index column after a selection of rows.
         surplus = [n for n in table.schema.names if _INDEX(n) and n not in self._names]
         return table.drop_columns(surplus) if surplus else table
 
@@ -215,7 +210,7 @@ class Converter:
                 ) from error
 
     def _check_values(self, batch: pa.RecordBatch, rows_before: int = 0) -> None:
-        """Check converted rows: a cast may keep values that neither type holds."""
+        # After the conversion: a cast may keep values that neither type holds.
         for i in self._questionable:
             wrong = first_wrong_value(batch.column(i))
             if wrong is not None:
@@ -315,6 +310,6 @@ def _keeps_meaning(source: pa.DataType, target: pa.DataType) -> bool:
 
 
 def _words(error: Exception) -> str:
-    """Join the two parts of pyarrow's refusal of pandas' data; the second names the column."""
+    # pyarrow's refusal of pandas' data has two parts, of which the second names the column.
     parts = [str(part).rstrip(".") for part in reversed(error.args)]
     return (": ".join(parts).splitlines() or [type(error).__name__])[0]

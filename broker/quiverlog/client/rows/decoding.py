@@ -203,10 +203,8 @@ def _cut(header: BatchHeader, end: int | None) -> int:
 
 
 def _followed(before: StoredBatch, base_offset: int, end: int | None) -> StoredBatch:
-    """Mark the batch before row `base_offset` as followed.
-
-    A row count that contradicts that offset is damaged where its checksum is wrong.
-    """
+    """Mark the batch before row `base_offset` as followed."""
+    # A row count that contradicts that offset is damaged where its checksum is wrong.
     header = before.header
     rows = base_offset - header.base_offset
     if rows != header.row_count:
@@ -232,12 +230,7 @@ def _check_batch(
     *,
     is_first: bool,
 ) -> None:
-    """Check a batch's header against its answer.
-
-    Raises:
-        CorruptBatch: it is damaged.
-        InvalidResponse: it is whole, and does not belong there.
-    """
+    """Raises CorruptBatch: it is damaged; InvalidResponse: it is whole, and another is expected."""
     if header.magic != MAGIC or not 0 < header.row_count <= BATCH_ROWS_MAX:
         raise CorruptBatch(
             f"what came at offset {expected} is no batch of this format (magic {header.magic}, "
@@ -257,13 +250,7 @@ def _check_batch(
 
 
 class BatchDecoder:
-    """Decodes the batches of one topic.
-
-    Args:
-        columns: only these, in this order; None takes all.
-        reader_schema: None takes the newest that is cached.
-        verify_crc: check each batch's checksum.
-    """
+    """Decodes the batches of one topic; without `reader_schema` to the newest that is cached."""
 
     def __init__(
         self,
@@ -284,14 +271,8 @@ class BatchDecoder:
         self._history: SchemaHistory | None = None
 
     def prepare(self, schema_id: int = -1) -> Operation[pa.Schema]:
-        """Fetch the schema history; return the schema of the rows.
-
-        Args:
-            schema_id: the topic's newest, if it is known.
-
-        Raises:
-            InvalidArgument: a column that the topic does not have.
-        """
+        """Fetch the schema history; return the schema of the rows. `schema_id`: the topic's newest,
+        if known."""
         history = yield from self._cluster.history(self._topic_id, self._topic, needed_id=schema_id)
         if not set(self._columns or ()).issubset(history.current.names):
             # The column may be newer than the cached history.
@@ -309,8 +290,7 @@ class BatchDecoder:
         return self._history.current
 
     def decode(self, stored: StoredBatch) -> Operation[ConsumerBatch]:
-        """Return the rows asked for. Raises CorruptBatch, which names the place (`offset`,
-        `next_offset`)."""
+        """Raises CorruptBatch, which names the place (`offset`, `next_offset`)."""
         header = stored.header
         if stored.damage:
             raise self._corrupt(stored, stored.damage)
@@ -329,8 +309,7 @@ class BatchDecoder:
         )
 
     def _check_crc(self, stored: StoredBatch) -> None:
-        """Refuse a damaged header before its schema id, perhaps unknown to every broker, is asked
-        for."""
+        # Before its schema id is asked for, which no broker may have.
         if self._verify_crc:
             try:
                 check_crc(stored.view, stored.header)
@@ -402,7 +381,7 @@ class BatchDecoder:
 
 
 def _end_is_known(stored: StoredBatch) -> bool:
-    """Return True if the header's row count has a good checksum, or matches the rows."""
+    # The header's row count has a good checksum, or matches the rows.
     header = stored.header
     if stored.is_followed or _is_whole(stored.view, header):
         return True

@@ -81,18 +81,23 @@ def placed(batch: ConsumerBatch) -> pa.RecordBatch:
 
 
 # `where`: rows selected by an SQL expression, or by an expression of Arrow.
+# May name all columns. A product counts as well, which only costs unused columns.
 _ALL_COLUMNS: Final = re.compile(r"\*|\bcolumns\b|\bU&", re.IGNORECASE)
-"""May name all columns. A product counts as well, which only costs unused columns."""
 
+# DuckDB's refusal of a map, without the column's name.
 _KEY_TWICE: Final = "duplicate key"
-"""DuckDB's refusal of a map, which lacks the column."""
+# DuckDB's types of a condition; its releases name that of `null` differently.
 _CONDITIONS = ("boolean", "null", "sqlnull")
-"""DuckDB's types of a condition; its releases name that of `null` differently."""
 
 
 class RowFilter(Protocol):
     def chosen(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows for which the condition is true, neither false nor null."""
+        """Return the rows for which the condition is true, neither false nor null.
+
+        Raises:
+            InvalidArgument: it is no condition, or fails for a row.
+            UnsupportedValue: the rows have a value that DuckDB lacks.
+        """
 
 
 class SqlFilter:
@@ -105,12 +110,6 @@ class SqlFilter:
         self.chosen(_empty(schema))
 
     def chosen(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows for which the expression is true, neither false nor null.
-
-        Raises:
-            InvalidArgument: it is no condition, or fails for a row.
-            UnsupportedValue: DuckDB has no such value.
-        """
         try:
             relation = self._database.from_arrow(pa.Table.from_batches([batch]))
             projected = relation.project(self._project)
@@ -148,7 +147,6 @@ def check_condition(where: Any) -> None:
 
 
 def filter_of(where: str | pc.Expression, schema: pa.Schema) -> RowFilter:
-    """Make the filter: text is SQL, an expression Arrow's."""
     return SqlFilter(where, schema) if isinstance(where, str) else _ArrowFilter(where, schema)
 
 

@@ -58,11 +58,8 @@ class PlaceBounds:
         return first, after
 
     def time_us_min(self) -> int:
-        """Return the time before which no row can be selected; 0: no bound.
-
-        There is none for the end: producers' clocks differ, and rows with older times may follow
-        younger ones.
-        """
+        """Return the time before which no row can be selected; 0: no bound."""
+        # None for the end: producers' clocks differ, and older times may follow younger ones.
         if TIMESTAMP in self._own:
             return 0
         return _last(
@@ -86,7 +83,7 @@ def _range(name: str, low: int, high: int, data_type: pa.DataType) -> pc.Express
 
 
 def _last(low: int, high: int, holds: Any) -> int:
-    """Return the last number in [low, high] for which `holds`, which holds from `low` to there."""
+    """Bisect: `holds` is true from `low` to the result."""
     assert low <= high, (low, high)
     while low < high:
         middle = (low + high + 1) // 2

@@ -1,7 +1,7 @@
 """The errors for values that Python, pandas or DuckDB do not have, in place of these packages' own.
 
-Days and moments of years before 1 and after 9999, nanoseconds of a time of day (pyarrow cuts them
-off silently), and maps with a key twice.
+Days and moments of years before 1 and after 9999, nanoseconds of a time of day, and maps with a key
+twice.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from .why_not import first_line
 
 __all__ = ["check_maps", "data_frame", "python_rows"]
 
+# pyarrow's, where Python or pandas have no such value.
 _FAILURES: Final = (pa.ArrowException, ValueError, OverflowError)
-"""pyarrow's, where Python or pandas have no such value."""
 _YEARS: Final = "Python's dates have the years 1 to 9999: cast the column to a number of"
 _NANOSECONDS: Final = "Python's times have microseconds: cast the column to text or to int64"
 
@@ -31,15 +31,9 @@ Convert = Callable[[pa.Array], object]
 
 
 def python_rows(rows: pa.RecordBatch, where: str, first_offset: int) -> list[dict[str, Any]]:
-    """Convert rows to dictionaries.
-
-    Args:
-        where: topic and partition.
-        first_offset: of the first row.
-
-    Raises:
-        UnsupportedValue: names the column, the offset and what to do.
-    """
+    """Convert rows of the partition `where`. Raises UnsupportedValue: names the column, the offset
+    and what to do."""
+    # pyarrow cuts nanoseconds of a time of day off silently.
     for name, column in zip(rows.schema.names, rows.columns, strict=True):
         if _has(column.type, t.is_time):
             _check_column(column, _as_microseconds, f"Column {name!r} of {where}", first_offset)

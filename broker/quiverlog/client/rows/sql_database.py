@@ -20,6 +20,7 @@ _CLOSED: Final = {
     "autoload_known_extensions": "false",
     "temp_directory": "",  # else large results spill to .tmp of the working directory
 }
+# Settings of a result's form; others open files again or raise bounds.
 _MAY_BE_SET: Final = (
     "calendar",
     "default_collation",
@@ -28,7 +29,6 @@ _MAY_BE_SET: Final = (
     "preserve_insertion_order",
     "timezone",
 )
-"""Settings of a result's form; others open files again or raise bounds."""
 
 
 def connect_duckdb(user: str, *, files: bool = False) -> Any:

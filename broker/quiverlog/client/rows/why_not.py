@@ -14,7 +14,6 @@ import pyarrow.types as t
 __all__ = ["first_line", "why_not_type", "why_not_value"]
 
 _MISSING: Final = frozenset(("NaTType", "NAType"))
-"""pandas' values for what is missing."""
 
 
 def why_not_type(source: pa.DataType, target: pa.DataType) -> str:

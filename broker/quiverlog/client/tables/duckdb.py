@@ -45,8 +45,7 @@ class TopicTable(ds.Dataset):  # type: ignore[misc]
         filter: pc.Expression | None = None,
         **_batching: Any,
     ) -> _Scan:
-        """Fix the offsets of one scan. DuckDB replaces an error raised here by its own, with the
-        same text."""
+        # DuckDB replaces an error raised here by its own, with the same text.
         names = columns or self._schema.names
         try:
             reading = self._client.read(self._topic, columns=names, where=filter)
@@ -65,7 +64,7 @@ class _Scan:
         return pa.RecordBatchReader.from_batches(self._reading.schema, self._rows())
 
     def _rows(self) -> Iterator[pa.RecordBatch]:
-        """Read the rows. DuckDB replaces errors here, too."""
+        # DuckDB replaces errors here, too.
         try:
             for batch in self._reading:
                 check_maps(batch, self._reading.topic)
@@ -78,10 +77,7 @@ class _Scan:
 def open_database(
     client: TopicReader, topics: Iterable[str] | None = None, *, files: bool = False
 ) -> Any:
-    """Open a connection of DuckDB, in memory, with these topics (None: all) as tables.
-
-    `files` is that of `connect_duckdb`.
-    """
+    """Open a connection of DuckDB with these topics (None: all) as tables."""
     database = connect_duckdb("SQL", files=files)
     register_topics(database, client, client.list_topics() if topics is None else topics)
     return database

@@ -89,14 +89,8 @@ class FetchCore:
         self._follower = LEADER
 
     def go_back(self, batch: StoredBatch, epoch: int) -> PendingReply | None:
-        """Go back to a follower's batch that cannot be decoded, to read it from the leader.
-
-        Args:
-            epoch: leader epoch of the row before.
-
-        Returns:
-            The request in flight, which the caller abandons.
-        """
+        """Go back to a follower's batch that cannot be decoded, to read it from the leader. Returns
+        the request in flight, which the caller abandons."""
         assert batch.follower != LEADER
         assert batch.start < self.position
         self._choice.failed(self._partition, batch.follower, self._cluster.clock())
@@ -185,7 +179,6 @@ class FetchCore:
         return reply
 
     def _record_answer(self, follower: int, offset: int, high_watermark: int) -> None:
-        """Record an answer without an error: rows from `offset` on, perhaps none."""
         now_s = self._cluster.clock()
         brought = self.position > offset
         if follower == LEADER:
@@ -204,7 +197,7 @@ class FetchCore:
             )
 
     def _leaves_follower(self, error: QuiverlogError) -> bool:
-        """Record a follower's failure; False: it was the leader's."""
+        """False: the failure was the leader's."""
         if self._follower == LEADER:
             return False
         self._choice.failed(self._partition, self._follower, self._cluster.clock())
@@ -214,7 +207,7 @@ class FetchCore:
         return True
 
     def _pause_if_early(self) -> Operation[None]:
-        """Pause after a long poll that the broker answered early and without rows."""
+        # A broker that held its answer back sets the pace itself.
         if self._cluster.clock() - self._sent_s < FETCH_MAX_WAIT_MS_DEFAULT / 2000:
             yield Sleep(empty_pause_s(self._empty_streak, self._cluster.jitter()))
             self._empty_streak += 1
@@ -223,6 +216,7 @@ class FetchCore:
         assert self.pending is None, "one request at a time"
         assert self.position < self._end
         self._follower = LEADER
+        # A range that reads followers learns when a nearer one is in sync again.
         age_max_s = IN_SYNC_EVERY_S if self._choice.wants_followers else math.inf
         topic = yield from topic_with_id(
             self._cluster, self._topic, self._topic_id, age_max_s=age_max_s
@@ -273,17 +267,14 @@ class PartitionFetcher:
     """Iterates over the rows [start_offset, end_offset) of one partition as `ConsumerBatch`es.
 
     Args:
-        client: a blocking client.
-        topic: the topic's name.
-        topic_id: the topic that is meant; another one under the same name is refused. None
-            takes the one that has the name now.
+        topic_id: another topic under the same name is refused; None takes the one that has the
+            name now.
         start_offset, end_offset: may lie inside batches; the batches are sliced.
         columns: only these, in this order; None takes all.
-        reader_schema: what rows shall look like; None takes the topic's newest schema.
+        reader_schema: None takes the topic's newest.
         bytes_max: stored bytes per request.
         last_epoch: leader epoch of the row before `start_offset`, if known: a log that was
             truncated below it is noticed.
-        verify_crc: check each batch's checksum.
         fetch_from, client_rack: as for `Client.consumer`.
 
     Raises (while iterating):
@@ -310,8 +301,8 @@ class PartitionFetcher:
     ) -> None:
         spread = int(client.cluster.jitter() * 1_000)
         choice = ReplicaChoice(fetch_from, client_rack, spread)
+        # Of the last row that was returned; at first, of the one before the range.
         self._epoch = last_epoch
-        """Leader epoch of the last row that was returned; at first, of the one before the range."""
         self._client = client
         cluster = client.cluster
         if topic_id is None:
@@ -335,8 +326,8 @@ class PartitionFetcher:
             last_epoch=last_epoch,
             choice=choice,
         )
+        # Without `reader_schema` later batches may have a newer one.
         self.schema: pa.Schema = client.run(cluster.retrying(self._decoder.prepare))
-        """The batches' schema; without `reader_schema` later batches may have a newer one."""
         self._batches: deque[StoredBatch] = deque()
 
     def __iter__(self) -> Iterator[ConsumerBatch]:
