@@ -1,13 +1,9 @@
-"""Partitions whose directories were never made here: recognized after a crash, too.
+"""The note of partitions whose directories were never created here (docs/adr/0056).
 
-The only replica of a partition that was never made has no rows, so it may begin; a lost one is an
-operator's decision (docs/adr/0054, 0056). A crash between a decision and its directory, or a disk
-without space, leaves the two alike. The note in the data directory distinguishes them: up to which
-metadata version partitions placed here by other brokers have their directories, and which had none
-then. Only for single replicas: with more, the logs of all are asked.
-
-The note is written a second after a change, so a late one lists a partition with rows as never
-made; that matters if its directory is removed within that second, or while the disk has no space.
+The only replica of a partition begins if it was never created; if it is lost, an operator decides
+(docs/adr/0054). After a crash before its directory was made, or on a full disk, both look alike.
+The note in the data directory distinguishes them: up to which metadata version partitions that
+other brokers placed here have their directories, and which had none then.
 """
 
 from __future__ import annotations
@@ -26,6 +22,8 @@ from quiverlog.types import Now, TopicPartition
 
 __all__ = ["CreationNote", "CreationNoteJob"]
 
+# A note is up to a second late: it may list a partition with rows as never created. That matters
+# only if its directory is removed within that second, or while the disk is full.
 _PAUSE_US: Final = 1_000_000
 _RETRY_US: Final = 5_000_000
 
@@ -48,11 +46,11 @@ class CreationNoteJob:
 
 
 class CreationNote:
-    """The partitions here whose directories were never made.
+    """The note: read by a start, written after changes.
 
     Args:
         waiting: returns the partitions here without directories, for any reason.
-        is_alone: true while no other broker places partitions here.
+        is_alone: True while no other broker places partitions here.
     """
 
     __slots__ = (
@@ -93,7 +91,6 @@ class CreationNote:
             self._noted_version, self._noted_never_created = noted
 
     def replayed(self, records: Sequence[Record], version: int) -> None:
-        """Take records that the start replays, decided here or elsewhere."""
         assert version >= 0
         if self._noted_version is not None and version > self._noted_version:
             self._placed.update(self._placed_by(records))
@@ -101,6 +98,7 @@ class CreationNote:
     def at_start(self) -> frozenset[Key]:
         """Return the single replicas here whose directories were never made; called once."""
         image = self._metadata.image
+        # Alone, this broker made each directory before it logged the record.
         if self._is_alone():
             return frozenset()
         found = frozenset(
@@ -118,6 +116,7 @@ class CreationNote:
             return False
         if str(TopicPartition(topic.name, key[1])) in self._directory.written:
             return False  # The last stop noted rows of it: the note is another directory's.
+        # With other replicas, the controller asks for the logs of all (docs/adr/0047).
         return topic.partitions[key[1]].replicas == (self._node_id,)
 
     def _placed_by(self, records: Sequence[Record]) -> list[Key]:
@@ -143,7 +142,7 @@ class CreationNote:
         assert not self._is_writing, "one note at a time"
         waiting = sorted(set(self._waiting()))
         self._is_writing = True
-        # While some wait, their state changes without records.
+        # Their directories are made without a record that would call for another note.
         self._due_us = now.mono_us + _PAUSE_US if waiting else None
         job = CreationNoteJob(self._directory, self._metadata.image.version, waiting)
         self._jobs.start(job, self._written, Urgency.BACKGROUND)

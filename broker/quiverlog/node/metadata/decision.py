@@ -1,4 +1,4 @@
-"""A decision of the controller, until it is applied or has failed."""
+"""A decision of the controller until it is applied or has failed."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ Directories = Mapping[str, bytes]
 
 
 class Decision(NamedTuple):
-    """`made`: directories made for it, still empty; `after`: called when it is applied or has
-    failed.
-    """
+    """`made`: directories made for it, still empty; `after`: callers that wait for its end."""
 
     records: list[Record]
     entry: bytes
@@ -43,6 +41,7 @@ def take_refused(
     refused: list[tuple[Decision, BaseException]] = []
     count = len(decisions)
     for decision in list(decisions):
+        # A decision about a topic rests on the one that creates it, which fails too.
         topic_ids = {*decision.directories.values(), *map(topic_of, decision.records)}
         found = next((t for t in topic_ids if t is not None and t in failed), None)
         if found is not None:

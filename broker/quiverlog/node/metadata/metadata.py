@@ -1,9 +1,9 @@
 """The metadata image of this broker, and the way from a proposal to an applied record.
 
-Invariants: records are applied in the order of the log, each once; `pending` is the image plus the
-proposals under way, and falls back to it when they fail. A decision is durable when the quorum has
-committed it. One that failed after it was proposed may still commit: its files stay, and its error
-is OutcomeUnknown.
+Invariants: records are applied in the order of the log, each once (replication rule 31). `pending`
+is the image plus the proposals under way, and falls back to the image when they fail. A decision
+that failed after it was proposed may still commit: its directories stay, and its error is
+OutcomeUnknown.
 """
 
 from __future__ import annotations
@@ -61,20 +61,19 @@ __all__ = ["ENTRY_BYTES_MAX", "Metadata"]
 _BATCH_BYTES_MAX: Final = 4 * 1024 * 1024
 """Waiting decisions are proposed together, up to this size."""
 _NOT_WRITTEN: Final = (DiskFull, ThrottledBroker)
-"""The entry is not on this disk; of the only replica, so it is on no disk."""
+"""Errors after which the entry is not on this disk."""
 ENTRY_BYTES_MAX: Final = RAFT_APPEND_BYTES_MAX - ENTRY_OVERHEAD_BYTES
 
 
 _START_RECORDS: Final = 5_000
-"""Of one entry of a start, which has leader epochs for all partitions of a broker."""
+"""In one entry of a start: all records would exceed an entry's bound with many partitions."""
 
 
 class Metadata(Watched):
-    """The image, and the pending decisions.
+    """The image, and the decisions under way.
 
     Args:
         view: gets each image that replaces another one.
-        make_directories: returns the job that makes them.
         on_replayed: called before `begin_to_serve`, with the records of an entry and its version.
         on_applied: called before `then`, with records just applied and the partitions whose
             directories were made for them (None: another broker's decision).
@@ -109,15 +108,15 @@ class Metadata(Watched):
         self._queue: deque[Decision] = deque()
         self._logging: deque[Decision] = deque()
         self._failed: deque[tuple[Decision, BaseException]] = deque()
-        # Decisions under way that create a topic, by its name.
+        # By topic name: decisions under way that create it.
         self._creating: Counter[str] = Counter()
         self._busy = False
         self._making = False
         # The index of the next proposed entry; None: nothing is proposed.
         self._place: Place | None = None
-        # Records of this start that are not decided yet.
+        # Records of this start that are not committed yet.
         self._start_records: deque[list[Record]] = deque()
-        # Failed decisions: `pending` contained them, and may have been read.
+        # While it changes, what was read from `pending` may never be committed.
         self.failures = 0
         self._view = view
         self.image = view.image
@@ -127,7 +126,7 @@ class Metadata(Watched):
         self._on_replayed = on_replayed
         # Entries committed while a snapshot reads the image.
         self._held: deque[Entry] = deque()
-        # The image already has the records of `_start_records`.
+        # On a full disk the image has them before they are committed.
         self._are_start_records_applied = False
         self._serving = False
         self.cache: dict[str, m.TopicMetadata] = {}
@@ -140,7 +139,7 @@ class Metadata(Watched):
 
     @property
     def is_decided_here(self) -> bool:
-        """True if no other broker decides: all that was decided is applied here."""
+        """True on the only voter: all that was decided is applied here."""
         return self._quorum.is_alone
 
     def remember(self, answer: m.TopicMetadata) -> None:
@@ -154,10 +153,10 @@ class Metadata(Watched):
     def propose(
         self, records: list[Record], now: Now, then: Then, directories: Directories | None = None
     ) -> None:
-        """Make a decision of the controller durable, then apply it, then call `then`.
+        """Make a decision durable, then apply it, then call `then` with the image.
 
-        `then` gets the image, or OutcomeUnknown: the entry may be on some disk. After DiskFull,
-        StorageFault, NotController and ThrottledBroker it never will be applied.
+        OutcomeUnknown: the entry may be on some disk. After DiskFull, StorageFault, NotController
+        and ThrottledBroker it never will be applied.
 
         Raises:
             PolicyViolation: the change is too large.
@@ -171,14 +170,14 @@ class Metadata(Watched):
         try:
             self.pending.replay_entry(records)
         except Exception:
-            self._reset_pending(records)
+            self._reset_pending(records)  # It has the records before the one that failed.
             raise
         self._queue.append(decision)
         self._creating.update(names_created(records))
         self._start_next(now)
 
     def proposal(self, records: list[Record], now: Now) -> Starter:
-        """Return `propose`, to be yielded by a handler that waits for it."""
+        """`propose` for a handler that yields it."""
         return lambda then: self.propose(records, now, then)
 
     @property
@@ -186,19 +185,17 @@ class Metadata(Watched):
         return bool(self._queue or self._logging)
 
     def is_ending(self, name: str) -> bool:
-        """True while a topic of this name exists, or will, and its deletion is under way."""
+        """True while the deletion of a topic of this name is under way."""
         there = name in self.image.topics or self._creating[name] > 0
         return there and name not in self.pending.topics
 
     def after_pending(self, now: Now) -> Starter:
-        """Return a wait, to be yielded, until the decisions under way are applied or have failed.
-
-        Not for later ones: under constant load there is always one more.
-        """
+        """Return a wait for the end of all decisions that are under way now."""
 
         def start(then: Then) -> None:
             under_way = self._queue or self._logging
             if under_way:
+                # Not of later ones: under constant load there is always one more.
                 under_way[-1].after.append(then)
             else:
                 then(self.image, None, now)
@@ -211,16 +208,14 @@ class Metadata(Watched):
         self._guarded(self._start_job, now)
 
     def _guarded(self, begin: Callable[[Now], None], now: Now) -> None:
-        """Begin the next step; if it raises, all decisions under way fail."""
         try:
             begin(now)
         except Exception as error:
             self.interrupted(error, now)
 
     def _start_job(self, now: Now) -> None:
-        """Take waiting decisions, up to a bound; make their directories, or propose them."""
         assert not self._logging
-        # Before any directory is made: those of a failed decision must stay as they are.
+        # Checked before any directory is made: those of a failed decision stay.
         if not self._quorum.check_leading(now):
             return
         self._busy = True
@@ -264,6 +259,7 @@ class Metadata(Watched):
             self._finish_failed(known, now)
 
     def _propose(self, now: Now) -> None:
+        # First the leader epochs of the start: no decision may precede them.
         entries = [*map(encode_entry, self._start_records), *(one.entry for one in self._logging)]
         last = self._quorum.propose(entries, now)
         self._place = Place(last.index - len(entries) + 1, last.term)
@@ -273,7 +269,7 @@ class Metadata(Watched):
         self._start_next(now)
 
     def interrupted(self, error: BaseException, now: Now) -> None:
-        # Directories under way are made nevertheless; the job's end goes on with the queue.
+        # A job that makes directories goes on, and its end takes up the queue.
         self._busy = self._making
         is_proposed, self._place = self._place is not None, None
         self._fail(error, now, is_proposed=is_proposed)
@@ -297,6 +293,7 @@ class Metadata(Watched):
         """Fail all decisions under way: each was made on top of those before."""
         known = self._as_error(error)
         first = known
+        # On the only disk an entry that was not written is nowhere.
         if is_proposed and not (self._quorum.is_alone and isinstance(known, _NOT_WRITTEN)):
             first = outcome_unknown(known)
         self._failed += [(one, first) for one in self._logging]
@@ -324,10 +321,8 @@ class Metadata(Watched):
             self._finish(*self._failed.popleft(), now)
 
     def _reset_pending(self, failed: Sequence[Record]) -> None:
-        """Reset `pending` to the image plus what is under way; `failed`: the records to take back.
-
-        A full disk refuses decisions one by one: topics of other decisions are not touched.
-        """
+        """Take the records of failed decisions out of `pending`."""
+        # Only their topics: a full disk refuses decisions one by one, with many topics.
         under_way = [*self._logging, *self._queue]
         records = [*failed, *(record for decision in under_way for record in decision.records)]
         topic_ids = dict.fromkeys(t for record in records if (t := topic_of(record)) is not None)
@@ -337,10 +332,9 @@ class Metadata(Watched):
 
     # --- start ---------------------------------------------------------------------------------
     def commit_at_start(self, records: list[Record], now: Now) -> None:
-        """Commit records before any request is served, off the loop, by a quorum of one.
+        """Commit records by a quorum of one, before any request is served.
 
-        On a full disk they stay pending: readers are served, and nothing may be written under the
-        epochs that they begin until they are durable.
+        On a full disk they stay pending: readers are served, and nothing is written.
 
         Raises:
             StorageFault, OSError: not durable, nothing changed.
@@ -351,6 +345,7 @@ class Metadata(Watched):
         try:
             self._quorum.settle(now)
         except DiskFull:
+            # Nothing may be written under their epochs before they are durable (`disk_space`).
             self._are_start_records_applied = True
             for part in self._start_records:
                 self.image.replay_entry(part)
@@ -358,23 +353,20 @@ class Metadata(Watched):
         self._serving = True
 
     def begin_to_serve(self) -> None:
-        """From now on apply decisions to the node at once; earlier ones are the caller's."""
+        """Call `on_applied` for the entries from now on."""
         self._serving = True
 
     @property
     def has_unsaved_start_records(self) -> bool:
-        """True while records of this start are not in the log, because the disk was full."""
+        """True while the disk was too full for the records of this start."""
         return bool(self._start_records)
 
     def save_start_records(self, now: Now) -> None:
-        """Commit the pending records of the start, for a broker without decisions: the next one
-        would.
-        """
+        """Commit the records of the start; without this, the next decision would."""
         if self._start_records:
             self._quorum.try_again(now)
 
     def give_defaults(self, given: Mapping[str, str]) -> None:
-        """Set the process's defaults of topics: METADATA's answers change."""
         for one in (self.image, self.pending):
             one.give_defaults(given)
         self.cache.clear()
@@ -388,11 +380,12 @@ class Metadata(Watched):
     def _take(self, entry: Entry, now: Now) -> None:
         place, decision = self._place, None
         if place is not None and entry.index == place.index:
-            assert entry.term == place.term, "who proposed leads, or was interrupted"
+            assert entry.term == place.term, "the proposer still leads, or was interrupted"
             self._place = Place(place.index + 1, place.term)
             if self._start_records:
                 records = self._start_records.popleft()
                 if self._are_start_records_applied:
+                    # Replayed once, at the start: only the version is new.
                     entry = Entry(entry.index, entry.term, EntryKind.NO_OP, b"")
                     self.image.decided(records, entry.index)
                     self.pending.decided(records, entry.index)
@@ -430,6 +423,7 @@ class Metadata(Watched):
     def _follow(self, entry: Entry, decision: Decision | None, now: Now) -> None:
         if not self._serving:
             return
+        # The entry is committed: a bug in a part cannot take it back.
         try:
             if decision is not None:
                 self._on_applied(decision.records, decision.made, now)
@@ -456,6 +450,7 @@ class Metadata(Watched):
         self.cache.clear()
         if self._serving:
             now_there = self.image.topics_by_id
+            # A snapshot does not list the topics that were deleted before it.
             gone = [RemoveTopicRecord(t) for t in before.topics_by_id if t not in now_there]
             changed = [*_of_others(records), *gone]
             if changed:
@@ -465,12 +460,12 @@ class Metadata(Watched):
     # --- snapshots -----------------------------------------------------------------------------
     @property
     def may_be_captured(self) -> bool:
-        """False too while records of a start are pending: in the image, but not committed."""
+        # A snapshot holds committed state only (replication rule 29).
         return not self.image.frozen and not self._start_records
 
     def capture(self) -> Callable[[], bytes]:
-        # It takes time by the number of topics. Nothing is applied before `captured`, and decisions
-        # wait in the queue.
+        # Encoding takes time by the number of topics; until `captured` nothing is applied, and
+        # decisions wait in the queue.
         image = self.image
         image.frozen = True
         return lambda: encode_long_entry(image.snapshot_records())
@@ -483,5 +478,5 @@ class Metadata(Watched):
 
 
 def _of_others(records: Sequence[Record]) -> list[Record]:
-    """Leave out other nodes' blocks of producer ids: they are not used here."""
+    """Leave out blocks of producer ids: only their own broker assigns from them."""
     return [record for record in records if not isinstance(record, ProducerIdBlockRecord)]

@@ -1,12 +1,8 @@
 """Producer ids and epochs: each is assigned once, and one that was never assigned is refused.
 
-Blocks of ids and epochs are decisions: durable before a client gets one. A restart abandons the
-rest of its block, which counts as assigned from then on; so does every block of another broker, as
-only that one has its assigned ids.
-
-An id that is missing here may have been assigned elsewhere a moment ago. It was never assigned if
-this broker has applied the controller's decisions up to its first use, or after five seconds
-without contact.
+Blocks of ids and epochs are decisions: durable before a client gets one. What is left of a block
+after a restart counts as assigned, and so does every block of another broker: only that one has
+its assigned ids.
 """
 
 from __future__ import annotations
@@ -25,7 +21,7 @@ _UNSEEN_US_MAX = PRODUCERS_UNSEEN_MS_MAX * 1_000
 
 
 class ProducerIds:
-    """Assigns producer ids; ids of this broker's block below `next` are assigned.
+    """`next`: the lowest id of this broker's block that is not assigned.
 
     Args:
         known_us: returns the time up to which decisions are applied here.
@@ -42,7 +38,7 @@ class ProducerIds:
         self._end = 0
 
     def start(self) -> None:
-        """Begin after all ids that an earlier process may have assigned."""
+        # An earlier process may have assigned all ids of its block.
         self.next = self._end = self._metadata.image.next_producer_id
 
     @property
@@ -64,18 +60,21 @@ class ProducerIds:
         return self.next - 1
 
     def may_be_given(self, producer_id: int) -> bool:
-        """False: the id was not assigned, by the metadata applied here."""
+        """False: by the metadata applied here, the id was not assigned."""
         is_ours_to_give = self.next <= producer_id < self._end
         return producer_id < self._metadata.image.next_producer_id and not is_ours_to_give
 
     def may_be_new_elsewhere(self, producer_id: int, epoch: int, now: Now) -> bool:
-        """For an id or epoch missing here. True: it may have been assigned a moment ago."""
+        """True: another broker may have assigned this id or epoch, which is missing here, a
+        moment ago.
+        """
         if self._metadata.is_decided_here:
             return False
         unseen, at_us = self._unseen, now.mono_us
         first_us, last_us = unseen.pop((producer_id, epoch), (at_us, at_us))
         if at_us - last_us >= _UNSEEN_US_MAX:
             first_us = at_us  # Another producer, which may have got it since.
+        # Applied up to its first use, the metadata would have it; so would they after the bound.
         elif self._known_us(now) > first_us or at_us - first_us >= _UNSEEN_US_MAX:
             return False
         if len(unseen) >= PRODUCERS_UNSEEN_MAX:

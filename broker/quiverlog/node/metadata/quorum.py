@@ -3,9 +3,9 @@
     propose ─▶ Raft ─▶ Write ─▶ job ─▶ persisted ─▶ committed ─▶ machine.apply
     step ─▶      ─▶ messages ─▶ send
 
-A full disk or a lack of file descriptors counts as a crash of the Raft: it hands over, and a new
-Raft begins a second later over the same log (`interrupted`). After any other failed write nothing
-is tried before a restart.
+After a write that failed on a full disk or for want of file descriptors the Raft counts as
+crashed: it hands over, and a new one begins a second later over the same log. After any other
+failed write nothing is written before a restart.
 
 Invariants: entries reach the machine in order, each once; the only voter leads after its machine
 has applied its whole log, any other leader after an entry of its own term.
@@ -77,21 +77,21 @@ def report_lost_entries(
     report: Callable[[str, str, str], None],
     own: ReplicaKey,
     forgotten: Mapping[ReplicaKey, int],
-    told: frozenset[ReplicaKey],
+    reported: frozenset[ReplicaKey],
 ) -> frozenset[ReplicaKey]:
-    """Report the voters not yet in `told`, once each; return all that are reported now."""
+    """Report the voters that are not in `reported`; return all that are reported by now."""
     for key, index in forgotten.items():
-        if key not in told:
+        if key not in reported:
             report("error", _EVENT, _lost_entries_advice(own, key, index))
-    assert forgotten, "somebody lacks something"
-    return told | forgotten.keys()
+    assert forgotten, "a voter lacks entries"
+    return reported | forgotten.keys()
 
 
 def _lost_entries_advice(own: ReplicaKey, key: ReplicaKey, index: int) -> str:
     assert index > 0
-    who = "this broker's" if key == own else f"broker {key.node_id}'s"
+    whose = "this broker's" if key == own else f"broker {key.node_id}'s"
     return (
-        f"{who} metadata log ends before entry {index}, which it has acknowledged: its disk is in"
+        f"{whose} metadata log ends before entry {index}, which it has acknowledged: its disk is in"
         " an earlier state, as that of a restored backup. It gets no decisions under this leader,"
         f" and its votes cannot be relied on. Stop broker {key.node_id}, empty its data directory,"
         f" `quiverlog quorum remove {key.node_id} --directory-id {key.directory_id}`, and"
@@ -102,14 +102,12 @@ def _lost_entries_advice(own: ReplicaKey, key: ReplicaKey, index: int) -> str:
 class StateMachine(Protocol):
     """The state that the log's entries result in."""
 
-    def apply(self, entry: Entry, now: Now) -> None:
-        """Apply a committed entry."""
+    def apply(self, entry: Entry, now: Now) -> None: ...
 
-    def restore(self, snapshot: Snapshot, now: Now) -> None:
-        """Replace the state by the snapshot's."""
+    def restore(self, snapshot: Snapshot, now: Now) -> None: ...
 
     def leads(self, now: Now) -> None:
-        """This node leads from now on, and all entries of earlier leaders are applied."""
+        """This node leads, and all entries of earlier leaders are applied."""
 
     def interrupted(self, error: BaseException, now: Now) -> None:
         """This node no longer leads: proposals that are not applied may be lost."""
@@ -119,12 +117,10 @@ class StateMachine(Protocol):
         """True if the state equals what has been applied."""
 
     def capture(self) -> Callable[[], bytes]:
-        """Return the function that makes a snapshot of the present state, in a job. The state
-        must not change until `captured`.
-        """
+        """Return a job's function that encodes the state, unchanged until `captured`."""
 
     def captured(self, now: Now) -> None:
-        """The snapshot is made, or has failed."""
+        """The snapshot is written, or has failed."""
 
 
 class Runner(Protocol):
@@ -132,7 +128,7 @@ class Runner(Protocol):
 
 
 class InlineRunner:
-    """Runs jobs at once: before the loop runs, a start may wait for the disk."""
+    """For a start, which may wait for the disk: the loop does not run yet."""
 
     def __init__(self) -> None:
         self._queue: deque[tuple[Job, Then]] = deque()
@@ -170,19 +166,15 @@ def traceback_of(error: BaseException) -> str:
 NEVER: Final = 1 << 62
 _RETRY_US: Final = 1_000_000
 _KEPT_ENTRIES: Final = 1_000
-"""Entries kept behind a snapshot where there are followers: one that was away for a moment
-needs these, and not the whole snapshot.
-"""
-
-
+"""Behind a snapshot: a follower that was away for a moment needs these, not the whole snapshot."""
 _ALL_BYTES: Final = 1 << 62
 
 
 class Quorum:
-    """Hosts this node's replica of the metadata log.
+    """This node's replica of the metadata log.
 
     Args:
-        report: writes a line of the log: level, event, reason.
+        report: logs an event: level, event, reason.
         send: hands messages to the network, which may lose them.
         voters_changed: called with the voters, at the start and after each change.
         seeds: node ids to ask for the log while it names no voters.
@@ -216,13 +208,13 @@ class Quorum:
         self._voters_changed = voters_changed
         self._reported_lost: frozenset[ReplicaKey] = frozenset()
         self._announced_voters: Voters | None = None
-        self._alone_from = 0  # Decisions of others end there, where none of them votes now.
+        self._alone_from = 0  # The end of other leaders' entries, if this is the only voter now.
         self._config = config or RaftConfig()
         self._seeds = seeds
         self.log: QuorumLog | None = None
         self.applied_index = 0
         self._due_us = NEVER
-        self._announced_term = 0  # The term of the last `leads`; 0 after `interrupted`.
+        self._announced_term = 0  # The term for which `leads` was called; 0 after `interrupted`.
         self._starting = True
         self._is_stopped = False
         self._change: tuple[Place, Then] | None = None  # A change of the voters, and its caller.
@@ -230,7 +222,7 @@ class Quorum:
         self._snapshotting = False
         self._writing: Write | None = None
         self._restored: Snapshot | None = None
-        self._error: BaseException | None = None  # Why the Raft at hand has ended.
+        self._error: BaseException | None = None  # Why the current Raft was stopped.
         self._retry_us = NEVER
 
     # --- start ---------------------------------------------------------------------------------
@@ -243,16 +235,17 @@ class Quorum:
         self._begin(now)
         self._starting = self.is_alone
         self._look_at_voters()
+        # What the only voter's disk holds is committed.
         if self.is_alone:
             for entry in log.entries(log.first_index, _ALL_BYTES):
                 self._apply(entry, now)
 
     def settle(self, now: Now) -> None:
-        """Do all pending work, jobs too; off the loop, before any request is served.
+        """Do all pending work, jobs too, before any request is served.
 
         Raises: the error that keeps this replica from writing.
         """
-        assert self._starting, "only before anybody is served"
+        assert self._starting, "no request is served yet"
         runner = self._runner
         self._runner = inline = InlineRunner()
         try:
@@ -283,11 +276,11 @@ class Quorum:
         return self._change is not None
 
     def check_leading(self, now: Now) -> bool:
-        """True: propose; False: wait for `leads`, or for `interrupted`.
+        """True: propose; False: wait for `leads` or `interrupted`.
 
         Raises:
-            StorageFault: this node needs a restart before it can decide.
-            NotController: another node leads, or none yet.
+            StorageFault: no write succeeds before a restart.
+            NotController: another node leads, or none.
         """
         self._log.check_usable()
         if self.is_leading:
@@ -301,8 +294,7 @@ class Quorum:
     def propose(self, data: Sequence[bytes], now: Now) -> Place:
         """Propose entries in this order; return the place of the last. Call `go_on` then.
 
-        They are committed when they are applied with that index and term; others may be in their
-        place.
+        Another entry may be committed at their index: compare the term.
 
         Raises:
             NotController, ThrottledBroker: nothing was proposed.
@@ -315,8 +307,8 @@ class Quorum:
             raise ThrottledBroker("too many decisions wait for the quorum.") from refused
 
     def when_decided(self, place: Place, then: Then, now: Now) -> None:
-        """Call `then` when the proposal at `place` is applied; with NotController if it is
-        lost, with OutcomeUnknown if other replicas may have it.
+        """Call `then` when the change at `place` is applied; with NotController if another entry
+        is there, with OutcomeUnknown if other replicas may have it.
         """
         assert self._change is None, "one change of the voters at a time"
         self._change = (place, then)
@@ -330,6 +322,7 @@ class Quorum:
 
         def step() -> None:
             for message in messages:
+                # The Raft asserts on its messages; a stranger's must not stop it.
                 why_not = contradiction(self.raft, message)
                 if why_not:
                     kind, node_id = type(message).__name__, message.source.node_id
@@ -357,21 +350,20 @@ class Quorum:
             self._drive(partial(self.raft.tick, now.mono_us), now)
 
     def hand_over(self, now: Now) -> None:
-        """Let another voter lead, if this one does: the broker stops."""
         if self.raft.role is Role.LEADER and not self.is_alone:
             with contextlib.suppress(ProposalRefused):
                 self.raft.transfer_leadership(None, now.mono_us)
             self.go_on(now)
 
     def stop(self, now: Now) -> None:
-        """Write and acknowledge nothing more: the log is about to be closed."""
+        """Write and acknowledge nothing more."""
         assert self._writing is None, "every job is back"
         self._is_stopped = True
         self._stop(BrokerShuttingDown(), now, out_of_service=True)
         self._due_us = self._retry_us = NEVER
 
     def try_again(self, now: Now) -> None:
-        """Try again if the fault that kept this replica from writing may be over."""
+        """Begin again without the pause, if the last failed write allows it."""
         if self._error is not None and not self._log.fault:
             self._retry(now)
 
@@ -393,16 +385,13 @@ class Quorum:
 
     @property
     def is_alone(self) -> bool:
-        """True if this replica is the only voter: what its disk holds is committed."""
         voters = self.raft.voters
         return len(voters) == 1 and self._log.key in voters
 
     @property
     def decides_alone(self) -> bool:
-        """True if this is the only voter, and everything committed under other leaders is applied.
-
-        A follower that became the only voter has entries of the leader before to apply first.
-        """
+        """True on the only voter, when all entries of other leaders are applied."""
+        # A follower that became the only voter may have some left.
         return self.is_alone and self.applied_index >= self._alone_from
 
     def _retry(self, now: Now) -> None:
@@ -411,11 +400,10 @@ class Quorum:
             self._retry_us = self._due_us = now.mono_us + _RETRY_US
             return
         self._begin(now)
-        # The last Raft may have ended before the machine got a snapshot.
+        # The last Raft may have ended between writing a snapshot and restoring it.
         self._drive(partial(self._take_restored, now), now)
 
     def _drive(self, step: Callable[[], None], now: Now) -> None:
-        """Do a step and the Raft's resulting work; an error ends the Raft."""
         try:
             step()
         except Exception as error:
@@ -423,17 +411,17 @@ class Quorum:
         self.go_on(now)
 
     def _met_bug(self, error: Exception, now: Now) -> None:
-        """Begin a new Raft after a bug of ours: its state may differ from what was done."""
         if self._starting:
             raise error
+        # The Raft's state may differ from what was done: a new one begins from the disk.
         self._report("error", "the quorum met a bug", traceback_of(error))
         self._stop(error, now, out_of_service=False)
 
     # --- duties --------------------------------------------------------------------------------
     def go_on(self, now: Now) -> None:
-        """Do the Raft's work. A nested call leaves it to the outer one."""
+        """Do the Raft's work."""
         if self._pumping:
-            return
+            return  # Called by that work: the outer call goes on with it.
         self._pumping = True
         try:
             self._look_at_role(now)
@@ -454,6 +442,7 @@ class Quorum:
     @property
     def has_applied_earlier_terms(self) -> bool:
         """True if everything committed before the present leader's election is applied."""
+        # An entry of the leader's own term commits all before it (replication rule 27).
         raft = self.raft
         return raft.leader is not None and raft.log.term(self.applied_index) == raft.term
 
@@ -462,6 +451,7 @@ class Quorum:
         if voters is not self._announced_voters:
             was_one_of_many = len(self._announced_voters or ()) > 1
             self._announced_voters = voters
+            # Under a leader before, others may have committed more than is applied here.
             if was_one_of_many and self.is_alone and not self._announced_term:
                 self._alone_from = self.raft.log.last_index
             self._voters_changed(voters)
@@ -487,7 +477,7 @@ class Quorum:
             self._machine.leads(now)
 
     def _do(self, ready: Ready, now: Now) -> None:
-        if ready.messages:
+        if ready.messages:  # They rest on nothing that the write has yet to make durable.
             self._send(ready.messages, now)
         if ready.write is not None:
             self._start_write(ready.write)
@@ -502,7 +492,7 @@ class Quorum:
             self._apply(entry, now)
 
     def _take_restored(self, now: Now) -> None:
-        """Restore the machine from another replica's snapshot; repeated until it succeeds."""
+        """Restore the machine from a leader's snapshot; repeated until it succeeds."""
         restored = self._restored
         if restored is not None:
             assert restored.meta.index > self.applied_index, "a snapshot takes nothing back"
@@ -521,20 +511,19 @@ class Quorum:
             self._end_change(None if is_it else NotController(), now)
 
     def _end_change(self, error: BaseException | None, now: Now) -> None:
-        """End the wait for a change: applied, lost (NotController), or unknown."""
         change, self._change = self._change, None
         if change is not None:
             change[1](None, error, now)
 
     def _lose_change(self, now: Now) -> None:
-        """End the wait for a change unless it is committed: this replica no longer leads."""
+        """End the wait for a change that is not committed: this replica no longer leads."""
         change = self._change
         if change is not None:
             log = self.raft.log
             place = change[0]
             if log.commit < place.index or not log.matches(place.index, place.term):
                 self._end_change(
-                    outcome_unknown(NotController("this broker decides no more.")), now
+                    outcome_unknown(NotController("this broker is no longer the controller.")), now
                 )
 
     # --- writing -------------------------------------------------------------------------------
@@ -560,12 +549,12 @@ class Quorum:
         assert isinstance(result, Written)
         self._log.complete_write(job, result)
         self._restored = result.restored or self._restored
-        if not self.raft.is_failed:  # One that began anew has waited for this write.
+        if not self.raft.is_failed:  # A new Raft begins only when this write has ended.
             self.raft.persisted(job.write, now.mono_us)
         self.go_on(now)
 
     def _stop(self, error: BaseException, now: Now, *, out_of_service: bool) -> None:
-        """End this Raft's writes; out of service: no other Raft begins."""
+        """Stop this Raft; `out_of_service`: no other one begins before a restart."""
         if self._error is not None and not out_of_service:
             return
         if self._error is None:
@@ -585,6 +574,7 @@ class Quorum:
     # --- snapshots -----------------------------------------------------------------------------
     def _snapshot_if_long(self, now: Now) -> None:
         """Replace the log's beginning by a snapshot, if most of it is outdated."""
+        # A leader's snapshot that is being written replaces the log itself.
         if self._snapshotting or self._error is not None or not self._log.wants_compaction:
             return
         if self._writing is not None and self._writing.chunk is not None:
@@ -636,7 +626,7 @@ class Quorum:
         self, raft: Raft, read: SnapshotRead, result: object, error: BaseException | None, now: Now
     ) -> None:
         if raft is not self.raft:
-            return  # A new Raft has begun, and with it the transfer.
+            return  # A new Raft begins the transfer again.
         chunk = result if isinstance(result, Chunk) else Chunk(None, False)
         if error is not None:
             self._report("error", "a snapshot of the metadata cannot be read", why(error))
@@ -655,11 +645,11 @@ def sender(
     leads: Callable[[ReplicaKey, Now], None],
     log: Callable[..., None],
 ) -> Callable[[Sequence[Message], Now], None]:
-    """Return the function that hands messages of this node's replica to the network.
+    """Return the function that sends messages of this node's replica.
 
     `leads` is called with the leader that another broker names.
     """
-    refusal, logged_us = "", 0  # Why another broker takes no messages of this one.
+    refusal, logged_us = "", 0  # Of a broker that takes this one for a second with its node id.
     endpoint = str(config.endpoint)
     is_controller = ROLE_CONTROLLER in config.roles
 

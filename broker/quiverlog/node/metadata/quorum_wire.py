@@ -1,8 +1,7 @@
 """Raft messages as QUORUM requests: packing, parsing, and which messages are refused.
 
-Any bytes become messages or an error that names the fault. A message that no correct replica can
-have sent (a second start of a copied disk, bad memory, a stranger) is refused before the Raft,
-which asserts on its messages.
+Any bytes become messages or an error that names the fault. What no correct replica can have sent
+comes from a copied disk, bad memory or a stranger, and does not reach the Raft.
 """
 
 from __future__ import annotations
@@ -93,11 +92,11 @@ def pack(
     """Return as few requests as the bounds allow; messages to one node keep their order.
 
     Args:
-        endpoint: the sender's address; empty: not sent.
+        endpoint: the sender's address.
         is_controller: whether the sender may become a voter.
 
     Raises:
-        FrameTooLarge: a message that no request can carry. The quorum's own bounds forbid it.
+        FrameTooLarge: no request can carry a message, which is above the quorum's own bounds.
     """
     _check_length("cluster id", cluster_id, CLUSTER_ID_CHARS_MAX)
     _check_length("endpoint", endpoint, ENDPOINT_CHARS_MAX)
@@ -171,7 +170,6 @@ class _Builder:
 
 
 def _to_wire(message: r.Message) -> tuple[q.QuorumMessage, list[bytes]]:
-    """Return the message's struct, and its part of the body."""
     directory = message.target.directory_id
     _check_length("directory id", directory, DIRECTORY_ID_CHARS_MAX)
     if isinstance(message, r.Append):
@@ -227,7 +225,7 @@ def unpack(request: q.QuorumRequest, body: memoryview | bytes) -> list[r.Message
     """Return the messages of a request, with copies of their parts of the body.
 
     Raises:
-        InvalidRequest: the body does not belong to the header, or a message means nothing.
+        InvalidRequest: the sizes are not the body's, or an entry cannot be read.
     """
     if not request.source_directory:
         raise InvalidRequest("the sender has no directory id.")
@@ -240,7 +238,7 @@ def unpack(request: q.QuorumRequest, body: memoryview | bytes) -> list[r.Message
 
 
 def _check_body(request: q.QuorumRequest, body_bytes: int) -> None:
-    """Before anything is copied: all sizes together are the body's."""
+    # Before anything is copied by sizes that the sender chose.
     named = 0
     for message in request.messages:
         if isinstance(message, q.QuorumAppend):
@@ -309,7 +307,7 @@ def _entries(message: q.QuorumAppend, pieces: _Pieces) -> Iterator[r.Entry]:
         except ValueError:
             raise InvalidRequest(f"no entry is of the kind {entry.kind}.") from None
         data = pieces.take(entry.data_bytes)
-        if kind is r.EntryKind.VOTERS:
+        if kind is r.EntryKind.VOTERS:  # Read by the Raft as soon as they are in its log.
             try:
                 unpack_voters(data)
             except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
@@ -318,7 +316,7 @@ def _entries(message: q.QuorumAppend, pieces: _Pieces) -> Iterator[r.Entry]:
 
 
 def contradiction(raft: Raft, message: Message) -> str:
-    """Return why no replica that keeps the rules can have sent the message; empty: one can."""
+    """Return why no correct replica can have sent the message; empty: one can."""
     if message.source == raft.key:
         return "the sender has this node's id and disk: a disk was copied"
     if message.term > raft.term + RAFT_TERM_JUMP_MAX:
@@ -331,7 +329,7 @@ def contradiction(raft: Raft, message: Message) -> str:
         if leads_here or raft.leader not in (None, message.source):
             return f"two lead in term {message.term}"
     if _has_later_terms(message):
-        return f"a message of term {message.term} speaks of later ones"
+        return f"a message of term {message.term} names later terms"
     if isinstance(message, AppendResponse) and message.term == raft.term and message.accepted:
         last_index = raft.log.last_index
         if message.index > last_index:
@@ -340,7 +338,7 @@ def contradiction(raft: Raft, message: Message) -> str:
 
 
 def _has_later_terms(message: Message) -> bool:
-    """True when terms fall, from the earlier entries to the message's own."""
+    # From the earlier entries to the message's own, terms only grow.
     terms = [message.term]
     if isinstance(message, Append):
         terms = [message.prev_term, *(entry.term for entry in message.entries), message.term]
@@ -352,7 +350,7 @@ def _has_later_terms(message: Message) -> bool:
 
 
 Receiver = Callable[[Sequence[Message], Now], None]
-"""Takes messages in their order: for this node, perhaps for another disk of it."""
+"""Takes messages for this node in their order; some may be for a disk that it had before."""
 
 
 class QuorumInbox:

@@ -1,8 +1,8 @@
 """Check that another replica has the address that a change of voters names.
 
-Any client could claim a replica's id in a request, so before a vote is added, removed or moved this
-broker connects to the endpoint itself: the broker there names its cluster and node at HELLO
-(checked by the server), and its directory in the answer to a QUORUM without messages.
+Any client could claim a replica's id in a request. So before a change this broker connects to the
+endpoint itself: the broker there names its cluster and node at HELLO (checked by the server), and
+its directory in the answer to a QUORUM without messages.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Reach:
         self._directory = directory
 
     def check(self, key: ReplicaKey, endpoint: str, now: Now, then: Then) -> None:
-        """Call `then` with None when that replica has answered there, else with VoterNotReady."""
+        """Call `then` with VoterNotReady unless that replica answers there."""
         if key == ReplicaKey(self._config.node_id, self._directory().directory_id):
             then(None, None, now)  # It is this replica.
             return

@@ -29,7 +29,7 @@ class Kind(enum.Enum):
 
 
 class Planned(NamedTuple):
-    """`follow`: replicas that have to be caught up before the change is begun."""
+    """`follow`: replicas that must have caught up before."""
 
     kind: Kind
     key: ReplicaKey
@@ -40,8 +40,8 @@ class Planned(NamedTuple):
 def plan(
     own: ReplicaKey, voters: Voters, brokers: Mapping[int, BrokerRecord], listener: str
 ) -> Planned | None:
-    """Return the next change for the replica that leads; None: the voters are as planned."""
-    assert voters, "somebody leads a quorum"
+    """Return the leader's next change; None: the voters are as planned."""
+    assert voters, "the leader of a quorum has voters"
     live = {n: one for n, one in sorted(brokers.items()) if not one.fenced and not one.in_shutdown}
     return (
         _replaced(own, voters, live)
@@ -59,8 +59,9 @@ def _replaced(own: ReplicaKey, voters: Voters, live: Mapping[int, BrokerRecord])
         broker = live.get(voter.node_id)
         if broker is None or not broker.wants_vote or voter == own:
             continue
+        # A wiped disk is another voter (replication rule 30): the old one cannot come back.
         if broker.directory_id not in ("", voter.directory_id):
-            assert own.node_id != voter.node_id, "who leads is registered as itself"
+            assert own.node_id != voter.node_id, "the leader is registered with its own disk"
             return Planned(Kind.REMOVE, voter, follow=(_key(broker),))
     return None
 
@@ -76,6 +77,7 @@ def _joining(voters: Voters, live: Mapping[int, BrokerRecord], listener: str) ->
         and endpoint_of(one, listener)
         and not one.decommissioning
     ]
+    # Two at once in the plan, one by one in the log: their number is even only in between.
     wanted = 2 if len(voters) % 2 else 1
     if len(found) < wanted or len(voters) + wanted > QUORUM_AUTO_VOTERS_MAX:
         return None
@@ -104,10 +106,9 @@ def endpoint_of(broker: BrokerRecord, listener: str) -> str:
 
 _RETRY_US: Final = 500_000
 _REACHED_US: Final = 5_000_000
-"""A successful contact with a replica counts for this time."""
+"""How long a successful contact with a replica counts."""
 
 _Where = tuple[ReplicaKey, str]
-"""A replica, and the endpoint at which it is to be reached."""
 
 
 class VoterChanges:
@@ -152,7 +153,7 @@ class VoterChanges:
             self._term, self._due_us = quorum.leading_term, 0
         if self._due_us is None or now.mono_us < self._due_us:
             return
-        if quorum.is_changing:
+        if quorum.is_changing:  # One change at a time (replication rule 30).
             self._due_us = now.mono_us + _RETRY_US
             return
         raft = quorum.raft
@@ -174,12 +175,11 @@ class VoterChanges:
         raft = self._quorum.raft
         if not all(raft.is_caught_up(key, now.mono_us) for key in planned.follow):
             return False
-        # The disk is gone for good, and the remaining voters are a majority that can add the new
-        # one.
+        # A silent voter's disk is gone for good, and those that stay can add the new one.
         return planned.kind is not Kind.REMOVE or raft.is_silent(planned.key, now.mono_us)
 
     def _are_reached(self, planned: Planned, now: Now) -> bool:
-        """Return whether the future voters were reached recently; ask those that were not."""
+        """Return whether the future voters were reached lately; connect to the others."""
         brokers, listener = self._metadata.image.brokers, self._config.inter_broker_listener
         wanted = [(key, endpoint_of(brokers[key.node_id], listener)) for key in planned.follow]
         if planned.kind is Kind.MOVE:
