@@ -1,7 +1,6 @@
 """The parts of one broker, wired together.
 
-Each part owns its state; `Broker` owns none. Handlers use its parts; parts see only what their
-constructors take.
+Each part owns its state, and uses only what its constructor takes; `Broker` owns none.
 """
 
 from __future__ import annotations
@@ -131,7 +130,7 @@ def make_live_config(broker: Broker) -> LiveConfig:
 
 
 class Copying:
-    """The turn of all replication in a call of the node: both ends of it."""
+    """The turn of replication in a call of the node: of leaders and of followers."""
 
     __slots__ = (
         "_replication", "copied_starts", "in_sync_changes", "offline_replicas", "repairs",
@@ -153,7 +152,7 @@ class Copying:
 
     @property
     def is_needed(self) -> bool:
-        """Never True where every partition has one replica."""
+        """False where every partition has one replica."""
         return (
             self._replication.is_needed
             or self.in_sync_changes.is_needed
@@ -173,6 +172,7 @@ class Copying:
         return earliest
 
     def run(self, now: Now) -> None:
+        # A bug in fetching must not keep the leaders' side from its turn.
         try:
             self._replication.run(now)
         finally:
@@ -186,11 +186,11 @@ class Copying:
 
 
 class Timed(NamedTuple):
-    """A part that wants to be called at a time.
+    """A part that is called at a time.
 
     next_us: when (monotonic) at the latest; 0: at once; None: after the next event.
     run: what a tick does then; None: another call of the part does it.
-    phases: in which of the broker's phases; empty: in all.
+    phases: empty: all.
     """
 
     next_us: Callable[[], int | None]
@@ -199,10 +199,7 @@ class Timed(NamedTuple):
 
 
 class Ending(NamedTuple):
-    """A part that may have work at the end of a call of the node.
-
-    phases: in which of the broker's phases; empty: in all.
-    """
+    """A part that may have work at the end of a call of the node; `phases`: empty: all."""
 
     part: Any
     is_due: Callable[[Any], Any]
@@ -444,7 +441,7 @@ class Broker:
         )
 
     def _took_fault(self, replica: Replica) -> None:
-        """A replica takes no writes from now on: others are to lead."""
+        """Have another broker lead: this replica takes no writes."""
         self.replication.went_offline(replica)
         self.offline_replicas.changed(
             (replica.topic.topic_id, replica.name.partition), is_offline=True
@@ -470,7 +467,7 @@ class Broker:
         )
 
     def _moved(self, watched: Watched) -> None:
-        """Pass a moved partition on: to its followers' sessions, or to its own fetcher."""
+        """Pass rows or a moved high watermark to the followers' sessions, or to the own fetcher."""
         if isinstance(watched, Replica):
             leadership = watched.state.leadership
             if leadership is None:
@@ -480,7 +477,7 @@ class Broker:
                 self.in_sync_changes.grown(watched)
 
     def timed(self) -> list[Timed]:
-        """The parts with deadlines, in the order of their turns."""
+        """Return the parts with deadlines, in the order of their turns."""
         running = (Phase.RUNNING,)
         assignment = self.assignment
         return [
@@ -504,7 +501,8 @@ class Broker:
         ]
 
     def endings(self) -> list[Ending]:
-        """The parts with work at the end of a call, in their order."""
+        """Return the parts with work at the end of a call, in their order."""
+        # Flushes come late: the parts before them may append, or want a flush.
         waiting, copying = attrgetter("waiting"), self.copying
         return [
             Ending(copying, attrgetter("is_needed"), copying.run, (Phase.RUNNING,)),
@@ -539,7 +537,7 @@ class Broker:
             self.assignment.reconcile(self.metadata.image, changed, now, made=made)
 
     def propose(self, records: list[Record], now: Now, then: Then) -> None:
-        """`Metadata.propose`, with the directories of the partitions that are to be here.
+        """Propose with the directories of the partitions that these records place here.
 
         Raises:
             ThrottledBroker: the name of one of them is not free yet.
@@ -558,7 +556,7 @@ class Broker:
                 is_new = topic is None or record.partition >= len(topic.partitions)
                 if not is_new and topic is not None:
                     if self.config.node_id in topic.partitions[record.partition].replicas:
-                        continue  # It is here: a missing directory is a loss.
+                        continue  # It was placed before: a missing directory is a loss.
                     self.assignment.check_left((record.topic_id, record.partition))
                 name = names[record.topic_id] if topic is None else topic.name
                 directories[str(TopicPartition(name, record.partition))] = record.topic_id

@@ -2,10 +2,9 @@
 
     RUNNING ──Shutdown──▶ CLOSING: draining ──▶ logs ──▶ mark ──▶ CLOSED
 
-Draining: no new requests, long polls answered, all flushed, every job back. Then every log is
-closed (by a job, if something is to be written), and produces whose flush could not be tried are
-answered. A log with a fault, one that is offline, or one whose rows cannot be flushed costs the
-mark: the next start scans. Files that only shorten a start (indexes, recovery points) do not.
+Draining: no new requests, long polls answered, all flushed, every job back. A log with a fault,
+one that is offline, or one whose rows cannot be flushed costs the mark: the next start scans. Files
+that only shorten a start (indexes, recovery points) do not.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ __all__ = ["CloseLogJob", "Closing", "MarkCleanJob"]
 
 
 class CloseLogJob:
-    """Flush what is left and write what lets the next start skip the scan."""
+    """Flush the rest, and write what lets the next start skip the scan."""
 
     __slots__ = ("_clean", "_log", "key")
 
@@ -42,13 +41,13 @@ class CloseLogJob:
         self._clean = replica.fault is None and not replica.log.fault
 
     def run(self) -> bool:
-        """Close the log; True if it was clean. The files are released under any error."""
+        """Close the log; True: cleanly. The files are released under any error."""
         self._log.close(clean=self._clean)
         return self._clean
 
 
 class MarkCleanJob:
-    """Release the data directory, with the clean mark if all logs were closed cleanly."""
+    """Release the data directory; `clean`: with the mark."""
 
     __slots__ = (
         "_clean",
@@ -80,7 +79,7 @@ class MarkCleanJob:
     def run(self) -> None:
         """Raises OSError or QuiverlogError: the directory is released without the mark."""
         if self._clock_note is not None:
-            with contextlib.suppress(OSError, QuiverlogError):  # Then the last note counts.
+            with contextlib.suppress(OSError, QuiverlogError):  # The note before it counts.
                 self._directory.note_clock(self._clock_note)
         self._directory.close(
             clean=self._clean, metadata_bytes=self._metadata_bytes, written=self._written
@@ -110,7 +109,7 @@ class Closing:
         self._broker = broker
         self._step = _Step.SERVING
         self._clean = True
-        self._is_untouched = False  # No log was opened: the bounds noted by the last stop hold.
+        self._is_untouched = False  # No log was opened: the last stop's bounds are still true.
         self._clock_note: ClockNote | None = None  # None: the clock is not trusted yet.
         self._open: dict[Replica, None] = {}
 
@@ -119,10 +118,9 @@ class Closing:
         self._step = step
 
     def begin(self, now: Now) -> None:
-        """Stop; a second call changes nothing."""
         broker = self._broker
         if broker.admission.phase not in (Phase.RUNNING, Phase.STARTING, Phase.JOINING):
-            return
+            return  # It stops already.
         self._is_untouched = broker.admission.phase is Phase.JOINING
         self._clean = (broker.directory.clean and self._is_untouched) or (
             broker.admission.phase is Phase.RUNNING
@@ -138,6 +136,7 @@ class Closing:
         broker.membership.stop(now)
         broker.peers.stop(now)
         broker.copied_starts.stop(now)
+        # While the loop still runs: the next leader needs no election timeout.
         broker.quorum.hand_over(now)
         self._go_on(_Step.DRAINING)
         broker.outbox.log("info", "stopping", partitions=len(broker.replicas))
@@ -208,8 +207,9 @@ class Closing:
         broker = self._broker
         metadata_bytes = broker.metadata.log.size_bytes
         broker.metadata.log.close()
-        assert broker.metadata.idle, "a decision would be logged behind the mark"
+        assert broker.metadata.idle, "a decision would be logged after the mark"
         every = broker.assignment.all_open()
+        # What each log held: the next start knows a lost directory from one never created.
         written: dict[str, Bounds] = dict(broker.directory.written)
         if not self._is_untouched:
             written = {
@@ -231,7 +231,7 @@ class Closing:
             return
         self._go_on(_Step.DONE)
         if error is not None:
-            # Nothing is lost: the next start scans as after a crash.
+            # Nothing is lost: the next start scans, as after a crash.
             self._clean = False
             self._broker.outbox.log("error", "clean mark not written", why=str(error))
         self._broker.admission.enter(Phase.CLOSED)

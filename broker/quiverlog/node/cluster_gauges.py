@@ -1,8 +1,7 @@
 """A broker's gauges of its cluster: looked up when scraped, not counted.
 
-Any thread may read them: each table is copied in one step, and the values may be of slightly
-different moments. A broker that is the whole quorum and leads no partition with followers has
-zeros, but for what is about itself.
+Any thread may read them, so each table is copied in one step; the values may be of slightly
+different moments.
 """
 
 from __future__ import annotations
@@ -20,13 +19,11 @@ if TYPE_CHECKING:
 __all__ = ["NO_BROKER", "ClusterGauges", "cluster_gauges"]
 
 NO_BROKER: Final = -1
-"""The leader's id while this node has none."""
+"""The quorum's leader while none is known."""
 
 
 class ClusterGauges(NamedTuple):
-    """Replication gauges are of partitions led here; those of brokers and leaderless partitions
-    are of the applied metadata.
-    """
+    """Of replication: partitions led here. Of brokers and missing leaders: the applied metadata."""
 
     active_controller: int = 0
     brokers_registered: int = 0
@@ -50,7 +47,7 @@ class _Lag(NamedTuple):
 
 
 def cluster_gauges(node: Node | None, now_us: int) -> ClusterGauges:
-    """Return the gauges; the defaults before the node has begun."""
+    """Return the gauges; the defaults before the start."""
     if node is None or node.broker.quorum.log is None:
         return ClusterGauges()
     broker = node.broker
@@ -60,6 +57,7 @@ def cluster_gauges(node: Node | None, now_us: int) -> ClusterGauges:
     for replica in led:
         leadership = replica.state.leadership
         if leadership is not None and leadership.followers:
+            # The leader is one of the in-sync replicas, and none of the followers.
             under_replicated += len(leadership.in_sync.committed) <= len(leadership.followers)
             under_min += leadership.is_under_min
             lag = _Lag(*map(max, lag, _lag_of(replica, leadership, now_us)))
@@ -87,8 +85,9 @@ def cluster_gauges(node: Node | None, now_us: int) -> ClusterGauges:
 
 
 def _awaiting_logs(image: Image) -> int:
-    """Count partitions without a leader that wait for logs; a topic may go meanwhile."""
+    """Count partitions without a leader that wait for logs."""
     count = 0
+    # The loop's thread may delete a topic meanwhile.
     for topic_id, number in list(image.leaderless):
         topic = image.topics_by_id.get(topic_id)
         count += topic is not None and topic.partitions[number].awaits_logs
@@ -97,15 +96,16 @@ def _awaiting_logs(image: Image) -> int:
 
 
 def _lag_of(replica: Replica, leadership: Leadership, now_us: int) -> _Lag:
-    """Of the slowest follower; rows of one that has not fetched under this leader are unknown."""
+    """Return the slowest follower's lag."""
     end = replica.state.log_end_offset
     rows = us = 0
     for follower in list(leadership.followers.values()):
+        # Until it fetches under this leader, the end of its log is unknown.
         if follower.has_fetched:
             rows = max(rows, end - follower.log_end_offset)
             if follower.log_end_offset >= end:
                 continue
-        # One that never had all rows is behind at least since this leader began to track it.
+        # One that never had all rows is behind since this leader began to track it, or longer.
         us = max(us, now_us - max(follower.caught_up_us, follower.known_us))
     assert rows >= 0
     assert us >= 0
@@ -113,15 +113,13 @@ def _lag_of(replica: Replica, leadership: Leadership, now_us: int) -> _Lag:
 
 
 def _bytes_of(replica: Replica, rows: int, end: int) -> int:
-    """Return the size of these rows by the log's average."""
+    """Return the size of these rows, by the log's average."""
     held = end - replica.state.log_start_offset
     return replica.log.reader.size_bytes * min(rows, held) // held if rows and held > 0 else 0
 
 
 def _quorum_lag(quorum: Quorum) -> int:
-    """Return the decided entries not applied here; at a leader, also those the slowest voter
-    lacks.
-    """
+    """Return the committed entries not applied here; of a leader, those the slowest voter lacks."""
     raft = quorum.raft
     lag = max(0, raft.log.commit - quorum.applied_index)
     if quorum.is_leading:

@@ -1,10 +1,9 @@
 """Starting: from a data directory to a broker that serves.
 
-Takes the directory and replays the metadata log. A broker that is not the whole quorum joins: it
-votes and follows at once, and continues when everything decided before the present leader's
-election is applied and this incarnation is registered. After an unclean stop a new leader epoch
-begins, or other replicas lead. Directories without a topic are removed if it was deleted, else set
-aside. RUNNING begins when every assigned partition is open or offline.
+The metadata log is replayed first. A broker that is not the whole quorum joins: it votes and
+follows at once, and continues when everything decided before the present leader's election is
+applied and this incarnation is registered. Directories without a topic are removed if it was
+deleted, else set aside. RUNNING begins when every assigned partition is open or offline.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ __all__ = [
 
 
 class Leftovers(NamedTuple):
-    """Names that were removed, set aside, or are to be removed while the broker serves."""
+    """Directories by name; `later`: removed while the broker serves."""
 
     removed: list[str]
     aside: list[str]
@@ -62,7 +61,7 @@ class Leftovers(NamedTuple):
 
 
 class LeftoversJob:
-    """Removes directories without a topic in the image. `owners`: topic id by partition name."""
+    """Removes directories without a topic in the image; `owners`: topic ids by partition name."""
 
     __slots__ = ("_broker", "_deleted", "key", "kind", "owners")
 
@@ -73,7 +72,7 @@ class LeftoversJob:
         self.kind = "leftovers"
 
     def run(self) -> Leftovers:
-        """Nothing else uses the directory meanwhile. Raises UnsupportedFormat, StorageFault."""
+        """Raises UnsupportedFormat, StorageFault."""
         directory = self._broker.directory
         later: dict[str, bytes] = {}
         removed, aside = directory.data.remove_leftovers(
@@ -85,14 +84,16 @@ class LeftoversJob:
 
 
 def owners_of(broker: Broker, image: Image) -> tuple[dict[str, bytes], set[bytes]]:
-    """Return topic ids of the partitions here, by name, and of topics that are not here."""
+    """Return the topic ids of the partitions here, by name; and those of topics that are gone,
+    or have a partition elsewhere.
+    """
     owners = {
         str(TopicPartition(topic.name, partition.partition)): topic.topic_id
         for topic in image.topics.values()
         for partition in topic.partitions
         if broker.config.node_id in partition.replicas
     }
-    # A partition that moved away is treated like one of a deleted topic.
+    # The files of a partition that moved away are removed like those of a deleted topic.
     elsewhere = {
         topic.topic_id
         for topic in image.topics.values()
@@ -104,7 +105,7 @@ def owners_of(broker: Broker, image: Image) -> tuple[dict[str, bytes], set[bytes
 def report(broker: Broker, found: Leftovers, job: LeftoversJob) -> None:
     topics = broker.metadata.image.topics_by_id
     assert not set(found.aside) & found.later.keys(), "a directory has one fate"
-    # Topics that were deleted while the job ran.
+    # Others were deleted while the job ran.
     later = found.later | {n: t for n, t in job.owners.items() if t not in topics}
     if found.removed:
         broker.outbox.log("info", "leftovers removed", count=len(found.removed))
@@ -118,7 +119,7 @@ def report(broker: Broker, found: Leftovers, job: LeftoversJob) -> None:
             "rows of an unknown topic set aside",
             name=name,
             file=log_path,
-            why=f"{log_path} does not know their topic. No row was removed. If the file is of"
+            why=f"{log_path} does not name their topic. No row was removed. If the file is of"
             f" another day: stop this broker, put the right one back, rename data/{name}.*.orphan"
             f" to data/{name} (docs/operating.md).",
         )
@@ -130,11 +131,7 @@ _NAMES_SHOWN: Final = 3
 
 
 def start(broker: Broker, join: Callable[[Now], None], now: Now) -> None:
-    """Start the broker; blocks, and is called off the loop. Raises as `Node.start`.
-
-    Args:
-        join: begins to wait for the metadata.
-    """
+    """Start the broker; blocks. `join`: begins to wait for the metadata. Raises as `Node.start`."""
     assert broker.admission.phase is Phase.NEW
     config = broker.config
     directory = DataDirectory.open(
@@ -153,7 +150,7 @@ def start(broker: Broker, join: Callable[[Now], None], now: Now) -> None:
 
 
 def _give_back(broker: Broker, directory: DataDirectory) -> None:
-    """Close after a failed start: no row was touched, so the clean mark stays true."""
+    # No row was touched: the clean mark is as true as before.
     if broker.quorum.log is not None:
         broker.quorum.log.close()
     with contextlib.suppress(OSError, QuiverlogError):
@@ -196,11 +193,12 @@ def _start_in(
     image = broker.metadata.image
     records += first_level(config, image)
     if not directory.clean:
+        # Rows may be lost: new leader epochs show it to readers, or other replicas lead.
         records.extend(restarted_alone(image, config.node_id))
     elif known is not None and (known.fenced or known.in_shutdown):
-        # It was to stop while there were others, which are gone: it leads again by itself.
+        # It was stopping when there were other brokers, which are gone: it leads again.
         records.extend(broker_unfenced(image, config.node_id))
-    # Logged before any log is opened: an epoch that was begun must never be begun again.
+    # Committed before any log is opened: an epoch must not begin twice.
     broker.metadata.commit_at_start(records, now)
     broker.producer_ids.start()
     job = LeftoversJob(broker)
@@ -208,20 +206,20 @@ def _start_in(
 
 
 def take_up(broker: Broker, found: Leftovers, job: LeftoversJob, now: Now) -> None:
-    """Open the assigned partitions, after the metadata is applied and leftovers are gone."""
+    """Open the assigned partitions: the metadata is applied, leftovers are gone."""
     assert broker.admission.phase in (Phase.NEW, Phase.JOINING)
     report(broker, found, job)
     disk_space(broker, found.free_bytes, now)
     broker.admission.enter(Phase.STARTING)
     assert not broker.replicas, "no log is open before the records of the start are logged"
     image = broker.metadata.image
-    # No part was called for decisions applied while joining.
+    # No part was called for the decisions that were applied while joining.
     broker.broker_addresses.brokers_changed(image.brokers.values())
     broker.live_config.look(now)
     clean = broker.directory.clean
-    # The first jobs are timed, and `now` is when the start began: it may be long ago.
     never_created = broker.creation_note.at_start()
     assert never_created.isdisjoint(broker.replicas), "nothing is open yet"
+    # `now` is when the start began, long ago perhaps; the jobs are timed from the first tick.
     broker.assignment.reconcile(
         image,
         dict.fromkeys(image.topics_by_id),
@@ -248,25 +246,23 @@ def _load_metadata(broker: Broker, directory: DataDirectory, now: Now) -> None:
     broker.broker_addresses.brokers_changed(broker.metadata.image.brokers.values())
     image = broker.metadata.image
     if not broker.quorum.is_alone:
-        return  # Decisions of others come into the image with their messages.
+        return  # Its image comes from the leader.
     if not image.topics and not image.removed_topic_ids:
         unknown = directory.data.unknown_rows({}, ())
         if unknown:
             path = f"{directory.metadata_path}/metadata.log"
-            raise restore_error(path, f"knows no topic, yet there are rows in {_shown(unknown)}")
+            raise restore_error(path, f"names no topic, yet there are rows in {_shown(unknown)}")
 
 
 def _why_not_torn(broker: Broker, directory: DataDirectory, entries: Sequence[bytes]) -> str:
-    """Return why the frame behind these entries was once durable; empty without evidence.
-
-    A partition gets its first row when the frame with its topic is on the disk.
-    """
+    """Return why the frame behind these entries was once durable; empty: no evidence."""
+    # A partition gets its first row after the frame with its topic is durable.
     unknown = _unknown_rows(broker, directory, entries)
-    return f"yet no frame knows the topics of the rows in {_shown(unknown)}" if unknown else ""
+    return f"yet no frame names the topics of the rows in {_shown(unknown)}" if unknown else ""
 
 
 def _why_not_own(broker: Broker, directory: DataDirectory, entries: Sequence[bytes]) -> str:
-    """Return why a log with these entries is another directory's; empty without evidence.
+    """Return why a log with these entries is another directory's; empty: no evidence.
 
     A broker gets its first partition after its registration, and the log of a cluster that it has
     left still has the topics of its partitions.
@@ -284,14 +280,14 @@ def _why_not_own(broker: Broker, directory: DataDirectory, entries: Sequence[byt
         return ""
     assert directory.directory_id
     which = f"directory {directory.directory_id!r}, nor the topics of the rows in"
-    return f"it does not know {which} {_shown(unknown)}"
+    return f"it does not name {which} {_shown(unknown)}"
 
 
 def _unknown_rows(broker: Broker, directory: DataDirectory, entries: Sequence[bytes]) -> list[str]:
-    """Return the directories whose rows belong to no topic of these entries, past or present."""
+    """Return the directories with rows of no topic of these entries, deleted ones included."""
     image = Image({})
     for entry in entries:
-        # Registrations own no rows, and name versions that these entries do not have.
+        # Registrations own no rows, and refer to entries that may be missing here.
         records = [one for one in decode_entry(entry) if not _is_of_brokers(one)]
         if records:
             image.replay_entry(records)
@@ -312,23 +308,21 @@ def _shown(names: Sequence[str]) -> str:
 
 
 def disk_space(broker: Broker, free_bytes: int, now: Now) -> None:
-    """Take a measurement of free space. Until the start's records are durable, nothing is
-    written.
-    """
+    """Take a measurement of free space."""
     if not broker.metadata.has_unsaved_start_records:
         broker.admission.disk_space(free_bytes)
         return
+    # Until the start's records are durable, nothing is written under their epochs.
     broker.admission.disk_filled()
     if free_bytes >= broker.config.disk_reserve_bytes:
         broker.metadata.save_start_records(now)
 
 
 def run_if_started(broker: Broker, now: Now) -> None:
-    """Serve, if every partition is open or offline."""
     if broker.assignment.opening:
         return
     assert broker.admission.phase is Phase.STARTING
-    assert not broker.tasks.live, "nobody is served before the start is complete"
+    assert not broker.tasks.live, "no request is served before the start is complete"
     broker.admission.enter(Phase.RUNNING)
     broker.retention.start(now)
     broker.membership.serve(now)
@@ -360,13 +354,9 @@ class Joining:
         return self._due_us
 
     def begin(self, now: Now) -> None:
-        """Join, with the directory taken and the metadata log open.
-
-        Raises:
-            InvalidConfig: there is no other broker to ask, and there never will be.
-        """
+        """Raises InvalidConfig: no other broker is configured or known."""
         broker = self._broker
-        assert not broker.quorum.is_alone, "what is on its own disk is decided"
+        assert not broker.quorum.is_alone, "a quorum of one has its metadata on its own disk"
         assert broker.admission.phase is Phase.NEW
         others = broker.broker_addresses.known()
         if not broker.quorum.raft.voters and not others:
@@ -380,6 +370,7 @@ class Joining:
         broker.outbox.log(
             "info", "waiting for the metadata of the cluster", asks=asks or "no broker"
         )
+        # The quorum may need this vote, and clients wait for StartComplete.
         broker.outbox.emit(ListenToBrokers())
         broker.quorum.follow(now)
         broker.membership.begin(now)
@@ -390,9 +381,9 @@ class Joining:
         if self._is_looking or not broker.quorum.has_applied_earlier_terms:
             return
         if not broker.membership.registration.is_registered:
-            return  # Others may lead its former partitions when it is.
+            return  # Until then it may still be the leader of what its earlier life led.
         if broker.metadata.image.version != broker.quorum.applied_index:
-            return  # A snapshot is being made of it, and later entries wait.
+            return  # A snapshot is being made of the image, and later entries wait.
         if self._due_us is not None and now.mono_us < self._due_us:
             return
         self._is_looking, self._due_us = True, None
@@ -412,7 +403,7 @@ class Joining:
         if broker.admission.phase is not Phase.JOINING:
             return
         if error is not None:
-            # The voters need this replica all the same, so the process stays.
+            # The quorum may need this vote all the same: the process stays.
             self._due_us = now.mono_us + _RETRY_US
             if not self._has_failed:
                 self._has_failed = True

@@ -1,7 +1,7 @@
 """This broker's configuration as it is now.
 
-Owns which value of a key counts (docs/adr/0057): set for this broker, set for the cluster, given to
-the process (flag, environment, file), default. A value that this version refuses counts as unset.
+Of a key, the first of these counts (docs/adr/0057): set for this broker, set for the cluster, given
+to the process (flag, environment, file), default. A value that this version refuses is skipped.
 """
 
 from __future__ import annotations
@@ -37,11 +37,9 @@ class LiveConfig:
     """The values in effect; changed ones go to the setters, the server and the log.
 
     Args:
-        given: what the process was started with, by key; other keys have their defaults.
-        metadata: what this broker has applied.
+        given: what the process was started with, by key.
         setters: by key; they take the typed value and the moment.
-        give_defaults: takes the process's topic defaults when some changed; defaults set in the
-            cluster are in the image already.
+        give_defaults: takes the process's topic defaults; those of the cluster are in the image.
     """
 
     __slots__ = (
@@ -76,9 +74,8 @@ class LiveConfig:
         self._values = {key: self._value(key) for key in _LIVE}
 
     def look(self, now: Now) -> None:
-        """Take changed values from the metadata. Called for each decision: nearly always there
-        are none.
-        """
+        """Take changed values from the metadata."""
+        # Called for each decision: nearly always it is the same object.
         configs = self._metadata.image.broker_configs
         if configs is not self._broker_configs:
             self._broker_configs = configs
@@ -99,7 +96,7 @@ class LiveConfig:
                 continue
             self._values[key] = after
             if before.text == after.text:
-                continue
+                continue  # Set now to what it was by default.
             changed[key] = f"{before.text} -> {after.text} ({after.source.label})"
             setter = self._setters.get(key)
             if setter is not None:
@@ -123,7 +120,7 @@ class LiveConfig:
                 return _Value(text, source)
         given = self._given.get(key)
         if given is not None:
-            assert given.source < ConfigSource.CLUSTER, "it is what the process was given"
+            assert given.source < ConfigSource.CLUSTER, "the process got it at its start"
             return _Value(given.value, ConfigSource(given.source))
         return _Value(_default(key), ConfigSource.DEFAULT)
 
@@ -134,9 +131,7 @@ class LiveConfig:
 
     # --- to be shown ---------------------------------------------------------------------------
     def entries(self) -> list[BrokerConfigEntry]:
-        """Return every key with its value, in the order of the table; then the keys outside of
-        it.
-        """
+        """Return every key with its value: in the order of the table, then those outside of it."""
         assert self._values.keys() == set(_LIVE), "every key has a value"
         keys = (*_KEYS, *(key for key in self._given if key not in _KEYS))
         return [self._entry(key) for key in keys]

@@ -3,8 +3,7 @@
 Invariants:
 - Every request is answered exactly once, or its connection is gone.
 - `handle_many` raises nothing: an unexpected exception becomes an INTERNAL error for its request
-  and a line in the log. Each part guards its callbacks (`Tasks`, `Wakeups`, `Jobs`, `Staging`,
-  `Answers`); the rest is caught here.
+  and a line in the log. Each part guards its callbacks; the rest is caught here.
 - One call does a bounded amount of work; if some is left, `next_deadline_us` returns "at once".
 """
 
@@ -70,7 +69,7 @@ _RUNNING: Final = Phase.RUNNING
 _SERVED_ALWAYS: Final = frozenset(
     (m.HelloRequest, QuorumRequest, RegisterBrokerRequest, BrokerHeartbeatRequest)
 )
-"""What other brokers may need before this one serves clients, and while it stops."""
+"""What other brokers need before this one serves clients, and while it stops."""
 
 
 class Node:
@@ -97,7 +96,7 @@ class Node:
         self._list_turns()
 
     def _list_turns(self) -> None:
-        """List for each phase the deadlines, the turns of a tick, and the turns that end a call."""
+        """List by phase the deadlines, the turns of a tick, and the turns that end a call."""
         timed = [*self.broker.timed(), Timed(self._joining.next_us, None)]
         self._turns_always = [one.run for one in timed if one.run and not one.phases]
         self._turns = {
@@ -122,7 +121,7 @@ class Node:
         Clients may connect after the effect StartComplete.
 
         Raises:
-            DataDirectoryInUse, ForeignDataDirectory, UnsupportedFormat: not ours to start on.
+            DataDirectoryInUse, ForeignDataDirectory, UnsupportedFormat
             CorruptLog: the metadata log is damaged.
             InvalidConfig: the broker's topic defaults contradict a topic.
         """
@@ -130,11 +129,11 @@ class Node:
         return self._effects(now)
 
     def handle_many(self, events: Iterable[Event], now: Now) -> list[Effect]:
-        """Process events that came together, in order; return what is to be done.
+        """Process events that came together, in order; every body stays valid until this returns.
 
-        One call for many lets produces to a log share a write, and all share a flush. Every body
-        must stay valid until this returns.
+        One call for many lets produces to a log share a write, and all share a flush.
         """
+        # Before any request: a leader out of reach answers none as one (replication rule 16).
         self._guarded(self.broker.leader_lease.look, now)
         self._guarded(self.broker.retention.watch, now)
         for event in events:
@@ -149,7 +148,7 @@ class Node:
 
     @property
     def held_bytes(self) -> int:
-        """Memory of waiting requests: long polls, copied produces, and requests between steps."""
+        """The memory of waiting requests."""
         broker = self.broker
         parked_bytes = broker.purgatory.parked_entries * PARKED_ENTRY_BYTES
         return parked_bytes + broker.held_produces.byte_count + broker.tasks.held_bytes
@@ -179,17 +178,17 @@ class Node:
 
     # --- events --------------------------------------------------------------------------------
     def _effects(self, now: Now) -> list[Effect]:
-        """Run what the events of a call left to do, each part on its own."""
+        """Run what the events of a call left to do."""
         broker = self.broker
         if broker.staging.produces:
             self._guarded(broker.staging.finish, now)
-            if broker.staging.produces:
+            if broker.staging.produces:  # After a bug: their bodies end with this call.
                 broker.staging.abandon()
         phase = broker.admission.phase
         for part, is_due, run in self._ends_running if phase is _RUNNING else self._ends[phase]:
             if is_due(part):
                 self._guarded(run, now)
-        phase = broker.admission.phase
+        phase = broker.admission.phase  # A part's turn may have changed it.
         if phase is not _RUNNING:
             self._go_on_with(phase, now)
         broker.metrics.parked_requests = broker.purgatory.live
@@ -211,7 +210,7 @@ class Node:
             self.broker.outbox.internal_error("the end of a call", error)
 
     def _event_broken(self, event: Event, error: Exception, now: Now) -> None:
-        """Handle a bug in taking an event: no request or job may wait for it in vain."""
+        """After a bug in taking an event: no request or job may wait for it in vain."""
         if isinstance(event, RequestReceived):
             self._broken(event, error)
             return
@@ -240,7 +239,7 @@ class Node:
                 self._tick(now)
             case DiskSpace():
                 if broker.admission.phase is not Phase.RUNNING:
-                    pass  # Nothing is admitted; a stop releases the directory.
+                    pass  # No write is admitted, and a stop releases the directory.
                 elif event.is_owned:
                     broker.admission.directory_held()
                     lifecycle.disk_space(broker, event.free_bytes, now)
@@ -249,6 +248,7 @@ class Node:
             case ConfigReloaded():
                 broker.live_config.reload(event.given, now)
             case Shutdown():
+                # Other brokers lead first, if there are any (replication rule 15).
                 if not broker.membership.registration.leave(now):
                     self._closing.begin(now)
 
@@ -281,6 +281,7 @@ class Node:
                     raise NotNegotiated
             elif broker.admission.phase is not _RUNNING and kind not in _SERVED_ALWAYS:
                 broker.admission.check_running()
+            # Admitted rows are in no log yet: no other request is handled before they are.
             if broker.staging.produces and kind is not m.ProduceRequest:
                 broker.staging.finish(now)
             handler = self._handlers.get(kind)
@@ -337,7 +338,7 @@ class Node:
         broker = self.broker
         request = event.request
         if isinstance(request, m.ProduceRequest) and broker.staging.is_last(request):
-            # It stays staged: its admitted rows are in the logs' order, and `finish` answers.
+            # Its admitted rows have their place in the logs' order: `finish` answers.
             broker.outbox.internal_error(request.API.name, error)
             return
         waiters = broker.purgatory.of_request(event.connection_id, request.correlation_id)

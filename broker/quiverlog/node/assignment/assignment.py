@@ -6,7 +6,7 @@
        └── closed, damaged (repairs) ◀── followed, or offline
 
 `reconcile` is the only place that opens, leads, follows, reconfigures and removes replicas. A
-partition that cannot be opened answers a typed error; DESCRIBE and DELETE of its topic work.
+partition that cannot be opened answers a typed error.
 """
 
 from __future__ import annotations
@@ -47,45 +47,13 @@ from quiverlog.storage.directory.data_directory import DataDirectory
 from quiverlog.storage.disk.disk import Disk
 from quiverlog.types import Now, TopicPartition
 
-__all__ = ["Assignment", "Key", "LettingGo", "OfflinePartitions", "report_notes", "report_recovery"]
-
-
-class LettingGo:
-    __slots__ = ("_flushes", "_in_sync_changes", "_metrics", "_replication", "_wakeups")
-
-    def __init__(
-        self,
-        replication: Replication,
-        flushes: Flushes,
-        in_sync_changes: InSyncChanges,
-        wakeups: Wakeups,
-        metrics: NodeMetrics,
-    ) -> None:
-        self._replication = replication
-        self._flushes = flushes
-        self._in_sync_changes = in_sync_changes
-        self._wakeups = wakeups
-        self._metrics = metrics
-
-    def let_go(self, replica: Replica, error: QuiverlogError) -> None:
-        """Fail its waiting produces with `error`, and wake its readers."""
-        assert not replica.deleted, "it goes once"
-        replica.deleted = True
-        self._replication.leave((replica.topic.topic_id, replica.name.partition))
-        self._flushes.drop(replica)
-        self._in_sync_changes.drop(replica)
-        self._metrics.partitions_with_faults -= replica.fault is not None
-        assert self._metrics.partitions_with_faults >= 0
-        replica.answers.fail(error)
-        self._wakeups.changed(replica)
+__all__ = ["Assignment", "Key", "OfflinePartitions", "report_notes", "report_recovery"]
 
 
 _RETRY_US: Final = 5_000_000
 
 
 class OfflinePartitions:
-    """Partitions that could not be opened, with the reason and the time of the next try."""
-
     __slots__ = ("_metrics", "_node_id", "_outbox", "_retry", "by_key")
 
     def __init__(self, node_id: int, outbox: Outbox, metrics: NodeMetrics) -> None:
@@ -93,14 +61,14 @@ class OfflinePartitions:
         self._outbox = outbox
         self._metrics = metrics
         self.by_key: dict[Key, Offline] = {}
-        # In the order of the times.
+        # By the times, in their order: each retry is after the same pause.
         self._retry: OrderedDict[Key, int] = OrderedDict()
 
     def next_us(self) -> int | None:
         return next(iter(self._retry.values()), None)
 
     def failed(self, key: Key, opening: Opening, error: BaseException, now: Now) -> None:
-        """Record the failure and log the first one; try again where that may help."""
+        """Record the failure; try again where that may help."""
         name = opening.name
         reason, passing = offline_reason(name, error)
         # A directory never created holds no rows; a lost replica may leave the in-sync set.
@@ -108,7 +76,7 @@ class OfflinePartitions:
         passing = passing or opening.never_created or lost
         if not isinstance(error, OSError | QuiverlogError):
             self._outbox.internal_error("opening a log", error)
-        if key not in self.by_key:
+        if key not in self.by_key:  # One line, not one per retry.
             self._outbox.log(
                 "error", "partition offline", partition=str(name), why=reason.message, retry=passing
             )
@@ -125,7 +93,8 @@ class OfflinePartitions:
         return found
 
     def look_at(self, key: Key, image: Image) -> None:
-        """Retry a lost replica at once if it may be made anew: it may be about to lead."""
+        """Retry a lost replica at once if it may be made anew."""
+        # The controller may have just chosen it as the leader: clients wait.
         if key in self._retry and self.by_key[key].lost and may_be_made(image, key, self._node_id):
             self._retry[key] = 0
             self._retry.move_to_end(key, last=False)
@@ -175,7 +144,7 @@ def report_recovery(replica: Replica, outbox: Outbox, metrics: NodeMetrics) -> N
 
 
 def report_notes(replica: Replica, outbox: Outbox) -> None:
-    """Log the files that were ignored or do not belong there; each once."""
+    """Log files that were ignored or do not belong there, each once."""
     notes = replica.log.recovery.notes
     for note in notes[:_NOTES_MAX]:
         outbox.log("warning", "partition file", partition=str(replica.name), note=note)
@@ -183,14 +152,10 @@ def report_notes(replica: Replica, outbox: Outbox) -> None:
 
 
 class Assignment:
-    """The replicas of this broker.
-
-    Attributes:
-        replicas: those led here, by topic id and partition.
-    """
+    """`replicas`: those led here, by topic id and partition."""
 
     __slots__ = (
-        "_config", "_flushes", "_followed", "_held", "_in_sync_changes", "_letting_go", "_metrics",
+        "_config", "_flushes", "_followed", "_held", "_in_sync_changes", "_metrics",
         "_offline", "_openings", "_outbox", "_removal", "_repairs", "_replication", "_wakeups",
         "image", "offline", "replicas",
     )  # fmt: skip
@@ -211,7 +176,6 @@ class Assignment:
     ) -> None:
         self._config = config
         self._repairs = repairs
-        self._letting_go = LettingGo(replication, flushes, in_sync_changes, wakeups, metrics)
         self._flushes = flushes
         self._removal = removal
         self._replication = replication
@@ -227,7 +191,7 @@ class Assignment:
         self._openings = Openings(
             config, disk, jobs, self, lambda topic_id: self.image.topics_by_id.get(topic_id)
         )
-        # Partitions that are open, opening or offline here, by topic.
+        # By topic id: partitions that are open, opening or offline here.
         self._held: dict[bytes, set[int]] = {}
 
     @property
@@ -263,9 +227,10 @@ class Assignment:
 
         Args:
             changed: partitions by topic; None: all of the topic.
-            clean: partitions that are opened now are new, or were closed in order.
-            made: names of partitions whose empty directories were made for this; None: unknown.
-            open_now: False at a start, which begins to open with the next tick.
+            clean: partitions opened now are new, or were closed in order.
+            made: names of partitions whose empty directories were made for this; None: another
+                broker decided.
+            open_now: False at a start, which opens with the next tick.
             never_created: at a start, partitions whose directories were never made.
         """
         self.image = image
@@ -276,7 +241,7 @@ class Assignment:
                 continue
             never_made = None if open_now else never_created
             for number in range(len(topic.partitions)) if numbers is None else numbers:
-                assert 0 <= number < len(topic.partitions), "who decides knows the topic"
+                assert 0 <= number < len(topic.partitions), "the controller checked the number"
                 partition = topic.partitions[number]
                 self._reconcile_partition(topic, partition, now, clean, made, never_made)
         if open_now:
@@ -299,7 +264,7 @@ class Assignment:
                 self._drop(topic.topic_id, (partition.partition,), "is not here any more")
         elif partition.partition not in held:
             held.add(partition.partition)
-            # It may have been removed and assigned again before it was open.
+            # If it was removed and assigned again before it was open, its opening goes on.
             if key not in self._openings.under_way and not self._repairs.is_leaving(key):
                 name = TopicPartition(topic.name, partition.partition)
                 new = made is not None and str(name) in made
@@ -325,7 +290,7 @@ class Assignment:
             self._follow(key, replica, partition, now)
             return
         if not self._replication.leave(key):
-            return  # Looked at again when its log is cut.
+            return  # Its log is being truncated: `reconcile` is called when that is done.
         state = replica.state
         begins = not state.leads or partition.leader_epoch != state.leader_epoch
         self._metrics.leader_epoch_changes += partition.leader_epoch != state.leader_epoch
@@ -337,6 +302,7 @@ class Assignment:
             self.replicas[key] = replica
             self._metrics.partitions_led = len(self.replicas)
         assert self.replicas.get(key) is replica
+        # Fetches that waited while this was a follower, or new rows, or new members.
         if moved or (begins and replica.waiters) or partition.replaced_disks:
             self._wakeups.changed(replica)
         replica.look_at_answers()
@@ -350,17 +316,17 @@ class Assignment:
         self._in_sync_changes.drop(replica)
         if self.replicas.pop(key, None) is not None:
             self._metrics.partitions_led = len(self.replicas)
-            # Its rows are in the log and may stay; NOT_LEADER would mean that nothing was stored.
+            # The rows are in the log and may stay; NOT_LEADER would promise that none is stored.
             replica.answers.fail(NotEnoughReplicasAfterAppend(f"{replica.name} is led elsewhere."))
             self._wakeups.changed(replica)
         elif replica.waiters:
-            # For a fetch from this follower: it may have another leader, or be out of sync.
+            # Fetches from this follower: it may have another leader, or be out of sync.
             self._wakeups.changed(replica)
         self._followed[key] = replica
         self._replication.follow(key, replica, partition.leader_id, partition.leader_epoch, now)
 
     def reconfigure(self) -> None:
-        """Apply the topics' configuration; a replica that is being opened gets it then."""
+        """Apply the topics' configuration to what is open."""
         for replica in (*self.replicas.values(), *self._followed.values()):
             self._reconfigure(replica)
 
@@ -369,7 +335,7 @@ class Assignment:
         if replica.state.set_durability(replica.topic.config.durability):
             self._wakeups.changed(replica)
         if replica.state.flushed_offset < replica.state.log_end_offset:
-            # Rows written under `memory` get the durability that the topic has now.
+            # Rows written under `memory` get the topic's present durability.
             self._flushes.want(replica)
 
     # --- opening -------------------------------------------------------------------------------
@@ -401,7 +367,7 @@ class Assignment:
             self._drop(key[0], (key[1],), "was deleted")
         else:
             self._lead_or_follow(replica, partition, now)
-            replica.log.config = log_config(topic.config)  # Perhaps altered meanwhile.
+            replica.log.config = log_config(topic.config)  # May be altered since the job began.
 
     def take_failure(self, key: Key, opening: Opening, error: BaseException, now: Now) -> None:
         if key[1] in self._held.get(key[0], ()):
@@ -418,11 +384,9 @@ class Assignment:
         return self._openings.opened(topic_id, now)
 
     def tick(self, now: Now, *, starting: bool = False) -> None:
-        """Open the next partitions, and retry those that are due.
-
-        No retries while `starting`: the start ends when nothing is being opened.
-        """
+        """Open the next partitions, and retry those that are due."""
         self._openings.tick(now)
+        # A start has no retries: it ends when nothing is being opened.
         for due in () if starting else self._offline.take_due(now, self.image):
             self._openings.add(*due)
         self._openings.start_jobs(now)
@@ -436,9 +400,20 @@ class Assignment:
     def all_open(self) -> list[Replica]:
         return [*self.replicas.values(), *self._followed.values()]
 
-    # --- letting go ----------------------------------------------------------------------------
+    # --- closing -------------------------------------------------------------------------------
+    def _close_replica(self, replica: Replica, error: QuiverlogError) -> None:
+        """Fail its waiting produces with `error`, and wake its readers."""
+        assert not replica.deleted, "a replica is closed once"
+        replica.deleted = True
+        self._replication.leave((replica.topic.topic_id, replica.name.partition))
+        self._flushes.drop(replica)
+        self._in_sync_changes.drop(replica)
+        self._metrics.partitions_with_faults -= replica.fault is not None
+        assert self._metrics.partitions_with_faults >= 0
+        replica.answers.fail(error)
+        self._wakeups.changed(replica)
+
     def _drop(self, topic_id: bytes, partitions: Collection[int], why: str) -> None:
-        """Answer waiting requests, then remove the files."""
         gone: list[Replica] = []
         for number in list(partitions):
             key = (topic_id, number)
@@ -451,9 +426,10 @@ class Assignment:
                 continue
             if replica.name.topic not in self.image.topics:
                 self._metrics.topics.pop(replica.name.topic, None)
+            # Rows of a partition that moved may stay elsewhere; those of a deleted topic do not.
             is_moved = topic_id in self.image.topics_by_id
             kind = NotEnoughReplicasAfterAppend if is_moved else UnknownTopicId
-            self._letting_go.let_go(replica, kind(f"{replica.name} {why}."))
+            self._close_replica(replica, kind(f"{replica.name} {why}."))
             gone.append(replica)
         if not self._held.get(topic_id):
             self._held.pop(topic_id, None)
@@ -464,9 +440,9 @@ class Assignment:
     def is_offline(self, key: Key) -> bool:
         return key in self.offline and key not in self._openings.under_way
 
-    def let_go_damaged(self, key: Key) -> tuple[TopicPartition, Replica | None]:
+    def close_damaged(self, key: Key) -> tuple[TopicPartition, Replica | None]:
         offline = self._offline.remove(key)
-        assert key not in self.replicas, "what is led here is served"
+        assert key not in self.replicas, "a leader's replica is served"
         assert key not in self._openings.under_way
         replica = self._followed.pop(key, None)
         if replica is None:
@@ -475,7 +451,7 @@ class Assignment:
         else:
             name = replica.name
             gone = NotEnoughReplicasAfterAppend(f"{name} is copied again.")
-            self._letting_go.let_go(replica, gone)
+            self._close_replica(replica, gone)
         self._openings.drop_written(str(name))
         return name, replica
 
@@ -488,20 +464,20 @@ class Assignment:
             self._openings.start_jobs(now)
 
     def remove_leftovers(self, owners: Mapping[str, bytes]) -> None:
-        """Remove directories of partitions that are neither here nor open, by name and topic id."""
+        """Remove directories of partitions that are not open here; `owners`: topic ids by name."""
         for name, topic_id in owners.items():
             self._openings.drop_written(name)
             self._removal.add_unopened(name, topic_id)
 
     def opening_deleted(self, topic_name: str) -> bytes | None:
-        """Return the id of a deleted topic of this name with a partition that is being opened."""
+        """Return the id of a deleted topic of this name, a partition of which is being opened."""
         return self._openings.deleted_of(topic_name)
 
     def check_left(self, key: Key) -> None:
         """Raise ThrottledBroker while a removed partition still has files here."""
         held = key[1] in self._held.get(key[0], ()) or key in self._openings.under_way
         if held or self._repairs.is_leaving(key):
-            raise ThrottledBroker("the partition is still on its way out: try again.")
+            raise ThrottledBroker("the partition's files are still being removed: try again.")
 
     def check_free(self, names: Mapping[str, bytes], topic_names: Iterable[str]) -> None:
         """Raise ThrottledBroker while partitions with these names cannot be created.

@@ -1,7 +1,4 @@
-"""Finds a replica for a request, or the error that sends the client elsewhere.
-
-All that FETCH, LIST_OFFSETS and the like need of the broker. Owns nothing.
-"""
+"""Finds a replica for a request, or the error that sends the client elsewhere."""
 
 from __future__ import annotations
 
@@ -75,7 +72,7 @@ class Lookup:
 
     # --- partitions ----------------------------------------------------------------------------
     def leading(self, topic_id: bytes, partition: int) -> Replica:
-        """Return the partition for what only its leader may do (see the table in leader_lease.py).
+        """Return the partition for what only its leader may do (the table in leader_lease.py).
 
         Raises:
             NotLeader: another broker leads it, or may by now.
@@ -89,11 +86,7 @@ class Lookup:
         return replica
 
     def check_end(self, replica: Replica) -> None:
-        """Check that no other leader may have served rows behind the end here.
-
-        Raises:
-            NotLeader: one may have.
-        """
+        """Raise NotLeader if another leader may have served rows behind the end here."""
         self._leader_lease.check_end(replica)
 
     def leader_for_offsets(self, topic_id: bytes, partition: int) -> Replica:
@@ -104,11 +97,8 @@ class Lookup:
         return replica
 
     def unreadable_here(self, replica: Replica | None, error: QuiverlogError) -> QuiverlogError:
-        """Return the error for rows of `replica` that cannot be read here.
-
-        CORRUPT_LOG ends readers and makes operators give rows up: only if no other replica has
-        them.
-        """
+        """Return the error for rows of `replica` that cannot be read here."""
+        # CORRUPT_LOG ends readers and makes operators give rows up: only if no replica has them.
         if not isinstance(error, CorruptLog | StorageFault) or replica is None:
             return error
         if not replica.state.leads and isinstance(error, CorruptLog):
@@ -123,7 +113,7 @@ class Lookup:
 
         Raises:
             UnknownTopicId, UnknownPartition, NotLeader
-            CorruptLog, StorageFault, DiskFull: it cannot be opened.
+            CorruptLog, StorageFault, DiskFull: it is offline.
             ThrottledBroker: it is being opened.
             ReplicaNotAvailable: the copy here cannot be read now.
         """
@@ -135,11 +125,10 @@ class Lookup:
         return replica
 
     def find_leader(self, topic_id: bytes, partition: int) -> Replica | None:
-        """Return the partition if it is led here and open."""
         return self._replicas.get((topic_id, partition))
 
     def read(self, topic_id: bytes, partition: int, *, from_follower: bool) -> Replica | None:
-        """Return what `replica` returns, or None in place of an error."""
+        """As `replica`, with None in place of an error."""
         replica = self._replicas.get((topic_id, partition))
         if replica is None and from_follower:
             return self._copy(topic_id, partition)
@@ -151,6 +140,7 @@ class Lookup:
         if replica is None or topic is None:
             return None
         assert (topic_id, partition) not in self._replicas, "led or followed"
+        # A copy is read while it is in sync (docs/adr/0036).
         in_sync = topic.partitions[partition].in_sync_replicas
         return replica if self._node_id in in_sync else None
 
@@ -170,10 +160,10 @@ class Lookup:
         assert image.partition == partition, "partitions lie in the order of their numbers"
         leader_id = image.leader_id
         if leader_id >= 0 and leader_id != self._node_id:
-            # The client is to go there, whatever is wrong with a copy here.
+            # The client goes there, whatever is wrong with the copy here.
             return NotLeader(f"{name} is led by broker {leader_id}.")
         offline = self._assignment.offline.get((topic_id, partition))
-        # Without a leader, other brokers may have the rows that a copy here lacks.
+        # Without a leader, other brokers may have the rows that are missing here.
         if offline is not None and (leader_id >= 0 or image.replicas == (self._node_id,)):
             return type(offline.error)(offline.error.message)
         if leader_id < 0:
@@ -181,14 +171,14 @@ class Lookup:
         return ThrottledBroker(f"{name} is being opened.")
 
     def cold_read(self, replica: Replica, cold: NotResident) -> Starter:
-        """Load what is not in memory; a handler yields this."""
+        """Load what is not in memory, for a handler that yields this."""
         return cold_read(self._jobs, replica, cold, self.unreadable)
 
     def count_local_read(self, byte_count: int) -> None:
         self._metrics.local_read_bytes += byte_count
 
     def corrupt_read(self, replica: Replica | None, error: CorruptLog) -> None:
-        """Count unreadable rows; log a replica's first time and report the damage."""
+        """Count unreadable rows; log and report a replica's first."""
         self._metrics.corrupt_reads += 1
         if replica is not None and replica.found_corrupt():
             self._outbox.log("error", "corrupt log", partition=str(replica.name), why=error.message)
@@ -211,7 +201,6 @@ class Lookup:
         self._metadata.watch(waiter, -1)
 
     def unwatch(self, waiter: Waiter, topic_id: bytes, partition: int) -> None:
-        """Stop watching a partition, led or followed."""
         replica = self._assignment.find((topic_id, partition))
         if replica is not None:
             replica.unwatch(waiter)

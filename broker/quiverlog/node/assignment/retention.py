@@ -1,7 +1,7 @@
 """When retention checks which log, and the log lines about removed rows.
 
 Each partition led here is checked once per `retention_check_ms`, in slices that do not stall the
-event loop; followers get the leader's log start. Removed rows are logged in one line per topic.
+event loop; followers get the leader's log start (replication rule 20).
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ __all__ = ["TAKEN_CHARS_MAX", "Retention", "TakenRows"]
 
 
 _GATHER_US: Final = 1_000_000
-"""A killed process loses at most this much of unlogged removals."""
+"""A killed process loses the lines about removals of this time."""
 TAKEN_CHARS_MAX: Final = 4_000
-"""Partitions and rows in one line; the rest goes into another."""
+"""Of partitions and rows in one line."""
 _ENTRY_CHARS_MAX: Final = len(f"{2**31}:{2**63}-{2**63} ")
 
 
 class _Topic:
-    """Removed rows of one topic: (first, next) by partition."""
+    """`rows`: by partition, the first removed row and the first that stayed."""
 
     __slots__ = ("byte_count", "chars", "rows", "segments")
 
@@ -44,10 +44,7 @@ class _Topic:
 
 
 class TakenRows:
-    """Gathers removed rows into few log lines.
-
-    `due_us`: when to call `write`; None: there is nothing.
-    """
+    """Gathers removed rows into few log lines; `due_us`: when to call `write`."""
 
     __slots__ = ("_gathers", "_outbox", "_topics", "due_us")
 
@@ -71,7 +68,7 @@ class TakenRows:
         topic = self._topics.setdefault(name.topic, _Topic())
         before = topic.rows.get(name.partition)
         if before is not None and before[1] != first:
-            # A client deleted rows in between, or a new topic has this name.
+            # A client deleted rows in between, or a new topic has this name: another line.
             self._write(name.topic)
             topic, before = self._topics.setdefault(name.topic, _Topic()), None
         topic.rows[name.partition] = (first if before is None else before[0], log_start_offset)
@@ -89,9 +86,8 @@ class TakenRows:
         self.due_us = None
 
     def stop(self) -> None:
-        """Write, and log each later removal at once: no later call would."""
         self.write()
-        self._gathers = False
+        self._gathers = False  # What ends later is logged at once: nothing calls `write` again.
 
     def _write(self, name: str) -> None:
         topic = self._topics.pop(name)
@@ -111,7 +107,7 @@ class TakenRows:
 
 
 _SLICE: Final = 32
-"""Partitions checked in one call, some 4 us each."""
+"""Partitions checked in one call: some 4 us each."""
 _TAKE_COST: Final = 16
 """Removing rows costs as much as checking this many partitions."""
 
@@ -160,7 +156,7 @@ class Retention:
         self._round_us = 0
         self._jumps = 0
         self._ahead_us: int | None = None
-        """How far the wall clock was ahead of the monotonic one at the last call."""
+        """The wall clock minus the monotonic one at the last call."""
         self._went_back = False
         self._clock_us = 0
         """The wall clock at the last check, trusted or not."""
@@ -177,7 +173,6 @@ class Retention:
         self._ahead_us = now.wall_us - now.mono_us
 
     def stop(self) -> None:
-        """Begin no more; log removals under way as they end."""
         self._ahead_us = None
         self._taken_rows.stop()
 
@@ -217,11 +212,8 @@ class Retention:
         self._round_us = now.mono_us + self._period_us * looked // max(looked, len(replicas))
 
     def watch(self, now: Now) -> None:
-        """Detect a jump of the wall clock; called in each call of the node before rows are
-        appended.
-
-        A clock that was behind for less than a round stamped the arrival of rows in between.
-        """
+        """Detect a jump of the wall clock, before a call of the node appends rows."""
+        # A clock that was behind for less than a round has stamped rows in between.
         before_us, ahead_us = self._ahead_us, now.wall_us - now.mono_us
         if before_us is None:
             return
@@ -234,15 +226,15 @@ class Retention:
             self._clock_jumped(now)
 
     def _clock_jumped(self, now: Now) -> None:
-        """Correct the arrival times of rows stamped by a clock that was behind."""
+        """Correct arrival times that were stamped while the clock was behind."""
         assert now.wall_us >= 0
-        assert self._clock_us == now.wall_us, "what comes next is judged by the same clock"
+        assert self._clock_us == now.wall_us, "the rows are judged by the same clock"
         for replica in self._assignment.all_open():
             if not replica.deleted and replica.log.clock_jumped(now):
                 self._flushes.appended(replica)
 
     def _look(self, replica: Replica, now: Now, loaded: Loaded) -> int:
-        """Check one log; an error does not stop the others. Returns the cost."""
+        """Check one log and return the cost; an error does not stop the others."""
         cost = 1
         try:
             replica.producers.expire(now.mono_us)
@@ -260,6 +252,7 @@ class Retention:
 
     def _take(self, replica: Replica, now: Now, loaded: Loaded) -> bool:
         """Begin to remove rows that are too old or too many; False: there are none."""
+        # Never above the high watermark (replication rule 20).
         log = replica.log
         target = log.retention_target(
             now,
@@ -308,7 +301,7 @@ class Retention:
         now: Now,
     ) -> None:
         if replica.deleted:
-            return  # The removal of its topic was logged.
+            return  # "topic deleted" was logged.
         assert replica.log.log_start_offset >= start_before, "a log's start never goes back"
         if error is not None:
             self._failed(replica, error)

@@ -120,7 +120,7 @@ class Holder(Protocol):
     def is_offline(self, key: Key) -> bool:
         """True for a partition that could not be opened, and is not being opened now."""
 
-    def let_go_damaged(self, key: Key) -> tuple[TopicPartition, Replica | None]:
+    def close_damaged(self, key: Key) -> tuple[TopicPartition, Replica | None]:
         """Release its files to all but the jobs under way; return its name, and the replica if
         open.
         """
@@ -307,7 +307,7 @@ class Repairs:
             assert replica is None or not replica.state.leads, "another broker leads"
             del self._damaged[key]
             self._offline_reports.changed(key, is_offline=False)
-            name, replica = holder.let_go_damaged(key)
+            name, replica = holder.close_damaged(key)
             assert replica is None or replica.deleted, "released replicas are deleted"
             assert holder.find(key) is None
             self._leaving[key] = _Leaving(name, replica, leader_epoch)
