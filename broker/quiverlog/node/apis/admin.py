@@ -1,7 +1,6 @@
 """Administration of a cluster: moves, elections, voters, features, configuration.
 
-Each request is checked, becomes one proposal, and is answered when that is committed. The rules
-are in `core.controller`, the quorum's in the Raft.
+Each request becomes one proposal, and is answered when that is committed.
 """
 
 from __future__ import annotations
@@ -42,11 +41,12 @@ from quiverlog.errors import (
     VoterNotReady,
 )
 from quiverlog.limits import FEATURE_LEVEL_MIN, QUORUM_REPLICAS_SHOWN_MAX
+from quiverlog.node.apis.topics import topic_page
 from quiverlog.node.broker import Broker
 from quiverlog.node.controller.not_controller import check_decides, decided
 from quiverlog.node.runtime.config import NodeConfig
 from quiverlog.node.runtime.jobs import Then
-from quiverlog.node.runtime.tasks import Call, Making, Steps, Wait, by_name
+from quiverlog.node.runtime.tasks import Call, Making, Steps, Wait
 from quiverlog.types import Now
 from quiverlog.wire.config_messages import (
     AlterConfigsRequest,
@@ -144,13 +144,7 @@ def _all_moves(broker: Broker, call: Call, request: ReassignPartitionsRequest) -
     if request.partitions:
         raise InvalidRequest("partitions are named without their topic: give `name`.")
     check_decides(broker, call.connection_id)
-    topics = broker.metadata.image.topics
-    found, next_name = yield from by_name(
-        list(topics),
-        request.first_name,
-        lambda name: _moves_of(topics.get(name), name),
-        lambda _name: 0,
-    )
+    found, next_name = yield from topic_page(broker, None, request.first_name, _moves_of)
     return ReassignPartitionsResponse(
         topics=[one for one in found if one.moves], next_name=next_name
     )
@@ -234,10 +228,10 @@ def _elect_leaders_decide(broker: Broker, request: ElectLeadersRequest) -> list[
     pending = broker.metadata.pending
     topic = find_topic(pending, request.name)
     known = broker.membership.log_end_decisions
+    # Most partitions are led as they should be: the image lists the others.
     some = pending.leaderless if request.unclean else pending.unpreferred
     changes: list[Record] = []
     for number in _numbers(topic, request):
-        # Most partitions are led as they should be.
         if (topic.topic_id, number) in some:
             key = (topic.topic_id, number)
             if request.unclean:
@@ -293,14 +287,14 @@ def handle_change_voters(broker: Broker, call: Call) -> Steps:
             if _endpoint_of(broker, key) != endpoint:
                 raise VoterNotReady(f"node {key.node_id} has moved from {endpoint}.")
         if change is VoterChange.REMOVE:
-            # Before anything is decided about those that stay.
+            # Checked before anything is proposed.
             with _refusals():
                 broker.quorum.raft.check_removal(key, call.now.mono_us)
             yield from _keep_out(broker, key, call)
         yield partial(_propose, broker, change, key, call.now)
         done = "voter added" if change is VoterChange.ADD else "voter removed"
         broker.outbox.log("info", done, node=key.node_id, directory=key.directory_id)
-        broker.membership.changed()  # Another broker may wait for a free place.
+        broker.membership.changed()  # Another broker may wait for a vote.
     return ChangeVotersResponse(
         leader_id=broker.controller.controller_id,
         term=broker.quorum.raft.term,
@@ -310,18 +304,18 @@ def handle_change_voters(broker: Broker, call: Call) -> Steps:
 
 
 def _keep_out(broker: Broker, key: ReplicaKey, call: Call) -> Generator[Wait, object, None]:
-    """A voter removed by command must not be back a moment later, before its next start."""
+    """Withdraw its wish for a vote: it would be added again a moment later."""
     known = broker.metadata.image.brokers.get(key.node_id)
     if known is None or not known.wants_vote or known.directory_id != key.directory_id:
         return
     if known.decommissioning:
-        return  # It gets no vote while it leaves, and its vote back when that is called off.
+        return  # It gets no vote while it leaves, and one again if that is cancelled.
     change = BrokerChangeRecord(key.node_id, known.broker_epoch, wants_vote=False)
     yield broker.metadata.proposal([change], call.now)
 
 
 def _replica_of(broker: Broker, asked: ReplicaKey, change: VoterChange) -> ReplicaKey:
-    """With an empty directory id, the only replica of its node."""
+    """Return the replica that is meant: with an empty directory id, its node's only one."""
     voters = broker.quorum.raft.voters
     if change is VoterChange.REMOVE:
         known = {key for key in voters if key.node_id == asked.node_id}
@@ -362,13 +356,13 @@ def _place(broker: Broker, change: VoterChange, key: ReplicaKey, now: Now) -> Pl
     raft = broker.quorum.raft
     if change is VoterChange.REMOVE:
         return raft.remove_voter(key, now.mono_us)
-    # A quorum of one has recorded no address of its own.
+    # A quorum of one has no address of its own in its log.
     own = str(broker.config.endpoint)
     return raft.add_voter(key, _endpoint_of(broker, key), now.mono_us, own_endpoint=own)
 
 
 def _endpoint_of(broker: Broker, key: ReplicaKey) -> str:
-    """The endpoint that a future voter sends. It may have stopped sending meanwhile."""
+    """Return the endpoint that a future voter sends; it may have stopped meanwhile."""
     reported = broker.broker_addresses.contact_of(key.node_id)
     if reported is None or reported.key != key:
         raise VoterNotReady(f"node {key.node_id} does not follow the metadata log any more.")
@@ -378,7 +372,7 @@ def _endpoint_of(broker: Broker, key: ReplicaKey) -> str:
 
 
 def describe_quorum(broker: Broker, now: Now) -> list[QuorumReplica]:
-    """The quorum as this node sees it; only a leader has each replica's index."""
+    """Return the quorum as this node sees it; only a leader has each replica's index."""
     raft = broker.quorum.raft
     assert broker.quorum.log is not None
     own = broker.quorum.log.key
@@ -399,7 +393,7 @@ def describe_quorum(broker: Broker, now: Now) -> list[QuorumReplica]:
         if last_index is not None and key in indexes:
             one.lag = last_index - indexes[key]
             one.silent_ms = (now.mono_us - contact_us[key]) // 1_000
-            assert one.lag >= 0, "nobody has more than the leader"
+            assert one.lag >= 0, "no replica has more than the leader"
             assert one.silent_ms >= 0
         replicas.append(one)
     return replicas[:QUORUM_REPLICAS_SHOWN_MAX]
@@ -482,7 +476,7 @@ def _features_decide(broker: Broker, level: int) -> list[Record]:
 
 
 def first_level(config: NodeConfig, image: Image) -> list[Record]:
-    """The level that a single broker's start sets: a new cluster begins with the newest.
+    """Return the record of the level with which a single broker begins a new cluster.
 
     Raises:
         UnsupportedFeatureLevel: this broker does not reach the level of its data.
@@ -516,7 +510,7 @@ def _configs_decide(broker: Broker, request: AlterConfigsRequest) -> list[Record
 
 
 def handle_describe_configs(broker: Broker, call: Call) -> Steps:
-    """This broker's own values: other brokers are not asked."""
+    """Return this broker's own values: another broker's may differ."""
     request = call.request
     assert isinstance(request, DescribeConfigsRequest)
     entries = {one.key: one for one in broker.live_config.entries()}

@@ -1,8 +1,4 @@
-"""HELLO, and the requests between brokers.
-
-Owns what is checked before a request between brokers counts: the listener, the cluster, the node
-that is meant.
-"""
+"""HELLO, and the requests between brokers with their checks: listener, cluster, node."""
 
 from __future__ import annotations
 
@@ -62,7 +58,7 @@ def serves_brokers(broker: Broker, connection_id: int) -> bool:
 
 
 def _has_others(broker: Broker) -> bool:
-    """True where the metadata name other brokers, which only the APIs between brokers add."""
+    """True where the metadata name other brokers, which came by the APIs between brokers."""
     node_id = broker.config.node_id
     if any(voter.node_id != node_id for voter in broker.quorum.raft.voters):
         return True
@@ -83,15 +79,8 @@ def check_serves_brokers(broker: Broker, connection_id: int, api: str) -> None:
 
 
 def _check_node_id(broker: Broker, source: ReplicaKey, endpoint: str) -> None:
-    """Refuse a second broker under a node id that is in use elsewhere.
-
-    Its messages are taken like those of any replica: a broker that has lost its disk is registered
-    under its earlier life until that is fenced. Only the answer refuses, and only at another
-    address.
-
-    Raises:
-        DuplicateNodeId: another broker is registered under the id, elsewhere, and not fenced.
-    """
+    """Raise DuplicateNodeId if another live broker is registered under the id, elsewhere."""
+    # At the same address it has lost its disk, and its earlier life is not fenced yet.
     known = broker.metadata.image.brokers.get(source.node_id)
     if known is None or known.fenced or known.directory_id in ("", source.directory_id):
         return
@@ -105,7 +94,6 @@ def _check_node_id(broker: Broker, source: ReplicaKey, endpoint: str) -> None:
 
 
 def _name_leader(broker: Broker, response: QuorumResponse) -> None:
-    """Name the leader for a replica that looks for it."""
     leader = broker.quorum.raft.leader
     if leader is None:
         return
@@ -137,11 +125,12 @@ def handle_quorum(broker: Broker, event: RequestReceived, now: Now) -> None:
         yields=source in broker.quorum.raft.lost_entries,
         is_controller=request.source_is_controller,
     )
-    if first is not None:  # Nor does it vote, or acknowledge anything in the name of the first.
+    if first is not None:  # Its votes and acknowledgements would count as the first one's.
         raise DuplicateNodeId(
             f"node {source.node_id} runs at {first}, with the same data directory. The process at"
             f" {request.source_endpoint} is refused until that one was silent for a session."
         )
+    # Before the check: a broker that lost its disk may vote while its earlier life is not fenced.
     broker.quorum_inbox.take(messages, now)
     _check_node_id(broker, source, request.source_endpoint)
     response = QuorumResponse(directory_id=broker.directory.directory_id)
@@ -151,7 +140,6 @@ def handle_quorum(broker: Broker, event: RequestReceived, now: Now) -> None:
 
 
 def _check_listener(broker: Broker, connection_id: int, request: Request) -> None:
-    """Raises WrongListener, BrokerShuttingDown."""
     assert connection_id >= 0
     if not broker.membership.is_active:
         raise BrokerShuttingDown
@@ -161,7 +149,6 @@ def _check_listener(broker: Broker, connection_id: int, request: Request) -> Non
 def _check(
     broker: Broker, connection_id: int, request: RegisterBrokerRequest | BrokerHeartbeatRequest
 ) -> None:
-    """Raises WrongListener, WrongCluster, BrokerShuttingDown."""
     _check_listener(broker, connection_id, request)
     cluster_id = broker.directory.cluster_id
     if request.cluster_id != cluster_id:
@@ -218,7 +205,6 @@ def handle_alter_partition(broker: Broker, call: Call) -> Steps:
 
 # HELLO
 def handle_hello(broker: Broker, event: RequestReceived, now: Now) -> None:
-    """Answer HELLO, which a connection may repeat."""
     request = event.request
     assert isinstance(request, m.HelloRequest)
     if len(request.client_id) > CLIENT_ID_CHARS_MAX:
@@ -236,7 +222,7 @@ def handle_hello(broker: Broker, event: RequestReceived, now: Now) -> None:
         frame_bytes_max=broker.config.frame_bytes_max,
     )
     if request.version > m.HelloRequest.VERSION:
-        # The client reads the versions here and sends HELLO again (KIP-511).
+        # The client reads the versions of this answer and sends HELLO again (KIP-511).
         response.error_code = UnsupportedVersion.code
         response.error_message = f"HELLO is spoken here up to version {m.HelloRequest.VERSION}."
     else:

@@ -1,13 +1,14 @@
 """METADATA, TOPIC_SCHEMAS, DESCRIBE_TOPICS, DESCRIBE_CLUSTER, DESCRIBE_REPLICAS.
 
-Answers are made from the image (proposals are not shown), in steps: ten thousand topics must not
-hold up other requests.
+Answers are made from the image, without proposals, in steps: ten thousand topics must not hold up
+other requests.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Generator, Iterable
+from functools import partial
 from typing import Final
 
 from quiverlog.core.controller import topics as decide
@@ -18,7 +19,7 @@ from quiverlog.core.controller.records import NO_LEADER, BrokerRecord, SchemaRec
 from quiverlog.core.controller.topic_image import PartitionImage, TopicImage
 from quiverlog.errors import InvalidRequest, QuiverlogError, UnknownTopic, UnknownTopicId
 from quiverlog.node.apis.admin import describe_quorum
-from quiverlog.node.apis.topics import check_count
+from quiverlog.node.apis.topics import check_count, topic_page
 from quiverlog.node.broker import Broker
 from quiverlog.node.controller.not_controller import announced_controller, endpoint_at
 from quiverlog.node.runtime import tasks
@@ -48,12 +49,11 @@ __all__ = [
 _PARTITIONS_PER_STEP: Final = 16
 """Describing one takes some 4 us."""
 _PARTITION_BYTES_MIN: Final = 8
-"""Less than any encoded partition has."""
+"""Any encoded partition has more."""
 
 
 # --- METADATA -----------------------------------------------------------------------------------
 def handle_metadata(broker: Broker, call: Call) -> Steps:
-    """Mark unknown names, do not refuse them."""
     request = call.request
     assert isinstance(request, m.MetadataRequest)
     metadata = broker.metadata
@@ -83,11 +83,8 @@ def handle_metadata(broker: Broker, call: Call) -> Steps:
 
 
 def _endpoints(broker: Broker, connection_id: int) -> list[m.BrokerEndpoint]:
-    """The live brokers' endpoints on this connection's listener.
-
-    Where all are fenced, as after all were killed, this one's: it lives, and clients need a broker
-    to ask.
-    """
+    """Return the live brokers' endpoints on this connection's listener."""
+    # Where all are fenced, as after all were killed, this one's: clients need a broker to ask.
     config = broker.config
     own = BrokerRecord(
         config.node_id, b"", config.advertised_host, config.advertised_port, config.rack
@@ -123,7 +120,7 @@ def _topic_by_name(broker: Broker, name: str) -> tasks.Making[m.TopicMetadata]:
 
 
 def _topic_metadata(broker: Broker, topic: TopicImage) -> tasks.Making[m.TopicMetadata]:
-    """From the cache, which every change empties."""
+    """Return it from the cache, which every change empties."""
     metadata = broker.metadata
     cached = metadata.cache.get(topic.name)
     if cached is not None:
@@ -152,7 +149,7 @@ def _topic_metadata(broker: Broker, topic: TopicImage) -> tasks.Making[m.TopicMe
         partitions=partitions,
         compression=topic.config.compression,
     )
-    if metadata.image.version == version:
+    if metadata.image.version == version:  # Between the steps the cache may have been emptied.
         assert len(partitions) == len(topic.partitions)
         metadata.remember(made)
     return made
@@ -230,7 +227,7 @@ def _describe(broker: Broker, topic: TopicImage) -> tasks.Making[m.TopicDescript
 def _describe_partition(
     broker: Broker, topic: TopicImage, partition: PartitionImage
 ) -> m.PartitionDescription:
-    """Offsets are -1 for a partition that is not open here, or that another broker may lead."""
+    """Describe it; offsets are -1 if it is not open here, or another broker may lead it."""
     description = m.PartitionDescription(
         partition=partition.partition,
         leader_id=partition.leader_id,
@@ -266,15 +263,12 @@ def _config_entry(broker: Broker, topic: TopicImage, key: str) -> m.ConfigEntry:
 
 
 _DESCRIBE_CLUSTER_PARTITIONS_PER_STEP: Final = 64
-"""Counting one takes about a microsecond."""
+"""Counting one takes a microsecond."""
 
 
 class _Counts:
-    """Partition counts for DESCRIBE_CLUSTER.
-
-    `under_replicated`, `under_min_in_sync`: against all replicas that a partition should have. By
-    broker: `out_of_sync`, without the copies that a move adds; `needed`, partitions that would be
-    below `min.insync.replicas` without it; `moved`, moving partitions on it.
+    """Counts of partitions; by broker: `needed`, those that would be below `min.insync.replicas`
+    without it; `moved`, moving ones on it.
     """
 
     __slots__ = (
@@ -304,6 +298,7 @@ class _Counts:
         self.under_min_in_sync += len(in_sync) < least
         if len(in_sync) < len(partition.replicas):
             self.under_replicated += 1
+            # A copy that a move adds has not been in sync yet.
             self.out_of_sync.update(
                 n for n in partition.replicas if n not in (*in_sync, *partition.adding_replicas)
             )
@@ -347,7 +342,7 @@ def handle_describe_cluster(broker: Broker, call: Call) -> Steps:
 
 def _counted(image: Image) -> Generator[None, object, _Counts]:
     counts = _Counts()
-    # A copy of the names: topics come and go while others have their turn.
+    # A copy of the names: topics come and go between the steps.
     for name in list(image.topics):
         topic = image.topics.get(name)
         if topic is None:
@@ -379,7 +374,7 @@ def _described(broker: Broker, record: BrokerRecord, call: Call, counts: _Counts
         takes_partitions=record.takes_partitions,
         metadata_lag=broker.membership.registrar.metadata_lag(record.node_id),
         is_disk_full=record.node_id in broker.membership.full_disks,
-        # A fenced one may have reported it in an earlier life.
+        # A fenced broker may have reported its faults in an earlier life.
         faulted_count=0 if record.fenced else broker.membership.registrar.faulted(record.node_id),
         second_at=broker.broker_addresses.second_at(record.node_id, call.now),
     )
@@ -390,17 +385,10 @@ _DESCRIBE_REPLICAS_PARTITIONS_PER_STEP: Final = 64
 
 
 def handle_describe_replicas(broker: Broker, call: Call) -> Steps:
-    """Leave out topics that are gone, or have no replica here."""
     request = call.request
     assert isinstance(request, DescribeReplicasRequest)
-    topics = broker.metadata.image.topics
-    names = list(topics) if request.names is None else request.names
-    check_count(len(names))
-    found, next_name = yield from tasks.by_name(
-        names,
-        request.first_name,
-        lambda name: _held(broker, topics.get(name), name),
-        lambda _name: 0,
+    found, next_name = yield from topic_page(
+        broker, request.names, request.first_name, partial(_held, broker)
     )
     return DescribeReplicasResponse(
         node_id=broker.config.node_id,

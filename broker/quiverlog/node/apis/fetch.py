@@ -1,9 +1,8 @@
-"""FETCH: rows out.
+"""FETCH: rows out, up to the high watermark.
 
-A fetch with too few bytes waits, and checks partitions again whose high watermark moved; no answer
-goes above it. Rows that are not in memory are read by jobs. A follower serves up to the high
-watermark that its leader sent (docs/adr/0036); a reader on this machine may get ranges of files
-(docs/adr/0068).
+A fetch with too few bytes waits, and reads partitions again whose high watermark moved. A follower
+serves up to the high watermark that its leader sent (docs/adr/0036); a reader on this machine may
+get ranges of files (docs/adr/0068).
 
 Invariant: bodies are views of the log's files; rows are neither copied nor decoded.
 """
@@ -59,9 +58,7 @@ __all__ = [
 
 
 FILE_RANGE_BYTES_MIN: Final = 64 * KIB
-"""Fewer bytes for each file arrive sooner when they are sent: the reader need not open it. This
-bounds the names in an answer, too.
-"""
+"""Fewer bytes of a file arrive sooner when they are sent; it bounds the names in an answer, too."""
 _BODY_BYTES_MAX: Final = FRAME_BYTES_MAX - HEADER_BYTES_MAX
 
 
@@ -104,7 +101,7 @@ class FetchAnswer:
     def look(self, end: int) -> list[Missing]:
         """Evaluate the entries before `end`, up to the first whose rows are not in memory.
 
-        Returns what to load before the next call: for that one, and for others behind it.
+        Returns what to load before the next call, for that one and for others after it.
         """
         missing: list[Missing] = []
         missing_bytes = 0
@@ -139,6 +136,7 @@ class FetchAnswer:
                         entry.topic_id, entry.partition, from_follower=entry.from_follower
                     )
                     missing.append(Missing(replica, cold, loaded))
+                    # No more loads than the answer may have bytes.
                     missing_bytes += getattr(cold.job, "size", 0)
                     if self.byte_count + missing_bytes >= self._bytes_max:
                         break
@@ -199,13 +197,13 @@ def partition_limit(entry: m.FetchPartition) -> int:
 
 
 def ends_wait(result: m.FetchPartitionResult) -> bool:
-    """True for an error. Rows that are not copied yet may come while the fetch waits."""
     assert result.error_code >= 0
+    # Rows that are not copied yet may come while the fetch waits.
     return result.error_code not in (0, OffsetNotAvailable.code)
 
 
 def is_short(lookup: Lookup, entry: m.FetchPartition) -> bool:
-    """True when the entry may get rows by waiting: it has no end, or is not readable up to it."""
+    """True if the entry may get rows by waiting: it has no end, or is not readable up to it."""
     if entry.end_offset < 0:
         return True
     replica = lookup.read(entry.topic_id, entry.partition, from_follower=entry.from_follower)
@@ -220,7 +218,7 @@ def read_entry(
     *,
     in_files: bool = False,
 ) -> tuple[m.FetchPartitionResult, list[Answer], Replica | None]:
-    """Read one entry. Errors are part of the result; `bytes_max` <= 0 reads nothing.
+    """Read one entry; errors are part of the result.
 
     Args:
         in_files: where it pays, the result has `file_ranges`, and the answers no views.
@@ -234,6 +232,7 @@ def read_entry(
     try:
         replica = lookup.replica(entry.topic_id, entry.partition, from_follower=entry.from_follower)
         answers = _read_replica(replica, entry, bytes_max, result, just_read, in_files)
+        # At the end there: a later leader may have rows that are missing here.
         if entry.offset >= result.high_watermark and not entry.from_follower:
             lookup.check_end(replica)
     except QuiverlogError as error:
@@ -279,7 +278,7 @@ def _read_replica(
     result.leader_epoch = state.leader_epoch
     result.log_start_offset = log.log_start_offset
     result.high_watermark = high_watermark
-    result.last_stable_offset = high_watermark
+    result.last_stable_offset = high_watermark  # There are no transactions.
     if entry.leader_epoch != state.leader_epoch:
         state.check_leader_epoch(entry.leader_epoch)
     if entry.offset > log.log_end_offset and state.leadership is None:
@@ -291,7 +290,7 @@ def _read_replica(
     end = high_watermark
     if 0 <= entry.end_offset < end:
         end = entry.end_offset
-    assert end <= high_watermark, "nobody sees rows that may vanish"
+    assert end <= high_watermark, "no reader gets rows that may vanish"
     if entry.offset >= end or bytes_max <= 0:
         return []
     read = partial(
@@ -311,7 +310,7 @@ def _read_replica(
 
 
 def _file_ranges(answers: list[Answer]) -> list[m.FileRange]:
-    """Where the rows lie; empty where they are few, or a file has no place to name."""
+    """Return where the rows lie; empty: they are few, or a file has no name for clients."""
     total = sum(answer.byte_count for answer in answers)
     if total < FILE_RANGE_BYTES_MIN * len(answers):
         return []
@@ -327,13 +326,10 @@ def _file_ranges(answers: list[Answer]) -> list[m.FileRange]:
 
 
 def _check_copied(replica: Replica, entry: m.FetchPartition) -> None:
-    """Refuse an offset beyond the end of a copy: the leader may have rows there.
-
-    A copy never reports an offset as too high, unless an older epoch has ended: only the leader
-    has the end of the log.
-    """
+    """Refuse an offset beyond the end of a copy: only the leader has the end of the log."""
     assert not replica.state.leads
-    assert entry.offset > replica.state.high_watermark, "the end is not in front of what is shown"
+    assert entry.offset > replica.state.high_watermark, "the log ends above the high watermark"
+    # Unless the reader's rows are of an older epoch: `_check_divergence` finds where that ended.
     newest_epoch, _ = replica.log.epochs.latest()
     if entry.last_epoch == NO_EPOCH or entry.last_epoch >= newest_epoch:
         raise OffsetNotAvailable(
@@ -345,19 +341,19 @@ def _check_copied(replica: Replica, entry: m.FetchPartition) -> None:
 def _check_divergence(
     replica: Replica, entry: m.FetchPartition, result: m.FetchPartitionResult
 ) -> None:
-    """Report where the epochs part, if the reader's row before `offset` was truncated (KIP-320)."""
+    """Raise LogTruncated if the reader's row before `offset` was truncated (KIP-320)."""
     if entry.last_epoch == NO_EPOCH:
         return
     replica.state.check_seen_epoch(entry.last_epoch)
     epoch, end_offset = replica.log.epochs.end_offset_for(entry.last_epoch)
     if end_offset < 0:
-        # The reader has seen an epoch that this log never had: everything after its end is lost.
+        # The reader has rows of an epoch that this log never had: all after its end are lost.
         epoch, end_offset = replica.state.leader_epoch, replica.log.log_end_offset
     elif epoch == entry.last_epoch and end_offset >= entry.offset:
         return
     result.diverging_epoch = epoch
     assert 0 <= end_offset <= replica.log.log_end_offset
-    assert epoch <= replica.state.leader_epoch, "the log has no epoch of the future"
+    assert epoch <= replica.state.leader_epoch, "the log has no later epoch"
     result.diverging_end_offset = min(end_offset, entry.offset)
     raise LogTruncated(
         f"{replica.name}: the row before offset {entry.offset} was read under leader epoch"
@@ -375,12 +371,11 @@ def out_of_range(replica: Replica, offset: int) -> OffsetOutOfRange:
 
 
 _ISOLATION_LEVELS: Final = frozenset(map(int, IsolationLevel))
-"""Both levels show the same rows as long as there are no transactions."""
+"""Both levels return the same rows while there are no transactions."""
 _CONSUMER: Final = -1
 
 
 def check_isolation(level: int) -> None:
-    """Raises InvalidRequest: the level is neither 0 nor 1."""
     if level not in _ISOLATION_LEVELS:
         raise InvalidRequest(
             f"no isolation level has the number {level}: 0 is read uncommitted, 1 read committed."
@@ -388,7 +383,7 @@ def check_isolation(level: int) -> None:
 
 
 def check_is_consumer(replica_id: int) -> None:
-    """Raises InvalidRequest for a follower: it would take the high watermark for the log's end."""
+    # A follower would take the high watermark for the log's end.
     if replica_id != _CONSUMER:
         raise InvalidRequest(
             f"replica_id {replica_id} is a follower's, and this broker has none: give -1."
@@ -404,9 +399,8 @@ _READS_PER_COST: Final = 2
 class FetchWaiter(Waiter):
     """A parked fetch.
 
-    `sizes`: bytes that each entry could get when last evaluated; `byte_count`: their sum. `short`:
-    see `is_short`. `looking`: all entries are evaluated, in steps; `missed`: those that changed
-    meanwhile.
+    `sizes`: bytes that each entry could get when last evaluated; `byte_count`: their sum; `short`:
+    entries of `is_short`; `looking`: all are evaluated, in steps; `missed`: changed meanwhile.
     """
 
     __slots__ = (
@@ -453,15 +447,15 @@ class FetchWaiter(Waiter):
                 entry.topic_id, entry.partition, from_follower=entry.from_follower
             )
             if replica is None:
-                continue  # Its result is an error, which ends the wait.
-            # Of a partition that is there several times, the last entry counts.
+                continue  # An error, which ends the wait.
+            # If a partition is named several times, only its last entry is watched.
             self.short.discard(replica.watch(self, index))
             if is_short(lookup, entry):
                 self.short.add(index)
 
     # --- looking in steps ----------------------------------------------------------------------
     def look(self, answer: FetchAnswer, now: Now, *, final: bool = False) -> None:
-        """Go on with `answer`, in steps, then send it or wait; `final`: send it in any case."""
+        """Complete `answer` in steps, then send it or wait; `final`: send it in any case."""
         assert not self.looking
         self.looking = True
         call = Call(self.connection_id, self.request, now)
@@ -501,14 +495,14 @@ class FetchWaiter(Waiter):
             self._waits.fail(self, "FETCH", error)
 
     def wake(self, indexes: Sequence[int], now: Now) -> None:
-        assert not self.done, "nobody wakes who has an answer"
+        assert not self.done, "an answered request is not woken"
         if self.looking:
             self.missed.update(indexes)
             return
         request = self.request
         lookup = self._lookup
         if len(request.partitions) == 1:
-            # What changed is nearly always enough: read once, for the answer itself.
+            # The change is nearly always enough: read once, for the answer itself.
             answer = FetchAnswer(lookup, request)
             if answer.look(1):
                 self.look(FetchAnswer(lookup, request), now)
@@ -534,7 +528,7 @@ class FetchWaiter(Waiter):
     def expire(self, now: Now) -> None:
         assert not self.done
         if self.looking:
-            # Its rows are on their way: a read of a disk takes a moment, not for ever.
+            # Answered when the rows that are being read have come.
             self.deadline_us = 0
         else:
             self._end(now)

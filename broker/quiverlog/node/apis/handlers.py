@@ -1,4 +1,4 @@
-"""Which handler takes which request: every API of the table has one."""
+"""The handler of each API."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ HANDLERS: Final[dict[type[m.Request], Callable[[Broker, RequestReceived, Now], N
     BrokerHeartbeatRequest: handle_broker_heartbeat,
     ReportLogEndsRequest: handle_report_log_ends,
 }
-"""Answered (or parked) in the call that brings them."""
+"""Answered, or parked, in the call that brings them."""
 
 STEPS_HANDLERS: Final[dict[type[m.Request], Callable[[Broker, Call], Steps]]] = {
     m.MetadataRequest: describe.handle_metadata,

@@ -1,7 +1,7 @@
 """LIST_OFFSETS, EPOCH_END_OFFSETS, DESCRIBE_RANGES, DELETE_RECORDS: where rows lie.
 
-Where a file has to be read (a time, a range), the request waits for a job. LIST_OFFSETS may be a
-long poll: it waits until an offset differs from the reader's, or the metadata change.
+LIST_OFFSETS may be a long poll: it waits until an offset differs from the reader's, or the metadata
+change.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ __all__ = [
 
 
 _WALKS_PER_STEP: Final = 2
-"""Entries that walk over batches take as long as ten others."""
+"""An entry that reads headers of batches takes as long as ten others."""
 ENTRIES_PER_STEP: Final = 16
 _TRIMS_AT_ONCE: Final = 8
 _TIMEOUT_MS_MAX: Final = 24 * 3_600_000
@@ -65,11 +65,11 @@ class _ResultLike(Protocol):
 _Entry = TypeVar("_Entry", bound=_EntryLike)
 _Result = TypeVar("_Result", bound=_ResultLike)
 _Fill = Callable[[Replica, _Entry, _Result, Loaded], None]
-"""Fills in a result with what was loaded for it, or raises NotResident."""
+"""Fills in a result from what was loaded for it, or raises NotResident."""
 
 
 def handle_epoch_end_offsets(broker: Broker, call: Call) -> Steps:
-    """Answer -1 for an epoch that this log never had (KIP-101)."""
+    """The end of an epoch that this log never had is -1 (KIP-101)."""
     request = call.request
     assert isinstance(request, m.EpochEndOffsetsRequest)
     results = yield from answer_each(
@@ -140,10 +140,7 @@ _Deletions = list[tuple[m.DeleteRecordsPartition, m.DeleteRecordsPartitionResult
 
 
 def handle_delete_records(broker: Broker, call: Call) -> Steps:
-    """Give up rows below an offset. Repeating it, or asking for less, changes nothing.
-
-    One durable step per partition, however many entries name it.
-    """
+    """Give up rows below an offset; repeated, or with a lower one, it changes nothing."""
     request = call.request
     assert isinstance(request, m.DeleteRecordsRequest)
     check_count(request.partitions)
@@ -153,6 +150,7 @@ def handle_delete_records(broker: Broker, call: Call) -> Steps:
     ]
     timeout_ms = min(max(request.timeout_ms, 0), _TIMEOUT_MS_MAX)
     deadline_us = call.now.mono_us + timeout_ms * 1000
+    # One durable step per partition, however many entries name it.
     by_partition: dict[tuple[bytes, int], _Deletions] = {}
     for entry, result in zip(request.partitions, results, strict=True):
         by_partition.setdefault((entry.topic_id, entry.partition), []).append((entry, result))
@@ -181,7 +179,7 @@ def _delete_some(
                 good.append(result)
             except Exception as error:
                 fail_entry(broker.lookup, replica, result, error)
-        # What retention took is not recorded before it frees a file, and may come back.
+        # A start that retention moved is durable only when a file is freed: compare what is saved.
         if replica is not None and highest > replica.log.start_saved:
             trims.append(broker.trims.starter(replica, highest, call.now))
             waiting.append((replica, good))
@@ -207,17 +205,14 @@ def _delete_some(
 def _wait_for_copies(
     broker: Broker, call: Call, partitions: list[_Deletions], deadline_us: int
 ) -> Generator[Wait, object, None]:
-    """Wait until all live replicas have given up the rows, or the deadline.
-
-    Copies follow the current leader's start: if another broker leads by now, this one promises
-    nothing.
-    """
+    """Wait until all live replicas have given up the rows, or the deadline (rule 20)."""
     waits = []
     waiting: list[tuple[Replica, list[m.DeleteRecordsPartitionResult]]] = []
     for entries in partitions:
         good = [result for _, result in entries if not result.error_code]
         if not good:
             continue
+        # Copies follow the current leader's start: if that is another broker's, none is promised.
         try:
             replica = broker.lookup.leading(good[0].topic_id, good[0].partition)
         except QuiverlogError as error:
@@ -230,7 +225,7 @@ def _wait_for_copies(
             continue
         asked = [entry.before_offset for entry, result in entries if not result.error_code]
         offset = replica.log.start_saved if -1 in asked else max(asked)
-        assert offset <= replica.log.start_saved, "what the leader has given up is on its disk"
+        assert offset <= replica.log.start_saved, "the leader's own start is durable first"
         waits.append(broker.copied_starts.starter(replica, offset, deadline_us, call.now))
         waiting.append((replica, good))
     assert len(waits) <= _TRIMS_AT_ONCE
@@ -258,16 +253,16 @@ def _check_delete(replica: Replica, before_offset: int) -> int:
         # A replica that is away may lead next, and would bring the rows back.
         raise NotEnoughReplicas(
             f"{replica.name}: {len(leadership.in_sync.committed)} of the"
-            f" {leadership.min_in_sync} replicas that have to write a deletion down are in sync."
+            f" {leadership.min_in_sync} replicas that must record a deletion are in sync."
         )
     return before
 
 
 def check_current(replica: Replica) -> None:
-    """Refuse to report where readable rows end before that is certain: it would go back."""
+    """Refuse to report an end of readable rows that may go back (replication rule 5)."""
     if not replica.state.is_current:
         raise OffsetNotAvailable(
-            f"{replica.name}: this leader does not know yet what the one before has shown."
+            f"{replica.name}: this leader has not confirmed yet up to where rows are readable."
         )
 
 
@@ -287,7 +282,6 @@ def answer_each(
     *,
     walks: bool = False,
 ) -> Generator[Wait, object, list[_Result]]:
-    """`walks`: entries read headers of batches."""
     check_count(entries)
     results: list[_Result] = []
     for number, entry in enumerate(entries, 1):
@@ -335,10 +329,7 @@ def fail_entry(
 
 
 class OffsetsWaiter(Waiter):
-    """A parked LIST_OFFSETS.
-
-    `looking`: its entries are evaluated, in steps; `missed`: those that changed meanwhile.
-    """
+    """A parked LIST_OFFSETS; `looking` and `missed` as in `FetchWaiter`."""
 
     __slots__ = ("_lookup", "_waits", "looking", "missed", "request")
 
@@ -363,14 +354,14 @@ class OffsetsWaiter(Waiter):
     def watch(self) -> None:
         for index, entry in enumerate(self.request.partitions):
             replica = self._lookup.find_leader(entry.topic_id, entry.partition)
-            if replica is not None:  # One that is not there differs from `known_offset`.
+            if replica is not None:  # The entry of one that is missing differs, and ends the wait.
                 replica.watch(self, index)
         if self.request.metadata_version >= 0:
             self._lookup.watch_metadata(self)
 
     def wake(self, indexes: Sequence[int], now: Now) -> None:
         """Index -1: the metadata changed."""
-        assert not self.done, "nobody wakes who has an answer"
+        assert not self.done, "an answered request is not woken"
         if self.looking:
             self.missed.update(indexes)
         elif _takes_steps(self.request):
@@ -402,7 +393,6 @@ class OffsetsWaiter(Waiter):
         self._waits.start(call, self._in_steps(call))
 
     def _in_steps(self, call: Call) -> Generator[Wait, object, None]:
-        """Evaluate in steps: files may have to be read."""
         lookup, request = self._lookup, self.request
         try:
             if not self.done:  # Its connection may have gone before this first step.
@@ -525,11 +515,11 @@ def _fill_offset(
             check_current(replica)
             return
         result.offset, result.timestamp_us = found
-    assert result.offset <= state.high_watermark, "nobody learns of rows that may vanish"
+    assert result.offset <= state.high_watermark, "no reader learns of rows that may vanish"
     result.leader_epoch = _epoch_before(replica, result.offset)
     assert result.leader_epoch <= state.leader_epoch
 
 
 def _epoch_before(replica: Replica, offset: int) -> int:
-    """The epoch of the row before `offset`, which a reader that starts there sends."""
+    """Return the epoch that a reader from `offset` on sends (replication rule 4)."""
     return replica.log.epochs.epoch_for(offset - 1) if offset > 0 else NO_EPOCH

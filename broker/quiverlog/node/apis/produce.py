@@ -5,8 +5,7 @@ once, or by a job where that takes long, then admitted; `Staging.finish` writes 
 all requests of one socket read.
 
 Invariants: the batches of an entry are stored together or not at all, entries independently; an
-answer with `flushed` is sent after the fsync that covers the rows, also for a repetition. An entry
-of an idempotent producer is one batch (docs/adr/0016).
+answer with `flushed` is sent after the fsync that covers the rows, also for a repetition.
 """
 
 from __future__ import annotations
@@ -54,13 +53,12 @@ ENTRIES_INLINE_MAX: Final = 64
 ENTRIES_PER_STEP: Final = 2
 STAGE_COST: Final = 1
 _FILE_COST: Final = 4
-"""In steps (see `Call.cost`): appending takes some 20 us an entry, and 200 to begin a file."""
+"""In steps (see `Call.cost`): an append takes some 20 us, a new file 200."""
 
 
 def handle_produce(broker: Broker, event: RequestReceived, now: Now) -> None:
-    """Check and admit the batches at once, or hold the produce until its turn.
-
-    It waits behind others of its connection, for a check that takes longer, or for its steps.
+    """Check and admit the batches at once, or hold the produce: behind others of its connection,
+    for a check that takes longer, or for its steps.
     """
     request, body, connection_id = event.request, event.body, event.connection_id
     assert isinstance(request, m.ProduceRequest)
@@ -124,7 +122,7 @@ def look(broker: Broker, request: m.ProduceRequest, body: memoryview) -> list[En
 def _look_again(
     broker: Broker, request: m.ProduceRequest, body: memoryview, checked: Sequence[Entry]
 ) -> list[Entry]:
-    """Repeat after a job: a leader may have changed, a topic gone, a disk failed since."""
+    # While the job ran, a leader may have changed, a topic gone, a disk failed.
     entries = look(broker, request, body)
     for entry, check in zip(entries, checked, strict=True):
         if entry.error is None:
@@ -161,9 +159,9 @@ def _stage(
     waiter: ProduceWaiter | None,
     now: Now,
 ) -> None:
-    """Admit these entries of a request; all of them where there is no waiter."""
+    """Admit entries of a request: all of them if there is no waiter."""
     staged: list[StagedEntry] = []
-    # Before its entries are admitted: whatever they raise, `finish` answers this request.
+    # First of all: whatever its entries raise, `finish` answers the request.
     response = m.ProduceResponse(partitions=results)
     broker.staging.produces.append(Staged(connection_id, request, response, staged, waiter))
     _admit_all(broker, entries, results, staged, now)
@@ -213,7 +211,6 @@ def _checked(
     error: BaseException | None,
     now: Now,
 ) -> None:
-    """Admit the entries, if nothing has changed since the job began."""
     if held.checked:
         return  # Called again after a bug of ours, which was answered.
     assert len(checked) == len(held.request.partitions)
@@ -230,7 +227,7 @@ def _checked(
 
 
 def _take_turns(broker: Broker, held: HeldProduce, now: Now) -> None:
-    """Take the produces behind a finished one, up to one whose check takes long."""
+    """Take the produces after a finished one, up to one that has to wait."""
     following = broker.held_produces.release(held)
     while following is not None:
         assert following.connection_id == held.connection_id, "a line is one connection's"
@@ -255,12 +252,11 @@ def _fail(broker: Broker, held: HeldProduce, failure: Exception) -> None:
         broker.fail(held.connection_id, held.request, failure)
         return
     broker.outbox.internal_error("PRODUCE", failure)
-    if not broker.staging.is_last(held.request):  # Otherwise `finish` answers.
+    if not broker.staging.is_last(held.request):  # Else `finish` answers.
         broker.fail(held.connection_id, held.request, QuiverlogError())
 
 
 def check_sizes(entries: list[m.ProducePartition], body_bytes: int) -> None:
-    """A wrong sum means that no boundary can be trusted."""
     total = 0
     for entry in entries:
         if entry.batch_bytes < BATCH_HEADER_BYTES:
@@ -269,7 +265,7 @@ def check_sizes(entries: list[m.ProducePartition], body_bytes: int) -> None:
                 f" {BATCH_HEADER_BYTES}."
             )
         total += entry.batch_bytes
-    if total != body_bytes:
+    if total != body_bytes:  # Where one entry ends and the next begins is unknown.
         raise InvalidRequest(f"the entries add up to {total} bytes, the body has {body_bytes}.")
     if len(entries) > PARTITIONS_PER_REQUEST_MAX:
         raise InvalidRequest(
@@ -284,12 +280,13 @@ def _admit(
     result: m.ProducePartitionResult,
     now: Now,
 ) -> int:
-    """Returns the offset after its last row."""
+    """Return the offset after its last row."""
     if replica.fault is not None:
-        raise replica.fault  # Found after the entry's check.
+        raise replica.fault  # Met after the entry's check.
     state = replica.state
     batches = entry.headers
     row_count = batches[0][0].row_count if len(batches) == 1 else _row_count(batches)
+    # Immediately before the append: produces of the same call count (replication rule 21).
     known = _check_producer(broker, replica, batches, result, now)
     if known is None:
         if replica.admitted_rows + row_count > STAGED_ROWS_MAX:
@@ -328,14 +325,13 @@ def _check_producer(
     Raises:
         InvalidRequest: an entry of several batches has a producer id; or no producer has such ids.
         UnknownProducerId, InvalidProducerEpoch, OutOfOrderSequence: see `ProducerStates.check`;
-            or id or epoch were never given out, or a newer epoch was.
-        NotLeader: rows are missing here, and another broker may lead by now; or the controller is
-            out of reach, and may have given out a newer epoch.
-        ThrottledBroker: they may have been given out, by a decision that is on its way here.
+            or id or epoch were never assigned, or a newer epoch was.
+        NotLeader: another broker may lead, or the controller may have assigned a newer epoch.
+        ThrottledBroker: another broker may have assigned them just now.
     """
     header = batches[0][0]
     if len(batches) > 1:
-        if any(one.producer_id >= 0 for one, _ in batches):
+        if any(one.producer_id >= 0 for one, _ in batches):  # docs/adr/0016
             raise InvalidRequest(
                 f"{replica.name}: an entry of an idempotent producer is one batch,"
                 f" this one has {len(batches)}."
@@ -348,34 +344,39 @@ def _check_producer(
         raise InvalidRequest(f"producer id {producer_id} is none: they end at {PRODUCER_IDS_END}.")
     if broker.leader_lease.is_over:
         raise NotLeader(
-            f"{replica.name}: the controller is out of reach, and may have given out a newer epoch"
+            f"{replica.name}: the controller is out of reach, and may have assigned a newer epoch"
             f" of producer {producer_id}."
         )
     ids = broker.producer_ids
     epoch = header.producer_epoch
     if producer_id >= ids.next and not ids.may_be_given(producer_id):
         if ids.may_be_new_elsewhere(producer_id, epoch, now):
-            raise ThrottledBroker(f"this broker has not heard of producer id {producer_id} yet.")
-        raise UnknownProducerId(f"producer id {producer_id} was never given out.")
+            raise ThrottledBroker(
+                f"producer id {producer_id} is not in this broker's metadata yet: try again."
+            )
+        raise UnknownProducerId(f"producer id {producer_id} was never assigned.")
     given = ids.given_epoch(producer_id)
-    if epoch < given:  # Also where the newer holder has not written yet: it has taken over.
+    if epoch < given:  # The newer holder has taken over, even if it has not written yet.
         offset, next_sequence = replica.producers.under_ended_epoch(header)
         if offset is not None:
             return offset
         result.next_sequence = next_sequence
         raise InvalidProducerEpoch(
-            f"producer {producer_id} wrote with epoch {epoch}, {given} was given out since."
+            f"producer {producer_id} wrote with epoch {epoch}, {given} was assigned since."
         )
     if epoch > given and epoch > replica.producers.newest_epoch(producer_id):
         if ids.may_be_new_elsewhere(producer_id, epoch, now):
-            raise ThrottledBroker(f"epoch {epoch} of producer {producer_id} is not known here yet.")
+            raise ThrottledBroker(
+                f"epoch {epoch} of producer {producer_id} is not in this broker's metadata yet:"
+                " try again."
+            )
         raise InvalidProducerEpoch(
-            f"epoch {epoch} of producer {producer_id} was never given out: INIT_PRODUCER_ID does."
+            f"epoch {epoch} of producer {producer_id} was never assigned: send INIT_PRODUCER_ID."
         )
     try:
         return replica.producers.check(header)
     except (OutOfOrderSequence, UnknownProducerId):
-        broker.lookup.check_end(replica)  # The next leader may have what is missing here.
+        broker.lookup.check_end(replica)  # Another leader may have what is missing here.
         raise
 
 
@@ -424,7 +425,7 @@ def _store(
     response: m.ProduceResponse,
     waiters: list[ProduceWaiter],
 ) -> Generator[Wait, object, None]:
-    """Stage the entries part by part; the waiter is put into `waiters`."""
+    """Stage the entries part by part, and append the waiter to `waiters`."""
     parts = _parts(held)
     checked = []
     for part in parts:
@@ -454,7 +455,7 @@ def _store(
         call.cost = STAGE_COST + _FILE_COST * (_file_count(entries) - file_count)
         yield None
         if waiter.done:
-            return  # It timed out; what was not staged is answered like what was.
+            return  # It timed out: entries that were not staged are answered like the others.
 
 
 def _file_count(entries: Sequence[Entry]) -> int:

@@ -1,9 +1,8 @@
 """INIT_PRODUCER_ID: a new producer id, or the next epoch of one; DESCRIBE_PRODUCER.
 
-An older epoch is over, in all partitions, before the answer with the newer one leaves: a leader
-refuses it when it has applied the record, so the controller answers when all live brokers have,
-and fences one that does not (registrar.py). A new id waits for nothing: a broker without its
-record has the producer ask again (producer_ids.py).
+An older epoch is over, in all partitions, before the answer with the newer one leaves: the
+controller answers when all live brokers have applied the record, and fences one that does not
+(registrar.py). A new id needs no wait: a broker without its record has the producer retry.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from quiverlog.core.controller.records import ProducerEpochRecord
 from quiverlog.core.controller.topic_image import TopicImage
 from quiverlog.core.controller.topics import next_producer_id_block
 from quiverlog.errors import InvalidProducerEpoch, InvalidRequest, UnknownProducerId
-from quiverlog.node.apis.topics import check_count
+from quiverlog.node.apis.topics import topic_page
 from quiverlog.node.broker import Broker
 from quiverlog.node.controller.not_controller import check_decides
 from quiverlog.node.runtime import tasks
@@ -35,13 +34,10 @@ _PRODUCER_EPOCH_MAX: Final = 2**15 - 1
 
 
 def handle_init_producer_id(broker: Broker, call: Call) -> Steps:
-    """Return a new producer id, or the next epoch of the client's.
-
-    The epoch never goes back: a client with an older one has been followed by another holder.
-
+    """
     Raises (as the answer):
-        InvalidProducerEpoch: a newer epoch was given out.
-        UnknownProducerId: the id or the epoch was never given out, or is not kept any more.
+        InvalidProducerEpoch: a newer epoch was assigned: the id has another holder.
+        UnknownProducerId: the id or the epoch was never assigned, or is not kept any more.
     """
     request = call.request
     assert isinstance(request, m.InitProducerIdRequest)
@@ -66,11 +62,7 @@ def handle_init_producer_id(broker: Broker, call: Call) -> Steps:
 def _end_epoch(
     broker: Broker, call: Call, producer_id: int, epoch: int
 ) -> Generator[Wait, object, None]:
-    """Propose the next epoch, and wait until no broker accepts this one any more.
-
-    The one after the last is not given out: its record ends the last one. A refusal waits as long
-    as a grant: the answer with the newer epoch may have been lost.
-    """
+    """Propose the next epoch, and wait until no broker accepts this one any more."""
     ids = broker.producer_ids
     while True:
         newest = ids.newest_epoch(producer_id)
@@ -79,12 +71,14 @@ def _end_epoch(
                 f"producer id {producer_id} with epoch {epoch} is not known: ask for a new id."
             )
         if epoch == newest:
+            # Also after the last epoch: no client gets the next one, but its record ends this one.
             broker.admission.check_writable()
             record = ProducerEpochRecord(producer_id, newest + 1)
             yield broker.metadata.proposal([record], call.now)
             yield broker.membership.registrar.everywhere(call.now)
             return
         if epoch < ids.given_epoch(producer_id):
+            # A refusal waits as long: the answer with the newer epoch may have been lost.
             yield broker.membership.registrar.everywhere(call.now)
             raise InvalidProducerEpoch(
                 f"epoch {newest} of producer {producer_id} was given out after epoch {epoch}."
@@ -99,24 +93,21 @@ def _another_block(broker: Broker, call: Call) -> Wait:
 
 # --- DESCRIBE_PRODUCER ----------------------------------------------------------------------------
 _PARTITIONS_PER_STEP: Final = 64
-"""A partition costs a look into two dicts."""
+"""Each costs two look-ups."""
 
 
 def handle_describe_producer(broker: Broker, call: Call) -> Steps:
-    """Only leaders report: a follower may not have the newest batches yet."""
+    """Report the partitions led here: a follower may lack the newest batches."""
     request = call.request
     assert isinstance(request, DescribeProducerRequest)
     producer_id = request.producer_id
     if not 0 <= producer_id < PRODUCER_IDS_END:
         raise InvalidRequest(f"producer id {producer_id} is not from 0 to {PRODUCER_IDS_END - 1}.")
-    topics = broker.metadata.image.topics
-    names = list(topics) if request.names is None else request.names
-    check_count(len(names))
-    found, next_name = yield from tasks.by_name(
-        names,
+    found, next_name = yield from topic_page(
+        broker,
+        request.names,
         request.first_name,
-        lambda name: _written(broker, topics.get(name), name, call),
-        lambda _name: 0,
+        lambda topic, name: _written(broker, topic, name, call),
     )
     assert not next_name or next_name > request.first_name, "pages go on"
     ids = broker.producer_ids

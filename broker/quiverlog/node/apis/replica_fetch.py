@@ -1,8 +1,7 @@
 """REPLICA_FETCH: rows to followers, in the leader's order and bytes, beyond the high watermark.
 
-What the follower reports is taken in first: the high watermark may move by the very fetch that is
-about to wait. Then the partitions of its session with news are answered, or the answer waits for
-some.
+The follower's report is applied first; then the partitions of its session with news are sent, or
+the answer waits for some.
 """
 
 from __future__ import annotations
@@ -77,7 +76,7 @@ class ReplicaFetchWaiter(Waiter):
         self._session = session
         self._request = request
         self._loaded: dict[Key, Loaded] = {}
-        # Whether lagging partitions are waited for no longer, and are sent.
+        # Whether the wait for lagging partitions was shortened; whether they are sent now.
         self._is_hastened = self._sends_all = False
         self.loading: set[Key] = set()
         self.response = ReplicaFetchResponse(session_id=session.session_id)
@@ -86,13 +85,12 @@ class ReplicaFetchWaiter(Waiter):
         self.byte_count = 0
 
     def look(self, now: Now) -> None:
-        """Answer with the news that there are. Where some only lag, wait a little: most often rows
-        come before, and carry them.
-        """
+        """Answer if there is news, or the wait is over."""
         self._take_news()
         if self.response.partitions or now.mono_us >= self.deadline_us:
             self._answer()
         elif self._session.lagging and not self._is_hastened:
+            # A moved high watermark waits a little: most often rows come, and carry it.
             self._is_hastened = True
             deadline_us = now.mono_us + REPLICA_FETCH_WATERMARK_WAIT_MS * 1000
             if deadline_us < self.deadline_us:
@@ -130,6 +128,7 @@ class ReplicaFetchWaiter(Waiter):
                 result.error_code == OffsetOutOfRange.code
                 and entry.offset < result.log_start_offset
             ):
+                # The follower begins at the log start, without the rows that producers are in.
                 views = [memoryview(replica.producers.snapshot_below(result.log_start_offset))]
             try:
                 if not result.error_code and entry.offset < replica.log.log_end_offset:
@@ -166,21 +165,20 @@ class ReplicaFetchWaiter(Waiter):
         self._add(key, result, views)
 
     def _flush_needed(self, replica: Replica, entry: ReplicaFetchPartition) -> int:
-        """The offset up to which a copy must flush that joins, or whose move ends, when its disk
-        has these rows. In the background it would flush and report them much later.
-        """
+        """Return the offset up to which a copy must flush to join, or to end its move; 0: none."""
         leadership = replica.state.leadership
         if leadership is None or not (leadership.replaced or leadership.leaving):
             return 0
-        assert leadership.followers, "somebody follows"
+        assert leadership.followers, "the replicas that join or leave follow"
         broker_id = self._session.broker_id
         needed = max(leadership.flush_needed(broker_id), leadership.flush_wanted(broker_id))
-        assert needed <= replica.log.log_end_offset, "what was promised is in the leader's log"
+        assert needed <= replica.log.log_end_offset, "the leader's log has these rows"
+        # Asked for when the copy has the rows; by itself it would flush them much later.
         return needed if entry.offset >= needed else 0
 
     def _load(self, key: Key, replica: Replica, cold: NotResident) -> QuiverlogError | None:
-        """Start a job that reads it; returns the error where that would be in vain."""
-        assert key not in self.loading, "one thing after the other"
+        """Start a job that reads it; return the error after which that would be in vain."""
+        assert key not in self.loading, "one job for a partition at a time"
         loaded = self._loaded.setdefault(key, Loaded())
         try:
             loaded.take(cold)
@@ -266,6 +264,7 @@ def handle_replica_fetch(broker: Broker, event: RequestReceived, now: Now) -> No
             ReplicaFetchResponse(session_id=request.session_id),
         )
         return
+    # First: the fetch that is about to wait may move the high watermark.
     session = _take_in(broker, request, now)
     wait_ms = min(max(request.max_wait_ms, 0), FETCH_MAX_WAIT_MS_MAX)
     if not broker.purgatory.may_park(event.connection_id, 1):
@@ -306,7 +305,7 @@ def _take_in(broker: Broker, request: ReplicaFetchRequest, now: Now) -> FetchSes
         if replica is None:
             continue
         state = replica.state
-        if entry.recheck:
+        if entry.recheck:  # The follower got bytes with a bad checksum from here.
             replica.log.distrust(entry.offset)
         if record_report(state, replica.log.epochs, session, entry, broker.registered, now.mono_us):
             broker.wakeups.changed(replica)

@@ -2,15 +2,15 @@
 
 A change is decided on `metadata.pending`, proposed, and answered when it is committed and its
 partitions are open. Directories of new partitions are made before the record is logged: one that
-is missing later is a loss, not a beginning. A crash in between leaves directories that no record
-names, and the next start removes them.
+is missing later is a loss. A crash in between leaves some without a record, which the next start
+removes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 from quiverlog.core.controller import topics as decide
 from quiverlog.core.controller.records import PartitionRecord, Record, TopicRecord
@@ -19,16 +19,24 @@ from quiverlog.errors import InvalidRequest, QuiverlogError
 from quiverlog.limits import TOPICS_PER_REQUEST_MAX
 from quiverlog.node.broker import Broker
 from quiverlog.node.controller.not_controller import controller_for, decided
-from quiverlog.node.runtime.tasks import Call, Change, Future, Steps, Wait
+from quiverlog.node.runtime.tasks import Call, Change, Future, Making, Steps, Wait, by_name
 from quiverlog.wire import messages as m
 
-__all__ = ["check_count", "handle_alter_topic", "handle_create_topics", "handle_delete_topics"]
+__all__ = [
+    "check_count",
+    "handle_alter_topic",
+    "handle_create_topics",
+    "handle_delete_topics",
+    "topic_page",
+]
+
+_Entry = TypeVar("_Entry", bound=m.Part)
 
 _DECIDED_AT_ONCE: Final = 64
 """Decided before the first is waited for: they share the fsync."""
 
 _SCHEMA_BYTES_PER_STEP: Final = 1_024
-"""Of a schema, that count as a step: one of 2,000 columns (100 KB) takes 9 to 16 ms of CPU."""
+"""A step's worth of a schema: one of 2,000 columns (100 KB) takes 9 to 16 ms of CPU."""
 
 
 def _schema_cost(schema: bytes | None) -> int:
@@ -38,6 +46,19 @@ def _schema_cost(schema: bytes | None) -> int:
 def check_count(count: int) -> None:
     if count > TOPICS_PER_REQUEST_MAX:
         raise InvalidRequest(f"{count} topics in a request, allowed are {TOPICS_PER_REQUEST_MAX}.")
+
+
+def topic_page(
+    broker: Broker,
+    names: list[str] | None,
+    first_name: str | None,
+    make: Callable[[TopicImage | None, str], Making[_Entry]],
+) -> Generator[None, object, tuple[list[_Entry], str]]:
+    """`by_name` for these topics; None: all. `make` gets None for a name without a topic."""
+    topics = broker.metadata.image.topics
+    chosen = list(topics) if names is None else names
+    check_count(len(chosen))
+    return by_name(chosen, first_name, lambda name: make(topics.get(name), name), lambda _name: 0)
 
 
 # --- CREATE_TOPICS ------------------------------------------------------------------------------
@@ -68,7 +89,7 @@ def _create_topics(
                     partial(_until_free, broker, call, new.name),
                 )
                 if not request.validate_only:
-                    # From here: when it is committed, the name may be another topic's already.
+                    # Taken now: when it is committed, the name may be another topic's.
                     result.topic_id = _id_of_new(records)
                     proposed.append((result, _propose(broker, call, records)))
             except QuiverlogError as error:
@@ -84,7 +105,7 @@ def _create_topics(
 
 
 def _until_free(broker: Broker, call: Call, name: str) -> Generator[Wait, object, None]:
-    """Wait while a deleted topic of this name still has directories."""
+    """Wait while a deleted topic of this name has directories."""
     while True:
         old = broker.assignment.opening_deleted(name)
         if broker.metadata.is_ending(name):
@@ -98,7 +119,7 @@ def _until_free(broker: Broker, call: Call, name: str) -> Generator[Wait, object
 def _decide_create(broker: Broker, call: Call, new: m.NewTopic) -> list[Record]:
     config = broker.config
     call.cost = _schema_cost(new.schema)
-    broker.admission.check_writable()  # An earlier topic of this request may have filled the disk.
+    broker.admission.check_writable()  # The topics before may have filled the disk.
     return decide.create_topic(
         broker.metadata.pending,
         name=new.name,
@@ -131,7 +152,7 @@ def _created(broker: Broker, call: Call, result: m.TopicResult) -> Generator[Wai
     assert result.topic_id
     topic = broker.metadata.image.topics_by_id.get(result.topic_id)
     if topic is None:
-        return  # Its end was decided meanwhile.
+        return  # It was deleted meanwhile.
     broker.outbox.log(
         "info",
         "topic created",
@@ -145,7 +166,7 @@ def _created(broker: Broker, call: Call, result: m.TopicResult) -> Generator[Wai
 
 # --- DELETE_TOPICS ------------------------------------------------------------------------------
 def handle_delete_topics(broker: Broker, call: Call) -> Steps:
-    """Clients see the topics no more when that is decided; the files follow."""
+    """Answer when the deletions are committed; the files are removed later."""
     request = call.request
     assert isinstance(request, m.DeleteTopicsRequest)
     check_count(len(request.names))
@@ -191,7 +212,7 @@ def _find(broker: Broker, name: str, topic_id: bytes) -> TopicImage:
 
 # --- ALTER_TOPIC --------------------------------------------------------------------------------
 def handle_alter_topic(broker: Broker, call: Call) -> Steps:
-    """All of it or nothing."""
+    """Decide the whole request or nothing."""
     request = call.request
     assert isinstance(request, m.AlterTopicRequest)
     change = _enter(broker, call, [request.name])
@@ -231,7 +252,7 @@ def _decide_alter(broker: Broker, call: Call, request: m.AlterTopicRequest) -> l
 
 # --- parts --------------------------------------------------------------------------------------
 def _enter(broker: Broker, call: Call, names: Sequence[str]) -> Change:
-    """Let later requests of the connection wait for what this one decides about these names."""
+    """Have later requests of the connection wait for this one's decisions about these names."""
     change = broker.topic_order.enter(call.connection_id, names)
     call.on_end = partial(broker.topic_order.leave, change)
     return change
