@@ -88,10 +88,10 @@ CLIENT_BUGS: Final[tuple[Bug, ...]] = (
                 "queue.awaits_metadata = queue.awaits_metadata or error.refresh_metadata",
                 "pass",
             ),
-            # Its picture gets old by itself, too, for partitions that were added.
+            # Its metadata get old by themselves, too, for partitions that were added.
             (
                 "client.producer.core:ProducerCore.poll",
-                "if calls and self._is_picture_old(now):",
+                "if calls and self._is_metadata_old(now):",
                 "if False:",
             ),
         ),
@@ -99,7 +99,7 @@ CLIENT_BUGS: Final[tuple[Bug, ...]] = (
     make_bug(
         "a client believes any broker that there is no topic of a name",
         "client.cluster.routing:Cluster.refresh",
-        "if missing and not found.decides:",
+        "if missing and not found.is_from_controller:",
         "if False:",
         seed=4,
         shape={
