@@ -72,7 +72,7 @@ RECORDS: Final[dict[str, tuple[str, dict[str, str]]]] = {
             "replaced_disks": "replicas whose disk was replaced; absent: none",
             "last_trusted": "node id of the last trusted replica, where none is now; -1 or absent:"
             " none",
-            "begins_anew": "the only one relied on may have no directory, and makes it; or absent",
+            "begins_anew": "true: the only trusted replica may lack its log, and makes it",
             "move_bytes_per_s": "no broker copies it faster on its way; 0 or absent: no such bound",
             "never_in_sync": "replicas that were added, and never in sync since; absent: none",
         },
@@ -94,7 +94,7 @@ RECORDS: Final[dict[str, tuple[str, dict[str, str]]]] = {
             "replaced_disks": "replicas whose disk was replaced; absent: nil",
             "last_trusted": "node id of the last trusted replica from now on; -1 or absent: as"
             " before",
-            "begins_anew": "true: no log of the elected replica is known; or absent",
+            "begins_anew": "true: no log of the elected replica is known; absent: false",
             "move_bytes_per_s": "no broker copies it faster on its way; nil or absent: as before",
         },
     ),
