@@ -45,7 +45,7 @@ _KEYS: Final = (
         "Where clients connect. Port 0 takes any free port; the ready line shows it. There is no"
         " authentication yet: every client that reaches the address may read, write and"
         " delete everything.",
-        because="its socket is open, and the metadata and all clients know the address",
+        because="its socket is open, and the metadata and all clients have the address",
     ),
     Setting(
         "advertise",
@@ -60,9 +60,9 @@ _KEYS: Final = (
         "inter.broker.listener",
         _TEXT,
         "default",
-        "The listener where brokers speak among themselves, and the only one that serves what only"
-        " they ask. `default`: the one of `listen`.",
-        because="the metadata and the other brokers know the address",
+        "The listener for connections between brokers, and the only one that serves their"
+        " APIs. `default`: the one of `listen`.",
+        because="the metadata and the other brokers have the address",
     ),
     Setting(
         "http.listen",

@@ -20,8 +20,8 @@ _HEAD = """\
 
 Generated from the commands' own help by `make docs`; do not edit.
 
-`quiverlog COMMAND --help` says the same. Commands are nouns and verbs (`topic create`), flags bear
-the names of Kafka's tools where the meaning is the same. Results go to stdout, everything else
+`quiverlog COMMAND --help` prints the same. Commands are nouns and verbs (`topic create`); flags
+have the names of Kafka's tools where the meaning is the same. Results go to stdout, everything else
 (progress, questions, errors) to stderr. An error is one line; `--debug` adds the traceback.
 On a terminal control characters and those that turn text around are shown escaped, in every format;
 a pipe or a file gets the data as they are, but for tables, which always show them escaped.
