@@ -400,7 +400,7 @@ MEANINGS: Final[dict[str, str]] = {
     "faulted_count": "partitions here that take no writes: a write or fsync failed",
     "second_at": "address at which a second process with a broker's node id was refused; empty:"
     " none",
-    "second_node_id": "node id of a second process with the same one, refused here; -1: none",
+    "second_node_id": "node id with which a second process was refused here; -1: none",
     "wants_to_stop": "asks to hand over what it leads",
     "voters": "the replicas that elect and count, as of `index`",
     "version_max": "newest version spoken",

@@ -1,7 +1,7 @@
 """Addresses as people write them: `host:port`, `[::1]:9292`. The only parser there is.
 
-What server, client, connector or command line prints can be given to any other. Errors are
-ValueErrors that name what is wrong with the text; the caller adds the option, flag or argument.
+Errors are ValueErrors that name what is wrong with the text; the caller adds the option, flag or
+argument.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _EXAMPLE: Final = "127.0.0.1:9292"
 
 
 class Address(NamedTuple):
-    """A host and a port. Its text can be parsed again."""
+    """A host and a port; its text can be parsed again."""
 
     host: str
     port: int

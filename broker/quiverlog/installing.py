@@ -1,7 +1,7 @@
 """The command that installs what is missing.
 
 quiverlog itself may come from a clone, a file or an index, so the advice names the libraries, with
-the bounds of this installation's metadata. At floor 0: every floor gives the same advice.
+the bounds of this installation's metadata.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ GIB: Final = 1024 * MIB
 FRAME_PREFIX_BYTES: Final = 8
 """`u32 size | u32 header_size`."""
 FRAME_BYTES_MAX: Final = 64 * MIB
-"""Of either side; a larger frame closes the connection with FRAME_TOO_LARGE."""
+"""A larger frame, of either side, closes the connection with FRAME_TOO_LARGE."""
 HEADER_BYTES_MAX: Final = 4 * MIB
 """Bounds what decoding may allocate (metadata of 5,000 partitions fits)."""
 RESPONSE_CONTAINERS_MAX: Final = 512 * KIB
@@ -25,17 +25,14 @@ REQUESTS_IN_FLIGHT_MAX: Final = 1_024
 """Unanswered requests of one connection before the broker stops reading from it."""
 PARTITIONS_PER_REQUEST_MAX: Final = 10_000
 PARKED_ENTRIES_MAX: Final = 200_000
-"""Partitions that all long polls together may wait for: fifty of 4,000. A connection, and all
-of one client id together, may have as many as are free, so half of them at most; a long poll
-beyond is answered at once.
-"""
+"""Partitions that all long polls together may wait for: fifty of 4,000. A connection, and one
+client id, may have as many as are free, so half at most; a long poll beyond is answered at once."""
 PARKED_ENTRY_BYTES: Final = 512
 """More than one of them takes in the broker's memory."""
 TOPICS_PER_REQUEST_MAX: Final = 10_000
 REQUESTS_WAITING_BYTES_MAX: Final = 64 * MIB
-"""Requests answered in steps that wait for their turn: two of the largest and many small ones.
-A connection may have as much as is free, so half of it at most.
-"""
+"""Requests answered in steps that wait for their turn: two of the largest and many small ones. A
+connection may have as much as is free, so half at most."""
 REQUEST_WAITING_BYTES: Final = 1 * KIB
 """More than one of them takes, without the entries of its lists."""
 REQUEST_ENTRY_BYTES: Final = 512
@@ -47,7 +44,7 @@ REPLY_PAGE_BYTES: Final = 2 * MIB
 PARTITION_DESCRIPTION_BYTES_MAX: Final = 256
 """One partition in METADATA or DESCRIBE_TOPICS, with every number at its widest."""
 SCHEMAS_DESCRIBED_BYTES_MAX: Final = 512 * KIB
-"""Newest schemas in one topic's description; TOPIC_SCHEMAS gives the older ones."""
+"""Newest schemas in one topic's description; TOPIC_SCHEMAS has the others."""
 CONNECTIONS_MAX: Final = 12_000
 CONNECTIONS_PER_ADDRESS_MAX: Final = 1_000
 """A leak in one program leaves places for the others."""
@@ -56,15 +53,14 @@ DOOR_MS: Final = 1_000
 CONNECTION_IDLE_MS: Final = 600_000
 """A connection with no traffic and nothing in flight is closed after this."""
 FRAME_TIMEOUT_MS: Final = 30_000
-"""Time to finish a frame, from its first byte or the connection's begin."""
+"""To finish a frame, from its first byte or the connection's begin."""
 WRITE_BUFFER_BYTES_MAX: Final = 16 * MIB
-"""Replies waiting for a slow client; above it the broker stops reading that client's requests."""
+"""Replies that wait for a slow client; above it the broker stops reading its requests."""
 WRITE_STALL_MS: Final = 60_000
 """A client that takes nothing of a waiting reply is closed after this."""
 CONNECTION_MEMORY_BYTES: Final = 256 * MIB
-"""Of all connections together: four of the largest requests at the same time, or 32 of the
-default's largest batches; a quarter of a small container's memory.
-"""
+"""All connections together: four of the largest requests at once, or 32 of the default's largest
+batches; a quarter of a small container's memory."""
 HTTP_CONNECTIONS_MAX: Final = 64
 """A few scrapers, a supervisor and a load balancer need ten."""
 CLIENT_ID_CHARS_MAX: Final = 249
@@ -110,9 +106,7 @@ PRODUCE_CHECKS_MAX: Final = 256
 PRODUCE_CHECK_BYTES_MAX: Final = 128 * MIB
 """Copies of their bodies: two of the largest requests."""
 BATCH_BYTES_DEFAULT_MAX: Final = 8 * MIB
-"""Default of `max.message.bytes`."""
 TIMESTAMP_AHEAD_MS_DEFAULT: Final = 3_600_000
-"""Default of `message.timestamp.after.max.ms`."""
 
 # --- storage ----------------------------------------------------------------------------------
 SEGMENT_BYTES_DEFAULT: Final = 256 * MIB
@@ -153,15 +147,14 @@ DISK_RESERVE_BYTES_DEFAULT: Final = 64 * MIB
 # --- quorum -----------------------------------------------------------------------------------
 RAFT_ELECTION_TIMEOUT_MS: Final = 750
 """A follower without a leader asks for votes after this to twice this: a controller is replaced
-within 2 s. Ten times what the loop or a slow flush of a loaded broker takes.
-"""
+within 2 s. Ten times a pause of a loaded broker's loop or a slow flush."""
 RAFT_HEARTBEAT_MS: Final = 100
 RAFT_APPEND_BYTES_MAX: Final = 1 * MIB
 """Entries in one message of the quorum, and the largest proposal."""
 RAFT_CHUNK_BYTES_MAX: Final = 1 * MIB
 """Bytes of a snapshot in one message: a follower holds one chunk at a time."""
 RAFT_OBSERVERS_MAX: Final = 1_000
-"""Replicas without a vote that a leader sends the log to."""
+"""Replicas without a vote to which a leader sends the log."""
 RAFT_TERM_JUMP_MAX: Final = 1 << 32
 """A term this far ahead is no term: one election a second takes a hundred years."""
 RAFT_WAITING_MESSAGES_MAX: Final = 1_000
@@ -169,44 +162,40 @@ RAFT_WAITING_MESSAGES_MAX: Final = 1_000
 QUORUM_REPLICAS_SHOWN_MAX: Final = 1_300
 """Replicas of the metadata log in an answer to CHANGE_VOTERS: all voters and observers."""
 QUORUM_AUTO_VOTERS_MAX: Final = 5
-"""Voters by auto join: the loss of two is survived, and each one more makes every decision wait
-for more disks.
-"""
+"""Voters by auto join: the quorum survives the loss of two, and with more each decision waits for
+more disks."""
 QUORUM_SEEDS_MAX: Final = 16
-"""Controllers in a broker's configuration."""
 QUORUM_MESSAGES_MAX: Final = 64
 """Messages of the quorum in one QUORUM request; more go into the next one."""
 QUORUM_ENTRIES_MAX: Final = 32 * KIB
 """Entries of the metadata log in one QUORUM request, in all its messages together."""
 QUORUM_BODY_BYTES_MAX: Final = 4 * MIB
-"""Entries and pieces of snapshots in one QUORUM request: four of the largest messages."""
+"""Body of one QUORUM request: four of the largest messages."""
 QUORUM_VOTERS_MAX: Final = 256
 """Voters that a snapshot may name; a quorum has a handful."""
 PEER_REQUESTS_WAITING_MAX: Final = 256
-"""Requests with a waiting caller to one peer, on one connection."""
+"""Requests with a waiting caller to one peer."""
 PEER_ANSWER_MS_DEFAULT: Final = 10_000
-"""A peer without a response after this is given up, and its connection closed."""
+"""The connection to a peer without a response is closed after this."""
 PEER_IN_FLIGHT_MAX: Final = 128
 """Unanswered requests on one connection to a peer; more wait in the queue."""
 PEER_QUEUE_REQUESTS_MAX: Final = 256
 PEER_QUEUE_BYTES_MAX: Final = 8 * MIB
-"""What waits to be sent to one peer for one purpose; beyond, the oldest message of the quorum
-is dropped, and a request with a waiting caller is refused.
-"""
+"""Waits to be sent to one peer for one purpose; beyond, the oldest message of the quorum is
+dropped, and a request with a waiting caller is refused."""
 PEER_CONNECTIONS_MAX: Final = 64
 """Connections to other brokers at once: two to each of 32."""
 PEER_CONNECT_MS: Final = 2_000
 """Until a peer is connected: time for one lost packet."""
 PEER_SILENCE_MS: Final = 3_000
-"""A peer with a pending response that sends nothing is given up after this: a new connection
-gets through sooner than packets repeated ever more rarely. No request between brokers waits
-longer than a second for its answer.
-"""
+"""A peer with a pending response that sends nothing gets a new connection after this: TCP repeats
+lost packets ever more rarely. No request between brokers waits longer than a second for its
+answer."""
 PEER_BACKOFF_MS_MIN: Final = 50
 PEER_BACKOFF_MS_MAX: Final = 1_000
 """A peer that is back is found within this."""
 PEER_WRONG_BACKOFF_MS: Final = 5_000
-"""Another cluster or node behind the address: only people can mend that."""
+"""Another cluster or node is at the address: only an operator can mend that."""
 PEER_LOG_INTERVAL_MS: Final = 60_000
 """Between two logs of the same failure of one peer."""
 CLUSTER_ID_CHARS_MAX: Final = 249
@@ -218,14 +207,13 @@ FEATURE_LEVEL_MIN: Final = 1
 FEATURE_LEVEL_MAX: Final = 1
 """The newest feature level that this software supports (core/controller/features.py)."""
 BROKER_CONFIGS_SHOWN_MAX: Final = 1_000
-"""Keys in an answer to DESCRIBE_CONFIGS: several times as many as there are."""
+"""Several times as many as there are."""
 BROKERS_MAX: Final = 1_000
 """Every METADATA answer names those that are alive."""
 BROKER_SESSION_MS_DEFAULT: Final = 2_000
-"""A broker silent for this is fenced, and its partitions get other leaders: a third of the 3 s
-in which writes go on is left for the decision and for clients. Several times the longest pause
-of a loaded broker's loop (docs/adr/0031).
-"""
+"""A broker silent for this is fenced, and its partitions get other leaders: of the 3 s in which
+writes go on, one is left for the decision and for clients. Several times the longest pause of a
+loaded broker's loop (docs/adr/0031)."""
 BROKER_HEARTBEATS_PER_SESSION: Final = 5
 """One lost packet, sent again after 200 ms, costs one of them."""
 BROKER_SUSPECT_MS: Final = 100
@@ -247,10 +235,9 @@ RACK_CHARS_MAX: Final = 255
 # --- replication ------------------------------------------------------------------------------
 REPLICA_LAG_MS_MAX: Final = 10_000
 """A follower without all rows for this long is out of sync, and rows wait as long for one that
-hangs: a third of Kafka's, which is made for disks that spin.
-"""
+hangs: a third of Kafka's, made for disks that spin."""
 REPLICA_FETCH_WAIT_MS: Final = 500
-"""How long a leader without news holds a follower's fetch."""
+"""A leader without news holds a follower's fetch for this."""
 REPLICA_FETCH_WATERMARK_WAIT_MS: Final = 10
 """A new high watermark reaches a follower without waiting readers at most this much later."""
 REPLICA_FETCH_BYTES_MAX: Final = 16 * MIB
@@ -271,9 +258,8 @@ REPLICA_SESSIONS_ENTRIES_MAX: Final = (REPLICATION_FACTOR_MAX - 1) * PARTITIONS_
 
 # --- client -----------------------------------------------------------------------------------
 FILE_MEMORY_BYTES_MAX: Final = 1 * GIB
-"""What reading a file may take beyond the command's own memory: some kilobytes of Parquet or of
-compressed Arrow can hold any amount.
-"""
+"""Memory for reading a file: some kilobytes of Parquet or of compressed Arrow can hold any
+amount."""
 FILE_BATCH_BYTES: Final = 64 * MIB
 """Rows of a file are passed on in batches of about this size."""
 PRODUCER_BATCH_ROWS_DEFAULT: Final = 65_536
@@ -291,16 +277,13 @@ FETCH_PARTITION_BYTES_DEFAULT: Final = 4 * MIB
 RETRY_BACKOFF_MS_MIN: Final = 20
 RETRY_BACKOFF_MS_MAX: Final = 1_000
 ELSEWHERE_BACKOFF_MS_MAX: Final = 250
-"""While another leader may be elected: writes are to go on within 3 s of a leader's death, and
-a longer pause just begun would be waited out.
-"""
+"""While another leader may be elected: writes go on within 3 s of a leader's death, and a longer
+pause would use them up."""
 LEADER_SILENCE_MS: Final = 2_000
-"""A leader without a response for this may be gone without a word (a machine without power): a
-client asks the others for the leader. A broker's session timeout: the first look finds the
-successor.
-"""
+"""A client asks the others for the leader when this one has sent no response for this long, as of a
+machine without power. A broker's session timeout: the first answer names the successor."""
 ELSEWHERE_TRIES: Final = 40
-"""Tries with such short pauses, about 5 s; then it is no election that is waited for."""
+"""Tries with such short pauses, about 5 s: no election takes longer."""
 
 assert BATCH_BYTES_DEFAULT_MAX <= BATCH_BYTES_MAX
 assert BATCH_BYTES_MAX <= BATCH_DECODED_BYTES_MAX

@@ -1,7 +1,6 @@
 """The one type for settings: of a broker, of a topic, of the Spark source and sink.
 
-Parsing, refusals and documentation of the three tables come from here. A table also names keys that
-are deliberately absent, with the reason.
+A table also names keys that are deliberately absent, with the reason.
 """
 
 from __future__ import annotations

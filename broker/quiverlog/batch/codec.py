@@ -57,7 +57,7 @@ __all__ = [
 _PADDING: Final = bytes(BATCH_ALIGNMENT_BYTES)
 _OVERHEAD_BYTES: Final = 4_096
 _OVERHEAD_COLUMN_BYTES: Final = 256
-"""A message larger than its rows' bytes plus this carries rows of other slices."""
+"""A message larger than its rows' bytes plus this has rows of other slices."""
 _IN_PLACE_BYTES_MIN: Final = 256 * KIB
 """Below this, copying the message after its header is faster than encoding in place."""
 _COLUMN_BYTES_PARALLEL: Final = 64 * KIB

@@ -22,7 +22,7 @@ _WIDER: Final[dict[pa.DataType, tuple[pa.DataType, ...]]] = {
     pa.int32(): (pa.int64(), pa.float64()),
     pa.float32(): (pa.float64(),),
 }
-"""These keep every value exactly (an int64 does not fit a float64)."""
+"""These keep every value exactly; an int64 does not fit a float64."""
 
 
 def evolve(old: pa.Schema, new: pa.Schema) -> None:
@@ -67,7 +67,7 @@ def can_widen(old: pa.DataType, new: pa.DataType) -> bool:
     Structs may gain fields anywhere; the others keep their order.
     """
     types = pa.types
-    # A column of nulls only has no value that could be lost.
+    # A column of nulls has no value to lose.
     if old == new or types.is_null(old):
         return True
     if types.is_decimal128(old) and types.is_decimal128(new):

@@ -1,6 +1,6 @@
 """The 64 bytes in front of every stored batch.
 
-Owns the layout; everything is little-endian (docs/storage-format.md has the same drawing):
+Little-endian:
 
 ```
  0  i64 base_offset      stamped by the leader  } outside the CRC: a leader stamps a batch
@@ -139,8 +139,7 @@ def whole_batch(header: BatchHeader, offset: int, room: int) -> bool:
 def link(buffer: bytes | bytearray | memoryview, at: int, offset: int, room: int) -> int:
     """Return (rows << 32 | bytes) of the batch at byte `at` that begins with row `offset`; 0: none.
 
-    A step of a walk over headers, as cheap as Python allows. 40 bytes must be there, and the whole
-    batch must fit `room` bytes.
+    40 bytes must be there, and the whole batch must fit `room` bytes.
     """
     base_offset, _, after, rows = _LINK.unpack_from(buffer, at)
     total: int = SIZE_END + after

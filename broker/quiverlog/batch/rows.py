@@ -1,5 +1,5 @@
-"""From a batch's bytes to Arrow arrays, with every check: the one decoder of rows, for broker and
-readers.
+"""The one decoder of rows, for broker and readers: from a batch's bytes to Arrow arrays, with every
+check.
 
 Rows are decoded as bare bytes first (`structure.Plan.layout`: strings as binary, maps as lists of
 structs), because Arrow checks the layout of those completely and none of their values. Only when

@@ -7,9 +7,8 @@ Owns a small grammar, close to Spark's DDL, and its inverse, which `topic descri
     type   := simple | decimal [ "(" precision ["," scale] ")" ] | "array" "<" type ["not null"] ">"
             | "map" "<" type "," type ["not null"] ">" | "struct" "<" [column ("," column)*] ">"
 
-Names are letters, digits and `_`, or anything between back quotes (a back quote is doubled).
-Types are read without regard to case; a `timestamp` counts microseconds and is in UTC. Client and
-command line read schemas here, so that what one of them takes the other takes too.
+Names are letters, digits and `_`, or anything between back quotes (a back quote is doubled). Types
+are read without regard to case; a `timestamp` counts microseconds and is in UTC.
 """
 
 from __future__ import annotations

@@ -60,8 +60,8 @@ _plans: dict[int, Plan] = {}
 _passed: dict[tuple[int, bytes], tuple[Plan, IpcMetadata]] = {}
 """Accepted metadata, by schema and bytes, from which everything but `_goes_with` follows.
 
-Only where the bytes depend on the number of rows alone: a producer of small batches of plain
-numbers sends the same ones again and again.
+Only where the bytes depend on the number of rows alone: small batches of plain numbers have the
+same ones again and again.
 """
 
 

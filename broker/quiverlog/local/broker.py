@@ -71,13 +71,14 @@ class LocalBroker:
 
     @property
     def is_ready(self) -> bool:
-        """Whether its newest process has printed the ready line."""
+        """Return whether its newest process has printed the ready line."""
         stdout = self.directory / "stdout"
         return stdout.exists() and _READY.search(stdout.read_text()) is not None
 
     @property
     def stopped_cleanly(self) -> bool:
-        """Whether its last process has marked the data directory: all rows are on the disk."""
+        """Return whether its last process has marked the data directory: all rows are on the
+        disk."""
         return (self.directory / "data" / _CLEAN_MARK).exists()
 
     def start(self, options: Sequence[str]) -> None:
@@ -96,7 +97,7 @@ class LocalBroker:
         command = [sys.executable, "-m", "quiverlog", "broker", "--node-id", str(self.node_id)]
         command += ["--data-dir", str(self.directory / "data"), "--rack", self.rack]
         command += ["--listen", self.listen, "--http-listen", self.http_listen, *options]
-        # A broker's settings in the environment are meant for another one.
+        # Settings in the environment are for another broker.
         env = {name: text for name, text in os.environ.items() if not name.startswith("QUIVERLOG_")}
         mark = spawn(command, env, self.directory / "stdout", self.log)
         temporary = self._mark_file.with_suffix(".new")
@@ -117,11 +118,11 @@ class LocalBroker:
             raise LocalClusterFailed(f"Broker {self.node_id} {what}; {self.last_words()}")
 
     def kill(self) -> bool:
-        """SIGKILL, and wait until it is gone; False if it did not run."""
+        """Send SIGKILL, and wait until it is gone; False if it did not run."""
         return self._end(signal.SIGKILL, _KILL_S)
 
     def stop(self, timeout_s: float) -> bool:
-        """SIGTERM, and wait; False if it did not run. A paused one is woken first.
+        """Send SIGTERM, and wait; False if it did not run. A paused one is resumed first.
 
         Raises:
             LocalClusterFailed: it still runs when the time is up.
@@ -130,11 +131,11 @@ class LocalBroker:
         return self._end(signal.SIGTERM, timeout_s)
 
     def pause(self) -> bool:
-        """SIGSTOP: it neither answers nor closes anything. False if it does not run."""
+        """Send SIGSTOP: it neither answers nor closes anything. False if it does not run."""
         return self._signal(signal.SIGSTOP, ProcessState.PAUSED)
 
     def resume(self) -> bool:
-        """SIGCONT after a pause. False if it is not paused."""
+        """Send SIGCONT; False if it is not paused."""
         return self.state is ProcessState.PAUSED and self._signal(
             signal.SIGCONT, ProcessState.RUNNING
         )

@@ -1,8 +1,7 @@
 """A cluster of brokers in one directory of this machine.
 
-The directory is the cluster: two share nothing, and only processes named in its files are touched.
 Owns `cluster.json` (the brokers and their settings), how brokers find each other, and when all are
-ready.
+ready. Two clusters share nothing, and only processes named in their files are signalled.
 """
 
 from __future__ import annotations
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
 __all__ = ["BROKERS_MAX", "LocalCluster", "racks_of"]
 
 BROKERS_MAX: Final = 9
-"""More brokers than that on one machine show nothing more."""
 
 _FILE: Final = "cluster.json"
 _LOCK: Final = "lock"
@@ -49,7 +47,7 @@ def racks_of(count: int) -> list[str]:
 
 @dataclass(slots=True)
 class LocalCluster:
-    """Brokers that belong together.
+    """The brokers of one cluster and their settings.
 
     Attributes:
         directory: all files of the cluster.
@@ -75,7 +73,7 @@ class LocalCluster:
         config: Mapping[str, str] | None = None,
         first_port: int | None = None,
     ) -> LocalCluster:
-        """Write a new cluster down, with one broker for each rack; nothing is started.
+        """Write the files of a new cluster, with one broker for each rack; nothing is started.
 
         Args:
             directory: absent or empty.
@@ -133,10 +131,10 @@ class LocalCluster:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other commands from changing the cluster.
+        """Lock the cluster against other commands.
 
         Raises:
-            LocalClusterFailed: one does at this moment.
+            LocalClusterFailed: another command has the lock.
         """
         with (self.directory / _LOCK).open("wb") as file:
             try:
@@ -156,8 +154,8 @@ class LocalCluster:
     def start(self, timeout_s: float = _READY_S) -> None:
         """Start what does not run, wake what is paused, and return when the cluster is ready.
 
-        Ready: every broker takes clients, and a majority decides that outlives the loss of one of
-        three (of two of five).
+        Ready: every broker takes clients, and the quorum survives the loss of one of three brokers
+        (of two of five).
 
         Raises:
             LocalClusterFailed: a broker ended, or is not ready in time.
@@ -183,7 +181,7 @@ class LocalCluster:
         self.brokers[node_id].start(["--cluster-id", self.cluster_id, *options])
 
     def wait_for_quorum(self, timeout_s: float = _READY_S) -> None:
-        """Return when all brokers are registered and unfenced, and as many vote as may.
+        """Return when all brokers are registered and unfenced, and as many as may are voters.
 
         Raises:
             LocalClusterFailed: not in time.

@@ -23,7 +23,7 @@ def free_port(host: str = "127.0.0.1") -> int:
     first = _ephemeral_start() // 2
     last_error: OSError | None = None
     for _ in range(_TRIES_MAX):
-        # Not of a seeded generator: several processes look at the same time.
+        # Not of a seeded generator: several processes search at the same time.
         port = random.SystemRandom().randrange(max(first, _UNPRIVILEGED_MIN), first * 2)
         try:
             _listen(host, port)
@@ -36,7 +36,7 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 def is_free(port: int, host: str = "127.0.0.1") -> bool:
-    """Whether a server could listen there now."""
+    """Return whether a server could listen there now."""
     try:
         _listen(host, port)
     except OSError:

@@ -69,7 +69,8 @@ def spawn(
         ],
         setsid=True,
     )
-    _state, began_ticks = _stat(pid) or ("Z", 0)  # Not waited for yet: the number is its own.
+    # Not waited for yet: no other process has the number.
+    _state, began_ticks = _stat(pid) or ("Z", 0)
     return ProcessMark(pid, began_ticks, _boot_id())
 
 

@@ -42,8 +42,6 @@ REGISTER_CONTAINERS_MAX: Final = 2 + BROKER_LISTENERS_MAX
 
 
 class RegisteredListener(Part, array_like=True, gc=False):
-    """The address of a listener for its clients."""
-
     name: ListenerName = ""
     host: Host = ""
     port: Port = 0
@@ -77,11 +75,7 @@ class RegisterBrokerResponse(Response, array_like=True, gc=False):
 
 
 class BrokerHeartbeatRequest(Request, array_like=True, gc=False):
-    """The broker is alive and has applied the metadata up to `metadata_version`. `is_disk_full`: it
-    accepts no rows now, and leads only what no other broker can. `second_node_id`, `second_at`: it
-    has just refused a second process under that node id (-1: none), at that address.
-    `faulted_count`: partitions here that accept no writes, because a write or fsync has failed.
-    """
+    """The broker is alive and has applied the metadata up to `metadata_version`."""
 
     API: ClassVar[Api] = Api.BROKER_HEARTBEAT
     cluster_id: ClusterId = ""
@@ -96,12 +90,8 @@ class BrokerHeartbeatRequest(Request, array_like=True, gc=False):
 
 
 class BrokerHeartbeatResponse(Response, array_like=True, gc=False):
-    """The controller's state of the broker. `session_ms`: silent for this long, it is fenced.
-    `confirmed_ms`: age of the quorum majority's last contact with the controller; the session
-    begins that much before the heartbeat. `metadata_version`: applied by the controller; -1: not
-    reported. `second_at`: where a second process under the broker's node id was just refused;
-    empty: nowhere.
-    """
+    """The controller's state of the broker. `confirmed_ms`: age of the quorum majority's last
+    contact with the controller; the session begins that much before the heartbeat."""
 
     API: ClassVar[Api] = Api.BROKER_HEARTBEAT
     is_caught_up: bool = False

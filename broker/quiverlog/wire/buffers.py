@@ -1,8 +1,7 @@
 """Memory for a broker's large frames, reused once no view of it is left.
 
-A new buffer of a mebibyte costs as much in page faults as receiving into it. The pool reuses a
-buffer only when every view of it is gone (decoded Arrow arrays keep views): a reader that drops its
-batches runs in warm memory, and one that keeps them is safe.
+A new buffer of a mebibyte costs as much in page faults as receiving into it. A buffer is reused
+only when every view of it is gone (decoded Arrow arrays keep views).
 
 Anonymous mappings get real pages only as bytes arrive: a peer that announces 64 MiB and sends
 nothing costs almost nothing. Private ones, as pages of a shared mapping belong to the kernel's
@@ -47,10 +46,7 @@ class BufferPool:
         self._bytes_max = bytes_max
 
     def take(self, size: int) -> memoryview:
-        """Return a writable, page-aligned view of at least `size` bytes with arbitrary content.
-
-        It belongs to the caller as long as any view of it lives.
-        """
+        """Return a page-aligned view, as `Memory.take`, with arbitrary content."""
         assert size > 0
         buffers = self._buffers
         for index in range(len(buffers)):

@@ -16,16 +16,14 @@ __all__ = ["ClusterBroker", "DescribeClusterRequest", "DescribeClusterResponse"]
 
 
 class DescribeClusterRequest(Request, array_like=True, gc=False):
-    """Asks for brokers, quorum and the state of the partitions. Every broker answers from its own
-    metadata; only the controller reports the lag of the quorum's replicas."""
+    """Every broker answers from its own metadata; only the controller reports the lag of the
+    quorum's replicas."""
 
     API: ClassVar[Api] = Api.DESCRIBE_CLUSTER
 
 
 class ClusterBroker(Part, array_like=True, gc=False):
-    """One registered broker, alive or not. `second_at`: where a second process under its node id
-    was just refused, as far as the answering broker has it; empty: nowhere. `faulted_count`:
-    partitions there that accept no writes, from the controller; 0 elsewhere."""
+    """One registered broker, alive or not. `faulted_count`: from the controller; 0 elsewhere."""
 
     node_id: NodeId = -1
     broker_epoch: Int64 = -1
@@ -49,11 +47,7 @@ class ClusterBroker(Part, array_like=True, gc=False):
 
 class DescribeClusterResponse(Response, array_like=True, gc=False):
     """The cluster as of the metadata of broker `node_id`. Partitions are counted while changes go
-    on: the counts may be of slightly different moments.
-
-    `is_behind`: the broker had no contact with the controller for a session, so all of it may be
-    old. `heard_ms`: time since its last contact with the quorum's leader; -1: none yet.
-    """
+    on: the counts may be of slightly different moments."""
 
     API: ClassVar[Api] = Api.DESCRIBE_CLUSTER
     cluster_id: str = ""

@@ -30,7 +30,7 @@ WHOLE_CLUSTER = -1
 
 
 class ConfigSource(enum.IntEnum):
-    """The source of a value. The larger number wins."""
+    """The larger number wins."""
 
     DEFAULT = 0
     FILE = 1

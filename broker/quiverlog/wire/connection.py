@@ -1,9 +1,8 @@
 """A client's side of one connection: correlation ids, requests in flight, HELLO first.
 
-Does no I/O: requests in, bytes out; frames in, responses out. `hello()` once, then `send()` at any
-time (also before HELLO is answered); `receive()` for every frame. After an exception from
-`receive()`, except InvalidResponse, the connection must be closed. The broker's side needs no
-machine: it answers with the request's correlation id.
+Does no I/O: `hello()` once, then `send()` at any time (also before HELLO is answered); `receive()`
+for every frame. After an exception from `receive()`, except InvalidResponse, the connection must be
+closed. The broker's side needs no machine: it answers with the request's correlation id.
 """
 
 from __future__ import annotations
@@ -48,8 +47,6 @@ class ConnectionState(enum.Enum):
 
 
 class ClientConnection:
-    """Matches responses to requests; one instance per connection."""
-
     __slots__ = ("_apis", "_frame_bytes_max", "_in_flight", "_last_id", "peer", "state")
 
     def __init__(self) -> None:
@@ -107,7 +104,7 @@ class ClientConnection:
         return correlation_id, response, frame.body
 
     def close(self) -> list[int]:
-        """Close. Returns the ids of the requests that will never be answered."""
+        """Close; return the ids of the requests that will never be answered."""
         self.state = ConnectionState.CLOSED
         lost = list(self._in_flight)
         self._in_flight.clear()

@@ -11,8 +11,6 @@ __all__ = ["DecommissionBrokerRequest", "DecommissionBrokerResponse", "Decommiss
 
 
 class DecommissionStep(enum.IntEnum):
-    """The step of a request."""
-
     NOTHING = 0
     BEGIN = 1
     CANCEL = 2
@@ -20,8 +18,8 @@ class DecommissionStep(enum.IntEnum):
 
 
 class DecommissionBrokerRequest(Request, array_like=True, gc=False):
-    """Asks that a broker gets nothing more, or may get partitions again, or is removed; or asks for
-    its progress only."""
+    """Asks that a broker gets nothing more, gets partitions again, or is removed; or for its
+    progress only."""
 
     API: ClassVar[Api] = Api.DECOMMISSION_BROKER
     step: UInt31 = 0

@@ -3,10 +3,9 @@
     u32 size | u32 header_size | header: one msgpack array | body: batches, outside msgpack
 
 Little-endian. `size` counts the bytes after itself. Sizes from a peer are checked before memory is
-allocated for them, and a header's arrays and maps are counted before it is decoded: an empty one
-takes one byte, and two hundred bytes of memory. Small frames share one scratch buffer of the event
-loop and are returned as views; the rest of an incomplete large frame is received into a buffer of
-its own (`buffers.BufferPool`).
+allocated for them, and a header's arrays and maps are counted before it is decoded: an empty one is
+one byte, and two hundred bytes of memory. Small frames are views of the event loop's scratch
+buffer; the rest of a large one is received into a buffer of its own.
 """
 
 from __future__ import annotations
@@ -82,7 +81,7 @@ def check_containers(
     if len(header) <= count_max:
         return  # Each takes at least one byte.
     data = bytes(header)
-    # An upper bound, at the cost of a memory scan: it settles nearly all headers.
+    # An upper bound by a memory scan settles nearly all headers.
     if len(data) - len(data.translate(None, _MARKS)) <= count_max:
         return
     if count_containers(data, count_max) > count_max:
@@ -143,8 +142,7 @@ class Frame(NamedTuple):
 
 # --- out ------------------------------------------------------------------------------------------
 def encode(message: Request | Response, correlation_id: int, body_bytes: int = 0) -> bytes:
-    """Return prefix and header of a frame; the caller sends the body's `body_bytes` bytes after
-    them.
+    """Return prefix and header of a frame; the caller sends `body_bytes` bytes after them.
 
     Sets the message's `api`, `version` and `correlation_id`.
 
@@ -163,8 +161,7 @@ def encode(message: Request | Response, correlation_id: int, body_bytes: int = 0
 def _long_response(response: Response, header: bytes) -> bytes:
     """Return the header of a long response; without the error texts of entries if it does not fit.
 
-    The codes stay: if the whole response were refused for ten thousand texts, the client could not
-    see which entries were stored.
+    Without an answer, for ten thousand texts, the client could not see which entries were stored.
     """
     if len(header) > HEADER_BYTES_MAX:
         for name in ("partitions", "topics"):
@@ -247,7 +244,7 @@ def _newer_hello(header: memoryview | bytes) -> Request:
     """Decode a HELLO of a newer version: only its first three fields have a fixed meaning.
 
     The answer has the supported versions, so that a newer client can choose one and ask again
-    (KIP-511); the same answer has the versions of every other API.
+    (KIP-511).
     """
     _, version, correlation_id = peek_preamble(header)
     if correlation_id == 0:
@@ -428,7 +425,7 @@ class FrameReceiver:
         return self._cut(len(self._pending) + n)
 
     def _cut(self, end: int) -> list[Frame]:
-        """Return all frames in the first `end` bytes of the scratch; keep the rest."""
+        """Return the frames in the first `end` bytes of the scratch; keep the rest."""
         frames: list[Frame] = []
         scratch = self._scratch
         at = 0
@@ -438,13 +435,13 @@ class FrameReceiver:
                 self._check(size, header_bytes)
             except QuiverlogError as error:
                 self.fail(error)
-                # Complete frames before it are processed first; the next call raises.
+                # The caller processes the frames before it first; the next call raises.
                 if not frames:
                     raise
                 return frames
             next_at = at + _SIZE_FIELD_BYTES + size
             if next_at > end:
-                # A smaller frame completes in the scratch with the next receive.
+                # A smaller frame is completed in the scratch by the next receive.
                 if next_at - at >= DEDICATED_BYTES_MIN:
                     self._begin_dedicated(at, end, size, header_bytes)
                     return frames

@@ -2,12 +2,12 @@
 
 On the wire a message is a flat msgpack array `[api, version, correlation_id, ...fields]`. Fields
 are only appended, with a default: an older decoder ignores unknown ones, a newer one fills in
-missing ones (docs/protocol.md, "Evolution"). Bodies (batches) follow the header, outside msgpack.
+missing ones (docs/protocol.md, "Evolution", has each field's meaning, too). Bodies (batches) follow
+the header, outside msgpack.
 
-A partition is named by topic id: a topic that was deleted and created again is another one
-(KIP-516). Types carry their bounds: those of an answer by meaning (the client only checks that it
-fits the request), those of a request by width (the broker refuses the rest with a better message).
-msgspec checks a list's length before it allocates the list.
+Types carry their bounds: those of an answer by meaning, those of a request by width (the broker
+refuses the rest with a better message). msgspec checks a list's length before it allocates the
+list.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from .apis import Api as Api
 MOMENT_US_MAX: Final = 253_402_300_799_999_999
 """The last microsecond of the year 9999, where Python's datetime ends."""
 CORRELATION_ID_MAX: Final = 2**31 - 1
-"""Requests have ids from 1 on; id 0 is in the answer to an unreadable request."""
+"""Requests have ids from 1 on; 0 is that of the answer to an unreadable request."""
 
 _T = TypeVar("_T")
 
@@ -137,9 +137,9 @@ class HelloResponse(Response, array_like=True, gc=False):
 class MetadataRequest(Request, array_like=True, gc=False):
     """`topics` nil: all; topics are looked up by `topics` and by `topic_ids`.
 
-    With `first_name` (not nil) the answer is a page of topics in the order of their names, from
-    that name on ("" from the first). `topic_ids` must then be empty. Without it the answer is
-    complete, or FRAME_TOO_LARGE.
+    With `first_name` (not nil) the answer is a page of topics by name, from that name on ("" from
+    the first), and `topic_ids` must be empty. Without it the answer is complete, or
+    FRAME_TOO_LARGE.
     """
 
     API: ClassVar[Api] = Api.METADATA
@@ -180,10 +180,10 @@ class TopicMetadata(Part, array_like=True, gc=False):
 
 
 class MetadataResponse(Response, array_like=True, gc=False):
-    """`metadata_version` grows with every change of any topic; compare, do not interpret.
+    """`metadata_version` is for comparison only. `controller_id` -1: no controller is known.
 
-    `controller_id`: -1 while no controller is known. `is_behind`: the broker had no contact with
-    the controller for a session, so other brokers may have newer metadata.
+    `is_behind`: the broker had no contact with the controller for a session, so other brokers may
+    have newer metadata.
     """
 
     API: ClassVar[Api] = Api.METADATA
@@ -198,7 +198,7 @@ class MetadataResponse(Response, array_like=True, gc=False):
 
 # --- PRODUCE: body = the partitions' batches, one after the other, in the order of `partitions` --
 class ProducePartition(Part, array_like=True, gc=False):
-    """All batches of one entry are appended together or not at all."""
+    """All batches of an entry are appended together or not at all."""
 
     topic_id: TopicId = b""
     partition: Int32 = -1
@@ -216,10 +216,7 @@ class ProduceRequest(Request, array_like=True, gc=False):
 
 
 class ProducePartitionResult(Part, array_like=True, gc=False):
-    """`durability`: the level that the acknowledgement rests on, at least the requested one.
-    `duplicate`: stored by an earlier try. `next_sequence`, with INVALID_PRODUCER_EPOCH: nothing
-    from this sequence on is stored under the batch's epoch, and nothing ever will be; -1: unknown.
-    """
+    """`durability`: at least the requested one."""
 
     topic_id: TopicId = b""
     partition: Int32 = -1
@@ -243,10 +240,8 @@ class ProduceResponse(Response, array_like=True, gc=False):
 class FetchPartition(Part, array_like=True, gc=False):
     """`offset` may be inside a batch: the whole batch is sent and the reader slices.
 
-    `last_epoch` is the leader epoch of the last row read before `offset` (NO_EPOCH: none): the
-    broker answers with the point of divergence when that row is no longer in its log (KIP-320).
-    `end_offset` >= 0: send no batch that starts at or after it. `bytes_max` 0 or less: 4 MiB.
-    `from_follower`: a broker that does not lead the partition may answer from its copy.
+    `last_epoch` is the leader epoch of the last row read before `offset`: the broker answers with
+    the point of divergence when that row is no longer in its log (KIP-320).
     """
 
     topic_id: TopicId = b""
@@ -262,9 +257,9 @@ class FetchPartition(Part, array_like=True, gc=False):
 class FetchRequest(Request, array_like=True, gc=False):
     """Answered when `min_bytes` are available, `max_wait_ms` have passed, or an entry has an error.
 
-    `bytes_max` bounds the body; 0 or less: the broker's default (16 MiB). The first batch of the
-    first partition with rows is always sent, whatever its size, so that a reader cannot get stuck.
-    `file_ranges`: a broker on the reader's machine may send positions in its files instead of rows.
+    The first batch of the first partition with rows is always sent, whatever its size, so that a
+    reader cannot get stuck. `file_ranges`: a broker on the reader's machine may send positions in
+    its files instead of rows.
     """
 
     API: ClassVar[Api] = Api.FETCH
@@ -328,7 +323,7 @@ class FetchResponse(Response, array_like=True, gc=False):
 class ListOffsetsPartition(Part, array_like=True, gc=False):
     """`at`: LATEST, EARLIEST, or microseconds since 1970 (first row at or after that time).
 
-    `known_offset`, used with `max_wait_ms` only: the last result that the client got.
+    `known_offset` is used with `max_wait_ms` only.
     """
 
     topic_id: TopicId = b""
@@ -339,9 +334,9 @@ class ListOffsetsPartition(Part, array_like=True, gc=False):
 
 
 class ListOffsetsRequest(Request, array_like=True, gc=False):
-    """With `max_wait_ms` > 0 the answer waits until a partition's result differs from its
+    """A long poll with `max_wait_ms` > 0: the answer waits until a result differs from its
     `known_offset`, the metadata version differs from `metadata_version` (if >= 0), an entry has an
-    error, or the time is up: long polling."""
+    error, or the time is up."""
 
     API: ClassVar[Api] = Api.LIST_OFFSETS
     max_wait_ms: Int32 = 0
@@ -351,8 +346,7 @@ class ListOffsetsRequest(Request, array_like=True, gc=False):
 
 
 class ListOffsetsPartitionResult(Part, array_like=True, gc=False):
-    """No row at or after a timestamp: `offset` is -1. `leader_epoch` is that of the row before
-    `offset`: the `last_epoch` of a reader that starts there."""
+    """`leader_epoch` is the `last_epoch` of a reader that starts at `offset`."""
 
     topic_id: TopicId = b""
     partition: Int32 = -1
@@ -388,8 +382,6 @@ class InitProducerIdResponse(Response, array_like=True, gc=False):
 
 # --- administration ---------------------------------------------------------------------------
 class NewTopic(Part, array_like=True, gc=False):
-    """`schema` is an Arrow IPC schema message. -1: the broker's default."""
-
     name: str = ""
     schema: bytes = b""
     partitions: Int32 = -1
@@ -433,8 +425,6 @@ class DeleteTopicsResponse(Response, array_like=True, gc=False):
 
 
 class AlterTopicRequest(Request, array_like=True, gc=False):
-    """Unchanged: `partitions` -1, empty `schema`, no configs."""
-
     API: ClassVar[Api] = Api.ALTER_TOPIC
     name: str = ""
     set_configs: Configs = {}
@@ -451,7 +441,7 @@ class AlterTopicResponse(Response, array_like=True, gc=False):
 
 
 class DescribeTopicsRequest(Request, array_like=True, gc=False):
-    """`names` nil: all. `first_name`: a page, as in METADATA."""
+    """`first_name`: a page, as in METADATA."""
 
     API: ClassVar[Api] = Api.DESCRIBE_TOPICS
     names: PerTopic[str] | None = None
@@ -459,8 +449,6 @@ class DescribeTopicsRequest(Request, array_like=True, gc=False):
 
 
 class ConfigEntry(Part, array_like=True, gc=False):
-    """`source`: `topic` when set on the topic, `default` otherwise."""
-
     key: str = ""
     value: str = ""
     source: str = "default"
@@ -520,8 +508,8 @@ class TopicSchemasRequest(Request, array_like=True, gc=False):
 
 
 class TopicSchemasResponse(Response, array_like=True, gc=False):
-    """Schemas of the topic, oldest first. With `next_schema_id` 0, the last one is the current one;
-    otherwise ask again with it as `first_schema_id`."""
+    """With `next_schema_id` 0 the last schema is the current one; otherwise ask again with it as
+    `first_schema_id`."""
 
     API: ClassVar[Api] = Api.TOPIC_SCHEMAS
     schemas: Annotated[list[SchemaVersion], Meta(max_length=SCHEMAS_PER_TOPIC_MAX)] = []
@@ -529,16 +517,14 @@ class TopicSchemasResponse(Response, array_like=True, gc=False):
 
 
 class DeleteRecordsPartition(Part, array_like=True, gc=False):
-    """`before_offset` -1: the high watermark."""
-
     topic_id: TopicId = b""
     partition: Int32 = -1
     before_offset: Int64 = -1
 
 
 class DeleteRecordsRequest(Request, array_like=True, gc=False):
-    """Answered when the leader and all live replicas have deleted the rows. After `timeout_ms` a
-    partition's answer is REQUEST_TIMED_OUT: the leader has deleted them, and the others will."""
+    """Answered when the leader and all live replicas have deleted the rows. With REQUEST_TIMED_OUT
+    the leader has deleted them, and the others will."""
 
     API: ClassVar[Api] = Api.DELETE_RECORDS
     partitions: PerPartition[DeleteRecordsPartition] = []
@@ -588,8 +574,6 @@ class EpochEndOffsetsResponse(Response, array_like=True, gc=False):
 
 
 class RangePartition(Part, array_like=True, gc=False):
-    """`bytes_max` -1: no bound. `end_offset` -1: the high watermark."""
-
     topic_id: TopicId = b""
     partition: Int32 = -1
     start_offset: Int64 = EARLIEST
@@ -606,7 +590,7 @@ class DescribeRangesRequest(Request, array_like=True, gc=False):
 
 class RangePartitionResult(Part, array_like=True, gc=False):
     """`end_offset`: the last batch boundary (or the requested end) within `bytes_max`, after at
-    least one batch. `byte_count`: stored bytes of the batches up to there."""
+    least one batch."""
 
     topic_id: TopicId = b""
     partition: Int32 = -1

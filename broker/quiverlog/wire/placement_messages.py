@@ -33,7 +33,7 @@ class ReplicaSize(Part, array_like=True, gc=False):
 
 
 class TopicReplicas(Part, array_like=True, gc=False):
-    """The replicas of one topic. Topics without one are left out."""
+    """Topics without a replica there are left out."""
 
     name: str = ""
     topic_id: TopicId = b""

@@ -51,7 +51,7 @@ class ProducerPartition(Part, array_like=True, gc=False):
 
 
 class TopicProducer(Part, array_like=True, gc=False):
-    """The partitions of one topic. A topic to which the producer did not write is left out."""
+    """A topic to which the producer did not write is left out."""
 
     name: str = ""
     topic_id: TopicId = b""

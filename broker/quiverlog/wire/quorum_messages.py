@@ -1,9 +1,8 @@
 """QUORUM: the metadata quorum's messages between brokers.
 
 One struct per kind of message, with the kind's number at its first place. Entries and snapshot
-chunks are in the body, in the order of the messages; the header has the number of bytes of each.
-All messages of a request come from one replica and go to one node. The request is answered on
-receipt: the answer to a message is a message of its own, in a request the other way.
+chunks are in the body, in the order of the messages. The request is answered on receipt: the answer
+to a message is a message of its own, in a request the other way.
 """
 
 from __future__ import annotations
@@ -82,8 +81,6 @@ class QuorumVote(Part, array_like=True, gc=False, tag=3):
 
 
 class QuorumVoteResponse(Part, array_like=True, gc=False, tag=4):
-    """`silent_us`: time since the sender last had contact with a leader, or led itself."""
-
     target_directory: DirectoryId = ""
     term: UInt63 = 0
     granted: bool = False
@@ -122,7 +119,7 @@ class QuorumAppendResponse(Part, array_like=True, gc=False, tag=6):
 
 
 class QuorumHeartbeat(Part, array_like=True, gc=False, tag=7):
-    """`sent_us`: by the sender's clock, and returned in the answer; 0: not reported."""
+    """`sent_us` is returned in the answer."""
 
     target_directory: DirectoryId = ""
     term: UInt63 = 0
@@ -131,7 +128,7 @@ class QuorumHeartbeat(Part, array_like=True, gc=False, tag=7):
 
 
 class QuorumHeartbeatResponse(Part, array_like=True, gc=False, tag=8):
-    """The sender is alive in this term; nothing about its log. `sent_us` is the heartbeat's."""
+    """The sender is alive in this term. `sent_us` is the heartbeat's."""
 
     target_directory: DirectoryId = ""
     term: UInt63 = 0
@@ -196,10 +193,8 @@ QuorumMessage: TypeAlias = (
 
 
 class QuorumRequest(Request, array_like=True, gc=False):
-    """Messages of the metadata quorum from one replica to one node.
-
-    Body: the bytes of the entries and chunks of `messages`, in their order.
-    """
+    """Messages of the metadata quorum from one replica to one node. Body: the bytes of their
+    entries and chunks, in their order."""
 
     API: ClassVar[Api] = Api.QUORUM
     cluster_id: ClusterId = ""
@@ -212,11 +207,7 @@ class QuorumRequest(Request, array_like=True, gc=False):
 
 
 class QuorumResponse(Response, array_like=True, gc=False):
-    """Without an error the messages were received; their processing is not confirmed.
-
-    `directory_id`: of the answering broker. `leader_id`, `leader_directory`, `leader_endpoint`: the
-    quorum leader that it follows (-1: none), and its address among brokers (empty: unknown).
-    """
+    """Without an error the messages were received; their processing is not confirmed."""
 
     API: ClassVar[Api] = Api.QUORUM
     directory_id: DirectoryId = ""

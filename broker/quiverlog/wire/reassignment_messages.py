@@ -62,7 +62,7 @@ class ReassignPartitionsRequest(Request, array_like=True, gc=False):
 
 
 class PartitionReplicas(Part, array_like=True, gc=False):
-    """A partition's replicas now. It moves while any are added or removed."""
+    """The partition moves while any replicas are added or removed."""
 
     partition: Int32 = -1
     replicas: Both = []
@@ -73,8 +73,6 @@ class PartitionReplicas(Part, array_like=True, gc=False):
 
 
 class TopicMoves(Part, array_like=True, gc=False):
-    """The partitions of one topic that move."""
-
     name: str = ""
     moves: Annotated[list[PartitionReplicas], Meta(max_length=PARTITIONS_PER_TOPIC_MAX)] = []
 

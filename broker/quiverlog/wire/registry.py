@@ -1,7 +1,6 @@
 """The table of APIs: request, response, versions and audience of each number.
 
-A decoder is made for the first message that needs it, under `first_use.MAKING`. A new API needs its
-number in `apis`, its two classes in a file of messages, and one line here.
+A new API needs its number in `apis`, its two classes in a file of messages, and one line here.
 """
 
 from __future__ import annotations
@@ -36,7 +35,8 @@ _Message = TypeVar("_Message")
 
 
 class LateDecoder(Generic[_Message]):
-    """Decodes one type, made on first use: all of them take 9 ms, and no process needs all.
+    """A decoder made on first use, under `first_use.MAKING`: all of them take 9 ms, and no process
+    needs all.
 
     Attributes:
         decode: made when it is first looked up.
@@ -52,7 +52,7 @@ class LateDecoder(Generic[_Message]):
     def __getattr__(self, name: str) -> Callable[[bytes | bytearray | memoryview], _Message]:
         if name != "decode":
             raise AttributeError(name)
-        with MAKING:  # A thread that has waited makes its own again: the types are complete then.
+        with MAKING:  # A second thread makes its own again: the types are complete then.
             self.decode = msgspec.msgpack.Decoder(self._kind).decode
         return self.decode
 

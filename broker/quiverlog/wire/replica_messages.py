@@ -1,7 +1,4 @@
-"""Requests between brokers about copies of partitions.
-
-Replication does not use FETCH: docs/adr/0028.
-"""
+"""Requests between brokers about replicas. Replication does not use FETCH: docs/adr/0028."""
 
 from __future__ import annotations
 
@@ -46,19 +43,15 @@ LOG_ENDS_CONTAINERS_MAX: Final = 2 + ALTER_PARTITION_ENTRIES_MAX
 
 
 class PartitionKey(Part, array_like=True, gc=False):
-    """A partition that leaves the session."""
-
     topic_id: TopicId = b""
     partition: Int32 = -1
 
 
 class ReplicaFetchPartition(Part, array_like=True, gc=False):
-    """A follower's report of its copy. `offset`: the end of its log, where it continues.
-    `last_epoch`: the newest leader epoch in its list (NO_EPOCH: none): the answer has the point of
-    divergence, if the logs diverge. `recheck`: the last bytes were damaged, so the leader verifies
-    them. `readers_wait`: a new high watermark is sent at once; otherwise with the next news, or a
-    few milliseconds later. `saved_epoch`: the newest epoch of the list on its disk, or NO_EPOCH.
-    """
+    """A follower's report of its copy. By `last_epoch` the answer has the point of divergence, if
+    the logs diverge. `recheck`: the last bytes were damaged, so the leader verifies them.
+    `readers_wait`: a new high watermark is sent at once; otherwise with the next news, or a few
+    milliseconds later."""
 
     topic_id: TopicId = b""
     partition: Int32 = -1
@@ -73,14 +66,12 @@ class ReplicaFetchPartition(Part, array_like=True, gc=False):
 
 
 class ReplicaFetchRequest(Request, array_like=True, gc=False):
-    """Names the partitions with news; the leader keeps the rest of the session. `session_id` 0
-    begins a session, with `session_epoch` 0; each further request has the next epoch, from 1 on.
-    `forgotten` is processed first.
+    """Names the partitions with news; the leader keeps the rest of the session, and answers on news
+    of any partition. `session_id` 0 begins a session, with `session_epoch` 0; each further request
+    has the next epoch, from 1 on.
 
-    The answer waits for news of any partition of the session, at most `max_wait_ms`.
-
-    `ends_wait`: not a fetch. The session's waiting fetch is answered now, so that the next one may
-    be sent. The request has no entries and no epoch, and neither has its answer.
+    `ends_wait`: not a fetch, without entries and epoch. The session's waiting fetch is answered
+    now, so that the next one may be sent.
     """
 
     API: ClassVar[Api] = Api.REPLICA_FETCH
@@ -131,11 +122,10 @@ class ReplicaFetchResponse(Response, array_like=True, gc=False):
 
 
 class AlterPartition(Part, array_like=True, gc=False):
-    """The in-sync replicas that a partition's leader proposes. Accepted only while the partition is
-    at both epochs. `broker_epochs`: one per member, as it reported to the leader; -1 for a member
-    that was in sync and has not reported under this leader. `ends_move`: the replicas that stay
-    after a move have on disk what producers were promised.
-    """
+    """The in-sync replicas that a partition's leader proposes, accepted only while the partition is
+    at both epochs. `broker_epochs`: -1 for a member that was in sync and has not reported under
+    this leader. `ends_move`: the replicas that stay after a move have on disk what producers were
+    promised."""
 
     topic_id: TopicId = b""
     partition: Int32 = -1
@@ -156,9 +146,9 @@ class OfflineReplica(Part, array_like=True, gc=False):
 
 
 class AlterPartitionRequest(Request, array_like=True, gc=False):
-    """A leader asks the controller to change in-sync replicas (KIP-497). Each partition is decided
-    on its own. `offline`: the sender's replicas that accept no writes or have lost rows; they leave
-    the in-sync set, and other replicas lead."""
+    """A leader asks the controller to change in-sync replicas (KIP-497), each partition on its own;
+    the answer has an entry for each, in order. `offline` replicas leave the in-sync set, and others
+    lead."""
 
     API: ClassVar[Api] = Api.ALTER_PARTITION
     broker_id: Int32 = -1
@@ -180,21 +170,15 @@ class AlterPartitionResult(Part, array_like=True, gc=False):
 
 
 class AlterPartitionResponse(Response, array_like=True, gc=False):
-    """One entry per partition of the request, in its order; those of `offline` are a separate
-    list."""
-
     API: ClassVar[Api] = Api.ALTER_PARTITION
     partitions: PerChange[AlterPartitionResult] = []
     offline: PerChange[AlterPartitionResult] = []
 
 
 class PartitionLogEnd(Part, array_like=True, gc=False):
-    """The end of the sender's log of a partition without a leader: `end_offset`, and the leader
-    epoch of its last row. -1: the log cannot be read to its end. -2: there is none; also from a
-    leader that has the only replica, which then has no leader. `leader_epoch`: the partition's, in
-    the sender's metadata. `is_offline`: the log accepts no writes before the sender restarts, so it
-    cannot lead.
-    """
+    """The end of the sender's log of a partition without a leader. -1: the log cannot be read to
+    its end. -2: there is none; also from a leader that has the only replica, which then has no
+    leader."""
 
     topic_id: TopicId = b""
     partition: Int32 = -1

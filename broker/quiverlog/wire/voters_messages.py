@@ -26,8 +26,6 @@ __all__ = ["ChangeVotersRequest", "ChangeVotersResponse", "QuorumReplica", "Vote
 
 
 class VoterChange(enum.IntEnum):
-    """The change of a request."""
-
     NOTHING = 0
     ADD = 1
     REMOVE = 2
@@ -36,8 +34,8 @@ class VoterChange(enum.IntEnum):
 class ChangeVotersRequest(Request, array_like=True, gc=False):
     """Adds a voter to the metadata quorum, removes one, or asks for the present ones.
 
-    The quorum's leader makes the change; every broker answers questions from its own state. A
-    change is answered when it is committed.
+    The quorum's leader makes the change, and answers when it is committed; every broker answers
+    questions from its own state.
     """
 
     API: ClassVar[Api] = Api.CHANGE_VOTERS
@@ -51,8 +49,6 @@ class ChangeVotersRequest(Request, array_like=True, gc=False):
 
 
 class QuorumReplica(Part, array_like=True, gc=False):
-    """One replica of the metadata log."""
-
     node_id: UInt31 = 0
     directory_id: DirectoryId = ""
     endpoint: Endpoint = ""

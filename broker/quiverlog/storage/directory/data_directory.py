@@ -94,11 +94,13 @@ class PartitionDirectories:
                 owner = read_topic_id(self._disk, path)
                 if owner == topic_id:
                     return False
-                if owner is None:
+                if owner is None:  # It may hold this topic's rows.
                     raise OSError(errno.EIO, "it cannot be read whose directory this is", path)
                 self.remove_partition(name)
             try:
                 self._disk.make_dir(path)
+                # Not flushed: thousands of partitions must not cost as many fsyncs. A power failure
+                # may tear it; `remove_leftovers` then labels the directory again.
                 write_partition_file(self._disk, path, name, topic_id)
             except BaseException:
                 with contextlib.suppress(OSError, QuiverlogError):

@@ -4,8 +4,8 @@ All entries of one job are one frame, and a crash keeps all or none. A frame tha
 short was never acknowledged and is cut off; any other mismatch is damage, and the broker does not
 start. A frame whose fsync failed may be there at the next start or not.
 
-Invariant: jobs of one log have one key and run one after another; only they use the `Tail`. The
-loop has the log as of the last completed job.
+Invariant: jobs of one log run one after another; only they use the `Tail`. The loop has the log as
+of the last completed job.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ def parse(path: str, data: bytes) -> Frames:
 
 
 def restore_error(path: str, what: str, **details: int) -> CorruptLog:
-    """A voter with an earlier state of its disk has lost votes and entries that others rely on:
-    committed decisions could be lost."""
+    """Return the error for an earlier state of a voter's disk: without the votes and entries that
+    others rely on, committed decisions could be lost."""
     return CorruptLog(
         f"{path} {what}; nothing was changed. A broker that is alone: restore the file from a"
         " backup. One of several: never from a backup, empty its data directory, and it joins the"
@@ -152,8 +152,8 @@ def _valid_frame_after(view: memoryview, at: int) -> bool:
     """Return whether a whole frame is at or after `at`. Frames are not aligned.
 
     A checksum is computed only where the lengths in a frame agree. If the search costs several
-    times that of a plain file (frames stored within frames), the result is True: a person must look
-    at the file.
+    times that of a plain file (frames within frames), the result is True: an operator must look at
+    the file.
     """
     checksum_bytes = max(4 * (len(view) - at), _SEARCH_CHECKSUM_BYTES_MIN)
     steps = max(len(view) - at, _SEARCH_STEPS_MIN)
@@ -168,8 +168,8 @@ def _valid_frame_after(view: memoryview, at: int) -> bool:
 
 
 def _candidates(view: memoryview, at: int) -> Iterator[int]:
-    """`re` finds a possible highest byte of both lengths: it is 0 in any file below 16 MiB, and the
-    other checks run at few positions."""
+    """Yield possible frames: `re` finds the highest byte of both lengths, 0 in any file below 16
+    MiB; the other checks run at few positions."""
     top = b"[\\x00-" + re.escape(bytes([min((len(view) - at) >> 24, 255)])) + b"]"
     length = b"(?!\\x00{4})..." + top
     pattern = re.compile(b"(?s)(?=" + length + b"...." + length + b")")
@@ -340,7 +340,7 @@ class AppendJob:
 
 
 class CompactJob:
-    """Replace the entries up to a position by a snapshot; later entries are carried over.
+    """Replace the entries up to a position by a snapshot; later entries are kept.
 
     The job calls `snapshot`, because it may take long; what it reads must not change meanwhile.
     `kept`: entries that follow the snapshot in a frame of their own.
@@ -422,8 +422,8 @@ class MetadataLog:
     ) -> MetadataLog:
         """Open or create the log in `directory`.
 
-        `create`: a missing or empty file may be made. Not where there are partitions: all of them
-        would look like leftovers of deleted topics. `bytes_min`: the file's size at the last clean
+        `create`: a missing or empty file may be made; not where there are partitions, which would
+        all look like leftovers of deleted topics. `bytes_min`: the file's size at the last clean
         stop. `before_cut`: called with the entries before a last frame that seems to be an
         unfinished append; returns why it cannot be one, or nothing. `first`: frames that a new file
         begins with. `judge`: called with the entries before anything is changed; may raise.
@@ -538,8 +538,7 @@ class MetadataLog:
     def begin_compact(
         self, snapshot: Callable[[], Sequence[bytes]], kept: Sequence[bytes] = ()
     ) -> CompactJob:
-        """Return a job that replaces all entries of completed appends by the equivalent `snapshot`
-        and `kept`.
+        """Return a job that replaces all entries of completed appends by `snapshot` and `kept`.
 
         Later appends are kept.
         """
@@ -566,11 +565,9 @@ class MetadataLog:
         assert self._compacting
         assert job.key == self.tail.path
         self._compacting = False
-        # On a full disk every append would start another one, which writes everything in vain: try
-        # again when there is twice as much to gain.
+        # On a full disk every append would start another one in vain: try again at twice the size.
         self._snapshot_bytes = max(self._snapshot_bytes, self._size)
-        # The job is finished, so no other thread writes this. The next job has the same key, and
-        # sets its own fault again.
+        # No other thread writes this between two jobs of one key.
         self._fault = self._fault or self.tail.fault
         return bool(self._fault)
 
@@ -597,8 +594,8 @@ class MetadataLog:
 def _flush_last(tail: Tail, data: bytes, frames: Frames) -> None:
     """Cut a torn frame, and write the last whole one once more.
 
-    The last append's flush may have failed, or never happened: the kernel may count the cached
-    bytes as written, and decisions are based on them from now on.
+    The last append's flush may have failed: the kernel may count the cached bytes as written, and
+    decisions are based on them from now on.
     """
     file = tail.file
     assert FILE_HEADER_BYTES <= frames.last <= frames.end
@@ -609,7 +606,7 @@ def _flush_last(tail: Tail, data: bytes, frames: Frames) -> None:
     try:
         file.rewrite(frames.last, last)
     except DiskFull:
-        # A broker must start for its readers. The next append makes up for it, or fails as well.
+        # A broker must start for its readers: the next append flushes it, or fails.
         tail.unflushed = (frames.last, last)
         return
     file.sync()

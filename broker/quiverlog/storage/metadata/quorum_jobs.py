@@ -1,8 +1,7 @@
 """Jobs of a quorum's log, and the bytes of its items and of `quorum-state`.
 
-Owns the order in which the parts of a `Write` become durable (hard state, entries, chunk), and
-which failures leave everything unchanged. An entry with an existing index replaces that one and all
-after it.
+The parts of a `Write` become durable in the order hard state, entries, chunk. An entry with an
+existing index replaces that one and all after it.
 
 Invariant: jobs of one log run one after another; only they use the `Plate`. A `quorum-state` that
 is damaged, or missing beside a log, prevents the start: it is never guessed.
@@ -72,7 +71,6 @@ __all__ = [
 ]
 
 
-# The items of a quorum's metadata log: a snapshot first, then the entries after it.
 _SNAPSHOT: Final = b"S"
 _ENTRY: Final = b"E"
 _U32: Final = struct.Struct("<I")
@@ -119,7 +117,7 @@ def snapshot_frame_bytes(item_bytes: int) -> int:
 
 
 def unpack_snapshot(path: str, item: bytes) -> Snapshot:
-    if item[:1] not in (_SNAPSHOT, _ENTRY):  # Its frame's checksum matched: no damage.
+    if item[:1] not in (_SNAPSHOT, _ENTRY):  # Not damage: its frame's checksum matched.
         raise UnsupportedFormat(f"{path} has the entries of a quiverlog before its first release.")
     if item[:1] != _SNAPSHOT or len(item) < 1 + _U32.size:
         raise restore_error(path, "does not begin with a snapshot")

@@ -134,7 +134,7 @@ class QuorumLog:
             first=pack_frame([pack_snapshot(first)]),
             judge=judge,
         )
-        # A vote must not be lost because its file's name was never flushed.
+        # A vote must not be lost with its file's name.
         file.flush_name()
         for suffix in (INSTALL_SUFFIX, ".new"):
             if disk.exists(path + suffix):
@@ -233,7 +233,8 @@ class QuorumLog:
     def begin_snapshot(
         self, meta: SnapshotMeta, make_records: Callable[[], bytes], *, kept: int
     ) -> SnapshotJob:
-        """Return a job that makes a snapshot of the state machine as of `meta` the log's beginning.
+        """Return a job that makes a snapshot of the state machine, as of `meta`, the log's
+        beginning.
 
         Writes may begin meanwhile. `kept`: number of covered entries to keep, for slow followers.
         """

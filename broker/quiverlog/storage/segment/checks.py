@@ -1,7 +1,7 @@
 """Checksum verification of a segment's bytes, in any thread.
 
 A walk that needs it raises `Unverified` or `Undiagnosed`, or `LongWalk` before it takes too long;
-the caller decides where to run it.
+the caller chooses the thread.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ def find_damages(
 
 
 def clip(damage: Damage, size: int, end_offset: int) -> Damage | None:
-    """A damaged header may have wrong rows, but the segment's end is known; the scan that finds the
-    true end judges what is after it."""
+    """Return the damage within the segment: a damaged header may have wrong rows, but the segment's
+    end is known."""
     if damage.offset > end_offset:
         return None
     at_end = damage.end_position >= size or damage.end_offset > end_offset

@@ -6,7 +6,7 @@ chain that begins more than the largest batch further: a column may hold bytes t
 batches, checksum included. *Tail*: a wrong checksum at the end of a file is a torn write if bytes
 are missing or zero; other bytes were damaged later and are kept.
 
-Invariant: no byte is judged twice in one scan, so its time grows with the bytes.
+Invariant: no byte is judged twice in one scan: its time is linear.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class _Witnesses:
         }
         assert len(proven) <= 2, "one of each claim"
         if proven:
-            # Two ends for one checksum: the bytes in between were made to match.
+            # Two ends for one checksum: a producer made the bytes in between match.
             return self._proven(proven.pop()) if len(proven) == 1 else None
         if by_message is not None:
             return self._of_two(by_header, by_message)
@@ -181,15 +181,15 @@ class _Witnesses:
         if by_header == by_message:
             return self._if_rows(by_message)
         if by_header is None:
-            # A matching header that reaches beyond the end: an append that was cut short.
+            # A matching header reaches beyond the end: an append that was cut short.
             return None if self._fits else self._if_rows(by_message)
         confirmed = [claim for claim in (by_header, by_message) if self._confirmed(claim)]
         if len(confirmed) == 1:
             inside = confirmed[0] is by_message and by_message.end < by_header.end
-            # What is inside of a batch whose header is right is a column's bytes.
+            # Inside a batch whose header is right all bytes are a column's.
             return None if inside and self._fits else confirmed[0]
         if by_header.end != by_message.end:
-            # Both numbers of another batch's header may be anything.
+            # Both numbers of a wrong header may be anything.
             return None if confirmed or self._fits else self._if_rows(by_message)
         if by_header.next_offset == self._offset:
             return self._if_rows(by_message)
@@ -260,7 +260,7 @@ _CHUNK_BYTES_MAX: Final = MIB
 _OFFSETS_AHEAD_MAX: Final = 2**31
 """A segment holds fewer rows: a header with a larger offset is not one of its batches."""
 _CHECKSUMS_FACTOR: Final = 8
-"""Candidates' checksums may cost this many times the bytes; then the search ends with an error."""
+"""Checksums of candidates may cover this many times the bytes; then the search fails."""
 
 
 class EpochBounds(NamedTuple):
@@ -277,7 +277,7 @@ class Candidate(NamedTuple):
 
 
 class FoundBehind(NamedTuple):
-    """A chain up to the end, after damage.
+    """A chain of good batches up to the end, after damage.
 
     `batch`: its first batch that is inside of no other.
     """
@@ -330,7 +330,7 @@ class Resync:
 
     def _find_anchor(self, start: int, offset: int, epoch: int) -> Candidate | None:
         known = self._anchor
-        # If rows beyond it were found meanwhile, it would be none of the log's batches.
+        # Rows beyond its first were found meanwhile: then it is none of the log's batches.
         fits = known is not None and offset <= known.base_offset
         if known is not None and fits and self._searched_from <= start <= known.position:
             return known

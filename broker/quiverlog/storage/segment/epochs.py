@@ -26,7 +26,7 @@ _ENTRY: Final = struct.Struct("<iq")
 
 
 class LeaderEpochs:
-    """A log's list; `log_end_offset` returns where the newest epoch ends so far."""
+    """`log_end_offset` returns where the newest epoch ends so far."""
 
     __slots__ = ("_epochs", "_log_end_offset", "_starts", "dirty", "newest", "saved")
 
@@ -80,8 +80,8 @@ class LeaderEpochs:
     def end_offset_for(self, epoch: int) -> tuple[int, int]:
         """Return (largest epoch <= `epoch`, the offset after its last row); (-1, -1) if undefined.
 
-        The newest epoch ends at the log's end; a newer one is undefined; one older than all ends
-        where the first begins.
+        The newest epoch ends at the log's end, one older than all where the first begins; a newer
+        one is undefined.
         """
         if epoch < 0 or epoch > self.newest:
             return NO_EPOCH, -1

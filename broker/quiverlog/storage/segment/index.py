@@ -1,6 +1,6 @@
 """The sparse index of a segment, for offsets and times, and boundaries of batches.
 
-Three parallel columns, an entry for the first batch and about every `index.interval.bytes`.
+Three parallel columns; an entry for the first batch and about every `index.interval.bytes`.
 
 Invariant: an index that covers other bytes than the .log file has is rebuilt from headers.
 """
@@ -108,8 +108,8 @@ class Boundary(NamedTuple):
 
 
 class Boundaries:
-    """Places where a batch is known to begin, whatever its bytes: producers cannot forge them, and
-    a scan continues there after damage.
+    """Places where a batch is known to begin: producers cannot forge them, and a scan continues
+    there after damage.
 
     Index entries are copied, for use in another thread. Impossible places in `more` (0, the end of
     a cut file) are ignored.

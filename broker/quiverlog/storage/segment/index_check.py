@@ -1,8 +1,8 @@
 """Whether an index file belongs to the segment beside it, or was copied from another one.
 
 Compares a few headers at the front, in the middle and at the end, and the times of the batches
-between two entries. Cheap, and so only a suspicion: a damaged header looks the same. With another
-segment's index, rows would look older to retention than they are.
+between two entries. Only a suspicion: a damaged header looks the same. With another segment's
+index, rows would look older to retention than they are.
 """
 
 from __future__ import annotations

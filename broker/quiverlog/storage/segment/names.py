@@ -1,7 +1,7 @@
 """The names in a partition's directory that are a log's own, and special files under them.
 
-What has a file's name and is none (a directory, a FIFO, a link to nothing) is moved aside: what can
-be rebuilt is, rows without a file are missing. Other names are left alone.
+What has a file's name and is none (a directory, a FIFO, a link to nothing) is moved aside, and then
+rebuilt, or its rows are missing. Other names are left alone.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def move_aside(disk: Disk, directory: str, names: Sequence[str]) -> list[str]:
 
 
 def rename_aside(disk: Disk, directory: str, name: str, taken: Sequence[str]) -> str:
-    """Rename what is not a log's file to a name that is not a log's either, and return that."""
+    """Rename a file to a name that no file of a log has, and return it."""
     new = _free_name(name, taken)
     assert new not in taken, "nothing is renamed over"
     try:

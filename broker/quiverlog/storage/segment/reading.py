@@ -1,8 +1,7 @@
 """Reading a segment: from an index entry to the batch with an offset, a time or a byte count.
 
-Owns the walk over batch headers, which steps over known damage, and whether bytes are served as a
-copy or as a view. A walk that meets anything but the next batch raises `Undiagnosed`, or has the
-segment scanned once; then reads around the damage go on.
+A walk over batch headers steps over known damage. Where it meets anything but the next batch it
+raises `Undiagnosed`, or has the segment scanned once; then reads around the damage go on.
 """
 
 from __future__ import annotations
@@ -104,7 +103,7 @@ def read(
     if good_end < last.end:
         if good_end - start not in range(1, bytes_max):
             raise Unverified(position, last.end, expected, last.next_offset)
-        # Only this much is known to be good: no more is sent.
+        # No more is sent than is known to be good.
         good_bytes = good_end - start
         last, _ = _last(segment, source, first, good_bytes, end_offset, walks_far=not in_file)
         is_full = False
@@ -141,8 +140,8 @@ def _last(
     there and exceeds the bound.
 
     Only a batch that was walked over can be the last one: an index entry counts when a batch there
-    joins up. `walks_far`: if the index is wrong, walk over all batches; otherwise only `first` is
-    sent, as the headers may not be in memory.
+    joins up. `walks_far`: if the index is wrong, walk over all batches; otherwise send only
+    `first`: the headers may not be in memory.
     """
     last, limit = first, first.start + bytes_max
     if last.next_offset >= end_offset or last.end >= limit:
@@ -168,7 +167,7 @@ def _last(
 def read_newest(segment: Segment, offset: int, bytes_max: int) -> Answer | None:
     """Return the batches from `offset` to the segment's end, if the newest append holds them all.
 
-    Nearly every reader at the end of the log asks for them; this is one system call.
+    Nearly every reader at the end of the log wants these: one system call.
     """
     start, expected = segment.tail
     size = segment.file.size - start
@@ -292,7 +291,6 @@ def spans(
     yield position, min(size, end) - position
 
 
-# Walks over the headers of a segment's batches: by offset, by time, by bytes.
 _WINDOW_BYTES: Final = 16 * 1024
 _NO_LIMIT: Final = 2**63
 Cursor = tuple[int, int]
@@ -386,7 +384,7 @@ def _headers_at(
     source = FileBytes(segment.file, size, window_bytes=_WINDOW_BYTES)
     known = {damage.position: damage for damage in segment.damages}
     while position < size:
-        # Each is stepped over once: missing rows take no bytes, also between two batches.
+        # Each once: missing rows take no bytes, also between two batches.
         damage_here = known.pop(position, None)
         if damage_here is not None:
             position, expected = damage_here.end_position, damage_here.end_offset
@@ -409,7 +407,7 @@ def _headers_at(
             raise bad
         known = {damage.position: damage for damage in segment.damages}
         if position not in known:
-            # The culprit may be the batch just passed, with wrong rows or a wrong size.
+            # The batch just passed may be the wrong one, in its rows or its size.
             inside = [d for d in segment.damages if d.position < position <= d.end_position]
             if not inside:
                 raise bad
@@ -428,7 +426,7 @@ def batch_with(segment: Segment, offset: int) -> tuple[int, BatchHeader] | None:
 
 
 def is_sound(segment: Segment, position: int, header: BatchHeader) -> bool:
-    """Compare the checksum; for callers that may wait for the disk."""
+    """Compare the checksum; may wait for the disk."""
     end = position + header.total_bytes
     assert SEGMENT_HEADER_BYTES <= position < end <= segment.file.size
     return checksum(FileBytes(segment.file, end), position + CRC_START, end) == header.crc32c
@@ -517,7 +515,7 @@ def measure_spans(
     if end < segment.end_offset:
         yield _header_span(segment, end - 1)
     if bytes_left >= 0:
-        # Where the bound is met: that far after the first batch, wherever it begins.
+        # The bound counts from the first batch.
         at, size = first
         near = index.floor_position(at + bytes_left)
         yield _entry_span(segment, near, index.floor_position(at + size + bytes_left))

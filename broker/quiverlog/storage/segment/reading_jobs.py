@@ -1,5 +1,8 @@
-"""Afterwards the caller asks again, with the job among `just_read`: its result is not requested
-again, and a read ends after a bounded number of jobs, however short memory is."""
+"""Jobs that a read must run first, and their results.
+
+Afterwards the caller reads again, with the job among `just_read`: its result is not requested
+again, and a read ends after a bounded number of jobs, however short memory is.
+"""
 
 from __future__ import annotations
 
@@ -184,7 +187,7 @@ def look_at_headers(
 
 
 def is_done_at_once(check: VerifyJob | DiagnoseJob, just_read: JustRead) -> bool:
-    """Return whether the loop may do it itself."""
+    """Return whether the loop may run it itself."""
     if not isinstance(check, VerifyJob) or check.size > _VERIFIED_AT_ONCE_BYTES:
         return False
     return is_at_hand(check.segment, check.position, check.size, just_read)
@@ -245,7 +248,7 @@ def check_for(
         assert end <= file.size
         if not any(isinstance(job, VerifyJob) and job.position == start for job in done):
             return VerifyJob(key, segment, file, start, end - start, offset, epochs.copy())
-        # Its first batch is damaged. Only the whole file shows how far that reaches.
+        # Its first batch is damaged; only a scan of the file shows how far.
         error = segment.corrupt(Damage(start, end, offset, missing.end_offset))
     else:
         error = missing.error

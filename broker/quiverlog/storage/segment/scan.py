@@ -2,8 +2,8 @@
 that a crash interrupted: never acknowledged as flushed, cut at recovery) or damage (written and
 changed later: reported, kept, stepped over).
 
-A scan goes on only where a batch is known to begin: a column's bytes may look like a batch, and its
-writer would choose rows and offsets. Where no good batch begins:
+A scan goes on only where a batch is known to begin: a column's bytes may look like a batch, with
+rows and offsets that a producer chose. Where no good batch begins:
 
 1. The batch's own bytes show where it ends (damage.py): damage up to there.
 2. Otherwise up to a later place that is known to begin a batch (index.py).
@@ -12,9 +12,9 @@ writer would choose rows and offsets. Where no good batch begins:
 5. Nothing good follows: a batch whose end is zeros that never arrived is torn; a whole one with a
    wrong checksum is damage, even at the end of the file.
 
-Above what is known to be flushed another rule comes before these: a batch of which a whole sector
-or the header is zero is torn, whatever lies behind it, because a flush that had succeeded would
-have brought it to the disk.
+Above what is known to be flushed another rule comes first: a batch of which a whole sector or the
+header is zero is torn, whatever follows, because a successful flush would have brought it to the
+disk.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ class _Judge:
         if self._boundaries is None and self._ask_boundaries is not None:
             self._boundaries = self._ask_boundaries()
         known = self._boundaries.after(at) if self._boundaries is not None else None
-        # A place that contradicts the walk so far is of another file, or after a cut.
+        # A place that contradicts the walk is another file's, or beyond a cut.
         fits = known is not None and known.position <= self._source.size and known.offset > offset
         return known if fits else None
 

@@ -167,11 +167,8 @@ class Segment:
             self._ahead_since_us = -1
 
     def arrival_by(self, clock: Now) -> int:
-        """Return when its late rows arrived, by a clock that may be behind the noted time.
-
-        Then the rows age by the monotonic clock from the moment that was first seen, and the note
-        counts again once the clock has passed it.
-        """
+        """Return when its late rows arrived, by a clock that may be behind the noted time: then the
+        rows age by the monotonic clock from the moment that was first seen."""
         if self.arrived_us <= clock.wall_us:
             self._ahead_since_us = -1
             return self.arrived_us
@@ -181,7 +178,7 @@ class Segment:
         return max(0, clock.wall_us - (clock.mono_us - self._ahead_since_us))
 
     def _take_arrival(self, at_us: int) -> None:
-        """Take the header's time, for all rows, as it has no offset."""
+        """Take the header's time, for all rows: it has no offset."""
         if self._arrived_saved_us < 0:
             self._arrived_saved_us = at_us
             self.note_arrival(at_us, self.base_offset)
@@ -195,7 +192,7 @@ class Segment:
         self._arrived_saved_us = max(self._arrived_saved_us, at_us)
 
     def rewrite(self, position: int) -> None:
-        """An unreadable block is in no cache either, and is left alone."""
+        """Write cached bytes again; an unreadable block is in no cache and is left alone."""
         at, size = position, self.file.size
         assert at >= 0
         while at < size:
@@ -214,7 +211,7 @@ class Segment:
     def joins(self, offset: int) -> bool:
         """Return whether a batch that begins with row `offset` may follow the file's last byte.
 
-        Not after missing rows or damage: a walk could not connect it.
+        Not after missing rows or damage: a walk could not connect the batch.
         """
         size = self.file.size
         if self.end_offset != offset or size % BATCH_ALIGNMENT_BYTES:
@@ -283,7 +280,7 @@ class Segment:
         self._disk.write_file_atomic(self.index_path, data, durable=False)
 
     def drop_index(self) -> None:
-        """Remove the index, as bytes were or may be cut: others may fill the same length."""
+        """Remove the index where bytes were or may be cut: others may fill the same length."""
         self.index = None
         if self._disk.exists(self.index_path):
             self._disk.remove(self.index_path)
@@ -387,7 +384,7 @@ class Segment:
         self.trusted_from = min(self.trusted_from, position)
 
     def distrust(self) -> None:
-        """Verify again before anything is served, as the disk refused bytes of this file."""
+        """Verify again before anything is served: the disk refused bytes of this file."""
         self.trusted_from = self.file.size
         self._verified = []
         self.tail = (0, -1)

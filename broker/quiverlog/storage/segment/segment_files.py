@@ -134,8 +134,8 @@ def _damaged_header(file: File, why: str) -> CorruptLog:
 
 
 def _is_flipped(version: int, intact: bool) -> bool:
-    """That is so when no version could be it, or when the rest is intact and a single bit
-    differs."""
+    """Return whether the version is damaged: none that could be, or one flipped bit beside an
+    intact rest."""
     return not 0 < version <= _VERSION_PLAUSIBLE_MAX or (
         intact and (version ^ _VERSION).bit_count() == 1
     )
@@ -196,14 +196,14 @@ class SegmentFiles(NamedTuple):
         try:
             created_us, _, _, arrived_us = read_header(self.file, self.base_offset)
         except CorruptLog as error:
-            # The name has the base offset, too: the batches can be read without the header.
+            # The file's name has the base offset, too.
             damage = error.message
         found = self._load(created_us, damage) or self._rebuild(created_us, damage)
         return found._replace(arrived_us=arrived_us)
 
     def boundaries(self) -> Boundaries:
-        """Return where batches are known to begin: a segment only grows, and an older index will
-        do."""
+        """Return where batches are known to begin; an older index will do, as a segment only
+        grows."""
         stored = self._stored()
         if stored is None or stored[0].base_offset != self.base_offset:
             return Boundaries(self.base_offset, None, self.known_places)

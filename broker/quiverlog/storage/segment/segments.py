@@ -1,8 +1,7 @@
 """The segments of a log, oldest first, and the memory of their indexes.
 
-Rows may be missing between two segments (a lost file): such an offset belongs to the segment before
-the gap. `IndexCache` works by second chance over finished segments; a growing one's index stays,
-because an append needs it.
+An offset between two segments (a lost file) belongs to the one before the gap. `IndexCache` works
+by second chance over finished segments; an append needs the growing one's index.
 """
 
 from __future__ import annotations
