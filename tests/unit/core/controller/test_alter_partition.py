@@ -128,7 +128,7 @@ def test_epochs_are_compared_before_members() -> None:
 
 
 @pytest.mark.parametrize("change", [{"fenced": True}, {"in_shutdown": True}])
-def test_who_is_fenced_or_leaves_is_not_in_sync(change: dict[str, bool]) -> None:
+def test_a_fenced_or_leaving_broker_is_not_in_sync(change: dict[str, bool]) -> None:
     image = cluster()
     image.replay_entry([BrokerChangeRecord(1, 11, **change)])
     assert fit_epoch(image, 1) is None
@@ -139,7 +139,7 @@ def test_who_is_fenced_or_leaves_is_not_in_sync(change: dict[str, bool]) -> None
     assert partition(image).in_sync_replicas == (0, 2), "a leader that leaves may say who left"
 
 
-def test_a_member_counts_under_the_epoch_that_it_was_heard_with() -> None:
+def test_a_member_counts_under_the_epoch_of_its_fetches() -> None:
     """KIP-903: it was started anew since, perhaps without its rows."""
     image = cluster(in_sync=(0, 1))
     image.replay_entry([BrokerRecord(2, b"j", broker_epoch=20)])
@@ -149,14 +149,14 @@ def test_a_member_counts_under_the_epoch_that_it_was_heard_with() -> None:
     assert partition(image).in_sync_replicas == (0, 1, 2)
 
 
-def test_who_was_in_sync_need_not_have_asked_yet_but_nobody_else_joins_unheard() -> None:
+def test_an_in_sync_member_need_not_have_fetched_yet_but_no_other_joins_without_a_fetch() -> None:
     image = cluster(in_sync=(0, 1))
     decide(image, proposal(0, 1, broker_epochs=[-1, -1]))
     with pytest.raises(IneligibleReplica):
         decide(image, proposal(0, 1, 2, partition_epoch=8, broker_epochs=[-1, -1, -1]))
 
 
-def test_who_leaves_when_too_few_are_left_stays_eligible() -> None:
+def test_a_replica_that_leaves_below_the_minimum_stays_eligible() -> None:
     """KIP-966: no more rows become readable, so it has all that are. (Rule 10.)"""
     image = cluster()
     decide(image, proposal(0, 1))

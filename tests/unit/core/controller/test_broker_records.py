@@ -82,7 +82,7 @@ def test_a_change_changes_what_it_names() -> None:
     assert image.brokers[1].broker_epoch == 7, "a change is no registration"
 
 
-def test_whoever_registers_anew_is_fenced_and_no_longer_about_to_stop() -> None:
+def test_a_broker_that_registers_anew_is_fenced_and_no_longer_about_to_stop() -> None:
     image = image_of(
         [registered()], [BrokerChangeRecord(1, 7, fenced=False, in_shutdown=True)],
         [registered(incarnation=SECOND)],
@@ -92,7 +92,7 @@ def test_whoever_registers_anew_is_fenced_and_no_longer_about_to_stop() -> None:
     assert not image.brokers[1].in_shutdown
 
 
-def test_a_change_of_an_earlier_registration_is_a_bug_of_whoever_decided_it() -> None:
+def test_a_change_of_an_earlier_registration_is_a_bug_of_the_controller() -> None:
     image = image_of([registered()], [registered(incarnation=SECOND)])
     with pytest.raises(AssertionError):
         image.replay(BrokerChangeRecord(1, 7, fenced=False))
@@ -108,7 +108,7 @@ def test_while_its_entry_has_no_place_a_registration_has_no_epoch() -> None:
     assert pending.brokers[1].broker_epoch == 12
 
 
-def test_a_registration_that_was_replaced_before_it_was_decided_gives_its_epoch_to_nobody() -> None:
+def test_a_registration_that_was_replaced_before_it_was_decided_gives_no_broker_its_epoch() -> None:
     pending = Image({})
     first, second = [registered()], [registered(incarnation=SECOND)]
     pending.replay_entry(first)

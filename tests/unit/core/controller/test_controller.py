@@ -216,13 +216,13 @@ def test_a_broker_that_can_take_no_replica_does_not_count(change: dict[str, bool
     assert {frozenset(one) for one in replicas_of(records)} == {frozenset((1, 3))}
 
 
-def test_no_broker_that_can_take_a_replica_is_told_as_such() -> None:
+def test_a_lack_of_brokers_that_can_take_a_replica_has_its_own_error() -> None:
     with pytest.raises(InvalidReplicationFactor, match="1 replicas were asked for"):
         create(Image({}), replication_factor=-1, brokers=[])
 
 
 @pytest.mark.parametrize("factor", [-2, 0, 16])
-def test_no_other_number_stands_for_the_default(factor: int) -> None:
+def test_no_other_number_means_the_default(factor: int) -> None:
     with pytest.raises(InvalidReplicationFactor, match=f"factor of {factor} was asked for"):
         create(Image({}), replication_factor=factor)
 
@@ -366,7 +366,7 @@ def test_what_elections_go_by_is_the_topics_own() -> None:
     assert two.config.min_in_sync_replicas == 2
 
 
-def test_a_lower_minimum_leaves_nobody_eligible_who_is_out_of_sync() -> None:
+def test_a_lower_minimum_leaves_no_replica_out_of_sync_eligible() -> None:
     """Rows become readable from then on that it does not have."""
     image = Image({})
     image.replay_entry(create(image, replication_factor=2, brokers=[0, 1], partitions=1))

@@ -61,7 +61,7 @@ def fence(image: Image, node_id: int) -> None:
     apply(image, [BrokerChangeRecord(node_id, broker.broker_epoch, fenced=True)])
 
 
-def test_who_leaves_is_given_nothing_until_that_is_called_off() -> None:
+def test_a_leaving_broker_gets_no_replicas_until_that_is_called_off() -> None:
     image = image_of(held_by(1, 2), brokers=3)
     topic = image.topics["t"]
     apply(image, decommissioning.begin(image, 3, VOTERS))
@@ -95,7 +95,7 @@ def test_it_leaves_still_when_it_was_started_anew() -> None:
     assert machine.register(image, again, b"", 2) == [], "a repeated request is that registration"
 
 
-def test_who_comes_back_after_all_is_new() -> None:
+def test_an_unregistered_broker_that_comes_back_is_new() -> None:
     image = image_of()
     machine = Registrations(1, b"own", 2_000_000)
     fence(image, 4)
@@ -141,14 +141,14 @@ def test_the_last_controller_stays() -> None:
 
 
 @pytest.mark.parametrize("step", ["begin", "cancel", "unregister"])
-def test_nobody_of_that_number(step: str) -> None:
+def test_an_unknown_node_id_is_refused(step: str) -> None:
     wanted = getattr(decommissioning, step)
     more = () if step == "cancel" else (VOTERS,)
     with pytest.raises(UnknownBroker, match=r"there is no broker 9; there are: 1, 2, 3, 4\."):
         wanted(image_of(), 9, *more)
 
 
-def test_who_registers_just_now_is_asked_again() -> None:
+def test_a_broker_that_registers_just_now_is_checked_again() -> None:
     image = image_of()
     image.replay(BrokerRecord(5, b"n", "h5", 1))
     assert image.brokers[5].broker_epoch == UNKNOWN_BROKER_EPOCH
@@ -170,7 +170,7 @@ def test_what_keeps_a_broker_registered() -> None:
     assert sorted(image.brokers) == [1, 2, 3]
 
 
-def test_a_snapshot_keeps_who_leaves_and_forgets_who_is_gone() -> None:
+def test_a_snapshot_keeps_leaving_brokers_and_drops_those_that_have_left() -> None:
     image = image_of()
     fence(image, 4)
     apply(image, decommissioning.unregister(image, 4, VOTERS))

@@ -71,7 +71,7 @@ def test_all_that_a_broker_may_hold_is_one_entry() -> None:
 
 @pytest.mark.parametrize("made", [fenced, replaced])
 @pytest.mark.parametrize("factor", [1, 2, 3])
-def test_nobody_fenced_leads_between_two_entries(
+def test_no_fenced_broker_leads_between_two_entries(
     made: Callable[[Image], list[Record]], factor: int
 ) -> None:
     records = made(image_of(60, factor))
@@ -94,7 +94,7 @@ def test_nobody_fenced_leads_between_two_entries(
         assert not any(GONE in p.in_sync_replicas for t in topics for p in t.partitions)
 
 
-def test_nobody_leads_before_it_is_unfenced() -> None:
+def test_no_broker_leads_before_it_is_unfenced() -> None:
     image = image_of(60, 1)
     image.replay_entry(fenced(image))
     epoch = image.brokers[GONE].broker_epoch

@@ -20,7 +20,7 @@ def test_the_longest_log_is_waited_for_while_its_disk_has_failed() -> None:
     assert elected(image, ends, 1, 2) == 1, "its machine may never come back, and two are enough"
 
 
-def test_who_stops_with_a_longer_log_is_waited_for() -> None:
+def test_a_stopping_broker_with_a_longer_log_is_waited_for() -> None:
     """A stop in order is most often the beginning of a restart. (ADR 0060.)"""
     image = cluster()
     ends = {0: LogEnd(3, 9), 1: LogEnd(3, 5), 2: LogEnd(3, 4)}
@@ -39,14 +39,14 @@ def test_rows_that_were_deleted_are_given_up_before_a_log_leads() -> None:
     assert elected(image, {**ends, 0: LogEnd(3, 9, log_start_offset=4)}) == 0
 
 
-def test_what_was_deleted_under_an_older_epoch_is_asked_of_nobody() -> None:
+def test_a_deletion_under_an_older_epoch_is_asked_of_no_broker() -> None:
     """The rows there may be others since an unclean election."""
     ends = {0: LogEnd(3, 9), 1: LogEnd(2, 50, log_start_offset=40)}
     assert elections.deleted_below(ends.values(), ends[0]) == 0
     assert elected(cluster(), ends) == 0
 
 
-def test_an_unclean_election_passes_by_who_takes_no_writes() -> None:
+def test_an_unclean_election_passes_over_a_replica_that_takes_no_writes() -> None:
     ends = {0: LogEnd(3, 9, is_offline=True), 1: LogEnd(3, 5)}
     assert unclean(cluster(), ends) == 1
     only = {n: LogEnd(3, 9 + n, is_offline=True) for n in range(3)}

@@ -58,7 +58,7 @@ def test_a_leader_in_sync_stays_and_the_first_in_sync_follows_it() -> None:
     assert successor(partition, {1}, (0,), (2,)) == (NO_LEADER, ()), "nobody is in sync alone"
 
 
-def test_who_is_fenced_or_about_to_stop_is_not_alive() -> None:
+def test_a_fenced_or_stopping_broker_is_not_alive() -> None:
     image = image_of((0, 1), (), 1, fenced=(2,))
     assert alive_brokers(image) == {0, 1}
     assert first_of(REPLICAS, alive_brokers(image), (2, 1)) == 1

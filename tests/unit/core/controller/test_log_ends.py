@@ -51,15 +51,15 @@ def partition(image: Image) -> PartitionImage:
     return image.topics_by_id[TOPIC].partitions[0]
 
 
-def elected(image: Image, ends: dict[int, LogEnd], *heard: int) -> int:
+def elected(image: Image, ends: dict[int, LogEnd], *with_session: int) -> int:
     """Who leads by these logs; NO_LEADER: nobody yet."""
-    records = elections.longest_log(image, *KEY, ends, lambda node_id: node_id in heard)
+    records = elections.longest_log(image, *KEY, ends, lambda node_id: node_id in with_session)
     image.replay_entry(records or [BrokerChangeRecord(0, 10, in_shutdown=False)])
     assert partition(image).awaits_logs == (not records)
     return partition(image).leader_id
 
 
-def said(end: int, last_epoch: int = 3, leader_epoch: int = EPOCH) -> LogEndReport:
+def report(end: int, last_epoch: int = 3, leader_epoch: int = EPOCH) -> LogEndReport:
     return LogEndReport(*KEY, leader_epoch, LogEnd(last_epoch, end))
 
 
@@ -77,7 +77,7 @@ def test_how_many_logs_are_enough(replicas: tuple[int, ...], minimum: int, neede
         assert (elected(cluster(replicas, minimum), ends) != NO_LEADER) == (count >= needed)
 
 
-def test_the_smallest_minimum_there_was_says_how_many() -> None:
+def test_the_smallest_minimum_there_was_sets_how_many_logs_are_needed() -> None:
     """Rows that were acknowledged under it lie on so few disks."""
     image = cluster(min_in_sync=2)
     for value in ("1", "3"):
@@ -118,7 +118,7 @@ def test_it_is_no_unclean_election() -> None:
     assert (record.leader_id, record.unclean) == (1, False)
 
 
-def test_who_is_fenced_or_stops_does_not_count() -> None:
+def test_a_fenced_or_stopping_broker_does_not_count() -> None:
     for states in ({"fenced": True}, {"in_shutdown": True}):
         image = cluster()
         image.replay_entry([BrokerChangeRecord(1, 11, **states)])
@@ -127,7 +127,7 @@ def test_who_is_fenced_or_stops_does_not_count() -> None:
         assert elected(image, {**two, 1: LogEnd(3, 7), 2: LogEnd(3, 7)}) == 2
 
 
-def test_who_has_a_session_is_waited_for() -> None:
+def test_a_broker_with_a_session_is_waited_for() -> None:
     """Rows that only one has may be those of a producer that was promised less."""
     image, two = cluster(), {0: LogEnd(3, 5), 1: LogEnd(3, 9)}
     assert elected(image, two, 0, 1, 2) == NO_LEADER
@@ -166,34 +166,34 @@ def test_a_log_that_is_not_there_counts_when_all_disks_were_asked() -> None:
     ],
     ids=[
         "none was made", "one was", "one was, and one is lost", "one is lost",
-        "a row may lie on those that are lost", "not all are heard", "one may have rows",
+        "a row may lie on those that are lost", "not all have reported", "one may have rows",
         "one may have had rows", "one has rows", "no disk is the one it was",
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("minimum", [1, 2])
-def test_where_no_disk_has_ever_had_a_row_somebody_leads(
+def test_where_no_disk_has_ever_had_a_row_a_replica_leads(
     ends: dict[int, int], replaced: tuple[int, ...], leader: int, minimum: int
 ) -> None:
     """Nothing is to be found (docs/adr/0047): the power went before the directories were made."""
     image = cluster(min_in_sync=minimum)
     partition(image).replaced_disks = replaced
-    told = {n: LogEnd(-1, end) for n, end in ends.items()}
+    reported = {n: LogEnd(-1, end) for n, end in ends.items()}
     if len(replaced) >= minimum:
         leader = NO_LEADER  # These may have been the disks that a row was promised to lie on.
-    assert elected(image, told) == leader
+    assert elected(image, reported) == leader
     assert partition(image).begins_anew == (leader >= 0 and ends[leader] == MISSING)
 
 
-def test_where_who_was_trusted_last_is_gone_nobody_leads_an_empty_log() -> None:
+def test_where_the_last_trusted_replica_is_gone_no_empty_log_leads() -> None:
     """The one that was trusted last may have had rows alone."""
-    image, told = cluster(min_in_sync=2), {1: LogEnd(-1, 0), 2: LogEnd(-1, MISSING)}
+    image, reported = cluster(min_in_sync=2), {1: LogEnd(-1, 0), 2: LogEnd(-1, MISSING)}
     partition(image).replaced_disks, partition(image).last_trusted = (0,), 0
-    assert elected(image, told) == NO_LEADER
+    assert elected(image, reported) == NO_LEADER
     partition(image).last_trusted = 1
-    assert elected(image, told) == 1
+    assert elected(image, reported) == 1
 
 
-def test_a_partition_with_somebody_to_trust_awaits_nothing() -> None:
+def test_a_partition_with_a_trusted_replica_awaits_nothing() -> None:
     image = cluster()
     ends = {n: LogEnd(3, n) for n in range(3)}
     change = PartitionChangeRecord(TOPIC, 0, eligible_leader_replicas=(0,))
@@ -228,7 +228,7 @@ def led(min_in_sync: int = 2, replicas: tuple[int, ...] = (0, 1, 2)) -> Image:
     return image
 
 
-def test_when_the_last_one_comes_back_nobody_is_trusted() -> None:
+def test_when_the_last_one_comes_back_no_replica_is_trusted() -> None:
     image = led()
     for node_id in (1, 2):
         restarted(image, node_id)
@@ -241,7 +241,7 @@ def test_when_the_last_one_comes_back_nobody_is_trusted() -> None:
     assert partition(again).awaits_logs, "another controller knows it"
 
 
-def test_who_was_trusted_last_is_heard_in_any_case() -> None:
+def test_the_last_trusted_replica_is_waited_for_in_any_case() -> None:
     """A process that ended has lost nothing: it alone may have rows that were `replicated`."""
     image = led()
     for node_id in (1, 2, 0):
@@ -261,7 +261,7 @@ def test_who_was_trusted_last_is_heard_in_any_case() -> None:
     assert (partition(again).leader_id, partition(again).last_trusted) == (2, NO_LEADER)
 
 
-def test_who_stopped_cleanly_is_trusted() -> None:
+def test_a_broker_that_stopped_cleanly_is_trusted() -> None:
     image = led()
     for node_id in (1, 2):
         restarted(image, node_id)
@@ -300,30 +300,30 @@ def test_a_disk_that_was_replaced_counts_when_it_is_in_sync_again() -> None:
 
 
 # --- what was said ------------------------------------------------------------------------------
-def test_what_a_broker_says_is_of_one_life() -> None:
+def test_a_report_counts_for_one_registration() -> None:
     image, ends = cluster(), LogEnds()
-    assert ends.take(image, 0, 10, [said(5)]) == [KEY]
+    assert ends.take(image, 0, 10, [report(5)]) == [KEY]
     assert ends.of(image, *KEY) == {0: LogEnd(3, 5)}
     restarted(image, 0)
     assert ends.of(image, *KEY) == {}, "what it had not flushed is gone, perhaps"
     with pytest.raises(StaleBrokerEpoch):
-        ends.take(image, 0, 10, [said(5)])
-    ends.take(image, 0, image.version, [said(4)])
+        ends.take(image, 0, 10, [report(5)])
+    ends.take(image, 0, image.version, [report(4)])
     assert ends.of(image, *KEY) == {0: LogEnd(3, 4)}
 
 
-def test_a_registration_that_is_not_decided_says_nothing() -> None:
+def test_reports_of_a_registration_that_is_not_committed_are_refused() -> None:
     image, ends = cluster(), LogEnds()
     image.replay_entry([BrokerRecord(0, b"another")])
     with pytest.raises(StaleBrokerEpoch):
-        ends.take(image, 0, -1, [said(5)])
+        ends.take(image, 0, -1, [report(5)])
 
 
-def test_what_a_broker_says_is_of_one_leader_epoch() -> None:
+def test_a_report_counts_for_one_leader_epoch() -> None:
     """Under another one the log was written to, or cut."""
     image, ends = cluster(), LogEnds()
-    assert ends.take(image, 0, 10, [said(5, leader_epoch=EPOCH - 1)]) == []
-    ends.take(image, 0, 10, [said(5)])
+    assert ends.take(image, 0, 10, [report(5, leader_epoch=EPOCH - 1)]) == []
+    ends.take(image, 0, 10, [report(5)])
     image.replay_entry([PartitionChangeRecord(TOPIC, 0, 1, EPOCH + 1, (1,))])
     image.replay_entry([PartitionChangeRecord(TOPIC, 0, LEADER_GONE, EPOCH + 2, ())])
     assert partition(image).awaits_logs
@@ -333,19 +333,19 @@ def test_what_a_broker_says_is_of_one_leader_epoch() -> None:
 def test_only_of_replicas_and_of_partitions_without_a_leader() -> None:
     image, ends = cluster(), LogEnds()
     image.replay_entry([BrokerRecord(7, b"i", broker_epoch=17)])
-    assert ends.take(image, 7, 17, [said(5)]) == []
+    assert ends.take(image, 7, 17, [report(5)]) == []
     assert (
         ends.take(image, 0, 10, [LogEndReport(b"no such topic   ", 0, EPOCH, LogEnd(3, 5))]) == []
     )
     assert ends.take(image, 0, 10, [LogEndReport(TOPIC, 1, EPOCH, LogEnd(3, 5))]) == []
     image.replay_entry([PartitionChangeRecord(TOPIC, 0, 1, EPOCH + 1, (1,))])
-    assert ends.take(image, 0, 10, [said(5, leader_epoch=EPOCH + 1)]) == []
+    assert ends.take(image, 0, 10, [report(5, leader_epoch=EPOCH + 1)]) == []
     assert len(ends) == 0
 
 
-def test_what_is_led_again_is_forgotten() -> None:
+def test_reports_of_partitions_with_a_leader_are_dropped() -> None:
     image, ends = cluster(), LogEnds()
-    ends.take(image, 0, 10, [said(5)])
+    ends.take(image, 0, 10, [report(5)])
     assert len(ends) == 1
     image.replay_entry([PartitionChangeRecord(TOPIC, 0, 1, EPOCH + 1, (1,))])
     ends.take(image, 0, 10, [])
@@ -361,7 +361,7 @@ def unclean(image: Image, ends: dict[int, LogEnd]) -> int:
     return partition(image).leader_id
 
 
-def test_who_is_asked_to_lead_uncleanly_has_the_longest_log_that_is_known() -> None:
+def test_an_unclean_election_takes_the_longest_log_that_is_known() -> None:
     """Rule 11 of docs/replication-rules.md."""
     assert unclean(cluster(), {}) == 0
     assert unclean(cluster(), {2: LogEnd(1, 4)}) == 2

@@ -14,7 +14,7 @@ from quiverlog.core.controller.records import (
 from tests.unit.core.controller.test_log_ends import EPOCH, TOPIC, cluster, elected, partition
 
 
-def test_who_was_added_and_never_in_sync_has_no_say() -> None:
+def test_an_added_replica_that_was_never_in_sync_does_not_count() -> None:
     """Two replicas that were to become four: rows were promised to lie on disks of the two."""
     image = cluster((0, 1), min_in_sync=2)
     image.replay_entry([BrokerRecord(n, b"i", broker_epoch=20 + n) for n in (2, 3)])
@@ -34,7 +34,7 @@ def test_who_was_added_and_never_in_sync_has_no_say() -> None:
     assert elected(again, {**longer, 1: LogEnd(3, 80)}, 2, 3) == 1
 
 
-def test_who_was_added_counts_once_it_is_in_sync() -> None:
+def test_an_added_replica_counts_once_it_is_in_sync() -> None:
     image = cluster((0, 1), min_in_sync=2)
     image.replay_entry([BrokerRecord(2, b"i", broker_epoch=22)])
     led = {"leader_id": 0, "in_sync_replicas": (0, 1)}

@@ -35,7 +35,7 @@ def beats(machine: Registrations, image: Image, version: int, begin_us: int, end
     return last_us
 
 
-def test_who_knows_nothing_new_for_three_sessions_is_told_so() -> None:
+def test_a_broker_that_applies_nothing_new_for_three_sessions_is_not_caught_up() -> None:
     """The broker's session has ended before the lag time, five sessions, is over."""
     machine, image = cluster()
     begin_us = 10 * SESSION_US
@@ -46,7 +46,7 @@ def test_who_knows_nothing_new_for_three_sessions_is_told_so() -> None:
     assert beats(machine, image, KNOWN + 1, begin_us + 20 * SESSION_US, 31 * SESSION_US) > last_us
 
 
-def test_who_is_a_little_late_all_the_time_stays() -> None:
+def test_a_broker_that_is_always_a_little_late_stays() -> None:
     machine, image = cluster()
     for number in range(200):
         now_us = number * BEAT_US

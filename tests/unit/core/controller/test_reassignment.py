@@ -89,7 +89,7 @@ def test_a_replica_that_is_added_begins_a_leader_epoch() -> None:
     assert controller.partition.leader_epoch == 9, "another one is added"
 
 
-def test_where_nobody_is_added_the_leader_epoch_goes_on() -> None:
+def test_where_no_replica_is_added_the_leader_epoch_goes_on() -> None:
     controller = Controller()
     controller.move(2, 1)
     assert controller.partition.leader_epoch == 7, "the same in another order"

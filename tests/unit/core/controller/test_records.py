@@ -87,7 +87,7 @@ def test_eligible_replicas_are_those_out_of_sync_and_survive_a_snapshot() -> Non
     assert changed(image, eligible_leader_replicas=()) == ((0,), ())
 
 
-def test_bad_entries_are_told_apart() -> None:
+def test_bad_entries_have_their_own_errors() -> None:
     with pytest.raises(CorruptLog):
         decode_entry(b"\xc1")
     with pytest.raises(CorruptLog):

@@ -41,7 +41,7 @@ def _restarted(
     return image.topics_by_id[TOPIC].partitions[0]
 
 
-def test_who_has_all_rows_leads_what_it_led() -> None:
+def test_a_broker_with_all_rows_leads_what_it_led() -> None:
     partition = _restarted((0, 1, 2), (0, 1, 2), 0)
     assert partition.leader_id == 1
     assert partition.leader_epoch == 5
@@ -60,7 +60,7 @@ def test_others_are_waited_for_where_they_are_eligible() -> None:
     assert partition.eligible_leader_replicas == (1,)
 
 
-def test_what_nobody_else_has_it_leads_under_a_new_epoch() -> None:
+def test_what_no_other_broker_has_it_leads_under_a_new_epoch() -> None:
     partition = _restarted((0,), (0,), 0)
     assert (partition.leader_id, partition.leader_epoch) == (0, 5)
     assert partition.in_sync_replicas == (0,)

@@ -53,7 +53,7 @@ def test_the_last_one_in_sync_leads_nothing_with_another_disk() -> None:
     assert partition.eligible_leader_replicas == ()
 
 
-def test_the_last_one_in_sync_tells_of_its_log_with_the_disk_that_it_had() -> None:
+def test_the_last_one_in_sync_reports_its_log_with_the_disk_that_it_had() -> None:
     """Others may have flushed rows that this one has lost (docs/adr/0037)."""
     partition = _comes_back(_cluster((1,)), 1, "disk 1")
     assert partition.awaits_logs
@@ -66,6 +66,6 @@ def test_others_lead_when_a_disk_is_another_one() -> None:
     assert partition.in_sync_replicas == (2,)
 
 
-def test_who_is_eligible_leads_when_the_disk_of_the_last_leader_is_another_one() -> None:
+def test_an_eligible_replica_leads_when_the_disk_of_the_last_leader_is_another_one() -> None:
     partition = _comes_back(_cluster((1,), eligible=(0,)), 1, "another disk")
     assert partition.leader_id == 0

@@ -139,7 +139,7 @@ def test_a_leader_whose_rows_are_all_readable_needs_no_agreement() -> None:
     assert not led(10, readable=9, replicas=(0,)), "there is no other log"
 
 
-def test_a_follower_knows_that_what_was_given_up_had_been_readable() -> None:
+def test_a_follower_detects_that_rows_given_up_had_been_readable() -> None:
     state = PartitionState(
         TopicPartition("t", 0),
         leader_epoch=3,
@@ -190,7 +190,7 @@ def test_less_than_all_rows_of_earlier_leaders_is_nothing() -> None:
     assert leader.replicated_offset(100) == 0
 
 
-def test_a_row_of_the_new_epoch_says_as_much_as_the_list() -> None:
+def test_a_row_of_the_new_epoch_proves_as_much_as_the_list() -> None:
     leader = new_leader(is_epoch_saved=False)
     agrees(leader, 1, 101, NO_EPOCH, 103)
     agrees(leader, 2, 100, NO_EPOCH, 103)
@@ -208,7 +208,7 @@ def test_the_leader_has_to_have_its_own_epoch_on_the_disk() -> None:
     assert leader.replicated_offset(100) == 100
 
 
-def test_who_joins_has_the_epoch_too() -> None:
+def test_a_follower_that_joins_has_the_epoch_too() -> None:
     """Rule 8: who counts later holds rows of earlier leaders as those before did."""
     leader = new_leader(in_sync=(0, 1))
     agrees(leader, 1, 100, 5)

@@ -65,7 +65,7 @@ def test_a_member_that_holds_the_partition_no_more_is_not_asked_for_for_ever() -
     assert in_sync.propose({0, 1, 3}) == Proposal(5, 2, (0, 1, 3))
 
 
-def test_a_refusal_says_nothing_of_an_earlier_request_that_may_still_arrive() -> None:
+def test_a_refusal_settles_no_earlier_request_that_may_still_arrive() -> None:
     """The replica may be eligible again by then. Another change takes the epoch it needs.
 
     Rule 7 of docs/replication-rules.md.
@@ -85,7 +85,7 @@ def test_a_refusal_says_nothing_of_an_earlier_request_that_may_still_arrive() ->
 
 
 @pytest.mark.parametrize("kind", [FencedLeaderEpoch, OutdatedPartitionEpoch])
-def test_who_is_outdated_waits_for_the_metadata(kind: type[QuiverlogError]) -> None:
+def test_an_outdated_leader_waits_for_the_metadata(kind: type[QuiverlogError]) -> None:
     in_sync = InSync(5, 1, (0, 1))
     in_sync.propose({0})
     in_sync.unanswered()

@@ -45,11 +45,11 @@ def fetched(
     now_us: int,
     *,
     epoch: int | None = None,
-    heard: FollowerSession | None = None,
+    session: FollowerSession | None = None,
     flushed: int = 0,
 ) -> None:
     report = FollowerReport(broker, 10 + broker if epoch is None else epoch, at, flushed, 0)
-    leader.fetched(report, heard, end, BROKERS, now_us)
+    leader.fetched(report, session, end, BROKERS, now_us)
 
 
 def proposed(
@@ -60,7 +60,7 @@ def proposed(
 
 
 # --- lag ----------------------------------------------------------------------------------------
-def test_who_never_asks_is_out_of_sync_a_lag_time_after_the_election() -> None:
+def test_a_follower_that_never_fetches_is_out_of_sync_a_lag_time_after_the_election() -> None:
     """Not at once: what it said was said to another leader. (Rule 9.)"""
     leader = leadership()
     assert proposed(leader, 100, LAG_US) is None
@@ -88,7 +88,7 @@ def test_a_follower_that_falls_behind_leaves() -> None:
     assert proposed(leader, 150, 1_900) == {0, 1}
 
 
-def test_nobody_is_looked_at_again_where_all_have_all_rows() -> None:
+def test_no_follower_is_looked_at_again_where_all_have_all_rows() -> None:
     leader = leadership()
     fetched(leader, 1, 100, 100, 5)
     fetched(leader, 2, 100, 100, 5)
@@ -96,37 +96,37 @@ def test_nobody_is_looked_at_again_where_all_have_all_rows() -> None:
     assert proposed(leader, 100, 1_000_000) is None, "an idle partition stays as it is"
 
 
-def test_a_follower_of_an_idle_partition_is_heard_by_its_session() -> None:
+def test_any_fetch_of_its_session_counts_for_a_follower_of_an_idle_partition() -> None:
     """The follower does not mention the partition, and has all rows for as long as it is heard."""
     leader = leadership()
-    heard = [FollowerSession(0), FollowerSession(0)]
-    fetched(leader, 1, 100, 100, 5, heard=heard[0])
-    fetched(leader, 2, 100, 100, 5, heard=heard[1])
-    heard[0].fetched_us = 50_000
+    session = [FollowerSession(0), FollowerSession(0)]
+    fetched(leader, 1, 100, 100, 5, session=session[0])
+    fetched(leader, 2, 100, 100, 5, session=session[1])
+    session[0].fetched_us = 50_000
     leader.grows(100)
-    assert leader.deadline_us(110) == LAG_US + 6, "the other was heard last at 5"
+    assert leader.deadline_us(110) == LAG_US + 6, "the other's last fetch was at 5"
     assert proposed(leader, 110, 50_100) == {0, 1}
 
 
-def test_a_partition_that_was_taken_out_of_the_session_is_not_heard_by_it() -> None:
+def test_fetches_of_a_session_do_not_count_for_a_partition_taken_out_of_it() -> None:
     leader = leadership((0, 1))
-    heard = FollowerSession(0)
-    fetched(leader, 1, 100, 100, 5, heard=heard)
+    session = FollowerSession(0)
+    fetched(leader, 1, 100, 100, 5, session=session)
     leader.session_ended(1)
-    heard.fetched_us = 50_000
+    session.fetched_us = 50_000
     leader.grows(100)
     assert proposed(leader, 110, 50_100) == {0}
 
 
 # --- joining ------------------------------------------------------------------------------------
-def test_who_has_all_rows_joins() -> None:
+def test_a_follower_with_all_rows_joins() -> None:
     leader = leadership((0, 1))
     fetched(leader, 2, 100, 100, 5)
     assert proposed(leader, 100, 5, high_watermark=100) == {0, 1, 2}
     assert proposed(leader, 100, 5) is None, "one proposal at a time"
 
 
-def test_who_lacks_rows_of_the_leaders_before_does_not_join() -> None:
+def test_a_follower_that_lacks_rows_of_earlier_leaders_does_not_join() -> None:
     """Rule 8: also where it has all below the high watermark that this leader knows."""
     leader = leadership((0, 1))
     fetched(leader, 2, 99, 100, 5)
@@ -137,7 +137,7 @@ def test_who_lacks_rows_of_the_leaders_before_does_not_join() -> None:
     assert proposed(leader, 120, 7, high_watermark=110) == {0, 1, 2}
 
 
-def test_who_was_started_anew_or_is_fenced_does_not_join() -> None:
+def test_a_restarted_or_fenced_follower_does_not_join() -> None:
     """Rule 8 of docs/replication-rules.md."""
     leader = leadership((0, 1))
     fetched(leader, 2, 100, 100, 5, epoch=7)
@@ -189,7 +189,7 @@ def test_a_new_life_has_caught_up_with_nothing() -> None:
     assert proposed(leader, 500, 2_000) == {0, 2}
 
 
-def test_rows_wait_for_who_is_about_to_join() -> None:
+def test_rows_wait_for_a_follower_about_to_join() -> None:
     """Rule 5: it would else be a step behind the high watermark for ever."""
     leader = leadership((0, 1))
     fetched(leader, 1, 120, 120, 5)
@@ -204,7 +204,7 @@ def test_rows_wait_for_who_is_about_to_join() -> None:
     assert leader.replicated_offset(140) == 140, "it is silent"
 
 
-def test_rows_wait_for_who_may_have_joined() -> None:
+def test_rows_wait_for_a_follower_that_may_have_joined() -> None:
     leader = leadership((0, 1))
     fetched(leader, 1, 100, 100, 5)
     fetched(leader, 2, 100, 100, 5)
@@ -226,7 +226,7 @@ def test_too_few_in_sync_hold_rows_back_by_what_is_committed() -> None:
     assert leader.replicated_offset(100) == 100
 
 
-def test_who_joins_has_the_lag_time_to_come_up() -> None:
+def test_a_follower_that_joins_has_the_lag_time_to_catch_up() -> None:
     """The follower has all that is replicated, and would leave with the next look."""
     leader = leadership((0, 1))
     fetched(leader, 1, 200, 200, 50_000)
@@ -273,7 +273,7 @@ def test_a_move_waits_for_the_disks_of_those_that_stay() -> None:
     assert ends(leader)
 
 
-def test_those_that_stay_are_told_what_a_move_wants_on_their_disks() -> None:
+def test_replicas_that_stay_get_the_offset_that_a_move_wants_on_their_disks() -> None:
     leader = moving()
     assert not ends(leader)
     wanted = {broker: leader.flush_wanted(broker) for broker in leader.followers}
@@ -285,7 +285,7 @@ def test_those_that_stay_are_told_what_a_move_wants_on_their_disks() -> None:
     assert not any(leader.flush_wanted(broker) for broker in leader.followers)
 
 
-def test_a_move_waits_until_those_that_leave_know_who_leads() -> None:
+def test_a_move_waits_until_the_leaving_replicas_have_fetched_under_this_leader() -> None:
     """Rule 18: who led before would show its own end, although rows go on elsewhere."""
     members = InSync(5, 1, (0, 1, 2, 3))
     BROKERS.epochs[3] = 13
@@ -300,7 +300,7 @@ def test_a_move_waits_until_those_that_leave_know_who_leads() -> None:
     assert ends(leader)
 
 
-def test_only_a_proposal_of_who_is_in_sync_ends_a_move() -> None:
+def test_only_a_proposal_of_the_in_sync_replicas_ends_a_move() -> None:
     """A member that leaves meanwhile is no sign that the others have flushed."""
     leader = moving()
     for broker in (2, 3):

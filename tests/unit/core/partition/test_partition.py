@@ -149,7 +149,7 @@ def follower_at(
 
 
 @pytest.mark.parametrize("durability", [level for level in Durability if level >= 0])
-def test_rows_are_readable_as_far_as_the_slowest_in_sync_follower_has_said(
+def test_rows_are_readable_up_to_the_end_that_the_slowest_in_sync_follower_reported(
     durability: Durability,
 ) -> None:
     """Rule 5, whatever the topic's level is."""
@@ -209,7 +209,7 @@ def test_a_disk_counts_only_where_its_broker_is_in_sync_in_any_case() -> None:
     assert partition.replicas_flushed_offset == 10, "nobody knows yet whether 9 is in sync"
 
 
-def test_a_new_leader_does_not_know_what_was_said_to_the_old_one() -> None:
+def test_a_new_leader_has_no_reports_that_the_old_one_got() -> None:
     partition = leading(Durability.REPLICATED)
     follower_at(partition, 7, 10)
     follower_at(partition, 9, 10)

@@ -151,7 +151,7 @@ def test_snapshot_brings_everything_back() -> None:
 
 
 @pytest.mark.parametrize("blob", [b"\xff", b"\x93", b"\x92\x02\x90"])
-def test_a_bad_snapshot_is_said_to_be_bad(blob: bytes) -> None:
+def test_a_bad_snapshot_is_refused(blob: bytes) -> None:
     states = states_with(batch(0))
     with pytest.raises(CorruptLog):
         states.restore(blob)
@@ -201,7 +201,7 @@ def test_a_snapshot_of_more_producers_than_are_remembered_loses_the_longest_sile
         few.check(batch(10, pid=2))
 
 
-def test_who_takes_the_rows_from_an_offset_on_needs_the_batches_below_it() -> None:
+def test_a_reader_from_an_offset_on_needs_the_batches_below_it() -> None:
     batches = [batch(10 * n, pid=7, offset=10 * n) for n in range(4)]
     batches += [batch(0, pid=8, offset=40), batch(10, pid=7, offset=50)]
     batches[-1] = batch(40, pid=7, offset=50)

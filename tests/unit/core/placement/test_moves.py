@@ -184,7 +184,7 @@ def test_what_a_broker_leaves_is_spread_by_rack_and_then_by_number() -> None:
     assert spread([new.leader_counts[n] for n in range(1, 5)]) <= 1
 
 
-def test_what_is_not_meant_does_not_matter() -> None:
+def test_topics_that_do_not_move_do_not_matter() -> None:
     """A topic with more replicas than brokers are left kept others from moving."""
     brokers = [PlanBroker(n) for n in range(3)]
     partitions = [PlanPartition("wide", 0, (0, 1, 2)), PlanPartition("t", 0, (0, 1))]
@@ -232,7 +232,7 @@ def test_a_dead_replica_goes_first() -> None:
     assert move.after == (1, 0)
 
 
-def test_who_has_no_rows_yet_goes_before_who_has_them_and_is_still_to_copy() -> None:
+def test_a_replica_without_rows_is_removed_before_one_that_has_them() -> None:
     """A partition moves from 0 and 1 to 0, 2 and 3: 2 and 3 have nothing yet."""
     brokers = [PlanBroker(n) for n in range(4)]
     moving = PlanPartition("t", 0, (2, 0, 3), 100, coming=(2, 3))

@@ -132,7 +132,7 @@ def test_topics_begin_at_each_of_the_brokers(brokers: list[Place]) -> None:
     assert firsts == {broker.node_id: 2 for broker in brokers}
 
 
-def test_who_takes_over_differs_from_partition_to_partition() -> None:
+def test_the_successor_differs_from_partition_to_partition() -> None:
     """When a broker dies, the next in line lead what it led: not all of it falls to one."""
     placed = place(equal(3, 1, 1), 12, 3, seed=0)
     for leader in range(3):

@@ -65,7 +65,7 @@ def test_a_candidate_asks_before_it_begins_a_term() -> None:
     assert replica.write is None
 
 
-def test_a_pre_vote_is_refused_while_the_leader_is_heard() -> None:
+def test_a_pre_vote_is_refused_while_the_leader_has_contact() -> None:
     """Rule 28 of docs/replication-rules.md."""
     replica = Replica(0, term=1).step(heartbeat()).settle()
     replica.take()
@@ -89,7 +89,7 @@ def test_a_pre_vote_changes_nothing() -> None:
     assert granted(replica) == [True]
 
 
-def test_a_pre_vote_of_an_older_term_is_refused_and_told_the_term() -> None:
+def test_a_pre_vote_of_an_older_term_is_refused_with_the_newer_term() -> None:
     replica = Replica(0, term=5).step(pre_vote(1, 0, 4, 9, 4))
     (answer,) = replica.take(m.PreVoteResponse)
     assert isinstance(answer, m.PreVoteResponse)
@@ -158,7 +158,7 @@ def test_one_vote_in_a_term() -> None:
     assert granted(replica) == [True, False, True]
 
 
-def test_a_vote_is_not_forgotten() -> None:
+def test_a_vote_survives_a_restart() -> None:
     """Rule 27 of docs/replication-rules.md."""
     replica = Replica(0, term=5, vote=key(1)).step(vote(2, 0, 5))
     assert granted(replica) == [False]
@@ -200,7 +200,7 @@ def test_the_own_vote_counts_when_it_is_durable() -> None:
     assert replica.persist().raft.role is Role.LEADER
 
 
-def test_refusals_and_strangers_elect_nobody() -> None:
+def test_refusals_and_strangers_elect_no_leader() -> None:
     replica = Replica(0).wait(1_000)
     replica.step(grant(replica.take(m.PreVote)[0])).settle()
     for source, agrees in ((key(1), False), (key(7), True), (NEW_DISK, True)):
@@ -224,7 +224,7 @@ def vote_of(replica: Replica, candidate: int, term: int, index: int = 0) -> m.Vo
     return found
 
 
-def test_a_voter_says_for_how_long_it_has_heard_no_leader() -> None:
+def test_a_voter_reports_the_age_of_its_last_contact_with_a_leader() -> None:
     replica = Replica(0, term=1)
     replica.now_us = 300
     replica.step(heartbeat(1, term=1))
@@ -232,20 +232,20 @@ def test_a_voter_says_for_how_long_it_has_heard_no_leader() -> None:
     assert vote_of(replica, 2, 2).silent_us == 700
 
 
-def test_who_has_begun_anew_says_that_it_may_have_heard_one_until_then() -> None:
+def test_a_restarted_voter_reports_contact_up_to_its_start() -> None:
     replica = Replica(0, term=1)
     replica.now_us = 250
     assert vote_of(replica, 2, 2).silent_us == 250
 
 
-def test_who_has_led_counts_that_as_having_heard_a_leader() -> None:
+def test_a_former_leader_counts_its_own_leadership_as_contact() -> None:
     """The leader may be the only voter that those who have answered it share with those who elect
     another one."""
     replica = leader().wait(900)
     assert vote_of(replica, 2, 2, 1).silent_us == 0
 
 
-def test_a_leader_knows_until_when_those_before_may_have_been_confirmed() -> None:
+def test_a_leader_has_the_time_until_when_earlier_leaders_may_have_been_confirmed() -> None:
     """Rule 16 of docs/replication-rules.md: the voter with the latest contact counts."""
     replica = Replica(0, members=voters(0, 1, 2, 3, 4)).wait(1_000)
     for ask in replica.take(m.PreVote):
@@ -367,7 +367,7 @@ STRANGER = ReplicaKey(7, "unknown")
 
 
 @pytest.mark.parametrize("speaks", ["vote", "heartbeat"])
-def test_a_stranger_means_nothing_while_a_leader_is_heard(speaks: str) -> None:
+def test_a_stranger_is_ignored_while_a_leader_has_contact(speaks: str) -> None:
     replica = Replica(0, term=3)
     replica.step(heartbeat(term=3))
     message: m.Message = m.Heartbeat(source=STRANGER, target=key(0), term=9, commit=0)

@@ -11,7 +11,7 @@ from tests.support.raft import Replica, accepted, alive, append, key, leader, se
 
 
 # --- check-quorum ----------------------------------------------------------------------------
-def test_a_leader_that_hears_no_majority_steps_down() -> None:
+def test_a_leader_without_contact_to_a_majority_steps_down() -> None:
     """Rule 27 of docs/replication-rules.md."""
     replica = leader(members=voters(0, 1, 2, 3, 4))
     for _ in range(9):
@@ -21,7 +21,7 @@ def test_a_leader_that_hears_no_majority_steps_down() -> None:
     assert replica.raft.leader is None
 
 
-def test_a_leader_that_hears_a_majority_stays() -> None:
+def test_a_leader_with_contact_to_a_majority_stays() -> None:
     replica = leader()
     for _ in range(50):
         replica.wait(100).step(alive(2))
@@ -78,18 +78,18 @@ def test_an_answer_from_another_time_is_no_later_than_now() -> None:
     assert replica.raft.majority_confirmed_us == replica.now_us
 
 
-def test_who_does_not_say_what_it_answers_has_answered_at_once() -> None:
+def test_an_answer_without_a_send_time_counts_as_immediate() -> None:
     """Brokers of earlier releases."""
     replica = leader()
     assert replica.wait(100).step(alive(1)).raft.majority_confirmed_us == replica.now_us
 
 
-def test_the_only_voter_needs_nobody_to_confirm_it() -> None:
+def test_the_only_voter_needs_no_confirmation() -> None:
     replica = leader(members=voters(0))
     assert (replica.raft.majority_confirmed_us or 0) > replica.wait(5_000).now_us
 
 
-def test_an_observer_keeps_nobody_in_office() -> None:
+def test_an_observer_keeps_no_leader_in_office() -> None:
     replica = leader()
     for node in (6, 7):
         replica.step(m.Observe(source=key(node), target=key(0), term=0))
@@ -105,7 +105,7 @@ def test_a_deadline_is_never_late() -> None:
 
 
 # --- observers -------------------------------------------------------------------------------
-def test_observers_are_bounded_and_forgotten_when_silent() -> None:
+def test_observers_are_bounded_and_dropped_when_silent() -> None:
     replica = leader()
     for node in (5, 6, 7):
         replica.step(m.Observe(source=key(node), target=key(0), term=0))

@@ -32,13 +32,13 @@ def test_a_heartbeat_beyond_the_log_proves_that_entries_are_gone() -> None:
     assert replica.committed == 2
 
 
-def test_whoever_has_no_vote_may_come_back_with_less() -> None:
+def test_a_replica_without_a_vote_may_come_back_with_fewer_entries() -> None:
     replica = Replica(0, members=voters(1, 2, 3), stored=entries(1, [1, 1]), term=1)
     replica.step(heartbeat(5))
     assert replica.raft.lost_entries == {}
 
 
-def test_whoever_has_no_vote_commits_only_what_it_found_equal_since_it_started() -> None:
+def test_a_replica_without_a_vote_commits_only_what_it_found_equal_since_it_started() -> None:
     """The leader counts what an earlier life acknowledged: entry 2 here was never decided."""
     replica = Replica(0, members=voters(1, 2, 3), stored=entries(1, [1, 1]), term=2)
     replica.wait(0).take()
@@ -55,7 +55,7 @@ def test_whoever_has_no_vote_commits_only_what_it_found_equal_since_it_started()
     assert replica.wait(299).take(m.Observe) == []
 
 
-def test_what_was_equal_to_one_leaders_log_says_nothing_about_the_next_ones() -> None:
+def test_equality_with_one_leaders_log_does_not_hold_for_the_next_leaders() -> None:
     replica = Replica(0, members=voters(1, 2, 3), term=2)
     replica.step(append(0, 0, entries(1, [2, 2]), term=2)).settle()
     replica.step(heartbeat(2, term=3))
@@ -72,7 +72,7 @@ def probe_at_match(replica: Replica) -> None:
     assert replica.raft.match_indexes[key(1)] == 3
 
 
-def test_a_voter_that_refuses_what_it_acknowledged_has_forgotten_it() -> None:
+def test_a_voter_that_refuses_what_it_acknowledged_has_lost_it() -> None:
     replica = leader()
     probe_at_match(replica)
     for _ in range(3):

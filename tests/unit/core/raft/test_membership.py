@@ -96,7 +96,7 @@ def test_no_change_before_an_entry_of_the_own_term_is_committed() -> None:
     assert change(replica, "remove", 2) is None
 
 
-def test_only_who_has_caught_up_becomes_a_voter() -> None:
+def test_only_a_replica_that_has_caught_up_becomes_a_voter() -> None:
     replica = ready_leader(0, 1, 2)
     assert change(replica, "add", 3) is Refusal.NOT_CAUGHT_UP, "nobody knows it"
     replica.step(observe(key(3)))
@@ -107,7 +107,7 @@ def test_only_who_has_caught_up_becomes_a_voter() -> None:
     assert change(replica, "add", 3) is None
 
 
-def test_who_is_silent_does_not_become_a_voter() -> None:
+def test_a_silent_replica_does_not_become_a_voter() -> None:
     replica = ready_leader(0, 1, 2)
     caught_up(replica, 3)
     for _ in range(10):
@@ -115,7 +115,7 @@ def test_who_is_silent_does_not_become_a_voter() -> None:
     assert change(replica, "add", 3) is Refusal.NOT_CAUGHT_UP
 
 
-def test_a_voter_is_silent_after_the_timeout_of_its_quorum_while_a_majority_is_heard() -> None:
+def test_a_voter_is_silent_after_the_election_timeout_while_a_majority_answers() -> None:
     replica = ready_leader(0, 1, 2)
     for _ in range(9):
         replica.wait(100).step(alive(1))
@@ -239,7 +239,7 @@ def test_a_leader_that_is_removed_leads_until_that_is_committed_and_does_not_cou
     assert any(isinstance(x, m.Append) and x.commit == 3 for x in replica.outgoing)
 
 
-def test_who_is_removed_may_win_until_that_is_committed() -> None:
+def test_a_removed_voter_may_win_until_that_is_committed() -> None:
     """Thesis, figure 4.6: its log may be the only one that is new enough."""
     replica = Replica(0, stored=[*entries(1, [1]), voters_entry(2, 1, 1, 2)], term=1)
     replica.wait(1_000)
@@ -251,7 +251,7 @@ def test_who_is_removed_may_win_until_that_is_committed() -> None:
     assert replica.wait(5_000).take(m.PreVote) == []
 
 
-def test_who_was_removed_while_away_is_told_by_the_log() -> None:
+def test_a_voter_removed_while_away_learns_it_from_the_log() -> None:
     replica = ready_leader(0, 1, 2)
     stranger = m.PreVote(source=key(5), target=key(0), term=0, last_index=0, last_term=0)
     assert sent(replica.step(stranger), 5) != []
@@ -261,7 +261,7 @@ def test_who_was_removed_while_away_is_told_by_the_log() -> None:
 
 
 # --- observing -----------------------------------------------------------------------------------
-def test_a_new_replica_asks_the_seeds_and_follows_who_answers() -> None:
+def test_a_new_replica_asks_the_seeds_and_follows_the_one_that_answers() -> None:
     replica = Replica(0, members={}, seeds=(0, 1, 2)).wait(0)
     asked = replica.take()
     assert [type(message) for message in asked] == [m.Observe, m.Observe]

@@ -174,7 +174,7 @@ def test_a_heartbeat_is_answered_while_the_disk_is_slow() -> None:
 
 
 @pytest.mark.parametrize("kind", ["append", "heartbeat"])
-def test_a_leader_of_an_older_term_is_told(kind: str) -> None:
+def test_a_leader_of_an_older_term_gets_the_newer_term(kind: str) -> None:
     replica = Replica(0, term=5)
     stale = append(0, 0, [], term=4)
     late = heartbeat(term=4)
@@ -194,7 +194,7 @@ HINTS = [
 
 
 @pytest.mark.parametrize(("terms", "asked", "hint"), HINTS)
-def test_a_refusal_says_where_it_may_fit(
+def test_a_refusal_has_the_place_where_the_logs_may_agree(
     terms: list[int], asked: tuple[int, int], hint: tuple[int, int]
 ) -> None:
     replica = Replica(0, stored=entries(1, terms), term=4)
@@ -308,7 +308,7 @@ def test_an_old_refusal_is_not_believed() -> None:
     assert sent(replica.step(refused(1, 0, 0, term=1)), 1) == []
 
 
-def test_a_commit_index_is_told_when_it_moves() -> None:
+def test_a_commit_index_is_sent_when_it_moves() -> None:
     replica = leader().step(accepted(1, 1), accepted(2, 1))
     commits = [a.commit for a in sent(replica, 2)]
     assert commits[-1] == 1

@@ -75,7 +75,7 @@ def give(replica: Replica) -> m.SnapshotChunk:
 
 
 # --- taking ----------------------------------------------------------------------------------
-def test_a_snapshot_stands_for_what_was_applied_and_no_more() -> None:
+def test_a_snapshot_holds_what_was_applied_and_no_more() -> None:
     """Rule 29 of docs/replication-rules.md."""
     replica = leader().step(accepted(1, 1)).propose(b"x", b"y").settle()
     assert replica.raft.log.last_index == 3

@@ -68,7 +68,7 @@ def epochs_of(end: int, *entries: tuple[int, int]) -> LeaderEpochs:
         (NO_EPOCH, 99, None),
     ],
 )
-def test_where_a_leader_says_that_logs_part(
+def test_where_a_leader_reports_that_logs_part(
     last_epoch: int, offset: int, expected: tuple[int, int] | None
 ) -> None:
     """Rules 2 and 4: epochs 2, 4 and 5 are known here."""
@@ -97,8 +97,8 @@ def test_a_follower_asks_until_both_logs_know_the_epoch() -> None:
     """Rule 3 of docs/replication-rules.md."""
     log = log_of(1, 1, 3, 3, 5)
     follower = asking(log)
-    said = follower.fetch_entry(TOPIC, 0)
-    assert (said.offset, said.last_epoch, said.leader_epoch) == (5, 5, 9)
+    fetch = follower.fetch_entry(TOPIC, 0)
+    assert (fetch.offset, fetch.last_epoch, fetch.leader_epoch) == (5, 5, 9)
     parted = result(error_code=LogTruncated.code, diverging_epoch=4, diverging_end_offset=5)
     assert follower.answered(parted, 0) == Cut(4)
     assert follower.is_busy
@@ -115,7 +115,7 @@ def test_a_follower_asks_until_both_logs_know_the_epoch() -> None:
     assert follower.phase is Phase.FETCHING
 
 
-def test_only_a_leader_that_knows_no_older_epoch_has_the_high_watermark_decide() -> None:
+def test_only_a_leader_without_an_older_epoch_has_the_high_watermark_decide() -> None:
     """Rule 1 of docs/replication-rules.md."""
     log = log_of(1, 1, 1)
     log.high_watermark = 2
@@ -130,7 +130,7 @@ def test_an_answer_to_another_leadership_is_nothing() -> None:
     assert follower.phase is Phase.ASKING
 
 
-def test_a_leader_that_has_not_heard_of_its_epoch_yet_is_asked_again() -> None:
+def test_a_leader_without_the_metadata_of_its_epoch_is_asked_again() -> None:
     """One that led before has no reason to tell more by itself."""
     follower = asking(log_of(1), epoch=10)
     unknown = result(epoch=9, error_code=UnknownLeaderEpoch.code)
@@ -155,9 +155,9 @@ def test_a_copy_without_rows_has_nothing_to_agree_upon() -> None:
     follower = asking(log, epoch=1)
     leader = epochs_of(113, (0, 0), (1, 2))
     log.log_start_offset = 3
-    said = follower.fetch_entry(TOPIC, 0)
-    assert said.offset == 3
-    assert diverging(leader, said.last_epoch, said.offset) is None
+    fetch = follower.fetch_entry(TOPIC, 0)
+    assert fetch.offset == 3
+    assert diverging(leader, fetch.last_epoch, fetch.offset) is None
 
 
 def test_failures_wait_longer_each_time_and_a_disk_is_final() -> None:
@@ -240,7 +240,7 @@ def test_a_failed_partition_is_out_of_the_session_until_its_deadline() -> None:
     assert named(fetcher, followers[0].retry_us) == (7, 3, [0], [])
 
 
-def test_what_goes_is_forgotten_and_its_answers_are_nothing() -> None:
+def test_a_removed_copy_leaves_the_session_and_its_answers_are_ignored() -> None:
     fetcher, _ = fetcher_of(2)
     named(fetcher)
     fetcher.remove((TOPIC, 0))
@@ -282,7 +282,7 @@ def test_news_end_the_wait_of_a_fetch_once_and_only_if_it_is_held() -> None:
     assert fetcher.wait_to_end() is None, "the leader was told"
     fetcher.answered(7)
     assert named(fetcher) == (7, 2, [1, 0], [])
-    assert fetcher.wait_to_end() is None, "all was said"
+    assert fetcher.wait_to_end() is None, "all was reported"
 
 
 def test_a_session_that_begins_anew_has_no_wait_to_end() -> None:
@@ -298,7 +298,7 @@ def test_a_session_that_begins_anew_has_no_wait_to_end() -> None:
     assert fetcher.wait_to_end() is None
 
 
-def test_a_copy_has_news_when_it_is_not_as_it_was_said() -> None:
+def test_a_copy_has_news_when_it_differs_from_its_last_report() -> None:
     log = log_of(1, 1)
     follower = asking(log)
     assert follower.has_news

@@ -47,7 +47,7 @@ def may_lead(member: Member) -> bool:
     return member.node.broker.membership.registration.may_lead(member.now)
 
 
-def test_all_know_who_lives_and_may_lead(members: Members) -> None:
+def test_all_brokers_have_the_live_brokers_and_may_lead(members: Members) -> None:
     members.run(500)
     for node_id, member in members.by_id.items():
         assert live(members, node_id) == [1, 2, 3]
@@ -74,7 +74,7 @@ def test_a_broker_that_is_cut_off_stops_leading_before_it_is_fenced(members: Mem
 
 
 @pytest.mark.parametrize("confirmed_ms", [0, 700])
-def test_a_session_counts_from_when_the_quorum_has_heard_the_controller(
+def test_a_session_counts_from_the_last_contact_of_the_quorum_with_the_controller(
     members: Members, monkeypatch: pytest.MonkeyPatch, confirmed_ms: int
 ) -> None:
     """Rule 16 of docs/replication-rules.md: who is elected next counts from then, too."""
@@ -104,12 +104,12 @@ def test_a_broker_that_is_back_may_lead_when_it_has_the_metadata(
 
     monkeypatch.setattr(members, "_deliver", hold_back)
     members.cut.clear()
-    heard_us = two.mono_us
+    contact_us = two.mono_us
     members.run(3_000)
-    heard = two.node.broker.membership.registration.controller_contact_us
+    contacts = two.node.broker.membership.registration.controller_contact_us
     assert held, "nothing has come of the metadata"
     assert live(members, 2) == [1, 2, 3], "it knows nothing of its fencing"
-    assert max(heard.values()) > heard_us + 2_000_000, "its heartbeats are answered"
+    assert max(contacts.values()) > contact_us + 2_000_000, "its heartbeats are answered"
     assert not may_lead(two)
     assert live(members, 1) == [1, 3]
     monkeypatch.setattr(members, "_deliver", deliver)
@@ -157,7 +157,7 @@ def test_the_controller_asks_nothing_of_itself(
     assert 18 <= len(senders) <= 24, "five of each in a session"
 
 
-def test_without_a_controller_nobody_may_lead_and_all_are_back_with_it(members: Members) -> None:
+def test_without_a_controller_no_broker_may_lead_and_all_are_back_with_it(members: Members) -> None:
     members.run(500)
     members.down.add(1)
     members.run(2_500)
@@ -166,7 +166,7 @@ def test_without_a_controller_nobody_may_lead_and_all_are_back_with_it(members: 
     members.run_until(lambda: may_lead(members.by_id[2]) and may_lead(members.by_id[3]))
 
 
-def test_a_broker_that_joins_late_knows_where_those_are_who_came_before(members: Members) -> None:
+def test_a_broker_that_joins_late_has_the_addresses_of_earlier_ones(members: Members) -> None:
     members.run(500)
     for node_id, member in members.by_id.items():
         known = member.node.broker.broker_addresses.known()

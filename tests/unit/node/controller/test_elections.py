@@ -37,12 +37,12 @@ def node(tmp_path: Path) -> NodeDriver:
 
 
 def decide(node: NodeDriver, *records: Record) -> None:
-    told: list[Any] = []
+    outcomes: list[Any] = []
     node.node.broker.propose(
-        list(records), node.now, lambda _result, error, _now: told.append(error)
+        list(records), node.now, lambda _result, error, _now: outcomes.append(error)
     )
     node.send(Tick())
-    assert told == [None]
+    assert outcomes == [None]
 
 
 def displaced(
@@ -114,7 +114,7 @@ def test_a_single_broker_has_no_rounds(node: NodeDriver) -> None:
     assert node.node.broker.elections.next_us() is None
 
 
-def test_an_unclean_election_is_told(node: NodeDriver) -> None:
+def test_an_unclean_election_is_logged_and_counted(node: NodeDriver) -> None:
     """Rule 11 of docs/replication-rules.md."""
     displaced(node, 1)
     assert node.metrics.unclean_elections == 0
@@ -140,7 +140,7 @@ def elected(node: NodeDriver, **request: Any) -> Any:
     return node.call(ElectLeadersRequest(**{"name": "t", **request}))[0]
 
 
-def test_partitions_are_given_back_when_somebody_asks(tmp_path: Path) -> None:
+def test_partitions_are_given_back_on_request(tmp_path: Path) -> None:
     node = driver(tmp_path, leader_balance_period_ms=0)
     displaced(node, 4)
     answer = elected(node, partitions=[2])
@@ -156,7 +156,7 @@ def test_partitions_are_given_back_when_somebody_asks(tmp_path: Path) -> None:
     assert node.node.broker.metadata.image.version == version
 
 
-def test_what_is_led_by_nobody_is_led_uncleanly_if_that_is_asked(tmp_path: Path) -> None:
+def test_a_partition_without_a_leader_is_led_uncleanly_on_request(tmp_path: Path) -> None:
     """Eligible is a broker that is gone; this one is out of sync, and all that lives.
 
     Rule 11 of docs/replication-rules.md.

@@ -53,16 +53,16 @@ class World:
         answer = self.settled(self.one, self.one.request(m.CreateTopicsRequest(topics=[new])))
         topic_id = bytes(answer.topics[0].topic_id)
         held = self.one.node.broker.metadata.image.topics_by_id[topic_id].partitions[0]
-        told: list[BaseException | None] = []
+        outcomes: list[BaseException | None] = []
         change = PartitionChangeRecord(
             topic_id, 0, leader_id=replicas[0], leader_epoch=held.leader_epoch + 1,
             replicas=replicas, in_sync_replicas=replicas,
         )  # fmt: skip
         self.one.node.broker.propose(
-            [change], self.one.now, lambda _result, error, _now: told.append(error)
+            [change], self.one.now, lambda _result, error, _now: outcomes.append(error)
         )
         self.one.send(Tick())
-        self.members.run_until(lambda: told == [None])
+        self.members.run_until(lambda: outcomes == [None])
         return topic_id
 
     def settled(self, member: Member, asked: int) -> m.Response:
@@ -146,7 +146,9 @@ def test_a_broker_that_is_cut_off_is_not_waited_for_beyond_its_session(world: Wo
         assert world.write(topic_id, 0, 0).error_code == errors.NotLeader.code
 
 
-def test_asked_again_with_the_older_epoch_it_is_over_when_that_is_said(world: World) -> None:
+def test_a_retry_with_the_older_epoch_is_refused_once_the_newer_is_applied(
+    world: World,
+) -> None:
     """The answer was lost, or the asker has not waited for it."""
     world.keep_metadata()
     asked = [world.ask(world.producer_id, 0) for _ in "ab"]
@@ -200,7 +202,7 @@ def test_many_epochs_cost_no_broker_its_lease(world: World) -> None:
     assert not world.two.node.broker.leader_lease.is_over
 
 
-def test_who_waits_is_answered_when_the_controller_stops(world: World) -> None:
+def test_waiting_callers_are_answered_when_the_controller_stops(world: World) -> None:
     world.keep_metadata()
     asked = world.ask(world.producer_id, 0)
     world.members.run(100)
@@ -261,7 +263,7 @@ def codes_until_settled(world: World, producer: tuple[int, int]) -> tuple[list[i
     ("ids_ahead", "epoch", "error"),
     [(777_777, 0, errors.UnknownProducerId), (0, 9, errors.InvalidProducerEpoch)],
 )
-def test_what_was_never_given_out_is_told_when_all_is_known_that_was(
+def test_a_producer_that_was_never_assigned_is_refused_once_all_assignments_are_applied(
     world: World, ids_ahead: int, epoch: int, error: type[errors.QuiverlogError]
 ) -> None:
     """By a broker that does not decide, which may hear late of an id."""
@@ -293,7 +295,7 @@ def test_ids_that_no_producer_has_are_refused_at_once(world: World, node_id: int
         answer = world.settled(world.two, world.two.produce(world.topics[0], batch))
         assert answer.partitions[0].error_code == code
         request = m.InitProducerIdRequest(producer_id=producer_id, producer_epoch=0)
-        told = world.settled(member, member.request(request)).error_code
-        assert told == (code if node_id == 1 else errors.NotController.code)
+        got = world.settled(member, member.request(request)).error_code
+        assert got == (code if node_id == 1 else errors.NotController.code)
     codes, _ = codes_until_settled(world, (2**62 - 1, 0))
     assert codes[-1] == errors.UnknownProducerId.code

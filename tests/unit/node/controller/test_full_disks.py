@@ -70,7 +70,7 @@ def test_a_leader_without_room_hands_over_and_gets_its_lead_back(
     assert world.read() == [0, 1, 2]
 
 
-def test_where_nobody_has_room_the_leader_stays_for_its_readers(world: World) -> None:
+def test_where_no_replica_has_room_the_leader_stays_for_its_readers(world: World) -> None:
     world.write(1)
     leader = leading(world)
     epoch = world.partition.leader_epoch
@@ -132,7 +132,7 @@ def heirs(records: list[Record]) -> list[int]:
     return [one.leader_id for one in records if isinstance(one, PartitionChangeRecord)]
 
 
-def test_who_takes_over_is_in_sync_and_has_room() -> None:
+def test_the_successor_is_in_sync_and_has_room() -> None:
     key = (b"t" * 16, 0)
     whole = image((1, 2, 3))
     assert heirs(away_from(whole, *key, {2})) == [1]

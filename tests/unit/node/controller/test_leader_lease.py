@@ -50,17 +50,17 @@ class World:
         assert answer[0].topics[0].error_code == 0, answer[0].topics[0].error_message
         topic_id = bytes(answer[0].topics[0].topic_id)
         held = self.one.node.broker.metadata.image.topics_by_id[topic_id].partitions[0]
-        told: list[BaseException | None] = []
+        outcomes: list[BaseException | None] = []
         change = PartitionChangeRecord(
             topic_id, 0, leader_id=replicas[0], leader_epoch=held.leader_epoch + 1,
             replicas=replicas, in_sync_replicas=replicas,
         )  # fmt: skip
         self.one.node.broker.propose(
-            [change], self.one.now, lambda _result, error, _now: told.append(error)
+            [change], self.one.now, lambda _result, error, _now: outcomes.append(error)
         )
         self.one.send(Tick())
-        self.members.run_until(lambda: bool(told))
-        assert told == [None]
+        self.members.run_until(lambda: bool(outcomes))
+        assert outcomes == [None]
         return topic_id
 
     def write(self, topic_id: bytes, value: int, level: int = -1) -> int:
@@ -75,7 +75,7 @@ class World:
         self.members.run_until(lambda: self.code(asked) is not None)
         return self.code(asked)
 
-    def stand_down(self) -> int:
+    def step_down(self) -> int:
         """Part the two, and wait for the end of the leader's session."""
         self.members.cut.add(CUT)
         return self.members.run_until(lambda: self.two.node.broker.leader_lease.is_over)
@@ -90,10 +90,10 @@ def warnings(member: Member) -> int:
     return sum(line.event.startswith("stepping down") for line in member.lines)
 
 
-def test_a_leader_out_of_reach_appends_nothing_and_says_no_end(world: World) -> None:
+def test_a_leader_out_of_reach_appends_nothing_and_reports_no_end(world: World) -> None:
     """Rule 16 of docs/replication-rules.md."""
     assert world.settled(world.write(world.wide, 1, REPLICATED)) == 0
-    assert world.stand_down() <= 2_000
+    assert world.step_down() <= 2_000
     image = world.one.node.broker.metadata.image
     assert image.topics_by_id[world.wide].partitions[0].leader_id == 2, "nobody else leads yet"
     for level in (Durability.MEMORY, Durability.FLUSHED, REPLICATED):
@@ -107,7 +107,7 @@ def test_a_leader_out_of_reach_appends_nothing_and_says_no_end(world: World) -> 
     assert warnings(world.two) == 1
 
 
-def test_a_leader_that_is_about_to_stop_says_no_end(world: World) -> None:
+def test_a_leader_that_is_about_to_stop_reports_no_end(world: World) -> None:
     """Another one may lead, and have shown more, before it hears of that: it is in sync no more.
     Seen in a simulated cluster (80003000, 94000005)."""
     assert world.settled(world.write(world.wide, 1, REPLICATED)) == 0
@@ -183,13 +183,13 @@ def test_the_list_of_what_leaders_are_asked_is_whole() -> None:
         (m.ListOffsetsRequest, m.ListOffsetsPartition(b"", 0, -1, LATEST)),
     ],
 )
-def test_where_rows_lie_is_not_said_and_none_are_given_up(
+def test_ranges_are_not_reported_and_no_rows_are_deleted(
     world: World, request_type: Any, entry: Any
 ) -> None:
     """Rule 16 of docs/replication-rules.md."""
     assert world.settled(world.write(world.wide, 1, REPLICATED)) == 0
     assert world.settled(world.write(world.lone, 1)) == 0
-    world.stand_down()
+    world.step_down()
     for topic_id, code in ((world.wide, NotLeader.code), (world.lone, 0)):
         entry.topic_id = topic_id
         asked = world.two.request(request_type(partitions=[entry]))
@@ -203,7 +203,7 @@ def test_a_description_has_no_offsets_of_it(world: World) -> None:
     assert world.settled(world.write(world.lone, 1)) == 0
     for is_over, ends in ((False, [1, 1]), (True, [-1, 1])):
         if is_over:
-            world.stand_down()
+            world.step_down()
         asked = world.two.request(m.DescribeTopicsRequest(names=["wide", "lone"]))
         world.members.run_until(lambda: world.two.answer(asked) is not None)  # noqa: B023
         answer = world.two.answer(asked)
@@ -212,12 +212,12 @@ def test_a_description_has_no_offsets_of_it(world: World) -> None:
         assert [found["wide"], found["lone"]] == ends
 
 
-def test_who_waits_for_copies_is_told_that_nobody_knows(world: World) -> None:
+def test_a_produce_that_waits_for_copies_gets_an_unknown_outcome(world: World) -> None:
     world.members.cut.add(CUT)
     asked = world.write(world.wide, 1, REPLICATED)
     reader = world.two.request(world.two.fetch_request(world.wide, 0, max_wait_ms=60_000))
     assert world.code(asked) is None
-    world.stand_down()
+    world.step_down()
     assert world.code(asked) == NotEnoughReplicasAfterAppend.code
     assert errors.NotEnoughReplicasAfterAppend.retriable
     assert world.two.broker_end(world.wide) == 1, "the row is stored, and may be replicated yet"
@@ -225,14 +225,14 @@ def test_who_waits_for_copies_is_told_that_nobody_knows(world: World) -> None:
 
 
 def test_a_partition_of_one_replica_goes_on(world: World) -> None:
-    world.stand_down()
+    world.step_down()
     assert world.settled(world.write(world.lone, 1)) == 0
     assert world.two.offset_of(world.lone, LATEST).offset == 1
     assert world.two.fetched(world.lone, 1)[0].error_code == 0
 
 
-def test_who_reaches_the_controller_again_leads_again(world: World) -> None:
-    world.stand_down()
+def test_a_broker_that_reaches_the_controller_again_leads_again(world: World) -> None:
+    world.step_down()
     world.members.cut.clear()
     two = world.two.node.broker
     world.members.run_until(lambda: not two.leader_lease.is_over)
@@ -246,7 +246,7 @@ def test_who_reaches_the_controller_again_leads_again(world: World) -> None:
     assert answer[0].partitions[0].error_code == 0
 
 
-def test_a_broker_alone_never_stands_down(tmp_path: Path) -> None:
+def test_a_broker_alone_never_steps_down(tmp_path: Path) -> None:
     members = Members(tmp_path)
     alone = members.add(1)
     assert not alone.node.broker.leader_lease.is_over
@@ -275,11 +275,11 @@ def test_a_controller_that_stood_still_does_not_speak_as_a_leader(world: World) 
     assert one.offset_of(led, LATEST).error_code == NotLeader.code
 
 
-def test_metadata_of_a_broker_that_is_cut_off_say_so(world: World) -> None:
+def test_metadata_of_a_broker_that_is_cut_off_are_marked_as_behind(world: World) -> None:
     ages_ms = []
     for is_over in (False, True):
         if is_over:
-            world.stand_down()
+            world.step_down()
         answer, _ = world.two.call(m.MetadataRequest(topics=[]))
         assert answer.is_behind == is_over
         described, _ = world.two.call(DescribeClusterRequest())

@@ -87,7 +87,7 @@ def test_they_are_given_up_as_soon_as_that_is_asked(tmp_path: Path) -> None:
     world.members.run_until(lambda: all(world.leads(n) for n in world.lost))
 
 
-def test_a_topic_that_waits_for_nobody_begins_again(tmp_path: Path) -> None:
+def test_a_topic_that_waits_for_no_replica_begins_again(tmp_path: Path) -> None:
     world = World(tmp_path, {"unclean.leader.election.enable": "true"})
     world.members.run_until(lambda: all(world.leads(n) for n in world.lost))
 

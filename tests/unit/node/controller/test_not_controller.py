@@ -11,7 +11,7 @@ from quiverlog.node.controller.not_controller import announced_controller
 
 
 @pytest.mark.parametrize(
-    ("elected", "is_leading", "decides_alone", "told"),
+    ("elected", "is_leading", "decides_alone", "announced"),
     [
         (1, True, False, 1),
         (1, False, False, -1),  # It may not know all topics that were decided before it.
@@ -20,12 +20,12 @@ from quiverlog.node.controller.not_controller import announced_controller
         (-1, False, False, -1),
     ],
 )
-def test_a_node_names_itself_when_it_knows_all_that_was_decided(
-    elected: int, *, is_leading: bool, decides_alone: bool, told: int
+def test_a_node_names_itself_when_it_has_applied_all_earlier_decisions(
+    elected: int, *, is_leading: bool, decides_alone: bool, announced: int
 ) -> None:
     broker: Any = SimpleNamespace(
         controller=SimpleNamespace(controller_id=elected),
         config=SimpleNamespace(node_id=1),
         quorum=SimpleNamespace(is_leading=is_leading, decides_alone=decides_alone),
     )
-    assert announced_controller(broker) == told
+    assert announced_controller(broker) == announced

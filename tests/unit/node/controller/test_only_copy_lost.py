@@ -41,36 +41,36 @@ def image_of(replicas: tuple[int, ...] = (1,), unclean: str = "false") -> Image:
     return image
 
 
-def says(image: Image, broker: int = 1, epoch: int = 4, end: LogEnd = GONE) -> bool:
+def loses_leader(image: Image, broker: int = 1, epoch: int = 4, end: LogEnd = GONE) -> bool:
     records = only_copy_lost(image, broker, LogEndReport(TOPIC, 0, epoch, end))
     if records:
         image.replay_entry(records)
     return bool(records)
 
 
-def hears(image: Image, end: LogEnd) -> int:
+def elected(image: Image, end: LogEnd) -> int:
     records = longest_log(image, TOPIC, 0, {1: end}, lambda _: True)
     if records:
         image.replay_entry(records)
     return image.topics["t"].partitions[0].leader_id
 
 
-def test_nobody_leads_what_has_no_log() -> None:
+def test_a_partition_without_a_log_has_no_leader() -> None:
     image = image_of()
-    assert says(image)
+    assert loses_leader(image)
     partition = image.topics["t"].partitions[0]
     assert (partition.leader_id, partition.leader_epoch, partition.last_trusted) == (-1, 5, 1)
     assert partition.awaits_logs
     assert not partition.replaced_disks, "the log counts that somebody brings back"
-    assert not says(image, epoch=5)
-    assert hears(image, GONE) == NO_LEADER, "no empty log without a word"
+    assert not loses_leader(image, epoch=5)
+    assert elected(image, GONE) == NO_LEADER, "no empty log without a word"
 
 
-def test_only_the_leader_that_is_alone_and_lacks_it_says_so() -> None:
-    assert not says(image_of(), broker=2)
-    assert not says(image_of(), epoch=3), "it is of another epoch"
-    assert not says(image_of(), end=LogEnd(-1, 0))
-    assert not says(image_of((1, 2))), "others can be asked for their logs"
+def test_only_a_leader_that_is_the_only_replica_reports_a_missing_log() -> None:
+    assert not loses_leader(image_of(), broker=2)
+    assert not loses_leader(image_of(), epoch=3), "it is of another epoch"
+    assert not loses_leader(image_of(), end=LogEnd(-1, 0))
+    assert not loses_leader(image_of((1, 2))), "others can be asked for their logs"
     image = image_of()
     assert not only_copy_lost(image, 1, LogEndReport(TOPIC, 1, 4, GONE))
     assert not only_copy_lost(image, 1, LogEndReport(b"?" * 16, 0, 4, GONE))
@@ -78,26 +78,26 @@ def test_only_the_leader_that_is_alone_and_lacks_it_says_so() -> None:
 
 def test_the_log_that_is_brought_back_leads_by_itself() -> None:
     image = image_of()
-    assert says(image)
-    assert hears(image, LogEnd(3, 100)) == 1
+    assert loses_leader(image)
+    assert elected(image, LogEnd(3, 100)) == 1
     assert not image.topics["t"].partitions[0].begins_anew
 
 
-def test_who_gives_the_rows_up_has_it_begin_anew_once() -> None:
+def test_giving_the_rows_up_begins_the_partition_anew_once() -> None:
     image = image_of()
-    assert says(image)
+    assert loses_leader(image)
     image.replay_entry(unclean_leader(image, TOPIC, 0, {1: GONE}))
     partition = image.topics["t"].partitions[0]
     assert (partition.leader_id, partition.begins_anew) == (1, True)
-    assert not says(image, epoch=6), "its directory is about to be made"
+    assert not loses_leader(image, epoch=6), "its directory is about to be made"
 
 
-def test_a_topic_that_waits_for_nobody_begins_anew() -> None:
+def test_a_topic_that_waits_for_no_replica_begins_anew() -> None:
     image = image_of(unclean="true")
-    assert says(image)
+    assert loses_leader(image)
     (record,) = longest_log(image, TOPIC, 0, {1: GONE}, lambda _: True)
     assert (record.unclean, record.begins_anew, record.leader_id) == (True, True, 1)  # type: ignore[union-attr]
-    assert hears(image, GONE) == 1
+    assert elected(image, GONE) == 1
 
 
 # --- a broker that is alone ----------------------------------------------------------------------
@@ -134,7 +134,7 @@ def test_it_waits_for_the_directory(alone: Alone) -> None:
     assert alone.leader_id == NO_LEADER
     assert not alone.directory.exists(), "nothing stands in for it"
     result, _ = alone.node.fetched(alone.topic)
-    assert result.error_code == StorageFault.code, "who asks hears what is wrong"
+    assert result.error_code == StorageFault.code, "the caller gets the error"
     alone.node.restart()
     alone.wait()
     assert alone.leader_id == NO_LEADER
@@ -148,7 +148,7 @@ def test_a_directory_that_is_back_is_served_with_all_rows(alone: Alone, ms: int)
     assert alone.node.broker_end(alone.topic) == 2
 
 
-def test_an_operator_who_gives_the_rows_up_has_it_begin_anew(alone: Alone) -> None:
+def test_an_operator_that_gives_the_rows_up_begins_the_partition_anew(alone: Alone) -> None:
     alone.wait()
     response, _ = alone.node.call(ElectLeadersRequest(name="t", unclean=True))
     assert not response.error_code
@@ -157,7 +157,7 @@ def test_an_operator_who_gives_the_rows_up_has_it_begin_anew(alone: Alone) -> No
     assert alone.node.produced(alone.topic, bytes(batch_of([3]))).base_offset == 0
 
 
-def test_it_begins_anew_by_itself_where_the_topic_says_so(tmp_path: Path) -> None:
+def test_it_begins_anew_by_itself_where_the_topic_allows_it(tmp_path: Path) -> None:
     alone = Alone(tmp_path, **{"unclean.leader.election.enable": "true"})
     alone.wait()
     assert alone.node.broker_end(alone.topic) == 0

@@ -119,7 +119,7 @@ def test_a_broker_registers_and_is_unfenced_when_it_has_the_metadata(node: NodeD
     assert (two.node_id, two.host, two.port, two.rack) == (2, "two.example", 9292, "r2")
 
 
-def test_who_is_asked_twice_answers_with_the_same_epoch(node: NodeDriver) -> None:
+def test_a_repeated_registration_gets_the_same_epoch(node: NodeDriver) -> None:
     first = ask(node, registering())
     version = node.node.broker.metadata.image.version
     assert ask(node, registering()).broker_epoch == first.broker_epoch
@@ -141,7 +141,7 @@ def test_silence_fences_and_a_heartbeat_brings_back(node: NodeDriver) -> None:
     assert live(node) == [0, 2]
 
 
-def test_who_was_fenced_comes_back_when_it_knows_that_it_was(node: NodeDriver) -> None:
+def test_a_fenced_broker_comes_back_when_it_has_applied_its_fencing(node: NodeDriver) -> None:
     """Seen in a simulated cluster: a leader that had slept through its fencing said where rows end,
     because its heartbeats were answered and the metadata came later."""
     epoch = unfenced(node)
@@ -162,7 +162,7 @@ def test_who_was_fenced_comes_back_when_it_knows_that_it_was(node: NodeDriver) -
     assert live(node) == [0, 2]
 
 
-def test_who_answers_is_named_where_all_are_fenced(node: NodeDriver) -> None:
+def test_the_broker_that_answers_is_named_where_all_are_fenced(node: NodeDriver) -> None:
     """Seen with real brokers that were all killed and back: clients took no broker for nonsense."""
     image = node.node.broker.metadata.image
     for node_id, record in list(image.brokers.items()):
@@ -185,7 +185,7 @@ def test_heartbeats_keep_the_session(node: NodeDriver) -> None:
     assert live(node) == [0, 2]
 
 
-def test_a_stop_is_allowed_when_all_have_heard_of_it(node: NodeDriver) -> None:
+def test_a_stop_is_allowed_when_all_brokers_have_applied_it(node: NodeDriver) -> None:
     """Rule 15 of docs/replication-rules.md."""
     two, three = unfenced(node), unfenced(node, 3)
     assert not ask(node, beat(two, wants_to_stop=True)).may_stop
@@ -318,7 +318,7 @@ def test_a_life_that_has_ended_keeps_out_no_process_at_another_address(node: Nod
     assert ask(node, moved(10)).error_code == 0
 
 
-def test_a_broker_tells_the_controller_of_the_second_process_that_it_has_refused(
+def test_a_broker_reports_the_second_process_that_it_refused_to_the_controller(
     node: NodeDriver,
 ) -> None:
     """The controller does not meet a copy of its own disk: that one speaks with the others."""
@@ -348,7 +348,7 @@ def test_a_disk_that_lacks_what_its_voter_has_acknowledged_does_not_take_the_nod
     assert node.node.broker.metadata.image.brokers[2].broker_epoch == epoch
 
 
-def test_a_broker_alone_asks_nobody_and_has_no_timer(tmp_path: Path) -> None:
+def test_a_broker_alone_sends_nothing_and_has_no_timer(tmp_path: Path) -> None:
     alone = NodeDriver(tmp_path)
     membership = alone.node.broker.membership
     alone.advance(10)
@@ -388,7 +388,7 @@ def deciding(
 
 
 @pytest.mark.parametrize("led_before_us", [1_000_000, 3_400_000])
-def test_the_controller_before_has_a_session_after_the_quorum_heard_it(
+def test_the_previous_controller_has_a_session_from_its_last_contact_with_the_quorum(
     node: NodeDriver, led_before_us: int
 ) -> None:
     """Rule 16 of docs/replication-rules.md: its session rests on the answers of a majority."""
@@ -404,7 +404,7 @@ def test_the_controller_before_has_a_session_after_the_quorum_heard_it(
     ("confirmed_us", "said_ms"),
     [(4_000_000, 0), (3_999_500, 1), (3_250_000, 750), (0, 4_000), (1 << 62, 0)],
 )
-def test_a_broker_is_told_how_long_ago_the_quorum_has_heard_the_controller(
+def test_a_heartbeat_answer_has_the_age_of_the_quorums_contact_with_the_controller(
     node: NodeDriver, confirmed_us: int, said_ms: int
 ) -> None:
     """Rule 16 of docs/replication-rules.md: rounded up, as the session counts from then."""
@@ -415,7 +415,7 @@ def test_a_broker_is_told_how_long_ago_the_quorum_has_heard_the_controller(
     assert answer.is_caught_up
 
 
-def test_a_moment_too_long_ago_for_the_answer_is_told_as_one_that_ends_every_session(
+def test_an_age_too_large_for_the_answer_is_sent_as_one_that_ends_every_session(
     node: NodeDriver,
 ) -> None:
     epoch = unfenced(node)
@@ -425,7 +425,7 @@ def test_a_moment_too_long_ago_for_the_answer_is_told_as_one_that_ends_every_ses
     assert answer.confirmed_ms == 2**31 - 1
 
 
-def test_who_leads_the_quorum_no_more_answers_no_heartbeat(node: NodeDriver) -> None:
+def test_a_former_controller_answers_no_heartbeat(node: NodeDriver) -> None:
     epoch = unfenced(node)
     registrar = deciding(node, confirmed_us=None)
     with pytest.raises(NotController):

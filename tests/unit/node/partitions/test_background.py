@@ -114,7 +114,7 @@ def test_a_log_whose_rows_were_all_taken_costs_an_idle_node_nothing(node: NodeDr
     assert node.node.broker.metrics.syncs_completed == before
 
 
-def test_a_flush_that_somebody_waits_for_is_none_in_the_background(node: NodeDriver) -> None:
+def test_a_flush_that_a_caller_waits_for_is_not_in_the_background(node: NodeDriver) -> None:
     topic = node.create()
     node.produced(topic, bytes(batch_of([1])))
     with mock.patch.object(Log, "begin_flush", autospec=True, side_effect=Log.begin_flush) as begin:

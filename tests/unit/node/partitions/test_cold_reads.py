@@ -302,7 +302,7 @@ def test_a_cold_fetch_that_a_trim_overtakes_is_out_of_range(node: NodeDriver) ->
     ],
     ids=["format", "disk", "descriptors"],
 )
-def test_an_index_that_cannot_be_loaded_says_why(
+def test_an_index_that_cannot_be_loaded_gives_its_error(
     node: NodeDriver, monkeypatch: pytest.MonkeyPatch, error: Exception, code: int
 ) -> None:
     topic = node.create(segment_bytes=str(64 * 1024))

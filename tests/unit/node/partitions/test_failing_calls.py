@@ -276,7 +276,7 @@ def test_a_call_that_fails_once(tmp_path: Path, number: int, part: int) -> None:
         assert one_run(tmp_path / str(nth), nth, number).failed == names[nth]
 
 
-def test_the_course_does_all_that_it_says(tmp_path: Path) -> None:
+def test_the_course_covers_all_its_calls(tmp_path: Path) -> None:
     node = NodeDriver(tmp_path)
     course = Course(node)
     kinds: set[str] = set()

@@ -63,7 +63,7 @@ def test_a_partition_that_two_wait_for_comes_at_the_turn_of_the_first(node: Node
     assert node.node.broker.flushes.idle
 
 
-def test_what_nobody_waits_for_comes_last_but_comes(node: NodeDriver) -> None:
+def test_a_flush_without_waiting_callers_comes_last_but_comes(node: NodeDriver) -> None:
     lazy, wide = node.create("lazy", durability="memory"), node.create("wide", partitions=40)
     node.produced(lazy, BATCH)
     produce_to(node, wide, [0], connection=1)
@@ -89,7 +89,7 @@ def test_a_deleted_topic_leaves_the_queue(node: NodeDriver) -> None:
     assert node.node.broker.flushes.idle
 
 
-def test_the_last_place_is_kept_for_those_who_have_none(tmp_path: Path) -> None:
+def test_the_last_place_is_kept_for_connections_without_one(tmp_path: Path) -> None:
     node = NodeDriver(tmp_path, flushes_in_flight_max=3)
     wide, narrow = node.create("wide", partitions=50), node.create("narrow")
     write_once(node, wide, 50)
@@ -127,7 +127,7 @@ def test_the_first_flush_of_a_log_is_the_only_one_of_its_asker(tmp_path: Path) -
     assert node.node.broker.flushes.idle
 
 
-def test_who_is_alone_may_have_two_first_flushes(tmp_path: Path) -> None:
+def test_a_connection_alone_may_have_two_first_flushes(tmp_path: Path) -> None:
     node = NodeDriver(tmp_path, flushes_in_flight_max=4)
     wide, other = node.create("wide", partitions=200), node.create("other")
     for first in range(0, 200, 50):
@@ -153,7 +153,7 @@ def test_a_stop_has_all_places_for_first_flushes(tmp_path: Path) -> None:
     assert len(node.syncs) == 4
 
 
-def test_what_nobody_waits_for_leaves_a_place_too(tmp_path: Path) -> None:
+def test_flushes_without_waiting_callers_leave_a_place_too(tmp_path: Path) -> None:
     node = NodeDriver(tmp_path, flushes_in_flight_max=2)
     lazy = node.create("lazy", partitions=5, durability="memory")
     narrow = node.create("narrow")

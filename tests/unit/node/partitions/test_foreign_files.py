@@ -211,7 +211,7 @@ def test_a_repeat_is_stored_once_and_the_next_batch_is_taken_whosever_snapshot_l
         node.start()
     else:
         node.crash()
-    told = [one.fields["note"] for one in node.lines if one.event == "partition file"]
-    assert [note.split(" ")[0] for note in told] == [f"t-0/{name}", f"t-1/{name}"]
+    notes = [one.fields["note"] for one in node.lines if one.event == "partition file"]
+    assert [note.split(" ")[0] for note in notes] == [f"t-0/{name}", f"t-1/{name}"]
     for partition in range(2):
         assert [produce(partition, value) for value in range(4)] == [0, 1, 2, 3]

@@ -64,7 +64,7 @@ def topic_records(
     ]
 
 
-def hear(node: NodeDriver, *records: Record) -> None:
+def apply(node: NodeDriver, *records: Record) -> None:
     """Another node has decided this, and the quorum tells of it."""
     metadata = node.node.broker.metadata
     index = metadata.image.version + 1
@@ -75,12 +75,12 @@ def hear(node: NodeDriver, *records: Record) -> None:
 
 def decide(node: NodeDriver, *records: Record) -> None:
     """Decide it here, without the directories that it needs: a crash came before they were made."""
-    told: list[Any] = []
+    outcomes: list[Any] = []
     node.node.broker.metadata.propose(
-        list(records), node.now, lambda _result, error, _now: told.append(error)
+        list(records), node.now, lambda _result, error, _now: outcomes.append(error)
     )
     node.send(Tick())
-    assert told == [None]
+    assert outcomes == [None]
 
 
 def directories(node: NodeDriver) -> list[str]:
@@ -88,7 +88,7 @@ def directories(node: NodeDriver) -> list[str]:
 
 
 def test_a_partition_that_others_gave_us_gets_its_directory(node: NodeDriver) -> None:
-    hear(node, *topic_records())
+    apply(node, *topic_records())
     assert directories(node) == ["t-0"]
     assert (TOPIC, 0) in node.node.broker.replicas
     node.produce(TOPIC, batch_of([1]))
@@ -101,7 +101,7 @@ def test_many_are_made_with_one_flush(node: NodeDriver) -> None:
     kinds: list[str] = []
     perform = node._run
     node._run = lambda start, error=None: (kinds.append(start.job.kind), perform(start, error))[1]  # type: ignore[method-assign]
-    hear(node, *topic_records(), *partitions)
+    apply(node, *topic_records(), *partitions)
     assert len(node.node.broker.replicas) == 100
     assert kinds.count("create late directories") == 2, "64 each"
 
@@ -110,7 +110,7 @@ def test_one_that_cannot_be_made_is_offline_and_tried_again(
     node: NodeDriver, disk: Failing
 ) -> None:
     disk.failing = True
-    hear(node, *topic_records())
+    apply(node, *topic_records())
     offline = node.node.broker.assignment.offline
     assert isinstance(offline[TOPIC, 0].error, StorageFault)
     assert node.metrics.partitions_offline == 1
@@ -128,16 +128,16 @@ def test_one_that_cannot_be_made_is_offline_and_tried_again(
 
 def test_one_that_fails_leaves_the_others_of_its_topic(node: NodeDriver, disk: Failing) -> None:
     (Path(node.config.data_dir) / "data" / "t-0").write_bytes(b"a file in its place")
-    hear(node, *topic_records(), PartitionRecord(TOPIC, 1, (HERE,), (HERE,), HERE))
+    apply(node, *topic_records(), PartitionRecord(TOPIC, 1, (HERE,), (HERE,), HERE))
     assert list(node.node.broker.assignment.offline) == [(TOPIC, 0)]
     assert (TOPIC, 1) in node.node.broker.replicas
 
 
 def test_a_topic_that_goes_while_its_directory_is_made_leaves_nothing(node: NodeDriver) -> None:
     node.hold_jobs = True
-    hear(node, *topic_records())
+    apply(node, *topic_records())
     assert [start.job.kind for start in node.jobs] == ["create late directories"]
-    hear(node, RemoveTopicRecord(TOPIC))
+    apply(node, RemoveTopicRecord(TOPIC))
     node.hold_jobs = False
     node.send(Tick())
     assert directories(node) == []
@@ -149,7 +149,7 @@ def test_a_name_is_waited_for_while_jobs_use_the_files_of_an_older_topic(node: N
     topic = node.create("t")
     node.produce(topic, batch_of([1]))
     assert node.syncs, "a flush has its file"
-    hear(node, RemoveTopicRecord(topic), *topic_records(LATER))
+    apply(node, RemoveTopicRecord(topic), *topic_records(LATER))
     assert node.node.broker.assignment.opening, "and it is not made yet"
     node.advance(250)
     assert node.node.broker.assignment.opening
@@ -162,14 +162,14 @@ def test_a_name_is_waited_for_while_jobs_use_the_files_of_an_older_topic(node: N
 
 
 @pytest.mark.parametrize("made_again", [True, False])
-def test_one_that_was_deleted_while_it_waited_for_its_name_blocks_nobody(
+def test_a_partition_deleted_while_it_waited_for_its_name_blocks_no_other(
     node: NodeDriver, made_again: bool
 ) -> None:
     """A deleted topic waited for the deleted topic of its name, itself, and a later one for it."""
     topic = node.create("t")
     node.produce(topic, batch_of([1]))
-    hear(node, RemoveTopicRecord(topic), *topic_records(LATER))
-    hear(node, RemoveTopicRecord(LATER), *(topic_records(LAST) if made_again else ()))
+    apply(node, RemoveTopicRecord(topic), *topic_records(LATER))
+    apply(node, RemoveTopicRecord(LATER), *(topic_records(LAST) if made_again else ()))
     while node.syncs:
         node.flush()
     node.advance(250)
@@ -186,7 +186,7 @@ def test_one_that_was_deleted_while_it_waited_for_its_name_blocks_nobody(
 def test_a_stop_does_not_wait_for_directories(node: NodeDriver, disk: Failing) -> None:
     node.create("before")
     node.hold_jobs = True
-    hear(node, *topic_records())
+    apply(node, *topic_records())
     [late] = node.jobs
     node.jobs.clear()
     node.hold_jobs = False

@@ -22,7 +22,7 @@ def cluster(tmp_path: Path) -> Cluster:
     return Cluster(tmp_path)
 
 
-def test_memory_is_answered_at_once_and_read_by_nobody(cluster: Cluster) -> None:
+def test_memory_is_acknowledged_at_once_and_readable_by_no_consumer(cluster: Cluster) -> None:
     assert cluster.code(cluster.write(1, level=Durability.MEMORY)) == 0
     assert cluster.state.high_watermark == 0
     assert cluster.node.fetched(cluster.topic)[1] == b""
@@ -121,7 +121,7 @@ def test_a_repetition_of_rows_of_unknown_fate_is_answered_when_they_are_safe(
 
 
 # --- what copies flush ---------------------------------------------------------------------------
-def test_copies_are_told_what_somebody_waits_for(cluster: Cluster) -> None:
+def test_followers_get_the_offset_that_a_producer_waits_for(cluster: Cluster) -> None:
     cluster.write(1)
     (result,) = cluster.fetch(COPY, 0).partitions
     assert result.flush_offset == 0

@@ -67,7 +67,7 @@ def produce_all(
     return list(answer[0].partitions)
 
 
-def test_a_heavy_produce_is_checked_by_a_job_and_holds_nobody_up(
+def test_a_heavy_produce_is_checked_by_a_job_and_delays_no_other_request(
     node: NodeDriver, heavy: bytes
 ) -> None:
     topic = node.create(durability="memory")

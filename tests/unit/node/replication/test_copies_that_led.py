@@ -54,7 +54,7 @@ def test_rows_that_fit_and_epochs_of_rows_that_are_gone_are_left() -> None:
     assert answered(trimmed).rows_of(3) is None, "the epoch is of rows that were given up"
 
 
-def test_rows_of_an_older_leader_are_copied_by_one_who_led_without_any(tmp_path: Path) -> None:
+def test_rows_of_an_older_leader_are_copied_by_a_former_leader_without_any(tmp_path: Path) -> None:
     """The leader stands still with rows that nobody has copied, another one is elected, and then it
     is again: in sync all the time, for nothing was readable."""
     copies = Copies(tmp_path)

@@ -41,7 +41,7 @@ from .test_in_sync import COPY, LEADER, OTHER, Cluster
 class Following(Cluster):
     """Both followers have all rows, and say where they begin."""
 
-    def say(self, broker_id: int, start: int) -> None:
+    def report_start(self, broker_id: int, start: int) -> None:
         end = self.state.log_end_offset
         entry = ReplicaFetchPartition(
             self.topic, 0, self.state.leader_epoch, end, self.state.leader_epoch, 0, start
@@ -71,7 +71,7 @@ def following(tmp_path: Path) -> Following:
     for number in range(5):
         cluster.write(number)
     for one in (COPY, OTHER):
-        cluster.say(one, 0)
+        cluster.report_start(one, 0)
     assert cluster.state.high_watermark == 5
     return cluster
 
@@ -82,32 +82,32 @@ def test_deleted_rows_are_gone_everywhere_before_the_answer(tmp_path: Path) -> N
     asked = cluster.delete(3)
     assert cluster.state.log_start_offset == 3
     assert cluster.node.answer(asked) is None
-    cluster.say(COPY, 3)
-    cluster.say(OTHER, 2)
+    cluster.report_start(COPY, 3)
+    cluster.report_start(OTHER, 2)
     assert cluster.node.answer(asked) is None
-    cluster.say(OTHER, 4)
+    cluster.report_start(OTHER, 4)
     assert cluster.code(asked) == 0
     assert cluster.code(cluster.delete(2)) == 0, "they are gone already"
     assert cluster.node.answer(cluster.delete(-1)) is None
 
 
-def test_a_copy_that_says_nothing_costs_the_time_that_was_given(tmp_path: Path) -> None:
+def test_a_silent_copy_costs_the_timeout(tmp_path: Path) -> None:
     cluster = following(tmp_path)
     asked = cluster.delete(3, timeout_ms=2_000)
-    cluster.say(COPY, 3)
+    cluster.report_start(COPY, 3)
     cluster.node.advance(1_999)
     assert cluster.node.answer(asked) is None
     cluster.node.advance(2)
     assert cluster.code(asked) == RequestTimedOut.code
     again = cluster.delete(3, timeout_ms=2_000)
-    cluster.say(OTHER, 3)
+    cluster.report_start(OTHER, 3)
     assert cluster.code(again) == 0
 
 
 def test_a_dead_copy_is_not_waited_for(tmp_path: Path) -> None:
     cluster = following(tmp_path)
     asked = cluster.delete(3)
-    cluster.say(COPY, 3)
+    cluster.report_start(COPY, 3)
     cluster.lose(OTHER)
     assert cluster.code(asked) == 0
 
@@ -124,21 +124,21 @@ def test_nothing_is_deleted_while_too_few_are_in_sync(tmp_path: Path) -> None:
     assert cluster.state.log_start_offset == 2
 
 
-def test_who_has_not_given_deleted_rows_up_does_not_join(tmp_path: Path) -> None:
+def test_a_follower_that_still_has_deleted_rows_does_not_join(tmp_path: Path) -> None:
     """Rule 20 of docs/replication-rules.md: it would bring them back as soon as it leads."""
     cluster = following(tmp_path)
     cluster.lose(OTHER)
     asked = cluster.delete(3)
-    cluster.say(COPY, 3)
+    cluster.report_start(COPY, 3)
     assert cluster.code(asked) == 0
     cluster.decide(BrokerChangeRecord(OTHER, cluster.epoch(OTHER), fenced=False))
-    cluster.say(OTHER, 0)
+    cluster.report_start(OTHER, 0)
     assert cluster.in_sync == (LEADER, COPY)
-    cluster.say(OTHER, 3)
+    cluster.report_start(OTHER, 3)
     assert cluster.in_sync == (LEADER, COPY, OTHER)
 
 
-def test_who_waits_is_told_when_the_leader_changes_or_stops(tmp_path: Path) -> None:
+def test_waiting_requests_fail_when_the_leader_changes_or_stops(tmp_path: Path) -> None:
     cluster = following(tmp_path)
     asked = cluster.delete(3)
     cluster.change(leader_epoch=4)
@@ -153,7 +153,7 @@ def test_who_waits_is_told_when_the_leader_changes_or_stops(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("returns", [False, True])
-def test_who_leads_no_more_when_its_own_start_is_written_promises_nothing(
+def test_a_former_leader_promises_nothing_when_its_own_start_is_written(
     tmp_path: Path, returns: bool
 ) -> None:
     """Whoever leads by then begins where it did, and the rows would come back. (Rule 20.)"""
@@ -176,11 +176,11 @@ def test_who_leads_no_more_when_its_own_start_is_written_promises_nothing(
         return
     assert node.answer(asked) is None, "it leads again, and the copies are asked"
     for one in (COPY, OTHER):
-        cluster.say(one, 3)
+        cluster.report_start(one, 3)
     assert cluster.code(asked) == 0
 
 
-def test_one_replica_waits_for_nobody(tmp_path: Path) -> None:
+def test_a_single_replica_waits_for_no_other(tmp_path: Path) -> None:
     node = NodeDriver(tmp_path)
     topic = node.create(durability="memory")
     node.produce(topic, batch_of([1, 2, 3]))
@@ -206,7 +206,7 @@ def copy(tmp_path: Path) -> tuple[NodeDriver, Replica]:
     return node, replica
 
 
-def said(node: NodeDriver, replica: Replica, start: int, saved: int) -> None:
+def follow_start(node: NodeDriver, replica: Replica, start: int, saved: int) -> None:
     node.node.broker.replication._starts.follow(replica, start, saved, node.now)
     node.send(Tick())
 
@@ -216,7 +216,7 @@ def test_a_copy_follows_what_retention_takes_without_a_write(
 ) -> None:
     node, replica = copy
     node.hold_jobs = True
-    said(node, replica, 2, 0)
+    follow_start(node, replica, 2, 0)
     assert replica.log.log_start_offset == 2
     assert replica.log.start_saved == 0
     assert not node.jobs
@@ -224,9 +224,9 @@ def test_a_copy_follows_what_retention_takes_without_a_write(
 
 def test_a_copy_writes_down_what_was_promised(copy: tuple[NodeDriver, Replica]) -> None:
     node, replica = copy
-    said(node, replica, 2, 2)
+    follow_start(node, replica, 2, 2)
     assert replica.log.start_saved == 2
-    said(node, replica, 9, 9)
+    follow_start(node, replica, 9, 9)
     assert replica.log.log_start_offset == 4, "as far as there are rows"
     assert replica.state.log_start_offset == 4
 
@@ -235,7 +235,7 @@ def test_a_copy_that_cannot_follow_asks_again(copy: tuple[NodeDriver, Replica]) 
     node, replica = copy
     found = node.node.broker.replication._copies[replica.topic.topic_id, 0]
     node.hold_jobs = True
-    said(node, replica, 2, 2)
+    follow_start(node, replica, 2, 2)
     (trim,) = node.jobs
     node.jobs.clear()
     node._run(trim, DiskFull("no room"))
@@ -244,14 +244,14 @@ def test_a_copy_that_cannot_follow_asks_again(copy: tuple[NodeDriver, Replica]) 
     node.hold_jobs = False
     node.advance(1_000)
     assert found.follower.phase is Phase.ASKING
-    said(node, replica, 2, 2)
+    follow_start(node, replica, 2, 2)
     assert replica.log.start_saved == 2
 
 
 def test_a_copy_is_not_trimmed_while_it_is_cut(copy: tuple[NodeDriver, Replica]) -> None:
     node, replica = copy
     replica.cutting = True
-    said(node, replica, 2, 2)
+    follow_start(node, replica, 2, 2)
     assert replica.log.log_start_offset == 0
     replica.cutting = False
     node.node.broker.replication._starts.go_on(replica, node.now)
@@ -272,7 +272,9 @@ def test_retention_and_clients_take_nothing_from_a_copy(copy: tuple[NodeDriver, 
 
 
 # --- logs that nobody leads ----------------------------------------------------------------------
-def test_a_log_that_nobody_leads_gives_up_what_another_says_was_deleted(tmp_path: Path) -> None:
+def test_a_log_without_a_leader_gives_up_rows_that_another_reports_deleted(
+    tmp_path: Path,
+) -> None:
     """Rule 20 of docs/replication-rules.md, after a total power failure."""
     cluster = following(tmp_path)
     node, topic = cluster.node, cluster.topic
@@ -281,24 +283,24 @@ def test_a_log_that_nobody_leads_gives_up_what_another_says_was_deleted(tmp_path
     none = PartitionChangeRecord(topic, 0, LEADER_GONE, epoch + 1, (), eligible_leader_replicas=())
     cluster.decide(none)
     end = PartitionLogEnd(topic, 0, epoch + 1, epoch, 4, log_start_offset=3)
-    told: list[object] = []
+    answers: list[object] = []
     for one in (OTHER, COPY):
         request = ReportLogEndsRequest(
             broker_id=one, broker_epoch=cluster.epoch(one), partitions=[end]
         )
         broker.membership.log_end_decisions.decide(
-            request, lambda answer, _error, _now: told.append(answer), node.now
+            request, lambda answer, _error, _now: answers.append(answer), node.now
         )
     replica = broker.assignment.find((topic, 0))
     assert replica is not None
-    assert told == [ReportLogEndsResponse(starts=[])] * 2, "their own logs begin there"
+    assert answers == [ReportLogEndsResponse(starts=[])] * 2, "their own logs begin there"
     node.advance(1_000)
     assert replica.log.start_saved == 3
     assert replica.state.leads, "it is the longest, and without those rows"
     assert cluster.state.log_start_offset == 3
 
 
-def test_a_log_whose_disk_has_failed_is_told_with_its_rows(
+def test_a_log_whose_disk_has_failed_is_reported_with_its_rows(
     copy: tuple[NodeDriver, Replica],
 ) -> None:
     _, replica = copy

@@ -62,12 +62,12 @@ class Cluster:
         self.sessions: dict[int, tuple[int, int]] = {}
 
     def decide(self, *records: Record) -> None:
-        told: list[BaseException | None] = []
+        outcomes: list[BaseException | None] = []
         self.node.node.broker.propose(
-            list(records), self.node.now, lambda _result, error, _now: told.append(error)
+            list(records), self.node.now, lambda _result, error, _now: outcomes.append(error)
         )
         self.node.send(Tick())
-        assert told == [None]
+        assert outcomes == [None]
 
     def change(self, number: int = 0, **fields: Any) -> None:
         self.decide(PartitionChangeRecord(self.topic, number, leader_id=LEADER, **fields))
@@ -144,7 +144,7 @@ def test_a_follower_that_is_behind_leaves_and_comes_back(tmp_path: Path) -> None
     assert cluster.in_sync == ALL
 
 
-def test_nobody_leaves_before_the_lag_time_is_over(tmp_path: Path) -> None:
+def test_no_follower_leaves_before_the_lag_time_is_over(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path)
     cluster.node.advance(10 * REPLICA_LAG_MS_MAX)
     assert cluster.in_sync == (LEADER,), "nobody has asked since the election"
@@ -262,7 +262,7 @@ def test_what_is_not_answered_is_asked_again_the_same(tmp_path: Path) -> None:
     assert cluster.in_sync == ALL
 
 
-def test_a_follower_may_be_heard_again_while_a_request_is_under_way(tmp_path: Path) -> None:
+def test_a_follower_may_fetch_again_while_a_request_is_under_way(tmp_path: Path) -> None:
     """Each time the partition is to be looked at when the answer is there: once is enough."""
     cluster = Cluster(tmp_path)
     cluster.change(in_sync_replicas=(LEADER,))
@@ -389,7 +389,7 @@ def test_each_partition_of_a_request_is_decided_on_its_own(tmp_path: Path) -> No
     assert codes == [OutdatedPartitionEpoch.code, 0, InvalidRequest.code]
 
 
-def test_who_may_not_ask(tmp_path: Path) -> None:
+def test_requests_under_another_epoch_or_listener_are_refused(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path)
     asked = entry(cluster, LEADER, COPY)
     assert ask(cluster, asked, broker_epoch=999).error_code == StaleBrokerEpoch.code

@@ -49,7 +49,7 @@ def leads(world: Moving) -> bool:
 
 
 @pytest.mark.parametrize("level", LEVELS, ids=lambda level: level.label)
-def test_who_has_not_heard_that_another_leads_acknowledges_nothing(
+def test_a_former_leader_without_the_new_metadata_acknowledges_nothing(
     tmp_path: Path, level: Durability
 ) -> None:
     """The moment between the decision and its news: what is taken then lies where nobody looks."""

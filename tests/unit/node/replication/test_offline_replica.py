@@ -63,7 +63,7 @@ def test_a_copy_leaves_and_the_leader_stays() -> None:
     assert shape(partition(image)) == (0, 5, (0,), ()), "who has lost rows is not eligible"
 
 
-def test_a_leader_hands_over_to_who_is_in_sync_and_lives() -> None:
+def test_a_leader_hands_over_to_a_live_in_sync_replica() -> None:
     image = cluster()
     image.replay_entry([BrokerChangeRecord(1, 11, fenced=True)])
     assert leave(image, 0) == 1
@@ -94,14 +94,14 @@ def test_nothing_is_noted_while_logs_are_asked_for() -> None:
     assert leave(image, 1, leader_epoch=3) == 0
 
 
-def test_a_leader_hands_over_to_who_is_eligible_where_nobody_is_in_sync() -> None:
+def test_a_leader_hands_over_to_an_eligible_replica_where_no_other_is_in_sync() -> None:
     image = cluster(in_sync=(0,))
     partition(image).eligible_leader_replicas = (1,)
     assert leave(image, 0) == 1
     assert shape(partition(image)) == (1, 4, (1,), ())
 
 
-def test_a_leader_that_nobody_can_follow_stays_for_readers() -> None:
+def test_a_leader_without_a_possible_successor_stays_for_readers() -> None:
     image = cluster(in_sync=(0,))
     assert leave(image, 0) == 0
     image = cluster(in_sync=(0, 1))
@@ -110,7 +110,7 @@ def test_a_leader_that_nobody_can_follow_stays_for_readers() -> None:
     assert shape(partition(image)) == (0, 3, (0, 1), ())
 
 
-def test_who_is_about_to_be_made_anew_gets_a_later_leader_epoch() -> None:
+def test_a_replica_about_to_be_made_anew_gets_a_later_leader_epoch() -> None:
     """Or a proposal of the leader that has it in sync could still be taken."""
     image = cluster()
     assert leave(image, 1, leader_epoch=3) == 1
@@ -132,7 +132,7 @@ def test_the_last_one_that_may_lead_stays() -> None:
     assert shape(partition(image))[2:] == ((), (2,))
 
 
-def test_who_may_not_say_so() -> None:
+def test_invalid_offline_reports_are_refused() -> None:
     with pytest.raises(StaleBrokerEpoch):
         leave(cluster(), 1, epoch=10)
     with pytest.raises(UnknownPartition):
@@ -158,7 +158,9 @@ def test_a_leader_whose_flush_fails_hands_over(tmp_path: Path) -> None:
     assert copy.follower.phase is Phase.OFFLINE, "and copies nothing before a restart"
 
 
-def test_a_leader_that_hands_over_says_no_end_before_it_knows_who_leads(tmp_path: Path) -> None:
+def test_a_leader_that_hands_over_reports_no_end_until_the_next_is_known(
+    tmp_path: Path,
+) -> None:
     """The controller does not wait for its session: another one may have shown more since."""
     leading = Cluster(tmp_path)
     node, topic = leading.node, leading.topic
@@ -184,7 +186,7 @@ def test_a_leader_that_hands_over_says_no_end_before_it_knows_who_leads(tmp_path
     [((), (), 0), ((COPY,), (), NotLeader.code), ((COPY,), (COPY,), 0)],
     ids=["nobody is eligible", "one that lives is", "one that is dead is"],
 )
-def test_a_leader_that_nobody_can_follow_says_where_rows_end(
+def test_a_leader_without_a_possible_successor_reports_its_end(
     tmp_path: Path, eligible: tuple[int, ...], fenced: tuple[int, ...], code: int
 ) -> None:
     leading = Cluster(tmp_path)
@@ -241,7 +243,7 @@ def test_a_copy_whose_flush_fails_leaves_at_once(tmp_path: Path) -> None:
     assert not node.node.broker.offline_replicas.is_needed
 
 
-def test_a_copy_that_has_left_is_not_taken_back_for_what_it_has_said_before(
+def test_a_copy_that_has_left_does_not_rejoin_by_its_earlier_reports(
     tmp_path: Path,
 ) -> None:
     """The last fetch of a copy waits at the leader, or is still to come, when its fsync fails."""

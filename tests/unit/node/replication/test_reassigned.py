@@ -78,12 +78,12 @@ HERE, OTHER = 0, 7
 
 def change(node: NodeDriver, topic: bytes, partition: int = 0, **fields: Any) -> None:
     """Decide it, as a controller will; returns when it holds and this broker has acted on it."""
-    told: list[BaseException | None] = []
+    outcomes: list[BaseException | None] = []
     record: Record = PartitionChangeRecord(topic, partition, **fields)
     broker = node.node.broker
-    broker.propose([record], node.now, lambda _result, error, _now: told.append(error))
+    broker.propose([record], node.now, lambda _result, error, _now: outcomes.append(error))
     node.send(Tick())
-    assert told == [None]
+    assert outcomes == [None]
 
 
 def code_of(node: NodeDriver, correlation: int) -> int:
@@ -328,7 +328,7 @@ def deleted(node: NodeDriver, topic: bytes, before: int) -> m.DeleteRecordsParti
     return response.partitions[0]
 
 
-def test_a_new_leader_says_where_rows_end_when_it_knows(node: NodeDriver) -> None:
+def test_a_new_leader_reports_its_end_once_it_is_certain(node: NodeDriver) -> None:
     """Rule 5 of docs/replication-rules.md."""
     topic = node.create()
     node.produced(topic, batch_of([1, 2]))

@@ -213,7 +213,7 @@ def test_a_move_that_is_given_up_keeps_disks_that_have_counted(world: World) -> 
     assert world.read() == [0, 1, 2]
 
 
-def test_another_target_keeps_who_is_in_both(world: World) -> None:
+def test_another_target_keeps_replicas_that_are_in_both(world: World) -> None:
     before, (three, four) = world.partition.replicas, world.others()
     world.write(1)
     world.members.down.add(four)

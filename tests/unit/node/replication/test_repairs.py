@@ -169,7 +169,7 @@ def test_a_file_that_the_disk_does_not_give_is_an_error_of_its_partition(
     check(copies)
 
 
-def test_who_finds_damage_at_its_start_is_not_elected(copies: DamagedCopies) -> None:
+def test_a_broker_that_finds_damage_at_its_start_is_not_elected(copies: DamagedCopies) -> None:
     """Fenced until the controller has heard which of its replicas nobody may count on."""
     members = copies.members
     second = members.by_id[2]
@@ -193,7 +193,7 @@ def test_who_finds_damage_at_its_start_is_not_elected(copies: DamagedCopies) -> 
     check(copies)
 
 
-def test_bytes_that_go_bad_under_a_running_leader_are_found_by_who_copies_them(
+def test_bytes_that_go_bad_under_a_running_leader_are_found_by_its_followers(
     copies: DamagedCopies,
 ) -> None:
     """The leader has written them itself, and verifies nothing: who gets them says so."""

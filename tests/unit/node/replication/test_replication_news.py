@@ -36,7 +36,7 @@ def is_acknowledged(copies: Copies, correlation: int) -> bool:
     return True
 
 
-def test_a_flush_that_a_producer_waits_for_is_told_at_once(tmp_path: Path) -> None:
+def test_a_flush_that_a_producer_waits_for_is_reported_at_once(tmp_path: Path) -> None:
     copies = Copies(tmp_path)
     copies.settle()
     waits = produce(copies, Durability.REPLICATED_FLUSHED)
@@ -47,7 +47,7 @@ def test_a_flush_that_a_producer_waits_for_is_told_at_once(tmp_path: Path) -> No
     assert is_acknowledged(copies, waits)
 
 
-def test_a_flush_that_nobody_waits_for_is_told_with_the_next_fetch(tmp_path: Path) -> None:
+def test_a_flush_without_waiting_producers_is_reported_with_the_next_fetch(tmp_path: Path) -> None:
     copies = Copies(tmp_path)
     copies.settle()
     waits = produce(copies, Durability.REPLICATED)

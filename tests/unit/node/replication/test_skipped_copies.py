@@ -94,7 +94,7 @@ def copied(
 
 
 @pytest.mark.parametrize("before", [0, 3])
-def test_a_copy_that_begins_later_knows_the_producers_of_what_came_before(
+def test_a_copy_that_begins_later_has_the_producers_of_earlier_rows(
     tmp_path: Path, trimmed: tuple[NodeDriver, bytes], before: int
 ) -> None:
     """Rule 21 of docs/replication-rules.md."""
@@ -135,7 +135,7 @@ def test_a_copy_that_begins_inside_of_a_batch_takes_it_once(
     assert producers._producers[1].batches == known._producers[1].batches
 
 
-def test_what_a_later_version_says_of_producers_is_no_reason_to_copy_nothing(
+def test_producers_in_a_later_format_do_not_stop_copying(
     tmp_path: Path, trimmed: tuple[NodeDriver, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leader, topic = trimmed

@@ -49,7 +49,7 @@ def test_an_address_has_one_account_whatever_its_port(peer: tuple[Any, ...]) -> 
     assert found != address_of(("192.0.2.1", 1))
 
 
-def test_who_is_gone_before_it_was_asked_has_no_address() -> None:
+def test_a_connection_that_is_gone_has_no_address() -> None:
     assert address_of(None) is None
 
 

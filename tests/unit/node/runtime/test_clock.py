@@ -254,7 +254,7 @@ def test_the_note_is_written_now_and_then_and_follows_what_is_believed(node: Nod
     assert noted.believed_us <= began_us + 2 * HOUR_MS * 1000, "not the clock that is doubted"
 
 
-def test_a_note_that_cannot_be_written_is_told_and_harms_nobody(node: NodeDriver) -> None:
+def test_a_note_that_cannot_be_written_is_logged_and_fails_no_request(node: NodeDriver) -> None:
     topic = node.create()
     path = Path(node.config.data_dir) / "clock.tmp"
     path.mkdir()

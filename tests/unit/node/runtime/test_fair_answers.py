@@ -114,7 +114,7 @@ def test_the_least_size_of_a_partition_is_below_any_real_one() -> None:
     assert len(smallest) >= describe._PARTITION_BYTES_MIN
 
 
-def test_lookups_of_connections_that_are_gone_keep_nobody_waiting(node: NodeDriver) -> None:
+def test_lookups_of_closed_connections_keep_no_other_waiting(node: NodeDriver) -> None:
     """Thirty of them asked for all topics, 500 times each, and left."""
     for number in range(40):
         node.create(f"t{number}")

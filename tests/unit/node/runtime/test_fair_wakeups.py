@@ -268,7 +268,7 @@ def test_a_fetch_of_many_partitions_over_the_bound_is_refused(tmp_path: Path) ->
     assert response.error_code == errors.ThrottledBroker.code
 
 
-def test_decisions_that_are_logged_together_mark_those_who_wait_for_metadata_once(
+def test_decisions_committed_together_mark_waiting_metadata_requests_once(
     node: NodeDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Thousands of decisions times thousands of waiters would be gigabytes, and seconds."""

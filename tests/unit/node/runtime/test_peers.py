@@ -46,12 +46,12 @@ class Asker:
     def __init__(self) -> None:
         self.outbox = Outbox(NodeMetrics())
         self.peers = Peers(self.outbox)
-        self.told: list[tuple[Any, BaseException | None]] = []
+        self.outcomes: list[tuple[Any, BaseException | None]] = []
         self.peers.addresses_changed(THERE)
         assert self.outbox.take() == [PeerAddresses(THERE)]
 
     def then(self, result: object, error: BaseException | None, now: Now) -> None:
-        self.told.append((result, error))
+        self.outcomes.append((result, error))
 
     def ask(self, peer: Peer = ONE, at_us: int = 0, **options: Any) -> int:
         """The token under which the request went out."""
@@ -66,22 +66,22 @@ def now(ms: int = 0) -> Now:
     return Now(ms * 1000, 0)
 
 
-def test_an_answer_goes_to_who_asked() -> None:
+def test_an_answer_goes_to_its_caller() -> None:
     asker = Asker()
     token = asker.ask()
     response = m.MetadataResponse()
     asker.peers.received(ResponseReceived(ONE, token, response, memoryview(b"rows")), now())
     asker.peers.received(ResponseReceived(ONE, token, response, memoryview(b"rows")), now())
-    assert asker.told == [(Answer(response, memoryview(b"rows")), None)]
+    assert asker.outcomes == [(Answer(response, memoryview(b"rows")), None)]
     assert asker.peers.next_us() is None
 
 
-def test_a_connection_that_is_gone_tells_all_who_wait() -> None:
+def test_a_closed_connection_fails_all_waiting_requests() -> None:
     asker = Asker()
     tokens = tuple(asker.ask() for _ in range(3))
     why = PeerUnreachable("it is down.")
     asker.peers.closed(PeerClosed(ONE, tokens, why), now())
-    assert asker.told == [(None, why)] * 3
+    assert asker.outcomes == [(None, why)] * 3
 
 
 def test_a_deadline_gives_the_connection_up() -> None:
@@ -91,13 +91,13 @@ def test_a_deadline_gives_the_connection_up() -> None:
     later = asker.ask(PEERS[2], timeout_ms=60)
     assert asker.peers.next_us() == 40_000
     asker.peers.expire(now(50))
-    assert [type(error) for _, error in asker.told] == [RequestTimedOut] * 2
+    assert [type(error) for _, error in asker.outcomes] == [RequestTimedOut] * 2
     assert asker.outbox.take() == [ClosePeer(ONE, "no answer in time")]
     assert asker.peers.next_us() == 60_000
     response = m.MetadataResponse()
     asker.peers.received(ResponseReceived(PEERS[2], later, response, memoryview(b"")), now(51))
     asker.peers.expire(now(70))
-    assert len(asker.told) == 3
+    assert len(asker.outcomes) == 3
     assert not asker.outbox.take()
 
 
@@ -111,13 +111,13 @@ def test_what_cannot_be_asked_is_refused_at_once() -> None:
         asker.ask()
     asker.ask(PEERS[1])
     asker.peers.stop(now())
-    assert len(asker.told) == PEER_REQUESTS_WAITING_MAX + 1
-    assert {type(error) for _, error in asker.told} == {BrokerShuttingDown}
+    assert len(asker.outcomes) == PEER_REQUESTS_WAITING_MAX + 1
+    assert {type(error) for _, error in asker.outcomes} == {BrokerShuttingDown}
     with pytest.raises(BrokerShuttingDown):
         asker.ask()
 
 
-def test_what_nobody_waits_for_needs_an_address_and_no_token() -> None:
+def test_a_request_without_a_caller_needs_an_address_and_no_token() -> None:
     asker = Asker()
     asker.peers.send(1, m.MetadataRequest(), [b"body"])
     asker.peers.send(9, m.MetadataRequest())
@@ -128,7 +128,7 @@ def test_what_nobody_waits_for_needs_an_address_and_no_token() -> None:
     assert not asker.outbox.take(), "nothing has changed"
 
 
-def test_a_bug_of_who_asked_is_told_to_it_and_costs_nobody_else() -> None:
+def test_a_bug_of_one_caller_fails_that_caller_only() -> None:
     asker = Asker()
     errors: list[BaseException | None] = []
 
@@ -144,7 +144,7 @@ def test_a_bug_of_who_asked_is_told_to_it_and_costs_nobody_else() -> None:
         event = ResponseReceived(ONE, token, m.MetadataResponse(), memoryview(b""))
         asker.peers.received(event, now())
     assert [type(error) for error in errors] == [type(None), KeyError]
-    assert len(asker.told) == 1
+    assert len(asker.outcomes) == 1
     assert [type(effect) for effect in asker.outbox.take()] == [LogLine]
 
 
@@ -160,21 +160,23 @@ def test_deadlines_of_answered_requests_do_not_pile_up() -> None:
 
 def test_the_node_gives_up_in_time(tmp_path: Path) -> None:
     node = NodeDriver(tmp_path)
-    told: list[BaseException | None] = []
+    outcomes: list[BaseException | None] = []
     peers = node.node.broker.peers
     peers.addresses_changed(THERE)
-    peers.ask(ONE, m.MetadataRequest(), lambda _r, e, _n: told.append(e), node.now, timeout_ms=70)
+    peers.ask(
+        ONE, m.MetadataRequest(), lambda _r, e, _n: outcomes.append(e), node.now, timeout_ms=70
+    )
     node.advance(69)
-    assert not told
+    assert not outcomes
     node.advance(2)
-    assert [type(error) for error in told] == [RequestTimedOut]
-    peers.ask(ONE, m.MetadataRequest(), lambda _r, e, _n: told.append(e), node.now)
+    assert [type(error) for error in outcomes] == [RequestTimedOut]
+    peers.ask(ONE, m.MetadataRequest(), lambda _r, e, _n: outcomes.append(e), node.now)
     node.send(PeerClosed(ONE, (2,), PeerUnreachable()))
-    peers.ask(ONE, m.MetadataRequest(), lambda r, _e, _n: told.append(r), node.now)
+    peers.ask(ONE, m.MetadataRequest(), lambda r, _e, _n: outcomes.append(r), node.now)
     node.send(ResponseReceived(ONE, 3, m.MetadataResponse(), memoryview(b"")))
-    peers.ask(ONE, m.MetadataRequest(), lambda _r, e, _n: told.append(e), node.now)
+    peers.ask(ONE, m.MetadataRequest(), lambda _r, e, _n: outcomes.append(e), node.now)
     node.stop()
-    assert [type(one) for one in told[1:]] == [PeerUnreachable, Answer, BrokerShuttingDown]
+    assert [type(one) for one in outcomes[1:]] == [PeerUnreachable, Answer, BrokerShuttingDown]
 
 
 class Asking(RuleBasedStateMachine):
@@ -189,22 +191,22 @@ class Asking(RuleBasedStateMachine):
 
     @rule(peer=st.sampled_from(PEERS), timeout_ms=st.integers(1, 100))
     def ask(self, peer: Peer, timeout_ms: int) -> None:
-        told: list[object] = []
+        outcomes: list[object] = []
         self.asker.peers.ask(
-            peer, m.MetadataRequest(), lambda result, error, _now: told.append(result or error),
+            peer, m.MetadataRequest(), lambda result, error, _now: outcomes.append(result or error),
             Now(self.at_us, 0), timeout_ms=timeout_ms,
         )  # fmt: skip
         (sent,) = self.asker.outbox.take()
-        self.open[sent.token] = (peer, told)
+        self.open[sent.token] = (peer, outcomes)
 
     @precondition(lambda self: self.open)
     @rule(data=st.data())
     def answer(self, data: st.DataObject) -> None:
         token = data.draw(st.sampled_from(sorted(self.open)))
-        peer, told = self.open.pop(token)
+        peer, outcomes = self.open.pop(token)
         event = ResponseReceived(peer, token, m.MetadataResponse(), memoryview(b""))
         self.asker.peers.received(event, Now(self.at_us, 0))
-        self.done.append(told)
+        self.done.append(outcomes)
 
     @rule(peer=st.sampled_from(PEERS))
     def close(self, peer: Peer) -> None:
@@ -223,8 +225,8 @@ class Asking(RuleBasedStateMachine):
 
     @invariant()
     def each_is_told_once(self) -> None:
-        assert all(len(told) == 1 for told in self.done)
-        assert not any(told for _, told in self.open.values())
+        assert all(len(outcomes) == 1 for outcomes in self.done)
+        assert not any(outcomes for _, outcomes in self.open.values())
         due_us = self.asker.peers.next_us()
         assert (due_us is None) == (not self.open)
         assert due_us is None or due_us >= self.at_us

@@ -121,7 +121,7 @@ def test_what_has_not_begun_ends_with_its_connection() -> None:
     assert asked.tasks.live == 0
 
 
-def test_what_somebody_else_knows_of_is_not_dropped() -> None:
+def test_tasks_that_others_hold_are_not_dropped() -> None:
     asked, counting = Asked(), Counting()
     for number in range(10):
         asked.ask(1, counting.steps(), bare=number % 2 == 0)

@@ -126,7 +126,7 @@ def test_changes_of_other_names_and_of_other_connections_wait_for_nothing(
 
 @pytest.mark.parametrize("end", ["connection", "shutdown"])
 @pytest.mark.parametrize("steps", range(0, 40, 3))
-def test_nobody_waits_for_a_change_that_never_begins(
+def test_no_request_waits_for_a_change_that_never_begins(
     node: NodeDriver, end: str, steps: int
 ) -> None:
     """More requests than may be half way at once; the end comes at any step."""
