@@ -1,7 +1,5 @@
-"""The brokers of the demo: one, or several that form a cluster.
-
-They are a local cluster like any other (`quiverlog.local`), so with `--keep` they survive the demo.
-"""
+"""The brokers of the demo, a local cluster (`quiverlog.local`): with `--keep` they survive the
+demo."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ _STOP_S = 30.0
 
 
 class DemoCluster:
-    """`count` brokers on loopback, their data and logs in `directory`, which is new."""
+    """`count` brokers on loopback; `directory`, which is new, gets their data and logs."""
 
     def __init__(self, directory: Path, count: int) -> None:
         assert count >= 1
@@ -34,17 +32,14 @@ class DemoCluster:
 
     @property
     def brokers(self) -> list[LocalBroker]:
-        """Return all of them, by node id."""
         return list(self._cluster.brokers.values())
 
     @property
     def bootstrap(self) -> str:
-        """Return the addresses of all brokers; clients skip the one that was killed."""
         return self._cluster.bootstrap
 
     @property
     def living(self) -> list[LocalBroker]:
-        """Return all but the one that was killed."""
         return [broker for broker in self.brokers if broker is not self.killed]
 
     @property
@@ -52,23 +47,14 @@ class DemoCluster:
         return ", ".join(str(broker.log) for broker in self.brokers)
 
     def start(self) -> None:
-        """Return when clients may connect to all brokers, and a controller is elected.
-
-        Raises:
-            CommandFailed: one of them ended, or was not ready in time.
-        """
+        """Start all brokers; return when clients may connect and a controller is elected."""
         with _failing_command():
             self._cluster.start()
 
     def kill_leader(self, client: Client, topic: str) -> tuple[LocalBroker, list[int]]:
-        """Send SIGKILL to the broker that leads the most partitions of a topic.
-
-        Returns the broker, and the partitions that it led.
-
-        Raises:
-            CommandFailed: no partition has a leader among the brokers.
-        """
-        assert self.killed is None, "the others are needed"
+        """Send SIGKILL to the broker that leads the most partitions of a topic; return it and these
+        partitions."""
+        assert self.killed is None, "a second loss may leave no majority"
         partitions = client.describe_topic(topic).partitions
         led = {
             broker.node_id: [p.partition for p in partitions if p.leader == broker.node_id]
@@ -82,7 +68,7 @@ class DemoCluster:
         return self.killed, led[self.killed.node_id]
 
     def stop(self) -> bool:
-        """End all brokers; True when each that had not been killed stopped cleanly."""
+        """End all brokers; return whether all but the killed one stopped cleanly."""
         for broker in self.living:
             with contextlib.suppress(LocalClusterFailed):
                 broker.stop(_STOP_S)
@@ -92,7 +78,6 @@ class DemoCluster:
         return all(broker.stopped_cleanly for broker in self.living)
 
     def pids(self) -> list[int]:
-        """Return those of the running brokers."""
         return [broker.pid for broker in self.living if broker.pid is not None]
 
 

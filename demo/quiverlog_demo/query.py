@@ -2,10 +2,10 @@
 
     python -m quiverlog_demo.query --bootstrap HOST:PORT --work-dir DIR --rows N
 
-It reads the topic `flights` as a stream, joins the topics `weather` and `airlines`, sums up in
-windows of a day and writes to the topic `delays`. It reports its progress to the parent process,
-one JSON object per line on stdout. After `caught_up` it waits for a line on stdin: by then the
-parent has appended a row far in the future to `flights`, which closes the last window.
+Reads the topic `flights` as a stream, joins the topics `weather` and `airlines`, sums up in windows
+of a day and writes to the topic `delays`. Reports progress to the parent process, one JSON object
+per line on stdout. After `caught_up` it waits for a line on stdin: by then the parent has appended
+a row far in the future to `flights`, which closes the last window.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 __all__ = ["delays_per_day", "main", "session"]
 
 WATERMARK = "14 days"
-"""Of flight time, not of waiting. A micro-batch takes from each partition in proportion to its
-backlog, and carriers do not fly evenly through the year: rows of different partitions come up to
-six days apart. Later ones would be dropped; the query reports how many were (none)."""
+"""In event time. A micro-batch takes from each partition in proportion to its backlog, and carriers
+do not fly evenly through the year: rows of different partitions come up to six days apart. Spark
+drops later rows; the query reports their number (0)."""
 
 DAY_BEGINS = "5 hours"
 """New York's standard time is UTC-5, and no flight leaves between midnight and 01:00 local time:
-so windows that begin at 05:00 UTC are calendar days, in summer too."""
+windows that begin at 05:00 UTC are calendar days, in summer too."""
 
 LATE_MIN = 15
 POLL_S = 0.1
@@ -60,7 +60,7 @@ def session(work_dir: Path, *, cores: int) -> SparkSession:
 
 
 def delays_per_day(flights: DataFrame, weather: DataFrame, airlines: DataFrame) -> DataFrame:
-    """Return the query: columns and types as in the topic `delays`."""
+    """Return rows with the columns and types of the topic `delays`."""
     from pyspark.sql import functions as F
 
     reports = weather.select(
@@ -91,7 +91,7 @@ def delays_per_day(flights: DataFrame, weather: DataFrame, airlines: DataFrame) 
 
 
 def report_event(event: str, **fields: object) -> None:
-    """Print one line, which the parent process reads."""
+    """Print one line for the parent process."""
     sys.stdout.write(json.dumps({"event": event, **fields}) + "\n")
     sys.stdout.flush()
 
@@ -99,8 +99,6 @@ def report_event(event: str, **fields: object) -> None:
 def start_query(
     spark: SparkSession, bootstrap: str, work_dir: Path, rows_max: int, fetch_from: str
 ) -> Any:
-    """Start the stream from `flights` to `delays`."""
-
     def topic(name: str) -> DataFrame:
         reader = spark.read.format("quiverlog").option("bootstrap.servers", bootstrap)
         return reader.option("subscribe", name).option("fetchFrom", fetch_from).load()
@@ -127,7 +125,7 @@ def start_query(
 
 
 class Progress:
-    """Reports each micro-batch once and sums up rows and times."""
+    """Reports each micro-batch once; sums up rows and times."""
 
     def __init__(self, query: StreamingQuery) -> None:
         self._query = query
@@ -142,11 +140,12 @@ class Progress:
 
     @property
     def warm_rows_per_s(self) -> float:
-        """Return the rate of the micro-batches with rows, except the first, when Spark warms up."""
+        """Return the rate of the micro-batches with rows, except the first, in which Spark warms
+        up."""
         return self._warm_rows / self._warm_s if self._warm_s else 0.0
 
     def poll(self) -> None:
-        """Read the micro-batches that ended since the last call; raise if the query died."""
+        """Report the micro-batches that ended since the last call; raise if the query failed."""
         error = self._query.exception()
         if error is not None:
             raise error
@@ -166,7 +165,7 @@ class Progress:
         self.busy_s += seconds
         if self.batches == 1:
             self.first_s = seconds
-        elif progress.numInputRows > 1:  # the closing row comes alone
+        elif progress.numInputRows > 1:  # The closing row comes alone.
             self._warm_rows += progress.numInputRows
             self._warm_s += seconds
         report_event(
@@ -178,14 +177,13 @@ class Progress:
         )
 
     def wait_for_rows(self, rows: int) -> None:
-        """Return when at least `rows` rows were read. The parent process bounds the time."""
+        """Return when at least `rows` rows were read."""
         while self.rows_in < rows:
             time.sleep(POLL_S)
             self.poll()
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the query to its end; return 0 on success."""
     options = _options(arguments)
     work_dir = Path(options.work_dir)
     began_s = time.monotonic()

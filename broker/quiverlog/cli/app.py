@@ -120,9 +120,9 @@ def _run(arguments: Sequence[str], *, debug: bool) -> int:
     except click.exceptions.NoArgsIsHelpError as question:  # a group without a subcommand
         click.echo(question.format_message())
         return ExitCode.OK
-    except SystemExit as error:  # shell completion prints its answer and exits
+    except SystemExit as error:  # Shell completion prints its answer and exits.
         return error.code if isinstance(error.code, int) else ExitCode.OK
-    except BaseException as error:  # KeyboardInterrupt, too, has an exit code and a line of its own
+    except BaseException as error:  # KeyboardInterrupt too has its exit code and its line.
         return report(error, debug=debug)
     return int(result) if isinstance(result, int) else ExitCode.OK
 
@@ -147,6 +147,6 @@ def completion(shell: str) -> None:
     completer = completer_class(cli, {}, "quiverlog", _COMPLETE_VARIABLE)
     # `source()` would also run bash for its version; only the template is needed.
     template = completer.source_template
-    if shell == "fish":  # click's script drops what follows the first comma of a help text
+    if shell == "fish":  # click's script cuts a help text at its first comma.
         template = template.replace('split "," ', 'split --max 1 "," ')
     click.echo(template % completer.source_vars())

@@ -1,7 +1,4 @@
-"""docs/cli.md, generated from the commands so that it cannot fall behind them.
-
-`make docs` writes it, a test compares it.
-"""
+"""docs/cli.md, generated from the commands: `make docs` writes it, a test compares it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`quiverlog cluster ...`: the cluster as a whole, and `cluster rebalance`.
-
-Owns options and output; the rules are the brokers'.
-"""
+"""`quiverlog cluster ...`: the cluster as a whole, and `cluster rebalance`."""
 
 from __future__ import annotations
 
@@ -27,7 +24,6 @@ from quiverlog.cli.moves.options import moving_options
 __all__ = ["cluster", "rebalance_cluster"]
 
 
-# `quiverlog cluster rebalance`: evening out what brokers hold, lead and store.
 @click.command(name="rebalance")
 @click.option(
     "--max-moves",

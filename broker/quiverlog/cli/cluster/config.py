@@ -1,7 +1,4 @@
-"""`quiverlog config ...`: configuration of cluster, brokers and topics, changed while they run.
-
-A topic's is changed by the same request as with `quiverlog topic alter`.
-"""
+"""`quiverlog config ...`: configuration of cluster, brokers and topics, changed while they run."""
 
 from __future__ import annotations
 
@@ -109,7 +106,7 @@ def get(
 
 
 def _ask_brokers(client: Client, keys: tuple[str, ...], needed: int | None) -> Any:
-    """Return each broker's answer; fail without that of `needed`."""
+    """Return each broker's answer; raise if the broker `needed` does not answer."""
     from quiverlog.cli.cluster.config_detail import Asked
     from quiverlog.errors import QuiverlogError, UnknownBroker, UnknownConfig
 
@@ -124,7 +121,7 @@ def _ask_brokers(client: Client, keys: tuple[str, ...], needed: int | None) -> A
         try:
             asked.by_broker[one.node_id] = client.describe_configs(one.node_id, keys)
         except UnknownConfig:
-            raise
+            raise  # The user's mistake, the same at every broker.
         except QuiverlogError as error:
             if one.node_id == needed:
                 raise

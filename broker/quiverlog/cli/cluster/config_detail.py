@@ -1,4 +1,4 @@
-"""How `quiverlog config get` compares the brokers' values, as tables or as JSON."""
+"""The output of `quiverlog config get`: brokers' values compared, as tables or as JSON."""
 
 from __future__ import annotations
 
@@ -27,18 +27,16 @@ __all__ = [
 
 
 _CELL_CHARS_MAX = 60
-"""In a table; JSON has all of a value."""
+"""A bound in tables; JSON has the whole value."""
 
 
 class Asked(NamedTuple):
-    """Each broker's answer, or why it did not answer."""
-
     by_broker: dict[int, BrokerSettings]
     silent: dict[int, str]
 
 
 class Shown(NamedTuple):
-    """One line: a key as some brokers have it, and the others' values."""
+    """One line: a key's value at `brokers`, and the values of the others."""
 
     key: str
     brokers: tuple[int, ...]
@@ -57,7 +55,7 @@ def compared(
     broker: int | None,
     show_all: bool,
 ) -> list[Shown]:
-    """Return the lines to show, by key. Brokers with one value from one source share a line."""
+    """Return the lines to show, by key. Brokers with the same value and source share a line."""
     by_key: dict[str, dict[int, BrokerSetting]] = {}
     for node_id, found in asked.by_broker.items():
         for key, one in found.settings.items():
@@ -77,7 +75,7 @@ def compared(
 
 
 def _of_cluster(key: str, settings: Mapping[int, BrokerSetting]) -> Shown:
-    """Return the value set for all; a broker that has not applied it yet differs."""
+    """Return the value set for the cluster; `others` have not applied it yet."""
     value = next((one.in_cluster for one in settings.values() if one.in_cluster is not None), None)
     some = next(iter(settings.values()))
     now = value if value is not None else some.default
@@ -124,7 +122,7 @@ def brokers_json(shown: Sequence[Shown], silent: Mapping[int, str]) -> dict[str,
 
 
 def print_brokers(shown: Sequence[Shown], silent: Mapping[int, str], *, with_others: bool) -> None:
-    """Print tables; `with_others`: also values of brokers without a line."""
+    """`with_others`: print the values of brokers without a line too."""
     for node_id, why in silent.items():
         click.echo(f"Broker {node_id} does not answer: {why}", err=True)
     if not shown:
@@ -154,8 +152,6 @@ def _cut(text: str) -> str:
 
 
 class TopicSetting(NamedTuple):
-    """A topic's configuration, the same at all brokers."""
-
     key: str
     value: str
     source: str
@@ -165,7 +161,6 @@ class TopicSetting(NamedTuple):
 def topic_settings(
     detail: TopicDetail, keys: Sequence[str], *, show_all: bool
 ) -> list[TopicSetting]:
-    """Raises UnknownConfig."""
     from quiverlog.core.controller.configs import CONFIG_DEFS, default_text
     from quiverlog.errors import UnknownConfig
 

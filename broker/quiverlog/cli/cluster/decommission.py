@@ -1,8 +1,8 @@
-"""`quiverlog cluster decommission`: a broker leaves for good, step by step; --cancel calls it back.
-Run again, the command skips the steps that are done:
+"""`quiverlog cluster decommission`: a broker leaves for good. Run again, the command skips the
+steps that are done:
 
 1. the controller assigns it nothing more (DECOMMISSION_BROKER); 2. its replicas move to other
-brokers (REASSIGN_PARTITIONS), by a plan of `core.placement`; 3. its vote is taken; 4. when it has
+brokers (REASSIGN_PARTITIONS), by a plan of `core.placement`; 3. its vote is removed; 4. when it has
 stopped it is unregistered.
 """
 
@@ -72,8 +72,8 @@ def decommission(
     """Take a broker out of the cluster for good.
 
     It gets no partitions any more, what it holds moves to others while it is written and read, and
-    its vote is taken. Then stop it and type the command again: the cluster forgets it. A broker
-    that is dead is forgotten at once. Ctrl-C ends the waiting, not the moves.
+    its vote is removed. Then stop it and type the command again: the cluster unregisters it. A
+    broker that is dead is unregistered at once. Ctrl-C ends the waiting, not the moves.
     """
     if cancel and dry_run:
         raise click.UsageError("--cancel has no plan to show.")
@@ -111,9 +111,9 @@ _GOES_ON: Final = (
 @format_option()
 @debug_option
 def unregister(node_id: int, bootstrap: str, timeout_s: float, output_format: str) -> None:
-    """Forget a broker that is gone for good, and holds nothing.
+    """Remove the registration of a broker that is gone for good and holds nothing.
 
-    One that still holds something, or has a vote, is decommissioned.
+    A broker that still holds something, or has a vote, is decommissioned.
     """
     with open_client(bootstrap, timeout_s=timeout_s, request_timeout_s=timeout_s) as client:
         _step(client, node_id, DecommissionStep.UNREGISTER)
@@ -129,7 +129,7 @@ def _plan(client: Client, node_id: int) -> list[Move]:
 
     Raises:
         CommandFailed: no other broker may take them.
-        QuiverlogError: the brokers would refuse the plan.
+        QuiverlogError: the controller would refuse the plan.
     """
     placement = look(client)
     try:
@@ -152,7 +152,7 @@ def _decommission(client: Client, node_id: int, *, is_waiting: bool) -> _State:
             start_plan(client, _plan(client, node_id), throttle=0)
         except (CommandFailed, QuiverlogError):
             if not before.is_decommissioning:
-                _step(client, node_id, DecommissionStep.CANCEL)  # a refused plan changes nothing
+                _step(client, node_id, DecommissionStep.CANCEL)  # A refused plan changes nothing.
             raise
         if not is_waiting:
             return _State.MOVING
@@ -165,12 +165,12 @@ def _decommission(client: Client, node_id: int, *, is_waiting: bool) -> _State:
     try:
         _step(client, node_id, DecommissionStep.UNREGISTER)
     except BrokerAlive:
-        return _State.EMPTY  # it has been started again meanwhile
+        return _State.EMPTY  # It was started again meanwhile.
     return _State.UNREGISTERED
 
 
 def _wait(client: Client, node_id: int, total: int) -> DecommissionBrokerResponse:
-    """Return the answer that it holds nothing."""
+    """Return the controller's answer when the broker holds nothing."""
     without_end(client)
     patience = Patience()
     with shown_waiting(f"broker {node_id}") as waiting:
@@ -186,13 +186,12 @@ def _wait(client: Client, node_id: int, total: int) -> DecommissionBrokerRespons
             text = f"{left.replica_count:,} of {total:,} partitions left"
             waiting.show(done, total, text + patience.note)
             if poll % _PLAN_AGAIN_POLLS == 0:
-                # A replica was assigned to it before the first step, or a move was cancelled.
+                # Replicas are left that were assigned before BEGIN, or whose move was cancelled.
                 patience.ask(lambda: start_plan(client, _plan(client, node_id), throttle=0))
-    raise AssertionError("who waits without a bound is answered")
+    raise AssertionError("`polls` without a bound does not end")
 
 
 def _cancel(client: Client, node_id: int) -> _State:
-    """Cancel moves away from the broker; it may get partitions again."""
     for name in client.list_topics(internal=True):
         moving = client.reassign_partitions(name, {})
         leaving = {number: None for number, one in moving.items() if node_id in one.removing}

@@ -1,4 +1,4 @@
-"""How `quiverlog cluster describe`, `status` and `brokers` show a cluster: JSON and tables."""
+"""The output of `quiverlog cluster describe`, `status` and `brokers`: JSON and tables."""
 
 from __future__ import annotations
 
@@ -85,6 +85,7 @@ def print_cluster(seen: Seen) -> None:
 
 def _state(seen: Seen, broker: BrokerDetail) -> str:
     if not seen.found.is_current:
+        # The figures may be older than the broker's present state.
         was = "fenced" if broker.fenced else "stopping" if broker.in_shutdown else "live"
         return f"unknown, was {was}"
     state = "fenced" if broker.fenced else "stopping" if broker.in_shutdown else "live"
@@ -110,7 +111,7 @@ def status_findings(seen: Seen) -> list[Finding]:
 
 
 def knowledge_json(seen: Seen) -> dict[str, object]:
-    """Return the figures' source and age, and which brokers answer."""
+    """Return the source and age of the figures, and which brokers answer."""
     return {
         "reported_by": seen.found.reported_by,
         "is_behind": seen.found.is_behind,
@@ -130,9 +131,8 @@ def knowledge_json(seen: Seen) -> dict[str, object]:
 
 
 def status_json(seen: Seen) -> dict[str, object]:
-    """Those figures that only a controller has are null without one."""
     found = seen.found
-    known = found.is_current
+    known = found.is_current  # Figures that only a controller has are null without one.
     return {
         "cluster_id": found.cluster_id,
         "is_healthy": is_healthy(found, seen.probes),
@@ -191,12 +191,12 @@ def _quorum_line(seen: Seen) -> str:
     if found.is_current:
         spare = spare_voters(seen.as_probed)
         return f"{voters}, broker {found.controller} is the controller, {spare} may be lost"
-    heard = seen.answering & {one.node_id for one in found.voters}
+    answering = seen.answering & {one.node_id for one in found.voters}
     needed = len(found.voters) // 2 + 1
-    who = "no controller is known"
+    controller = "no controller is known"
     if found.controller is not None:
-        who = f"broker {found.controller} was the controller"
-    return f"{voters}, {who}; {len(heard)} answer here, {needed} are needed"
+        controller = f"broker {found.controller} was the controller"
+    return f"{voters}, {controller}; {len(answering)} answer here, {needed} are needed"
 
 
 def _partitions_line(seen: Seen) -> str:

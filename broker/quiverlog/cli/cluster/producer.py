@@ -1,5 +1,4 @@
-"""`quiverlog cluster producer`: an idempotent producer's last writes, by the partitions'
-leaders."""
+"""`quiverlog cluster producer`: the last writes of an idempotent producer, by partition."""
 
 from __future__ import annotations
 

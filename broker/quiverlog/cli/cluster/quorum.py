@@ -1,4 +1,4 @@
-"""`quiverlog quorum ...`: the controller, the voters and candidates, and how far each log is."""
+"""`quiverlog quorum ...`: the controller, the voters and observers, and each one's log end."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def _ask(
         found = client.run(change_voters(client.cluster, request))
         if not change:
             return found
-        # A leader whose vote was taken has a successor, which has the newer state.
+        # A leader that lost its vote resigns: its successor has the newer state.
         patience = Patience()
         for is_last in polls(min(timeout_s, _LEADER_WAIT_S)):
             if _is_led(found) or is_last:
@@ -118,13 +118,15 @@ def _show_changed(found: ChangeVotersResponse, what: str, output_format: str) ->
         _show(found, output_format)
         return
     count = sum(one.is_voter for one in found.replicas)
-    who = (
+    controller = (
         f"broker {found.leader_id} is the controller"
         if _is_led(found)
         else "no controller is known yet"
     )
     plural = "" if count == 1 else "s"
-    click.echo(f"{what}: {count} voter{plural}, {max(0, (count - 1) // 2)} may be lost, {who}")
+    click.echo(
+        f"{what}: {count} voter{plural}, {max(0, (count - 1) // 2)} may be lost, {controller}"
+    )
     if count % 2 == 0:
         click.echo("An even number of voters survives no more losses than one less.", err=True)
 

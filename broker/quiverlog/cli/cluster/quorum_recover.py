@@ -1,7 +1,5 @@
-"""`quiverlog quorum recover`: the broker of a stopped data directory becomes the only voter.
-
-Before: no other voter may answer, and the operator must consent.
-"""
+"""`quiverlog quorum recover`: the broker of a stopped data directory becomes the only voter, if no
+other voter answers and the operator consents."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ _ANSWER_S: Final = 3.0
 
 
 class _Found(NamedTuple):
-    """What accepts connections at a voter's address; `is_voter`: HELLO names that voter."""
+    """What accepts connections at a voter's address; `is_voter`: its HELLO names that voter."""
 
     at: str
     is_voter: bool
@@ -134,7 +132,7 @@ def _print_result(
     click.echo(f"Broker {found.key.node_id} {what}.")
     if what == "is the only voter":
         click.echo(
-            "Start it; forget each lost broker with `quiverlog cluster decommission NODE`, and"
+            "Start it; remove each lost broker with `quiverlog cluster decommission NODE`, and"
             " empty its data directory before it is started again."
         )
 
@@ -144,7 +142,7 @@ def _places(answers: Mapping[int, _Found], *, is_voter: bool) -> dict[str, str]:
 
 
 def _answering(cluster_id: str, others: Mapping[int, Sequence[str]]) -> dict[int, _Found]:
-    """Return the other voters that are alive, or may be, and their addresses."""
+    """Return the other voters that are, or may be, alive."""
     found: dict[int, _Found] = {}
     for node_id, endpoints in others.items():
         asked = [_answer(cluster_id, node_id, endpoint) for endpoint in endpoints]
@@ -155,8 +153,7 @@ def _answering(cluster_id: str, others: Mapping[int, Sequence[str]]) -> dict[int
 
 
 def _answer(cluster_id: str, node_id: int, endpoint: str) -> _Found | None:
-    """Return what accepts connections there; None: nothing that may be that voter. Another broker
-    is not."""
+    """Return what accepts connections there; None: nothing that may be that voter."""
     from quiverlog.version import VERSION
     from quiverlog.wire.connection import ClientConnection
     from quiverlog.wire.frames import FrameReceiver
@@ -173,17 +170,17 @@ def _answer(cluster_id: str, node_id: int, endpoint: str) -> _Found | None:
             while True:
                 count = connection.recv_into(receiver.get_buffer(-1))
                 if not count:
-                    return None  # it closes the connection, which no live voter does
+                    return None  # It closed the connection, which no live voter does.
                 for frame in receiver.buffer_updated(count):
                     hello = protocol.receive(frame)[1]
                     assert isinstance(hello, HelloResponse)
                     if (hello.cluster_id, hello.node_id) != (cluster_id, node_id):
-                        return None
+                        return None  # Another broker has the address now.
                     return _Found(endpoint, is_voter=True)
         except TimeoutError:
-            pass  # a voter whose loop is blocked is alive, too
+            pass  # It may be a voter whose loop is blocked.
         except (OSError, CorruptFrame, InvalidResponse):
             return None
         except QuiverlogError:
-            pass  # for example a broker that refuses this connection
+            pass  # It may be a voter without a place for this connection.
     return _Found(endpoint, is_voter=False)

@@ -86,7 +86,7 @@ def _verdicts(seen: Seen, node_id: int | None) -> list[RestartVerdict]:
 def _wait(
     client: Client, found: ClusterDetail, node_id: int | None, wait_s: float
 ) -> list[RestartVerdict]:
-    """Return the verdicts when all may be restarted, or the time is over."""
+    """Return the verdicts when all may be restarted, or at the end of `wait_s`."""
     most = 1
     without_end(client)
     patience = Patience(wait_s)
@@ -95,7 +95,7 @@ def _wait(
             found = patience.ask(client.describe_cluster) or found
             verdicts = _verdicts(Seen(found), node_id)
             if all(one.may_restart for one in verdicts):
-                # To the controller a dead broker is live until its session is over.
+                # The controller counts a dead broker as live until its session ends.
                 verdicts = _verdicts(Seen(found, probe_brokers(found)), node_id)
             reasons = dict.fromkeys(reason for one in verdicts for reason in one.reasons)
             if not reasons or is_last:

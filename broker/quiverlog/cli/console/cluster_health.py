@@ -1,5 +1,5 @@
 """Findings about a cluster, with advice, and whether a broker may be restarted now: pure functions
-of DESCRIBE_CLUSTER's answers."""
+of the answers to DESCRIBE_CLUSTER."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ __all__ = [
 ]
 
 VOTER_SILENT_S: Final = 1.0
-"""A voter counts as down after such a silence; it answers ten times a second."""
+"""A voter that has not answered for this long counts as down. Voters answer ten times a second."""
 VOTER_LAG_MAX: Final = 1_000
-"""A voter that lacks at most this many entries catches up in a moment, and counts."""
+"""A voter that lacks at most this many entries catches up in a moment."""
 _TOPICS_NAMED_MAX: Final = 3
 
 
 class Finding(NamedTuple):
-    """A problem and what to do. Warnings leave a cluster healthy."""
+    """A problem and the advice. A cluster with warnings only is healthy."""
 
     text: str
     is_warning: bool = False
@@ -51,8 +51,8 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RestartVerdict:
-    """Whether a restart now fails no request. `reasons`: what forbids it. `notes`: costs that
-    waiting does not avoid."""
+    """Whether a restart now fails no request. `reasons` forbid it; `notes` are costs that waiting
+    does not avoid."""
 
     node_id: int
     reasons: tuple[str, ...]
@@ -64,16 +64,11 @@ class RestartVerdict:
 
 
 def is_healthy(found: ClusterDetail, probes: Sequence[Probe] = ()) -> bool:
-    """Return whether there are only warnings."""
     return all(one.is_warning for one in findings(found, probes))
 
 
 def findings(found: ClusterDetail, probes: Sequence[Probe] = ()) -> list[Finding]:
-    """Return the problems, worst first.
-
-    Args:
-        probes: answers of the addresses that were asked from this machine.
-    """
+    """Return the problems, errors before warnings."""
     found_here = [
         *_of_quorum(found),
         *_of_probes(found, probes),
@@ -84,12 +79,12 @@ def findings(found: ClusterDetail, probes: Sequence[Probe] = ()) -> list[Finding
 
 
 def as_known(found: ClusterDetail) -> str:
-    """Return the broker whose metadata the figures are from, and their age."""
+    """Return the broker that the figures come from, and their age."""
     age = "of unknown age" if found.age_s is None else f"{found.age_s:.1f} s old"
     if found.is_current:
         return f"broker {found.reported_by}, the controller: {age}"
     if found.controller is None:
-        why = "it knows of no controller"
+        why = "it has no controller"
     elif found.is_behind:
         why = "it does not reach the controller"
     else:
@@ -98,14 +93,11 @@ def as_known(found: ClusterDetail) -> str:
 
 
 def spare_voters(found: ClusterDetail) -> int:
-    """Return how many of the answering voters may be lost, with a majority left.
-
-    0 unless the controller answered: it alone has the voters' lag.
-    """
+    """Return how many of the answering voters may be lost with a majority left."""
     if not found.is_current:
-        return 0
-    heard = sum(_is_counted_on(found, one) for one in found.voters)
-    return max(0, heard - _majority(found))
+        return 0  # Only the controller has the voters' lag.
+    answering = sum(_is_counted_on(found, one) for one in found.voters)
+    return max(0, answering - _majority(found))
 
 
 def _of_quorum(found: ClusterDetail) -> list[Finding]:
@@ -132,7 +124,7 @@ def _of_quorum(found: ClusterDetail) -> list[Finding]:
                 "voters' lag. If it stays away, the other voters elect another within two seconds."
             )
         )
-    fenced = _fenced(found)  # They have a finding of their own.
+    fenced = _fenced(found)  # `_of_brokers` reports them.
     away = [
         str(one.node_id)
         for one in voters
@@ -160,8 +152,8 @@ def _of_probes(found: ClusterDetail, probes: Sequence[Probe]) -> list[Finding]:
     is_known = found.is_current
     for one in silent:
         broker = by_address.get(one.address)
-        who = one.address if broker is None else f"broker {broker.node_id} at {one.address}"
-        named.append(f"{who} ({one.failure})")
+        name = one.address if broker is None else f"broker {broker.node_id} at {one.address}"
+        named.append(f"{name} ({one.failure})")
         is_known = is_known and (broker is None or broker.fenced)
     text = f"No answer here: {'; '.join(named)}. Start what does not run, or correct the address."
     return [Finding(text, is_warning=is_known and any(one.answers for one in probes))]
@@ -195,7 +187,7 @@ def _of_brokers(found: ClusterDetail) -> list[Finding]:
 
 
 def failed_writes(broker: BrokerDetail) -> tuple[str, str]:
-    """Return the finding about a failed write or fsync, and the advice."""
+    """Return (finding, advice) about a failed write or fsync."""
     count = counted(broker.faulted, "partition takes no writes", "partitions take no writes")
     return (
         f"Broker {broker.node_id}: {count}, because a write or fsync has failed there.",
@@ -205,7 +197,7 @@ def failed_writes(broker: BrokerDetail) -> tuple[str, str]:
 
 
 def two_processes(broker: BrokerDetail) -> tuple[str, str]:
-    """Return the finding about a second process under a node id, and the advice."""
+    """Return (finding, advice) about a second process with a node id."""
     return (
         f"Two processes have node id {broker.node_id}: the broker, at {broker.host}:{broker.port},"
         f" and one at {broker.second_at}, which is refused.",
@@ -218,8 +210,8 @@ def _of_partitions(found: ClusterDetail) -> list[Finding]:
     if not found.is_current and found.partitions:
         found_here.append(
             Finding(
-                "How partitions are now is not known without the controller: the figures are as of "
-                "then. Leaders that do not answer lead nothing that can be reached."
+                "Only the controller has the present state of the partitions: these figures are "
+                "older. Clients cannot reach partitions whose leader does not answer."
             )
         )
     if found.offline:
@@ -243,7 +235,7 @@ def _of_partitions(found: ClusterDetail) -> list[Finding]:
             str(one.node_id) for one in behind if one.node_id not in fenced and not one.faulted
         ]
         advice = "They catch up when their brokers run."
-        if running and not found.offline:  # without a leader none is in sync
+        if running and not found.offline:  # Without a leader no copy is in sync.
             advice += (
                 f" Broker {', '.join(running)} runs: if its copies do not catch up within a minute,"
                 " look at its disk and its log, then restart it."
@@ -265,15 +257,11 @@ def _majority(found: ClusterDetail) -> int:
 
 
 def _is_counted_on(found: ClusterDetail, voter: QuorumReplicaDetail) -> bool:
-    """Return whether the controller has contact with the voter, and it follows.
-
-    Without the controller's figures every voter counts. A fenced one never does: it has just
-    stopped or is starting.
-    """
+    """Return whether the voter answers the controller and follows its log."""
     if voter.node_id in _fenced(found):
-        return False
+        return False  # It has just stopped, or is starting.
     if found.reported_by != found.controller or voter.silent_s is None or voter.lag is None:
-        return True
+        return True  # Only the controller has figures; without them every voter counts.
     return voter.silent_s < VOTER_SILENT_S and voter.lag <= VOTER_LAG_MAX
 
 
@@ -291,8 +279,7 @@ def with_fewer_replicas(found: ClusterDetail, topics: Iterable[TopicInfo]) -> li
 
 
 def fewer_replicas(found: ClusterDetail, few: list[TopicInfo]) -> tuple[str, str]:
-    """Return the finding, and the advice: raise the first topic's replicas, or wait until enough
-    brokers are live."""
+    """Return (finding, advice): raise the first topic's replicas, or wait for live brokers."""
     named = ", ".join(f"{one.name} ({one.replicas})" for one in few[:_TOPICS_NAMED_MAX])
     more = f" and {len(few) - _TOPICS_NAMED_MAX:,} more" if len(few) > _TOPICS_NAMED_MAX else ""
     possible = replicas_possible(found)
@@ -310,15 +297,13 @@ def fewer_replicas(found: ClusterDetail, few: list[TopicInfo]) -> tuple[str, str
 
 
 def may_restart(seen: Seen, node_id: int) -> RestartVerdict:
-    """Return whether this broker may be stopped and started again now.
-
-    One that is fenced or silent serves no client: only the quorum counts then.
-    """
+    """Return whether this broker may be stopped and started again now."""
     found, silent = seen.as_probed, seen.silent_brokers
     fenced = _fenced(seen.found)
     broker = next(one for one in found.brokers if one.node_id == node_id)
     reasons = _quorum_without(found, node_id)
     if broker.fenced:
+        # It serves no client: only the quorum can lose by its restart.
         return RestartVerdict(node_id, tuple(reasons))
     others = [one for one in found.brokers if one.node_id != node_id]
     if not any(not one.fenced and not one.in_shutdown for one in others):

@@ -28,7 +28,7 @@ __all__ = [
 
 
 class ExitCode(enum.IntEnum):
-    """The numbers never change; docs/cli.md lists them."""
+    """The numbers never change: scripts rely on them."""
 
     OK = 0
     FAILED = 1
@@ -58,7 +58,7 @@ _MEANINGS = {
 
 
 class CommandFailed(Exception):
-    """A command cannot go on; its text is the user's line."""
+    """Ends a command; its text is the line that the user reads."""
 
     def __init__(self, message: str, exit_code: ExitCode = ExitCode.FAILED) -> None:
         super().__init__(message)
@@ -66,34 +66,30 @@ class CommandFailed(Exception):
 
 
 PARSER_ERRORS = (ValueError, TypeError, LookupError, ArithmeticError, RecursionError, MemoryError)
-"""From malformed bytes; Arrow's own errors are among them."""
+"""Raised for malformed bytes; Arrow's errors are subclasses."""
 
 
 @contextlib.contextmanager
 def reading(name: str, what: str, *, next_step: str = "") -> Iterator[None]:
-    """Turn what a parser raises on a user's file into the command's failure.
+    """Turn a parser's error about the file `name` into CommandFailed.
 
     Args:
-        name: the file.
-        what: its format.
+        what: the file's format.
         next_step: a sentence about what to do.
-
-    Raises:
-        CommandFailed: the file system's errors pass, as they name the file.
     """
     try:
-        yield
+        yield  # The file system's errors pass: they name the file.
     except (*PARSER_ERRORS, NotImplementedError) as error:
         raise unreadable(name, what, error, next_step=next_step) from error
 
 
 def unreadable(name: str, what: str, error: BaseException, *, next_step: str = "") -> CommandFailed:
-    said = first_line(error)
+    reason = first_line(error)
     if isinstance(error, RecursionError):
-        said = "it is nested too deeply"
+        reason = "it is nested too deeply"
     elif isinstance(error, OSError) and error.strerror:
-        said = error.strerror  # without the number, which is for programs
-    return CommandFailed(f"{name} cannot be read as {what}: {said}. {next_step}".rstrip())
+        reason = error.strerror  # without the errno, which is for programs
+    return CommandFailed(f"{name} cannot be read as {what}: {reason}. {next_step}".rstrip())
 
 
 def first_line(error: BaseException) -> str:
@@ -113,7 +109,7 @@ def report(error: BaseException, *, debug: bool = False) -> int:
 
 
 def one_line(text: str) -> str:
-    """Return `text` without line breaks and runs of blanks, control characters escaped."""
+    """Return `text` on one line, with control characters escaped."""
     return printable(" ".join(text.split()))
 
 
@@ -166,6 +162,6 @@ def _missing_module(error: ModuleNotFoundError) -> tuple[str, ExitCode]:
 
 
 def _reader_went_away() -> int:
-    """End quietly, as in `quiverlog consume | head`."""
+    # `quiverlog consume | head`: Python must not fail when it flushes stdout at its end.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return ExitCode.OK

@@ -1,4 +1,4 @@
-"""Ctrl-C: delayed, passed on to a library that ignores signals, or answered with a line of text."""
+"""Ctrl-C: delayed, forwarded to a library that ignores signals, or answered with a line of text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _AGAIN_S = 0.05
 
 @contextlib.contextmanager
 def interrupts_held() -> Iterator[None]:
-    """Delay a Ctrl-C to the end: what runs must not be cut in two."""
+    """Delay a Ctrl-C to the end of the `with`, whose steps must not be separated."""
     if not _is_ours():
         yield
         return
@@ -41,14 +41,14 @@ def interrupts_held() -> Iterator[None]:
 def interrupts_carried_to(stop: Callable[[], object]) -> Iterator[None]:
     """On Ctrl-C call `stop` at once, from another thread, and raise at the end.
 
-    DuckDB, for example, ends wrongly when Python passes a signal on. `stop` is repeated: between
-    two statements it has no effect on either.
+    DuckDB, for example, ends wrongly when Python handles the signal inside it.
     """
+    # Python calls handlers only when the library returns; it writes the wakeup descriptor at once.
     pair = _socket_pair() if _is_ours() else None
     if pair is None:
         yield
         return
-    heard, told = pair
+    receiver, sender = pair
     came = False
 
     def note(_number: int, _frame: FrameType | None) -> None:
@@ -58,20 +58,20 @@ def interrupts_carried_to(stop: Callable[[], object]) -> Iterator[None]:
     def carry() -> None:
         while True:
             try:
-                number = heard.recv(1)
+                number = receiver.recv(1)
             except TimeoutError:
-                stop()
+                stop()  # Again: between two statements it has no effect on either.
                 continue
             if not number:
                 return
             if number[0] == signal.SIGINT:
                 stop()
-                heard.settimeout(_AGAIN_S)
+                receiver.settimeout(_AGAIN_S)
 
-    told.setblocking(False)
+    sender.setblocking(False)
     thread = threading.Thread(target=carry, name="quiverlog-ctrl-c", daemon=True)
     thread.start()
-    before = signal.set_wakeup_fd(told.fileno(), warn_on_full_buffer=False)
+    before = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
     signal.signal(signal.SIGINT, note)
     try:
         yield
@@ -81,16 +81,16 @@ def interrupts_carried_to(stop: Callable[[], object]) -> Iterator[None]:
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.set_wakeup_fd(before)
-        told.close()
+        sender.close()
         thread.join()
-        heard.close()
+        receiver.close()
     if came:
         raise KeyboardInterrupt
 
 
 @contextlib.contextmanager
 def printed_on_interrupt(text: str) -> Iterator[None]:
-    """On Ctrl-C print `text`: what the brokers have begun goes on."""
+    """On Ctrl-C print `text`, which explains that the brokers continue."""
     try:
         yield
     except KeyboardInterrupt:
@@ -99,7 +99,7 @@ def printed_on_interrupt(text: str) -> Iterator[None]:
 
 
 def _socket_pair() -> tuple[socket.socket, socket.socket] | None:
-    """Return None without free descriptors: Ctrl-C then waits for the library."""
+    """Return None when no descriptor is free: Ctrl-C then waits for the library."""
     try:
         return socket.socketpair()
     except OSError:
@@ -107,7 +107,7 @@ def _socket_pair() -> tuple[socket.socket, socket.socket] | None:
 
 
 def _is_ours() -> bool:
-    """Return False where an embedding program has set its own handler."""
+    """Return False where an embedding program has its own handler."""
     return (
         threading.current_thread() is threading.main_thread()
         and signal.getsignal(signal.SIGINT) is signal.default_int_handler

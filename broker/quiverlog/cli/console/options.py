@@ -1,5 +1,5 @@
-"""Options and parameter types that several commands share, under the names that Kafka uses; how a
-client is opened from them."""
+"""Options and parameter types that several commands share, with Kafka's names; how a client is
+opened from them."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
 SECONDS_MAX = 1_000_000
 _LEFT_S_MIN = 0.5
-"""What remains after a probe of all addresses used up the time."""
+"""The time for a client after probes of all addresses used up `--timeout`."""
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 class Seconds(click.FloatRange):
-    """From `min` to eleven days, without `nan` and `inf`."""
+    """Seconds from `min` to eleven days."""
 
     def __init__(self, min: float = 0.1) -> None:
         super().__init__(min=min, max=SECONDS_MAX)
@@ -58,14 +58,15 @@ class Seconds(click.FloatRange):
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
         number = click.FLOAT.convert(value, param, ctx)
-        if not math.isfinite(number):
+        if not math.isfinite(number):  # click accepts `nan` and `inf`.
             self.fail(f"{value!r} is no number of seconds.", param, ctx)
         return float(super().convert(number, param, ctx))
 
 
 def whole_number(text: str, number_max: int) -> int | None:
-    """Return the number in digits, from 0 to `number_max`; else None."""
+    """Return a number in digits, from 0 to `number_max`; else None."""
     digits = text.strip()
+    # The length first: `int` raises for thousands of digits.
     if not (digits.isascii() and digits.isdigit()) or len(digits) > len(str(number_max)):
         return None
     number = int(digits)
@@ -114,7 +115,7 @@ def bootstrap_option(command: _Command) -> _Command:
 
 
 def format_option(*formats: str) -> Callable[[_Command], _Command]:
-    """Add `--format`, by default `table`; scripts always have `json`."""
+    """Add `--format`; the first of `formats` is the default."""
     choices = formats or ("table", "json")
 
     def decorate(command: _Command) -> _Command:
@@ -131,7 +132,7 @@ def format_option(*formats: str) -> Callable[[_Command], _Command]:
 
 
 def debug_option(command: _Command) -> _Command:
-    """Accept `--debug` after the command's name, too."""
+    # `run` looks for it among all words; here it is accepted after the command's name too.
     return click.option(
         "--debug", is_flag=True, hidden=True, expose_value=False, help="Show tracebacks."
     )(command)
@@ -168,7 +169,6 @@ def config_option(command: _Command) -> _Command:
 def config_pairs(
     _ctx: click.Context, _parameter: click.Parameter, values: tuple[str, ...]
 ) -> dict[str, str]:
-    """Return a dict; a word without `=` or a repeated key fails."""
     pairs: dict[str, str] = {}
     for word in values:
         key, equals, value = word.partition("=")
@@ -207,16 +207,13 @@ def open_client(
     A given `--timeout` bounds the command's longest time without progress (rows stored or read).
 
     Args:
-        bootstrap: addresses, separated by commas.
-        timeout_s: seconds to reach a broker.
-        request_timeout_s: seconds for one operation, unless a timeout was given; None leaves it to
-            the client.
+        timeout_s: for reaching a broker.
+        request_timeout_s: for one operation, unless `--timeout` was given; None: the client's.
         skipped: addresses that did not answer before, asked only where they must be.
-        began_s: start of a given timeout, of the monotonic clock; None: now.
+        began_s: when a given `--timeout` began, by the monotonic clock; None: now.
 
     Raises:
         ConnectionFailed: no address answered in time.
-        InvalidArgument: an address is not HOST:PORT.
     """
     from quiverlog.cli.console.waiting import shown_waits
     from quiverlog.client.client import Client
@@ -239,7 +236,7 @@ def open_client(
             client.run(cluster.first_contact())
             cluster.deadline_s = deadline_s
         except RequestTimedOut as error:
-            # No request was sent, so the outcome is not unknown.
+            # No request was sent: the outcome is certain.
             raise ConnectionFailed(error.message) from error
         yield client
 
@@ -252,13 +249,12 @@ def given_timeout_s() -> float | None:
 
 
 def without_end(client: Client) -> None:
-    """Remove the time limit: what follows shows its progress."""
+    """Remove the time limit from the steps that show their progress."""
     client.cluster.deadline_s = client.cluster.patience_s = math.inf
 
 
 def complete_topics(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
-    """Return names for shell completion, if a broker answers at once."""
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(Exception):  # An error would be printed into the user's line.
         bootstrap = ctx.params.get("bootstrap") or BOOTSTRAP_DEFAULT
         with open_client(bootstrap, timeout_s=1.0) as client:
             return [name for name in client.list_topics() if name.startswith(incomplete)]
@@ -266,7 +262,7 @@ def complete_topics(ctx: click.Context, _: click.Parameter, incomplete: str) -> 
 
 
 def confirmed(question: str) -> None:
-    """Ask on a terminal; a script needs --yes."""
+    """Ask on a terminal; a script must give --yes."""
     import sys
 
     if not sys.stdin.isatty():

@@ -1,4 +1,4 @@
-"""What commands print: tables for people, JSON for programs."""
+"""Output of commands: tables for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ __all__ = [
 ]
 
 _GAP: Final = 3
-"""Between two columns of a table."""
+"""Blanks between two columns of a table."""
 _PIPE_WIDTH: Final = 1 << 20
-"""So that no line is broken for grep."""
+"""No line is broken: grep needs whole ones."""
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Piped output is as wide as needed: nothing is cut."""
+    """A pipe gets lines of any width; nothing is cut."""
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
@@ -45,7 +45,7 @@ def print_json(value: object) -> None:
     text = msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=2).decode()
     try:
         text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
-    except UnicodeEncodeError:  # JSON has escapes of its own
+    except UnicodeEncodeError:  # JSON's own escapes are ASCII.
         import json
 
         text = json.dumps(json.loads(text), indent=2)
@@ -56,21 +56,18 @@ def print_json(value: object) -> None:
 def print_table(
     columns: Sequence[str], rows: Iterable[Sequence[object]], *, right: Sequence[str] = ()
 ) -> None:
-    """Print a table without lines between its rows. `right` names the columns of numbers.
-
-    A narrow terminal breaks cells at blanks and never within a word: half a number is another
-    number.
-    """
+    """`right` names the columns that are aligned right: numbers."""
     from rich.box import SIMPLE_HEAD
     from rich.cells import cell_len
     from rich.table import Table
-    from rich.text import Text  # Of a plain string rich would take [red] and :smile: out.
+    from rich.text import Text  # In a plain string rich interprets [red] and :smile:.
 
     cells = [[_cell(value) for value in row] for row in rows]
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
     least = _GAP * (len(columns) - 1)
     for number, name in enumerate(columns):
         column = [_cell(name), *(row[number] for row in cells)]
+        # A narrow terminal breaks cells at blanks only: half a number is another number.
         width = max(cell_len(word) for text in column for word in text.split(" "))
         table.add_column(
             Text(column[0]),
@@ -115,5 +112,5 @@ def human_bytes(value: float) -> str:
 
 
 def join(values: Any) -> str:
-    """Join with commas, as options take several values."""
+    """Join with commas, the form in which options take several values."""
     return ",".join(str(value) for value in values)

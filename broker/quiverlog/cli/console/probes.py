@@ -1,8 +1,7 @@
-"""What each broker reports of the cluster, asked from this machine, all at once.
+"""DESCRIBE_CLUSTER of every broker, asked from this machine in parallel.
 
 The controller's answer is used, else one of a broker that reaches a controller, else the newest
-metadata. A broker's metadata may be old, so every given and registered address is asked, and a
-silent one given up soon.
+metadata. A broker's metadata may be old, so every given and registered address is asked.
 """
 
 from __future__ import annotations
@@ -23,18 +22,18 @@ if TYPE_CHECKING:
 __all__ = ["Probe", "Seen", "look", "probe", "probe_brokers", "seen_or_failure"]
 
 _PROBE_S_MAX: Final = 2.0
-"""A broker that runs answers in milliseconds."""
+"""A running broker answers in milliseconds."""
 _PROBE_S_MIN: Final = 0.1
 _GIVEN_PART: Final = 2 / 3
 _AT_ONCE_MAX: Final = 64
 _ELECTION_S: Final = 3.0
-"""How long to wait for a controller: an election takes a second."""
+"""The wait for a controller: an election takes a second."""
 _PAUSE_S: Final = 0.25
 _NAMED_MAX: Final = 8
 
 
 class Probe(NamedTuple):
-    """One address, asked once. `found`: its broker's answer; None for a `failure`."""
+    """`found`: the answer of the broker at `address`; None: `failure` is the reason."""
 
     address: str
     found: ClusterDetail | None
@@ -52,7 +51,7 @@ class Probe(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The cluster from one broker's metadata, and which brokers answer here.
+    """The cluster from one broker's metadata, and which brokers answer this machine.
 
     Attributes:
         few: topics with fewer replicas than they could have.
@@ -69,8 +68,8 @@ class Seen:
 
     @property
     def as_probed(self) -> ClusterDetail:
-        """Return silent brokers as fenced: for a session the controller counts a dead one as
-        live."""
+        """Return the cluster with silent brokers as fenced."""
+        # The controller counts a dead broker as live until its session ends.
         silent = self.silent_brokers
         brokers = [
             replace(one, fenced=True) if one.node_id in silent else one
@@ -95,7 +94,7 @@ class Seen:
 
 
 def look(bootstrap: str, timeout_s: float, *, wait_s: float = _ELECTION_S) -> Seen | None:
-    """Return the answer to use, within `wait_s` a controller's; None: no given address answers."""
+    """Return the best answer, within `wait_s` a controller's; None: no given address answers."""
     from quiverlog.cli.console.waiting import shown_waits
     from quiverlog.client.base.waits import Waits
 
@@ -109,7 +108,7 @@ def look(bootstrap: str, timeout_s: float, *, wait_s: float = _ELECTION_S) -> Se
         wait.what = f"answers of {', '.join(given[:_NAMED_MAX])}"
         while True:
             round_began_s = time.monotonic()
-            # Brokers found in the answers are asked as well, in the time left.
+            # The rest of the time is for the brokers that these answers name.
             probes = probe(given, (end_s - round_began_s) * _GIVEN_PART)
             best = _best(probes)
             if best is None:
@@ -128,10 +127,10 @@ def look(bootstrap: str, timeout_s: float, *, wait_s: float = _ELECTION_S) -> Se
 
 
 def seen_or_failure(bootstrap: str, timeout_s: float) -> Seen:
-    """As `look`; where no broker answers that soon, ask one with the usual timeout.
+    """As `look`; where no broker answers that soon, ask with the whole timeout.
 
     Raises:
-        QuiverlogError: why none of the addresses answers.
+        QuiverlogError: none of the addresses answers.
     """
     began_s = time.monotonic()
     seen = look(bootstrap, timeout_s)
@@ -148,9 +147,9 @@ def seen_or_failure(bootstrap: str, timeout_s: float) -> Seen:
 
 
 def _best(probes: Sequence[Probe]) -> ClusterDetail | None:
-    told = [one.found for one in probes if one.found is not None]
+    answers = [one.found for one in probes if one.found is not None]
     return max(
-        told,
+        answers,
         key=lambda one: (one.is_current, not one.is_behind, one.metadata_version),
         default=None,
     )
@@ -161,7 +160,7 @@ def probe_brokers(found: ClusterDetail, timeout_s: float = _PROBE_S_MAX) -> list
 
 
 def probe(addresses: Iterable[str], timeout_s: float) -> list[Probe]:
-    """Ask all at once; return the probes in order. A late answer is a failure."""
+    """Ask all addresses in parallel; return the probes in order. A late answer is a failure."""
     asked = list(dict.fromkeys(addresses))
     limit_s = min(timeout_s, _PROBE_S_MAX)
     answers: dict[str, Probe] = {}
@@ -171,7 +170,7 @@ def probe(addresses: Iterable[str], timeout_s: float) -> list[Probe]:
         with places:
             answers[address] = _ask(address, limit_s)
 
-    # Daemons: a name lookup may block one for longer than the command waits.
+    # Daemons: a name lookup may block for longer than the command waits.
     threads = [threading.Thread(target=ask, args=(one,), daemon=True) for one in asked]
     for thread in threads:
         thread.start()

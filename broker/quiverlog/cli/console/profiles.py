@@ -5,8 +5,8 @@ folder.
     [profile.test]
     bootstrap-server = "test-1:9292,test-2:9292"
 
-The file is replaced whole, so a crash leaves the old one. Only its owner may read it: credentials
-will be in it one day. The command line and the environment take precedence.
+The command line and the environment take precedence. Only the owner may read the file: it will hold
+credentials.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ _BOOTSTRAP: Final = "bootstrap-server"
 
 @dataclass(slots=True)
 class Profiles:
-    """Profile -> bootstrap servers, and the one in use."""
+    """`bootstraps`: profile -> bootstrap servers."""
 
     bootstraps: dict[str, str] = field(default_factory=dict)
     in_use: str | None = None
 
 
 def path_of_profiles() -> Path:
-    """XDG_CONFIG_HOME moves it."""
+    # Honours XDG_CONFIG_HOME.
     return Path(click.get_app_dir("quiverlog")) / "profiles.toml"
 
 
 def load() -> Profiles:
-    """Read the file; a missing one has no profiles. Raises CommandFailed: no file of profiles."""
+    """Read the file; a missing one has no profiles. Raises CommandFailed: invalid contents."""
     path = path_of_profiles()
     try:
         with path.open("rb") as file:
@@ -67,7 +67,7 @@ def save(profiles: Profiles) -> None:
     lines = [] if profiles.in_use is None else [f"use = {_quoted(profiles.in_use)}\n"]
     for name, bootstrap in sorted(profiles.bootstraps.items()):
         lines.append(f"\n[profile.{_quoted(name)}]\n{_BOOTSTRAP} = {_quoted(bootstrap)}\n")
-    # A temporary file is readable for its owner alone from the start.
+    # mkstemp's file is readable only for its owner; replaced whole, a crash leaves the old one.
     number, name = tempfile.mkstemp(dir=path.parent, prefix=".profiles-")
     try:
         with os.fdopen(number, "w", encoding="utf-8") as file:
@@ -79,13 +79,16 @@ def save(profiles: Profiles) -> None:
 
 
 def _quoted(text: str) -> str:
-    """Return a basic string of TOML: its escapes include JSON's, except for surrogates."""
+    # A TOML basic string has JSON's escapes, except for surrogates.
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def chosen_bootstrap(profile: str | None) -> str | None:
-    """Return the addresses of the named profile (CommandFailed: there is none), else of the one in
-    use, else None."""
+    """Return the addresses of the named profile, else of the one in use, else None.
+
+    Raises:
+        CommandFailed: there is no such profile.
+    """
     profiles = load()
     name = profile if profile is not None else profiles.in_use
     if name is None:

@@ -1,4 +1,4 @@
-"""Standard streams as a command may find them: closed, a terminal, of a poor encoding.
+"""Standard streams that are closed, a terminal, or of an encoding that lacks characters.
 
 A stream that the shell closed (`>&-`) is None in Python, and the next opened file would get its
 number.
@@ -19,25 +19,22 @@ __all__ = ["flush_output", "prepare_streams"]
 
 
 class _ClosedOutput(io.RawIOBase):
-    """Replaces a closed standard output: the first write raises an error that names the cause.
+    """Replaces a closed standard output: the first write raises an error that names the cause."""
 
-    The buffers are flushed once more at the program's end, when that error was reported.
-    """
-
-    _is_told = False
+    _is_reported = False
 
     def writable(self) -> bool:
         return True
 
     def write(self, data: Any, /) -> int:
-        if self._is_told:
-            return len(data)
-        self._is_told = True
+        if self._is_reported:
+            return len(data)  # Python flushes the buffers once more at its end.
+        self._is_reported = True
         raise OSError(errno.EBADF, "standard output is closed: send it to a file or a pipe")
 
 
 class _ClosedInput(io.RawIOBase):
-    """Replaces a closed standard input: a missing input is an error, unlike an empty one."""
+    """Replaces a closed standard input: reading raises, where an empty one would end at once."""
 
     def readable(self) -> bool:
         return True
@@ -47,7 +44,7 @@ class _ClosedInput(io.RawIOBase):
 
 
 def prepare_streams() -> None:
-    """Replace closed streams, under their numbers; escape what cannot be encoded or shown."""
+    """Replace closed streams; escape characters that cannot be encoded or control a terminal."""
     if sys.stdin is None:
         _null("r")  # keeps number 0 from the next file
         sys.stdin = io.TextIOWrapper(io.BufferedReader(_ClosedInput()), "utf-8")
@@ -73,15 +70,13 @@ def _null(mode: str) -> io.TextIOWrapper:
 
 
 def flush_output(code: int, *, debug: bool = False) -> int:
-    """Write what stdout still holds; return the exit code, FAILED if that fails.
-
-    The interpreter would do it at its end, with a message of its own.
-    """
+    """Flush stdout, before the interpreter does it with a message of its own; return the exit code,
+    FAILED if that fails."""
     try:
         sys.stdout.flush()
     except OSError as error:
         if isinstance(sys.stdout, io.TextIOWrapper):
-            sys.stdout = _null("w")  # the old one would be flushed again at the end
+            sys.stdout = _null("w")  # Else the interpreter flushes the old one at its end.
         if code == ExitCode.OK and not isinstance(error, BrokenPipeError):
             return report(error, debug=debug)
     return code

@@ -1,9 +1,8 @@
-"""What may reach a terminal: text without characters that control it.
+"""Text for a terminal, without characters that control it.
 
 Names of columns, values of rows and messages of a broker may be an attacker's: escape codes and C1
-codes set titles and colours or hide text, bidirectional overrides reorder it. `shield` wraps a
-stream that is a terminal; a pipe or a file gets the data as they are. Only rich writes behind the
-shield: its cells have gone through `printable`.
+codes set titles and colours or hide text, bidirectional overrides reorder it. A pipe or a file gets
+the data unchanged. Only rich writes past the shield: its cells have gone through `printable`.
 """
 
 from __future__ import annotations
@@ -16,14 +15,11 @@ from typing import IO, Any, Final, TextIO
 __all__ = ["ShieldedBytes", "clear_screen", "printable", "shield", "unshielded"]
 
 _LAYOUT: Final = "\n\t"
-"""Of text in several lines."""
+"""Kept in text of several lines."""
 
 
 def printable(text: str, *, keep: str = "") -> str:
-    """Escape control and other invisible characters, except those of `keep`.
-
-    From DEL on as in JSON, whose encoder escapes those below: JSON stays JSON.
-    """
+    """Escape control and other invisible characters, except those of `keep`."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in keep else _escaped(c) for c in text)
@@ -33,12 +29,13 @@ def _escaped(character: str) -> str:
     number = ord(character)
     if number < 0x20:
         return f"\\x{number:02x}"
+    # From DEL on as in JSON, whose encoders escape those below it: JSON stays JSON.
     units = character.encode("utf-16-be", "surrogatepass")
     return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
 
 
 class ShieldedBytes(io.BufferedIOBase):
-    """Encoded text for a terminal, escaped for `target`."""
+    """Escapes encoded text on its way to the terminal `target`."""
 
     def __init__(self, target: IO[bytes], encoding: str) -> None:
         self._target = target
@@ -65,7 +62,7 @@ class ShieldedBytes(io.BufferedIOBase):
 
 
 class _ShieldedText(io.TextIOWrapper):
-    """`behind` is the original stream."""
+    """`behind`: the original stream."""
 
     def __init__(self, behind: io.TextIOWrapper) -> None:
         target: Any = behind.buffer
@@ -75,14 +72,14 @@ class _ShieldedText(io.TextIOWrapper):
 
 
 def shield(stream: TextIO) -> TextIO:
-    """Return the stream for text from outside: itself where it is no terminal."""
+    """Return a stream that escapes; the same one if it is no terminal."""
     if isinstance(stream, io.TextIOWrapper) and stream.isatty():
         return stream if isinstance(stream, _ShieldedText) else _ShieldedText(stream)
     return stream
 
 
 def unshielded(stream: TextIO) -> TextIO:
-    """For a library that draws a terminal, from `printable` text."""
+    """Return the original stream, for a library that draws `printable` text with escape codes."""
     return stream.behind if isinstance(stream, _ShieldedText) else stream
 
 

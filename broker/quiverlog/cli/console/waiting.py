@@ -28,12 +28,12 @@ _T = TypeVar("_T")
 _LINE_EVERY_S: Final = 5.0
 _POLL_S: Final = 0.25
 _SILENCE_S_MAX: Final = 60.0
-"""A wait ends after such a silence; a controller is elected in a few seconds."""
+"""A wait fails after this time without an answer; an election takes a few seconds."""
 _SILENCE_S_SHOWN: Final = 5.0
 
 
 def polls(wait_s: float = float("inf")) -> Iterator[bool]:
-    """Yield at once, and again after pauses, while there is time: whether it is the last time."""
+    """Yield at once, and after each pause until `wait_s` is over: whether this is the last time."""
     until_s = time.monotonic() + wait_s
     while time.monotonic() < until_s:
         yield False
@@ -42,29 +42,27 @@ def polls(wait_s: float = float("inf")) -> Iterator[bool]:
 
 
 class Patience:
-    """Retries a question through passing errors, such as a controller's failure.
-
-    Refusals are raised, and so is a silence of `silence_s`.
-    """
+    """Retries a request through retriable errors, such as a controller's failure, up to
+    `silence_s` without an answer."""
 
     def __init__(self, silence_s: float = _SILENCE_S_MAX) -> None:
         self._silence_s = silence_s
-        self._heard_s = time.monotonic()
+        self._last_answer_s = time.monotonic()
 
     def ask(self, question: Callable[[], _T]) -> _T | None:
-        """Return the answer; None: none this time."""
+        """Return the answer; None: a retriable error."""
         try:
             answer = question()
         except QuiverlogError as error:
-            if not error.retriable or time.monotonic() - self._heard_s > self._silence_s:
+            if not error.retriable or time.monotonic() - self._last_answer_s > self._silence_s:
                 raise
             return None
-        self._heard_s = time.monotonic()
+        self._last_answer_s = time.monotonic()
         return answer
 
     @property
     def note(self) -> str:
-        is_long = time.monotonic() - self._heard_s > _SILENCE_S_SHOWN
+        is_long = time.monotonic() - self._last_answer_s > _SILENCE_S_SHOWN
         return "; no controller answers" if is_long else ""
 
 
@@ -73,7 +71,7 @@ def shown_waits(waits: Waits, deadline_s: Callable[[], float]) -> Iterator[None]
     """Print a line about each wait above two seconds, and again when its reason changes.
 
     Args:
-        deadline_s: when the command gives up, in seconds of the monotonic clock.
+        deadline_s: when the command gives up, by the monotonic clock.
     """
     logging.getLogger("quiverlog.waiting").disabled = True  # its records are for programs
     over = threading.Event()
@@ -93,7 +91,7 @@ def _print_waits(waits: Waits, deadline_s: Callable[[], float], over: threading.
     while not over.wait(_POLL_S):
         wait = waits.longest()
         if wait is None:
-            # Two polls in a row: between two steps there is no wait for a moment.
+            # Two polls in a row: between two steps of one wait there is none for a moment.
             if was_quiet and printed:
                 printed.clear()
                 if waits.are_endless:
@@ -118,7 +116,7 @@ class Waiting(Protocol):
 
 
 class _Lines:
-    """Prints a line when the reason changes, and now and then when it takes long."""
+    """Prints a changed reason, at most every `_LINE_EVERY_S`."""
 
     def __init__(self, title: str) -> None:
         self._title = title
@@ -143,7 +141,7 @@ class _Bar:
 
 @contextlib.contextmanager
 def shown_waiting(title: str) -> Iterator[Waiting]:
-    """Show a bar or lines; the bar is gone afterwards."""
+    """Show a bar on a terminal, which is removed afterwards; else lines."""
     shown = console(stderr=True)
     if not shown.is_terminal:
         yield _Lines(title)

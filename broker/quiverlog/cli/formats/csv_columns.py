@@ -1,8 +1,7 @@
-"""Names for a CSV file's columns, and the search for text that a number does not keep.
+"""Names for a CSV file's columns, and numbers that lose their leading zero or plus sign.
 
 Names are made up where a header has none (pandas' index) or one twice. 01234 is a zip code, +4912 a
-telephone: such a column is text where no type is given; where it is a number, the user gets a
-warning.
+telephone number: such a column is text where no type is given; as a number it gets a warning.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import pyarrow.types as t
 __all__ = ["Padded", "column_names", "is_number", "with_advice"]
 
 INDEX: Final = "index"
-"""pandas' name for a first column without one."""
+"""pandas' name for its index, which it writes without one."""
 _WHOLE_AS_FLOAT: Final = re.compile(r"not int\d+: invalid value '-?\d+\.0'")
 _PADDED: Final = r"^\s*[+-]?0[0-9]|^\s*\+[0-9]"
 
@@ -28,14 +27,14 @@ def column_names(
     """Return names for all columns, and notes about made-up ones.
 
     Args:
-        topic: the topic's columns, if they are known.
-        chosen: the columns that the user takes, if not all.
+        topic: the topic's columns; None: unknown.
+        chosen: the columns that the user takes; None: all.
 
     Raises:
-        pa.ArrowInvalid: a made-up name is none of the topic's, and the user has chosen none.
+        pa.ArrowInvalid: a made-up name is not the topic's, and the user has chosen no columns.
     """
     taken = set(header)
-    has_all_names = topic is not None and "" in topic.names  # columns that are in no topic
+    has_all_names = topic is not None and "" in topic.names  # Then the header's "" is a name.
     names: list[str] = []
     notes: list[str] = []
     for number, given in enumerate(header):
@@ -58,7 +57,7 @@ def column_names(
 
 
 def _free(name: str, taken: set[str], given: str) -> str:
-    """Return `a_1` for the second `a`, as `quiverlog sql` does."""
+    """Return `a_1` for the second `a`, like `quiverlog sql`."""
     found, number = name, 0
     while found in taken or found == given:
         number += 1
@@ -77,7 +76,7 @@ def _note(number: int, given: str, name: str) -> str:
 
 
 def with_advice(message: str) -> str:
-    """Add what the user can do to pyarrow's message about a cell."""
+    """Add advice to pyarrow's message about a cell."""
     if "expected a zone offset" in message:
         message = message.partition(". If these")[0].replace("expected a zone offset in ", "")
         return f"{message} has no time zone: write one behind it (Z, +02:00), or use timestamp_ntz"
@@ -97,18 +96,17 @@ def is_number(kind: pa.DataType) -> bool:
 
 
 class Padded:
-    """Searches text for numbers with a zero or a plus sign in front, before a look at the columns:
-    mostly there are none."""
+    """Finds numbers with a leading zero or plus sign: in the text first, as most have none."""
 
     def __init__(self, delimiter: str) -> None:
         mark = re.escape(delimiter.encode())
-        # Each begins with a literal, which `re` finds fast.
+        # Patterns that begin with a literal: `re` searches for those fast.
         self._zeros = [re.compile(begin + b"-?0[0-9]") for begin in (mark, rb"\n", rb"\r")]
         self._quoted = re.compile(rb'"[+-]?0?[0-9]')
         self._plus = re.compile(rb"\+[0-9]")
 
     def may_be_in(self, text: bytes) -> bool:
-        """False: there are none; True needs a look at the columns."""
+        """Return False where the text has none; True: `first` must check the columns."""
         if text[:1] in (b"0", b"+", b"-") or self._plus.search(text) or self._quoted.search(text):
             return True
         return any(zeros.search(text) for zeros in self._zeros)

@@ -1,5 +1,5 @@
-"""Text in other encodings than UTF-8, for readers of UTF-8. None is guessed: any bytes are text in
-Latin-1, so a wrong guess would be stored."""
+"""Text in other encodings than UTF-8, for readers of UTF-8. None is guessed: any bytes are Latin-1,
+so a wrong guess would be stored."""
 
 from __future__ import annotations
 
@@ -15,14 +15,10 @@ _PIECE_BYTES = 1 << 16
 
 
 def codec_of(name: str) -> str | None:
-    """Return the encoding's canonical name; None for UTF-8.
-
-    Raises:
-        click.UsageError: there is no encoding of text with this name.
-    """
+    """Return the encoding's canonical name; None for UTF-8."""
     try:
         found = codecs.lookup(name)
-        "a".encode(name)  # refuses codecs that are not of text
+        "a".encode(name)  # Refuses codecs such as base64, which are not of text.
     except (LookupError, ValueError) as error:
         raise click.UsageError(
             f"--encoding {name!r} is none that Python knows, as latin1, cp1252 or utf-16 are."
@@ -36,12 +32,11 @@ def in_utf8(binary: io.BufferedReader, codec: str) -> io.BufferedReader:
 
 
 def recoded(name: str) -> str:
-    """Return the advice for a file in another encoding, the end of a sentence."""
     return f"--encoding names its encoding, e.g. --encoding {name}"
 
 
 def no_utf8(text: bytes) -> str | None:
-    """Return what is wrong; None: it is UTF-8."""
+    """Return the error; None: the text is UTF-8."""
     try:
         text.decode()
     except UnicodeDecodeError as error:
@@ -50,7 +45,7 @@ def no_utf8(text: bytes) -> str | None:
 
 
 class _Recoded(io.RawIOBase):
-    """Text in UTF-8; returns what has arrived at once, as rows of a pipe need it."""
+    """Text in UTF-8; `readinto` returns what has arrived, so that rows of a pipe do not wait."""
 
     def __init__(self, binary: io.BufferedReader, codec: str) -> None:
         self._binary = binary

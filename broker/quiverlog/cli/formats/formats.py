@@ -1,5 +1,5 @@
-"""File formats by the names of files, for `produce` and `consume`. An unknown suffix is refused:
-rows in another format than the name has are found out too late."""
+"""File formats by suffix, for `produce` and `consume`. An unknown suffix is refused: rows in a
+format other than the name's would be noticed too late."""
 
 from __future__ import annotations
 
@@ -24,26 +24,19 @@ _FORMATS = {
 }
 _COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
 _SUFFIX_CHARS_MAX = 12
-"""A longer end after the last dot is no suffix."""
+"""Longer text after the last dot is not a suffix."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileKind:
-    """A name's format, None without a suffix; and a codec of pyarrow, or None."""
+    """`format` None: the name has no suffix. `compression`: a codec of pyarrow."""
 
     format: str | None
     compression: str | None = None
 
 
 def kind_of(path: str, *, option: str) -> FileKind:
-    """Return the format of a name; `-`, and a name without a suffix, have none.
-
-    Args:
-        option: names the format where the suffix does not.
-
-    Raises:
-        click.UsageError: the suffix is not known.
-    """
+    """Return a name's format; `option`, for the error, is the one that names a format."""
     is_file = path.startswith("/dev/shm/") or not path.startswith(("/dev/", "/proc/"))
     if path == "-" or not is_file:
         return FileKind(None)
@@ -63,7 +56,6 @@ def kind_of(path: str, *, option: str) -> FileKind:
 
 
 def compression_of(path: str) -> str | None:
-    """Return the codec of the name's last suffix."""
     if path == "-":
         return None
     return _COMPRESSIONS.get(Path(path).suffix.lower())

@@ -20,13 +20,9 @@ Convert = Callable[[Any], Any]
 
 
 def encodable(column: pa.Array, name: str) -> list[Any]:
-    """Return values for msgspec.
-
-    Raises:
-        CommandFailed: a value has no notation; names the column and what to use.
-    """
+    """Return values for msgspec. Raises CommandFailed: a value has no notation."""
     try:
-        # datetime has no nanoseconds: Arrow makes the times text.
+        # Python's datetime has no nanoseconds: Arrow makes the text.
         plain = column
         if has_time(column.type):
             plain = column.cast(with_times_as(column.type, pa.string()))
@@ -42,7 +38,7 @@ def encodable(column: pa.Array, name: str) -> list[Any]:
 
 
 def json_lines(batch: pa.RecordBatch) -> bytes:
-    """Return one object per line. Raises CommandFailed."""
+    """Return one object per line."""
     names = batch.schema.names
     if not names:
         return b"{}\n" * int(batch.num_rows)
@@ -66,20 +62,20 @@ def _unwritable(name: str, kind: pa.DataType, error: Exception) -> CommandFailed
 
 
 def to_text(column: pa.Array, name: str) -> pa.Array:
-    """Return CSV cells; null stays null. Raises CommandFailed."""
+    """Return CSV cells; null stays null."""
     values = encodable(column, name)
     return pa.array([None if x is None else json_text(x) for x in values], pa.string())
 
 
 def has_time(kind: pa.DataType) -> bool:
-    """Return whether values have times of day in them, at any depth."""
+    """Return whether the type has times of day, at any depth."""
     if t.is_time(kind):
         return True
     return any(has_time(kind.field(i).type) for i in range(kind.num_fields))
 
 
 def _encoder(kind: pa.DataType) -> Convert | None:
-    """Return the conversion for msgspec; None where none is needed."""
+    """Return the conversion for msgspec; None: none is needed."""
     if t.is_floating(kind):
         return _plain_float
     if t.is_list(kind):

@@ -1,6 +1,6 @@
-"""Values as JSON has them, both ways: the notation that JSON lines and CSV share.
+"""The notation of values that JSON lines and CSV share, and reading it.
 
-Owns one notation per stored type, from which the value can be had back exactly:
+One notation per stored type, which is read back to exactly the same value:
 
     boolean, integers        as they are            date           "2024-05-06"
     float, double            a number, or "NaN",    timestamp      "2024-05-06T07:08:09.5Z"
@@ -10,9 +10,9 @@ Owns one notation per stored type, from which the value can be had back exactly:
     binary                   base64                 array          a list
     struct                   an object              map            a list of [key, value]
 
-Values that have no notation (years before 1 and after 9999) are refused by the column's name,
-with what to use. Reading is strict: nothing is cut, rounded or taken for another type. A decimal
-may also be a number, and a map whose keys are text an object, as other programs write them.
+Values without a notation (years before 1 and after 9999) are refused. Reading is strict: nothing is
+cut, rounded or taken for another type. A decimal may also be a number, and a map whose keys are
+text an object, as other programs write them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Convert = Callable[[Any], Any]
 
 
 def lines_decoder(kinds: Iterable[pa.DataType]) -> msgspec.json.Decoder[Any]:
-    """Decimals given as numbers lose no digit."""
+    # A decimal that is written as a number must lose no digit.
     exact = any(_has_decimal(kind) for kind in kinds)
     return msgspec.json.Decoder(float_hook=Decimal if exact else None)
 
@@ -53,12 +53,11 @@ def _has_decimal(kind: pa.DataType) -> bool:
 
 
 def is_text_in_csv(kind: pa.DataType) -> bool:
-    """False: pyarrow itself reads the cells."""
+    """Return False where pyarrow itself reads the cells."""
     return bool(t.is_nested(kind) or t.is_binary(kind) or t.is_duration(kind))
 
 
 def from_text(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Raises what `decode_column` raises."""
     texts = column.to_pylist()
     if t.is_nested(kind):
         decoder = lines_decoder([kind])
@@ -77,8 +76,7 @@ def decode_column(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     """Return an array of the column's type.
 
     Raises:
-        ValueError: a value is not of this type; names the value. (Arrow's errors are ValueErrors or
-            TypeErrors; TypeError and OverflowError may come too.)
+        ValueError, TypeError, OverflowError: a value is not of this type.
     """
     convert = _decoder(kind)
     found = set(map(type, values))
@@ -94,8 +92,7 @@ def decode_column(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
 
 
 def _why_not(values: Sequence[Any], kind: pa.DataType) -> str | None:
-    """Return the reason in this file's terms (Arrow names C types); None where Arrow's is
-    better."""
+    """Return the reason without Arrow's names of C types; None where Arrow's text is better."""
     bits = kind.bit_width if t.is_integer(kind) else 0
     for value in values:
         if bits and isinstance(value, int) and not -(2 ** (bits - 1)) <= value < 2 ** (bits - 1):
@@ -113,7 +110,7 @@ def _why_not(values: Sequence[Any], kind: pa.DataType) -> str | None:
 
 
 def _taken_as_it_is(kind: pa.DataType) -> set[type]:
-    """Return the Python types that `pa.array` takes exactly."""
+    """Return the Python types that `pa.array` converts exactly."""
     nothing = {type(None)}
     if t.is_integer(kind):
         return nothing | {int}
@@ -128,7 +125,7 @@ def _taken_as_it_is(kind: pa.DataType) -> set[type]:
 
 def _check_float32(values: Sequence[Any], array: pa.Array) -> None:
     """Refuse a double too large for a float: Arrow would silently store an infinity."""
-    # Importing it takes as long as all of pyarrow.
+    # The import takes as long as that of all pyarrow.
     import pyarrow.compute as pc
 
     if pc.any(pc.is_inf(array)).as_py():
@@ -138,7 +135,7 @@ def _check_float32(values: Sequence[Any], array: pa.Array) -> None:
 
 
 def _decoder(kind: pa.DataType) -> Convert:
-    """Return the conversion of values that are not null for `pa.array`."""
+    """Return the conversion of non-null values for `pa.array`."""
     for matches, convert in _SCALARS:
         if matches(kind):
             return convert
@@ -215,7 +212,7 @@ def _float(value: Any) -> float:
             return _NON_FINITE[value]
     elif isinstance(value, Decimal):
         number = float(value)
-        if math.isinf(number):  # JSON has no infinity: the number was too large, silently
+        if math.isinf(number):  # `float` makes an infinity of a number that is too large.
             raise ValueError(f"{value} is too large for a double")
         return number
     elif type(value) in (int, float):
@@ -284,7 +281,7 @@ def _time(value: Any) -> int:
 
 
 def _duration(value: Any) -> int:
-    """Return microseconds: pyarrow takes no timedelta at the range's end."""
+    # Microseconds: pyarrow refuses timedeltas at the range's end.
     try:
         return msgspec.convert(_expect(value, str, "a duration"), timedelta) // _MICROSECOND
     except (msgspec.ValidationError, ValueError) as error:

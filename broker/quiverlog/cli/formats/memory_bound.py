@@ -1,7 +1,6 @@
 """A bound on the memory that a user's file may take: kilobytes of Parquet can hold gigabytes.
 
-The operating system refuses the reader memory beyond it, where otherwise other processes would be
-ended.
+The operating system enforces it; else it might kill other processes.
 """
 
 from __future__ import annotations
@@ -24,16 +23,16 @@ _DATA_PAGES = 5
 
 @contextlib.contextmanager
 def bounded_memory(name: str, bytes_max: int = FILE_MEMORY_BYTES_MAX) -> Iterator[None]:
-    """Bound this process's memory, for the time of a `with`, beyond what it has.
+    """Let this process allocate at most `bytes_max` more within a `with`.
 
     Raises:
         FileTooLarge: that was not enough for the file `name`.
     """
     import pyarrow as pa
 
-    pa.allocate_buffer(1)  # makes Arrow reserve its arena now, which is not the file's memory
+    pa.allocate_buffer(1)  # Arrow reserves its arena now: it is not the file's memory.
     before, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    # The stack of a thread that starts meanwhile counts in full.
+    # RLIMIT_DATA counts the whole stack of each thread that starts meanwhile.
     threads_bytes = ((os.cpu_count() or 1) + _THREADS) * _STACK_BYTES
     bound = _data_bytes() + threads_bytes + bytes_max
     if before != resource.RLIM_INFINITY:

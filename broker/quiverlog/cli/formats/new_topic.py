@@ -37,12 +37,7 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 def new_topic_options(note: str = "", schema_note: str = "") -> Callable[[_Command], _Command]:
-    """Add `--schema`, `--schema-file`, `--partitions`, `--replication-factor` and `--key`.
-
-    Args:
-        note: the beginning of each help text.
-        schema_note: the end of the help of `--schema`.
-    """
+    """Add options; `note` begins each help text, `schema_note` ends that of `--schema`."""
     options = (
         click.option(
             "--schema",
@@ -96,15 +91,13 @@ def summary_of(info: TopicInfo) -> str:
 def check_as_it_is(
     client: Client, name: str, create: dict[str, Any], *, is_other: bool = False
 ) -> None:
-    """Check that options for a new topic are true of the existing one.
+    """Raise click.UsageError for the first option in which the existing topic differs.
 
     Args:
-        create: these options, by name.
+        create: the options for a new topic, by name.
         is_other: its columns differ from those given.
-
-    Raises:
-        click.UsageError: names the first option that is not true.
     """
+    # Defaults are not checked: they describe a new topic only.
     given = {option for option in _CREATING if was_given(option)}
     if not given and not is_other:
         return
@@ -119,7 +112,7 @@ def check_as_it_is(
 def _truths(
     client: Client, name: str, create: dict[str, Any], given: set[str], is_other: bool
 ) -> list[tuple[bool, str, str]]:
-    """Return for each given option: whether the topic differs, and what it has."""
+    """Return (whether the topic differs, option, what the topic has) for each given option."""
     detail = client.describe_topic(name)
     configs = {key: config.value for key, config in detail.configs.items()}
     truths: list[tuple[bool, str, str]] = []
@@ -141,11 +134,7 @@ def _truths(
 
 
 def schema_from_options(schema: str | None, schema_file: Path | None) -> pa.Schema | None:
-    """Return the schema; None: neither option is given.
-
-    Raises:
-        click.BadParameter: no schema, or both options.
-    """
+    """Return the schema; None: neither option is given."""
     from quiverlog.batch.schema_text import SchemaSyntaxError, parse_schema
     from quiverlog.cli.formats.schema_file import load_schema
 

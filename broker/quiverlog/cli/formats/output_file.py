@@ -1,5 +1,5 @@
-"""The file that a command writes. Two refusals: a name without a known suffix is mostly no name, as
-`-o start` is an offset to kcat and rpk; and an existing file is overwritten only on demand."""
+"""The file that a command writes. Refused are names without a known suffix (`-o start` is an offset
+in kcat and rpk), and existing files without --force."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ force_option = click.option("--force", is_flag=True, help="Write over a file tha
 
 
 def _own_options(offset: str) -> str:
-    """Return this command's options for a value of `-o` in kcat and rpk."""
+    """Return this command's options for a value of kcat's and rpk's `-o`."""
     word = _STARTS.get(offset.lower(), offset.lower())
     if word in ("earliest", "latest") or word.isdigit():
         return f"--from {word}"
@@ -45,11 +45,11 @@ def _own_options(offset: str) -> str:
 
 
 def output_kind(output: str, given: str | None, *, reads_offsets: bool = False) -> FileKind:
-    """Return format and compression of an output, `-` being stdout.
+    """Return format and compression of an output.
 
     Args:
-        given: the format that the user named, or None.
-        reads_offsets: the command has `--from`, which the name may have been meant for.
+        given: the format that the user named.
+        reads_offsets: the command has `--from`, for which the user may have taken `-o`.
 
     Raises:
         click.UsageError: the name has no known suffix, or looks like an offset.
@@ -73,17 +73,14 @@ def output_kind(output: str, given: str | None, *, reads_offsets: bool = False) 
 
 
 def is_special(output: str) -> bool:
-    """Return True for a pipe or a device, whose opening may block, and which Ctrl-C shall end.
-
-    Also for an open descriptor, where the shell has decided about overwriting.
-    """
+    """Return True for a pipe or a device, whose opening may block until Ctrl-C."""
     if _descriptor(output) is not None:
-        return True
+        return True  # The shell has opened it, and has overwritten or not.
     return os.path.exists(output) and not os.path.isfile(output)
 
 
 def _descriptor(output: str) -> int | None:
-    """Return the number in `/dev/stdout`, `/dev/fd/3` and the like; else None."""
+    """Return the descriptor of `/dev/stdout`, `/dev/fd/3` and the like; else None."""
     found = _DESCRIPTOR.fullmatch(output)
     if found is None:
         return None
@@ -91,7 +88,7 @@ def _descriptor(output: str) -> int | None:
 
 
 def check_free(output: str | Path, *, force: bool) -> None:
-    """Raise CommandFailed for a file with something in it, before any work for it."""
+    """Raise CommandFailed for a file that is not empty, before any work is done."""
     if force or str(output) == "-" or is_special(str(output)):
         return
     if not os.path.isfile(output) or not os.path.getsize(output):
@@ -102,7 +99,7 @@ def check_free(output: str | Path, *, force: bool) -> None:
 
 
 def free_name(path: Path) -> Path:
-    """Return the path, perhaps with a number after its stem."""
+    """Return `path`, with a number after its stem if it exists."""
     found, number = path, 1
     while found.exists():
         number += 1
@@ -111,15 +108,10 @@ def free_name(path: Path) -> Path:
 
 
 def open_new(output: str, *, force: bool) -> IO[bytes]:
-    """Open it; the file may have been created since `check_free`.
-
-    Raises:
-        CommandFailed: a file with something in it is there.
-        OSError: the file cannot be written.
-    """
+    """Raises CommandFailed: there is a file by now that is not empty."""
     descriptor = _descriptor(output)
     if descriptor is not None:
-        # By name it would be truncated, also where the shell appends to it.
+        # Opened by name it would be truncated, even where the shell appends to it.
         try:
             return open(os.dup(descriptor), "wb")
         except OSError as error:

@@ -1,8 +1,8 @@
 """CSV as record batches: RFC 4180 with a header line.
 
-Text is cut at a record's end, not at a line end within quotes; pyarrow parses block by block. Its
-own streaming reader returns a pipe's row only when the next has arrived, and no text, which the
-checks of infinities and of zeros need.
+Text is cut at the end of a record, and pyarrow parses block by block. Its own streaming reader
+returns a pipe's row only when the next has arrived, and without the text that the checks of
+infinities and leading zeros need.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from quiverlog.cli.formats.read_text import (
 __all__ = ["read_csv"]
 
 _PIECE_BYTES: Final = 1 << 20
-"""One processor parses such a part of a block."""
+"""The part of a block that one processor parses."""
 _LINE_ENDS: Final = b"\r\n"
 _COLUMN: Final = re.compile(r"In CSV column #(\d+): (Row #\d+: )?(?:CSV conversion error to )?")
-"""pyarrow names the row only sometimes."""
+"""pyarrow does not always name the row."""
 _LINE_END: Final = re.compile(rb"\r\n?|\n")
 _ROW: Final = re.compile(r"[Rr]ow #(\d+)")
 _NO_TYPES: Final[Mapping[str, pa.DataType]] = MappingProxyType({})
@@ -45,7 +45,7 @@ _NO_UTF8: Final = "invalid UTF8"
 
 
 def read_csv(source: CountingFile, options: TextOptions) -> tuple[pa.Schema, Batches]:
-    """Return columns and rows. Text without a header has neither."""
+    """Return columns and rows; text without a header has neither."""
     text_types = {name: k for name, k in options.types().items() if is_text_in_csv(k)}
     reader = _Reader(options, text_types)
     schema, batches = reader.read(source)
@@ -86,7 +86,7 @@ class _Reader:
         self._names: list[str] = []
         self._rows_before = 0
         self._has_types = False
-        """Of all columns: those that are not given are inferred from the first rows."""
+        """`_types` has all columns: types that were not given are inferred from the first rows."""
         self._types = {
             name: pa.string() if name in text_types else kind
             for name, kind in options.types().items()
@@ -94,7 +94,7 @@ class _Reader:
         self._records = _Records(options.delimiter)
         self._padded = Padded(options.delimiter)
         self._watched: dict[str, pa.DataType] = {}
-        """Number columns in which no zero in front was found yet."""
+        """Number columns without a warning about a leading zero so far."""
 
     def read(self, source: CountingFile) -> tuple[pa.Schema, Batches]:
         blocks = self._whole_records(blocks_of(source, self._options))
@@ -106,10 +106,10 @@ class _Reader:
         return first.schema, self._batches(first, blocks)
 
     def _first_rows(self, blocks: Iterator[bytes]) -> pa.Table | None:
-        """Return the first block; without a topic, types need a row, too."""
+        """Return the first block; without a topic it must have a row, to infer types from."""
         text = b""
         for block in blocks:
-            text = (text + block).removeprefix(BOM)  # pyarrow skips it at the start of a file only
+            text = (text + block).removeprefix(BOM)  # pyarrow skips it only where a file begins.
             check_record(len(text))
             end = self._records.first_end(text)
             if not text[:end].strip(b"\r\n"):
@@ -122,8 +122,8 @@ class _Reader:
             return self._table(b"") if self._names else None
 
     def _checked(self, first: pa.Table, text: bytes) -> pa.Table:
-        """Correct what pyarrow infers: floats for whole numbers beyond 64 bits, and bytes for text
-        in another encoding."""
+        """Refuse types that pyarrow infers wrongly: floats for whole numbers beyond 64 bits, bytes
+        for text in another encoding."""
         given = dict(self._types)
         _check_utf8(first, given)
         numbers = {
@@ -159,7 +159,7 @@ class _Reader:
         yield from first.to_batches()
         with self._errors():
             for block in blocks:
-                # pyarrow refuses a block of empty lines; of one column they are rows.
+                # pyarrow refuses a block of empty lines; in a single column they are rows.
                 if len(self._names) > 1 and block[0] in _LINE_ENDS and not block.strip(_LINE_ENDS):
                     continue
                 table = self._table(block)
@@ -180,13 +180,13 @@ class _Reader:
                 parts.append(block[end:])
                 waiting += len(block) - end
                 check_record(waiting)
-        if inside:  # pyarrow would make one value of everything after the quote
+        if inside:  # pyarrow would take everything after the quote as one value.
             raise pa.ArrowInvalid("the text ends within quotes: a closing quote is missing")
         if parts:
             yield b"".join(parts)
 
     def _padded_columns(self, text: bytes, columns: Mapping[str, pa.DataType]) -> dict[str, str]:
-        """Return the columns with such numbers, and one of them."""
+        """Return columns with leading zeros or plus signs -> an example."""
         if not columns or not self._padded.may_be_in(text):
             return {}
         conversion = self._conversion(dict.fromkeys(columns, pa.string()))
@@ -196,7 +196,7 @@ class _Reader:
         return {name: one for name, one in found.items() if one is not None}
 
     def _warn_of_lost_zeros(self, text: bytes) -> None:
-        """Warn once a column."""
+        # Once a column: it is watched no longer.
         for name, found in self._padded_columns(text, dict(self._watched)).items():
             kind = self._watched.pop(name)
             self._options.warn(
@@ -207,7 +207,7 @@ class _Reader:
     def _header(self, line: bytes) -> list[str]:
         if (wrong := no_utf8(line)) is not None:
             raise pa.ArrowInvalid(f"the line with the names of the columns: {wrong}")
-        # Without a line end pyarrow refuses a single value as empty text.
+        # Without a line end pyarrow takes a single value for empty text.
         header = csv.read_csv(io.BytesIO(line + b"\n"), parse_options=self._parsing())
         names, notes = column_names(
             header.column_names, self._options.schema, self._options.columns
@@ -233,7 +233,7 @@ class _Reader:
         try:
             return self._by_arrow(text, conversion)
         except pa.ArrowInvalid as error:
-            if _NO_UTF8 in str(error):  # Arrow names no byte, and sometimes no row
+            if _NO_UTF8 in str(error):  # Arrow's error names no byte, and not always the row.
                 texts = [name for name, kind in self._types.items() if t.is_string(kind)]
                 as_bytes = self._conversion(dict.fromkeys(texts, pa.binary()))
                 _check_utf8(self._by_arrow(text, as_bytes))
@@ -241,8 +241,8 @@ class _Reader:
 
     def _by_arrow(self, text: bytes, conversion: csv.ConvertOptions) -> pa.Table:
         if len(text) > _PIECE_BYTES and self._has_types:
-            # On all processors. A failure names no row, or is a record longer than a piece: tried
-            # again below.
+            # On all processors. A failure names no row, or is due to a record longer than a piece:
+            # it is repeated in one piece below.
             with contextlib.suppress(pa.ArrowInvalid):
                 return self._pieces_by_arrow(text, conversion, _PIECE_BYTES)
         return self._pieces_by_arrow(text, conversion, len(text))
@@ -267,10 +267,10 @@ class _Reader:
     def _parsing(self, *, has_quotes: bool = True) -> csv.ParseOptions:
         return csv.ParseOptions(
             delimiter=self._options.delimiter,
-            # Both cost time, so they are off where the text has none.
+            # Both cost time: off where the text has no quotes.
             quote_char='"' if has_quotes else False,
             newlines_in_values=has_quotes,
-            # Of a single column an empty line is a row without a value.
+            # In a single column an empty line is a row with a null.
             ignore_empty_lines=len(self._names) != 1,
         )
 
@@ -285,7 +285,7 @@ class _Reader:
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
-        """Correct pyarrow's numbers: columns from 0, and rows from the block's beginning."""
+        """Replace pyarrow's column numbers by names, a block's row numbers by the file's."""
         try:
             yield
         except pa.ArrowInvalid as error:
@@ -304,18 +304,18 @@ class _Reader:
 def _has_infinity(column: pa.ChunkedArray) -> bool:
     if not t.is_floating(column.type):
         return False
-    # Not by pyarrow.compute: it makes a function of each of its kernels, 25 ms at start.
+    # Not by pyarrow.compute: its import makes a function of each kernel, 25 ms.
     from pyarrow._compute import call_function
 
     total = call_function("sum", [column]).as_py()
     if total is None or math.isfinite(total):
-        return False  # an infinity leaves no finite sum, which is faster than both extremes
+        return False  # With an infinity the sum is not finite; it is faster than both extremes.
     extremes = call_function("min_max", [column]).as_py()
     return math.inf in (-extremes["min"], extremes["max"])
 
 
 def _check_infinities(name: str, column: pa.ChunkedArray, written: pa.ChunkedArray) -> None:
-    """Refuse a number that pyarrow would make an infinity of."""
+    """Refuse a number that pyarrow reads as an infinity."""
     import pyarrow.compute as pc
 
     texts = written.filter(pc.is_inf(column))
@@ -325,7 +325,7 @@ def _check_infinities(name: str, column: pa.ChunkedArray, written: pa.ChunkedArr
 
 
 def _check_utf8(table: pa.Table, given: Container[str] = ()) -> None:
-    """Refuse bytes that are no text, unless the type was given as binary."""
+    """Refuse bytes that are not UTF-8, unless the type was given as binary."""
     for name, column in zip(table.schema.names, table.columns, strict=True):
         is_wrong = t.is_binary(column.type) and name not in given
         values = column.to_pylist() if is_wrong else ()
@@ -355,19 +355,18 @@ class _Records:
 
     def __init__(self, delimiter: str) -> None:
         self._before = frozenset((b"", b"\r", b"\n", delimiter.encode()))
-        """A quote opens a field only at its beginning; elsewhere it is an ordinary character."""
+        """Before an opening quote; elsewhere a quote is an ordinary character."""
         mark = re.escape(delimiter.encode())
         self._close = re.compile(rb'[^"]*+(?:""[^"]*+)*+"')
-        """Possessive: the first of two quotes in a row never closes a field."""
+        """Possessive: the first of two quotes in a row must never close a field."""
         self._rest = re.compile(rb"(?:(?!" + mark + rb")[^\r\n])*")
 
     def ends_inside(self, text: bytes, inside: bool) -> bool:
-        """Return whether the end of `text` is within a quoted field, as its beginning is if
-        `inside`."""
+        """Return whether the end of `text` is within quotes; `inside`: its beginning is."""
         return self.last_end(text, inside)[1]
 
     def last_end(self, text: bytes, inside: bool) -> tuple[int, bool]:
-        """Return the end of the last whole record (0: none), and as `ends_inside`."""
+        """Return (end of the last whole record or 0, whether the text ends within quotes)."""
         if not inside and b'"' not in text:
             return len(text), False
         at = end = 0
@@ -388,10 +387,8 @@ class _Records:
             at, inside = quote + 1, True
 
     def first_end(self, text: bytes) -> int:
-        """Return the end of the first record, with its line end and empty lines before it.
-
-        A line may end with CR alone, as in pyarrow's parser.
-        """
+        """Return the end of the first record, behind its line end: as for pyarrow, CR alone is
+        one."""
         start = end = len(text) - len(text.lstrip(b"\r\n"))
         inside = False
         while found := _LINE_END.search(text, end):

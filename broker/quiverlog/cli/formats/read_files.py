@@ -1,7 +1,6 @@
 """Files as record batches: what `produce` reads.
 
-With a topic, values are read as its types; what does not fit is refused with the column's name,
-never altered.
+With a topic, values are read as its types; a value that does not fit is refused, never altered.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ FORMATS = ("auto", "csv", "tsv", "json", "parquet", "arrow", "lines")
 _ROWS_PER_BATCH = 65_536
 _FEWER_ROWS = 16
 _UNREADABLE = (pa.ArrowException, OSError, *PARSER_ERRORS)
-"""From malformed bytes: OSError where they end early."""
+"""Raised for malformed bytes: OSError where they end early."""
 _ARROW_FILE, _ARROW_STREAM, _PARQUET = b"ARROW1", b"\xff\xff\xff\xff", b"PAR1"
 _ARROW_FILE_HEAD_BYTES = 8
 _OF_TEXT = ("auto", "csv", "tsv", "json")
@@ -49,7 +48,7 @@ _PACKED = {
     b"BZh": "bz2",
 }
 _BZ2_BLOCK = b"1AY&SY"
-"""After `BZh` and a digit; letters alone might begin a CSV file."""
+"""Follows `BZh` and a digit; the letters alone might begin a CSV file."""
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
 _PEEK_BYTES = 16
 
@@ -62,10 +61,7 @@ class _Progress(Protocol):
 
 @dataclass(slots=True)
 class Source:
-    """An opened file's columns, and its rows in batches.
-
-    `total`: rows where the file has their number, else bytes; None if unknown.
-    """
+    """`total`: rows where the file has their number, else bytes; None: unknown."""
 
     schema: pa.Schema
     batches: Iterator[pa.RecordBatch]
@@ -89,18 +85,14 @@ def open_source(
     """Open a file, or stdin for `-`, for the time of a `with`.
 
     Args:
-        path: may end in .gz, .bz2, .zst or .lz4 as well.
         file_format: one of `FORMATS`; `auto` uses the name, then the first bytes.
         schema: the topic's columns; None infers them.
-        columns: take only these columns of the file.
         null_values: CSV fields that mean null.
-        encoding: of text.
-        warn: takes notes for the user about the values.
+        warn: called with notes for the user about the values.
 
     Raises:
-        click.UsageError: the format or the encoding is not known, or the file is no text.
-        OSError: the file cannot be read.
-        CommandFailed: it is not of the format of its name or the option.
+        click.UsageError: unknown format or encoding, or `encoding` for a file that is not text.
+        CommandFailed: the file is not of its format.
         FileTooLarge: its rows take more memory than a file may.
     """
     if file_format == "auto":
@@ -108,7 +100,7 @@ def open_source(
     codec = codec_of(encoding)
     opened, size, streamed = _open_binary(path)
     options = TextOptions(schema, columns, null_values, delimiter, warn, streamed)
-    # Plus the file's size: one batch of an Arrow file may be all of it.
+    # Plus the file's size: an Arrow file may be one batch.
     bytes_max = FILE_MEMORY_BYTES_MAX + (size or 0)
     try:
         with bounded_memory(_name(path), bytes_max):
@@ -157,13 +149,13 @@ def _name(path: str) -> str:
 
 
 def format_by_name(path: str) -> str | None:
-    """Return the format; None without a suffix. Raises click.UsageError: unknown suffix."""
+    """Return the format; None: the name has no suffix."""
     found = kind_of(path, option="--input-format").format
     return "arrow" if found == "arrow-file" else found
 
 
 def _open_binary(path: str) -> tuple[io.BufferedReader, int | None, bool]:
-    """Return the file; its size, if it has one; whether its rows arrive over time."""
+    """Return (file, its size if known, whether its rows arrive over time)."""
     if path == "-":
         stdin = cast("io.BufferedReader", sys.stdin.buffer)
         return stdin, None, not stdin.seekable()
@@ -179,7 +171,7 @@ def _open_binary(path: str) -> tuple[io.BufferedReader, int | None, bool]:
 
 
 class _Readable(io.RawIOBase):
-    """pyarrow's decompressed stream as `io.BufferedReader` wants it."""
+    """Adapts pyarrow's decompressed stream to `io.BufferedReader`."""
 
     def __init__(self, stream: pa.NativeFile) -> None:
         self._stream = stream
@@ -192,7 +184,7 @@ class _Readable(io.RawIOBase):
 
 
 class _AsItComes:
-    """Returns what has arrived, where pyarrow waits for all it wants."""
+    """A stream whose `read` returns what has arrived; pyarrow's own would wait for `size` bytes."""
 
     closed = False
 
@@ -207,10 +199,10 @@ class _AsItComes:
 
 
 def _unpacked(binary: io.BufferedReader, path: str) -> io.BufferedReader | None:
-    """Return the stream behind the compression that the first bytes show; None for none.
+    """Return the decompressed stream; None: the first bytes show no compression.
 
     Raises:
-        CommandFailed: the file's name has no suffix for it.
+        CommandFailed: the file's name has a format, and no suffix for the compression.
     """
     head = binary.peek(_PEEK_BYTES)
     codec = next((codec for magic, codec in _PACKED.items() if head.startswith(magic)), None)
@@ -236,7 +228,7 @@ def _recognise(binary: io.BufferedReader) -> str:
     if head.startswith(_PARQUET):
         return "parquet"
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
-    # An array is refused with a hint; read as CSV it would become names of columns.
+    # An array goes to the JSON reader, which refuses it with a hint; in CSV it would be a header.
     is_array = text.startswith(b"[") and text[1:].lstrip()[:1] in (b"", b"{", b"]")
     return "json" if is_array or text.startswith(b"{") else "csv"
 
@@ -251,7 +243,7 @@ def _guarded(
     try:
         for batch in batches:
             yield from _in_pieces(batch)
-    except MemoryError as error:  # here, so that `produce` reports how many rows it has sent
+    except MemoryError as error:  # Raised from an iteration: `produce` adds the rows it has sent.
         raise too_large(_name(path), bytes_max) from error
     except _UNREADABLE as error:
         raise _unreadable(path, file_format, error) from error
@@ -291,7 +283,7 @@ def _chosen(schema: pa.Schema, columns: list[str] | None) -> pa.Schema:
 
 
 def _seekable(binary: io.BufferedReader) -> Any:
-    """Return the file, or a pipe read whole: the table of contents is at the end."""
+    # A pipe is read whole: the table of contents is at the end.
     return binary if binary.seekable() else pa.BufferReader(binary.read())
 
 
@@ -316,9 +308,9 @@ def _parquet(binary: io.BufferedReader, options: TextOptions) -> Source:
 
 
 def _row_groups(file: Any, columns: list[str] | None) -> Iterator[pa.RecordBatch]:
-    """Yield all rows: in smaller batches once one has not fitted into memory, down to single rows.
+    """Yield all rows, in smaller batches after one that did not fit into memory, down to one row.
 
-    A page with one long value for all its rows has a few bytes: no field bounds the rows' memory.
+    No field of the file bounds that memory: a page may hold one long value for all its rows.
     """
     size = _ROWS_PER_BATCH
     for group in range(file.num_row_groups):
@@ -344,7 +336,7 @@ def _behind(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordB
 
 
 def _in_pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Yield slices: the producer copies what it gets, and not all of a large batch at once."""
+    # The producer copies what it gets: not all of a large batch at once.
     pieces = max(1, -(-batch.nbytes // FILE_BATCH_BYTES))
     rows = max(1, -(-batch.num_rows // pieces))
     for at in range(0, batch.num_rows, rows):
@@ -354,7 +346,7 @@ def _in_pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 def _arrow(binary: io.BufferedReader, options: TextOptions) -> Source:
     is_file = binary.peek(8).startswith(_ARROW_FILE)
     if not (is_file and binary.seekable()):
-        if is_file:  # the stream format after a magic, and a table of contents behind
+        if is_file:  # Behind its magic an Arrow file is a stream, with a table of contents.
             binary.read(_ARROW_FILE_HEAD_BYTES)
         counting = CountingFile(binary)
         stream = pa.ipc.open_stream(pa.PythonFile(counting, mode="r"))

@@ -1,8 +1,8 @@
 """JSON lines and lines as record batches, from files and from pipes.
 
-A file is read in blocks of some MiB. From a pipe whatever has arrived is taken at once, so that
-rows of `tail -f` are sent when written: a block then ends with the last whole record. With a topic
-values are read as its types; otherwise the first block decides.
+A file is read in blocks of some MiB; a block of a pipe is what has arrived, up to the last whole
+record, so that rows of `tail -f` are sent when written. With a topic values are read as its types;
+otherwise the first block determines them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Batches = Iterator[pa.RecordBatch]
 _BLOCK_BYTES: Final = 4 << 20
 _PIPE_BYTES: Final = 1 << 20
 RECORD_BYTES_MAX: Final = FRAME_BYTES_MAX
-"""No frame has room for a larger row; waiting for its end would fill the memory."""
+"""No frame has room for a larger row, and waiting for its end would fill the memory."""
 _HALF_PAIR: Final = re.compile(
     rb"\\u[dD][89abAB]\w\w(?!\\u[dD][c-fC-F])"  # the first half, without the second
     rb"|(?<!\\u[dD][89abAB]\w\w)\\u[dD][c-fC-F]\w\w"
@@ -54,9 +54,9 @@ class TextOptions:
     null_values: tuple[str, ...] = ("",)
     delimiter: str = ","
     warn: Callable[[str], None] = lambda _note: None
-    """Takes notes for the user, without a full stop."""
+    """Called with notes for the user, without a full stop."""
     streamed: bool = False
-    """From a pipe: read no more than a row needs."""
+    """From a pipe: do not wait for a whole block."""
 
     def types(self) -> dict[str, pa.DataType]:
         if self.schema is None:
@@ -82,7 +82,7 @@ class CountingFile(io.RawIOBase):
         return size
 
     def take(self, *, streamed: bool) -> bytes:
-        """Return what has arrived, or a whole block; empty at the end."""
+        """Return a whole block, or what has arrived if `streamed`; empty at the end."""
         data = self._inner.read1(_PIPE_BYTES) if streamed else self._inner.read(_BLOCK_BYTES)
         self.done += len(data)
         return data
@@ -119,7 +119,7 @@ def read_lines(source: CountingFile, options: TextOptions) -> tuple[pa.Schema, B
         for block in blocks_of(source, options):
             lines = block.split(b"\n")
             if not lines[-1]:
-                lines.pop()  # after the last line end there is no line
+                lines.pop()  # Nothing follows the last line end.
             values = pa.array([line.removesuffix(b"\r") for line in lines], pa.binary())
             if pa.types.is_string(kind):
                 _check_lines(lines, number)
@@ -138,7 +138,7 @@ def _check_lines(lines: list[bytes], before: int) -> None:
 
 
 def _lines_column(topic: pa.Schema | None) -> tuple[str, pa.DataType]:
-    """Return the column that takes lines: `value`, or the only one, if it has text or bytes."""
+    """Return the column for lines: `value`, or the only one, if it has text or bytes."""
     if topic is None:
         return "value", pa.binary()
     names = [name for name in ("value", *topic.names[: len(topic) == 1]) if name in topic.names]
@@ -153,10 +153,8 @@ def _lines_column(topic: pa.Schema | None) -> tuple[str, pa.DataType]:
 
 
 def read_json(source: CountingFile, options: TextOptions) -> tuple[pa.Schema, Batches]:
-    """Read each line as an object; errors name the line and the column.
-
-    By msgspec: pyarrow's reader of JSON has ended the whole process on bad input.
-    """
+    """Read each line as an object; errors name the line and the column."""
+    # By msgspec: pyarrow's reader of JSON has crashed the whole process on bad input.
     blocks = blocks_of(source, options)
     first = next(blocks, b"").removeprefix(BOM)
     if first.lstrip().startswith(b"["):
@@ -207,7 +205,7 @@ class _JsonReader:
         try:
             rows: list[Any] = self._decoder.decode_lines(block)
         except (ValueError, RecursionError, msgspec.MsgspecError):
-            rows = [value for _, value in self._one_by_one(block)]  # names the line
+            rows = [value for _, value in self._one_by_one(block)]  # Its error names the line.
         if not set(map(type, rows)) <= {dict}:
             line = self._line_of(block, lambda row: type(row) is not dict)
             raise pa.ArrowInvalid(f'line {line} is no object like {{"column": value}}')
@@ -292,7 +290,7 @@ def _infer(name: str, values: Sequence[Any]) -> pa.DataType:
 
 
 def _infer_text(texts: Sequence[str]) -> pa.DataType:
-    """A date or timestamp if all values are one, else text."""
+    """Return a date or timestamp if all values are one, else text."""
     found: set[pa.DataType] = set()
     for text in texts:
         found.add(_moment_type(text))

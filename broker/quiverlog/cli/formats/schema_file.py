@@ -1,4 +1,4 @@
-"""Schemas from files: `--schema-file`. The suffix decides what a file holds."""
+"""Schemas from files: `--schema-file`. The suffix is the format."""
 
 from __future__ import annotations
 
@@ -17,16 +17,11 @@ __all__ = ["load_schema"]
 
 
 def load_schema(path: Path) -> pa.Schema:
-    """Read a schema: DDL text, or JSON (column name -> type), or the schema of data.
-
-    Args:
-        path: `.json` `{"id": "long", ...}`, `.parquet`, `.arrow`/`.feather`/`.ipc`/`.arrows`, or
-            anything else as the text that `parse_schema` reads.
+    """Read a schema: JSON `{"id": "long", ...}`, that of Parquet or Arrow data, else DDL text.
 
     Raises:
         SchemaSyntaxError: the file holds no schema.
         CommandFailed: its bytes are not of its suffix's format.
-        OSError: the file cannot be read.
     """
     suffix = path.suffix.lower()
     kind = _KINDS.get(suffix, "the text of a schema")
@@ -53,7 +48,7 @@ def _load(path: Path, suffix: str) -> pa.Schema:
         return pq.read_schema(path).remove_metadata()
     if kind == "Arrow":
         return _arrow_file_schema(path)
-    with path.open("rb") as file:  # a device or a pipe may have no end
+    with path.open("rb") as file:  # Bounded: a device or a pipe may have no end.
         data = file.read(SCHEMA_BYTES_MAX + 1)
     if len(data) > SCHEMA_BYTES_MAX:
         raise SchemaSyntaxError(f"{path}: a schema has at most {SCHEMA_BYTES_MAX} bytes")

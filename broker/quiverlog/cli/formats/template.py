@@ -1,13 +1,11 @@
-"""`--template`: rows as lines of the user's own form, in the manner of kcat.
-
-Owns the template's grammar:
+"""`--template`: rows as lines of the user's own form, like kcat's. The grammar:
 
     %t topic   %p partition   %o offset   %T the row's time, milliseconds since 1970   %% a percent
     %k the key's value (several: with commas)   %s the column `value`, or the whole row as JSON
     %{name} a column's value   \\n \\t \\r \\0 \\\\ as usual
 
-A line's end is added unless the template has one at its end. Text and bytes are written as they
-are, other values as in JSON, no value as nothing.
+A line end is added unless the template ends with one. Text and bytes are written unchanged, other
+values as in JSON, null as nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ _COLUMNS: Final = {"t": "_topic", "p": "_partition", "o": "_offset", "T": "_time
 _FIELDS: Final = "tpoTks%"
 
 Part = tuple[str, str]
-"""(`text`, itself) or (`field`, its letter) or (`column`, its name)."""
+"""(`text`, itself), (`field`, its letter) or (`column`, its name)."""
 
 
 def parse_template(text: str) -> list[Part]:
@@ -61,7 +59,7 @@ def parse_template(text: str) -> list[Part]:
 
 
 class TemplateSink:
-    """Writes rows that carry topic, partition, offset and time after their own columns."""
+    """Writes rows whose metadata columns follow their own."""
 
     def __init__(
         self,
@@ -74,12 +72,11 @@ class TemplateSink:
     ) -> None:
         """
         Args:
-            schema: the topic's columns.
-            key: its key columns.
-            own: the columns that make the row as JSON.
+            schema: the topic's columns; `key`: its key columns.
+            own: the columns of the row as JSON.
 
         Raises:
-            click.BadParameter: a column that is unknown, or one that hides a row's position.
+            click.BadParameter: an unknown column, or one that hides a metadata column.
         """
         self._target = target
         self._key = [*key] or [name for name in ("key",) if name in own]

@@ -1,9 +1,8 @@
 """Record batches as files: what `consume` writes.
 
-A sink gets its columns before the first row, so an empty result still is a valid file. Columns that
-a followed topic gains are shown by JSON only; a column that becomes wider ends a file whose format
-holds its type. What the text formats write, `produce` reads back exactly; what they cannot hold is
-refused with the column's name.
+A sink gets its columns before the first row, so an empty result is a valid file. Only JSON shows
+columns that a followed topic gains; in a format that holds types, a column that becomes wider ends
+the file. `produce` reads the text formats back exactly; values that they cannot hold are refused.
 """
 
 from __future__ import annotations
@@ -56,15 +55,13 @@ def open_sink(
     """Open `output` (`-` is stdout) for rows of `schema`.
 
     Args:
-        file_format: `table`, `json`, `csv`, `tsv`, `lines`, `arrow` (a stream), `arrow-file` (with
-            a footer) or `parquet`.
+        file_format: `table` or a key of `_SINKS`.
         compression: a codec of pyarrow around the whole file.
-        is_cut: whether a table shortens long values, for a terminal.
+        is_cut: whether a table shortens long values.
         force: replace an existing file.
 
     Raises:
         CommandFailed: the file exists.
-        OSError: the file cannot be written.
     """
 
     def sink(target: IO[bytes]) -> Sink:
@@ -89,8 +86,6 @@ def open_template(
     compression: str | None = None,
     force: bool = False,
 ) -> contextlib.AbstractContextManager[Sink]:
-    """Open `output` for rows in the user's own form (template.py)."""
-
     def sink(target: IO[bytes]) -> Sink:
         return TemplateSink(target, schema, parts, key=key, own=own)
 
@@ -126,14 +121,14 @@ def _opened(
             yield sink
         except (KeyboardInterrupt, GeneratorExit, CommandFailed, QuiverlogError):
             if sink is not None:
-                sink.close()  # so that what was written is a readable file
+                sink.close()  # Completes the file: what was written is readable.
             raise
         sink.close()
         target.flush()
 
 
 def _is_regular(target: IO[bytes]) -> bool:
-    """Return False for a pipe or a terminal, whose reader may be slow or gone."""
+    """Return False for a pipe or a terminal, whose reader may be slow."""
     try:
         return stat.S_ISREG(os.fstat(target.fileno()).st_mode)
     except (OSError, ValueError):
@@ -141,7 +136,7 @@ def _is_regular(target: IO[bytes]) -> bool:
 
 
 def _check_names(schema: pa.Schema) -> None:
-    """Refuse names that occur twice: readers and JSON objects find values by name."""
+    # Readers and JSON objects find values by name.
     twice = [name for name, count in Counter(schema.names).items() if count > 1]
     if twice:
         raise CommandFailed(
@@ -170,11 +165,7 @@ class _Unbroken:
 
 
 def _in_columns(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Return the columns that the file began with.
-
-    Raises:
-        CommandFailed: a column's type has changed, or it has gained nulls.
-    """
+    """Return the columns that the file began with. Raises CommandFailed: one has changed."""
     if batch.schema.equals(schema):
         return batch
     columns = [batch.column(name) for name in schema.names]
@@ -311,7 +302,7 @@ class _ArrowSink:
 
 
 class _ParquetSink:
-    """Batches are joined to row groups of a useful size."""
+    """Joins batches to row groups of a useful size."""
 
     _GROUP_ROWS = 131_072
 
@@ -344,7 +335,7 @@ class _ParquetSink:
 
 
 class _ArrowFileSink(_ArrowSink):
-    """The IPC file format: the stream between two magics, with a table of contents at its end."""
+    """The IPC file format: the stream between two magics, with a table of contents at the end."""
 
     open_writer = staticmethod(pa.ipc.new_file)
 

@@ -1,5 +1,5 @@
-"""Rows as a table for people, in JSON's notation; never read back, so values without a notation are
-shown as well as can be."""
+"""Rows as a table for people, in JSON's notation. A table is never read back, so values without a
+notation are shown too."""
 
 from __future__ import annotations
 
@@ -15,16 +15,13 @@ from quiverlog.cli.formats.json_encode import encodable, json_text
 __all__ = ["TableSink"]
 
 _CELL_CHARS_MAX = 40
-"""On a terminal."""
+"""A bound on a terminal."""
 _NO_NOTATION = "out of range"
 
 
 class TableSink:
-    """Aligned columns, as wide as the first batch needs.
-
-    A terminal gets long cells cut and long fractions rounded, unless the user asked for whole
-    values.
-    """
+    """Aligned columns, as wide as the first batch needs. `is_cut`: cut long cells, round long
+    fractions."""
 
     def __init__(self, target: IO[bytes], schema: pa.Schema, *, is_cut: bool) -> None:
         self._target = target
@@ -40,7 +37,7 @@ class TableSink:
         self._widths: list[int] = []
 
     def write(self, batch: pa.RecordBatch) -> None:
-        # A topic may have gained columns; repeated names cannot be selected.
+        # Select only if the topic has gained columns: repeated names cannot be selected.
         shown = batch if batch.schema.names == self._names else batch.select(self._names)
         columns = [
             [self._cut(cell) for cell in self._cells(column, name)]
@@ -83,7 +80,7 @@ class TableSink:
 
 
 def _width(text: str) -> int:
-    """Characters of East Asia take two columns each."""
+    # East Asian characters take two columns each.
     if text.isascii():
         return len(text)
     from rich.cells import cell_len
@@ -101,7 +98,7 @@ def _values(column: pa.Array, name: str) -> list[Any]:
 
 
 def _without_notation(column: pa.Array) -> str:
-    """Return the number of a moment beyond year 9999; Arrow's own text for it is wrong."""
+    # The number of a timestamp beyond year 9999: Arrow's own text for it is wrong.
     try:
         return f"{_NO_NOTATION}: {column.cast(pa.int64())[0].as_py()}"
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):

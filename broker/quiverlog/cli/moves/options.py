@@ -1,4 +1,4 @@
-"""Options that all commands with moves of partitions share."""
+"""Options of all commands that move partitions."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ _UNITS: Final = {
     "mib": 1 << 20,
     "gib": 1 << 30,
 }
+# No exponents, and few digits: `float` takes more than a rate can be.
 _RATE: Final = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s*([a-z]*)(?:/s)?", re.IGNORECASE)
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -32,7 +33,7 @@ node_id_type: Final = click.IntRange(0, 2**31 - 1)
 
 
 class _Rate(click.ParamType[int]):
-    """`20MB/s`, `8MiB`, `500000`; `none` is 0."""
+    """A rate as `20MB/s`, `8MiB` or `500000` (bytes per second); `none` is 0."""
 
     name = "RATE"
 

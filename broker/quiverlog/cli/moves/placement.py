@@ -27,11 +27,7 @@ _SETTLES_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The replicas of each broker, with partitions that move at their destination.
-
-    Attributes:
-        silent: live brokers that did not report their replicas' sizes.
-    """
+    """Brokers and partitions; a partition that moves counts at its destination."""
 
     brokers: list[PlanBroker]
     partitions: list[PlanPartition]
@@ -40,17 +36,17 @@ class Placement:
 
     @property
     def silent(self) -> Sequence[int]:
+        """Live brokers that did not report their replicas' sizes."""
         return self.sizes.silent
 
     def of(self, topic: str) -> list[PlanPartition]:
-        """Raises CommandFailed: there is no such topic."""
         found = [one for one in self.partitions if one.topic == topic]
         if not found:
             raise CommandFailed(f"There is no topic {topic!r}.")
         return found
 
     def layout(self, moves: Sequence[Move] = ()) -> Layout:
-        """Return each broker's sums, now or after these moves."""
+        """Return each broker's sums after these moves."""
         after = {(one.topic, one.partition): one.after for one in moves}
         return Layout(
             self.brokers,
@@ -87,16 +83,13 @@ def look(client: Client) -> Placement:
 
 
 def _at_one_moment(client: Client) -> tuple[ClusterDetail, Moves, Mapping[str, TopicInfo]]:
-    """Return cluster, moves and topics of one moment, as far as other clients allow.
-
-    While a partition moves, the brokers before and after hold it: a missed move would make all of
-    them its replicas.
-    """
+    """Return cluster, moves and topics of one moment, as far as other clients allow."""
     for is_last in polls(_SETTLES_S):
         moves = client.run(list_moves(client.cluster))
         described = client.describe_cluster()
         found = client.metadata()
-        # A broker other than the controller may have answered, with older metadata.
+        # METADATA may be another broker's and older; and while a partition moves it lists the old
+        # and the new replicas: with a move missed, all of them would count as its replicas.
         is_late = found.metadata_version < described.metadata_version
         if is_last or not (is_late or client.run(list_moves(client.cluster)) != moves):
             break

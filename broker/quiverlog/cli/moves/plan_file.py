@@ -1,4 +1,4 @@
-"""Plans of moves as files: the JSON that Kafka's kafka-reassign-partitions prints and takes.
+"""Plans of moves as files: the JSON of Kafka's kafka-reassign-partitions.
 
     {"version": 1, "partitions": [{"topic": "t", "partition": 0, "replicas": [1, 2]}]}
 
@@ -50,11 +50,7 @@ def plan_text(moves: Sequence[Move]) -> str:
 
 
 def read_plan(file: Path, placement: Placement) -> list[Move]:
-    """Return the moves from the present replicas to those of the file.
-
-    Raises:
-        CommandFailed: no such file or partition, or no plan.
-    """
+    """Return the moves from the present replicas to those of the file."""
     plan = _decoded(file)
     held = {(one.topic, one.partition): one for one in placement.partitions}
     seen: set[tuple[str, int]] = set()

@@ -1,4 +1,4 @@
-"""`quiverlog partition reassign`: from options to a plan, shown, begun and waited for."""
+"""`quiverlog partition reassign`: options to a plan; showing it, starting it, waiting for it."""
 
 from __future__ import annotations
 
@@ -249,11 +249,7 @@ def carry_out(
     *,
     confirm: Callable[[], None] | None = None,
 ) -> None:
-    """Plan, print, begin, wait.
-
-    Args:
-        confirm: asks before anything moves, when the plan was shown.
-    """
+    """Plan, print, start, wait. `confirm` asks the user between printing and starting."""
     from quiverlog.cli.moves.placement import check_room, look
     from quiverlog.cli.moves.plan_file import plan_text
     from quiverlog.cli.moves.run import check_plan
@@ -304,7 +300,7 @@ def _run_plan(client: Client, moves: Sequence[Move], how: How) -> None:
 
 
 def _check_done(client: Client, moves: Sequence[Move]) -> None:
-    """Raise CommandFailed where another client has changed the targets meanwhile."""
+    """Raise CommandFailed if another client has changed targets or deleted topics meanwhile."""
     topics = client.metadata().topics
     gone = sum(one.topic not in topics for one in moves)
     other = sum(

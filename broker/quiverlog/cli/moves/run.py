@@ -1,7 +1,6 @@
 """Starting the moves of a plan, and waiting for them.
 
-A plan that some broker would refuse moves nothing. The brokers move: an interrupted command leaves
-the moves running, with their throttle, which ends with each of them.
+The brokers carry them out: after an interrupted command they go on, each with its throttle.
 """
 
 from __future__ import annotations
@@ -26,17 +25,17 @@ __all__ = ["check_plan", "elect_preferred", "start_plan", "wait_for"]
 
 Key = tuple[str, int]
 _PARTITIONS_MAX: Final = 1_000
-"""In one request: the partitions of a request are logged together."""
+"""Bound on one request, whose partitions are logged together."""
 
 
 def check_plan(client: Client, moves: Sequence[Move], throttle: int) -> None:
-    """Have the controller check the plan. Raises its refusal."""
+    """Raise the controller's refusal, if there is one, before anything moves."""
     for part in _requests(moves):
         _ask(client, part, throttle, validate_only=True)
 
 
 def start_plan(client: Client, moves: Sequence[Move], throttle: int) -> None:
-    """Raises CommandFailed: a request was refused after others had been taken."""
+    """Raises CommandFailed: a request was refused after others had begun."""
     begun = 0
     for part in _requests(moves):
         try:
@@ -51,7 +50,7 @@ def start_plan(client: Client, moves: Sequence[Move], throttle: int) -> None:
 
 
 def _requests(moves: Sequence[Move]) -> list[list[Move]]:
-    """Return the requests: moves of one topic go together."""
+    """Return the moves of each request: it can have one topic."""
     by_topic: dict[str, list[Move]] = {}
     for one in moves:
         by_topic.setdefault(one.topic, []).append(one)
@@ -79,15 +78,15 @@ def _ask(
 
 
 def elect_preferred(client: Client, moves: Sequence[Move]) -> None:
-    """Elect the preferred leaders in sync now; the brokers would do so in time."""
+    """Elect the preferred leaders now; the brokers would do so later."""
     for part in _requests(moves):
-        # A topic that was deleted at this moment has no leaders.
+        # The topic may have been deleted meanwhile.
         with contextlib.suppress(UnknownTopic, UnknownPartition):
             client.elect_leaders(part[0].topic, [one.partition for one in part])
 
 
 def wait_for(client: Client, copies: Mapping[Key, Sequence[int]], wait_s: float) -> list[Key]:
-    """Show progress until nothing moves or the time is over; return what still moves.
+    """Show progress until nothing moves or `wait_s` is over; return the partitions that still move.
 
     Args:
         copies: partition -> brokers that copy it.
@@ -126,7 +125,7 @@ def _wait(
 def _copied(
     copies: Mapping[Key, Sequence[int]], left: set[Key], sizes: ReplicaSizes | None
 ) -> tuple[int, int]:
-    """Return bytes copied, and bytes to copy in all, by the present sizes."""
+    """Return (copied bytes, all bytes to copy), by the present sizes."""
     done = total = 0
     for key, takers in copies.items():
         size = sizes.largest(*key) if sizes is not None else 0

@@ -1,4 +1,4 @@
-"""How a plan of moves is shown before anything moves, and the moves that run."""
+"""The output of plans of moves and of running moves."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""`quiverlog consume`: print a topic's rows, or save them to a file. With --follow it outlives
-every outage of the brokers."""
+"""`quiverlog consume`: print a topic's rows, or save them to a file."""
 
 from __future__ import annotations
 
@@ -36,15 +35,13 @@ __all__ = ["consume"]
 
 _FORMATS = ("table", "json", "csv", "tsv", "lines", "arrow", "parquet")
 _TAIL_ROWS_MAX = 1_000_000
-"""Held in memory, once per partition, to be sorted by time."""
+"""Bound on rows in memory, per partition, that are sorted by time."""
 _FOLLOW_REQUEST_TIMEOUT_S = 5.0
-"""Then a silent broker is asked again; an outage is waited out in any case."""
+"""A silent broker is asked again after this time; --follow waits out any outage."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """The user's request, checked without a broker."""
-
     topic: str
     start: Point
     end: Point | None
@@ -290,6 +287,7 @@ def _consume(client: Client, request: _Request) -> None:
 def _bounded(
     client: Client, request: _Request, begin: dict[int, int], end: dict[int, int]
 ) -> Iterator[ConsumerBatch]:
+    # --to may lie before --from: then the partition has no rows.
     end = {p: max(begin[p], end[p]) for p in begin}
     options: dict[str, Any] = {"start": begin, "end": end, "partitions": sorted(begin)}
     options |= {"columns": _fetched(request), "skip_corrupt": request.skip_corrupt}
@@ -322,7 +320,7 @@ def _needs_place(request: _Request) -> bool:
 
 
 def _fetched(request: _Request) -> list[str] | None:
-    """Return the columns to fetch: all for a condition or a template, which may use any."""
+    """Return the columns to fetch; None, all, for a condition or a template, which may use any."""
     return None if request.where is not None or request.template is not None else request.columns
 
 
@@ -353,7 +351,7 @@ def _shown(request: _Request, current: pa.Schema) -> pa.Schema:
 
 
 def _places(request: _Request, current: pa.Schema) -> list[str]:
-    """Return the sink's metadata columns; the topic's own of such a name hide them."""
+    """Return the sink's metadata columns; a topic's own columns hide those of their name."""
     from quiverlog.client.rows.place import places_beside
 
     is_placed = request.metadata or request.template is not None

@@ -1,5 +1,5 @@
-"""`quiverlog perf produce|consume|latency` measures a broker by one Python client on this machine.
-Every run is bounded in rows or in time."""
+"""`quiverlog perf produce|consume|latency`: measures a broker with one Python client on this
+machine. Every run is bounded in rows or in time."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ __all__ = ["percentile", "perf"]
 
 _TOPIC = "quiverlog-perf"
 _FIXED_ROW_BYTES = 24
-"""id, at and value: a row without its payload."""
+"""The columns id, at and value."""
 
 
 def _common(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -59,7 +59,7 @@ def perf() -> None:
 
 
 def percentile(values: Sequence[float], percent: int) -> float:
-    """Return the value below which `percent` per cent (1 to 99) of the values lie; 0.0 of none."""
+    """Return the value below which `percent` per cent (1 to 99) of the values lie; 0.0 if empty."""
     if len(values) < 2:
         return values[0] if values else 0.0
     return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
@@ -91,9 +91,10 @@ def _schema() -> pa.Schema:
 
 
 def _rows(count: int, row_bytes: int) -> pa.RecordBatch:
-    """Return rows of about `row_bytes` each, random so that compression gains nothing."""
+    """Return rows of about `row_bytes` each."""
     import pyarrow as pa
 
+    # Random bytes: compression must not change what is measured.
     payload_bytes = max(0, row_bytes - _FIXED_ROW_BYTES)
     now_us = time.time_ns() // 1000
     noise = pa.py_buffer(os.urandom(count * payload_bytes))
@@ -112,12 +113,7 @@ def _ensure_topic(
     durability: str | None,
     **create: Any,
 ) -> None:
-    """Create the topic, or check that it has the options given; print its properties.
-
-    Raises:
-        click.UsageError: an option is not true of the existing topic.
-        CommandFailed: it has other columns, or too few replicas.
-    """
+    """Create the topic, or check that the existing one has these options; print its properties."""
     before = client.metadata([topic]).topics
     if before:
         check_as_it_is(client, topic, create)
@@ -198,7 +194,7 @@ def _rates(rows: int, byte_count: int, seconds: float) -> dict[str, Any]:
 
 
 class _Acknowledgements:
-    """Waits for futures in a thread of its own, to time each acknowledgement."""
+    """Waits for futures in a thread, to time each acknowledgement while the command sends."""
 
     def __init__(self) -> None:
         self.latencies_s: list[float] = []

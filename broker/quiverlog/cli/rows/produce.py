@@ -39,15 +39,15 @@ __all__ = ["produce"]
 
 _FORMATS = ("auto", "csv", "tsv", "json", "parquet", "arrow", "lines")
 _FUTURES_KEPT_MAX = 64
-"""Outcomes still to be read; the producer's own buffer bounds the bytes."""
+"""Unread outcomes; the producer's own buffer bounds the bytes."""
 _BATCH_BYTES = 4 * MIB
 _BATCH_ROWS = 262_144
-"""Of a file: a request costs both sides as much as 100 KiB of rows do. For a pipe the linger
-decides."""
+"""For a file: a request costs both sides as much as 100 KiB of rows. A pipe's batches end by the
+producer's linger."""
 _FAILED_WAIT_S = 10.0
-"""After a failure, for sends in flight."""
+"""The wait for sends in flight after a failure."""
 _INTERRUPTED_WAIT_S = 5.0
-"""The same after Ctrl-C."""
+"""The wait after Ctrl-C."""
 
 
 @click.command()
@@ -176,7 +176,7 @@ def _warn(note: str) -> None:
 
 
 def _import_reader_and_client() -> None:
-    """Import without what neither needs: most of a small file's time."""
+    # Imports are most of a small file's time.
     with lean_imports("numpy"):
         import quiverlog.cli.formats.read_csv
         import quiverlog.cli.formats.read_files
@@ -193,7 +193,7 @@ class _Outcome:
         self.futures: deque[Any] = deque()
 
     def rows_so_far(self) -> int:
-        """Return the acknowledged rows, also of futures not yet read. Safe from any thread."""
+        """Return the acknowledged rows, with those of unread futures. Safe from any thread."""
         done = [future for future in tuple(self.futures) if future.done()]
         uncollected: int = sum(entry.rows for future in done for entry in future.produced)
         return self.rows + uncollected
@@ -226,13 +226,13 @@ def _send(
 ) -> None:
     futures = outcome.futures
     rows_before = 0
-    with lean_imports():  # not before: the first blocks of a file are parsed meanwhile
+    with lean_imports():  # Not earlier: the first blocks of a file are parsed meanwhile.
         import quiverlog.client.producer.producer  # noqa: F401
     with client.producer(
         target.name, batch_bytes=_BATCH_BYTES, batch_rows=_BATCH_ROWS, **options
     ) as producer:
         failed_wait_s = min(_FAILED_WAIT_S, client.cluster.patience_s / 5)
-        without_end(client)  # each batch has a timeout of its own
+        without_end(client)  # Each batch has its own timeout.
         try:
             for batch in source.batches:
                 outcome.byte_count += batch.nbytes
@@ -247,20 +247,20 @@ def _send(
         except (CommandFailed, QuiverlogError) as error:
             located = _in_the_file(error, rows_before)
             failure = _with_stored_rows(located, outcome, futures, target, failed_wait_s)
-            producer.abort()  # closing would wait once more for what has failed
+            producer.abort()  # `close` would wait again for the failed batches.
             raise failure from error
         except KeyboardInterrupt as error:
             with contextlib.suppress(QuiverlogError):
                 producer.flush(_INTERRUPTED_WAIT_S)
             failure = _interrupted(outcome, futures, target)
-            producer.abort()  # closing would flush, and wait for what did not come in time
+            producer.abort()  # `close` would flush again, and wait.
             raise failure from error
         progress.show(source.progress.done)
     outcome.seconds = time.monotonic() - outcome.started_s
 
 
 def _in_the_file(error: Exception, rows_before: int) -> Exception:
-    """Put the row's number in the file in place of that in its batch."""
+    """Replace the row's number in its batch by that in the file."""
     if isinstance(error, SchemaMismatch) and isinstance(row := error.details.get("row"), int):
         place = f"row {rows_before + row} of the file (the first is 0)"
         error.message = error.message.replace(f"row {row}", place, 1)
@@ -268,7 +268,7 @@ def _in_the_file(error: Exception, rows_before: int) -> Exception:
 
 
 def _interrupted(outcome: _Outcome, futures: deque[Any], target: TargetTopic) -> CommandFailed:
-    missing = _collect(outcome, futures, 0.0)  # the flush has waited
+    missing = _collect(outcome, futures, 0.0)  # The flush has waited already.
     stored = f"{_rows(outcome.rows, 'is', 'are')} stored in {target.name} and acknowledged"
     unsure = "; what was sent after them was not acknowledged in time" if missing else ""
     return CommandFailed(f"interrupted: {stored}{unsure}.", ExitCode.INTERRUPTED)
@@ -279,7 +279,7 @@ def _rows(count: int, one: str, more: str) -> str:
 
 
 def _collect(outcome: _Outcome, futures: deque[Any], seconds: float) -> int:
-    """Record what is acknowledged within `seconds`; return how many sends are not."""
+    """Record acknowledgements for up to `seconds`; return how many sends have none."""
     missing = 0
     deadline_s = time.monotonic() + seconds
     for future in futures:

@@ -1,6 +1,5 @@
-"""Progress of `produce` on stderr: a bar on a terminal; elsewhere a line now and then for a pipe,
-which may take days, and nothing for a file. A pipe may be idle for long, so rows are counted when
-progress is shown."""
+"""Progress of `produce` on stderr: a bar on a terminal; elsewhere lines for a pipe, which may take
+days, and nothing for a file."""
 
 from __future__ import annotations
 
@@ -42,7 +41,7 @@ class _Rate:
         return self._count() != self._before
 
     def words(self, *, is_kept: bool = True) -> str:
-        """Return the rate since the beginning; unless `is_kept`, since the last call."""
+        """Return the rate since the beginning; since the last call unless `is_kept`."""
         rows, now_s = self._count(), time.monotonic()
         rate = (rows - self._before) / max(1e-3, now_s - self._since_s)
         if not is_kept:
@@ -53,7 +52,8 @@ class _Rate:
 
 @contextlib.contextmanager
 def _lines(rate: _Rate) -> Iterator[Progress]:
-    """Print a line now and then, if rows have come; also while the input is idle."""
+    """Print a line every `_LINE_EVERY_S` in which rows were acknowledged."""
+    # From a thread: the last rows are acknowledged while the pipe is silent.
     ended = threading.Event()
 
     def print_lines() -> None:
@@ -83,7 +83,7 @@ class _Bar:
 def shown_progress(
     file: str, source: Source, rows: Callable[[], int], *, is_quiet: bool
 ) -> Iterator[Progress]:
-    """Show it for the time of a `with`; `rows` returns how many are acknowledged."""
+    """Show progress for the time of a `with`; `rows` returns how many are acknowledged."""
     if is_quiet:
         yield _Nothing()
         return

@@ -1,7 +1,7 @@
-"""The topic that `produce` writes to: checks of an existing one, and creation of a new one.
+"""The topic that `produce` writes to: checks of an existing one, creation of a new one.
 
-It is created when its first rows were read and found to fit: an unreadable file, or Ctrl-C before,
-leaves no topic. It is never deleted again: other clients may use it by then.
+It is created when its first rows were read and fit: an unreadable file, or Ctrl-C before, leaves no
+topic. It is never deleted: other clients may use it already.
 """
 
 from __future__ import annotations
@@ -28,24 +28,16 @@ __all__ = ["TargetTopic"]
 
 
 class TargetTopic:
-    """The topic, for the time of a `with`; after a Ctrl-C it prints whether a new one exists.
+    """The topic, for the time of a `with`; after Ctrl-C the error names what was created.
 
-    `schema` has the columns to read the file with; None infers them. `is_made`: this command has
-    created it.
+    `schema`: the columns to read the file with; None infers them. `is_made`: this command created
+    it.
     """
 
     def __init__(
         self, client: Client, name: str, create: dict[str, Any], *, is_quiet: bool = False
     ) -> None:
-        """
-        Args:
-            create: the options that describe a new topic, by their names.
-            is_quiet: print nothing about a new topic.
-
-        Raises:
-            UnknownTopic: it does not exist, and shall not be created.
-            click.UsageError: the options are not true of the existing topic.
-        """
+        """`create`: the options for a new topic, by name."""
         self._client = client
         self.name = name
         self._is_quiet = is_quiet
@@ -89,15 +81,14 @@ class TargetTopic:
         """Create a new topic when the source's first rows are ready.
 
         Args:
-            source: its `batches` are begun and put back.
-            sending: how rows will be sent, by the names of `Client.producer`.
+            sending: how rows will be sent, by the arguments of `Client.producer`.
 
         Returns:
-            False without columns to create it with: the input was empty.
+            False: the input was empty, and there are no columns to create the topic with.
 
         Raises:
             CommandFailed, SchemaMismatch: the first rows cannot be read, or do not fit.
-            click.UsageError: no row of the new topic could be sent so.
+            click.UsageError: no row could be sent to the new topic in this way.
         """
         if not self._is_new:
             return True
@@ -113,7 +104,7 @@ class TargetTopic:
             self._check_rows(first, schema)
             source.batches = itertools.chain([first], source.batches)
         self._is_asked_for = True
-        with contextlib.suppress(TopicExists):  # another client has created it meanwhile
+        with contextlib.suppress(TopicExists):  # Another client has created it meanwhile.
             made = self._client.create_topic(
                 self.name,
                 schema,
@@ -156,10 +147,10 @@ class TargetTopic:
             )
 
     def _check_rows(self, batch: pa.RecordBatch, schema: pa.Schema) -> None:
-        """Check the rows as the producer will, which needs the topic to exist."""
         from quiverlog.batch.schema import check_schema, normalize_schema
         from quiverlog.client.rows.convert import Converter
 
+        # The producer's own checks, which need the topic to exist.
         stored = normalize_schema(schema)
         check_schema(stored)
         Converter(stored, self.name).batches(batch)

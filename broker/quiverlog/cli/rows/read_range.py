@@ -1,4 +1,4 @@
-"""The range that a reader reads: `--from`, `--to` and `--tail`, resolved once, before the first
+"""The range of offsets to read: `--from`, `--to` and `--tail`, resolved once before the first
 row."""
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["Point", "Span", "ends", "parse_point", "starts"]
 
 Point = str | int | datetime | dict[int, int]
-"""`earliest` or `latest`, an offset of all partitions, a moment, or an offset per partition."""
+"""`earliest` or `latest`, an offset for all partitions, a time, or an offset per partition."""
 
 _UNITS: Final = {
     "ms": timedelta(milliseconds=1),
@@ -38,11 +38,10 @@ _AGO: Final = re.compile(
 
 
 def parse_point(text: str, option: str, *, now: datetime | None = None) -> Point:
-    """Parse the value of `--from` or `--to`.
+    """Parse the value of the option `--from` or `--to`.
 
     Args:
-        option: for the error's text.
-        now: what `-1h` is counted from; by default the clock's time.
+        now: the time from which `-1h` is counted; default: the clock's.
 
     Raises:
         click.BadParameter: none of the forms.
@@ -68,7 +67,7 @@ def parse_point(text: str, option: str, *, now: datetime | None = None) -> Point
 
 
 class Span(click.ParamType[float]):
-    """A time span (`2s`, `1m 30s`, `500ms`), or a number of seconds; gives seconds."""
+    """A time span (`2s`, `1m 30s`, `500ms`) or a number of seconds, as seconds."""
 
     name = "span"
 
@@ -106,7 +105,7 @@ def _span_ago(word: str) -> timedelta | None:
 
 
 def _chosen(client: Client, topic: str, point: Point, partitions: list[int]) -> list[int]:
-    """Return the partitions with an offset, or all; --partition narrows them."""
+    """Return the partitions to read: of --partition, else those with an offset, else all."""
     if not isinstance(point, dict):
         return partitions or sorted(client.list_offsets(topic))
     missing = sorted(set(partitions) - set(point))
@@ -120,15 +119,14 @@ def _chosen(client: Client, topic: str, point: Point, partitions: list[int]) -> 
 def starts(
     client: Client, topic: str, point: Point, partitions: list[int], *, tail: int | None
 ) -> dict[int, int]:
-    """Return first offsets, for the partitions that are read.
+    """Return the first offset of each partition that is read.
 
     Args:
-        partitions: those of --partition; if empty, all that `point` covers.
+        partitions: those of --partition; empty: all that `point` covers.
         tail: begin this many rows before each end instead.
 
     Raises:
-        OffsetOutOfRange: the partition does not have the offset.
-        UnknownPartition: the topic does not have it.
+        OffsetOutOfRange: a partition does not have the offset.
     """
     chosen = _chosen(client, topic, point, partitions)
     firsts = _found(client.list_offsets(topic, at=dict.fromkeys(chosen, "earliest")))
@@ -142,6 +140,7 @@ def starts(
     if point == "latest":
         return latest
     if isinstance(point, int):
+        # One offset for all: it must lie in one partition, and is clipped in the others.
         if any(firsts[p] <= point <= latest[p] for p in chosen):
             return {p: min(max(firsts[p], point), latest[p]) for p in chosen}
         point = dict.fromkeys(chosen, point)
@@ -160,7 +159,7 @@ def _in_range(topic: str, partition: int, offset: int, first: int, end: int) -> 
 
 
 def ends(client: Client, topic: str, point: Point, partitions: list[int]) -> dict[int, int]:
-    """Return the offsets before which reading ends; never beyond the present end."""
+    """Return the offsets where reading ends, exclusive; at most the present ends."""
     latest = _found(client.list_offsets(topic, at=dict.fromkeys(partitions, "latest")))
     if point == "latest":
         return latest
@@ -178,7 +177,7 @@ def _moments(
     client: Client, topic: str, moment: datetime, latest: Mapping[int, int]
 ) -> dict[int, int]:
     found = client.list_offsets(topic, at=dict.fromkeys(latest, moment))
-    # Without a row that young, the next one to be written will be the first.
+    # No row is that young: the next one to be written will be the first.
     return {p: end if found[p] is None else min(found[p] or 0, end) for p, end in latest.items()}
 
 

@@ -33,8 +33,7 @@ class RowSelection:
         row_filter: RowFilter | None,
         is_placed: bool,
     ) -> None:
-        """Select rows on their way to `sink`.
-
+        """
         Args:
             columns: those to write; None: all, also those that the topic gains.
             places: the metadata columns to write.
@@ -55,8 +54,7 @@ class RowSelection:
         self._write(self._chosen(batch))
 
     def take_last(self, batches: Iterator[ConsumerBatch], count: int) -> None:
-        """Take only the last `count` of these rows, by their time and then their offset."""
-
+        """Take only the last `count` of these rows, by time, then offset."""
         found = [(b.timestamp_us, b.partition, b.base_offset, self._chosen(b)) for b in batches]
         found.sort(key=lambda entry: entry[:3])
         kept: list[pa.RecordBatch] = []
@@ -90,7 +88,7 @@ class RowSelection:
 
 class RowFilter:
     def __init__(self, expression: str, schema: pa.Schema) -> None:
-        """Raises CommandFailed: no condition on these columns."""
+        """Raises CommandFailed: not a condition on these columns."""
         if importlib.util.find_spec("duckdb") is None:
             raise CommandFailed(f"--where needs DuckDB: {install_line('sql', 'duckdb')}")
         try:

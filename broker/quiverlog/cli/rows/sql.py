@@ -45,9 +45,9 @@ _FOR_PEOPLE = ("table", "json", "csv", "tsv", "lines")
 _QUERY_CHARS_MAX: Final = 1 << 20
 _BATCH_ROWS: Final = 1 << 16
 _FILES_BATCH_ROWS: Final = 1 << 11
-"""As DuckDB processes at a time: a file may store one long value for all its rows."""
+"""DuckDB's own unit of rows: a file may store one long value for all its rows."""
 _FILES_MEMORY_BYTES_MAX: Final = FILE_MEMORY_BYTES_MAX * 3 // 2
-"""Of the process: DuckDB's memory, and the rows that are written."""
+"""Bound on the process: DuckDB's memory, and the rows that are written."""
 _FILES_HINT: Final = (
     "A query reaches topics alone: --files lets it use files, the network, extensions and settings."
 )
@@ -149,7 +149,7 @@ def _session(client: Client, files: bool) -> Any:
 
     database = open_database(client, (), files=files)
     if files:
-        # DuckDB spills what exceeds it to temporary files.
+        # DuckDB spills to temporary files beyond this.
         database.execute(f"set memory_limit='{FILE_MEMORY_BYTES_MAX // MIB} MiB'")
     try:
         yield _Session(client, database, files)
@@ -166,7 +166,7 @@ def _is_about_files(message: str) -> bool:
 
 
 def _files_in(query: str) -> str:
-    """Return the query's files: the error does not name the one it is about."""
+    # The error does not name the file.
     named = [text for text in re.findall(r"'([^'\n]+)'", query) if os.path.isfile(text)]
     return ", ".join(dict.fromkeys(named)) or "the query"
 
@@ -188,7 +188,7 @@ class _Session:
         """Run the statements and write the result of the last.
 
         Raises:
-            CommandFailed: DuckDB refused it, or the time of a `--timeout` is over.
+            CommandFailed: DuckDB refused it, or `--timeout` is over.
             FileTooLarge: its files take more memory than a query may.
             QuiverlogError: a topic could not be read.
         """
@@ -202,17 +202,15 @@ class _Session:
 
     @contextlib.contextmanager
     def _running(self) -> Iterator[None]:
-        """While DuckDB works, let Ctrl-C and the end of a `--timeout` end the query.
-
-        Interrupts are repeated: between two statements one has no effect on either.
-        """
+        """Let Ctrl-C and the end of `--timeout` interrupt DuckDB."""
         self._is_late = False
         over = threading.Event()
 
         def watch() -> None:
             cluster = self._client.cluster
+            # Repeated: between two statements an interrupt has no effect on either.
             while not over.wait(max(_AGAIN_S, cluster.deadline_s - cluster.clock())):
-                # Rows that were read meanwhile extend the time.
+                # Rows that were read meanwhile have moved the deadline.
                 if cluster.clock() >= cluster.deadline_s:
                     self._is_late = True
                     self._database.interrupt()
@@ -235,14 +233,14 @@ class _Session:
         try:
             yield
         except (duckdb.Error, MemoryError, OSError) as error:
-            if self._failures:  # a topic could not be read: DuckDB has it as text only
+            if self._failures:  # A topic could not be read; DuckDB's error has only the text.
                 raise self._failures[0] from error
             if self._is_late and "interrupt" in str(error).lower():
                 raise CommandFailed(
                     f"No row of the result within {self._timeout_s:g} s, the query was ended: "
                     f"raise --timeout. [{RequestTimedOut.code_name()} {RequestTimedOut.code}]"
                 ) from error
-            # While rows are read, DuckDB's errors come as Arrow's.
+            # While rows are read, Arrow wraps DuckDB's errors.
             is_out_of_memory = isinstance(error, MemoryError) or "Out of Memory" in str(error)
             if is_out_of_memory and self._files:
                 raise too_large(_files_in(query), _FILES_MEMORY_BYTES_MAX) from error
@@ -256,7 +254,7 @@ class _Session:
             raise CommandFailed(message, ExitCode.USAGE if is_wrong else ExitCode.FAILED) from error
 
     def ask_again_and_again(self, query: str, every_s: float | None) -> None:
-        """Run it once, or every `every_s` seconds until Ctrl-C."""
+        """Run the query once, or every `every_s` seconds until Ctrl-C."""
         while True:
             if every_s is not None:
                 clear_screen(sys.stdout)
@@ -268,7 +266,7 @@ class _Session:
             self._client.cluster.progressed()
 
     def prompt(self) -> None:
-        """Run statements up to a semicolon, until `exit` or the end of the input."""
+        """Run each statement at its semicolon, until `exit` or the end of the input."""
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401 - gives input() a history and editing
 
@@ -294,7 +292,7 @@ class _Session:
         self._client.cluster.progressed()
         try:
             self.ask(typed)
-        except Exception as error:  # print it, and go on with the next statement
+        except Exception as error:  # The prompt outlives a failed statement.
             print(f"quiverlog: {one_line(explain(error)[0])}", file=sys.stderr)
         except KeyboardInterrupt:
             print("quiverlog: interrupted", file=sys.stderr)
@@ -334,6 +332,5 @@ class _Session:
         return relation.to_arrow_reader(_FILES_BATCH_ROWS if self._files else _BATCH_ROWS)
 
     def _next(self, reader: pa.RecordBatchReader) -> pa.RecordBatch | None:
-        """Return the next batch; DuckDB computes a result while it is read."""
-        with self._running():
+        with self._running():  # DuckDB computes a result while it is read.
             return next(iter(reader), None)

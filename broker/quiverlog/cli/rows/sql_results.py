@@ -1,8 +1,7 @@
 """DuckDB's results in types that every output can hold.
 
-Arrow has no place for a time's zone, and shows bits and long integers as bytes of DuckDB's own; no
-text format and no Parquet has intervals. DuckDB itself writes these as text, inside of lists and
-structs, too.
+Arrow has no times with a zone, and gets bits and long integers as DuckDB's own bytes; neither text
+formats nor Parquet have intervals. DuckDB casts these to text, inside lists and structs too.
 """
 
 from __future__ import annotations
@@ -23,17 +22,13 @@ _AS_TEXT: Final = frozenset(
 
 
 def with_text(relation: Any, *, keeps_spans: bool) -> Any:
-    """Cast columns of such types to text.
-
-    Args:
-        keeps_spans: leave intervals, which Arrow files hold.
-    """
+    """Cast columns of such types to text. `keeps_spans`: leave intervals, which Arrow has."""
     as_text = _AS_TEXT - {"interval"} if keeps_spans else _AS_TEXT
     casts = [_castable(kind, as_text) for kind in relation.types]
     if not any(casts):
         return relation
     columns = []
-    # By number: two columns may have one name.
+    # By number: columns may share a name.
     for number, (name, cast) in enumerate(zip(relation.columns, casts, strict=True), 1):
         column = f"cast(#{number} as {cast})" if cast else f"#{number}"
         quoted = name.replace('"', '""')
@@ -66,8 +61,7 @@ def written_schema(schema: pa.Schema, *, has_unique_names: bool) -> pa.Schema:
     """Return the schema with a topic's types in place of DuckDB's own.
 
     Args:
-        has_unique_names: number repeated names, as DuckDB's data frames do: two joined topics both
-            have a `_partition`.
+        has_unique_names: number repeated names: two joined topics both have a `_partition`.
     """
     wider = {pa.uint8(): pa.int16(), pa.uint16(): pa.int32(), pa.uint32(): pa.int64()}
     names = _unique(schema.names) if has_unique_names else schema.names
@@ -80,7 +74,7 @@ def written_schema(schema: pa.Schema, *, has_unique_names: bool) -> pa.Schema:
 
 
 def _unique(names: list[str]) -> list[str]:
-    """Return `a`, `a_1`, `a_2`; a number that makes another column's name is skipped."""
+    """Return `a`, `a_1`, `a_2`, without a number that makes another column's name."""
     taken: dict[str, int] = {}
     for name in names:
         new, number = name, taken.get(name, 0)
@@ -93,17 +87,17 @@ def _unique(names: list[str]) -> list[str]:
 
 
 def as_written(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Raises CommandFailed: a value does not fit, such as nanoseconds, or 24:00 as a time."""
+    """Raises CommandFailed: a value does not fit, such as nanoseconds, or 24:00."""
     columns = []
     for column, field in zip(batch.columns, schema, strict=True):
         try:
             columns.append(column.cast(field.type))
-            if has_time(field.type):  # a cast takes any number for one
+            if has_time(field.type):  # Arrow's cast accepts any number as a time.
                 columns[-1].validate(full=True)
         except pa.ArrowException as error:
-            said = str(error).splitlines()[0].rstrip(".")
+            reason = str(error).splitlines()[0].rstrip(".")
             raise CommandFailed(
                 f"Column {field.name!r} ({column.type}) has a value that {field.type} cannot hold "
-                f"({said}): choose what is written by a cast in the query, ::timestamp or ::text."
+                f"({reason}): choose what is written by a cast in the query, ::timestamp or ::text."
             ) from error
     return pa.RecordBatch.from_arrays(columns, schema=schema)

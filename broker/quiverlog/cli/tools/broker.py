@@ -1,5 +1,4 @@
-"""`quiverlog broker`: run one broker in the foreground. Each key of the configuration's table is a
-flag."""
+"""`quiverlog broker`: run one broker in the foreground. Each configuration key is a flag."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ def _flag(setting: Setting) -> click.Option:
     text = setting.doc if setting.default == "" else f"{setting.doc} [default: {setting.default}]"
     flag = flag_of(setting.key)
     metavar = "|".join(setting.choices) or setting.kind.value.upper()
-    # Checked together with the values of file and environment.
+    # A text: `load_config` checks it together with the values of file and environment.
     return click.Option(
         [flag, setting.field], metavar=metavar, help=text, shell_complete=_completion(setting)
     )
@@ -40,7 +39,7 @@ def _completion(setting: Setting) -> Callable[..., list[str]] | None:
 
 
 def _as_a_broker_imports() -> AbstractContextManager[None]:
-    """Import no more than a broker needs: most of a small broker's start."""
+    # Imports are most of a small broker's start.
     return lean_imports("numpy", "rich")
 
 

@@ -1,5 +1,4 @@
-"""`quiverlog dev ...`: a local cluster of real brokers (`quiverlog.local`), to develop against and
-to break."""
+"""`quiverlog dev ...`: a local cluster of real brokers (`quiverlog.local`)."""
 
 from __future__ import annotations
 
@@ -55,7 +54,7 @@ _directory = click.option(
 
 
 def _with_cluster(command: _Command) -> _Command:
-    """Open the cluster of `--directory`; its failures become one line."""
+    """Open the cluster of `--directory`; turn its failures into CommandFailed."""
 
     @_directory
     @debug_option
@@ -196,7 +195,7 @@ def _show(found: LocalCluster, output_format: str) -> None:
 
 
 def _asked(found: LocalCluster) -> ClusterDetail | None:
-    """Return a running broker's description of the cluster; None if none answers."""
+    """Return the cluster as a running broker describes it; None: none answers."""
     from quiverlog.client.client import connect
     from quiverlog.errors import QuiverlogError
 
@@ -211,8 +210,6 @@ def _asked(found: LocalCluster) -> ClusterDetail | None:
 
 
 def _cluster_state(seen: ClusterDetail | None, local: LocalBroker) -> str:
-    """Return a broker's state: unknown without a controller, and never ready where it does not
-    run."""
     known = () if seen is None else seen.brokers
     broker = next((one for one in known if one.node_id == local.node_id), None)
     if seen is None or broker is None:
@@ -222,7 +219,7 @@ def _cluster_state(seen: ClusterDetail | None, local: LocalBroker) -> str:
     if broker.fenced:
         return "fenced"
     if local.state is not ProcessState.RUNNING:
-        return "not fenced yet"
+        return "not fenced yet"  # The controller waits for the end of its session.
     state = "stopping" if broker.in_shutdown else "ready"
     return f"{state}, controller" if seen.controller == broker.node_id else state
 
@@ -330,7 +327,7 @@ def logs(found: LocalCluster, node_id: int, follow: bool, lines: int) -> None:
     if tail is None:
         raise CommandFailed(f"`tail` is not installed; the log is {log}")
     command = [tail, "-n", str(lines), *(["-F"] if follow else []), str(log)]
-    # The command becomes `tail`, which handles Ctrl-C and a closed pipe.
+    # The process becomes `tail`, which handles Ctrl-C and a closed pipe; Python ignores SIGPIPE.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     os.execv(tail, command)
 

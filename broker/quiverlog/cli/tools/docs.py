@@ -1,5 +1,5 @@
-"""`quiverlog docs [PAGE]`: this installation's guides, in the clone that it runs from or among the
-wheel's files (`share/doc/quiverlog/docs` under the environment's prefix)."""
+"""`quiverlog docs [PAGE]`: the guides of this installation, from the clone or from the wheel's
+files (`share/doc/quiverlog/docs` under the environment's prefix)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _INSTALLED = Path("share", "doc", "quiverlog", "docs", "README.md")
 
 
 def docs_directory() -> Path:
-    """Raises CommandFailed: this installation has none."""
+    """Raises CommandFailed: this installation has no guides."""
     clone = Path(quiverlog.__file__).resolve().parents[2] / "docs"
     if (clone / "README.md").is_file():
         return clone
@@ -70,7 +70,7 @@ def docs(page: str | None, show_path: bool, output_format: str) -> None:
 
 
 def _pages(directory: Path) -> dict[str, Path]:
-    """Those at the top first, then the decisions."""
+    """Return the guides, then the decisions."""
     top = {path.stem: path for path in sorted(directory.glob("*.md"))}
     return top | {f"adr/{path.stem}": path for path in sorted(directory.glob("adr/[0-9]*.md"))}
 
@@ -102,7 +102,7 @@ def _named(pages: dict[str, Path], page: str) -> Path:
 
 
 def _show(text: str) -> None:
-    """Print it as it is; page by page on a terminal."""
+    """Print the text; page by page on a terminal."""
     if not sys.stdout.isatty():
         print(text, end="")
         return

@@ -1,6 +1,6 @@
-"""`quiverlog doctor` checks that everything is there that a broker and Spark need.
+"""`quiverlog doctor`: checks what a broker and Spark need.
 
-A check never raises: a failure is its finding. Spark is examined from outside and never imported.
+A check never raises: a failure is its finding. PySpark is examined without importing it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ OK, WARNING, PROBLEM = "ok", "warning", "problem"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One check's outcome. `advice` is what to do; empty when all is well."""
+    """`advice` is empty when there is nothing to do."""
 
     check: str
     status: str
@@ -113,7 +113,7 @@ def _installed(package: str) -> str | None:
 
 
 def java_problem() -> str | None:
-    """Return what keeps Spark from starting a JVM, with the line to type; else None."""
+    """Return why Spark cannot start a JVM, with the line to type; else None."""
     finding = _java()
     return None if finding.status == OK else f"{finding.detail} {finding.advice}"
 
@@ -175,7 +175,6 @@ def _pyspark() -> Finding:
 
 
 def _worker_sockets() -> Finding:
-    """TCP is no fault: our own tasks do not wait."""
     check, setting = "worker sockets", "spark.python.unix.domain.socket.enabled"
     if os.environ.get("PYSPARK_UDS_MODE", "").lower() == "true":
         return Finding(check, OK, "Unix domain, from PYSPARK_UDS_MODE")
@@ -188,6 +187,7 @@ def _worker_sockets() -> Finding:
         text = ""
     if re.search(rf"^\s*{re.escape(setting)}[\s=:]+true\s*$", text, re.MULTILINE | re.IGNORECASE):
         return Finding(check, OK, f"Unix domain, from {defaults}")
+    # TCP is no problem: this data source's tasks do not wait.
     return Finding(
         check,
         OK,
@@ -213,7 +213,7 @@ print(json.dumps(found))
 
 
 def _workers() -> list[Finding]:
-    """Check the interpreter of Spark's workers: they, not this one, look for data sources."""
+    """Check the interpreter of Spark's workers, which is the one that looks for data sources."""
     chosen = os.environ.get("PYSPARK_PYTHON")
     interpreter = chosen or "python3"
     origin = "PYSPARK_PYTHON" if chosen else "python3 on PATH"
@@ -317,7 +317,7 @@ def _brokers(bootstrap: str, timeout_s: float) -> list[Finding]:
 
 
 def _answers(one: Probe, node_id: int | None) -> Finding:
-    """Report whether an address answers from here: clients connect to the advertised ones."""
+    """Report whether an advertised or given address answers this machine."""
     if node_id is None:
         check, what = "address", f"{one.address} was given"
         advice = "Start the broker there, or take the address out."

@@ -1,7 +1,7 @@
-"""`quiverlog dump-log`: what lies in a segment file, batch by batch.
+"""`quiverlog dump-log`: the batches of a segment file.
 
-The storage judges what is damage and what a torn tail, as in a recovery. Files are opened
-read-only; a broker that writes to them does no harm.
+Damage and torn tails are distinguished as in a recovery. Files are opened read-only; a broker may
+write to them meanwhile.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _CODECS = {codec.value: codec.label for codec in Compression}
 
 @dataclass(frozen=True, slots=True)
 class DumpedBatch:
-    """A batch's header, and whether its bytes match its checksum."""
+    """A batch's header; `crc_ok`: the bytes match the checksum."""
 
     position: int
     size_bytes: int
@@ -64,11 +64,11 @@ class DumpedBatch:
 
 
 def walk(buffer: memoryview, index: SparseIndex | None = None) -> Iterator[DumpedBatch | str]:
-    """Yield the batches of a segment (whole ones with a wrong checksum, too), and messages about
-    other bytes.
+    """Yield the batches of a segment, with those of a wrong checksum, and messages about other
+    bytes.
 
     Args:
-        index: of this segment; it locates batches after damaged bytes.
+        index: the segment's; it locates batches after damaged bytes.
     """
     base_offset = peek_base_offset(buffer)
     if base_offset is None:
@@ -178,7 +178,7 @@ def _dump(path: Path) -> _Dump:
 
 
 def _index_of(path: Path, base_offset: int | None) -> SparseIndex | None:
-    """Return the index beside the file; None without a good one of this segment."""
+    """Return the index beside the file; None: there is no valid one."""
     if path.suffix != LOG_SUFFIX:
         return None
     with contextlib.suppress(OSError, CorruptLog, UnsupportedFormat):
@@ -221,7 +221,7 @@ def _row(b: DumpedBatch) -> tuple[object, ...]:
     producer = f"{b.producer_id}/{b.producer_epoch}:{b.base_sequence}" if b.producer_id >= 0 else ""
     try:
         moment = datetime.fromtimestamp(b.timestamp_max_us / 1e6, UTC).strftime("%F %T.%f")
-    except (OverflowError, ValueError, OSError):  # a damaged header may hold any number
+    except (OverflowError, ValueError, OSError):  # A damaged header may hold any number.
         moment = str(b.timestamp_max_us)
     flags = ("control " if b.is_control else "") + ("txn " if b.is_transactional else "")
     return (

@@ -100,7 +100,7 @@ def list_profiles(output_format: str) -> None:
 @click.argument("name", shell_complete=complete_profiles)
 @debug_option
 def delete(name: str) -> None:
-    """Forget a profile."""
+    """Delete a profile."""
     profiles = load()
     _known(profiles, name)
     del profiles.bootstraps[name]

@@ -66,7 +66,7 @@ def list_partitions(
     answer = None if seen.found.is_current else _warn_of_old_figures(seen)
     with open_client(bootstrap, timeout_s=timeout_s, skipped=seen.silent) as client:
         for name in topics:
-            client.describe_topic(name)  # raises for a name that is wrong or unknown
+            client.describe_topic(name)  # Raises for a wrong or unknown name; METADATA does not.
         rows = [
             row
             for row in _rows(client, topics, answer)
@@ -123,11 +123,8 @@ def _arrows(row: dict[str, Any]) -> str:
 def _rows(
     client: Client, topics: Sequence[str], answer: set[int] | None
 ) -> Iterator[dict[str, Any]]:
-    """Return a row for each partition.
-
-    Args:
-        answer: the brokers that answer, where no controller does.
-    """
+    """Yield a row for each partition. `answer`: the brokers that answer, where no controller
+    does."""
     from quiverlog.client.admin.cluster import list_moves
     from quiverlog.client.admin.replica_sizes import replica_sizes
 
@@ -240,7 +237,7 @@ def elect_leaders(
     unclean: bool,
     is_asked_for: bool = True,
 ) -> dict[int, int | None]:
-    """Return the leaders now. A topic deleted since it was listed has no partitions."""
+    """Return the leaders; none for a topic that was deleted since it was listed."""
     from quiverlog.errors import UnknownTopic
 
     try:

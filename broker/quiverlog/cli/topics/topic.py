@@ -293,7 +293,7 @@ def trim(
             raise CommandFailed(f"{name} has no partition {join(unknown)}.")
         if not yes:
             confirmed(f"Delete rows of {name} before {before}?")
-            client.cluster.progressed()
+            client.cluster.progressed()  # The user's time to answer does not count.
         starts = client.delete_records(name, per_partition)
     if output_format == "json":
         print_json({"name": name, "log_start_offsets": {str(p): o for p, o in starts.items()}})
@@ -302,8 +302,7 @@ def trim(
 
 
 def parse_before(text: str) -> int | Literal["latest"] | dict[int, int | Literal["latest"]]:
-    """Parse `latest`, an offset for all partitions, or `partition=offset` pairs; else
-    click.BadParameter."""
+    """Parse `latest`, an offset for all partitions, or `partition=offset` pairs."""
 
     def offset(word: str) -> int | Literal["latest"]:
         if word == "latest":

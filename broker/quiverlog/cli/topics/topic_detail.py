@@ -1,4 +1,4 @@
-"""How `quiverlog topic describe` shows a topic: as JSON for scripts, as tables for people."""
+"""The output of `quiverlog topic describe`: JSON and tables."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def print_detail(detail: TopicDetail, *, all_configs: bool) -> None:
 
 
 def _print_partitions(detail: TopicDetail) -> None:
-    """Print what most users look for, then the rest: one table does not fit into 80 columns."""
+    # Two tables, what most users look for first: one does not fit into 80 columns.
     numbers = ["PARTITION", "LEADER", "START", "END", "ROWS", "SIZE"]
     print_table(
         ["PARTITION", "LEADER", "START", "END", "ROWS", "SIZE"],
