@@ -22,7 +22,7 @@ TIMEOUT_STEPS = 3_000_000 // 20_000
 
 
 def sent(count: int) -> World:
-    """A row is stored, then so many batches are sent, and the network keeps them."""
+    """A row is stored, then `batches` batches are sent, and the network keeps them."""
     world = World(0)
     world.send_to(0, 1)
     world.poll()
@@ -187,7 +187,7 @@ def test_the_batches_of_other_partitions_are_settled_by_the_epoch_that_one_needs
     assert world.logs[1].ids == [1, *range(5, 14)]
 
 
-def test_a_broker_that_has_forgotten_the_producer_cannot_tell_what_is_stored() -> None:
+def test_a_broker_without_the_producers_state_leaves_the_outcome_unknown() -> None:
     world = sent(1)
     world.break_connection(1)
     world.logs[0].producers = ProducerStates(0)
@@ -202,7 +202,7 @@ def test_a_broker_that_has_forgotten_the_producer_cannot_tell_what_is_stored() -
     assert world.logs[0].ids == [0, 1, 2, 3], "not twice"
 
 
-def test_an_answer_of_who_gives_out_epochs_may_be_lost() -> None:
+def test_the_controllers_answer_with_a_new_epoch_may_be_lost() -> None:
     world = sent(1)
     world.break_connection(0)
     world.core._sender._queues[0].retry[0].deadline_us = world.now.mono_us

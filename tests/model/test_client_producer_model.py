@@ -1,7 +1,7 @@
 """The producer's machine against the broker's own sequence rule, over a network that lies.
 
 Every run ends with a healed network; then: each send has an end, what was acknowledged lies at the
-offsets that were told, nothing lies in the log twice, what failed for a reason that means "not
+offsets of the answers, nothing lies in the log twice, what failed for a reason that means "not
 stored" is not in the log, and the order of sending is the order in the log.
 """
 
@@ -196,7 +196,7 @@ class World:
         self.fail_all_calls(ConnectionClosed("broke"))
 
     def arrive_late(self, count: int) -> None:
-        """The network gives what it has kept, in order; the answers find nobody."""
+        """The network gives what it has kept, in order; the answers have no waiter."""
         for _ in range(min(count, len(self.at_large))):
             self.serve(self.at_large.pop(0))
 
@@ -221,7 +221,7 @@ class World:
         if self.wire:
             self.answer_with(self.wire.pop(0), NOT_STORED[which % 2]("no"))
 
-    def forget_producers(self, partition: int) -> None:
+    def drop_producer_states(self, partition: int) -> None:
         """The broker remembers a bounded number of producers."""
         if not (self.wire or self.late or self.at_large):
             self.logs[partition % PARTITIONS].producers = ProducerStates(0)
@@ -264,17 +264,17 @@ class World:
             assert not isinstance(delivery.error, holes), "a hole of our own making was reported"
             log = self.logs[partition].ids
             if delivery.error is None:
-                told = [
+                stored = [
                     log[offset]
                     for piece in delivery.produced
                     for offset in range(piece.base_offset, piece.next_offset)
                 ]
-                assert told == ids, "not where the acknowledgement says"
+                assert stored == ids, "not at the acknowledged offsets"
                 assert ids[0] > last[partition], "order is lost"
                 last[partition] = ids[-1]
             elif isinstance(delivery.error, NOT_STORED) and len(ids) == 1:
                 if getattr(delivery.error, "__notes__", None):
-                    continue  # an earlier try had no answer, and the error says so
+                    continue  # an earlier try had no answer, and the error names that
                 assert ids[0] not in log, "refused, but stored"
         for log_ids in (log.ids for log in self.logs):
             assert log_ids == sorted(log_ids), "order is lost"
@@ -295,7 +295,7 @@ ACTIONS = (
     "arrive_late",
     "wait_long",
     "lose_introduction",
-    "forget_producers",
+    "drop_producer_states",
 )
 WEIGHTS = (9, 4, 9, 3, 6, 4, 3, 2, 3, 3, 3, 1, 1, 0)
 STEPS = st.lists(
@@ -318,7 +318,7 @@ def test_acknowledged_rows_are_stored_once_and_in_order(steps: list[tuple[str, i
     world = World(0)
     forgot = False
     for action, argument in steps:
-        forgot = forgot or action == "forget_producers"
+        forgot = forgot or action == "drop_producer_states"
         getattr(world, action)(argument)
         if action.startswith("send"):
             world.poll()
@@ -348,7 +348,7 @@ def test_a_forgetful_broker_never_stalls_the_producer(steps: list[tuple[str, int
 
 
 def test_a_producer_that_waits_for_metadata_does_not_ask_without_a_pause() -> None:
-    """The pause between tries is over, but nobody knows the leader: only metadata can help."""
+    """The pause between tries is over, but the leader is unknown: only metadata can help."""
     world = World(0)
     world.send(1)
     (call,) = world.core.poll(world.now).calls
@@ -361,7 +361,7 @@ def test_a_producer_that_waits_for_metadata_does_not_ask_without_a_pause() -> No
     assert work.wake_at_us > world.now.mono_us
 
 
-def test_rows_wait_for_a_leader_that_hears_late_and_who_decides_is_asked() -> None:
+def test_rows_wait_for_a_leader_with_late_metadata_and_the_controller_is_asked() -> None:
     """As long as the metadata show the topic, however long that takes."""
     world = World(0, delivery_timeout_us=60_000_000)
     world.send(3)
@@ -371,7 +371,7 @@ def test_rows_wait_for_a_leader_that_hears_late_and_who_decides_is_asked() -> No
         assert world.core.is_topic_doubted
         assert world.core.poll(world.now).needs_metadata
         world.core.topic_changed(world.core.topic)
-        assert not world.core.is_topic_doubted, "it was told"
+        assert not world.core.is_topic_doubted, "the metadata show the topic"
         world.advance(200)
     (_, _, delivery) = world.sent[0]
     assert not delivery.is_done
@@ -403,7 +403,7 @@ def test_answers_that_overtake_each_other_never_leave_more_behind_than_the_broke
 
 @pytest.mark.parametrize("refusal", [InvalidProducerEpoch, UnknownProducerId])
 def test_what_may_be_stored_is_not_sent_under_other_numbers(refusal: type[QuiverlogError]) -> None:
-    """Stored, answers lost, and then the broker knows the producer no more, or another epoch."""
+    """Stored, answers lost, and then the broker has no state of the producer, or another epoch."""
     world = World(0)
     world.send_to(0, 3)
     world.poll()

@@ -61,7 +61,7 @@ def test_the_same_course_has_the_same_answers(steps: list[tuple[Any, ...]]) -> N
         assert simulated.entries("root") == real.entries(directory)
 
 
-def test_entries_say_what_is_file_says(tmp_path: Path) -> None:
+def test_entries_have_the_kinds_that_is_file_returns(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"x")
     (tmp_path / "directory").mkdir()
     os.mkfifo(tmp_path / "fifo")

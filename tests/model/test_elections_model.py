@@ -85,7 +85,7 @@ BUGS: dict[str, Mutation] = {
     "as many answers as of those that are in sync": Mutation(
         "core.controller.eligible:logs_needed", "count = len(partition.counted)", "count = 2"
     ),
-    "who was once in sync counts as never": Mutation(
+    "a replica that was once in sync counts as never in sync": Mutation(
         "core.controller.topic_image:PartitionImage.hold",
         "if n not in self.replicas",
         "if n not in self.in_sync_replicas",
@@ -109,7 +109,7 @@ BUGS: dict[str, Mutation] = {
     "a disk that was replaced counts": Mutation(
         f"{ELECTIONS}:longest_log", "if n not in replaced", "if n >= 0"
     ),
-    "nobody notes that a disk was replaced": Mutation(
+    "a replaced disk is not recorded": Mutation(
         f"{ELECTIONS}:_leave", "replaced = (*_minus(replaced, node_id), node_id)", "pass"
     ),
     "a snapshot forgets which disks were replaced": Mutation(
@@ -118,7 +118,7 @@ BUGS: dict[str, Mutation] = {
     "logs without a row are enough when disks of others are gone": Mutation(
         f"{ELECTIONS}:longest_log", "is_bare and len(intact) >= needed", "is_bare"
     ),
-    "who is fenced counts, and leads": Mutation(
+    "a fenced broker counts, and leads": Mutation(
         f"{ELECTIONS}:longest_log", "if n in ends and n in alive", "if n in ends"
     ),
     "an election without a new epoch": Mutation(
@@ -131,16 +131,16 @@ BUGS: dict[str, Mutation] = {
         "config.unclean_leader_election or unclean_ends is not None",
         "True",
     ),
-    "an unclean election that does not say so": Mutation(
+    "an unclean election that is not marked as one": Mutation(
         f"{ELECTIONS}:_settle", "unclean = leader_id != NO_LEADER", "unclean = False"
     ),
     "a lower minimum keeps who is eligible": Mutation(
         f"{ELECTIONS}:settings_changed", "elif eligible and len", "elif not eligible and len"
     ),
-    "unclean election enabled, and nobody looks": Mutation(
+    "unclean election enabled without a new election": Mutation(
         f"{ELECTIONS}:settings_changed", "if partition.leader_id == NO_LEADER:", "if not alive:"
     ),
-    "who comes back is not looked at": Mutation(
+    "the log of a broker that comes back does not count": Mutation(
         f"{ELECTIONS}:broker_unfenced",
         "alive_brokers(image) | {node_id}",
         "alive_brokers(image)",
@@ -148,7 +148,7 @@ BUGS: dict[str, Mutation] = {
     "eligible with enough in sync": Mutation(
         "core.controller.eligible:eligible_after", "if len(in_sync) >= min", "if len(in_sync) > min"
     ),
-    "nobody becomes eligible who was so before": Mutation(
+    "a replica that was eligible before stays out": Mutation(
         "core.controller.eligible:eligible_after",
         "(*partition.eligible_leader_replicas, *partition.in_sync_replicas)",
         "partition.eligible_leader_replicas",

@@ -2,7 +2,7 @@
 
 Whatever happens, a reader hands out the rows of each partition in order, none twice and none left
 out, and none that is not committed. When the storm is over it comes to the end of the log, although
-one of the followers lies for ever. After an unclean election it says that rows are lost.
+one of the followers lies for ever. After an unclean election it reports that rows are lost.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A partition's directory in which anything may have happened to the files: typed errors only.
 
 An assertion is for our own mistakes; what lies on a disk may make none of them false. Each example
-is the life of a log, then up to six things that somebody or something did to its files (bits, zeros
-and noise, cut, grown, lost, put back from an older copy, taken for another one, renamed). The log
+is the life of a log, then up to six changes of its files (bits, zeros and noise, cut, grown, lost,
+put back from an older copy, taken for another one, renamed). The log
 is opened, read, asked, trimmed, truncated and appended to, closed and opened again. Any error is
 one of errors.py or the disk's. What comes back is not looked at here: test_log_damage.py does.
 """

@@ -1,6 +1,6 @@
 """Damage of every kind at every place of files whose payloads imitate batches: whatever a reader is
-given was appended at that offset, and what is told as damaged holds the damaged rows, and of the
-good ones no more than docs/storage-format.md says."""
+given was appended at that offset, and what is reported as damaged holds the damaged rows, and no
+more of the good ones than docs/storage-format.md allows."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_overwritten_bytes_invent_no_row(
     hit = world.hit(first, last)
     allowed = set(range(hit[0].offset, hit[-1].next_offset))
     if not indexed:
-        # Nothing may tell where the next batch begins: the rest of this short file is damaged.
+        # Nothing may mark where the next batch begins: the rest of this short file is damaged.
         allowed = set(range(hit[0].offset, world.placed[-1].next_offset))
     assert bad <= allowed
     assert not bad or changed

@@ -77,12 +77,12 @@ class LogMachine(RuleBasedStateMachine):
 
     `sent`: every batch that was ever stored and where; all are of one idempotent producer.
 
-    `arrived`: when the batches came that came late, by their offsets. `late_us`: so long retention
-    may keep more than the rule says, for it is not written down which rows of a segment were late,
-    and after a crash nothing is of those that no flush has covered.
+    `arrived`: when late batches came, by their offsets. `late_us`: retention may keep rows for this
+    time beyond the rule, for it is not recorded which rows of a segment were late, and after a
+    crash nothing is of those that no flush has covered.
 
-    `expired`: those that retention took; as that is written down only when files go, they may be
-    there again after a crash, up to `revived_end`, and nobody may know their epochs any more.
+    `expired`: batches that retention took; as that is recorded only when files go, they may be
+    there again after a crash, up to `revived_end`, and their epochs may be lost.
     """
 
     @initialize(seed=st.integers(0, 2**32))
@@ -134,7 +134,7 @@ class LogMachine(RuleBasedStateMachine):
         return made
 
     def record(self, header: BatchHeader, offset: int, *, known: bool = False) -> None:
-        """`known`: the log has told its producers of it."""
+        """`known`: the log has answered its producers."""
         if not known:
             self.producers.record(header, offset, self.now.wall_us)
         self.sent.append((header, offset))
@@ -197,7 +197,9 @@ class LogMachine(RuleBasedStateMachine):
                 raise
             return
         self.disk.fail_syncs = 0  # There may have been nothing to flush.
-        if crash:  # Between the job and its completion: nobody was told, but it is on the disk.
+        if (
+            crash
+        ):  # Between the job and its completion: no producer has an answer, but it is on the disk.
             self.promised = max(end, self.promised)
             self.crash()
             return
@@ -252,7 +254,7 @@ class LogMachine(RuleBasedStateMachine):
     )
     @rule()
     def kill_and_exchange_snapshots(self) -> None:
-        """All batches are there to tell what is true."""
+        """Keep all batches: they are the truth."""
         self.disk.kill()
         self.promised = self.end
         for path in self.disk.paths():

@@ -60,7 +60,7 @@ def test_shares_are_in_proportion(backlogs: list[Backlog], rows_max: int) -> Non
 
 
 @given(st.integers(2, 12), st.integers(1, 12), st.integers(0, 11))
-def test_with_fewer_rows_than_partitions_nobody_starves(
+def test_with_fewer_rows_than_partitions_no_partition_starves(
     partitions: int, rows_max: int, rich: int
 ) -> None:
     """The rich partition grows for ever; each of the others has one row, once."""

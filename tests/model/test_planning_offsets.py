@@ -101,7 +101,7 @@ def at(topic_id: str = ID, **partitions: int) -> dict[str, TopicPositions]:
         # In the checkpoint the start counts; a `_first` that is still there does not.
         (SourceOffset(at(p0=4)), SourceOffset(at(p0=9)), {0: 4}),
         (SourceOffset(at(p0=4)), SourceOffset(at(p0=9), first=at(p0=1)), {0: 4}),
-        # The first batch starts where its end says, whatever `initialOffset()` says by now.
+        # The first batch starts where its end has it, whatever `initialOffset()` returns by now.
         (SourceOffset(at(p0=7), is_start=True), SourceOffset(at(p0=9), first=at(p0=1)), {0: 1}),
         # A partition that appeared, and one that lost rows.
         (SourceOffset(at(p0=4)), SourceOffset(at(p0=9, p1=3), resume=at(p1=2)), {0: 4, 1: 2}),
@@ -114,7 +114,7 @@ def at(topic_id: str = ID, **partitions: int) -> dict[str, TopicPositions]:
             {0: 0},
         ),
         (SourceOffset(at(p0=4)), SourceOffset(at(p0=9, p1=3)), {0: 4, 1: None}),
-        # Selected again: it goes on where it stood, unless rows were lost there.
+        # Selected again: it continues at its last offset, unless rows were lost there.
         (SourceOffset(at(p0=4), kept=at(p1=2)), SourceOffset(at(p0=9, p1=3)), {0: 4, 1: 2}),
         (
             SourceOffset(at(p0=4), kept=at(p1=2)),

@@ -16,7 +16,7 @@ from tests.support.simlog import ROW_BYTES, SimLog, SimulatedQuery
 
 
 def world(**rows: list[int]) -> SimLog:
-    """Topics with so many rows in each partition: `world(a=[3, 0], b=[5])`."""
+    """Topics with the rows of each partition: `world(a=[3, 0], b=[5])`."""
     log = SimLog()
     for name, counts in rows.items():
         log.create(name, len(counts))
@@ -277,7 +277,7 @@ def test_a_first_batch_is_replayed_from_its_own_start(change: Any, start: dict[s
     """Spark asks for the initial offset again; the one that counts lies in the first end offset.
 
     Kafka's source reads it from its checkpoint, too. A start that the options no longer give
-    (a partition that came in between, of which the JSON says nothing) was an error.
+    (a partition that came in between, which the JSON does not name) was an error.
     """
     log = world(t=[5])
     stream = query(log, subscribePattern=".*", **start)
@@ -311,7 +311,7 @@ def test_replaying_a_batch_of_a_deleted_topic_names_the_ranges(
     assert stream.rows == []
 
 
-def test_a_new_query_whose_topic_is_missing_says_so() -> None:
+def test_a_new_query_whose_topic_is_missing_fails_with_its_name() -> None:
     with pytest.raises(UnknownTopic, match="'t'"):
         SimulatedQuery(SimLog(), startingOffsets="earliest").trigger()
 

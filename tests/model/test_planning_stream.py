@@ -17,7 +17,7 @@ CRASHES = ("", "", "plan", "log", "write", "commit")
 
 
 def log_with(*rows: int) -> SimLog:
-    """Topic `t` with so many rows in each partition."""
+    """Topic `t`; `rows` lists the rows of each partition."""
     log = SimLog()
     log.create("t", len(rows))
     for partition, count in enumerate(rows):
@@ -177,7 +177,7 @@ def test_limits_hold_and_are_shared() -> None:
     stream = SimulatedQuery(log, startingOffsets="earliest", maxBytesPerTrigger=str(20 * ROW_BYTES))
     stream.trigger()
     assert 8 <= len(stream.sink[0]) <= 20
-    stream.trigger(unlimited=True)  # Trigger.Once: all that is there, whatever the options say
+    stream.trigger(unlimited=True)  # Trigger.Once: all that is there, whatever the options are
     assert len(stream.rows) == 200
 
 
@@ -369,7 +369,7 @@ def test_the_first_batch_does_not_wait_for_rows() -> None:
     assert stream.now > 0, "a broker that answers a long poll at once must not be asked in a loop"
 
 
-def test_older_spark_that_does_not_say_where_it_stands() -> None:
+def test_older_spark_without_a_starting_offset() -> None:
     """PySpark 4.0 and 4.1 call `latestOffset()`; after a restart no bound may then apply."""
     log = log_with(20)
     stream = SimulatedQuery(log, startingOffsets="earliest", maxOffsetsPerTrigger="5")

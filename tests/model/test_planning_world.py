@@ -81,7 +81,7 @@ def happen(log: SimLog, event: tuple[str, str, int, int]) -> None:
 
 
 class Reports(logging.Handler):
-    """What was said of losses."""
+    """What was reported of losses."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -126,7 +126,7 @@ class World(RuleBasedStateMachine):
         self.stream.planner = None
 
     def step(self, act: Callable[[], Any]) -> Any:
-        """An operator stands by: a query that fails for lost rows is started to go on."""
+        """An operator is there: a query that fails for lost rows is started to go on."""
         try:
             return act()
         except DataLoss as error:
@@ -150,7 +150,7 @@ class World(RuleBasedStateMachine):
         crash=st.sampled_from(["", "", "log"]),
     )
     def trigger_while_the_world_changes(self, upcoming: list[Any], crash: str) -> None:
-        """Each event comes so many requests after the last one."""
+        """The numbers of requests between events."""
         waits = [(wait, event) for wait, event in upcoming]
 
         def between() -> None:
@@ -220,9 +220,9 @@ class World(RuleBasedStateMachine):
                 assert kept <= read, f"{name}-{number}: rows {sorted(kept - read)} were never read"
                 lost = (part.ever - kept) - read
                 if lost and (topic.topic_id.hex(), number) in known:
-                    said = [t for t in self.reports.texts if f"{name}-{number}" in t]
-                    said += [t for t in self.reports.texts if f"topic {name!r}" in t]
-                    assert said, f"{name}-{number}: nobody said that {sorted(lost)} were lost"
+                    reported = [t for t in self.reports.texts if f"{name}-{number}" in t]
+                    reported += [t for t in self.reports.texts if f"topic {name!r}" in t]
+                    assert reported, f"{name}-{number}: no report that {sorted(lost)} were lost"
 
     def known_partitions(self) -> set[tuple[str, int]]:
         """Those that were in an end offset."""

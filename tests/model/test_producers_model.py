@@ -110,7 +110,7 @@ class ProducersAgainstLog(RuleBasedStateMachine):
 
     @rule(pid=st.integers(0, 2), before_wrap=st.integers(1, 10))
     def near_the_wrap(self, pid: int, before_wrap: int) -> None:
-        """As if the producer had sent two billion rows: only the log's tail says so."""
+        """As if the producer had sent two billion rows: only the log's tail has them."""
         mine = [h for h in self.log if h.producer_id == pid]
         epoch = mine[-1].producer_epoch if mine else 0
         header = header_of(pid, epoch, SEQUENCE_MODULUS - before_wrap, 4, self.end)

@@ -1,4 +1,4 @@
-"""Registrations against an oracle of dictionaries: who is fenced, unfenced, replaced, may stop.
+"""Registrations against an oracle of dictionaries: brokers are fenced, replaced, may stop.
 
 Then the same with bugs planted: each must be noticed, or the model would prove nothing.
 """
@@ -58,7 +58,7 @@ BUGS: dict[str, Mutation] = {
         f"{MACHINE}.register", "_is_same(before, newcomer) and not before.in_shutdown:",
         "False:",
     ),
-    "who is held for stopping never registers again": Mutation(
+    "a broker that is held for stopping never registers again": Mutation(
         f"{MACHINE}.register", "and not before.in_shutdown:", "and True:"
     ),
     "a new controller fences at once": Mutation(
@@ -74,13 +74,13 @@ BUGS: dict[str, Mutation] = {
     "suspicion outlives a heartbeat": Mutation(
         f"{SESSIONS}.renew", "session.suspect_us, session.suspicions = None, 0", "pass"
     ),
-    "who is silent is never fenced": Mutation(
+    "a silent broker is never fenced": Mutation(
         f"{SESSIONS}.silent", "now_us >= session.suspect_us + _SUSPECT_US:", "False:"
     ),
-    "it stops before others have heard": Mutation(
+    "it stops before others have the metadata": Mutation(
         f"{MACHINE}._may_stop", "self.sessions.version_of(one.node_id) < since", "False"
     ),
-    "it stops before it has heard itself": Mutation(
+    "it stops before it has the metadata itself": Mutation(
         f"{MACHINE}._may_stop",
         "decides = one.node_id == self.node_id",
         "decides = one.node_id in (node_id, self.node_id)",
@@ -88,7 +88,7 @@ BUGS: dict[str, Mutation] = {
     "it stops while it leads": Mutation(
         f"{MACHINE}._may_stop", "partition.leader_id == node_id", "False"
     ),
-    "it is told what is only proposed": Mutation(
+    "a heartbeat is answered from proposed records": Mutation(
         f"{MACHINE}.heartbeat", "held = image.brokers", "held = pending.brokers"
     ),
 }  # fmt: skip

@@ -1,7 +1,7 @@
 """A broker's connections to other brokers on a real loop, without a node: events are gathered.
 
-Owns the wiring of `PeerConnections` and the short times of tests (silence, rests), which are those
-of the product made shorter. Must not know what a test asserts.
+Owns the wiring of `PeerConnections` and the times of tests (silence, backoff), which are those of
+the product made shorter. Must not know what a test asserts.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def short_times(**changed: int) -> Iterator[None]:
 
 
 class Connections:
-    """See the module docstring. Made and used on the running loop."""
+    """Made and used on the running loop."""
 
     def __init__(self, *ports: int, memory_bytes: int = 1 << 30, connections_max: int = 8) -> None:
         self.events: list[Any] = []
@@ -73,12 +73,12 @@ class Connections:
         self._last = 0
 
     def ask(self, request: m.Request | None = None, peer: Peer = PEER, body: Any = ()) -> int:
-        """Send something whose answer somebody waits for; its token."""
+        """Send a request that has a waiter; return its token."""
         self._last += 1
         self.peers.send(SendToPeer(peer, request or m.MetadataRequest(), self._last, body))
         return self._last
 
-    def tell(self, term: int, peer: Peer = PEER) -> None:
+    def send_heartbeat(self, term: int, peer: Peer = PEER) -> None:
         """Send a message of the quorum."""
         (packed,) = pack(CLUSTER, [heartbeat(peer.node_id, term)])
         self.peers.send(SendToPeer(peer, packed.request, body=packed.body))
@@ -93,10 +93,10 @@ class Connections:
         """Why there will be no answer, by token."""
         closed = [e for e in self.events if isinstance(e, PeerClosed)]
         tokens = [token for e in closed for token in e.tokens]
-        assert len(tokens) == len(set(tokens)), "each is told once"
+        assert len(tokens) == len(set(tokens)), "each token ends once"
         return {token: e.error for e in closed for token in e.tokens}
 
-    async def told(self, *tokens: int) -> None:
+    async def answered(self, *tokens: int) -> None:
         """Wait until each of these is answered or refused."""
         await self.until(lambda: set(tokens) <= {*self.answers, *self.refused})
 
@@ -115,6 +115,6 @@ class Connections:
 
 
 def heartbeat(node_id: int, term: int) -> r.Heartbeat:
-    """A message of the quorum that can be told from others by its term."""
+    """A message of the quorum, distinguished from others by its term."""
     target = r.ReplicaKey(node_id, "disk")
     return r.Heartbeat(source=r.ReplicaKey(9, "disk-9"), target=target, term=term, commit=0)

@@ -40,8 +40,7 @@ WRITE: Final = (
     "unit/server/net/test_socket_failures.py::test_a_write_that_fails_costs_that_connection_alone"
 )
 NAMELESS: Final = (
-    "unit/server/net/test_socket_failures.py::"
-    "test_a_peer_of_which_the_system_says_nothing_has_no_name"
+    "unit/server/net/test_socket_failures.py::test_a_peer_that_the_system_cannot_name_has_no_name"
 )
 OPTIONS: Final = (
     "unit/server/net/test_socket_failures.py::test_a_socket_that_takes_no_option_is_served"
@@ -55,10 +54,10 @@ TAKEN: Final = (
 GONE: Final = "unit/server/net/test_acceptor.py::test_peers_that_are_gone_before_they_are_taken"
 PEER_CONNECT: Final = "unit/server/peers/test_peers.py::test_a_connect_that_the_system_refuses"
 PEER_WRITE: Final = (
-    "unit/server/peers/test_peers.py::test_a_write_that_fails_ends_the_connection_and_tells"
+    "unit/server/peers/test_peers.py::test_a_write_that_fails_ends_the_connection_and_its_requests"
 )
 NOT_NOTIFIED: Final = (
-    "unit/server/process/test_supervisor.py::test_a_supervisor_that_cannot_be_told_costs_nothing"
+    "unit/server/process/test_supervisor.py::test_a_supervisor_that_cannot_be_reached_costs_nothing"
 )
 START: Final = "never: before the broker serves clients, run.py reports it in one line and ends"
 NO_ERROR: Final = "never: of an open descriptor, or without any remedy"
@@ -66,7 +65,7 @@ TABLE: Final[dict[str, dict[str, str]]] = {
     "broker/quiverlog/cli/console/interrupts.py": {
         "socketpair": (
             "unit/cli/console/test_interrupts.py::"
-            "test_without_descriptors_ctrl_c_is_heard_at_the_end"
+            "test_without_descriptors_ctrl_c_takes_effect_at_the_end"
         ),
     },
     "broker/quiverlog/cli/cluster/quorum_recover.py": {

@@ -24,7 +24,7 @@ from tests.support.scripted_broker import ScriptedBroker
 
 NOISE = random.Random(7).randbytes(3_000)
 TOO_LARGE = "9" * 30
-NOBODY = "127.0.0.1:1"  # no broker may listen on a port this low
+NO_BROKER = "127.0.0.1:1"  # no broker may listen on a port this low
 
 BAD_FILES = {
     "half.json": b'{"a":',
@@ -53,7 +53,7 @@ BAD_FILES = {
 def test_a_schema_file_that_cannot_be_read(capsys, tmp_path, name):
     path = tmp_path / name
     path.write_bytes(BAD_FILES[name])
-    words = ["topic", "create", "t", "--schema-file", str(path), "-b", NOBODY, "--timeout", "1"]
+    words = ["topic", "create", "t", "--schema-file", str(path), "-b", NO_BROKER, "--timeout", "1"]
     code = main(words)
     error = capsys.readouterr().err
     assert code in (ExitCode.FAILED, ExitCode.USAGE), error
@@ -62,7 +62,7 @@ def test_a_schema_file_that_cannot_be_read(capsys, tmp_path, name):
 
 
 def test_a_schema_file_without_end_is_not_read_to_its_end(capsys):
-    code = main(["topic", "create", "t", "--schema-file", "/dev/zero", "-b", NOBODY])
+    code = main(["topic", "create", "t", "--schema-file", "/dev/zero", "-b", NO_BROKER])
     assert code in (ExitCode.FAILED, ExitCode.USAGE)
     assert "at most" in capsys.readouterr().err
 
@@ -104,7 +104,7 @@ def test_a_schema_file_without_end_is_not_read_to_its_end(capsys):
 )
 def test_a_value_that_makes_no_sense_is_2(capsys, words):
     if "-b" not in words:
-        words = [*words, "-b", NOBODY]
+        words = [*words, "-b", NO_BROKER]
     code = main(words)
     error = capsys.readouterr().err
     assert (code, error.count("\n")) == (ExitCode.USAGE, 1), error
@@ -176,8 +176,8 @@ def test_a_closed_stdin_is_no_empty_query(broker_address):
     assert "standard input is closed" in done.stderr
 
 
-def test_a_closed_stdin_is_an_answer_that_nobody_gives():
-    done = shell(f"QUIVERLOG topic delete t -b {NOBODY} <&-")
+def test_a_question_with_a_closed_stdin_is_an_error():
+    done = shell(f"QUIVERLOG topic delete t -b {NO_BROKER} <&-")
     assert (done.returncode, "--yes" in done.stderr) == (ExitCode.USAGE, True), done.stderr
 
 
@@ -201,7 +201,7 @@ ESCAPE = "\x1b[31mred"
 
 
 def test_names_cannot_steer_a_terminal(capsysbinary):
-    """Column names are a stranger's: whoever may create a topic chooses them."""
+    """Column names are a stranger's: any client that may create a topic chooses them."""
     schema = pa.schema([pa.field(ESCAPE, pa.struct([(ESCAPE, pa.int64())]))])
     print_table([ESCAPE], [[ESCAPE]])
     print_fields({"field": ESCAPE})

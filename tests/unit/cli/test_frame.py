@@ -24,7 +24,7 @@ from quiverlog.cli.topics.topic import parse_before
 from quiverlog.errors import ConnectionFailed, QuiverlogError, UnknownTopic
 
 ROOT = Path(__file__).resolve().parents[3]
-NOBODY = "127.0.0.1:1"  # no broker may listen on a port this low
+NO_BROKER = "127.0.0.1:1"  # no broker may listen on a port this low
 
 
 def run(capsys, *words: str) -> tuple[int, str, str]:
@@ -46,7 +46,7 @@ def test_help_lists_every_command(capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "expected"),
     [
         (["topci", "list"], "Did you mean 'topic'?"),
         (["topic", "list", "--formt", "json"], "--formt"),
@@ -79,10 +79,10 @@ def test_help_lists_every_command(capsys):
         (["broker", "--data-dir", "a", "--set", "data.dir=b"], "data.dir is given by"),
     ],
 )
-def test_a_senseless_command_line_is_one_line_and_2(capsys, words, says):
+def test_a_senseless_command_line_is_one_line_and_2(capsys, words, expected):
     code, out, err = run(capsys, *words)
     assert (code, out) == (ExitCode.USAGE, "")
-    assert says in err
+    assert expected in err
     assert err.startswith("quiverlog: ")
     assert err.count("\n") == 1
 
@@ -98,17 +98,17 @@ def test_a_senseless_command_line_is_one_line_and_2(capsys, words, says):
     ],
 )
 def test_no_broker_is_3(capsys, words):
-    code, out, err = run(capsys, *words, "--bootstrap-server", NOBODY, "--timeout", "2")
+    code, out, err = run(capsys, *words, "--bootstrap-server", NO_BROKER, "--timeout", "2")
     assert (code, out) == (ExitCode.UNREACHABLE, "")
-    assert NOBODY in err
+    assert NO_BROKER in err
     assert err.count("\n") == 1
 
 
 def test_the_bootstrap_address_comes_from_the_environment_too(capsys, monkeypatch):
-    monkeypatch.setenv("QUIVERLOG_BOOTSTRAP_SERVER", NOBODY)
+    monkeypatch.setenv("QUIVERLOG_BOOTSTRAP_SERVER", NO_BROKER)
     code, _, err = run(capsys, "topic", "list")
     assert code == ExitCode.UNREACHABLE
-    assert NOBODY in err
+    assert NO_BROKER in err
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_every_failure_has_its_code_and_one_line(capsys, error, code, line):
 
 
 def test_debug_shows_the_traceback(capsys):
-    code, _, err = run(capsys, "topic", "list", "-b", NOBODY, "--debug")
+    code, _, err = run(capsys, "topic", "list", "-b", NO_BROKER, "--debug")
     assert code == ExitCode.UNREACHABLE
     assert "Traceback" in err
 
@@ -161,7 +161,7 @@ def completed(*words: str) -> list[str]:
         "COMP_WORDS": " ".join(["quiverlog", *words]),
         "COMP_CWORD": str(len(words)),
         "PATH": "/usr/bin:/bin",
-        "QUIVERLOG_BOOTSTRAP_SERVER": NOBODY,
+        "QUIVERLOG_BOOTSTRAP_SERVER": NO_BROKER,
     }
     done = subprocess.run(
         [sys.executable, "-m", "quiverlog"],
@@ -185,7 +185,7 @@ def sourced(shell: str, script: str, home: str = "/nonexistent") -> str:
     found = shutil.which(shell)
     assert found is not None
     path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
-    environment = {"PATH": path, "QUIVERLOG_BOOTSTRAP_SERVER": NOBODY, "HOME": home}
+    environment = {"PATH": path, "QUIVERLOG_BOOTSTRAP_SERVER": NO_BROKER, "HOME": home}
     if "PYTHONPATH" in os.environ:
         environment["PYTHONPATH"] = os.environ["PYTHONPATH"]
     done = subprocess.run(
@@ -215,7 +215,7 @@ def test_bash_completes_after_sourcing_the_script():
 
 @pytest.mark.skipif(shutil.which("zsh") is None, reason="no zsh on this machine")
 def test_zsh_completes_after_sourcing_the_script():
-    """`compdef` and `_describe` belong to an interactive shell: here they say what they get."""
+    """`compdef` and `_describe` belong to an interactive shell: here they print their arguments."""
     script = """
         compdef() { print registered $2 }
         _describe() { print -l ${(P)3} }
@@ -244,7 +244,7 @@ def test_the_script_for_fish_divides_a_line_once(capsys):
 
 
 def test_version_is_fast():
-    """A ratio to the bare interpreter, taken in turns, of CPU time: who else runs takes none."""
+    """A ratio of CPU times to the bare interpreter, taken in turns: other programs add none."""
 
     def used_s() -> float:
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -273,7 +273,7 @@ def test_a_start_loads_nothing_heavy(words):
     assert done.stderr.strip() == "[]"
 
 
-def test_a_client_without_click_is_told_what_to_install():
+def test_without_click_the_error_names_what_to_install():
     script = (
         "import sys; sys.modules['click'] = None\n"
         "from quiverlog.cli import main\nsys.exit(main(['topic', 'list']))"
@@ -362,7 +362,7 @@ def test_a_strangers_broken_data_source_is_named():
 
 
 @pytest.mark.parametrize(
-    ("line", "says"),
+    ("line", "expected"),
     [
         ("spark.python.unix.domain.socket.enabled   true", "Unix domain, from "),
         ("spark.python.unix.domain.socket.enabled=TRUE", "Unix domain, from "),
@@ -370,11 +370,11 @@ def test_a_strangers_broken_data_source_is_named():
         ("spark.python.unix.domain.socket.enabled false", "TCP, unless"),
     ],
 )
-def test_doctor_says_how_spark_talks_to_its_workers(tmp_path, monkeypatch, line, says):
+def test_doctor_reports_how_spark_connects_to_its_workers(tmp_path, monkeypatch, line, expected):
     monkeypatch.delenv("PYSPARK_UDS_MODE", raising=False)
     monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
     (tmp_path / "spark-defaults.conf").write_text(f"spark.ui.enabled false\n{line}\n")
-    assert _worker_sockets().detail.startswith(says)
+    assert _worker_sockets().detail.startswith(expected)
 
 
 def test_doctor_without_spark_defaults_names_the_setting(tmp_path, monkeypatch):
@@ -397,7 +397,7 @@ def test_doctor_without_broker_or_spark(capsys):
 def test_doctor_finds_problems_with_4(capsys, monkeypatch):
     monkeypatch.setenv("JAVA_HOME", "/nonexistent")
     monkeypatch.setenv("PYSPARK_PYTHON", "/nonexistent/python")
-    code, out, _ = run(capsys, "doctor", "-b", NOBODY, "--timeout", "2", "--format", "json")
+    code, out, _ = run(capsys, "doctor", "-b", NO_BROKER, "--timeout", "2", "--format", "json")
     problems = {f["check"] for f in json.loads(out)["findings"] if f["status"] == "problem"}
     assert code == ExitCode.PROBLEMS_FOUND
     assert problems == {"Java", "Spark's workers", "bootstrap"}

@@ -1,4 +1,4 @@
-"""The demo's verdict: it must be able to say no."""
+"""The demo's verdict: it must be able to fail."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_equal_results_pass_and_are_drawn(tables, good, options):
 
 
 @pytest.mark.parametrize(
-    ("spoil", "says"),
+    ("spoil", "expected"),
     [
         (lambda t: t.slice(1), "missing"),
         (lambda t: pa.concat_tables([t, t.slice(0, 1)]), "more than once"),
@@ -80,14 +80,14 @@ def test_equal_results_pass_and_are_drawn(tables, good, options):
         ),
     ],
 )
-def test_any_difference_fails(tables, good, options, spoil, says):
+def test_any_difference_fails(tables, good, options, spoil, expected):
     code, text = judge(tables, spoil(good), options)
     assert code == ExitCode.DIFFERENT
     assert "DIFFERENT  " in text
-    assert says in text
+    assert expected in text
 
 
-def test_rows_that_spark_dropped_or_nobody_acknowledged_fail(tables, good, options):
+def test_rows_that_spark_dropped_or_no_broker_acknowledged_fail(tables, good, options):
     code, text = judge(tables, good, options, rows_late=3)
     assert code == ExitCode.DIFFERENT
     assert "dropped 3 rows" in text
@@ -96,7 +96,7 @@ def test_rows_that_spark_dropped_or_nobody_acknowledged_fail(tables, good, optio
     assert "1999 of 2000 flights were acknowledged" in text
 
 
-def test_json_says_the_same(tables, good, options, capsys):
+def test_json_has_the_same_verdict(tables, good, options, capsys):
     assert judge(tables, good.slice(1), replace(options, as_json=True))[0] == ExitCode.DIFFERENT
     result = json.loads(capsys.readouterr().out)
     assert result["ok"] is False
@@ -145,15 +145,15 @@ def test_the_picture_marks_the_worst_day(tmp_path: Path, good: pa.Table) -> None
 
 
 @pytest.mark.parametrize(
-    ("missing", "said"),
+    ("missing", "expected"),
     [
         (["uvloop"], "uvloop is missing: "),
         (["uvloop", "matplotlib"], "uvloop and matplotlib are missing: "),
         (["uvloop", "pyspark", "matplotlib"], "uvloop, pyspark and matplotlib are missing: "),
     ],
 )
-def test_the_demo_says_all_that_it_lacks_before_it_starts_a_broker(
-    monkeypatch: pytest.MonkeyPatch, missing: list[str], said: str
+def test_the_demo_names_all_missing_packages_before_it_starts_a_broker(
+    monkeypatch: pytest.MonkeyPatch, missing: list[str], expected: str
 ) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(
@@ -162,6 +162,6 @@ def test_the_demo_says_all_that_it_lacks_before_it_starts_a_broker(
     with pytest.raises(CommandFailed) as caught:
         _check_requirements()
     text = str(caught.value)
-    assert text.startswith(said)
+    assert text.startswith(expected)
     assert text.count("pip install ") == 1
     assert all(f"{name}>=" in text for name in missing)

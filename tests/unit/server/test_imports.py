@@ -61,7 +61,7 @@ def loaded_by(script: str) -> set[str]:
 def test_a_broker_imports_nothing_that_it_does_not_need() -> None:
     """pandas takes 40 MB and a third of a second of every start; it came with a rule about keys.
 
-    The others are imported when somebody needs them: at the first scrape, say.
+    The others are imported when needed: at the first scrape, for example.
     """
     names = loaded_by(AS_A_BROKER)
     loaded = {name.partition(".")[0] for name in names}

@@ -1,4 +1,4 @@
-"""What speaks against a restart, and what is said of a cluster that is not as it should be."""
+"""What forbids a restart, and what is printed of a cluster that is not as it should be."""
 
 from __future__ import annotations
 
@@ -127,10 +127,10 @@ def test_one_thing_that_speaks_against_a_restart(
 @pytest.mark.parametrize(
     ("found", "node_id"),
     [
-        # It is the one that is out of sync, or moves elsewhere: its restart hurts nobody more.
+        # It is the one that is out of sync, or moves elsewhere: its restart costs no more.
         (with_broker(2, out_of_sync=4), 2),
         (with_broker(2, moving=5), 1),
-        # It serves nobody, so that its restart is what helps.
+        # It serves no client: its restart is what helps.
         (with_broker(2, fenced=True, out_of_sync=4, moving=1), 2),
         (with_voters(voter(1), voter(2), voter(3, silent_s=9.0)), 3),
         (with_voters(voter(1), voter(2), voter(3, silent_s=VOTER_SILENT_S / 2)), 2),
@@ -143,7 +143,7 @@ def test_what_does_not_speak_against_a_restart(found: ClusterDetail, node_id: in
     assert may_restart(Seen(found), node_id).reasons == ()
 
 
-def test_a_voter_that_has_just_stopped_is_not_relied_on_though_it_was_just_heard() -> None:
+def test_a_voter_that_has_just_stopped_does_not_count_though_it_has_just_answered() -> None:
     found = with_broker(2, fenced=True)
     assert may_restart(Seen(found), 1).reasons == (
         "the quorum has no voter to spare: without it 1 of 3 answer, 2 are needed",
@@ -153,7 +153,7 @@ def test_a_voter_that_has_just_stopped_is_not_relied_on_though_it_was_just_heard
 
 
 def seen_without(found: ClusterDetail, *silent: int) -> Seen:
-    """As broker 1 tells it; these have not answered."""
+    """The cluster by broker 1's answer; `silent` have not answered."""
     return Seen(
         found,
         [
@@ -175,7 +175,7 @@ def test_a_broker_that_does_not_answer_is_not_counted_on() -> None:
     assert may_restart(seen_without(five), 1).reasons == ()
     # Its own restart is what helps.
     assert may_restart(seen_without(cluster(), 3), 3).reasons == ()
-    # It is said once, in the controller's words.
+    # Once, in the controller's words.
     assert may_restart(seen_without(with_broker(3, fenced=True), 3), 1).reasons == (
         no_spare,
         "broker 3 is fenced",
@@ -202,14 +202,14 @@ def test_restart_check_asks_each_broker(monkeypatch: pytest.MonkeyPatch, wait: l
     assert len(list(answers)) == (0 if wait else 2)
 
 
-def test_copies_that_nobody_can_spare_are_noted_and_do_not_hold_a_restart_up_for_ever() -> None:
+def test_copies_without_a_spare_are_noted_and_do_not_forbid_a_restart() -> None:
     verdict = may_restart(Seen(with_broker(2, needed=2)), 2)
     assert verdict.may_restart
     assert "2 of its partitions have no copy to spare" in verdict.notes[0]
 
 
 @pytest.mark.parametrize(
-    ("found", "said"),
+    ("found", "printed"),
     [
         (with_broker(2, fenced=True), "Fenced: 2."),
         (with_broker(2, out_of_sync=1_200), "1,200 on broker 2"),
@@ -219,13 +219,13 @@ def test_copies_that_nobody_can_spare_are_noted_and_do_not_hold_a_restart_up_for
         (with_voters(voter(1), voter(2), voter(3, silent_s=4.0)), "lag behind: 3."),
     ],
 )
-def test_what_makes_a_cluster_unhealthy_is_said(
-    found: ClusterDetail, said: str, capsys: pytest.CaptureFixture[str]
+def test_each_reason_for_an_unhealthy_cluster_is_reported(
+    found: ClusterDetail, printed: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert not is_healthy(found)
     print_status(Seen(found))
     shown = capsys.readouterr().out
-    assert said in shown
+    assert printed in shown
     assert "healthy      no" in shown
 
 
@@ -237,7 +237,7 @@ def test_warnings_leave_a_cluster_healthy_and_come_last() -> None:
     assert [one.is_warning for one in findings(worse)] == [False, True]
 
 
-def test_a_voter_that_nobody_tells_of_is_not_taken_for_gone() -> None:
+def test_a_voter_without_figures_does_not_count_as_down() -> None:
     unknown = voter(3, lag=None, silent_s=None)
     assert spare_voters(cluster(quorum=(voter(1), voter(2), unknown))) == 1
 
@@ -250,17 +250,21 @@ def test_a_voter_that_nobody_tells_of_is_not_taken_for_gone() -> None:
         cluster(is_behind=True),
         cluster(reported_by=2, is_behind=True, age_s=12.25),
     ],
-    ids=["another tells", "nobody decides", "the controller is cut off", "cut off"],
+    ids=["another broker answers", "no controller", "the controller is cut off", "cut off"],
 )
-def test_what_no_controller_tells_is_not_said_to_be_so_now(
+def test_figures_that_are_not_the_controllers_are_shown_as_old(
     found: ClusterDetail, capsys: pytest.CaptureFixture[str]
 ) -> None:
     seen = Seen(found, [Probe("h:9001", found), Probe("h:9002", None, "refused")])
     assert not is_healthy(found)
     assert spare_voters(found) == 0
-    said = status_json(seen)
-    assert (said["live"], said["voters_to_spare"], said["is_current"]) == (None, None, False)
-    assert said["answering"] == [found.reported_by]
+    printed = status_json(seen)
+    assert (printed["live"], printed["voters_to_spare"], printed["is_current"]) == (
+        None,
+        None,
+        False,
+    )
+    assert printed["answering"] == [found.reported_by]
     print_status(seen)
     shown = capsys.readouterr().out
     for text in ("live", "all in sync", "may be lost", "Nothing to do"):
@@ -281,11 +285,11 @@ def test_an_address_that_was_given_and_is_no_broker_is_a_warning_and_a_live_one_
     assert not is_healthy(found, [*fine[:2], Probe("h:9003", None, "refused")])
 
 
-@pytest.mark.parametrize(("fenced", "is_told"), [(False, True), (True, False)])
-def test_copies_of_a_broker_that_runs_and_does_not_catch_up(fenced: bool, is_told: bool) -> None:
+@pytest.mark.parametrize(("fenced", "is_advised"), [(False, True), (True, False)])
+def test_copies_of_a_broker_that_runs_and_does_not_catch_up(fenced: bool, is_advised: bool) -> None:
     texts = [one.text for one in findings(with_broker(2, out_of_sync=4, fenced=fenced))]
     advice = "Broker 2 runs: if its copies do not catch up within a minute, look at its disk"
-    assert any(advice in text and "restart it" in text for text in texts) == is_told
+    assert any(advice in text and "restart it" in text for text in texts) == is_advised
 
 
 def test_a_broker_whose_fsync_has_failed_comes_with_plain_advice() -> None:
@@ -313,15 +317,15 @@ def test_brokers_are_listed_with_what_they_are() -> None:
 
 
 @pytest.mark.parametrize(("offline", "is_disk_named"), [(0, True), (1, False)])
-def test_copies_that_nobody_leads_are_no_sign_of_a_broken_disk(
+def test_copies_without_a_leader_are_no_sign_of_a_broken_disk(
     offline: int, is_disk_named: bool
 ) -> None:
     """Without a leader no replica is in sync, whatever its disk does."""
     found = replace(with_broker(3, out_of_sync=2), offline=offline, under_replicated=2)
-    said = [one.text for one in findings(found)]
-    assert any("Copies out of sync: 2 on broker 3" in text for text in said)
-    assert any("look at its disk" in text for text in said) == is_disk_named
-    assert any("Partitions without a leader" in text for text in said) == bool(offline)
+    printed = [one.text for one in findings(found)]
+    assert any("Copies out of sync: 2 on broker 3" in text for text in printed)
+    assert any("look at its disk" in text for text in printed) == is_disk_named
+    assert any("Partitions without a leader" in text for text in printed) == bool(offline)
 
 
 def topic(name: str, replicas: int) -> TopicInfo:
@@ -383,8 +387,8 @@ def test_a_broker_that_does_not_answer_counts_neither_as_live_nor_as_a_vote(
     assert "2 of 3 live" in shown
     assert "0 may be lost" in shown
     assert "3 copies on brokers that do not answer here" in shown
-    said = status_json(seen)
-    assert (said["live"], said["voters_to_spare"], said["is_healthy"]) == (2, 0, False)
+    printed = status_json(seen)
+    assert (printed["live"], printed["voters_to_spare"], printed["is_healthy"]) == (2, 0, False)
 
 
 def test_a_broker_that_answers_at_another_address_than_its_own_is_live(

@@ -1,4 +1,4 @@
-"""Ctrl-C where a library does not hear it."""
+"""Ctrl-C while a library that ignores signals runs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_ctrl_c_stops_the_library_and_is_raised_at_the_end(ending: Exception | N
     def call_the_library() -> None:
         signal.raise_signal(signal.SIGINT)
         for _ in range(3):  # the first may have come too early to count
-            assert times.acquire(timeout=60), "nobody told the library"
+            assert times.acquire(timeout=60), "the library was not stopped"
         if ending is not None:
             raise ending
 
@@ -68,15 +68,17 @@ def test_one_that_has_decided_what_ctrl_c_means_keeps_it() -> None:
     assert seen == [signal.SIGINT]
 
 
-def test_without_descriptors_ctrl_c_is_heard_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_descriptors_ctrl_c_takes_effect_at_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def none_left() -> None:
         raise OSError(errno.EMFILE, "too many open files")
 
     monkeypatch.setattr(socket, "socketpair", none_left)
-    with interrupts_carried_to(lambda: pytest.fail("nobody can carry it")):
+    with interrupts_carried_to(lambda: pytest.fail("it cannot be forwarded")):
         pass
     with (
         pytest.raises(KeyboardInterrupt),
-        interrupts_carried_to(lambda: pytest.fail("nobody can carry it")),
+        interrupts_carried_to(lambda: pytest.fail("it cannot be forwarded")),
     ):
         signal.raise_signal(signal.SIGINT)

@@ -16,7 +16,7 @@ from quiverlog.cli.app import cli as root
 from quiverlog.cli.console.failures import ExitCode
 from quiverlog.cli.console.profiles import load, path_of_profiles
 
-NOBODY = "127.0.0.1:1"  # no broker may listen on a port this low
+NO_BROKER = "127.0.0.1:1"  # no broker may listen on a port this low
 
 
 @pytest.fixture(autouse=True)
@@ -34,18 +34,19 @@ def run(capsys, *words: str) -> tuple[int, str, str]:
 def test_the_life_of_a_profile(capsys):
     assert run(capsys, "profile", "list")[0] == 0
     assert (
-        run(capsys, "profile", "create", 'här "e"', "-b", NOBODY)[1] == 'created här "e", in use\n'
+        run(capsys, "profile", "create", 'här "e"', "-b", NO_BROKER)[1]
+        == 'created här "e", in use\n'
     )
     assert run(capsys, "profile", "create", "b", "-b", "b-1:1,b-2:2")[1] == "created b\n"
     assert stat.S_IMODE(path_of_profiles().stat().st_mode) == 0o600
     code, _, err = run(capsys, "topic", "list", "--timeout", "1")
-    assert (code, NOBODY in err) == (ExitCode.UNREACHABLE, True)
+    assert (code, NO_BROKER in err) == (ExitCode.UNREACHABLE, True)
     assert run(capsys, "profile", "use", "b")[1] == "in use: b\n"
-    assert load().bootstraps == {'här "e"': NOBODY, "b": "b-1:1,b-2:2"}
+    assert load().bootstraps == {'här "e"': NO_BROKER, "b": "b-1:1,b-2:2"}
     assert load().in_use == "b"
     assert "b-1:1,b-2:2" in run(capsys, "profile", "list", "--format", "json")[1]
     code, _, err = run(capsys, "--profile", 'här "e"', "topic", "list", "--timeout", "1")
-    assert (code, NOBODY in err) == (ExitCode.UNREACHABLE, True)
+    assert (code, NO_BROKER in err) == (ExitCode.UNREACHABLE, True)
     code, _, err = run(capsys, "topic", "list", "--timeout", "1", "-b", "127.0.0.1:2")
     assert "127.0.0.1:2" in err
     run(capsys, "profile", "delete", "b")
@@ -53,19 +54,19 @@ def test_the_life_of_a_profile(capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "says"),
+    ("words", "code", "expected"),
     [
         (["profile", "create", "a", "-b", ""], ExitCode.USAGE, "at least one address"),
-        (["profile", "create", "", "-b", NOBODY], ExitCode.USAGE, "is no name"),
+        (["profile", "create", "", "-b", NO_BROKER], ExitCode.USAGE, "is no name"),
         (["profile", "use", "none"], ExitCode.FAILED, "no profile 'none'"),
         (["profile", "delete", "none"], ExitCode.FAILED, "no profile 'none'"),
         (["--profile", "none", "topic", "list"], ExitCode.FAILED, "no profile 'none'"),
     ],
 )
-def test_a_profile_that_makes_no_sense(capsys, words, code, says):
+def test_a_profile_that_makes_no_sense(capsys, words, code, expected):
     found, out, err = run(capsys, *words)
     assert (found, out, err.count("\n")) == (code, "", 1), err
-    assert says in err
+    assert expected in err
 
 
 @pytest.mark.parametrize(
@@ -106,7 +107,7 @@ def commands(group: click.Group, context: click.Context) -> Iterator[click.Comma
             yield command
 
 
-def test_where_a_file_is_meant_the_shell_offers_files():
+def test_the_shell_offers_files_for_arguments_that_are_files():
     context = click.Context(root)
     asked = [
         (command.name, parameter)
@@ -137,13 +138,13 @@ def test_help_lists_the_choices(capsys):
 
 
 @pytest.mark.parametrize(
-    ("answer", "says"),
+    ("answer", "expected"),
     [
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "b'HTTP/1.1'"),
         (b"SSH-2.0-OpenSSH_9\r\n", "b'SSH-2.0-'"),
     ],
 )
-def test_how_a_server_that_is_no_broker_answers_is_shown(capsys, answer, says):
+def test_how_a_server_that_is_no_broker_answers_is_shown(capsys, answer, expected):
     def serve() -> None:
         connection, _ = server.accept()
         with connection:
@@ -156,7 +157,7 @@ def test_how_a_server_that_is_no_broker_answers_is_shown(capsys, answer, says):
         address = f"127.0.0.1:{server.getsockname()[1]}"
         code, _, err = run(capsys, "topic", "list", "-b", address, "--timeout", "1")
         thread.join()
-    assert (code, says in err, err.count("\n")) == (ExitCode.UNREACHABLE, True, 1), err
+    assert (code, expected in err, err.count("\n")) == (ExitCode.UNREACHABLE, True, 1), err
 
 
 def test_of_a_silent_server_the_error_names_the_port_for_clients(capsys):

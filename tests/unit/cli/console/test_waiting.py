@@ -28,7 +28,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @pytest.mark.parametrize(("wait_s", "times"), [(0.0, 1), (0.1, 2), (0.25, 2), (1.0, 5)])
-def test_polls_go_round_until_the_time_is_over_and_say_which_is_the_last(
+def test_polls_go_round_until_the_time_is_over_and_mark_the_last(
     clock: Clock, wait_s: float, times: int
 ) -> None:
     seen = list(polls(wait_s))
@@ -44,7 +44,7 @@ def fails(error: QuiverlogError) -> object:
     raise error
 
 
-def test_what_passes_is_passed_over_until_nobody_has_answered_for_long(clock: Clock) -> None:
+def test_retriable_errors_are_passed_over_until_the_silence_is_too_long(clock: Clock) -> None:
     patience = Patience(silence_s=60.0)
     assert patience.ask(lambda: "there") == "there"
     clock.advance(4.0)
@@ -58,9 +58,9 @@ def test_what_passes_is_passed_over_until_nobody_has_answered_for_long(clock: Cl
     with pytest.raises(NotController):
         patience.ask(lambda: fails(NotController()))
     assert patience.ask(lambda: "back") == "back"
-    assert patience.ask(lambda: fails(NotController())) is None, "it was heard again"
+    assert patience.ask(lambda: fails(NotController())) is None, "an answer begins the silence anew"
 
 
-def test_what_is_refused_is_told_at_once(clock: Clock) -> None:
+def test_a_refusal_is_raised_at_once(clock: Clock) -> None:
     with pytest.raises(InvalidRequest):
         Patience().ask(lambda: fails(InvalidRequest("no.")))

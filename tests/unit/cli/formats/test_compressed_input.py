@@ -1,4 +1,4 @@
-"""`produce` of text that is compressed, or not UTF-8, and whose name does not say so."""
+"""`produce` of text that is compressed, or not UTF-8, and whose name has no suffix for it."""
 
 from __future__ import annotations
 
@@ -71,14 +71,14 @@ def test_compressed_stdin_is_unpacked(
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_so_is_a_file_whose_name_says_nothing(tmp_path: Path, codec: str) -> None:
+def test_a_compressed_file_without_a_suffix_is_unpacked(tmp_path: Path, codec: str) -> None:
     path = tmp_path / "rows"
     path.write_bytes(CODECS[codec](ROWS))
     assert rows_of(str(path)) == 5000
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_a_name_that_says_otherwise_is_refused(tmp_path: Path, codec: str) -> None:
+def test_a_compressed_file_with_a_suffix_of_text_is_refused(tmp_path: Path, codec: str) -> None:
     path = tmp_path / "rows.csv"
     path.write_bytes(CODECS[codec](ROWS))
     with pytest.raises(CommandFailed, match=f"compressed with {codec}"):

@@ -18,7 +18,7 @@ from quiverlog.cli.formats.read_files import open_source
 
 
 def read(text: str, tmp_path: Path, **options: Any) -> tuple[pa.Table, list[str]]:
-    """The rows, and what is told."""
+    """The rows, and what is noted."""
     path, notes = tmp_path / "rows.csv", []
     path.write_text(text)
     with open_source(str(path), warn=notes.append, **options) as source:
@@ -77,12 +77,12 @@ def test_a_name_that_is_there_twice_is_refused_where_the_topic_has_it_once(tmp_p
     assert columns(table) == {"a": [1], "b": [2]}
 
 
-def test_a_made_up_name_is_told_only_where_its_column_is_taken(tmp_path: Path) -> None:
+def test_a_made_up_name_is_noted_only_where_its_column_is_taken(tmp_path: Path) -> None:
     text = ",a,a\n0,1,2\n"
-    for columns_taken, told in (["a"], 0), (["index", "a"], 1), (["index", "a", "a_1"], 2):
+    for columns_taken, noted in (["a"], 0), (["index", "a"], 1), (["index", "a", "a_1"], 2):
         table, notes = read(text, tmp_path, columns=columns_taken)
         assert table.schema.names == columns_taken
-        assert len(notes) == told, notes
+        assert len(notes) == noted, notes
 
 
 @pytest.mark.parametrize("value", ["01234", "00", "+4912345", "007.5", "-007", "-00.5"])
@@ -118,7 +118,7 @@ def test_numbers_without_zeros_in_front_stay_numbers(tmp_path: Path) -> None:
     assert notes == []
 
 
-def test_a_type_that_is_told_counts_and_the_loss_is_told(tmp_path: Path) -> None:
+def test_a_given_type_counts_and_the_loss_is_noted(tmp_path: Path) -> None:
     topic = parse_schema("zip long, s string, price double")
     table, notes = read("zip,s,price\n01234,007,00.5\n5,1,2\n", tmp_path, schema=topic)
     assert columns(table) == {"zip": [1234, 5], "s": ["007", "1"], "price": [0.5, 2.0]}
@@ -128,7 +128,7 @@ def test_a_type_that_is_told_counts_and_the_loss_is_told(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("schema", [None, "n long, zip long"])
-def test_a_loss_in_a_later_block_is_told_once(tmp_path: Path, schema: str | None) -> None:
+def test_a_loss_in_a_later_block_is_noted_once(tmp_path: Path, schema: str | None) -> None:
     rows = "".join(f"{n},{n % 90000 + 10000}\n" for n in range(500_000))
     text = f"n,zip\n{rows}1,01234\n2,05678\n"
     assert len(text) > 5 << 20, "more than a block"

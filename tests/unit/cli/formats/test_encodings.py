@@ -102,7 +102,7 @@ def test_text_that_is_not_in_the_encoding_is_refused(tmp_path: Path) -> None:
         rows_of(tmp_path / "a.csv", "id\n1\n".encode("utf-16-le")[:-1], encoding="utf-16-le")
 
 
-def test_utf16_is_told_what_to_type(tmp_path: Path) -> None:
+def test_the_error_for_utf16_names_the_option(tmp_path: Path) -> None:
     with pytest.raises(CommandFailed, match=r"UTF-16.*--encoding utf-16"):
         rows_of(tmp_path / "a.csv", TEXTS["csv"].encode("utf-16"))
 
@@ -125,7 +125,7 @@ def test_what_is_no_text_has_no_encoding(tmp_path: Path) -> None:
 # --- JSON that is no lines ----------------------------------------------------------------------
 @pytest.mark.parametrize("content", [b'[{"a":1},{"a":2}]', b'[\n {"a":1}\n]\n', b" [ ]", b"["])
 @pytest.mark.parametrize("name", ["a.json", "a"])
-def test_an_array_of_rows_is_told_how_to_become_lines(
+def test_the_error_for_an_array_of_rows_names_the_command_that_makes_lines(
     tmp_path: Path, name: str, content: bytes
 ) -> None:
     """Without a suffix, too: it is not taken for the names of the columns of a CSV file."""
@@ -133,7 +133,9 @@ def test_an_array_of_rows_is_told_how_to_become_lines(
         rows_of(tmp_path / name, content)
 
 
-def test_objects_of_several_lines_are_told_how_to_become_lines(monkeypatch) -> None:
+def test_the_error_for_objects_of_several_lines_names_the_command_that_makes_lines(
+    monkeypatch,
+) -> None:
     """As a pipe brings them, where the end of a line is the end of what can be read."""
     with pytest.raises(CommandFailed, match=r"line 1 is no JSON: .*jq -c \."):
         trickled(monkeypatch, b'{\n "a": 1\n}\n', 3, "json")

@@ -30,7 +30,7 @@ ARROW_S_OWN_BYTES = 1 * GIB
 
 
 def repeated(value: str, rows: int) -> pa.Array:
-    """A column of one value, which a file says once."""
+    """A column of one value, which a file holds once."""
     return pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), pa.array([value]))
 
 
@@ -64,7 +64,7 @@ print(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1])
 
 
 def read(path: Path, *bound: int) -> tuple[str, int]:
-    """What a process of its own says that reads it, and the memory that it had at its peak.
+    """The output of a separate process that reads the file, and its peak memory.
 
     With a bound of its own, Arrow asks the system for every piece and reserves none.
     """
@@ -76,13 +76,13 @@ def read(path: Path, *bound: int) -> tuple[str, int]:
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
-    said, _, peak_kib = done.stdout.strip().rpartition(" ")
-    return said, int(peak_kib) * KIB
+    printed, _, peak_kib = done.stdout.strip().rpartition(" ")
+    return printed, int(peak_kib) * KIB
 
 
 def test_two_gigabytes_of_text_in_five_kilobytes_come_in_pieces(tmp_path: Path) -> None:
-    said, peak_bytes = read(parquet(tmp_path / "x.parquet", repeated("x" * 32 * KIB, 65_536)))
-    rows, bytes_max = map(int, said.split())
+    printed, peak_bytes = read(parquet(tmp_path / "x.parquet", repeated("x" * 32 * KIB, 65_536)))
+    rows, bytes_max = map(int, printed.split())
     assert rows == 65_536
     assert bytes_max < FILE_BATCH_BYTES + MIB
     assert peak_bytes < FILE_MEMORY_BYTES_MAX + ARROW_S_OWN_BYTES
@@ -91,8 +91,8 @@ def test_two_gigabytes_of_text_in_five_kilobytes_come_in_pieces(tmp_path: Path) 
 def test_one_row_that_no_memory_holds_is_refused_with_file_and_limit(tmp_path: Path) -> None:
     text = in_one_row(repeated("x" * 32 * KIB, 65_535))
     path = parquet(tmp_path / "x.parquet", text)
-    said, peak_bytes = read(path)
-    assert said.startswith(f"FILE_TOO_LARGE {path}: reading it takes more than 1024 MiB")
+    printed, peak_bytes = read(path)
+    assert printed.startswith(f"FILE_TOO_LARGE {path}: reading it takes more than 1024 MiB")
     assert peak_bytes < FILE_MEMORY_BYTES_MAX + ARROW_S_OWN_BYTES
 
 
@@ -101,8 +101,8 @@ def test_a_packed_file_of_zeros_is_refused(tmp_path: Path) -> None:
     with gzip.open(path, "wb", compresslevel=1) as file:
         for _ in range(4):
             file.write(bytes(BOUND_BYTES))
-    said, peak_bytes = read(path, BOUND_BYTES)
-    assert said.startswith(f"FILE_TOO_LARGE {path}: reading it takes more than 64 MiB")
+    printed, peak_bytes = read(path, BOUND_BYTES)
+    assert printed.startswith(f"FILE_TOO_LARGE {path}: reading it takes more than 64 MiB")
     assert peak_bytes < 4 * BOUND_BYTES + USUAL_BYTES
 
 
@@ -114,8 +114,8 @@ def test_a_compressed_batch_of_arrow_is_refused(tmp_path: Path, kind: Any) -> No
     batch = pa.record_batch({"x": zeros})
     with kind(path, batch.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
         writer.write(batch)
-    said, peak_bytes = read(path, BOUND_BYTES)
-    assert said.startswith(f"FILE_TOO_LARGE {path}")
+    printed, peak_bytes = read(path, BOUND_BYTES)
+    assert printed.startswith(f"FILE_TOO_LARGE {path}")
     assert peak_bytes < 4 * BOUND_BYTES + USUAL_BYTES
 
 

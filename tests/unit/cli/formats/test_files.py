@@ -289,14 +289,14 @@ WIDER = NARROW.set(0, pa.field("id", pa.int64()))
 
 
 def evolved(schema: pa.Schema) -> list[pa.RecordBatch]:
-    """Rows of a topic whose schema changes while somebody follows it."""
+    """Rows of a topic whose schema changes while a consumer follows it."""
     row = {"id": 7, "name": "n", "extra": 0.5}
     return [pa.RecordBatch.from_pylist([row], schema=kind) for kind in (NARROW, schema)]
 
 
 @pytest.mark.parametrize("file_format", ["csv", "arrow", "parquet", "table"])
 def test_a_column_that_a_topic_gains_is_left_out_of_a_file(tmp_path: Path, file_format: str):
-    """`consume --follow` ended as a bug of its own when somebody added a column."""
+    """`consume --follow` ended as a bug of its own when a column was added."""
     path = tmp_path / "rows"
     text = written(file_format, path, *evolved(GROWN), schema=NARROW)
     if file_format == "table":

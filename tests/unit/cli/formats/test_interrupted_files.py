@@ -63,8 +63,8 @@ def test_ctrl_c_before_the_first_row(
     assert table.num_rows == 0
 
 
-def test_a_sink_that_nobody_has_entered_is_closed(tmp_path: Path) -> None:
-    """Ctrl-C may come when the file is ready, and nobody has got it yet."""
+def test_a_sink_that_was_made_and_not_entered_is_closed(tmp_path: Path) -> None:
+    """Ctrl-C may come when the file is ready, and before the `with` has it."""
     path = tmp_path / "out"
     opened = write_files.open_sink(str(path), "parquet", SCHEMA)
     opened.__enter__()
@@ -84,14 +84,14 @@ def test_ctrl_c_ends_the_wait_for_the_reader_of_a_pipe(
 
     monkeypatch.setattr(output_file, "open", waiting, raising=False)
     with pytest.raises(KeyboardInterrupt), write_files.open_sink(str(path), "parquet", SCHEMA):
-        pytest.fail("nobody reads")
+        pytest.fail("without a reader")
 
 
 @pytest.mark.parametrize("is_pipe", [False, True])
 def test_text_for_a_pipe_ends_at_once_and_that_of_a_file_after_its_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_pipe: bool
 ) -> None:
-    """Whoever reads a pipe may have stopped: `less` does, and so does a terminal on Ctrl-S."""
+    """A pipe's reader may have stopped: `less` does, and so does a terminal on Ctrl-S."""
     path = tmp_path / "out"
     if is_pipe:
         os.mkfifo(path)

@@ -124,7 +124,7 @@ def through(batch: pa.RecordBatch, file_format: str) -> pa.RecordBatch:
 
 
 def same(left, right) -> bool:
-    """Equality that knows NaN and the sign of zero."""
+    """Equality by NaN and by the sign of zero."""
     if isinstance(left, float) and isinstance(right, float):
         if math.isnan(left) or math.isnan(right):
             return math.isnan(left) and math.isnan(right)
@@ -176,7 +176,7 @@ def test_lines_come_back(other: str, found):
 
 
 @pytest.mark.parametrize(
-    ("rows", "says"),
+    ("rows", "expected"),
     [
         ([{"value": b"two\nlines"}], "'value'"),
         ([{"value": b"half\r"}], "'value'"),
@@ -184,10 +184,10 @@ def test_lines_come_back(other: str, found):
         ([{"value": b"x", "key": b"k"}], "'key'"),
     ],
 )
-def test_lines_refuse_what_they_cannot_hold(rows, says):
+def test_lines_refuse_what_they_cannot_hold(rows, expected):
     schema = pa.schema([*LINES, pa.field("key", pa.binary())])
     batch = pa.RecordBatch.from_pylist(rows, schema=schema)
-    with pytest.raises(CommandFailed, match=says) as caught:
+    with pytest.raises(CommandFailed, match=expected) as caught:
         through(batch, "lines")
     assert "json" in str(caught.value)
 

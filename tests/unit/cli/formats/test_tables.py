@@ -1,4 +1,4 @@
-"""Tables of rows, and of what commands tell: what is shown, and which names are refused."""
+"""Tables of rows and of commands' output: what is shown, and which names are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text that comes by and by, in blocks of any size, and what is said of unreadable text."""
+"""Text that comes by and by, in blocks of any size, and the errors for unreadable text."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ SCHEMA = parse_schema(
 
 
 @pytest.mark.parametrize(
-    ("line", "says"),
+    ("line", "expected"),
     [
         ('{"a": "1"}', "column 'a' (int32): '1' is not a whole number"),
         ('{"a": 1.5}', "column 'a' (int32): '1.5' is not a whole number"),
@@ -125,7 +125,9 @@ SCHEMA = parse_schema(
         ('{"a": "\\ud800"}', "is half of a surrogate pair"),
     ],
 )
-def test_json_that_cannot_be_read_is_named_by_line_and_column(tmp_path: Path, line: str, says: str):
+def test_json_that_cannot_be_read_is_named_by_line_and_column(
+    tmp_path: Path, line: str, expected: str
+):
     path = tmp_path / "rows.json"
     path.write_text('{"a": 1}\n\n' + line + '\n{"a": 2}\n')
     with (
@@ -134,7 +136,7 @@ def test_json_that_cannot_be_read_is_named_by_line_and_column(tmp_path: Path, li
     ):
         list(source.batches)
     assert "line 3" in str(caught.value)
-    assert says in str(caught.value)
+    assert expected in str(caught.value)
     assert len(str(caught.value)) < 600
 
 
@@ -181,7 +183,7 @@ def test_csv_names_the_column(tmp_path: Path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("message", "says"),
+    ("message", "expected"),
     [
         ("In CSV column #1: CSV conversion error to double: bad 'x'", "column 'price': not double"),
         (
@@ -190,8 +192,8 @@ def test_csv_names_the_column(tmp_path: Path, monkeypatch):
         ),
     ],
 )
-def test_csv_names_the_column_whether_or_not_pyarrow_knows_the_row(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, message: str, says: str
+def test_csv_names_the_column_with_and_without_a_row_from_pyarrow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, message: str, expected: str
 ) -> None:
     path = tmp_path / "rows.csv"
     path.write_text("id,price\n1,2\n")
@@ -204,7 +206,7 @@ def test_csv_names_the_column_whether_or_not_pyarrow_knows_the_row(
         return real(text, **options)
 
     monkeypatch.setattr("pyarrow.csv.read_csv", fails)
-    with pytest.raises(CommandFailed, match=says), open_source(str(path)) as source:
+    with pytest.raises(CommandFailed, match=expected), open_source(str(path)) as source:
         list(source.batches)
 
 

@@ -76,7 +76,7 @@ def test_what_is_no_rate(text: str, capsys: pytest.CaptureFixture[str]) -> None:
         ["t", "--topic", "u"],
     ],
 )
-def test_what_cannot_be_meant_is_refused_before_anybody_is_asked(words: list[str]) -> None:
+def test_senseless_options_are_refused_before_a_broker_is_asked(words: list[str]) -> None:
     assert run(["partition", "reassign", *words, "-b", "127.0.0.1:1"]) == 2
 
 
@@ -114,7 +114,7 @@ def test_a_broker_counts_errors_of_the_parts_that_have_some() -> None:
 
 
 @pytest.mark.parametrize("asked", [1, 2, 3])
-def test_who_interrupts_is_told_that_what_has_begun_goes_on(
+def test_ctrl_c_prints_that_moves_which_have_begun_go_on(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], asked: int
 ) -> None:
     """From the first request on; the controller is asked first whether it would refuse."""
@@ -138,7 +138,7 @@ def test_who_interrupts_is_told_that_what_has_begun_goes_on(
     assert ("`quiverlog partition reassign --status`" in capsys.readouterr().err) is is_begun
 
 
-def test_who_interrupts_a_decommissioning_is_told_that_it_goes_on(
+def test_ctrl_c_prints_that_a_decommissioning_goes_on(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Interrupted:
@@ -153,6 +153,6 @@ def test_who_interrupts_a_decommissioning_is_told_that_it_goes_on(
         lambda *_, **__: nullcontext(Interrupted()),
     )
     assert run(["cluster", "decommission", "4"]) == 130
-    said = capsys.readouterr().err
-    assert "broker 4" in said
-    assert "--cancel calls it off" in said
+    stderr = capsys.readouterr().err
+    assert "broker 4" in stderr
+    assert "--cancel calls it off" in stderr

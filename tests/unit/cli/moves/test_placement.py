@@ -1,4 +1,4 @@
-"""What planners are told while others move the same partitions: not those before and after."""
+"""The input of planners while others move the same partitions: not the brokers before and after."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ class Client:
         ([MOVES], [(7, MEANWHILE)], AFTER, (3,)),
         # A move begins after those that move were asked for.
         ([{}, MOVES], [(8, MEANWHILE)], AFTER, (3,)),
-        # A move ends: those that move are known, and who holds it then.
+        # A move ends: the moves are known, and the brokers that hold the partition then.
         ([MOVES, {}], [(8, AFTER)], AFTER, ()),
-        # It has ended, and the broker that tells of the topics has not heard of it.
+        # It has ended, and the broker that answers METADATA does not have that yet.
         ([{}], [(6, MEANWHILE), (7, AFTER)], AFTER, ()),
     ],
 )

@@ -1,4 +1,4 @@
-"""What `produce` says on stderr while rows come by and by: those too that came last."""
+"""What `produce` prints on stderr while rows come by and by: those too that came last."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ def source(total: int | None = None) -> Source:
     return Source(pa.schema([]), iter(()), Read(), total)
 
 
-def test_the_last_rows_are_told_while_the_pipe_is_silent(
+def test_the_last_rows_are_shown_while_the_pipe_is_silent(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(produce_progress, "_LINE_EVERY_S", 0.01)
-    rows, said = 0, ""
+    rows, printed = 0, ""
 
     def shows(text: str) -> bool:
-        nonlocal said
-        said += capsys.readouterr().err
-        return text in said
+        nonlocal printed
+        printed += capsys.readouterr().err
+        return text in printed
 
     with shown_progress("-", source(), lambda: rows, is_quiet=False):
         rows = 3
         until(lambda: shows("3 rows, "))
         rows = 1003
         until(lambda: shows("1,003 rows, "))
-    lines = said.splitlines()
+    lines = printed.splitlines()
     assert len(lines) == 2, "no line without new rows"
 
 
@@ -58,12 +58,12 @@ def test_a_file_and_a_quiet_person_get_no_line(
 
 def test_a_terminal_shows_rows_that_nothing_came_after(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = pty.openpty()
-    rows, said = 0, b""
+    rows, printed = 0, b""
 
     def shows(text: bytes) -> bool:
-        nonlocal said
-        said += os.read(ours, 65_536)
-        return text in said
+        nonlocal printed
+        printed += os.read(ours, 65_536)
+        return text in printed
 
     with io.TextIOWrapper(os.fdopen(theirs, "wb", buffering=0), write_through=True) as stderr:
         monkeypatch.setattr("sys.stderr", stderr)

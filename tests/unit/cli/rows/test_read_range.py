@@ -55,10 +55,10 @@ def test_where_not_to_begin(text):
 def test_what_is_advised_in_place_of_an_offset_is_taken(offset: str) -> None:
     with pytest.raises(click.UsageError) as caught:
         output_kind(offset, None, reads_offsets=True)
-    said = caught.value.message
-    advised = [one.rstrip(".") for one in re.findall(r"--from ([^\s,]+)", said)]
+    message = caught.value.message
+    advised = [one.rstrip(".") for one in re.findall(r"--from ([^\s,]+)", message)]
     assert advised
     for one in advised:
         parse_point(one, "--from")
     assert output_kind(f"./{offset}", "csv", reads_offsets=True).format == "csv"
-    assert f"./{offset}, with --format" in said
+    assert f"./{offset}, with --format" in message

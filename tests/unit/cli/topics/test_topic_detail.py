@@ -63,7 +63,7 @@ def test_json_has_no_sum_where_a_partition_was_not_asked() -> None:
     assert (partly["rows"], partly["size_bytes"]) == (None, None)
 
 
-def test_the_line_of_a_program_says_so_too() -> None:
+def test_the_repr_of_a_topic_marks_sums_without_silent_partitions() -> None:
     assert "at least 7 rows in 2 partitions" in repr(_topic(_answered(0, 7), _silent(1)))
     assert "TopicDetail('t', unknown rows in 1 partition," in repr(_topic(_silent(0)))
     assert "TopicDetail('t', 7 rows in 1 partition," in repr(_topic(_answered(0, 7)))

@@ -77,7 +77,7 @@ def test_toml_spellings_of_one_key(tmp_path: Path, text: str) -> None:
     assert config.topic_defaults == {"retention.ms": "60000"}
 
 
-def test_toml_may_say_true_without_quotes(tmp_path: Path) -> None:
+def test_toml_may_have_true_without_quotes(tmp_path: Path) -> None:
     path = tmp_path / "quiverlog.toml"
     unclean = "unclean.leader.election.enable"
     path.write_text(f"metrics.partition.offsets = true\ntopic.defaults.{unclean} = true\n")
@@ -181,9 +181,9 @@ def test_contradictions(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "[::]", "[0:0::0]"])
 def test_no_client_is_sent_to_every_address(tmp_path: Path, host: str) -> None:
-    said = refusal(tmp_path, f"advertise = '{host}:9292'\n")
-    assert "advertise" in said
-    assert "broker-1.example:9292" in said, "it says what to write instead"
+    error = refusal(tmp_path, f"advertise = '{host}:9292'\n")
+    assert "advertise" in error
+    assert "broker-1.example:9292" in error, "it names what to write instead"
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "[::1]", "0.0.0.1", "a-name"])
@@ -225,15 +225,15 @@ def test_roles_and_controllers(tmp_path: Path) -> None:
     found = config.controller_quorum_bootstrap_servers
     assert found == {1: Address("a", 9292), 2: Address("::1", 3)}
     assert config.controller_quorum_moved_servers == {3: Address("b", 1)}
-    told = node_config(config, {"default": Address("h", 1)})
-    assert told.moved_controllers == {3: Address("b", 1)}
-    assert told.controllers == found
+    node = node_config(config, {"default": Address("h", 1)})
+    assert node.moved_controllers == {3: Address("b", 1)}
+    assert node.controllers == found
 
 
 @pytest.mark.parametrize("text", ["a:9292", "x@a:9292", "-1@a:1", "1@a", "1@a:1,1@b:1", "²@a:1"])
 def test_a_controller_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
-    said = refusal(tmp_path, f"controller.quorum.bootstrap.servers = '{text}'\n")
-    assert "quiverlog.toml:1: controller.quorum.bootstrap.servers" in said
+    error = refusal(tmp_path, f"controller.quorum.bootstrap.servers = '{text}'\n")
+    assert "quiverlog.toml:1: controller.quorum.bootstrap.servers" in error
 
 
 def test_too_many_controllers_are_refused(tmp_path: Path) -> None:

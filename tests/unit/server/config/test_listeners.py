@@ -1,4 +1,4 @@
-"""Named listeners: what the configuration may say, and what those who ask there are told."""
+"""Named listeners: what the configuration may have, and what clients of each are served."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_listener_from_the_file_the_environment_and_flags(tmp_path: Path) -> N
         ({f"listeners.a{n}.bind": "h:0" for n in range(LISTENERS_MAX + 1)}, "at most 8"),
     ],
 )
-def test_what_listeners_may_not_say(given: dict[str, object], why: str) -> None:
+def test_senseless_listeners_are_refused(given: dict[str, object], why: str) -> None:
     with pytest.raises(InvalidConfig) as caught:
         load_config(flags=given)
     assert why in str(caught.value)
@@ -145,12 +145,12 @@ def test_a_listener_without_administration_serves_all_else(tmp_path: Path) -> No
         listeners_without_administration=frozenset(("default",)),
     )
     node.send(ConnectionOpened(7, "10.0.0.3:4", "internal"))
-    told = {}
+    served = {}
     for connection in (1, 7):
         answer, _ = node.call(m.HelloRequest(), connection=connection)
-        told[connection] = {one.api for one in answer.apis}
-    assert {APIS[api].api.name for api in told[7] - told[1]} >= ADMINISTRATIVE - set(ASKED)
-    assert {APIS[api].api.name for api in told[1]} >= set(ASKED)
+        served[connection] = {one.api for one in answer.apis}
+    assert {APIS[api].api.name for api in served[7] - served[1]} >= ADMINISTRATIVE - set(ASKED)
+    assert {APIS[api].api.name for api in served[1]} >= set(ASKED)
     assert {api.name for api in ADMINISTRATION} == ADMINISTRATIVE
     refused = set()
     for spec in APIS.values():

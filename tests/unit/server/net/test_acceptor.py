@@ -23,12 +23,12 @@ GONE = [
     errno.ECONNABORTED, errno.EPROTO, errno.ECONNRESET, errno.ETIMEDOUT, errno.ENETUNREACH,
     errno.EHOSTUNREACH,
 ]  # fmt: skip
-"""What the system says of a connection that is gone again: nothing that an operator could mend."""
+"""Errors of a connection that has ended already: an operator can mend nothing."""
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 
 
 class Greeter(asyncio.Protocol):
-    """Says one byte to whoever comes."""
+    """Sends one byte to each client."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         stream = cast("asyncio.Transport", transport)  # uvloop's is of no class of asyncio's
@@ -126,8 +126,8 @@ class Counted(asyncio.Protocol):
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_a_connection_that_is_being_taken_at_the_end_is_not_forgotten(loop: str) -> None:
-    """The protocol forgets a connection: where only the transport ends, a table keeps it."""
+def test_a_connection_that_is_being_accepted_at_the_end_is_closed(loop: str) -> None:
+    """The protocol is closed too: where only the transport ends, the table keeps the connection."""
 
     class Ends(Counted):
         def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -51,7 +51,7 @@ def verdict(state: ConnectionState, now_us: int, sent: int = 0, waiting: int = 0
     return overdue(state, LIMITS, now_us, sent=sent, waiting=waiting)
 
 
-def test_one_that_never_says_anything_counts_as_a_slow_request() -> None:
+def test_a_connection_that_never_sends_counts_as_a_slow_request() -> None:
     state = ConnectionState(50)
     assert verdict(state, 150) is None
     assert verdict(state, 151) == "frame"
@@ -73,7 +73,7 @@ def test_idle_unless_something_is_in_flight() -> None:
     assert verdict(state, 1_000_000) is None
 
 
-def test_a_reply_that_nobody_takes() -> None:
+def test_a_reply_that_the_client_does_not_take() -> None:
     state = talking()
     assert verdict(state, 10, sent=100, waiting=60) is None
     assert verdict(state, 210, sent=100, waiting=60) is None
@@ -143,7 +143,7 @@ class Peer:
         self.ended = reason
         self.table.remove(self.id)
 
-    def says(self, now_us: int) -> None:
+    def receives(self, now_us: int) -> None:
         """As the protocol does when bytes come."""
         self.state.last_read_us = now_us
         if self.state.is_quiet:
@@ -159,7 +159,7 @@ def look(table: ConnectionTable, seconds: float) -> None:
     assert table.look(round(seconds * SECOND_US)) == []
 
 
-def test_connections_that_say_nothing_cost_a_look_nothing(table: ConnectionTable) -> None:
+def test_silent_connections_cost_a_look_nothing(table: ConnectionTable) -> None:
     peers = [Peer(table, SECOND_US) for _ in range(10_000)]
     look(table, 1)
     for second in range(2, 60):
@@ -168,7 +168,7 @@ def test_connections_that_say_nothing_cost_a_look_nothing(table: ConnectionTable
     assert {peer.reports for peer in peers} == {1}, "the budget knows what they hold"
 
 
-def test_one_that_rests_is_closed_when_it_was_idle_for_too_long(table: ConnectionTable) -> None:
+def test_a_quiet_connection_is_closed_when_it_was_idle_for_too_long(table: ConnectionTable) -> None:
     peers = [Peer(table, at_s * SECOND_US) for at_s in (1, 4, 1)]
     for second in range(1, 200):
         look(table, second)
@@ -180,11 +180,11 @@ def test_one_that_rests_is_closed_when_it_was_idle_for_too_long(table: Connectio
     assert table._active == {}
 
 
-def test_one_that_speaks_now_and_then_is_kept(table: ConnectionTable) -> None:
+def test_a_connection_that_sends_now_and_then_is_kept(table: ConnectionTable) -> None:
     peer = Peer(table, 0)
     for second in range(1, 600):
         if second % 50 == 0:
-            peer.says(second * SECOND_US)
+            peer.receives(second * SECOND_US)
         look(table, second)
     assert not peer.ended
     assert peer.looks < 40
@@ -198,7 +198,7 @@ def test_what_is_under_way_is_looked_at_every_time(table: ConnectionTable) -> No
         (10, {"waiting": 1}),
         (20, {"is_held": True}),
     ):
-        peer.says(start * SECOND_US)
+        peer.receives(start * SECOND_US)
         vars(peer).update(change)
         before = peer.looks
         for second in range(start, start + 4):
@@ -208,7 +208,7 @@ def test_what_is_under_way_is_looked_at_every_time(table: ConnectionTable) -> No
         look(table, start + 5)
         look(table, start + 6)
         assert peer.looks == before + 5, change
-    peer.says(30 * SECOND_US)
+    peer.receives(30 * SECOND_US)
     peer.state.frame_since_us = 30 * SECOND_US
     for second in range(30, 45):
         look(table, second)
@@ -218,7 +218,7 @@ def test_what_is_under_way_is_looked_at_every_time(table: ConnectionTable) -> No
 def test_a_long_poll_whose_client_went_away_ends(table: ConnectionTable) -> None:
     peer = Peer(table, 0)
     look(table, 1)
-    peer.says(2 * SECOND_US)
+    peer.receives(2 * SECOND_US)
     peer.state.in_flight[1] = 1
     for second in range(2, 300):
         look(table, second)
@@ -228,7 +228,7 @@ def test_a_long_poll_whose_client_went_away_ends(table: ConnectionTable) -> None
     assert peer.ended == "gone"
 
 
-def test_new_limits_count_for_those_that_rest(table: ConnectionTable) -> None:
+def test_new_limits_count_for_quiet_connections(table: ConnectionTable) -> None:
     peer = Peer(table, 0)
     look(table, 1)
     table.limits = dataclasses.replace(WATCHED, idle_us=2 * SECOND_US)
@@ -249,7 +249,7 @@ def test_a_look_that_fails_leaves_the_others_theirs(table: ConnectionTable) -> N
     assert broken.state.is_quiet
 
 
-def test_one_that_rests_may_go(table: ConnectionTable) -> None:
+def test_a_quiet_connection_may_close(table: ConnectionTable) -> None:
     peer = Peer(table, 0)
     look(table, 1)
     table.remove(peer.id)
@@ -264,7 +264,7 @@ BROKERS_PORT = Origin("10.0.0.9", is_loopback=False, may_be_broker=True)
 
 
 def at_the_door(table: ConnectionTable, now_us: int = 1) -> Peer:
-    """A connection to the brokers' listener that has said nothing yet."""
+    """A connection to the brokers' listener that has sent nothing yet."""
     return Peer(table, now_us, ConnectionState(now_us, BROKERS_PORT))
 
 

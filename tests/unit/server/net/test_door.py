@@ -1,4 +1,4 @@
-"""Connections for which there is no place, on real sockets: what they are told, and who gets in."""
+"""Connections for which there is no place, on real sockets: the error, and brokers' admission."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from quiverlog.wire.frames import encode
 from tests.support.server import PLACES, request, serving, until
 
 
-async def test_connections_of_one_address_beyond_its_limit_are_told_so() -> None:
+async def test_connections_of_one_address_beyond_its_limit_get_the_error() -> None:
     async with serving(places=PLACES._replace(per_address=1)) as server:
         await server.connect()
         await until(lambda: len(server.table) == 1)

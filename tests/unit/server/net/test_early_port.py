@@ -28,7 +28,7 @@ class Log:
 
 
 class Web:
-    """Serves: greets whoever connects, as soon as it may."""
+    """Serves: greets each client, as soon as it may."""
 
     def __init__(self) -> None:
         self.begun = 0
@@ -65,7 +65,7 @@ def bound() -> Any:
 
 
 async def turn() -> None:
-    """What is due on the loop has its turn, and what the kernel has to tell."""
+    """Let the loop run what is due, and poll its sockets."""
     for _ in range(5):
         await asyncio.sleep(0.001)
 
@@ -78,7 +78,7 @@ async def connected(to: socket.socket) -> Any:
         yield client
 
 
-async def told(client: socket.socket) -> bytes:
+async def received(client: socket.socket) -> bytes:
     return await asyncio.wait_for(asyncio.get_running_loop().sock_recv(client, 100), 10)
 
 
@@ -86,7 +86,7 @@ Case = Callable[[EarlyPort, Web, Log, socket.socket], Awaitable[None]]
 
 
 async def early_caller(port: EarlyPort, web: Web, log: Log, bound: socket.socket) -> None:
-    """A connection before the broker is ready brings in who answers, and waits for it."""
+    """A connection before the broker is ready starts the import, and waits for it."""
     await turn()
     assert web.begun == 0
     async with connected(bound) as first, connected(bound) as second:
@@ -94,12 +94,12 @@ async def early_caller(port: EarlyPort, web: Web, log: Log, bound: socket.socket
         assert web.begun == 1
         port.begin()
         web.may.set()
-        assert await told(first) == await told(second) == b"hello"
+        assert await received(first) == await received(second) == b"hello"
     assert web.begun == 1
     assert log.lines == []
 
 
-async def nobody_calls(port: EarlyPort, web: Web, log: Log, bound: socket.socket) -> None:
+async def without_callers(port: EarlyPort, web: Web, log: Log, bound: socket.socket) -> None:
     """When the broker is ready, it is served all the same."""
     web.may.set()
     port.begin()
@@ -107,13 +107,13 @@ async def nobody_calls(port: EarlyPort, web: Web, log: Log, bound: socket.socket
     await turn()
     assert web.begun == 1
     async with connected(bound) as client:
-        assert await told(client) == b"hello"
+        assert await received(client) == b"hello"
     await port.close()
     assert web.task.done()
 
 
 async def closed_before(port: EarlyPort, web: Web, log: Log, bound: socket.socket) -> None:
-    """A start that fails leaves nobody waiting, and nothing begins after."""
+    """A start that fails leaves no client waiting, and nothing begins after."""
     where = bound.getsockname()
     await port.close()
     await port.close()
@@ -125,13 +125,13 @@ async def closed_before(port: EarlyPort, web: Web, log: Log, bound: socket.socke
 
 
 async def closed_between(port: EarlyPort, web: Web, log: Log, bound: socket.socket) -> None:
-    """The broker stops while the import is under way: who has connected sees the end."""
+    """The broker stops while the import is under way: a connected client sees the end."""
     async with connected(bound) as client:
         await turn()
         assert web.begun == 1
         await port.close()
         with contextlib.suppress(ConnectionResetError):
-            assert await told(client) == b""
+            assert await received(client) == b""
     web.may.set()
     await turn()
     assert not hasattr(web, "task")
@@ -139,7 +139,7 @@ async def closed_between(port: EarlyPort, web: Web, log: Log, bound: socket.sock
 
 
 async def broken(port: EarlyPort, web: Web, log: Log, bound: socket.socket) -> None:
-    """What cannot be imported is told, and callers are refused."""
+    """A failed import is logged, and clients are refused."""
     where = bound.getsockname()
     web.error = ImportError("no such module")
     web.may.set()
@@ -153,7 +153,7 @@ async def broken(port: EarlyPort, web: Web, log: Log, bound: socket.socket) -> N
 
 
 @pytest.mark.parametrize(
-    "case", [early_caller, nobody_calls, closed_before, closed_between, broken]
+    "case", [early_caller, without_callers, closed_before, closed_between, broken]
 )
 @pytest.mark.parametrize("loop_name", LOOPS)
 def test_an_early_port(loop_name: str, case: Case, bound: socket.socket) -> None:
@@ -167,7 +167,7 @@ def test_an_early_port(loop_name: str, case: Case, bound: socket.socket) -> None
         runner.run(run())
 
 
-def test_an_address_that_is_in_use_is_told_at_once(bound: socket.socket) -> None:
+def test_an_address_in_use_is_an_error_at_once(bound: socket.socket) -> None:
     async def run() -> None:
         web = Web()
         with socket.socket() as other:

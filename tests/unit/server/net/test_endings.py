@@ -1,4 +1,4 @@
-"""How a connection ends: what was asked is answered, then the error is told, then it is closed."""
+"""How a connection ends: requests are answered, then the error is sent, then it is closed."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ async def test_good_requests_of_many_turns_are_answered_before_the_error() -> No
 
 
 async def test_long_polls_that_a_later_turn_brings_end_as_well() -> None:
-    """Such long polls are parked after the error was seen, and before it is told."""
+    """Such long polls are parked after the error was seen, and before it is sent."""
     waiting: list[RequestReceived] = []
 
     def park(event: Any) -> list[Effect]:
@@ -107,7 +107,7 @@ async def test_long_polls_that_a_later_turn_brings_end_as_well() -> None:
         assert await client.ended()
 
 
-async def test_the_first_of_two_errors_is_told() -> None:
+async def test_the_first_of_two_errors_is_sent() -> None:
     """The second lies behind a request that a later turn finds unreadable."""
     count = REQUESTS_PER_TURN + 7
     async with serving() as server:
@@ -135,7 +135,7 @@ async def test_the_error_does_not_wait_for_an_answer_for_ever(
         (answer,) = await client.receive(1)
         assert (answer.correlation_id, answer.error_code) == (0, CorruptFrame.code)
         assert await client.ended()
-        answer_all(server)  # too late; and nobody is hurt
+        answer_all(server)  # too late, which is harmless
         assert not client.responses
 
 
@@ -284,7 +284,7 @@ async def test_the_node_may_close_a_connection_after_its_answer() -> None:
         await until(lambda: server.node.events(ConnectionClosed))
 
 
-async def test_each_connection_is_forgotten_once() -> None:
+async def test_each_connection_is_removed_once() -> None:
     async with serving() as server:
         client = await server.connect()
         client.writer.write(request(1))

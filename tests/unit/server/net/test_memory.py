@@ -1,4 +1,4 @@
-"""The memory budget: who is closed when all together hold too much."""
+"""The memory budget: which connections are closed when all together hold too much."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ def test_among_equals_in_time_the_largest_goes() -> None:
     assert (small.evicted, large.evicted, middle.evicted) == (False, True, False)
 
 
-def test_what_was_taken_meanwhile_is_seen_before_anybody_is_closed() -> None:
+def test_bytes_taken_meanwhile_count_before_a_connection_is_closed() -> None:
     world = World(100, 2)
     first, second = world.clients
     first.hold(80)
-    first.holds = 10  # its client has read 70 bytes; no callback said so
+    first.holds = 10  # its client has read 70 bytes; without a callback
     second.hold(50)
     assert not first.evicted
     assert not second.evicted

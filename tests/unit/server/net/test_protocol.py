@@ -100,7 +100,7 @@ async def test_a_slow_reader_stops_only_itself() -> None:
         await until(lambda: len(server.table) == 1)
 
 
-async def test_connections_beyond_the_limit_are_told_so() -> None:
+async def test_connections_beyond_the_limit_get_the_error() -> None:
     async with serving(places=PLACES._replace(clients=2)) as server:
         first, _ = await server.connect(), await server.connect()
         await until(lambda: len(server.table) == 2)
@@ -195,7 +195,7 @@ async def test_nothing_that_happens_after_a_stop_starts_a_job() -> None:
         client.writer.transport.abort()
         await until(lambda: not server.table.by_id)
         server.runner.deliver(Tick())
-        await asyncio.sleep(0.01)  # The job that was under way has told the loop meanwhile.
+        await asyncio.sleep(0.01)  # The job that was under way has woken the loop meanwhile.
         assert len(server.node.calls) == count
     assert raised == []
 
@@ -220,7 +220,7 @@ async def test_ticks_come_when_the_node_wants_them() -> None:
 
 
 async def test_a_flood_of_requests_is_worked_off_in_turns_between_others() -> None:
-    """Between two turns of the busy connection, whoever has a single request is served."""
+    """Between two turns of the busy connection, a connection with a single request is served."""
     async with serving(in_flight_max=100_000) as server:
         busy, other = await server.connect(), await server.connect()
         order: list[int] = []
@@ -292,12 +292,12 @@ async def test_large_answers_make_chunks_small() -> None:
         client.writer.write(b"".join(request(i) for i in range(1, 501)))
         await until(lambda: server.memory.used_bytes > 1 << 20)
         await until(lambda: not server.scheduler)
-        # The first chunk of 64, which nobody knew to be large; then 16; then it is held back.
+        # The first chunk of 64, not known to be large; then 16; then it is held back.
         assert server.memory.used_bytes < 90 * 500_000
         assert len(await client.receive(500)) == 500
 
 
-async def test_who_holds_most_is_closed_when_all_hold_too_much() -> None:
+async def test_the_connection_that_holds_most_is_closed_when_all_hold_too_much() -> None:
     async with serving(memory_bytes=8 << 20) as server:
         good = await server.connect()
         holders = [await server.connect() for _ in range(8)]

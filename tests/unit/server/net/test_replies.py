@@ -39,7 +39,7 @@ def test_paths_are_relative_to_the_data_directory(
 
 @pytest.mark.parametrize("api", list(APIS))
 def test_every_response_becomes_a_frame(api: int) -> None:
-    """An entry that cannot fail stood in a list in which errors are looked for."""
+    """A list in which errors are looked for had an entry that cannot fail."""
     log = Mock()
     replies = Replies(ServerMetrics(), log, hide_paths=str)
     response = sample(APIS[api].response)

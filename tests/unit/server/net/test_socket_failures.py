@@ -24,7 +24,7 @@ BROKEN = [
     ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET)),
     OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS)),
 ]
-"""The world's: nobody has to mend anything in the broker."""
+"""Failures of the world: nothing in the broker is to be mended."""
 BUGS = [RuntimeError("the handler is closed"), MemoryError()]
 
 
@@ -90,13 +90,13 @@ async def test_what_is_done_to_all_connections_is_done_to_those_behind_a_broken_
         await until(lambda: len(server.table) == 3)
         error = RuntimeError("the handler is closed")
         break_transport(server, 1, "write_eof", error)
-        assert server.table.for_each(lambda c: c.close_soon("the test says so")) == [error]
+        assert server.table.for_each(lambda c: c.close_soon("by the test")) == [error]
         server.table.by_id[1].abort("gone")
         for client in server.clients:
             assert await client.ended()
 
 
-async def test_a_client_that_hung_up_unheard_is_noticed() -> None:
+async def test_a_client_that_hung_up_while_reading_is_paused_is_noticed() -> None:
     async with serving(in_flight_max=4) as server:
         server.node.answer = lambda event: []
         client, other = await server.connect(), await server.connect()
@@ -113,7 +113,7 @@ async def test_a_client_that_hung_up_unheard_is_noticed() -> None:
 
 
 @pytest.mark.parametrize("refused", [OSError(errno.ENOTCONN, "gone"), None], ids=repr)
-async def test_a_peer_of_which_the_system_says_nothing_has_no_name(refused: Any) -> None:
+async def test_a_peer_that_the_system_cannot_name_has_no_name(refused: Any) -> None:
     asked = mock.Mock(side_effect=refused, return_value=None)
     transport = mock.Mock(spec=asyncio.Transport, get_extra_info=asked)
     assert peer.peer_name(transport) == "?"
@@ -159,7 +159,7 @@ async def test_what_a_transport_refuses_costs_no_others(name: str, error: Except
         effects = [Respond(number, m.FetchResponse(), i, big) for i in range(1, 5)]
         server.runner.perform(list(effects))
         server.runner.flush()
-        client.writer.write(bytes(64))  # no frame: an error is told, and the end
+        client.writer.write(bytes(64))  # no frame: the error is sent, then the end
         server.node.answer = echo
         other.writer.write(request(77))
         assert [a.correlation_id for a in await other.receive(1)] == [77]

@@ -17,7 +17,7 @@ PAGE = (ROOT / "docs" / "monitoring.md").read_text()
 LEVELS = {"debug", "info", "warning", "error"}
 
 
-def test_an_image_that_listens_everywhere_says_what_that_means() -> None:
+def test_an_image_that_listens_everywhere_names_the_consequence() -> None:
     image = (ROOT / "Dockerfile").read_text()
     if "0.0.0.0" not in image:
         return

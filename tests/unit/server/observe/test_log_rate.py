@@ -28,7 +28,7 @@ def test_a_flood_of_one_kind_leaves_others_alone() -> None:
     assert rate.left_out_total == 990
 
 
-def test_the_count_is_told_when_the_kind_has_stopped() -> None:
+def test_the_count_is_logged_when_the_kind_has_stopped() -> None:
     rate = LineRate()
     for _ in range(LINES_PER_WINDOW + 7):
         rate.admit("topic created", 0.0)
@@ -47,19 +47,19 @@ def test_kinds_without_end_are_bounded() -> None:
 def test_every_line_is_written_or_counted_once(steps: list[tuple[str, float]]) -> None:
     rate = LineRate()
     now_s = 0.0
-    written = told = 0
+    written = counted = 0
     for kind, passed_s in steps:
         now_s += passed_s
         found = rate.admit(kind, now_s)
         if found is not None:
             written += 1
-            told += found.lines
-    told += sum(left.lines for left in rate.ended(now_s + WINDOW_S))
-    assert written + told == len(steps)
-    assert told == rate.left_out_total
+            counted += found.lines
+    counted += sum(left.lines for left in rate.ended(now_s + WINDOW_S))
+    assert written + counted == len(steps)
+    assert counted == rate.left_out_total
 
 
-def test_a_logger_leaves_out_and_says_so_and_changes_its_level() -> None:
+def test_a_logger_leaves_lines_out_counts_them_and_changes_its_level() -> None:
     now_s = 0.0
     stream = io.StringIO()
     control = LogControl("info", clock_s=lambda: now_s)
@@ -83,7 +83,7 @@ def test_a_logger_leaves_out_and_says_so_and_changes_its_level() -> None:
     assert stream.getvalue() != before
 
 
-def test_a_log_that_nobody_takes_stops_nobody() -> None:
+def test_a_log_that_cannot_be_written_stops_nothing() -> None:
     class Broken(io.StringIO):
         def write(self, text: str) -> int:
             raise BrokenPipeError
@@ -102,7 +102,7 @@ def test_what_a_client_sends_does_not_steer_the_terminal() -> None:
     assert "\\x1b" in stream.getvalue()
 
 
-def test_lines_that_say_which_rows_are_gone_are_never_left_out() -> None:
+def test_lines_that_name_lost_rows_are_never_left_out() -> None:
     """Three hundred partitions expired, or were found torn: two hundred were not named."""
     for kind in ("retention took rows", "torn tail cut", "damaged rows found"):
         rate = LineRate()

@@ -74,7 +74,7 @@ def test_requests_errors_and_connections() -> None:
     assert found["process_open_fds"] > 0
 
 
-def test_a_recent_maximum_lasts_a_minute_whoever_looks() -> None:
+def test_a_recent_maximum_lasts_a_minute_for_every_scraper() -> None:
     recent = RecentMax()
     recent.observe(7, 1_000.0)
     recent.observe(3, 1_030.0)
@@ -88,7 +88,7 @@ def test_a_recent_maximum_lasts_a_minute_whoever_looks() -> None:
     assert recent.value(1_501.0) == 2
 
 
-def test_openmetrics_is_given_to_who_asks_for_it() -> None:
+def test_openmetrics_is_given_to_scrapers_that_accept_it() -> None:
     metrics = ServerMetrics()
     metrics.connections_accepted = 3
     metrics.sync.observe(900)
@@ -116,7 +116,7 @@ def test_offsets_of_partitions_are_shown_where_that_is_asked_for() -> None:
     assert not [name for name in found if "quiverlog_partition_" in name and "topic=u" in name]
 
 
-def test_the_idle_ratio_is_of_a_time_that_all_who_look_share() -> None:
+def test_the_idle_ratio_is_of_a_window_that_scrapers_share() -> None:
     metrics = ServerMetrics()
     now_s = [100.0]
     exporter = MetricsExporter(metrics, list, topics_max=1, clock=lambda: now_s[0])

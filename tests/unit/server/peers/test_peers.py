@@ -78,9 +78,9 @@ def test_questions_are_answered_and_messages_arrive(run: Run, target: Target) ->
     async def scenario(c: Connections) -> None:
         tokens = [c.ask() for _ in range(3)]
         for term in (1, 2, 3):
-            c.tell(term)
+            c.send_heartbeat(term)
         fetch = c.ask(peer=Peer(1, Purpose.FETCH))
-        await c.told(*tokens, fetch)
+        await c.answered(*tokens, fetch)
         await c.until(lambda: target.terms == [1, 2, 3])
         assert {type(answer) for answer in c.answers.values()} == {m.MetadataResponse}
         assert c.metrics.peers_open == 2
@@ -101,7 +101,7 @@ def test_a_large_body_and_answers_with_bodies(run: Run, target: Target) -> None:
         (packed,) = pack(CLUSTER, [append, append, append])
         tokens = [c.ask(packed.request, body=packed.body) for _ in range(2)]
         assert c.memory.used_bytes > 6 << 20
-        await c.told(*tokens)
+        await c.answered(*tokens)
         assert [a.error_code for a in c.answers.values()] == [0, 0]
         assert target.arrived == [append] * 6
 
@@ -140,13 +140,13 @@ def test_a_wrong_hello_is_a_typed_error_that_is_not_spun_on(
         for _ in range(3):
             token = c.ask()
             tokens.append(token)
-            await c.told(token)
+            await c.answered(token)
         assert {type(why) for why in c.refused.values()} == {error}
         assert target.connections == 3
         assert c.log.getvalue().count("peer cannot be asked") == 1
         target.heal()
         token = c.ask()
-        await c.told(token)
+        await c.answered(token)
         assert token in c.answers
 
     with short_times(PEER_WRONG_BACKOFF_MS=50):
@@ -157,12 +157,12 @@ def test_a_wrong_hello_is_a_typed_error_that_is_not_spun_on(
 def test_a_stranger_is_asked_again_after_a_long_rest_only(run: Run, target: Target) -> None:
     async def scenario(c: Connections) -> None:
         target.always(m.HelloRequest, HELLOS["another node"][0])
-        await c.told(c.ask())
+        await c.answered(c.ask())
         began_s = asyncio.get_running_loop().time()
         for term in range(50):
-            c.tell(term)
+            c.send_heartbeat(term)
         token = c.ask()
-        await c.told(token)
+        await c.answered(token)
         assert asyncio.get_running_loop().time() - began_s >= 0.29
         assert target.connections == 2
 
@@ -185,16 +185,16 @@ def m_frame(number: int) -> bytes:
 
 
 @pytest.mark.parametrize("name", ENDS)
-def test_a_connection_that_fails_tells_all_who_wait_and_is_made_again(
+def test_a_connection_that_fails_ends_all_waiting_requests_and_is_made_again(
     run: Run, target: Target, name: str
 ) -> None:
     async def scenario(c: Connections) -> None:
-        await c.told(c.ask())
+        await c.answered(c.ask())
         target.fault(m.MetadataRequest, ENDS[name])
         lost = [c.ask(), c.ask(m.ListOffsetsRequest(max_wait_ms=5_000, metadata_version=0))]
-        await c.told(lost[0])
+        await c.answered(lost[0])
         again = c.ask()
-        await c.told(again)
+        await c.answered(again)
         assert lost[0] in c.refused
         assert again in c.answers
         assert target.connections == 2
@@ -202,17 +202,17 @@ def test_a_connection_that_fails_tells_all_who_wait_and_is_made_again(
     play(run, scenario, target.port)
 
 
-def test_nobody_listens_there(run: Run, target: Target) -> None:
+def test_no_broker_listens_there(run: Run, target: Target) -> None:
     async def scenario(c: Connections) -> None:
         for _ in range(4):
-            c.tell(1)
-            await c.told(c.ask())
+            c.send_heartbeat(1)
+            await c.answered(c.ask())
         assert {type(why) for why in c.refused.values()} == {errors.PeerUnreachable}
         assert c.metrics.peer_requests_dropped == 4
         assert c.log.getvalue().count("peer cannot be asked") == 1
         c.peers.change_addresses({1: Address("127.0.0.1", target.port)})
         token = c.ask()
-        await c.told(token)
+        await c.answered(token)
         assert token in c.answers
 
     port = target.door(7).port
@@ -220,10 +220,10 @@ def test_nobody_listens_there(run: Run, target: Target) -> None:
     play(run, scenario, port)
 
 
-def test_a_name_that_nobody_knows(run: Run) -> None:
+def test_a_host_name_that_cannot_be_resolved(run: Run) -> None:
     async def scenario(c: Connections) -> None:
         c.peers.change_addresses({1: Address("no-such-host.invalid", 9)})
-        await c.told(c.ask())
+        await c.answered(c.ask())
         assert {type(why) for why in c.refused.values()} == {errors.PeerUnreachable}
 
     with short_times(PEER_CONNECT_MS=10_000):
@@ -238,19 +238,19 @@ def test_a_connect_that_the_system_refuses(target: Target, call: str, number: in
         c.peers.change_addresses({1: Address("localhost", target.port)})
         with failing_sockets(call, 0, error) as log:
             token = c.ask()
-            await c.told(token)
+            await c.answered(token)
             assert log.has_failed
         again = c.ask()
-        await c.told(again)
+        await c.answered(again)
         assert again in c.answers
 
     play(asyncio.run, scenario, target.port)
 
 
 @pytest.mark.parametrize("call", ["write", "writelines"])
-def test_a_write_that_fails_ends_the_connection_and_tells(target: Target, call: str) -> None:
+def test_a_write_that_fails_ends_the_connection_and_its_requests(target: Target, call: str) -> None:
     async def scenario(c: Connections) -> None:
-        await c.told(c.ask())
+        await c.answered(c.ask())
         (link,) = c.peers.links
         conversation = link._conversation
         assert conversation is not None
@@ -264,9 +264,9 @@ def test_a_write_that_fails_ends_the_connection_and_tells(target: Target, call: 
 
         conversation._transport = Broken()  # type: ignore[assignment]
         lost = c.ask(body=[bytes(1 << 17) if call == "writelines" else b""])
-        await c.told(lost)
+        await c.answered(lost)
         assert type(c.refused[lost]) is errors.PeerUnreachable
-        await c.told(again := c.ask())
+        await c.answered(again := c.ask())
         assert again in c.answers
 
     play(asyncio.run, scenario, target.port)
@@ -278,12 +278,12 @@ def test_messages_give_way_and_questions_are_refused_when_too_much_waits(
     async def scenario(c: Connections) -> None:
         target.always(m.HelloRequest, "hang")
         for term in range(PEER_QUEUE_REQUESTS_MAX + 10):
-            c.tell(term)
+            c.send_heartbeat(term)
         tokens = [c.ask() for _ in range(PEER_QUEUE_REQUESTS_MAX + 3)]
-        c.tell(999)
+        c.send_heartbeat(999)
         assert c.metrics.peer_requests_dropped == PEER_QUEUE_REQUESTS_MAX + 11
         await asyncio.sleep(0)
-        await c.told(*tokens[-3:])
+        await c.answered(*tokens[-3:])
         # On a busy machine the connection may have been given up meanwhile, and with it the others.
         assert {t for t, why in c.refused.items() if "too much waits" in str(why)} == {*tokens[-3:]}
 
@@ -294,7 +294,7 @@ def test_what_waits_counts_in_the_budget_of_memory(run: Run, target: Target) -> 
     async def scenario(c: Connections) -> None:
         target.always(m.HelloRequest, "hang")
         tokens = [c.ask(body=[bytes(1 << 20)]) for _ in range(3)]
-        await c.told(*tokens)
+        await c.answered(*tokens)
         assert "memory" in str(c.refused[tokens[0]])
         assert c.memory.used_bytes == 0
 
@@ -305,7 +305,7 @@ def test_there_are_no_more_connections_than_descriptors(run: Run, target: Target
     async def scenario(c: Connections) -> None:
         first = c.ask()
         second = c.ask(peer=Peer(1, Purpose.FETCH))
-        await c.told(first, second)
+        await c.answered(first, second)
         assert first in c.answers
         assert "no descriptor" in str(c.refused[second])
 
@@ -315,15 +315,15 @@ def test_there_are_no_more_connections_than_descriptors(run: Run, target: Target
 def test_a_node_that_is_gone_or_given_up(run: Run, target: Target) -> None:
     async def scenario(c: Connections) -> None:
         wait = m.ListOffsetsRequest(max_wait_ms=60_000)
-        await c.told(c.ask())
+        await c.answered(c.ask())
         target.always(m.ListOffsetsRequest, "hang")
         lost = c.ask(wait)
-        c.peers.give_up(PEER, "the test says so")
-        await c.told(lost)
+        c.peers.give_up(PEER, "by the test")
+        await c.answered(lost)
         lost = c.ask(wait)
         c.peers.change_addresses({})
         unknown = c.ask()
-        await c.told(lost, unknown)
+        await c.answered(lost, unknown)
         assert c.metrics.peers_open == 0
         assert not c.peers.links
         assert {type(c.refused[t]) for t in (lost, unknown)} == {errors.PeerUnreachable}
@@ -333,11 +333,11 @@ def test_a_node_that_is_gone_or_given_up(run: Run, target: Target) -> None:
 
 def test_an_idle_connection_that_ends_is_no_failure(run: Run, target: Target) -> None:
     async def scenario(c: Connections) -> None:
-        await c.told(c.ask())
+        await c.answered(c.ask())
         target.drop_connections()
         await c.until(lambda: c.metrics.peers_open == 0)
         token = c.ask()
-        await c.told(token)
+        await c.answered(token)
         assert token in c.answers
         assert not c.metrics.peer_failures
         assert "cannot be asked" not in c.log.getvalue()
@@ -349,18 +349,18 @@ def test_a_broker_that_serves_no_quorum_yet_is_asked_again(run: Run) -> None:
     async def scenario(c: Connections) -> None:
         inbox = broker.node.broker.quorum_inbox
         inbox._receiver = None
-        c.tell(1)
+        c.send_heartbeat(1)
         await c.until(lambda: c.metrics.peer_failures)
         assert c.metrics.peer_failures == {"wrong_listener": 1}
         inbox._receiver = lambda messages, now: arrived.extend(messages)
 
-        async def tell() -> bool:
-            c.tell(2)
+        async def sends_again() -> bool:
+            c.send_heartbeat(2)
             await asyncio.sleep(0.01)
             return bool(arrived)
 
         async with asyncio.timeout(5):
-            while not await tell():
+            while not await sends_again():
                 pass
 
     arrived: list[r.Message] = []
@@ -372,13 +372,13 @@ def test_a_refusal_of_the_quorum_is_logged_once(run: Run, target: Target) -> Non
     async def scenario(c: Connections) -> None:
         target.fault(QuorumRequest, *2 * (errors.ThrottledBroker(), errors.DuplicateNodeId()))
         for term in range(1, 6):
-            c.tell(term)
-        await c.told(c.ask())  # Behind the refusals.
+            c.send_heartbeat(term)
+        await c.answered(c.ask())  # Behind the refusals.
         assert target.terms == [5]
         assert [c.log.getvalue().count(e) for e in ("cannot be asked", "this node id")] == [1, 1]
         assert c.metrics.peers_open == 1
         target.fault(QuorumRequest, errors.WrongCluster())
-        c.tell(4)
+        c.send_heartbeat(4)
         await c.until(lambda: c.metrics.peers_open == 0)
 
     play(run, scenario, target.port)
@@ -393,7 +393,7 @@ def test_the_end_leaves_nothing(run: Run, target: Target) -> None:
         c.peers.close()
         c.peers.close()
         c.ask()
-        await c.told(1, 2, 3)
+        await c.answered(1, 2, 3)
         tasks = [t for t in asyncio.all_tasks() if t is not asyncio.current_task()]
         await asyncio.gather(*tasks, return_exceptions=True)
 

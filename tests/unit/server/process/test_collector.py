@@ -61,7 +61,7 @@ def test_what_survived_a_full_collection_is_not_looked_at_again(collector: Colle
 
 
 def test_a_full_collection_comes_before_there_is_much_to_look_at(collector: Collector) -> None:
-    """By itself: nobody calls `gc.collect`.
+    """By itself, without a call of `gc.collect`.
 
     Python leaves out full collections until a quarter of what survived the last one is new, and
     the first of them has survived everything that this process holds.
@@ -154,7 +154,7 @@ def test_a_start_is_not_disturbed_and_what_it_made_is_frozen_unseen(traffic: Tra
 def test_what_a_start_made_is_counted_when_it_matters(
     traffic: Traffic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Walking all of it takes as long as opening hundreds of logs, and nobody may need to know."""
+    """Walking all of it takes as long as opening hundreds of logs; the number may not be needed."""
     counted: list[int] = []
     count = gc.get_freeze_count
 

@@ -1,4 +1,4 @@
-"""How open files are shared out: never more than there are, and never none for anybody."""
+"""How open files are shared out: never more than there are, and each share has some."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The watch on the data directory, in a thread of its own: a disk that hangs holds up nobody."""
+"""The watch on the data directory, in a thread of its own: a disk that hangs holds nothing up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How soon the loop goes on with work that nobody waits for as for a flush."""
+"""How soon the loop continues with work less urgent than a flush."""
 
 from __future__ import annotations
 

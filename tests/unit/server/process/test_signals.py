@@ -60,7 +60,7 @@ def handled(log: Lines, stop: asyncio.Event) -> Iterator[None]:
 async def test_a_signal_that_a_launcher_passes_on_is_no_second_one(
     monkeypatch: pytest.MonkeyPatch, second: signal.Signals, same_s: float, codes: list[int]
 ) -> None:
-    """Who stops `uvx quiverlog broker` by its process group is heard twice."""
+    """Ctrl-C for the process group of `uvx quiverlog broker` sends the signal twice."""
     left: list[int] = []
     log, stop = Lines(), asyncio.Event()
     monkeypatch.setattr(os, "_exit", left.append)

@@ -1,4 +1,4 @@
-"""Whoever started the broker is told how it goes, and costs it nothing when it cannot be told."""
+"""The program that started the broker gets reports, and costs nothing when it cannot be reached."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from quiverlog.server.process.run import Supervisor
 
 
 @pytest.mark.parametrize("fails", ["socket", "sendto"])
-def test_a_supervisor_that_cannot_be_told_costs_nothing(fails: str) -> None:
-    told = mock.MagicMock()
-    told.__enter__.return_value = told
+def test_a_supervisor_that_cannot_be_reached_costs_nothing(fails: str) -> None:
+    supervisor_socket = mock.MagicMock()
+    supervisor_socket.__enter__.return_value = supervisor_socket
     if fails == "sendto":
-        told.sendto.side_effect = OSError(111, "Connection refused")
-    made = mock.Mock(return_value=told)
+        supervisor_socket.sendto.side_effect = OSError(111, "Connection refused")
+    made = mock.Mock(return_value=supervisor_socket)
     if fails == "socket":
         made.side_effect = OSError(24, "Too many open files")
     supervisor = Supervisor({"NOTIFY_SOCKET": "@somewhere"})
@@ -24,4 +24,4 @@ def test_a_supervisor_that_cannot_be_told_costs_nothing(fails: str) -> None:
         supervisor.ready()
         supervisor.stopping()
     assert made.call_count == 2
-    assert told.sendto.call_count == (2 if fails == "sendto" else 0)
+    assert supervisor_socket.sendto.call_count == (2 if fails == "sendto" else 0)
