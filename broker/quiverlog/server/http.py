@@ -58,11 +58,9 @@ def _weight(parameters: list[str]) -> float:
 
 
 class HttpServer:
-    """Serves until `close`.
-
+    """
     Args:
-        render_metrics: content type (empty: the plain text) -> text and its full type; called in a
-            thread, because a thousand series take tens of milliseconds.
+        render_metrics: content type (empty: the plain text) -> text and its full type.
         not_ready: the reason why no clients are taken, or empty.
         connections_max, request_s: bounds, read at each connection.
     """
@@ -134,6 +132,7 @@ class HttpServer:
         rendering = self._rendering.get(kind)
         if rendering is None:
             loop = asyncio.get_running_loop()
+            # In a thread: a thousand series take tens of milliseconds.
             rendering = loop.run_in_executor(None, self._render_metrics, kind)
             self._rendering[kind] = rendering
             rendering.add_done_callback(lambda done: self._rendered(kind, done))

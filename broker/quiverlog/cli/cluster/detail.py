@@ -111,7 +111,6 @@ def status_findings(seen: Seen) -> list[Finding]:
 
 
 def knowledge_json(seen: Seen) -> dict[str, object]:
-    """Return the source and age of the figures, and which brokers answer."""
     return {
         "reported_by": seen.found.reported_by,
         "is_behind": seen.found.is_behind,

@@ -33,7 +33,7 @@ def producer(
 ) -> None:
     """Show where the producer with this ID wrote: errors and `dump-log` name producers by id.
 
-    A leader forgets a producer that has been silent for long (`docs broker`).
+    A leader drops the state of a producer that has been silent for long (`docs broker`).
     """
     with open_client(bootstrap, timeout_s=timeout_s) as client:
         found = client.describe_producer(producer_id, topics or None)
@@ -71,11 +71,11 @@ def _row(one: ProducerWrites) -> dict[str, object]:
 
 def _print(found: ProducerDescription) -> None:
     if found.epoch is None:
-        click.echo(f"The cluster never gave out producer id {found.producer_id}.")
+        click.echo(f"The cluster never assigned producer id {found.producer_id}.")
     else:
         click.echo(f"Producer {found.producer_id}, newest epoch {found.epoch}.")
     if not found.partitions:
-        click.echo("No leader remembers a row of this producer.")
+        click.echo("No leader has state of this producer.")
         return
     rows = [list(_row(one).values()) for one in found.partitions]
     columns = list(_row(found.partitions[0]))

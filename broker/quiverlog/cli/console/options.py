@@ -204,8 +204,6 @@ def open_client(
 ) -> Iterator[Client]:
     """Open a client for one command; stderr names what it waits for.
 
-    A given `--timeout` bounds the command's longest time without progress (rows stored or read).
-
     Args:
         timeout_s: for reaching a broker.
         request_timeout_s: for one operation, unless `--timeout` was given; None: the client's.
@@ -230,6 +228,7 @@ def open_client(
         now_s = time.monotonic()
         left_s = given_s if began_s is None else max(_LEFT_S_MIN, began_s + given_s - now_s)
         deadline_s = now_s + left_s
+        # Rows stored or read move the deadline: it bounds the time without progress.
         cluster.patience_s, cluster.deadline_s = given_s, deadline_s
     with contextlib.closing(client), shown_waits(cluster.waits, lambda: cluster.deadline_s):
         try:

@@ -1,8 +1,8 @@
 """Text for a terminal, without characters that control it.
 
-Names of columns, values of rows and messages of a broker may be an attacker's: escape codes and C1
-codes set titles and colours or hide text, bidirectional overrides reorder it. A pipe or a file gets
-the data unchanged. Only rich writes past the shield: its cells have gone through `printable`.
+Names of columns, values of rows and a broker's messages may be an attacker's: escape codes and C1
+codes set titles or hide text, bidirectional overrides reorder it. A pipe or a file gets the data
+unchanged. Only rich writes past the shield: its cells have gone through `printable`.
 """
 
 from __future__ import annotations

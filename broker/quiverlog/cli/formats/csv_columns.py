@@ -27,11 +27,7 @@ def column_names(
     """Return names for all columns, and notes about made-up ones.
 
     Args:
-        topic: the topic's columns; None: unknown.
         chosen: the columns that the user takes; None: all.
-
-    Raises:
-        pa.ArrowInvalid: a made-up name is not the topic's, and the user has chosen no columns.
     """
     taken = set(header)
     has_all_names = topic is not None and "" in topic.names  # Then the header's "" is a name.
@@ -76,7 +72,6 @@ def _note(number: int, given: str, name: str) -> str:
 
 
 def with_advice(message: str) -> str:
-    """Add advice to pyarrow's message about a cell."""
     if "expected a zone offset" in message:
         message = message.partition(". If these")[0].replace("expected a zone offset in ", "")
         return f"{message} has no time zone: write one behind it (Z, +02:00), or use timestamp_ntz"

@@ -38,7 +38,6 @@ def encodable(column: pa.Array, name: str) -> list[Any]:
 
 
 def json_lines(batch: pa.RecordBatch) -> bytes:
-    """Return one object per line."""
     names = batch.schema.names
     if not names:
         return b"{}\n" * int(batch.num_rows)
@@ -62,7 +61,6 @@ def _unwritable(name: str, kind: pa.DataType, error: Exception) -> CommandFailed
 
 
 def to_text(column: pa.Array, name: str) -> pa.Array:
-    """Return CSV cells; null stays null."""
     values = encodable(column, name)
     return pa.array([None if x is None else json_text(x) for x in values], pa.string())
 
@@ -75,7 +73,6 @@ def has_time(kind: pa.DataType) -> bool:
 
 
 def _encoder(kind: pa.DataType) -> Convert | None:
-    """Return the conversion for msgspec; None: none is needed."""
     if t.is_floating(kind):
         return _plain_float
     if t.is_list(kind):

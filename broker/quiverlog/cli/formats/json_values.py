@@ -11,8 +11,8 @@ One notation per stored type, which is read back to exactly the same value:
     struct                   an object              map            a list of [key, value]
 
 Values without a notation (years before 1 and after 9999) are refused. Reading is strict: nothing is
-cut, rounded or taken for another type. A decimal may also be a number, and a map whose keys are
-text an object, as other programs write them.
+cut, rounded or taken for another type. Decimals may also be numbers, and maps with text keys
+objects.
 """
 
 from __future__ import annotations
@@ -135,7 +135,6 @@ def _check_float32(values: Sequence[Any], array: pa.Array) -> None:
 
 
 def _decoder(kind: pa.DataType) -> Convert:
-    """Return the conversion of non-null values for `pa.array`."""
     for matches, convert in _SCALARS:
         if matches(kind):
             return convert

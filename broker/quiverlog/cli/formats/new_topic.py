@@ -134,7 +134,6 @@ def _truths(
 
 
 def schema_from_options(schema: str | None, schema_file: Path | None) -> pa.Schema | None:
-    """Return the schema; None: neither option is given."""
     from quiverlog.batch.schema_text import SchemaSyntaxError, parse_schema
     from quiverlog.cli.formats.schema_file import load_schema
 

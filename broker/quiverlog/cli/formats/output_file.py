@@ -50,9 +50,6 @@ def output_kind(output: str, given: str | None, *, reads_offsets: bool = False) 
     Args:
         given: the format that the user named.
         reads_offsets: the command has `--from`, for which the user may have taken `-o`.
-
-    Raises:
-        click.UsageError: the name has no known suffix, or looks like an offset.
     """
     if reads_offsets and _OFFSET.fullmatch(output):
         raise click.UsageError(

@@ -1,8 +1,7 @@
 """CSV as record batches: RFC 4180 with a header line.
 
-Text is cut at the end of a record, and pyarrow parses block by block. Its own streaming reader
-returns a pipe's row only when the next has arrived, and without the text that the checks of
-infinities and leading zeros need.
+pyarrow parses blocks of whole records. Its own streaming reader returns a pipe's row only when the
+next has arrived, and without the text that the checks of infinities and leading zeros need.
 """
 
 from __future__ import annotations

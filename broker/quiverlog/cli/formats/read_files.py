@@ -87,11 +87,9 @@ def open_source(
     Args:
         file_format: one of `FORMATS`; `auto` uses the name, then the first bytes.
         schema: the topic's columns; None infers them.
-        null_values: CSV fields that mean null.
         warn: called with notes for the user about the values.
 
     Raises:
-        click.UsageError: unknown format or encoding, or `encoding` for a file that is not text.
         CommandFailed: the file is not of its format.
         FileTooLarge: its rows take more memory than a file may.
     """
@@ -171,8 +169,6 @@ def _open_binary(path: str) -> tuple[io.BufferedReader, int | None, bool]:
 
 
 class _Readable(io.RawIOBase):
-    """Adapts pyarrow's decompressed stream to `io.BufferedReader`."""
-
     def __init__(self, stream: pa.NativeFile) -> None:
         self._stream = stream
 
@@ -199,15 +195,12 @@ class _AsItComes:
 
 
 def _unpacked(binary: io.BufferedReader, path: str) -> io.BufferedReader | None:
-    """Return the decompressed stream; None: the first bytes show no compression.
-
-    Raises:
-        CommandFailed: the file's name has a format, and no suffix for the compression.
-    """
+    """Return the decompressed stream; None: the first bytes show no compression."""
     head = binary.peek(_PEEK_BYTES)
     codec = next((codec for magic, codec in _PACKED.items() if head.startswith(magic)), None)
     if codec is None or (codec == "bz2" and head[4:10] != _BZ2_BLOCK):
         return None
+    # A suffix names what the file is: a compressed .csv is a mistake.
     if path != "-" and kind_of(path, option="--input-format").format is not None:
         raise CommandFailed(f"{path} is compressed with {codec}, and its name does not end so.")
     source: Any = _AsItComes(binary)

@@ -1,8 +1,7 @@
 """JSON lines and lines as record batches, from files and from pipes.
 
-A file is read in blocks of some MiB; a block of a pipe is what has arrived, up to the last whole
-record, so that rows of `tail -f` are sent when written. With a topic values are read as its types;
-otherwise the first block determines them.
+A block of a pipe is what has arrived, up to the last whole record, so that rows of `tail -f` are
+sent when written. Types are the topic's; without one the first block determines them.
 """
 
 from __future__ import annotations

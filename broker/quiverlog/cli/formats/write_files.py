@@ -57,11 +57,7 @@ def open_sink(
     Args:
         file_format: `table` or a key of `_SINKS`.
         compression: a codec of pyarrow around the whole file.
-        is_cut: whether a table shortens long values.
-        force: replace an existing file.
-
-    Raises:
-        CommandFailed: the file exists.
+        is_cut: a table shortens long values.
     """
 
     def sink(target: IO[bytes]) -> Sink:
@@ -270,7 +266,6 @@ class _LinesSink:
 
 
 def _line_column(schema: pa.Schema) -> str:
-    """Raises CommandFailed: the rows have no column for `lines`."""
     name: str = "value" if "value" in schema.names or len(schema) != 1 else schema.names[0]
     kind = schema.field(name).type if name in schema.names else None
     if kind is None or not (pa.types.is_string(kind) or pa.types.is_binary(kind)):

@@ -52,7 +52,6 @@ class _Rate(click.ParamType[int]):
 
 
 def moving_options(command: _Command) -> _Command:
-    """Add `--dry-run`, `--throttle`, `--wait` and `--ignore-room`."""
     for option in (
         click.option(
             "--ignore-room", is_flag=True, help="Move replicas even where a disk has no room."

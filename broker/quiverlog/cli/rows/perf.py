@@ -91,7 +91,6 @@ def _schema() -> pa.Schema:
 
 
 def _rows(count: int, row_bytes: int) -> pa.RecordBatch:
-    """Return rows of about `row_bytes` each."""
     import pyarrow as pa
 
     # Random bytes: compression must not change what is measured.
@@ -356,7 +355,6 @@ def perf_latency(
 
 
 def _arrivals(consumer: Any) -> Iterator[None]:
-    """Yield once for every row."""
     for batch in consumer:
         for _ in range(batch.data.num_rows):
             yield None

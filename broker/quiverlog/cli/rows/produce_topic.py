@@ -37,7 +37,6 @@ class TargetTopic:
     def __init__(
         self, client: Client, name: str, create: dict[str, Any], *, is_quiet: bool = False
     ) -> None:
-        """`create`: the options for a new topic, by name."""
         self._client = client
         self.name = name
         self._is_quiet = is_quiet

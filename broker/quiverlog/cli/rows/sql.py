@@ -158,7 +158,6 @@ def _session(client: Client, files: bool) -> Any:
 
 
 def _is_about_files(message: str) -> bool:
-    """Return whether a missing table or function needs --files."""
     table = re.search(r"Table with name (.+?) does not exist", message)
     if table is None:
         return "it exists in the " in message
@@ -185,13 +184,7 @@ class _Session:
         self.is_forced = False
 
     def ask(self, query: str) -> None:
-        """Run the statements and write the result of the last.
-
-        Raises:
-            CommandFailed: DuckDB refused it, or `--timeout` is over.
-            FileTooLarge: its files take more memory than a query may.
-            QuiverlogError: a topic could not be read.
-        """
+        """Run the statements and write the result of the last."""
         self._failures.clear()
         self._make_tables(query)
         with self._own_errors(query), self._running():

@@ -21,7 +21,6 @@ _INSTALLED = Path("share", "doc", "quiverlog", "docs", "README.md")
 
 
 def docs_directory() -> Path:
-    """Raises CommandFailed: this installation has no guides."""
     clone = Path(quiverlog.__file__).resolve().parents[2] / "docs"
     if (clone / "README.md").is_file():
         return clone
@@ -70,7 +69,6 @@ def docs(page: str | None, show_path: bool, output_format: str) -> None:
 
 
 def _pages(directory: Path) -> dict[str, Path]:
-    """Return the guides, then the decisions."""
     top = {path.stem: path for path in sorted(directory.glob("*.md"))}
     return top | {f"adr/{path.stem}": path for path in sorted(directory.glob("adr/[0-9]*.md"))}
 
@@ -102,7 +100,6 @@ def _named(pages: dict[str, Path], page: str) -> Path:
 
 
 def _show(text: str) -> None:
-    """Print the text; page by page on a terminal."""
     if not sys.stdout.isatty():
         print(text, end="")
         return

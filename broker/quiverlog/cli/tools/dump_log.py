@@ -43,8 +43,6 @@ _CODECS = {codec.value: codec.label for codec in Compression}
 
 @dataclass(frozen=True, slots=True)
 class DumpedBatch:
-    """A batch's header; `crc_ok`: the bytes match the checksum."""
-
     position: int
     size_bytes: int
     base_offset: int

@@ -302,8 +302,6 @@ def trim(
 
 
 def parse_before(text: str) -> int | Literal["latest"] | dict[int, int | Literal["latest"]]:
-    """Parse `latest`, an offset for all partitions, or `partition=offset` pairs."""
-
     def offset(word: str) -> int | Literal["latest"]:
         if word == "latest":
             return "latest"

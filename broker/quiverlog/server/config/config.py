@@ -48,8 +48,6 @@ CONFIG_FILE_BYTES_MAX: Final = 65_536
 
 
 class FileValue(NamedTuple):
-    """`name` is dotted; `line` is where the statement begins."""
-
     name: str
     value: object
     line: int
@@ -202,8 +200,6 @@ class BrokerConfig:
 
 
 class _Given(NamedTuple):
-    """`source`: as errors name it."""
-
     value: object
     source: str
     kind: ConfigSource

@@ -106,8 +106,6 @@ class Runner(Protocol):
 
 
 class ConnectionContext(NamedTuple):
-    """What the client connections of one event loop share."""
-
     runner: Runner
     connections: ConnectionTable
     metrics: ServerMetrics

@@ -29,8 +29,6 @@ __all__ = ["Connection", "ConnectionLimits", "ConnectionState", "ConnectionTable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionLimits:
-    """The bounds of one connection, and of all together."""
-
     places: PlaceLimits
     lingering_max: int
     idle_us: int

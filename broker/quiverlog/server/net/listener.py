@@ -142,11 +142,7 @@ class EarlyPort:
     The server takes long to import, and the broker's start must not wait for it.
 
     Args:
-        sock: bound.
         serve: begins to accept on the socket. Called once, and must not block the loop.
-
-    Raises:
-        AddressInUse: another program listens there.
     """
 
     def __init__(

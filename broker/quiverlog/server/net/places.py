@@ -54,8 +54,6 @@ class PlaceLimits(NamedTuple):
 
 
 class Places:
-    """Counts the taken places, by kind."""
-
     __slots__ = ("_by_address", "_taken", "limits")
 
     def __init__(self, limits: PlaceLimits) -> None:

@@ -101,7 +101,6 @@ class Replies:
         return unsent_bytes, self._unsent_since_us
 
     def all_taken(self) -> None:
-        """Count no sent bytes: the transport holds none."""
         self._copied_sent_bytes = 0
         self._unsent_since_us = 0
 

@@ -90,10 +90,7 @@ class RequestFeed:
 
 
 def _preamble(header: memoryview) -> tuple[int, int]:
-    """Return (api, correlation id) for the answer to a request that cannot be decoded.
-
-    Both are 0 where the id cannot be read or is no request's.
-    """
+    """Return (api, correlation id) of a request that cannot be decoded; (0, 0): there is no id."""
     try:
         api, _version, correlation_id = peek_preamble(header)
     except CorruptFrame:
@@ -102,8 +99,6 @@ def _preamble(header: memoryview) -> tuple[int, int]:
 
 
 class Backlog:
-    """Requests that wait for the connection's next turn."""
-
     __slots__ = ("_frames", "_received_ns", "byte_count")
 
     def __init__(self) -> None:
@@ -124,7 +119,6 @@ class Backlog:
         self.byte_count = sum(len(header) + len(body) for header, body in frames)
 
     def take(self) -> tuple[list[Frame], int]:
-        """Return all frames, and when they were received."""
         frames = self._frames
         self.clear()
         return frames, self._received_ns

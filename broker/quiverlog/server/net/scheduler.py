@@ -18,8 +18,6 @@ PASS_US_MAX: Final = 4_000
 
 
 class Schedulable(Protocol):
-    """`is_scheduled` belongs to `FairScheduler`."""
-
     is_scheduled: bool
 
     def run_turn(self) -> None:

@@ -279,7 +279,6 @@ def _to_json(value: object, **_: object) -> str:
 
 
 def _plain(_logger: object, _method: str, event: Any) -> Any:
-    """Render bytes as hex, others as printable text."""
     for key, value in event.items():
         if isinstance(value, bytes | bytearray | memoryview):
             event[key] = bytes(value[:64]).hex()

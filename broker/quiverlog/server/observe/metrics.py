@@ -159,7 +159,6 @@ class ServerMetrics:
         self.connections_refused_by[name] = self.connections_refused_by.get(name, 0) + 1
 
     def count_closed(self, reason: str) -> None:
-        """Count a connection that the broker closed."""
         self.connections_closed_by[reason] = self.connections_closed_by.get(reason, 0) + 1
 
 

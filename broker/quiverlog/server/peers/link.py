@@ -72,8 +72,6 @@ def body_bytes(body: Sequence[bytes | memoryview]) -> int:
 
 
 class PeerQueue:
-    """The requests that wait to be sent, within bounds."""
-
     __slots__ = ("_dropped", "_waiting", "byte_count")
 
     def __init__(self) -> None:
@@ -487,7 +485,6 @@ class PeerLink:
             self._failed(error)
 
     def _refused(self, response: Response) -> None:
-        """Handle the refusal of a request without a waiter."""
         kind = error_class(response.error_code)
         error = kind(response.error_message)
         if kind in _WRONG and self._conversation is not None:

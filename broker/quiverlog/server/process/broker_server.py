@@ -293,7 +293,6 @@ class BrokerServer:
                 )
 
     def ready_line(self) -> str:
-        """Return the line for standard output, with the addresses."""
         config = self._config
         durability = config.topic_defaults.get("durability", "flushed")
         clients, http = self._addresses

@@ -95,7 +95,6 @@ class NodeRunner:
         return self.start_complete.is_set()
 
     def handle_many(self, events: Iterable[Event], now: Now) -> None:
-        """Handle events that came together; answers wait for `flush`."""
         if self._closed:
             return  # The node would start jobs, and the threads have ended.
         effects = self.node.handle_many(events, now)
@@ -103,12 +102,10 @@ class NodeRunner:
             self.perform(effects)
 
     def deliver(self, *events: Event) -> None:
-        """Handle events now, and send the answers."""
         self.handle_many(events, self._clocks())
         self.flush()
 
     def perform(self, effects: list[Effect]) -> None:
-        """Perform the effects in order; replies wait for `flush`."""
         jobs: list[Job] = []
         for effect in effects:
             if type(effect) is Respond:

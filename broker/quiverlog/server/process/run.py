@@ -258,12 +258,7 @@ async def _run(
 
 
 def bind(address: Address, key: str) -> socket.socket:
-    """Return a bound socket, not listening yet.
-
-    Raises:
-        AddressInUse: another program listens there.
-        InvalidConfig: the machine lacks the address, or the user may not use the port.
-    """
+    """Return a bound socket, not listening yet. `key`: of the configuration, for errors."""
     try:
         family, kind, protocol, _, where = socket.getaddrinfo(
             *address, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
