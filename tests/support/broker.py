@@ -1,8 +1,8 @@
 """A real broker process for tests, benchmarks and the demo's checks.
 
-Owns the process, its data directory (unless one is handed in) and its output. Everything is
-bounded in time; a broker that does not come up raises with its log, so that a failing test shows
-why. Must not know what the test does with it.
+Owns the process, its data directory (unless one is handed in) and its output. Everything is bounded
+in time; a broker that does not come up raises with its log, so that a failing test shows why. Not
+here: what the test does with it.
 
     with BrokerProcess(config={"topic.defaults.segment.bytes": 1 << 20}) as broker:
         client = quiverlog.connect(broker.bootstrap)
@@ -222,7 +222,7 @@ class BrokerProcess:
 
     @property
     def has_ended(self) -> bool:
-        """Has the process ended, and nobody here made it end?"""
+        """Return whether the process has ended without being stopped here."""
         return self._process is not None and self._process.poll() is not None
 
     @property

@@ -1,6 +1,6 @@
 """Plays the driver of the client's operations in virtual time: each command is answered by a model.
 
-Owns what is under way and the waiting; the moments between are the model's. Must not know what is
+Owns what is under way and the waiting; the moments between are the model's. Not here: what is
 asked.
 """
 
@@ -36,8 +36,6 @@ class Pending:
 
 
 class ClientDriver:
-    """See the module docstring."""
-
     now_s = 0.0
 
     def step(self) -> None:

@@ -141,7 +141,7 @@ class ClientScenarios(ClusterScenarios):
                 found[batch.partition, batch.base_offset + i] = row["id"]
         assert len(found) == 250
         assert all(len(partitions) == 1 for partitions in homes.values())
-        # The future of a single row tells where that very row is.
+        # The future of a single row has the place of that very row.
         for row, (produced,) in zip(rows(50, first=200), placed, strict=True):
             assert found[produced.partition, produced.base_offset] == row["id"]
 

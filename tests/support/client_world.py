@@ -14,7 +14,7 @@ __all__ = ["World"]
 
 
 class World:
-    """`answers`: by address, a response or the error of a call; who has none is not to be asked."""
+    """`answers`: by address, a response or the error of a call; others are not to be asked."""
 
     def __init__(self, answers: Mapping[Address, m.Response | QuiverlogError]) -> None:
         self.answers = answers

@@ -1,8 +1,8 @@
-"""Programs at work while brokers come and go: what they get told, and how long they wait.
+"""Programs at work while brokers come and go: the errors that they get, and how long they wait.
 
 Owns a producer that waits for each row, one that has many on the way, a consumer and a program that
 asks about the topic. Each is a thread with a shipped client of its own; the first error that one of
-them sees ends it and is told by `done`. What was acknowledged is known by its place.
+them meets ends it, and `done` reports it. Acknowledged rows are identified by their places.
 """
 
 from __future__ import annotations

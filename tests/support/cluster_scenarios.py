@@ -16,7 +16,7 @@ SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string()), ("score", pa.floa
 
 
 class ClusterScenarios:
-    """One broker; `client` and `topic` are fixtures of who inherits."""
+    """One broker; `client` and `topic` are fixtures of the subclass."""
 
     def test_the_cluster_is_described(self, client: Any, topic: str) -> None:
         before = client.describe_cluster()

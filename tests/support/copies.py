@@ -1,7 +1,7 @@
 """Two nodes with the same records: the one leads a partition, the other copies it and serves it.
 
-Owns the two drivers and what carries requests between them, which happens when the test says so.
-Must not know what a test asserts.
+Owns the two drivers and what carries requests between them, which happens at the test's command.
+Not here: what a test asserts.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _CopyDriver(NodeDriver):
 
 
 class Copies:
-    """See the module docstring. Rows are acknowledged in memory; both replicas are in sync."""
+    """Rows are acknowledged in memory; both replicas are in sync."""
 
     def __init__(self, tmp_path: Path, **configs: str) -> None:
         self.leader = NodeDriver(tmp_path / "leader", node_id=LEADER, cluster_id="c")
@@ -56,7 +56,7 @@ class Copies:
         self.change(replicas=BOTH, in_sync_replicas=BOTH, leader_id=LEADER, leader_epoch=3)
 
     def change(self, *nodes: NodeDriver, **fields: Any) -> None:
-        """The metadata of these nodes (of both) say so."""
+        """Change the metadata of both nodes."""
         for node in nodes or (self.leader, self.copy):
             record = PartitionChangeRecord(self.topic, 0, **fields)
             told: list[BaseException | None] = []
@@ -92,10 +92,10 @@ class Copies:
         return carried
 
     def settle(self) -> None:
-        """Carry until the leader has nothing new to tell."""
+        """Carry until the leader has nothing new to send."""
         for _ in range(50):
             if not self.carry():
-                # A high watermark for which nobody waits comes a little later.
+                # A high watermark without a waiting reader comes a little later.
                 self.leader.advance(REPLICA_FETCH_WATERMARK_WAIT_MS)
                 if not self.carry():
                     return
@@ -103,7 +103,7 @@ class Copies:
         raise AssertionError("two nodes talk for ever")
 
     def later(self, ms: int = 5_000) -> None:
-        """Let time pass for both, and what they have to say arrive."""
+        """Let time pass for both, and their messages arrive."""
         for _ in range(0, ms, 100):
             self.leader.advance(100)
             self.copy.advance(100)

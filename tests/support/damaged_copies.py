@@ -1,6 +1,6 @@
 """Three brokers that hold one partition, whose disks rot: what was written, and what is there.
 
-Owns the producing, the damaging and the comparing. Must not know what a test asserts.
+Owns the producing, the damaging and the comparing. Not here: what a test asserts.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _ROWS = 50
 
 @contextlib.contextmanager
 def failing_reads(directory: Path, nth: int) -> Iterator[list[str]]:
-    """The nth call that reads a file in the directory meets a bad sector; what failed is told."""
+    """The nth call that reads a file in the directory meets a bad sector; yields what failed."""
     failed: list[str] = []
     count = 0
     bad: tuple[str, int] | None = None
@@ -64,7 +64,7 @@ def failing_reads(directory: Path, nth: int) -> Iterator[list[str]]:
 
 
 class DamagedCopies:
-    """See the module docstring. `written`: the value of each acknowledged row, in order.
+    """`written`: the value of each acknowledged row, in order.
 
     Broker 1 decides; it leads the partition at first.
     """
@@ -161,12 +161,12 @@ class DamagedCopies:
         assert not self._ask(m.AlterTopicRequest(name="t", set_configs={key: value})).error_code
 
     def elect_uncleanly(self) -> None:
-        """An operator gives up what nobody has any more."""
+        """An operator gives up the rows that no replica has any more."""
         answer = self._ask(ElectLeadersRequest(name="t", partitions=[0], unclean=True))
         assert not answer.error_code, answer
 
     def give_up(self, offset: int) -> None:
-        """DELETE_RECORDS, at whoever leads."""
+        """DELETE_RECORDS, at the leader."""
         leader = self.leader
         leader.call(m.HelloRequest())
         entry = m.DeleteRecordsPartition(self.topic, 0, offset)
@@ -220,7 +220,7 @@ class DamagedCopies:
         return found
 
     def read_all(self) -> list[int]:
-        """All rows, from whoever leads."""
+        """All rows, from the leader."""
         found: list[int] = []
         for _ in range(500):
             more = self.read(self.leader, self.start + len(found)) if self._leads() else 0

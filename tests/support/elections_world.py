@@ -2,11 +2,12 @@
 
 Owns the world: an image that only production code changes, and beside it each replica's rows and
 those that readers saw. Rows become readable by the rules alone (at least the minimum in sync, and
-all of them have the row); then no election may lose one, unless it says so, or has asked the logs.
+all of them have the row); then no election may lose one, unless it is unclean, or has asked the
+logs.
 
 Rows are *safe* that readers saw and that lie on the disks of at least the minimum in sync: what is
-acknowledged at `replicated_flushed`. No election loses one of these unless it says so: whoever lost
-power or its disk, however often, and whatever was said by whom in which life.
+acknowledged at `replicated_flushed`. No election loses one of these unless it is unclean: whichever
+replicas lost power or disks, however often, and whatever was reported in which life.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ __all__ = ["ElectionsWorld", "Violation"]
 
 
 class ElectionsWorld(ReplicaLogs):
-    """See the module docstring.
+    """Draws events of the metadata and the disks, and checks every election.
 
     Args:
         is_focused: one partition of three replicas that must not lose a row, and power that is lost
@@ -57,7 +58,7 @@ class ElectionsWorld(ReplicaLogs):
         self.is_focused = is_focused
         self.brokers = [0, 1, 2] if is_focused else list(range(rng.choice((2, 3, 3, 4, 5))))
         self.torn: dict[Key, set[int]] = {}
-        """Who is eligible only because nobody else has a copy."""
+        """Replicas that are eligible only because no other one has a copy."""
         self.leader_of: dict[tuple[Key, int], int] = {}
         self.given_up: set[Key] = set()
         """Partitions whose last copy will not come back."""
@@ -134,7 +135,7 @@ class ElectionsWorld(ReplicaLogs):
         records += factors_follow(self.image, records)
         if records:
             self.happened[step.__name__] += 1
-            # As others hear of it.
+            # As others receive it.
             self.image.replay_entry(decode_entry(encode_entry(records)))
             if self.rng.random() < 0.02:
                 self._snapshot()
@@ -149,7 +150,7 @@ class ElectionsWorld(ReplicaLogs):
         check_all(self)
 
     def _snapshot(self) -> None:
-        """Another controller knows the metadata from a snapshot, and has been told nothing."""
+        """Another controller has the metadata from a snapshot, and no reports yet."""
         image = Image({})
         image.replay_entry(self.image.snapshot_records(), version=self.image.version)
         self.image = image
@@ -217,7 +218,7 @@ class ElectionsWorld(ReplicaLogs):
         )
 
     def replace_disk(self) -> list[Record]:
-        """Who has its number next has nothing."""
+        """The next process with its number has nothing."""
         fenced = [n for n in self.brokers if self.image.brokers[n].fenced]
         node_id = self.rng.choice(fenced) if fenced else -1
         if not fenced or any(n != node_id and node_id in self.log[key] for key, n in self.lost):

@@ -1,6 +1,6 @@
 """Ways in which a client's connection ends, or stalls, whatever is under way on it.
 
-Owns the sockets' options that make a kernel send what a broken peer or network would. Must not know
+Owns the sockets' options that make a kernel send what a broken peer or network would. Not here:
 what the connection was used for.
 """
 

@@ -58,7 +58,7 @@ def _lines_of_the_product() -> Iterator[tuple[str, int]]:
 def failing_calls(
     nth: int, number: int, *, for_ever: bool = False, only: str = ""
 ) -> Iterator[CallLog]:
-    """See the module docstring. Calls are counted from 0; `only` counts those of one name.
+    """Calls are counted from 0; `only` counts those of one name.
 
     A write that fails leaves half of its bytes in the file.
     """

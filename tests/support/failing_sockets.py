@@ -1,4 +1,4 @@
-"""Sockets whose system calls fail on demand, under a client that knows nothing of it.
+"""Sockets whose system calls fail on demand, under a client that runs unchanged.
 
 Owns the counting and the failing: `with failing_sockets("connect", 2, error) as log:` lets the
 third `connect` of a client in this process fail, and all others succeed. Both drivers are met: the
@@ -80,7 +80,7 @@ def _socket_class(log: CallLog, asyncio_s: bool = False) -> type[socket.socket]:
 
 @contextlib.contextmanager
 def failing_sockets(name: str, nth: int, error: OSError) -> Iterator[CallLog]:
-    """See the module docstring. Calls are counted from 0."""
+    """Calls are counted from 0."""
     log = CallLog(name, nth, error)
 
     def getaddrinfo(*args: Any, **options: Any) -> Any:

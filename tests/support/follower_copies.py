@@ -27,7 +27,7 @@ __all__ = ["Copy", "Partition", "View", "read"]
 
 
 class View(NamedTuple):
-    """What a broker has heard of a partition."""
+    """What a broker has received of a partition."""
 
     leader: int
     leader_epoch: int
@@ -46,7 +46,7 @@ class Copy:
 
 @dataclass
 class Partition:
-    """A partition: what is true, and the copies. `acked`: ends that its leader has heard of."""
+    """A partition: what is true, and the copies. `acked`: ends that its leader has received."""
 
     truth: View
     copies: dict[int, Copy]

@@ -46,7 +46,7 @@ LIES = ("silent", "cut", "empty", "high", "error", "bit", "garbage", "gap", "oth
 
 
 class World(ClientDriver):
-    """See the module docstring.
+    """Brokers with copies, and readers that choose among them.
 
     Args:
         liar: a broker that answers readers of its copies with `lies`.
@@ -65,7 +65,7 @@ class World(ClientDriver):
         self.now_s = 0.0
         self.faults = True
         self.calm = False
-        """Nobody writes."""
+        """No producer writes."""
         self.liar, self.lies, self.unclean = liar, lies, unclean
         self.up = set(NODES)
         self.batches: dict[int, bytes] = {}
@@ -113,7 +113,7 @@ class World(ClientDriver):
         self._produce(number, self.partitions[number])
 
     def _produce(self, number: int, partition: Partition) -> None:
-        # A leader that was deposed and has not heard of it takes rows, too.
+        # A leader that was deposed and has not received it takes rows, too.
         leaders = [n for n in self.up if partition.copies[n].view.leader == n]
         if leaders:
             node = self.rng.choice(leaders)
@@ -128,7 +128,7 @@ class World(ClientDriver):
     def _advance(self, node: int, partition: Partition) -> None:
         copy = partition.copies[node]
         if copy.view != partition.truth or partition.truth.leader != node:
-            return  # Nobody copies from it any more.
+            return  # No follower copies from it any more.
         ends = [partition.acked.get(n, 0) for n in copy.view.in_sync if n != node]
         log = copy.log
         log.high_watermark = max(log.high_watermark, min([log.log_end_offset, *ends]))

@@ -1,6 +1,6 @@
 """A cluster that begins as one broker and grows, and the commands that an operator types at it.
 
-Owns the broker processes, how the next one is told of the others, and how a command is run.
+Owns the broker processes, how the next one gets the others' addresses, and how a command is run.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def typed(*words: str, timeout_s: float = COMMAND_S) -> Typed:
 
 
 def at_once(jobs: Sequence[Callable[[], object]]) -> None:
-    """Run commands that wait, and what is said of each, side by side; raise what one raises."""
+    """Run commands that wait side by side; raise what one of them raises."""
     with ThreadPoolExecutor(COMMANDS_MAX) as pool:
         for done in [pool.submit(job) for job in jobs]:
             done.result()
@@ -82,7 +82,7 @@ class GrowingCluster:
         return ",".join(one.bootstrap for one in self.by_id.values())
 
     def grow(self, count: int = 1) -> None:
-        """So many more brokers, live and voters when this returns."""
+        """This many more brokers, live and voters when this returns."""
         for _ in range(count):
             node_id = len(self.by_id) + 1
             config: dict[str, object] = {"node.id": node_id, "cluster.id": "growing"}

@@ -25,19 +25,17 @@ is there, an append that failed half way takes its bytes back, a file's place is
 
 
 class BlockedLoop(BaseException):
-    """The loop would have waited for the disk. No `Exception`: nobody may catch it."""
+    """The loop would have waited for the disk. No `Exception`: no code may catch it."""
 
 
 class GuardedDisk:
-    """See the module docstring."""
-
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
         self.on_loop = False
         self.bytes_on_loop = 0
         """Copied on the loop to be looked at: headers that are walked, rows that are verified."""
         self.forgetful = False
-        """Memory so short that everything has left it by the time somebody looks."""
+        """Memory so short that everything has left it by the next look."""
         # By path: the blocks in memory; a file that is not there is wholly in memory.
         self._resident: dict[str, set[int]] = {}
         self._paths: set[str] = set()

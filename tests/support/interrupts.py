@@ -41,13 +41,15 @@ class _Trace:
         code = frame.f_code
         if event == "call":
             if not code.co_filename.startswith(_PRODUCT):
-                if frame.f_back in self._last:  # as at a return, of which nothing is heard
+                if frame.f_back in self._last:  # as at a return, of which no event comes
                     self._last[frame.f_back] = None
                 return None
             frame.f_trace_opcodes, frame.f_trace_lines = True, False
         elif event == "return":
             self._last.pop(frame, None)
-            if frame.f_back in self._last:  # nobody looks behind a function written in Python
+            if (
+                frame.f_back in self._last
+            ):  # no event comes from inside a function written in Python
                 self._last[frame.f_back] = None
         elif event == "opcode":
             operations = self._operations.setdefault(code, code.co_code)

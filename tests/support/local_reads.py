@@ -58,7 +58,7 @@ def filled_fixture() -> Iterator[ScriptedBroker]:
 
 @pytest.fixture(name="broker")
 def broker_fixture(filled: ScriptedBroker) -> Iterator[ScriptedBroker]:
-    """The module's broker, which has heard nothing and has no faults."""
+    """The module's broker, with no request before and no faults."""
     filled.requests.clear()
     yield filled
     filled.heal()

@@ -1,6 +1,6 @@
 """A log's jobs, carried out at once: what the node spreads over two turns of the loop.
 
-Owns the pairs of begin and complete, so that a test of the log can say what it wants in one word.
+Owns the pairs of begin and complete, so that a test of the log can ask for each in one word.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _FURTHER_ROWS = 1_000_003
 
 
 def flush(log: Log, *, background: bool = False) -> int:
-    """Flush all; the new flushed offset. A failure is told to the log and raised."""
+    """Flush all; the new flushed offset. A failure is reported to the log and raised."""
     job = log.begin_flush(background=background)
     try:
         result = job.run()
@@ -44,7 +44,7 @@ def flush(log: Log, *, background: bool = False) -> int:
 
 
 def compact(log: MetadataLog, entries: Sequence[bytes]) -> None:
-    """Compact the metadata log to `entries`. A failure is told to the log and raised."""
+    """Compact the metadata log to `entries`. A failure is reported to the log and raised."""
     job = log.begin_compact(lambda: entries)
     try:
         size = job.run()
@@ -63,7 +63,7 @@ def trim(log: Log, offset: int) -> int:
 
 
 def remove_point(disk: Disk, directory: str) -> None:
-    """So that a start looks at all rows, and knows of none but those that it finds."""
+    """So that a start looks at all rows, and has no record of others."""
     for name in (RECOVERY_FILE, RECOVERY_COPY_FILE):
         if disk.exists(f"{directory}/{name}"):
             disk.remove(f"{directory}/{name}")
@@ -72,7 +72,7 @@ def remove_point(disk: Disk, directory: str) -> None:
 def foreign_snapshot(path: str, data: bytes) -> bytes:
     """Another partition's in place of a producer snapshot: the same offset, producers further on.
 
-    One without producers is nobody's; a damaged one stays as it is.
+    One without producers belongs to no partition; a damaged one stays as it is.
     """
     try:
         payload = unpack_file(path, data, b"QVPRODUC", 1)

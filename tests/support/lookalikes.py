@@ -24,7 +24,7 @@ _MARKER: Final = b"the payload begins here"
 
 
 def imitation(offset: int, rows: int, epoch: int, blocks: int = 1) -> bytes:
-    """A batch without Arrow rows, good enough for whoever looks at headers and checksums."""
+    """A batch without Arrow rows, good enough for code that looks at headers and checksums."""
     data = bytearray(b"\xab" * (64 * blocks))
     size = len(data) - 16
     fields = (offset, epoch, size, 0, 1, 0, -1, -1, -1, rows, 1, 0, _TIME_US, _TIME_US)

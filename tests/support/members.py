@@ -1,7 +1,7 @@
 """Several nodes that speak with each other: what one sends to a peer arrives at the other at once.
 
 Owns the way of requests between brokers (through the real bytes), cuts in it, and one clock for
-all. Jobs and flushes are done at once unless a test holds them. Must not know what a test asserts.
+all. Jobs and flushes are done at once unless a test holds them. Not here: what a test asserts.
 """
 
 from __future__ import annotations
@@ -112,8 +112,9 @@ class Member(NodeDriver):
 
 
 class Members:
-    """See the module docstring. `cut`: pairs of node ids that do not hear each other. `late`: true
-    for what is to arrive when it is true no more."""
+    """`cut`: pairs of node ids that do not reach each other. `late`: true for what is to arrive
+    when it is true no more.
+    """
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -181,7 +182,7 @@ class Members:
             self.asked.append((source, effect, target, number))
 
     def _answer(self) -> None:
-        """Whoever was asked may have answered meanwhile."""
+        """The asked node may have answered meanwhile."""
         asked, self.asked = self.asked, []
         for source, effect, target, number in asked:
             answer = target.answer(number)

@@ -1,4 +1,4 @@
-"""What a broker process says at `/metrics`."""
+"""What a broker process answers at `/metrics`."""
 
 from __future__ import annotations
 

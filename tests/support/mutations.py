@@ -1,8 +1,8 @@
 """What a broken or hostile broker makes of a right answer.
 
 Owns the ways in which a real response is changed: fields, lists, types, correlation ids, error
-codes, rows. One seed decides everything, so that a failure is repeated by its seed alone. Must not
-know what a client makes of it.
+codes, rows. One seed decides everything, so that a failure is repeated by its seed alone. Not here:
+what a client makes of it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ STRANGE: tuple[Any, ...] = (None, -1, 2**64 - 1, 1.5, "x", b"x", [], [None], {},
 
 
 class Mutator:
-    """Changes answers of one kind; `log` says what was done."""
+    """Changes answers of one kind; `log` records the changes."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)

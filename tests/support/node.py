@@ -1,7 +1,7 @@
 """Drives a Node by hand: every event, every moment and every flush is the test's decision.
 
-Owns the clock, the counter that stands for randomness, and the flushes that the node has asked for
-(`syncs`), which happen when the test says `flush()`. Must not know what a test asserts.
+Owns the clock, the counter in place of randomness, and the flushes that the node has asked for
+(`syncs`), which happen at the test's `flush()`. Not here: what a test asserts.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def rows_of(body: bytes) -> list[tuple[int, int]]:
 
 
 def check_codes(response: m.Response) -> None:
-    """Every code in an answer is one that docs/protocol.json tells of."""
+    """Every code in an answer is one that docs/protocol.json lists."""
     entry_codes = {kind.code for kind in ENTRY_ERRORS[response.API]}
     request_codes = {kind.code for kind in REQUEST_ERRORS} | entry_codes
     assert response.error_code in request_codes | {0}, (response.API, response.error_code)
@@ -105,7 +105,7 @@ class NodeDriver:
         self._make_disk = make_disk
         self._root = root
         self._lives = 1
-        # Who leads is the test's decision.
+        # The test decides which node leads.
         usual = {"disk_reserve_bytes": 0, "leader_balance_period_ms": 0}
         self.config = NodeConfig(data_dir=str(root / "data-1"), **{**usual, **config})
         self._random = itertools.count(1)
@@ -301,7 +301,7 @@ class NodeDriver:
 
     # --- requests that many tests make ---------------------------------------------------------
     def create(self, name: str = "t", partitions: int = 1, **configs: str) -> bytes:
-        """A topic of one int64 column; returns its id. `retention_ms` stands for retention.ms."""
+        """A topic of one int64 column; returns its id. `retention_ms` is the key retention.ms."""
         new = m.NewTopic(
             name,
             serialize_schema(SCHEMA),
@@ -360,7 +360,7 @@ class NodeDriver:
         return answer[0].partitions[0]
 
     def fetch_request(self, topic_id: bytes, offset: int, **options: Any) -> m.FetchRequest:
-        """`options` of the entry and of the request, told apart by name."""
+        """`options` of the entry and of the request, distinguished by name."""
         names = ("leader_epoch", "last_epoch", "end_offset", "partition", "entry_bytes_max")
         entry = {k: options.pop(k) for k in names if k in options}
         if "entry_bytes_max" in entry:

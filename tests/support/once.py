@@ -1,8 +1,8 @@
 """Work that tests in several processes need the result of, done once in a run of the suite.
 
-Owns the place of the results (made by tests/conftest.py, gone with the run) and that nobody does
-what another process is doing: it waits. A failure is kept by nobody: who needs the result meets it,
-too. Outside of a run each process works for itself.
+Owns the place of the results (made by tests/conftest.py, gone with the run) and that no process
+repeats what another one is doing: it waits. A failure is not kept: each process that needs the
+result meets it, too. Outside of a run each process works for itself.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Where tests put files: in memory as a rule (scripts/test.sh), on a disk where that is the point.
 
-Owns the choice of the disk. Must not know what is written there.
+Owns the choice of the disk. Not here: what is written there.
 """
 
 from __future__ import annotations

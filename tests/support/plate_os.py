@@ -1,6 +1,6 @@
 """System calls on files in memory, of which a power failure keeps what the adversary likes.
 
-Stands in for `os` in the modules of the real disk, so that their own code runs, and ends the
+Takes the place of `os` in the modules of the real disk, so that their own code runs, and ends the
 process or the machine before any call that changes something. What is not synced reaches the plate
 sector by sector, each as any write since the last sync has left it; a file's size is that of any of
 them. Names: `tests.sim.inodes.Directory`.
@@ -70,7 +70,7 @@ class _Path:
 
 
 class PlateOs:
-    """See the module docstring. `calls`: those that changed something, in this life."""
+    """`calls`: those that changed something, in this life."""
 
     def __init__(self) -> None:
         self.path = _Path(self)
@@ -92,7 +92,7 @@ class PlateOs:
         self._root = Directory()
 
     def take(self, path: str) -> None:
-        """Somebody takes a file away, for good."""
+        """Take a file away, for good."""
         directory, name = self._parent(path)
         directory.change({name: None})
         directory.sync()
@@ -144,9 +144,9 @@ class PlateOs:
                 self._let_go()
 
     def _let_go(self) -> None:
-        """Descriptors that somebody still refers to must not be closed as numbers of this process.
+        """Descriptors with a reference left must not be closed as numbers of this process.
 
-        A traceback that is caught, for one, keeps them longer than `os` stands for this.
+        A caught traceback, for example, keeps them longer than `os` is replaced by this.
         """
         for one in gc.get_objects():
             if type(one) is descriptors.Descriptor and one.fd >= _FIRST_NUMBER:

@@ -1,8 +1,8 @@
 """Runs `quiverlog` and notes what it flushes: `power_broker.py LEDGER broker ...`.
 
 Each fsync and fdatasync of a file, once it is over, is a line of the ledger: the file's device and
-inode, and how long it was before. So whoever ends the process knows what a power failure leaves for
-certain, whatever the kernel has in memory.
+inode, and how long it was before. So a test that ends the process sees what a power failure
+leaves for certain, whatever the kernel has in memory.
 """
 
 from __future__ import annotations

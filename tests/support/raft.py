@@ -1,4 +1,5 @@
-"""Replicas of a Raft for exact tests: a store in memory, and a host that does what it is told.
+"""Replicas of a Raft for exact tests: a store in memory, and a host that acts at the test's
+command.
 
 Owns `MemoryStore` and `Replica`. Nothing happens by itself: a test lets writes become durable,
 hands messages over, and lets time pass.
@@ -223,7 +224,7 @@ class Replica:
 
 
 def grant(ask: Message) -> Message:
-    """The answer of somebody who agrees."""
+    """The answer of a voter that agrees."""
     if isinstance(ask, m.PreVote):
         return m.PreVoteResponse(
             source=ask.target,
@@ -285,7 +286,7 @@ def sent(replica: Replica, target: int) -> list[m.Append]:
 
 
 def leader(**options: object) -> Replica:
-    """Leads term 1 over an empty log; its first entry is durable, nobody has it."""
+    """Leads term 1 over an empty log; its first entry is durable, no other replica has it."""
     replica = Replica(0, **options).win()  # type: ignore[arg-type]
     assert replica.raft.role is Role.LEADER
     return replica

@@ -1,8 +1,8 @@
 """Brokers that register, heartbeat, hang and die, and a controller that is replaced now and then.
 
-Owns the oracle: what the rules of registrations say, kept as plain dictionaries beside the machine
-that is tested. Decisions take time and may fail; the clock jumps over deadlines, as a loop that
-stood still makes it.
+Owns the oracle: the rules of registrations, kept as plain dictionaries beside the machine that is
+tested. Decisions take time and may fail; the clock jumps over deadlines, as after a loop that was
+blocked.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Process:
 
 @dataclass
 class Known:
-    """What the oracle knows of a registration."""
+    """The oracle's state of a registration."""
 
     incarnation: bytes
     directory_id: str
@@ -68,8 +68,6 @@ class Known:
 
 
 class RegistrationWorld:
-    """See the module docstring."""
-
     def __init__(self, rng: random.Random, brokers: int = 3) -> None:
         self.rng = rng
         self.now_us = 1_000_000
@@ -240,7 +238,7 @@ class RegistrationWorld:
             self.heartbeat(process, epoch, self.image.version)
 
     def twin(self) -> None:
-        """Somebody starts a second broker with the same node id, on another disk."""
+        """Start a second broker with the same node id, on another disk."""
         process = self.rng.choice(self.processes)
         self.register(self.new_process(process.node_id, f"twin of {process.node_id}"))
         known = self.known.get(process.node_id)
@@ -288,7 +286,7 @@ class RegistrationWorld:
         self.now_us = until
 
     def quiet(self) -> None:
-        """Long enough for whoever says nothing, and the controller is never late."""
+        """Long enough for a silent broker to be fenced, with a controller that is on time."""
         end = self.now_us + SESSION_US + 3 * SUSPECT_US
         while self.now_us < end:
             self.now_us += SUSPECT_US // 2
@@ -299,7 +297,7 @@ class RegistrationWorld:
                 raise Violation(f"{node_id} was silent all the time, and is not fenced")
 
     def stall(self) -> None:
-        """The loop stood still; what has arrived meanwhile is read after the first look."""
+        """The loop was blocked; what has arrived meanwhile is read after the first look."""
         self.now_us += self.rng.randrange(SESSION_US // 2, 2 * SESSION_US)
         self.look()
         for process in self.processes:

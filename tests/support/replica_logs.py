@@ -1,7 +1,7 @@
-"""What the replicas of a simulated cluster hold, and how rows are lost, read and told of.
+"""What the replicas of a simulated cluster hold, and how rows are lost, read and reported.
 
 Owns the rows of each replica, which of them are on its disk, which were read and which are safe;
-and what brokers have said of their logs. `ElectionsWorld` decides upon these who leads.
+and the brokers' reports of their logs. `ElectionsWorld` elects leaders by these.
 """
 
 from __future__ import annotations
@@ -28,14 +28,12 @@ Key = tuple[bytes, int]
 
 
 def common(one: Sequence[int], other: Sequence[int]) -> int:
-    """So many rows at their beginnings are the same."""
+    """This many rows at their beginnings are the same."""
     pairs = zip(one, other, strict=False)
     return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
 
 class ReplicaLogs:
-    """See the module docstring."""
-
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self.image = Image({})
@@ -51,9 +49,9 @@ class ReplicaLogs:
         """The leader epoch that a row was written under."""
         self.ends = LogEnds()
         self.mail: list[tuple[int, int, list[LogEndReport]]] = []
-        """What brokers have said of their logs, and nobody has heard yet."""
+        """Reports of brokers on their logs that the controller has not received yet."""
         self.dark: set[int] = set()
-        """Who has no power, and perhaps is not fenced yet."""
+        """Brokers without power, perhaps not fenced yet."""
         self.rows = 0
         self.lost: set[tuple[Key, int]] = set()
         """Replicas whose directory was lost, and is not made again."""
@@ -64,7 +62,7 @@ class ReplicaLogs:
         """How many hold a partition when it does not move."""
         self.minimum: dict[bytes, int] = {}
         """By topics, before what happens now."""
-        """So many rows were safe when the metadata of a partition changed last."""
+        """The number of rows that were safe when the metadata of a partition changed last."""
 
     # --- a partition ---------------------------------------------------------------------------
     def partition(self, key: Key) -> tuple[TopicImage, PartitionImage]:
@@ -180,7 +178,7 @@ class ReplicaLogs:
         return key, self.rng.choice(self.partition(key)[1].replicas)
 
     def make_anew(self) -> list[Record]:
-        """What the metadata count on no more begins empty, where somebody leads."""
+        """What the metadata count on no more begins empty, where there is a leader."""
         noted = [(key, n) for key in self.log for n in self.partition(key)[1].replaced_disks]
         if not noted:
             return []
@@ -205,7 +203,7 @@ class ReplicaLogs:
         return []
 
     def report(self) -> list[Record]:
-        """A broker says how far its logs reach, which may be heard much later."""
+        """A broker reports how far its logs reach; the report may arrive much later."""
         node_id = self.rng.choice(self.brokers)
         if node_id in self.dark:
             return []
@@ -226,7 +224,7 @@ class ReplicaLogs:
         return []
 
     def hear(self) -> list[Record]:
-        """The controller hears something that was said, most often the newest, and decides."""
+        """The controller receives one report, most often the newest, and decides."""
         if not self.mail:
             return []
         at = -1 if self.rng.random() < 0.7 else self.rng.randrange(len(self.mail))
@@ -251,7 +249,7 @@ class ReplicaLogs:
             members = [logs[node_id] for node_id in partition.in_sync_replicas]
             if partition.leader_id in (NO_LEADER, *self.dark) or len(members) < minimum:
                 continue
-            # Who has other rows at its end is heard when it has cut them.
+            # A replica with other rows at its end reports when it has cut them.
             led = logs[partition.leader_id]
             end = min(common(rows, led) for rows in members)
             if end > len(self.seen[key]):
@@ -265,7 +263,7 @@ class ReplicaLogs:
 
     # --- who holds a partition -----------------------------------------------------------------
     def hold(self, changes: Sequence[PartitionChangeRecord]) -> None:
-        """Who is a replica no more removes its rows, and who begins to be one has none."""
+        """A former replica removes its rows, and a new one has none."""
         for change in changes:
             if change.replicas is None:
                 continue
@@ -290,7 +288,7 @@ class ReplicaLogs:
                 self.adding[key] = set(partition.adding_replicas)
             gone = logs.keys() - self.log[key].keys()
             if not partition.moves and has_moved and not gone and not added:
-                pass  # Nobody had begun: it stays where it was.
+                pass  # Making it anew had not begun: it stays where it was.
             elif not partition.moves and has_moved:
                 self.happened["moves ended"] += 1
                 in_sync, stay = set(partition.in_sync_replicas), added & set(change.replicas)
@@ -303,6 +301,6 @@ class ReplicaLogs:
                 check(not gone, "a disk is dropped that may have counted", key, gone)
 
     def alive(self) -> set[int]:
-        """Who may lead."""
+        """Brokers that may lead."""
         brokers = self.image.brokers.values()
         return {one.node_id for one in brokers if not one.fenced and not one.in_shutdown}

@@ -1,7 +1,7 @@
 """Brokers that copy one partition, as machines over lists: the shipped cores, and nothing around.
 
-Owns the brokers, their logs and what they exchange. Which of them does what next, who dies and who
-is elected is the business of `replication_world`; whether all is well, too.
+Owns the brokers, their logs and what they exchange. Which of them does what next, which dies and
+which is elected is the business of `replication_world`; whether all is well, too.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ class Violation(AssertionError):
 
 
 class Checks:
-    """See the module docstring. Raises Violation."""
+    """Raises Violation."""
 
     controller: Controller
     brokers: list[ModelBroker]
@@ -79,7 +79,7 @@ class Checks:
             self._check_has_all(one, "leads")
 
     def _check_proposal(self, one: ModelBroker, before: frozenset[int], proposal: Proposal) -> None:
-        """Nobody joins whom the leader cannot know to be fit, nobody leaves before his time."""
+        """No replica joins that the leader cannot judge to be fit, none leaves before its time."""
         for member, epoch in zip(proposal.members, proposal.broker_epochs, strict=True):
             if member not in before and one.meta.fit_epoch(member) != epoch:
                 raise Violation(f"broker {member} is to be in sync: fenced, or an earlier life")

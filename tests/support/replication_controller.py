@@ -1,7 +1,7 @@
 """The controller of a simulated replication, and the messages of its world.
 
-Owns the decisions: who is fenced, in sync, eligible, elected. It keeps the rules to the letter and
-is otherwise free.
+Owns the decisions: which brokers are fenced, in sync, eligible, elected. It keeps the rules to the
+letter and is otherwise free.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Controller:
         copies = (frozenset(self.in_sync), frozenset(self.eligible))
         now = (self.leader, self.leader_epoch, *copies)
         if now != self.said:
-            # Whoever is fenced and was not in sync is no change of the partition.
+            # Fencing a broker that was not in sync is no change of the partition.
             self.said = now
             self.partition_epoch += 1
         self.history.append(
@@ -131,7 +131,7 @@ class Controller:
             self.in_sync.add(self.leader)
 
     def lead(self, broker: int) -> None:
-        """Somebody wants this one, which is in sync, to lead."""
+        """Have this one lead, which is in sync."""
         assert broker in self.in_sync
         self.leader_epoch += 1
         self.leader = broker
@@ -149,7 +149,8 @@ class Controller:
         for member, epoch in zip(proposal.members, proposal.broker_epochs, strict=True):
             if member in self.fenced:
                 return IneligibleReplica.code
-            # The leader may not have heard yet of a new life, nor of those it found in sync.
+            # The leader may not have received a new life yet, nor the members that it found in
+            # sync.
             unheard = epoch == NEVER_FETCHED_EPOCH and member in self.in_sync
             if epoch != self.epochs[member] and not unheard:
                 return IneligibleReplica.code

@@ -21,7 +21,7 @@ __all__ = ["ReplicationWorld", "Violation"]
 
 
 class ReplicationWorld(Checks):
-    """See the module docstring. Raises Violation."""
+    """Raises Violation."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
@@ -32,7 +32,7 @@ class ReplicationWorld(Checks):
         self.now_us = 1_000_000
         self.network: list[Message] = []
         self.late: list[Fetch | Alter] = []
-        """Requests that nobody waits for any more, and that will arrive all the same."""
+        """Requests whose sender waits no more, and that will arrive all the same."""
         self.paused: ModelBroker | None = None
         self.pause_ends = self.steps_made = 0
         self.committed: list[Row] = []
@@ -40,7 +40,7 @@ class ReplicationWorld(Checks):
         self.acknowledged: dict[int, int] = {}
         """Values by offset, at the level `replicated` or above."""
         self.lossy: dict[int, bool] = {}
-        """Brokers that lack rows: True once the controller knows."""
+        """Brokers that lack rows: True once the controller has a report."""
         self.watermarks: dict[tuple[int, int, int], int] = {}
         self.next_value = 0
         self.calm = False
@@ -156,7 +156,7 @@ class ReplicationWorld(Checks):
             self._unanswered(self.rng.choice(self.network))
 
     def _hold_back(self, message: Fetch | Alter) -> None:
-        """The request gets stuck in the network: nobody waits for it, and it will arrive."""
+        """The request gets stuck in the network: its sender waits no more, and it will arrive."""
         self.network = [one for one in self.network if one is not message]
         self._unanswered(message)
         self.late.append(message)
@@ -195,7 +195,7 @@ class ReplicationWorld(Checks):
             try:
                 one.produce(values, level)
             except NotEnoughReplicas:
-                # As rows of a weaker level, which nobody promises anything of.
+                # As rows of a weaker level, for which nothing is promised.
                 one.log.append((one.state.leader_epoch, value) for value in values)
                 one.state.appended(one.log.log_end_offset)
                 one.moved()
@@ -259,7 +259,7 @@ class ReplicationWorld(Checks):
             self.controller.fence(one.broker_id)
 
     def fence_proposed(self) -> None:
-        """A member is fenced while its proposal is on its way, for which nobody waits any more."""
+        """A member is fenced while its proposal is on its way; the leader waits no more."""
         asked = [message for message in self.network if isinstance(message, Alter)]
         if asked:
             message = self.rng.choice(asked)
@@ -271,13 +271,13 @@ class ReplicationWorld(Checks):
             self.controller.unfence(one.broker_id)
 
     def prefer(self) -> None:
-        """Another leader, because somebody wants one."""
+        """Another leader, by request."""
         if self.rng.random() < 0.3:
             self.controller.elect()
             self.controller.publish()
 
     def pause(self) -> None:
-        """A leader stands still while another one leads, and leads again: it has not heard of it.
+        """A leader is paused while another one leads, and leads again: it has not received either.
 
         A fetch that was on its way to it arrives then.
         """

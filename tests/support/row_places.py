@@ -1,7 +1,7 @@
-"""Where rows lie in a topic: what was acknowledged, held against what somebody has found.
+"""Where rows lie in a topic: what was acknowledged, held against what a reader has found.
 
 Owns what loss, doubling and another order mean: an acknowledgement names the place of each row, and
-whoever reads finds that row there, once, and nothing else. Must not know who has read, or how.
+every reader finds that row there, once, and nothing else. Not here: which reader, and how it read.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Seen = tuple[Place, Row]
 
 
 def misfits(acknowledged: Mapping[Place, Row], found: Iterable[Seen]) -> list[str]:
-    """A line for each run of rows that are lost, doubled, in another place, or nobody's."""
+    """A line for each run of rows that are lost, doubled, in another place, or never sent."""
     by_place: dict[Place, Row] = {}
     doubled: dict[Place, Row] = {}
     for place, row in found:
@@ -44,7 +44,7 @@ def disorder(acknowledged: Mapping[Place, Row]) -> list[str]:
 
 
 def _runs(rows: Mapping[Place, Row]) -> Iterator[str]:
-    """Rows side by side are told as one."""
+    """Rows side by side are reported as one."""
     run: list[Seen] = []
     for (partition, offset), (program, number) in sorted(rows.items()):
         if run and ((partition, offset - 1), (program, number - 1)) != run[-1]:

@@ -8,8 +8,8 @@ by itself: every answer is the node's, unless the script changes it.
         broker.fault(m.ProduceRequest, "drop_reply")     # the next one is stored, never answered
         client = quiverlog.connect(broker.bootstrap)
 
-A second door stands for a second broker of the cluster: `broker.door(1)` reaches the same node, and
-`leader_of` decides which of the doors METADATA names as a partition's leader.
+A second door takes the part of a second broker of the cluster: `broker.door(1)` reaches the same
+node, and `leader_of` decides which of the doors METADATA names as a partition's leader.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ class Answer:
 
 @dataclass(frozen=True)
 class Later:
-    """A fault that keeps the node's answer back for so long; other answers overtake it."""
+    """A fault that delays the node's answer by this time; other answers overtake it."""
 
     seconds: float
 
 
 @dataclass(frozen=True)
 class Cut:
-    """A fault that sends so many bytes of the node's answer, and closes, or resets."""
+    """A fault that sends this many bytes of the node's answer, and closes, or resets."""
 
     bytes_sent: int
     resets: bool = False
@@ -119,7 +119,7 @@ class Door:
         return [r for r in list(self.requests) if type(r) is request]
 
     def drop_connections(self) -> None:
-        """Close every connection, as a broker does with idle ones, and read what later ones say."""
+        """Close every connection, as a broker does with idle ones; later ones are read."""
         self._is_deaf = False
         self._broker.on_loop(lambda: [c.abort() for c in list(self._open)])
 
@@ -277,7 +277,7 @@ class ScriptedBroker(Door):
                     connection.abort()
 
     def show_doors(self, response: m.MetadataResponse) -> None:
-        """The node knows one address; the cluster that this broker plays may have several."""
+        """The node has one address; the cluster that this broker plays may have several."""
         response.controller_id = self.decides()
         response.brokers = [m.BrokerEndpoint(d.node_id, "127.0.0.1", d.port) for d in self.doors]
         for topic in response.topics:
@@ -349,7 +349,7 @@ class _Connection(asyncio.BufferedProtocol):
 
     def answer(self, correlation_id: int, response: m.Response, body: bytes) -> None:
         """Send the node's answer, as the script wants it."""
-        # A copy: the node keeps parts of its answers for the next one who asks.
+        # A copy: the node keeps parts of its answers for the next request.
         response = msgspec.msgpack.decode(msgspec.msgpack.encode(response), type=type(response))
         if isinstance(response, m.MetadataResponse):
             self._broker.show_doors(response)

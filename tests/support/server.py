@@ -125,7 +125,7 @@ class Client:
         self.responses: list[m.Response] = []
 
     async def receive(self, count: int) -> list[m.Response]:
-        """Wait for so many more responses, or for the end."""
+        """Wait for this many more responses, or for the end."""
         async with asyncio.timeout(10):
             while len(self.responses) < count:
                 data = await self.reader.read(1 << 16)

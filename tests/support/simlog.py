@@ -1,6 +1,6 @@
 """A log in memory with the questions that the Spark driver asks, and Spark's micro-batch stream.
 
-Owns `SimLog` (topics, leader epochs, retention, truncation; stands in for `quiverlog.Client` in
+Owns `SimLog` (topics, leader epochs, retention, truncation; in place of `quiverlog.Client` in
 `LogView`) and `SimulatedQuery` (Spark's order of calls, its offset log and commit log, and crashes
 between any two steps). No clock, no network.
 """
@@ -39,7 +39,7 @@ class SimPartition:
     start: int = 0
     rows: list[tuple[int, int]] = field(default_factory=list)
     ever: set[int] = field(default_factory=set)
-    """Every value that was appended, without those that a crash took: nobody may know of them."""
+    """Every value that was appended, without those that a crash took: no reader may have them."""
 
     def __post_init__(self) -> None:
         self.epochs = LeaderEpochs(lambda: self.end)
@@ -300,7 +300,7 @@ class SimulatedQuery:
         self._maybe_crash(crash_at, "commit")
 
     def _task(self, piece: Range) -> list[Row]:
-        """What an executor finds of a range, and says of the rest (`reader.SplitReader`)."""
+        """What an executor finds of a range, and reports of the rest (`reader.SplitReader`)."""
         topic = self.log.topics.get(piece.topic)
         where = f"{piece.topic}-{piece.partition}"
         if topic is None or topic.topic_id.hex() != piece.topic_id:

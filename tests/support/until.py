@@ -1,6 +1,6 @@
 """Waiting for a condition, never for a time: every test's own way to poll.
 
-Owns the pace and the bounds. Must not know what is waited for.
+Owns the pace and the bounds. Not here: what is waited for.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def slack() -> float:
 def until(found: Callable[[], T], what: str = "", *, timeout_s: float = 60.0) -> T:
     """What `found` gives as soon as it is true; fails, and names `what`, if it is not in time.
 
-    It is asked once more when the time is up: a machine that stood still has its chance.
+    It is asked once more when the time is up: a machine that was paused has its chance.
     """
     deadline_s = time.monotonic() + timeout_s
     while True:
