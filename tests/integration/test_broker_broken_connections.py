@@ -30,12 +30,12 @@ pytestmark = pytest.mark.process
 
 QUIET_S: Final = 60.0
 SERVED_S: Final = 20.0
-"""Nobody hangs; how much at once it is on a machine with other work says nothing."""
+"""No client hangs; how fast it is on a machine with other work is not judged."""
 QUIET: Final = (
     "connections", "memory_bytes", "turns_waiting", "jobs_running", "parked_requests",
     "parked_entries", "internal_errors_total",
 )  # fmt: skip
-"""What is 0 while nobody is connected."""
+"""What is 0 while no client is connected."""
 CONFIG: Final = {
     "connections.write.stall.ms": 1_000,
     "connections.write.buffer.bytes": 1 << 20,
@@ -70,7 +70,7 @@ class Scene:
         return f"t{self.serial}"
 
     def serves(self) -> None:
-        """Somebody else is served, at once and with the right answers."""
+        """Another client is served, at once and with the right answers."""
         started = time.monotonic()
         with RawClient(self.broker.address) as other:
             offset = other.list_offset(self.own)
@@ -221,7 +221,7 @@ def _deletion(scene: Scene, client: RawClient) -> None:
 
 
 def _bad_bytes(scene: Scene, client: RawClient) -> None:
-    """An error is to be told when the answers are out."""
+    """The error comes after the answers."""
     client.ask(m.HelloRequest())
     client.send(client.fetch_request(scene.big, 8_000, max_wait_ms=300_000, min_bytes=MIB))
     client.send_produce(scene.own, b"")

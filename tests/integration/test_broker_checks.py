@@ -61,7 +61,7 @@ def attack(
     return seconds, response
 
 
-def test_a_request_that_takes_long_to_check_holds_nobody_up() -> None:
+def test_a_request_that_takes_long_to_check_holds_no_other_up() -> None:
     """5,000 batches that decompress to what is allowed, in one entry, each text looked at.
 
     A 47 KB request once stalled everybody for 15 s, and 1.6 MB for 11 s.

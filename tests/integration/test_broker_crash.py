@@ -71,7 +71,7 @@ class Producer:
             self.error = error
 
     def _converse(self, client: RawClient) -> None:
-        """Send again what is pending, then new batches, until told to stop or cut off."""
+        """Send again what is pending, then new batches, until stopped or cut off."""
         on_wire = {self._send(client, sequence): sequence for sequence in self._pending}
         while on_wire or not self._stop.is_set():
             while len(on_wire) < PIPELINE and not self._stop.is_set():

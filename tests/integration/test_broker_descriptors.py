@@ -1,4 +1,4 @@
-"""A broker under a low limit on open files: it sizes itself to it, or says why it cannot start."""
+"""A broker under a low limit on open files: it fits itself to it, or reports why it cannot."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_clients_are_refused_before_files_run_out(files: int) -> None:
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("files", [118, 128, 256])
 def test_a_load_with_attackers_on_both_ports_makes_nothing_faulty(files: int) -> None:
-    """Topics come and go, segments roll, rows are read again, while nobody's door is free."""
+    """Topics come and go, segments roll, rows are read again, while both ports are under attack."""
     config = {"topic.defaults.segment.bytes": 65_536, "shutdown.timeout.ms": 60_000}
     with contextlib.ExitStack() as stack:
         broker = stack.enter_context(BrokerProcess(config=config, command=limited(files)))

@@ -72,7 +72,7 @@ def test_a_path_that_is_no_directory_is_a_refusal_that_names_it(tmp_path: Path, 
 
 
 def test_a_stop_without_its_mark_is_no_clean_stop(tmp_path: Path) -> None:
-    """The broker said `process ends clean=true`, and its exit code was 0."""
+    """The broker logged `process ends clean=true`, and its exit code was 0."""
     with BrokerProcess(data_dir=tmp_path / "data", start_timeout=120) as broker:
         with RawClient(broker.address) as client:
             client.produce(client.create_topic("t"), make_batch(0))
@@ -221,7 +221,7 @@ def test_a_broker_without_a_free_byte_serves_its_readers(small: Path, clean: boo
 
 @pytest.mark.parametrize("reserve", [True, False], ids=["reserve", "no-reserve"])
 def test_a_stop_without_a_free_byte(small: Path, reserve: bool) -> None:
-    """An index that could not be written cost the clean mark, and the exit code said nothing."""
+    """An index that could not be written cost the clean mark, and the exit code did not show it."""
     config = {"disk.reserve.bytes": 1 << 20}
     with BrokerProcess(data_dir=small / "data", config=config, start_timeout=120) as broker:
         with RawClient(broker.address) as client:

@@ -1,4 +1,4 @@
-"""Disk trouble: no room, room again; damaged files at start; retention while nobody calls."""
+"""Disk trouble: no room, room again; damaged files at start; retention without requests."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_full_disk_refuses_cleanly_and_recovers(small_disk: Path, reserve: int
         assert written > 0
         # Reading goes on, and so does everything that writes nothing.
         assert sum(len(s.ids) for s in client.read_all(topic_id)) == written
-        # Somebody else takes what is left, to the last byte.
+        # Another program takes what is left, to the last byte.
         with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
             while file.write(bytes(65_536)):
                 pass
@@ -90,7 +90,7 @@ def test_a_full_disk_refuses_cleanly_and_recovers(small_disk: Path, reserve: int
 
 
 def test_a_start_on_a_full_disk(small_disk: Path) -> None:
-    """The broker comes up and serves reads, or says in one line why not; no row is lost."""
+    """The broker comes up and serves reads, or prints one line why not; no row is lost."""
     config = {"disk.reserve.bytes": MIB}
     with BrokerProcess(small_disk / "data", config) as broker:
         with RawClient(broker.address) as client:
@@ -196,7 +196,7 @@ def test_a_broker_does_not_start_on_a_part_of_its_metadata(tmp_path: Path, damag
             assert stored.ids == list(range(100))
 
 
-def test_rows_that_the_metadata_log_never_heard_of_are_set_aside(tmp_path: Path) -> None:
+def test_rows_of_topics_that_the_metadata_log_lacks_are_set_aside(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data") as broker:
         log = tmp_path / "data" / "metadata" / "metadata.log"
         with RawClient(broker.address) as client:
@@ -245,7 +245,7 @@ def test_a_flipped_bit_in_a_segment_is_a_fault_of_that_range_alone(tmp_path: Pat
 
 
 def test_retention_holds_on_an_idle_topic(tmp_path: Path) -> None:
-    """Two seconds of retention, a check each ten: rows go although nobody asks for anything."""
+    """Two seconds of retention, a check each ten: rows go although no client asks for anything."""
     with BrokerProcess(tmp_path / "data") as broker:
         with RawClient(broker.address) as client:
             topic_id = client.create_topic("t", retention_ms=2_000)

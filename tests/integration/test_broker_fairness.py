@@ -116,10 +116,10 @@ class Timed:
         self.computed.append(time.clock_gettime(self._clock) - computed_s)
 
 
-def test_one_that_sends_tiny_requests_at_full_speed_holds_nobody_up() -> None:
+def test_a_client_with_tiny_requests_at_full_speed_holds_no_other_up() -> None:
     """Such a client once stalled another for 10.7 s, and `/healthz` for 21 s.
 
-    What stands before a request is work of the broker, which other load on the machine stretches:
+    What is in front of a request is work of the broker, which other load on the machine stretches:
     so it is counted in the broker's own CPU time, and only a long stall in seconds.
     """
     with BrokerProcess() as broker, RawClient(broker.address) as client:
@@ -193,7 +193,7 @@ def test_announcing_large_requests_costs_nothing() -> None:
                 assert memory_bytes(broker.pid) - before < 60 << 20
 
 
-def test_replies_that_nobody_takes_stay_within_the_budget() -> None:
+def test_replies_that_no_client_takes_stay_within_the_budget() -> None:
     """30 clients that asked for METADATA and did not read once cost 1.2 GiB."""
     budget = 128 << 20
     with BrokerProcess(config={"memory.buffer.bytes": budget}) as broker:

@@ -32,7 +32,7 @@ ROWS_WHILE_KILLED = 200
 
 
 class Producing:
-    """Sends rows until it is told to stop; remembers which are acknowledged."""
+    """Sends rows until it is stopped; remembers which are acknowledged."""
 
     def __init__(self, bootstrap: str, topic: str) -> None:
         self._stop = threading.Event()
@@ -70,7 +70,7 @@ def stack() -> Iterator[ExitStack]:
 
 
 class Growing:
-    """Brokers 1, 2, ... on this machine; each is started as docs/cluster.md says."""
+    """Brokers 1, 2, ... on this machine; each is started as in docs/cluster.md."""
 
     def __init__(self, stack: ExitStack) -> None:
         self._stack = stack
@@ -117,7 +117,7 @@ def read_ids(bootstrap: str, topic: str) -> Counter[int]:
 
 
 def quorum(growing: Growing, *words: str, code: int = 0) -> dict[str, Any]:
-    """What `quiverlog quorum` says, as JSON."""
+    """What `quiverlog quorum` prints, as JSON."""
     command = [sys.executable, "-m", "quiverlog", "quorum", *words, "-b", growing.bootstrap]
     run = subprocess.run(
         [*command, "--format", "json", "--timeout", "30"],
@@ -128,7 +128,7 @@ def quorum(growing: Growing, *words: str, code: int = 0) -> dict[str, Any]:
 
 
 def shrinks_to_one_and_grows_again(growing: Growing) -> None:
-    """The leader's own vote is taken four times; who had one follows, and holds what it held."""
+    """The leader's own vote is taken four times; the former voter follows and keeps its data."""
     found = quorum(growing, "status")
     for left in (4, 3, 2, 1):
         leader = found["leader_id"]
@@ -136,7 +136,7 @@ def shrinks_to_one_and_grows_again(growing: Growing) -> None:
         assert found["voters"] == left
         roles: Counter[str] = Counter()
         deadline = time.monotonic() + BOUND_S
-        # Those without a vote are shown when the next leader has heard them.
+        # Brokers without a vote are shown when they have reached the next leader.
         while roles["observer"] != len(growing.by_id) - left:
             assert time.monotonic() < deadline, roles
             found = quorum(growing, "status")

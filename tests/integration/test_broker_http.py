@@ -69,7 +69,7 @@ def test_no_answer_names_what_runs_here(broker: BrokerProcess, request_: bytes) 
 
 
 def head_of(size: int) -> bytes:
-    """A good request of so many bytes, its longest field within aiohttp's bounds."""
+    """A good request of this many bytes, its longest field within aiohttp's bounds."""
     head = b"GET /healthz HTTP/1.1\r\nHost: x\r\nX: \r\nY: \r\n\r\n"
     filling = b"f" * (size - len(head))
     head = head.replace(b"X: ", b"X: " + filling[:4_000]).replace(b"Y: ", b"Y: " + filling[4_000:])
@@ -113,7 +113,7 @@ def test_what_is_answered_and_what_is_not(
 
 
 def test_no_request_makes_the_web_framework_complain(broker: BrokerProcess) -> None:
-    """A missing Host was once an error with a trace in the log, as often as anybody liked."""
+    """A missing Host was once an error with a trace in the log, once per request."""
     rng = random.Random(1)
     paths = (b"/healthz", b"//", b"//[", b"/%zz", b"/%00", b"/:x", b"/?&=#", b"/..//;", b"/\\")
     fields = (
@@ -223,7 +223,7 @@ def until_open(broker: BrokerProcess, most: int, timeout_s: float = 10.0) -> Non
         time.sleep(0.02)
 
 
-def test_a_crowd_of_half_requests_keeps_nobody_out(broker: BrokerProcess) -> None:
+def test_a_crowd_of_half_requests_keeps_no_client_out(broker: BrokerProcess) -> None:
     crowd = []
     try:
         for _ in range(200):
@@ -243,7 +243,7 @@ def test_who_accepts_openmetrics_is_given_it(broker: BrokerProcess) -> None:
     answer = talk(broker, asked % b"application/openmetrics-text;version=1.0.0,text/plain;q=0.5")
     assert b"Content-Type: application/openmetrics-text; version=1.0.0" in answer
     assert b"# EOF" in answer
-    # Weights are obeyed, and may stand in a field of their own.
+    # Weights are obeyed, and may be in a field of their own.
     for accept in (
         b"*/*",
         b"application/openmetrics-text;q=0, text/plain",

@@ -1,4 +1,4 @@
-"""A broker process with a second listener: who connects there is told to come back there."""
+"""A broker process with a second listener: its clients get addresses of that listener."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_each_listener_tells_its_own_address() -> None:
         assert found is not None, broker.log_text
         internal = (found[1], int(found[2]))
         assert internal != broker.address
-        # Brokers meet at the internal one: there it is looked at, whom they mean.
+        # Brokers meet at the internal one: there it is checked which broker they mean.
         for address, refusal in ((broker.address, WrongListener), (internal, WrongCluster)):
             with RawClient(address) as client:
                 answer = client.ask(m.MetadataRequest())

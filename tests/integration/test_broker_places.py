@@ -23,7 +23,7 @@ CONNECTIONS_MAX = 40
 FLOODERS = 3
 """Threads that take any place that becomes free."""
 SILENT_EVERY = 5
-"""Of these connections one says nothing, and waits for its refusal."""
+"""One of this many connections sends nothing, and waits for its refusal."""
 
 
 @contextlib.contextmanager

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.process
 
 
 def refused(broker: BrokerProcess, code: int = 2) -> str:
-    """The one line with which a broker that cannot start says why."""
+    """The one line in which a broker that cannot start gives the reason."""
     with pytest.raises(BrokerFailed, match=f"exit code {code}"):
         broker.start()
     lines = [line for line in broker.log_text.splitlines() if "level=info" not in line]
@@ -61,7 +61,7 @@ def test_with_no_configuration_at_all_but_ports(tmp_path: Path) -> None:
             assert [(b.host, b.port) for b in metadata.brokers] == [broker.address]
 
 
-def test_sigterm_is_clean_and_the_next_start_knows_it() -> None:
+def test_sigterm_is_clean_and_the_next_start_reads_the_mark() -> None:
     with BrokerProcess() as broker:
         with RawClient(broker.address) as client:
             topic_id = client.create_topic("t", durability="memory")
@@ -220,7 +220,7 @@ def test_http(tmp_path: Path) -> None:
 
 
 def not_ready(broker: BrokerProcess) -> str:
-    """The reason that `/readyz` gives with its 503; empty as long as nobody listens."""
+    """The reason that `/readyz` gives with its 503; empty as long as no process listens."""
     try:
         status, text = get(broker, "/readyz")
     except OSError:
@@ -242,7 +242,7 @@ def test_not_ready_while_recovering_and_while_stopping() -> None:
             topic_id = client.create_topic("t")
             for i in range(4):
                 client.produce(topic_id, make_batch(10 * i, text="x" * 100_000))
-            for _ in range(4):  # replies that nobody takes keep it for a moment
+            for _ in range(4):  # replies that no client takes keep it for a moment
                 client.send(client.fetch_request(topic_id, 0))
             until(lambda: 'requests_total{api="fetch"} 4.0' in get(broker, "/metrics")[1])
             broker.terminate()

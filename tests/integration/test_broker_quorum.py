@@ -46,11 +46,11 @@ class Three:
             self.by_id[node_id] = stack.enter_context(broker)
         until(self.is_formed, "three voters")
         seeds = ",".join(f"{n}@{one.bootstrap}" for n, one in self.by_id.items())
-        for one in self.by_id.values():  # What they are told at their next start.
+        for one in self.by_id.values():  # Their configuration from their next start on.
             one.config |= {**told, "controller.quorum.bootstrap.servers": seeds}
 
     def ask(self, node_id: int, request: m.Request) -> m.Response | None:
-        """The answer; None where nobody answers, or another broker is to be asked."""
+        """The answer; None without one, or where another broker is to be asked."""
         try:
             with RawClient(address(self.by_id[node_id]), timeout=5.0) as client:
                 found: m.Response = client.ask(request)
@@ -69,7 +69,7 @@ class Three:
 
     @property
     def leader(self) -> int:
-        """Who says of itself that it leads."""
+        """The broker that reports itself as the leader."""
         found: list[int] = []
 
         def look() -> bool:
@@ -83,12 +83,12 @@ class Three:
         return found[-1]
 
     def is_formed(self) -> bool:
-        """Are all three voters, without anybody's command?"""
+        """Return whether all three are voters, without a command."""
         quorum = self.quorum(self.ids[0])
         return quorum is not None and sum(one.is_voter for one in quorum.replicas) == 3
 
     def decide(self, name: str, among: list[int]) -> int:
-        """Have a topic created by whoever can; returns by whom."""
+        """Have a topic created by the broker that can; returns its id."""
         done: list[int] = []
 
         def try_all() -> bool:
@@ -107,7 +107,7 @@ class Three:
         return done[0]
 
     def is_equal(self) -> bool:
-        """Do all three know the same topics under the same version?"""
+        """Return whether all three have the same topics under the same version."""
         found = set()
         for node_id in self.by_id:
             answer = self.ask(node_id, m.MetadataRequest(topics=None))
@@ -170,7 +170,8 @@ def test_a_kept_directory_of_a_lone_broker_becomes_the_first_of_three(
         answer = client.ask(m.MetadataRequest(topics=None))
     before = {topic.name for topic in answer.topics}
     first.stop()
-    first.config["cluster.id"] = answer.cluster_id  # A broker that is one of several says which.
+    # A broker that is one of several names its number.
+    first.config["cluster.id"] = answer.cluster_id
     three = Three(stack, first, answer.cluster_id)
     assert before
     three.decide("new", list(three.ids))
@@ -180,7 +181,7 @@ def test_a_kept_directory_of_a_lone_broker_becomes_the_first_of_three(
     assert {topic.name for topic in found.topics} == before | {"new"}
 
 
-def test_a_broker_that_waits_for_others_stops_when_it_is_told_to(tmp_path: Path) -> None:
+def test_a_broker_that_waits_for_others_stops_after_the_signal(tmp_path: Path) -> None:
     told = {
         "node.id": 2,
         "cluster.id": CLUSTER,

@@ -1,4 +1,4 @@
-"""What a start says of a partition's files, and how a producer goes on after one."""
+"""What a start logs of a partition's files, and how a producer goes on after one."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def positions(path: Path) -> list[int]:
 
 @pytest.mark.parametrize("batches", [1, 3], ids=["the only batch", "the last of several"])
 def test_a_producer_whose_stored_batch_is_damaged_goes_on(tmp_path: Path, batches: int) -> None:
-    """The broker cannot know the next number any more: the producer takes the next epoch."""
+    """The broker has lost the next number: the producer takes the next epoch."""
     with BrokerProcess(tmp_path / "data") as broker, quiverlog.connect(broker.bootstrap) as client:
         client.create_topic("t", pa.schema([("id", pa.int64())]), partitions=1)
         with client.producer("t") as producer:

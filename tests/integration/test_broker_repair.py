@@ -61,7 +61,7 @@ class Rotting(Growing):
             return client.describe_topic("t").partitions[0].leader
 
     def stored(self, node_id: int) -> bytes:
-        """The bytes of all batches; when a file was made stands in its header."""
+        """The bytes of all batches; when a file was made is in its header."""
         paths = sorted((self.data(node_id) / "t-0").glob("*.log"))
         return b"".join(path.read_bytes()[SEGMENT_HEADER_BYTES:] for path in paths)
 
@@ -93,7 +93,7 @@ def test_copies_and_leaders_are_mended_while_rows_are_written_and_none_is_lost(
     until(lambda: three.asides(led) and three.is_whole(), "a former leader that is mended")
     more_rows()
 
-    # While it runs: nobody looks at what the leader has written, until a copy begins anew.
+    # While it runs: no read meets what the leader has written, until a copy begins anew.
     led = three.leader()
     before = len(three.asides(led))
     other = min(set(three.by_id) - {led})

@@ -72,8 +72,8 @@ def test_a_hangup_with_a_bad_file_changes_nothing(text: str) -> None:
         assert broker.stop() == 0
 
 
-def test_a_hangup_with_a_fifo_for_a_file_holds_nobody_up() -> None:
-    """The loop once hung until somebody wrote into it."""
+def test_a_hangup_with_a_fifo_for_a_file_holds_no_client_up() -> None:
+    """The loop once hung until another program wrote into it."""
     with BrokerProcess() as broker:
         command = Path(f"/proc/{broker.pid}/cmdline").read_bytes().split(b"\0")
         path = Path(command[command.index(b"--config") + 1].decode())

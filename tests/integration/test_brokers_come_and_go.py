@@ -1,4 +1,4 @@
-"""A disk is replaced and the controller decommissioned, and no program is told of it."""
+"""A disk is replaced and the controller decommissioned, without an error in any program."""
 
 from __future__ import annotations
 

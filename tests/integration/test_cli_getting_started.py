@@ -43,7 +43,7 @@ def typed(script: str, broker: BrokerProcess, directory: Path) -> str:
     return done.stdout
 
 
-def test_the_page_does_what_it_says(tmp_path: Path):
+def test_the_commands_of_the_page_work(tmp_path: Path):
     with BrokerProcess() as broker:
         ((_, ready),) = [b for b in blocks("A broker") if not b[0]]
         fixed = r"quiverlog broker 0 ready: clients .*, http .*, data .*, durability flushed"

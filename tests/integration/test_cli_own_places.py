@@ -65,7 +65,7 @@ def test_a_template_takes_columns_by_name_and_refuses_hidden_places(
         (("--metadata",), "--metadata adds it: leave it out of --columns"),
     ],
 )
-def test_places_among_the_columns_are_told_where_they_come_from(
+def test_places_among_the_columns_are_refused_with_their_origin(
     broker: BrokerProcess, capfd: Any, words: tuple[str, ...], says: str
 ):
     code = main(["consume", "own", "--columns", "id,_timestamp", *words, "-b", broker.bootstrap])

@@ -103,7 +103,7 @@ SUFFIXES = ["csv", "csv.gz", "tsv", "json.zst", "jsonl.bz2", "ndjson", "parquet"
             "feather", "ipc.lz4", "arrows"]  # fmt: skip
 
 
-def test_a_suffix_says_the_format_both_ways(cli, topic, tmp_path):
+def test_a_suffix_decides_the_format_both_ways(cli, topic, tmp_path):
     source = tmp_path / "rows.json"
     source.write_text("".join(json.dumps({"id": i, "name": f"n{i}"}) + "\n" for i in range(100)))
     cli("produce", str(source), "-t", topic, "--create")
@@ -250,7 +250,7 @@ def test_lines_come_back_as_text(cli, topic, tmp_path):
     assert cli.bytes_of("consume", topic, "--template", "%s") == log.read_bytes()
 
 
-def test_following_outlives_an_outage_and_says_so(tmp_path):
+def test_following_outlives_an_outage_and_reports_it(tmp_path):
     rows = tmp_path / "rows.json"
     with BrokerProcess() as broker:
         words = [sys.executable, "-m", "quiverlog", "produce", str(rows), "-t", "t", "--create"]
@@ -273,7 +273,7 @@ def test_following_outlives_an_outage_and_says_so(tmp_path):
 
 
 @pytest.mark.parametrize("outage", [signal.SIGKILL, signal.SIGSTOP])
-def test_following_says_what_it_waits_for_before_a_request_is_given_up(outage):
+def test_following_prints_what_it_waits_for_before_a_request_is_given_up(outage):
     patient = SCRIPT.replace(
         "from quiverlog.cli import main;",
         "from quiverlog.cli.rows import consume; from quiverlog.cli import main; "

@@ -92,8 +92,8 @@ def test_types_that_a_topic_has_not_are_those_that_it_is_given(
     assert cli.rows("odd") == [{"n": 1, "name": "a"}, {"n": 2, "name": "b"}]
 
 
-def test_a_new_topic_without_rows_is_told(cli: Command, tmp_path: Path) -> None:
-    """The broker alone knows that the row is too large for the topic: it is there by then."""
+def test_a_new_topic_without_rows_is_reported(cli: Command, tmp_path: Path) -> None:
+    """Only the broker can see that the row is too large for the topic: it is there by then."""
     path = tmp_path / "rows.csv"
     path.write_text(f"name\n{'x' * 5_000}\n")
     limit = ("--config", "max.message.bytes=1024")

@@ -1,6 +1,7 @@
-"""Commands that get no answer: within two seconds or so they say what they wait for and until when,
-and `--timeout` bounds all of their steps together. The brokers are real, and full, cut off,
-stopped, or advertised under a name that does not resolve."""
+"""Commands that get no answer: within two seconds or so they print what they wait for and until
+when, and `--timeout` bounds all of their steps together. The brokers are real, and full, cut off,
+stopped, or advertised under a name that does not resolve.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ LINE = re.compile(r"^quiverlog: .+ until \d\d:\d\d:\d\d\.$", re.MULTILINE)
 
 
 def waited(*words: str, timeout_s: float = TIMEOUT_S) -> str:
-    """What a command said on stderr that was in vain, when its time was up and not much later."""
+    """What a command in vain printed on stderr, when its time was up and not much later."""
     began_s = time.monotonic()
     done = typed(*words, "--timeout", f"{timeout_s:g}")
     took_s = time.monotonic() - began_s
@@ -68,7 +69,7 @@ def test_a_full_disk(full: BrokerProcess, rows: Path) -> None:
     assert "too little room to write" in said.splitlines()[-1]
 
 
-def test_what_is_over_in_time_says_nothing(full: BrokerProcess) -> None:
+def test_what_is_over_in_time_prints_nothing(full: BrokerProcess) -> None:
     assert typed("topic", "list", "-b", full.bootstrap).err == ""
 
 
@@ -98,7 +99,7 @@ def test_an_advertised_name_that_does_not_resolve(rows: Path) -> None:
 
 @pytest.fixture(scope="module")
 def undecided() -> Iterator[GrowingCluster]:
-    """Three brokers, of which one runs: it leads what it led, and nobody decides anything."""
+    """Three brokers, of which one runs: it leads what it led, and there is no controller."""
     with GrowingCluster() as cluster:
         cluster.grow(2)
         cluster.type("topic", "create", "t", "--schema", "n long", "-p", "3")
@@ -124,12 +125,12 @@ def test_what_a_controller_is_needed_for(undecided: GrowingCluster) -> None:
     at_once([partial(try_in_vain, *words) for words in commands])
 
 
-def test_rows_for_partitions_that_nobody_leads(undecided: GrowingCluster, rows: Path) -> None:
+def test_rows_for_partitions_without_a_leader(undecided: GrowingCluster, rows: Path) -> None:
     said = waited("produce", str(rows), "-t", "t", "-b", undecided.bootstrap)
     assert lines(said), said
 
 
-def test_a_broker_that_says_nothing(full: BrokerProcess) -> None:
+def test_a_broker_that_sends_nothing(full: BrokerProcess) -> None:
     (pid,) = [full.pid]
     os.kill(pid, signal.SIGSTOP)
     try:
@@ -140,7 +141,7 @@ def test_a_broker_that_says_nothing(full: BrokerProcess) -> None:
     assert full.bootstrap in line
 
 
-def test_what_is_waited_for_is_told_before_the_time_is_up_and_the_rows_go_when_it_can(
+def test_what_is_waited_for_is_printed_before_the_time_is_up_and_the_rows_go_when_they_can(
     tmp_path: Path, rows: Path
 ) -> None:
     with BrokerProcess() as broker:

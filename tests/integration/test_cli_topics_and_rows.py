@@ -245,7 +245,9 @@ def test_what_does_not_fit_is_refused_whole(cli: Command, topic: str, tmp_path: 
     assert "absent.csv" in err
 
 
-def test_a_file_that_breaks_off_says_how_far_it_got(cli: Command, topic: str, tmp_path: Path):
+def test_a_file_that_breaks_off_is_reported_with_the_rows_before(
+    cli: Command, topic: str, tmp_path: Path
+):
     schema = pa.schema({"id": pa.int64()})
     path = tmp_path / "rows.arrow"
     with pa.ipc.new_stream(str(path), schema) as writer:

@@ -1,4 +1,4 @@
-"""What the command line says of values that do not fit, and what it never overwrites."""
+"""What the command line prints for values that do not fit, and what it never overwrites."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def test_one_of_several_bootstrap_addresses_may_be_down(kind: str, address: str)
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_forked_child_is_told(address: str) -> None:
+def test_a_forked_child_gets_an_error(address: str) -> None:
     topic = f"p-{uuid.uuid4().hex[:12]}"
     with quiverlog.connect(address) as client:
         client.create_topic(topic, SCHEMA)

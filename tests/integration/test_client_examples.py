@@ -1,4 +1,4 @@
-"""The client's examples run as they are printed in the docs, and say what the docs say."""
+"""The client's examples run as they are printed in the docs, with the printed output."""
 
 from __future__ import annotations
 

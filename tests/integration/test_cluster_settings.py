@@ -54,7 +54,7 @@ class Brokers:
         return len(found.voters) == count and live == 3 and found.controller is not None
 
     def type(self, *words: str, code: int = 0) -> Any:
-        """What the command says as JSON, or on stderr."""
+        """What the command prints as JSON, or on stderr."""
         command = [sys.executable, "-m", "quiverlog", *words, "-b", self.bootstrap]
         run = subprocess.run(
             [*command, "--format", "json", "--timeout", "20"],

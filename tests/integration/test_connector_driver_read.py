@@ -156,8 +156,9 @@ def test_more_bytes_than_the_bound_go_to_a_task(
 def test_rows_that_cannot_be_fetched_are_a_tasks_business(
     broker: Any, client: Any, topic: str
 ) -> None:
-    """Trimmed while they were fetched: the driver says nothing; the task names them, and is
-    repeated by Spark's own rules."""
+    """Trimmed while they were fetched: the driver raises nothing; the task names them, and is
+    repeated by Spark's own rules.
+    """
     query = Query(broker, topic)
     send(client, topic, 1, 2)
     read = query.reader._driver_read._read

@@ -92,8 +92,9 @@ def test_what_a_slow_reader_holds_does_not_change(
 
 
 def test_a_topic_made_anew_with_fewer_partitions_than_assign_names_still_has_columns() -> None:
-    """`load()` cannot know whether a query starts again, in which case this is data loss and may be
-    passed over. A batch, which has no checkpoint, is refused when it is planned."""
+    """`load()` cannot see whether a query starts again; then this is data loss and may be
+    passed over. A batch, which has no checkpoint, is refused when it is planned.
+    """
     with BrokerProcess() as broker, quiverlog.connect(broker.bootstrap) as client:
         client.create_topic("anew", schema=SCHEMA, partitions=1)
 

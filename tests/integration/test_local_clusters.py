@@ -132,7 +132,7 @@ def test_what_cannot_be_is_refused_with_what_to_do(dev: Dev) -> None:
     assert [one.name for one in dev.directory.iterdir()] == ["mine"]
 
 
-def test_a_broker_that_does_not_start_says_why(dev: Dev) -> None:
+def test_a_broker_that_does_not_start_prints_the_reason(dev: Dev) -> None:
     assert "its log" in dev("up", "-n", "1", "--set", "no.such.key=1", code=1)
 
 
@@ -161,7 +161,7 @@ def test_logs_end_with_the_reader_and_with_ctrl_c(dev: Dev) -> None:
     assert follower.returncode in (-signal.SIGINT, 130)
 
 
-def test_an_unreadable_cluster_file_is_told(dev: Dev) -> None:
+def test_an_unreadable_cluster_file_is_reported(dev: Dev) -> None:
     dev("up", "-n", "1")
     path = dev.directory / "cluster.json"
     kept = path.read_text()

@@ -1,4 +1,4 @@
-"""Local reads with real broker processes: who is told of files, turning it off, and crashes."""
+"""Local reads with real broker processes: which clients get files, turning it off, and crashes."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class FromElsewhere(RawClient):
 
 
 @pytest.mark.parametrize(("kind", "told"), [(RawClient, True), (FromElsewhere, False)])
-def test_only_this_machine_hears_of_files(
+def test_only_this_machine_gets_paths_of_files(
     broker: BrokerProcess, kind: type[RawClient], told: bool
 ) -> None:
     with kind(broker.address) as client:
@@ -101,7 +101,7 @@ with quiverlog.connect(sys.argv[1]) as client:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_another_user_has_the_rows_sent(broker: BrokerProcess) -> None:
-    """Who may not open the files is told where they are, and no more."""
+    """A client that may not open the files gets their paths, and no more."""
     with quiverlog.connect(broker.bootstrap) as client:
         fill(client)
         client.create_topic("few", SCHEMA)

@@ -1,4 +1,4 @@
-"""Three broker processes; one loses its disk, and is told of one other that does not lead."""
+"""Three broker processes; one loses its disk, and has the address of one that does not lead."""
 
 from __future__ import annotations
 

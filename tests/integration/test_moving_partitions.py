@@ -110,7 +110,7 @@ def test_a_throttle_holds_and_ends_with_the_move(cluster: LocalCluster) -> None:
         assert size > 12 * MB, "not compressed away"
         waiting = begin(cluster, "partition", "reassign", "wide", "--to", f"0={others[0]}",
                         "--throttle", "2MB/s", "--wait")  # fmt: skip
-        come: list[tuple[float, int]] = []  # When the copy was first seen with so many bytes.
+        come: list[tuple[float, int]] = []  # When the copy was first seen with this many bytes.
 
         def has_come() -> bool:
             there = client.describe_replicas(["wide"]).at("wide", 0, others[0])
@@ -169,7 +169,7 @@ def begin(cluster: LocalCluster, *words: str) -> subprocess.Popen[str]:
 
 
 def test_a_move_outlives_its_command_and_its_controller(cluster: LocalCluster) -> None:
-    """Ctrl-C leaves it running, and says how to go on; the next controller ends it."""
+    """Ctrl-C leaves it running, the command prints how to go on; the next controller ends it."""
     with quiverlog.connect(cluster.bootstrap) as client:
         client.create_topic("long", pa.schema([("v", pa.binary())]), replication_factor=2)
         client.create_topic("gone", pa.schema([("v", pa.binary())]), replication_factor=1)
@@ -215,7 +215,7 @@ def test_a_move_outlives_its_command_and_its_controller(cluster: LocalCluster) -
             cluster.brokers[controller].wait_until_ready(60.0)
 
 
-def test_a_target_that_is_dead_is_refused_and_nobody_is_left_waiting(
+def test_a_target_that_is_dead_is_refused_and_no_caller_is_left_waiting(
     cluster: LocalCluster,
 ) -> None:
     with quiverlog.connect(cluster.bootstrap) as client:

@@ -37,7 +37,7 @@ BETWEEN = (
 
 
 def messages_of(client: RawClient, cluster_id: str, node_id: int) -> list[m.Request]:
-    """Observe, live, and have all that the leader has: what a replica that follows says."""
+    """Observe, live, and have all that the leader has: the messages of a replica that follows."""
     quorum = client.ask(ChangeVotersRequest())
     target = r.ReplicaKey(node_id, quorum.replicas[0].directory_id)
     place = {"source": PHANTOM, "target": target, "term": quorum.term}
@@ -103,7 +103,7 @@ def test_a_voter_that_does_not_exist_is_not_added() -> None:
             until(has_three, "three voters, all of them real")
 
 
-def test_a_broker_that_wants_to_join_one_without_a_cluster_id_says_what_is_missing() -> None:
+def test_a_broker_that_wants_to_join_one_without_a_cluster_id_names_what_is_missing() -> None:
     with ExitStack() as stack:
         first = stack.enter_context(BrokerProcess(config={"node.id": 1}))
         with RawClient(first.address) as client:

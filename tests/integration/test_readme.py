@@ -1,4 +1,4 @@
-"""What README.md tells people to type does what it says."""
+"""The commands of README.md do what it describes."""
 
 from __future__ import annotations
 

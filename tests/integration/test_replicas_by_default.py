@@ -1,5 +1,6 @@
-"""Topics of a cluster are safe without anybody's asking: a cluster that grows from one broker to
-three, and what the commands say of the topics that were made before."""
+"""Topics of a cluster are safe by default: a cluster that grows from one broker to three, and what
+the commands print of the topics that were made before.
+"""
 
 from __future__ import annotations
 

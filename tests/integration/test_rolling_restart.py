@@ -1,4 +1,4 @@
-"""A rolling restart: every broker stops and comes back, and no program is told of it."""
+"""A rolling restart: every broker stops and comes back, without an error in any program."""
 
 from __future__ import annotations
 

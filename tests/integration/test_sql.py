@@ -115,7 +115,7 @@ def test_a_query_reaches_topics_alone(broker, capfd, tmp_path, monkeypatch, stat
     assert {path.name for path in tmp_path.iterdir()} == before
 
 
-def test_the_refusal_says_what_to_do(broker, capfd, tmp_path):
+def test_the_refusal_names_the_remedy(broker, capfd, tmp_path):
     laid_out(tmp_path)
     for query in (f"from '{tmp_path}/in.csv'", "set memory_limit='1TB'", "load httpfs"):
         code, _, err = answer(broker, capfd, query)
@@ -181,7 +181,7 @@ def test_what_only_files_would_allow_is_said_with_the_option(
     assert "--files lets" not in answer(broker, capfd, query, "--files")[2]
 
 
-def test_the_end_of_the_process_says_nothing(broker):
+def test_the_end_of_the_process_prints_nothing(broker):
     """What DuckDB finds left of itself at the end it lists on stderr."""
     command = [sys.executable, "-m", "quiverlog", "sql", "select count(*) as n from flights"]
     done = subprocess.run([*command, "-b", broker.bootstrap], capture_output=True, timeout=120)
@@ -217,7 +217,7 @@ def test_watch_asks_again_until_it_is_ended(broker):
 @pytest.mark.parametrize("timeout", [[], ["--timeout", "100"]])
 @pytest.mark.parametrize("is_prompt", [False, True])
 def test_ctrl_c_ends_a_query_that_would_take_for_ever(broker, tmp_path, is_prompt, timeout):
-    """DuckDB itself hangs when Python tells it of Ctrl-C while it joins in nested loops."""
+    """DuckDB itself hangs when Python passes it Ctrl-C while it joins in nested loops."""
     begun = tmp_path / "begun.csv"
     query = (
         "create table b as select (hash(range) % 1000000)::int as n from range(1400000);"

@@ -22,7 +22,7 @@ def stranger() -> Iterator[c.Stranger]:
         stranger.close()
 
 
-def test_it_knows_nothing_of_quiverlog() -> None:
+def test_it_imports_nothing_of_quiverlog() -> None:
     text = c.Path(c.__file__).read_text()
     assert "import quiverlog" not in text
     assert "from quiverlog" not in text
@@ -68,7 +68,7 @@ def test_its_mistakes_are_named(stranger: c.Stranger) -> None:
     assert refused.value.code == 34, "OFFSET_OUT_OF_RANGE"
 
 
-def test_in_a_cluster_it_finds_who_gives_out_producer_ids() -> None:
+def test_in_a_cluster_it_finds_the_controller_for_producer_ids() -> None:
     """Brokers never forward: each names the controller, and where it is."""
     with quiverlog.testing.cluster(3) as cluster:
         strangers = {}

@@ -1,4 +1,4 @@
-"""The systemd unit in `ops/systemd`, and what a broker tells the program that started it."""
+"""The systemd unit in `ops/systemd`, and what a broker reports to the program that started it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.process
 OPS = Path(__file__).resolve().parents[2] / "ops" / "systemd"
 UNIT = OPS / "quiverlog.service"
 EXPOSURE_MAX = 2.0
-"""Of 10 (`systemd-analyze security`); a service that says nothing of it has 9.6."""
+"""Of 10 (`systemd-analyze security`); a service without such settings has 9.6."""
 FORBID_WRITABLE_CODE = """
 import ctypes, os, sys
 PR_SET_MDWE, REFUSE_EXEC_GAIN = 65, 1
@@ -48,7 +48,7 @@ def told(text: str, key: str) -> list[str]:
 
 @needs_systemd
 def test_systemd_takes_the_unit(tmp_path: Path) -> None:
-    """systemd also looks whether the program is there, so this environment's stands in for it."""
+    """systemd also looks whether the program is there, so this environment's replaces it."""
     (program,) = (command.split()[0] for command in told(UNIT.read_text(), "ExecStart"))
     here = Path(sys.executable).with_name("quiverlog")
     copy = tmp_path / UNIT.name
@@ -63,7 +63,7 @@ def test_the_unit_leaves_a_broker_little_to_do_harm_with() -> None:
 
 
 def test_a_broker_tells_how_it_is(tmp_path: Path) -> None:
-    """Ready when clients may connect, alive while it runs, stopping when it was told to."""
+    """Ready when clients may connect, alive while it runs, stopping after the signal."""
     name = tmp_path / "notify"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as supervisor:
         supervisor.bind(str(name))

@@ -91,7 +91,7 @@ class Cluster:
         return len(live) == len(found.voters) == len(BROKERS)
 
     def wait_for_restart(self, node_id: int) -> None:
-        """Wait until the command that operators type says that the broker may be restarted."""
+        """Wait until the command that operators type reports that the broker may be restarted."""
         command = [sys.executable, "-m", "quiverlog", "cluster", "restart-check"]
         command += ["--broker", str(node_id), "--wait", "60", "-b", self.bootstrap]
         done = subprocess.run(

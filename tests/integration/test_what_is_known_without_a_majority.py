@@ -1,6 +1,7 @@
-"""Three brokers, of which two are killed, or say nothing: what each command says of the cluster.
+"""Three brokers, of which two are killed or stopped: what each command prints of the cluster.
 
-Nobody decides then, and the one that is left knows what was true before. Every figure says so.
+There is no controller then, and the one that is left has the metadata from before. Every figure is
+marked so.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ pytestmark = pytest.mark.process
 
 SESSION = {"broker.session.ms": 1_000}
 NEVER = ("3 of 3 live", "all in sync", "1 may be lost", "Nothing to do", "healthy      yes")
-"""What must not be said of a cluster of which two thirds are gone."""
+"""What no command may print of a cluster of which two thirds are gone."""
 BOUND_S = 25.0
 
 
@@ -67,7 +68,7 @@ def is_behind(broker: BrokerProcess) -> bool:
 
 
 def asked(cluster: GrowingCluster, *words: str, at: str = "") -> Typed:
-    """In bounded time, whoever is silent."""
+    """In bounded time, whichever broker is silent."""
     began_s = time.monotonic()
     done = typed(*words, "-b", at or cluster.bootstrap)
     assert time.monotonic() - began_s < BOUND_S, done
@@ -80,7 +81,9 @@ def document(cluster: GrowingCluster, *words: str, at: str = "") -> tuple[int, A
     return done.code, done.json
 
 
-def test_each_command_says_whose_knowledge_it_is_and_how_old(left: GrowingCluster) -> None:
+def test_each_command_names_the_broker_whose_metadata_it_shows_and_their_age(
+    left: GrowingCluster,
+) -> None:
     """Side by side, as they wait most of the time for brokers that do not answer."""
     lost = [left.by_id[2].bootstrap, left.by_id[3].bootstrap]
     all_at, one_at = left.bootstrap, left.by_id[1].bootstrap
@@ -188,7 +191,7 @@ def test_with_a_majority_the_one_that_is_lost_is_named(cluster: GrowingCluster) 
     assert (said["live"], said["answering"], said["voters_to_spare"]) == (3, [1, 2, 3], 1)
 
 
-def test_dev_status_says_of_nobody_that_ended_that_it_is_ready(tmp_path: Path) -> None:
+def test_dev_status_shows_no_ended_broker_as_ready(tmp_path: Path) -> None:
     def dev(*words: str) -> str:
         command = [sys.executable, "-m", "quiverlog", "dev", words[0], "-d", str(tmp_path / "dev")]
         done = subprocess.run(

@@ -234,7 +234,7 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
 
 @pytest.mark.long
 @pytest.mark.timeout(600)  # Some eighty commands, a process each.
-def test_the_page_does_what_it_says(shell: Shell, spark: Any, tmp_path: Path) -> None:
+def test_the_commands_of_the_page_work(shell: Shell, spark: Any, tmp_path: Path) -> None:
     typed = list(typed_lines())
     assert len(typed) > 10
     beside = Beside(spark, tmp_path / "query", shell.bootstrap)

@@ -228,7 +228,7 @@ def test_sql_views(spark: Any, broker: Any, client: Any, topic: Any) -> None:
         spark.sql("DROP VIEW trades_view")
 
 
-def test_a_catalogue_table_says_what_to_use_instead(
+def test_a_catalogue_table_is_refused_with_what_to_use_instead(
     spark: Any, broker: Any, client: Any, topic: Any
 ) -> None:
     """Spark 4.3 makes the reader of such a table without its options."""

@@ -68,7 +68,7 @@ def test_spark_finds_the_source_by_itself(spark: Any) -> None:
         spark.read.format("quiverlog").load("x")
 
 
-def test_register_works_on_a_session_that_knows_it_already(spark: Any) -> None:
+def test_register_works_on_a_session_that_has_it_already(spark: Any) -> None:
     import pyspark_quiverlog
 
     pyspark_quiverlog.register(spark)

@@ -175,7 +175,9 @@ class ClientScenarios(ClusterScenarios):
             assert isinstance(futures[2].exception(), quiverlog.SchemaMismatch)
         assert [row["id"] for row in read(client, topic)] == [1]
 
-    def test_a_failure_nobody_asked_for_surfaces_at_flush(self, client: Any, topic: str) -> None:
+    def test_a_failure_without_a_waiting_caller_surfaces_at_flush(
+        self, client: Any, topic: str
+    ) -> None:
         client.create_topic(topic, SCHEMA)
         with pytest.raises(quiverlog.SchemaMismatch), client.producer(topic) as producer:
             producer.send({"id": "one"})
