@@ -169,7 +169,7 @@ def error_from_code(code: int, message: str = "", **details: object) -> Quiverlo
 # --- protocol: the peer broke a rule of the wire; the connection is closed after the answer ------
 class CorruptFrame(QuiverlogError):
     code = 2
-    hint = "The bytes are not quiverlog's protocol: check the address, port and TLS setting."
+    hint = "The bytes are not quiverlog's protocol: check the address and the port."
 
 
 class FrameTooLarge(QuiverlogError):

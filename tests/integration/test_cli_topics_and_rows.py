@@ -417,6 +417,5 @@ def test_a_producer_is_shown_by_its_id(cli: Command, topic: str, rows_csv: Path)
     assert text.startswith(f"Producer {found['producer_id']}, newest epoch 0.\n")
     assert " 999 " in text
     assert cli("cluster", "producer", str(2**40)) == (
-        f"The cluster never assigned producer id {2**40}.\n"
-        "No leader has state of this producer.\n"
+        f"The cluster never assigned producer id {2**40}.\nNo leader has state of this producer.\n"
     )

@@ -1,1 +1,4 @@
-"""One function per request type; no part of the broker imports from here."""
+"""One function per request type.
+
+Builds on `node.broker`; no part of the broker imports from here.
+"""
