@@ -77,7 +77,7 @@ def test_infinity_may_be_written(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", ["9223372036854775808", "-18446744073709551616"])
 def test_whole_numbers_that_no_integer_holds_are_not_rounded(tmp_path: Path, number: str) -> None:
-    """Their type was not given as double."""
+    """The type of these columns was not given as double."""
     content = f"n,x\n1,a\n{number},b\n".encode()
     with pytest.raises(CommandFailed, match="column 'n' has whole numbers of more than 64 bits"):
         rows_of(tmp_path, content)
