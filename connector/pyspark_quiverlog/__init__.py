@@ -21,7 +21,7 @@ __all__ = ["DefaultSource", "LagListener", "register", "source_lags"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import rarely used names on first use, as every session imports this module."""
+    # Every session imports this module: what few use is imported on first use.
     if name not in ("LagListener", "source_lags"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     _check_pyspark()
@@ -102,7 +102,7 @@ def register(spark: SparkSession, *, send: bool | None = None) -> None:
     from . import sending
 
     context = sending.context_of(spark)
-    if context is None:
+    if context is None:  # Spark Connect
         _register(spark)
         sending.check_server(spark)
     elif send or (send is None and sending.is_missing_in(context.pythonExec)):
@@ -116,5 +116,6 @@ def _register(spark: SparkSession) -> None:
     try:
         spark.dataSource.register(DefaultSource)
     except Exception as error:
+        # PySpark 4.0 refuses a source that it has found: all is well.
         if not _compat.is_found_by_spark(error):
             raise

@@ -78,7 +78,6 @@ SupportsTriggerAvailableNow: Any = _base("SupportsTriggerAvailableNow", _streami
 
 
 def is_found_by_spark(error: Exception) -> bool:
-    """Return whether a source could not be registered because Spark 4.0 had found it."""
     condition = getattr(error, "getCondition", lambda: None)
     return bool(condition() == "DATA_SOURCE_ALREADY_EXISTS")
 
@@ -97,7 +96,6 @@ QUICK_ACKNOWLEDGEMENT: Final = (socket.IPPROTO_TCP, getattr(socket, "TCP_QUICKAC
 
 
 def in_daemon_worker() -> bool:
-    """Return whether this is a worker of PySpark's daemon."""
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     return getattr(spec, "name", None) == _DAEMON
 
@@ -147,13 +145,12 @@ _with_rows_of: dict[Any, Any] = {}
 
 
 def _with_rows(reader_class: Any) -> Any:
-    """Return a class that is both the reader's and PySpark's wrapper, made once."""
     made = _with_rows_of.get(reader_class)
     if made is not None:
         return made
 
     def get_cache(self: Any, start: Any, end: Any) -> Iterator[Any]:
-        self.__class__ = reader_class
+        self.__class__ = reader_class  # everywhere else Spark handles a wrapper differently
         return iter(self.__dict__.pop("_rows_of_the_plan"))
 
     bases = (reader_class, rows_wrapper())
@@ -162,12 +159,9 @@ def _with_rows(reader_class: Any) -> Any:
 
 
 def hand_over(reader: Any, batches: list[pa.RecordBatch]) -> None:
-    """Have Spark take these rows with the plan of one partition; call it in `partitions()`.
-
-    Spark checks for the wrapper's class right after `partitions()`, and handles such a reader
-    differently everywhere else: so the class changes for this one check.
-    """
+    """Have Spark take these rows with the plan of one partition; call it in `partitions()`."""
     reader._rows_of_the_plan = batches
+    # For one check: right after `partitions()` Spark looks for the wrapper's class.
     reader.__class__ = _with_rows(type(reader))
 
 
@@ -205,8 +199,7 @@ def _record_batch(pa: Any, rows: list[Any], names: list[str], schema: pa.Schema)
 
 
 def _plain(value: Any) -> Any:
-    """Return Spark's Row (a tuple) as the dictionary that Arrow accepts for a struct."""
-    if hasattr(value, "asDict"):
+    if hasattr(value, "asDict"):  # Spark's Row, a tuple: Arrow takes a dictionary for a struct
         return value.asDict(recursive=True)
     if isinstance(value, list):
         return [_plain(item) for item in value]

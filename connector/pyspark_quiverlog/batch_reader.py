@@ -50,11 +50,11 @@ class LogBatchReader(DataSourceReader):  # type: ignore[misc]
 
 
 def batch_ranges(view: LogView) -> list[Range]:
-    """Return the ranges of a batch read, per partition.
+    """Return one range for each partition.
 
     Raises:
-        InvalidOption: among others, for a start above its end.
-        DataLoss: a start before the first row that is kept.
+    InvalidOption: among others, for a start above its end.
+    DataLoss: a start before the first row that is kept.
     """
     losses = Losses(fail=view.options.fail_on_data_loss)
     starts = starting(view, Use.BATCH_READ)
@@ -71,12 +71,13 @@ def batch_ranges(view: LogView) -> list[Range]:
             losses.report(f"{where}: {gone}")
             start = first
         elif start.offset > end.offset:
+            # Silently it would be a batch without rows.
             raise InvalidOption(
                 f"{where}: the batch starts at {start.offset}, above its end {end.offset}; see the "
                 "starting and the ending options."
             )
         topic_id = view.topics[where.topic].topic_id
-        stop = max(start.offset, end.offset)
+        stop = max(start.offset, end.offset)  # the log may be trimmed beyond the end
         ranges.append(
             Range(where.topic, topic_id, where.partition, start.offset, stop, start.epoch)
         )

@@ -49,15 +49,14 @@ class DriverRead:
 
     @staticmethod
     def is_wanted(options: ReadOptions) -> bool:
-        """Return False for a query with a replica preference, which needs its tasks."""
         return (
             options.driver_read_rows > 0
-            and options.fetch_from == "leader"
+            and options.fetch_from == "leader"  # the driver reads leaders alone
             and _compat.rows_wrapper() is not None
         )
 
     def begin(self, key: tuple[Any, Any], splits: list[Any]) -> None:
-        """Fetch the micro-batch `key` (start and end offset) if these splits are small enough."""
+        """Fetch the micro-batch `key` (start and end offset) if it is small enough."""
         self._key, self._rows = key, None
         if len(splits) != 1 or (self._late is not None and not self._late.done()):
             return  # after a fetch that hangs it would be late as well

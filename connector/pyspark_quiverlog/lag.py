@@ -62,8 +62,7 @@ class SourceLag:
 def source_lags(progress: Any) -> list[SourceLag]:
     """Return the lag of each quiverlog source in `query.lastProgress`, or in a listener's progress.
 
-    Other sources are left out, and those without an end of the log (a micro-batch replayed after a
-    restart).
+    A source without an end of the log is left out: a micro-batch replayed after a restart.
     """
     found = []
     for source in _get(progress, "sources") or ():
@@ -80,11 +79,10 @@ def _get(value: Any, key: str) -> Any:
 
 
 def _positions(offset: Any) -> dict[TopicPartition, int] | None:
-    """Return partition -> next row; None for another source's offset."""
     try:
         read = SourceOffset.from_json(json.loads(offset) if isinstance(offset, str) else offset)
     except (QuiverlogError, ValueError, TypeError, AttributeError):
-        return None
+        return None  # another source's offset
     return {
         TopicPartition(topic, partition): position.offset
         for topic, positions in read.topics.items()

@@ -92,6 +92,7 @@ def _json_object(value: str, example: str) -> dict[str, Any]:
 
 
 def _partition_number(key: object, example: str) -> int:
+    # JSON's true is an int in Python.
     if isinstance(key, bool) or not re.fullmatch(r"[0-9]{1,9}", str(key)):
         raise ValueError(f"partition numbers as in {example} ({key!r} is none)")
     return int(str(key))

@@ -26,6 +26,7 @@ __all__ = [
 ]
 
 
+# Spark adds these by itself: the first two to a sink's options, the others to a table's.
 _IGNORED = frozenset(
     {
         *("checkpointlocation", "queryname"),
@@ -33,7 +34,6 @@ _IGNORED = frozenset(
         *("comment", "collation", "serialization.format"),
     }
 )
-"""Spark adds these by itself: the first two to a sink's options, the others to a table's."""
 
 _TABLE_HINT = (
     " There are no options: Spark does not pass those of a catalogue's table to a "
@@ -132,16 +132,13 @@ _SELECTORS = ("subscribe", "subscribePattern", "assign")
 
 
 def _with_path(raw: Mapping[str, str], name: str, selectors: tuple[str, ...]) -> dict[str, str]:
-    """Take `path`, which `load("x")` and `save("x")` set, as the topic.
-
-    A catalogue table's warehouse location there has slashes, cannot be a topic, and is ignored.
-    """
+    """Take `path`, which `load("x")` and `save("x")` set, as the topic."""
     options = {key: value for key, value in raw.items() if key.lower() != "path"}
     path = next((value for key, value in raw.items() if key.lower() == "path"), None)
     if path is None:
         return options
     given = [key for key in options if key.lower() in {s.lower() for s in selectors}]
-    if "/" in path or ":" in path:
+    if "/" in path or ":" in path:  # a catalogue table's place in the warehouse
         if not given:
             raise InvalidOption(f"option `path`: {path!r} is no topic; use `{name}`.")
         return options
@@ -178,7 +175,6 @@ def _parse(raw: Mapping[str, str], use: Use) -> dict[str, Any]:
 
 
 def _lookup(key: str) -> Setting:
-    """Find an option in any spelling; errors have the given one."""
     setting = OPTIONS.find(key)
     if setting is not None:
         return setting
@@ -195,7 +191,7 @@ def _lookup(key: str) -> Setting:
 
 
 def _spelt(setting: Setting, key: str) -> str:
-    """Return the name as given, or the table's where Spark has made it lower case (streams)."""
+    # Spark has made a stream's options lower case.
     return setting.key if key == setting.key.lower() else key
 
 

@@ -34,19 +34,19 @@ class _Pool:
 
     def __init__(self) -> None:
         self.process = os.getpid()
+        # Held while opening: two threads would open two, and leak one.
         self.lock = threading.RLock()
-        """Held while opening: two threads would open two, and leak one."""
         self.clients: dict[Endpoint, Client] = {}
+        # Endpoint, topic and settings -> (the topic's version then, the producer).
         self.producers: dict[tuple[Any, ...], tuple[Any, Any]] = {}
-        """Endpoint, topic and settings -> (the topic's version then, the producer)."""
 
 
 _pool = _Pool()
 
 
 def _start_anew() -> None:
-    """Start empty in a forked child, without closing the parent's sockets."""
     global _pool
+    # Without a close: the sockets are the parent's.
     _pool = _Pool()
 
 
@@ -63,7 +63,7 @@ def endpoint(options: ReadOptions | WriteOptions) -> Endpoint:
 
 
 def client(where: Endpoint) -> Client:
-    """Return this process's client, opened at the first call.
+    """Return this process's client.
 
     Raises:
         ConnectionFailed: no broker answers; the text names the addresses.
@@ -87,9 +87,6 @@ def client(where: Endpoint) -> Client:
 def producer(where: Endpoint, topic: str, **settings: Any) -> Any:
     """Return this process's producer. A task that fails must `drop_producer` it.
 
-    One request per task finds a topic that was altered or created again: it gets a new producer, as
-    Spark may have more idle workers with old ones than it retries a task.
-
     Raises:
         UnknownTopic: there is none of this name.
     """
@@ -99,6 +96,8 @@ def producer(where: Endpoint, topic: str, **settings: Any) -> Any:
         info = client(where).metadata([topic]).topics.get(topic)
         version = info and (info.topic_id, info.schema_id, len(info.partitions))
         known, found = pool.producers.get(key, (None, None))
+        # Altered, or created anew. Found by a refusal, an old producer would fail a task in each
+        # idle worker, and Spark may have more of these than it retries a task.
         if found is not None and known != version:
             drop_producer(found)
             found = None

@@ -1,8 +1,8 @@
 """An executor's read: the ranges of one task, as Arrow batches for Spark.
 
 Batches are prefetched, sliced, converted to Spark's schema (`schema.Normalizer`), and small ones
-gathered, as each has a fixed cost in Spark. No metadata is requested while all goes well; rows lost
-after planning show in a fetch's valid range, leader epoch or topic id.
+gathered. No metadata is requested while all goes well; rows lost after planning show in a fetch's
+valid range, leader epoch or topic id.
 """
 
 from __future__ import annotations
@@ -88,15 +88,14 @@ class SplitReader(worker_process.SentToTasks):
         """Yield a split's rows under exactly the query's schema.
 
         Raises:
-            DataLoss: rows of the split are gone, and `failOnDataLoss` is true.
-            CorruptBatch, CorruptLog: rows cannot be read, and `failOnCorruptData` is true.
+        DataLoss: rows of the split are gone, and `failOnDataLoss` is true.
+        CorruptBatch, CorruptLog: rows cannot be read, and `failOnCorruptData` is true.
         """
         ranges = split.ranges if isinstance(split, LogSplit) else []  # Spark's empty plan: None
         yield from coalesce(batch for piece in ranges for batch in self._read_range(piece))
         worker_process.end_of_work()
 
     def _read_range(self, piece: Range) -> Iterator[pa.RecordBatch]:
-        """Yield a range's rows, going on after lost or damaged ones where the options allow it."""
         position, epoch = piece.start, piece.epoch
         normalizer = self.normalizer()
         while position < piece.end:
@@ -106,7 +105,7 @@ class SplitReader(worker_process.SentToTasks):
                     position = next_offset
                     yield batch
             except (OffsetOutOfRange, LogTruncated, UnknownTopic, UnknownTopicId) as error:
-                epoch = -1
+                epoch = -1  # of the row before, which is not known here any more
                 position = self._after_loss(piece, position, error)
             except (CorruptBatch, CorruptLog) as error:
                 epoch = -1
@@ -157,7 +156,7 @@ class SplitReader(worker_process.SentToTasks):
             resume = min(first, piece.end)
             what = f"{where}: rows [{position}, {resume}) are no longer kept"
         elif isinstance(error, LogTruncated):
-            resume = position
+            resume = position  # what is there now, without a check of the epoch before
             what = f"{where}: rows before {position} were truncated after they were read"
         else:
             resume = piece.end
@@ -167,7 +166,6 @@ class SplitReader(worker_process.SentToTasks):
         return resume
 
     def _after_corruption(self, piece: Range, position: int, error: QuiverlogError) -> int:
-        """Fail, or return where rows can be read again."""
         after = error.details.get("next_offset")
         if self.options.fail_on_corrupt_data or not isinstance(after, int) or after <= position:
             raise error
@@ -203,7 +201,7 @@ def coalesce(
     rows_min: int = COALESCE_ROWS,
     bytes_min: int = COALESCE_BYTES,
 ) -> Iterator[pa.RecordBatch]:
-    """Gather small batches; a large one passes unchanged."""
+    # Each batch has a fixed cost in Spark; a large one is not copied.
     waiting: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:

@@ -22,9 +22,8 @@ __all__ = ["Route", "check_write", "split_by_route", "topic_schema"]
 class Route:
     """How a row finds its topic and partition; a None column does not route.
 
-    `is_partition_named`: by the option `partitionColumn`; otherwise a column `partition` routes
-    only to topics without one of that name. `ignored`: a column that would name the topic without
-    the option `topic`.
+    `is_partition_named`: by the option `partitionColumn`. `ignored`: a column that would name the
+    topic without the option `topic`.
     """
 
     topic: str | None
@@ -34,12 +33,12 @@ class Route:
     ignored: str | None = None
 
 
+# Checks that passed in this process: a stream's writer is made twice per micro-batch.
 _checked: dict[tuple[Any, ...], Route] = {}
-"""Checks that passed in this process: a stream's writer is made twice per micro-batch."""
 
 
 def check_write(options: WriteOptions, schema: pa.Schema) -> Route:
-    """Refuse, before any task runs, what every task would refuse.
+    """Refuse what every task would refuse.
 
     Raises:
         InvalidOption: no topic, or a routing column that is missing or of the wrong type.
@@ -84,6 +83,7 @@ def _check_write(options: WriteOptions, schema: pa.Schema) -> Route:
     ):
         partition_column = "partition"
         _check_column(schema, "partition", "partitionColumn", pa.types.is_integer, "an int")
+    # Otherwise it routes only to topics without a column of that name (`WriteTask`).
     is_named = options.partition_column is not None
     route = Route(options.topic, topic_column, partition_column, is_named, ignored)
     if options.topic is not None:
@@ -126,10 +126,10 @@ def empty_batch(schema: pa.Schema) -> pa.RecordBatch:
 
 
 def check_fits(batch: pa.RecordBatch, options: WriteOptions, topic: str) -> None:
-    """Run the producer's own conversion on no rows. Raises its SchemaMismatch."""
     from quiverlog.client.rows.convert import Converter
 
     stored = topic_schema(options, topic)
+    # The producer's own conversion, of no rows: it raises SchemaMismatch.
     Converter(stored, topic).batches(batch)
     for column in stored:
         if not column.nullable and column.name not in batch.schema.names:
@@ -153,9 +153,6 @@ def split_by_route(
     """Yield (topic, partition, rows), rows in their order. None: the producer chooses a partition.
 
     `route_to`: the route of one topic's rows, where topics differ.
-
-    Raises:
-        SchemaMismatch: a row names no topic.
     """
     if batch.num_rows == 0:
         return
@@ -169,14 +166,13 @@ def split_by_route(
 
 
 def _groups(batch: pa.RecordBatch, column: str | None) -> Iterator[tuple[Any, pa.RecordBatch]]:
-    """Yield the rows by the value of a column; without one, all under None."""
     if column is None:
         yield None, batch
         return
     values = batch.column(column)
     distinct = pc.unique(values)
     if len(distinct) == 1:
-        yield distinct[0].as_py(), batch
+        yield distinct[0].as_py(), batch  # without a copy
         return
     for value in distinct:
         mask = pc.equal(values, value) if value.is_valid else pc.is_null(values)

@@ -43,12 +43,12 @@ logger = logging.getLogger("pyspark_quiverlog")
 
 # --- Arrow -> Spark -------------------------------------------------------------------------------
 def plain_type(data_type: pa.DataType) -> pa.DataType:
-    """Return the type as Spark reads it: large, view and dictionary types plain, times in
-    microseconds.
+    """Return the type as Spark reads it.
 
     Raises:
         InvalidSchema: Spark has no such type.
     """
+    # Large, view and dictionary types become plain, times have microseconds.
     plain = normalize_type(data_type)
     if _holds_null(plain) or any(refused_types(pa.field("value", plain))):
         raise InvalidSchema(f"Spark has no type for {data_type}.")
@@ -84,7 +84,7 @@ def spark_schema(schema: pa.Schema) -> Any:
 def merge_schemas(schemas: Mapping[str, pa.Schema]) -> pa.Schema:
     """Return one schema for all topics: columns by name, in order of first appearance.
 
-    A column that a topic lacks is null in its rows; types widen as in a topic's own evolution.
+    Types widen as in a topic's own evolution.
 
     Raises:
         IncompatibleSchema: two types do not widen into one another.
@@ -147,8 +147,8 @@ def query_columns(
 
 
 def _without_nulls_alone(schema: pa.Schema) -> pa.Schema:
-    """Return the columns with a type; if there are none, all: `spark_schema` names the problem."""
     typed = [field for field in schema if not _holds_null(field.type)]
+    # Without any other column, `spark_schema` names the problem.
     if not typed or len(typed) == len(schema):
         return schema
     logger.warning(
@@ -167,7 +167,7 @@ class Normalizer:
     """Converts stored batches to exactly what Spark expects for `schema`.
 
     The decoder converts rows to `stored_target`; here metadata columns are inserted, without a
-    change of type or a copy.
+    copy.
     """
 
     def __init__(self, schema: Any, *, metadata: bool = False) -> None:
@@ -176,14 +176,13 @@ class Normalizer:
         self.columns = [n for n in self.target.names if n not in reserved]
         self.metadata_names = [n for n in self.target.names if n in reserved]
         self.stored_target = pa.schema([self.target.field(n) for n in self.columns])
-        """The decoder's target: without metadata columns."""
 
     def check(self, topic: str, schema: pa.Schema) -> None:
-        """Refuse in the driver what would fail in every task.
+        """Refuse a topic that the query's schema cannot read.
 
         Raises:
-            IncompatibleSchema: a stored type does not become the query's, or a column may hold
-                nulls where the query's has NOT NULL.
+        IncompatibleSchema: a stored type does not become the query's, or a column may hold
+            nulls where the query's has NOT NULL.
         """
         try:
             check_readable(schema, self.stored_target)
@@ -193,7 +192,7 @@ class Normalizer:
     def __call__(
         self, batch: pa.RecordBatch, metadata: Mapping[str, pa.Array] | None = None
     ) -> pa.RecordBatch:
-        """Return rows of `stored_target` with `metadata`: arrays by column name."""
+        """`metadata`: arrays by column name."""
         assert batch.schema.equals(self.stored_target), "the decoder gives what was asked of it"
         if not self.metadata_names:
             return batch

@@ -37,10 +37,10 @@ _LOOK: Final = (
 )
 _LOOK_S_MAX: Final = 60
 _PATH: Final = "PYTHONPATH"
+# Sent again, the packages would be unpacked under running workers.
 _sent_by: Final[weakref.WeakSet[Any]] = weakref.WeakSet()
-"""Sent again, the packages would be unpacked under running workers."""
+# Two threads that register at once would send twice, and one would restore the other's path.
 _sending: Final = threading.RLock()
-"""Two threads that register at once would send twice, and one would restore the other's path."""
 
 
 def context_of(spark: SparkSession) -> Any | None:
@@ -83,11 +83,7 @@ def is_missing_in(python: str) -> bool:
 
 @contextlib.contextmanager
 def sent(spark: SparkSession, context: Any) -> Iterator[None]:
-    """Within a `with`, every Python worker can import what is registered.
-
-    Workers search where the archives are unpacked, but a stream's source process gets its path from
-    the environment with which a function is made.
-    """
+    """Within a `with`, every Python worker can import what is registered."""
     from pyspark import SparkFiles
 
     with _sending:
@@ -98,6 +94,8 @@ def sent(spark: SparkSession, context: Any) -> Iterator[None]:
             for name in PACKAGES:
                 spark.addArtifacts(f"{_packed(name, directory)}#{name}", archive=True)
             _sent_by.add(context)
+        # Workers search where the archives are unpacked, but a stream's source process has the path
+        # of the environment with which a function is made.
         before = context.environment.get(_PATH)
         paths = [SparkFiles.getRootDirectory(), *([before] if before else [])]
         context.environment[_PATH] = os.pathsep.join(paths)
@@ -132,7 +130,6 @@ def _packed(name: str, directory: str) -> str:
 
 
 def _content(directory: Traversable, prefix: str) -> Iterator[tuple[str, bytes]]:
-    """Yield a package's files, from a directory or a zip."""
     for entry in directory.iterdir():
         if entry.is_dir():
             if entry.name != "__pycache__":

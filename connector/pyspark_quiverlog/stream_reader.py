@@ -1,7 +1,7 @@
 """`spark.readStream.format("quiverlog")`: passes Spark's calls to the planner.
 
-One instance lives in the driver's source process for the query run; another is pickled to the
-executors and only reads. The planner is opened at its first call, which keeps that copy small.
+One instance lives in the driver's source process for the query run; copies are pickled to the
+executors. Offsets are the JSON of `planning/offsets`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ __all__ = ["LogStreamReader"]
 
 
 class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
-    """Offsets are the JSON of `offsets`."""
-
     def __init__(self, raw: Mapping[str, str], schema: Any) -> None:
         self._options = parse_read_options(raw, Use.STREAM_READ)
         self._splits = SplitReader(self._options, schema)
@@ -33,6 +31,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
         self._driver_read: DriverRead | None = None
 
     def __getstate__(self) -> dict[str, Any]:
+        # Executors only read: no connections, no threads.
         return self.__dict__ | {"_planner": None, "_driver_read": None}
 
     def _plan(self) -> StreamPlanner:
@@ -49,11 +48,8 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
         return self._plan().initial_offset()
 
     def getDefaultReadLimit(self) -> Any:
-        """Return whether the options bound a batch; the planner applies the bounds.
-
-        Spark has no limit that combines rows, bytes and a minimum. It passes `ReadAllAvailable`
-        when that is the default, or when the trigger needs all rows.
-        """
+        # Spark has no limit that combines rows, bytes and a minimum: the planner applies them. It
+        # passes `ReadAllAvailable` when that is the default, or when the trigger needs all rows.
         options = self._options
         rows, size = options.max_rows_per_trigger, options.max_bytes_per_trigger
         if rows is None and size is None and options.min_rows_per_trigger is None:
@@ -61,7 +57,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
         return limit_class("ReadMaxRows")(rows or 2**62)
 
     def latestOffset(self, start: dict[str, Any] | None = None, limit: Any = None) -> Any:
-        """Return the end of the next micro-batch, or `start`. PySpark 4.0 and 4.1 pass no
+        """Return the end of the next micro-batch, or `start`. PySpark 4.0 and 4.1 give no
         arguments."""
         all_available = limit_class("ReadAllAvailable")
         unlimited = all_available is not None and isinstance(limit, all_available)

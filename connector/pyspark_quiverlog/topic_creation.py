@@ -1,8 +1,6 @@
-"""`createTopic`: a write creates a missing topic with the DataFrame's columns; an existing one is
-never changed.
+"""`createTopic`: a write creates a missing topic with the DataFrame's columns.
 
-All columns are nullable, as in Spark's own tables: NOT NULL, because this write has no null, would
-refuse the next one.
+An existing topic is never changed.
 """
 
 from __future__ import annotations
@@ -22,8 +20,7 @@ __all__ = ["create_missing"]
 def create_missing(
     options: WriteOptions, topic: str, schema: pa.Schema, routing: Collection[str | None]
 ) -> None:
-    """Create the topic if there is none, without the `routing` columns. Tasks and drivers may race:
-    one creates it, all go on.
+    """Create the topic if there is none, without the `routing` columns.
 
     Raises:
         InvalidOption: the key has a column that the rows do not have.
@@ -32,6 +29,7 @@ def create_missing(
     client = pool.client(pool.endpoint(options))
     if topic in client.metadata([topic]).topics:
         return
+    # As in Spark's own tables: NOT NULL, because this write has no null, would refuse the next one.
     columns = [field.with_nullable(True) for field in schema if field.name not in routing]
     names = [field.name for field in columns]
     for name in options.create_key or ():
@@ -49,5 +47,5 @@ def create_missing(
         partitions=options.create_partitions,
         replication_factor=options.create_replication,
         key=options.create_key,
-        if_not_exists=True,
+        if_not_exists=True,  # tasks and drivers may race: one creates it, all go on
     )

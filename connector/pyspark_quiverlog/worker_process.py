@@ -30,12 +30,13 @@ _freezes = 0
 
 
 def begin_work() -> None:
-    """Send the delayed acknowledgement now. For every task: Linux returns to delaying by itself."""
+    """Send the delayed acknowledgement now."""
     if not _is_on():
         return
     found = _compat.worker_socket()
     if found is not None:
         with contextlib.suppress(OSError):  # a Unix domain socket has no acknowledgements
+            # For every task: Linux returns to delaying by itself.
             found.setsockopt(*_compat.QUICK_ACKNOWLEDGEMENT, 1)
 
 

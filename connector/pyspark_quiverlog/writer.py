@@ -3,9 +3,6 @@
 The driver checks the schema before any task runs; each task sends through an idempotent producer
 and returns what was acknowledged. Delivery is at least once: a producer's retry stores a batch
 once, but a task or micro-batch that Spark repeats is written again, and `abort()` removes nothing.
-
-For exactly-once (docs/adr/0009): `WriteTask` alone puts rows into the log, `TaskReport` carries
-what a fenced commit needs, and `_finish` and `_give_up` would decide a transaction.
 """
 
 from __future__ import annotations
@@ -42,8 +39,7 @@ logger = logging.getLogger("pyspark_quiverlog")
 
 @dataclass
 class Written:
-    """A task's acknowledged rows in one partition: in [first_offset, next_offset), with rows of
-    other tasks between them."""
+    """A task's acknowledged rows in one partition; rows of other tasks may be between them."""
 
     rows: int
     first_offset: int
@@ -53,11 +49,7 @@ class Written:
 
 @dataclass
 class TaskReport(WriterCommitMessage):  # type: ignore[misc]
-    """What one task attempt wrote; the driver gets one from each task that counts.
-
-    `query_id` and `batch_id` are the streaming query's, also inside foreachBatch; empty and -1 for
-    a batch write.
-    """
+    """What one task attempt wrote. `query_id` and `batch_id`: empty and -1 for a batch write."""
 
     query_id: str = ""
     batch_id: int = -1
@@ -71,8 +63,6 @@ class TaskReport(WriterCommitMessage):  # type: ignore[misc]
 
 
 class _Writer(worker_process.SentToTasks):
-    """Made in the driver, pickled to the tasks."""
-
     def __init__(self, options: WriteOptions, schema: Any, overwrite: bool) -> None:
         if overwrite:
             raise InvalidOption(
@@ -111,10 +101,10 @@ class LogStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
 
     def __init__(self, raw: Mapping[str, str], schema: Any, overwrite: bool) -> None:
         self._writer = _Writer(parse_write_options(raw, Use.STREAM_WRITE), schema, overwrite)
+        # PySpark 4.0 passes rows, which become Arrow under this schema.
         self._spark_schema = None if HAS_STREAM_ARROW_WRITER else schema
 
     def write(self, iterator: Iterator[Any]) -> TaskReport:
-        """Write one task's rows: Arrow batches, or Spark rows on PySpark 4.0."""
         if self._spark_schema is not None:
             rows_max = self._writer.options.batch_rows
             iterator = arrow_from_rows(iterator, self._spark_schema, rows_max)
@@ -130,6 +120,7 @@ class LogStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
 
 
 def _finish(messages: list[Any], what: str) -> None:
+    # Spark passes None for a task that has failed.
     logger.debug("%s: %d rows", what, sum(m.rows for m in messages if m is not None))
     worker_process.end_of_work()
 
@@ -164,7 +155,7 @@ class WriteTask:
         """Send all rows, wait for all acknowledgements.
 
         Raises:
-            QuiverlogError: why rows were not stored; then no report is sent.
+            QuiverlogError: why rows were not stored.
         """
         assert not self._sent, "rows of an earlier run would be reported again"
         report = _new_report()
@@ -181,6 +172,7 @@ class WriteTask:
             for producer in self._producers.values():
                 producer.flush()
         except BaseException:
+            # The next task of this process would inherit rows that are not acknowledged.
             for producer in self._producers.values():
                 pool.drop_producer(producer)
             raise
@@ -190,7 +182,6 @@ class WriteTask:
         return report
 
     def _route_to(self, topic: str) -> Route:
-        """Return one topic's route: its own column `partition` is data, not routing."""
         route = self._route
         known = route if route.topic_column is None else self._routes.get(topic)
         if known is None:
@@ -199,24 +190,21 @@ class WriteTask:
                 routing = (route.topic_column, route.partition_column)
                 create_missing(self._options, topic, self._schema, routing)
             names = () if route.is_partition_named else topic_schema(self._options, topic).names
-            if route.partition_column in names:
+            if route.partition_column in names:  # the topic's own column is data
                 known = replace(route, partition_column=None)
             self._routes[topic] = known
         return known
 
     def _open_ahead(self) -> None:
-        """Check the one topic's producer while Spark prepares the first rows.
-
-        Only where this worker has one already: a task without rows opens no connection and does not
-        fail; an error is raised when a row needs the producer.
-        """
+        """Check the one topic's producer while Spark prepares the first rows."""
         topic = self._route.topic
+        # A task without rows opens no connection, and does not fail.
         if topic is None or not pool.has_producer(self._where, topic, **self._settings):
             return
         try:
             self._producer(topic)
         except QuiverlogError as error:
-            self._not_opened = error
+            self._not_opened = error  # for the first row
 
     def _producer(self, topic: str) -> Any:
         if self._not_opened is not None:
@@ -248,7 +236,7 @@ def _new_report() -> TaskReport:
     context = TaskContext.get()
     if context is None:
         return TaskReport()
-    return TaskReport(
+    return TaskReport(  # local properties: also inside foreachBatch
         query_id=context.getLocalProperty("sql.streaming.queryId") or "",
         batch_id=int(context.getLocalProperty("streaming.sql.batchId") or -1),
         partition_id=context.partitionId(),

@@ -3,9 +3,9 @@
 An assertion is for a bug of ours and stays on in production; what a client, a disk or a peer can
 cause is an error from `errors.py`. The aim is two per function on average, in functions that are
 not trivial. A function is trivial when its body, without the docstring, has at most
-`TRIVIAL_LINES_MAX` lines: there is little between such a function's first line and its last that
-could go wrong unseen. Assertions of trivial functions count for their package all the same, and an
-inner function is part of the one around it.
+`TRIVIAL_LINES_MAX` lines of code: there is little between such a function's first line and its last
+that could go wrong unseen. Assertions of trivial functions count for their package all the same,
+and an inner function is part of the one around it.
 
 The floors are a ratchet: each is what a package has, and is raised with it.
 """
@@ -38,7 +38,7 @@ FLOORS: Final = {
     "client/consumer": 0.43,
     "client/producer": 0.44,
     "client/tables": 0.4,
-    str(CONNECTOR): 0.34,
+    str(CONNECTOR): 0.35,
     str(PLANNING): 0.64,
 }
 """Assertions for each function that is not trivial, at least."""
@@ -56,7 +56,7 @@ MACHINES: Final = {
     str(PLANNING / "log_view.py"): 0.3,
     str(PLANNING / "offsets.py"): 0.5,
     str(PLANNING / "ranges.py"): 1.2,
-    str(CONNECTOR / "pool.py"): 0.4,
+    str(CONNECTOR / "pool.py"): 0.5,
     str(CONNECTOR / "reader.py"): 0.4,
     str(PLANNING / "stream_planner.py"): 0.75,
     str(CONNECTOR / "writer.py"): 0.3,
@@ -80,9 +80,15 @@ def is_trivial(function: Function) -> bool:
     body = function.body
     if ast.get_docstring(function) is not None:
         body = body[1:]
-    if not body:
-        return True
-    return (body[-1].end_lineno or 0) - body[0].lineno < TRIVIAL_LINES_MAX
+    # Blank lines and comments have no node: a reason makes no function longer.
+    lines = {
+        line
+        for statement in body
+        for node in ast.walk(statement)
+        if isinstance(node, ast.stmt | ast.expr | ast.excepthandler)
+        for line in (node.lineno, node.end_lineno)
+    }
+    return len(lines) <= TRIVIAL_LINES_MAX
 
 
 def count(tree: ast.AST) -> tuple[int, int]:
@@ -133,6 +139,8 @@ def test_an_assertion_is_about_one_thing(package: str) -> None:
         ("def f():\n    assert a\n", (1, 0)),
         ("def f():\n    '''Doc.'''\n" + "    x()\n" * 5, (0, 0)),
         ("def f():\n    '''Doc.'''\n" + "    x()\n" * 6, (0, 1)),
+        ("def f():\n    # Why.\n\n" + "    x()\n" * 5, (0, 0)),
+        ("def f():\n    x(\n" + "        y,\n" * 4 + "    )\n", (0, 1)),
         ("class C:\n    def f(self):\n        assert a\n" + "        x()\n" * 5, (1, 1)),
         ("def f():\n    def g():\n        assert a\n" + "        x()\n" * 5, (1, 1)),
     ],

@@ -37,6 +37,7 @@ def admit(
         return _by_partition(ends), []
     rows_min = options.min_rows_per_trigger if minimum else None
     if not enough_rows(rows, rows_min, waited, options.max_trigger_delay):
+        # Unchanged: with another end Spark would run a batch.
         return dict(begins), []
     rows_max, bytes_max = options.max_rows_per_trigger, options.max_bytes_per_trigger
     if rows_max is not None:
@@ -54,16 +55,14 @@ def admit(
 def _admit_bytes(
     view: LogView, backlogs: list[Backlog], bytes_max: int
 ) -> tuple[dict[tuple[str, int], int], set[tuple[str, int]]]:
-    """Return end offsets for at most `bytes_max` stored bytes (at least one batch).
-
-    A range without a size was trimmed or deleted. It is planned whole, as its task reports what is
-    missing, and is in the second result.
-    """
+    """Return end offsets for at most `bytes_max` stored bytes (at least one batch), and those of
+    them that have no known size."""
     waiting = {TopicPartition(*b.key): (b.start, b.end) for b in backlogs if b.rows}
     sizes = view.range_sizes(waiting)
     counts: dict[tuple[str, int], int] = {w: size.byte_count for w, size in sizes.items()}
+    # Trimmed or deleted: planned whole, as its task reports what is missing.
     unsized: dict[tuple[str, int], int] = {w: e for w, (_, e) in waiting.items() if w not in sizes}
-    if sum(counts.values()) <= bytes_max:
+    if sum(counts.values()) <= bytes_max:  # no request per partition
         return {b.key: max(b.start, b.end) for b in backlogs}, set(unsized)
     sized = [b for b in backlogs if not b.rows or b.key in counts]
     byte_counts = {b.key: counts.get(b.key, 0) for b in sized}

@@ -1,9 +1,9 @@
 """The driver's view of the log: the topics that the query reads, where they begin and end.
 
-Owns the requests to the brokers, and the translation between wire names and positions. A topic may
-be deleted or created again at any time: requests name topic ids, partitions that are gone are
-missing from the answer, and `stale` is set, so that the caller calls `refresh` before its next
-decision. `topics` and `partitions` change only there.
+Owns the driver's requests to the brokers. A topic may be deleted or created again at any time:
+requests name topic ids, partitions that are gone are missing from the answer, and `stale` is set,
+so that the caller calls `refresh` before its next decision. `topics` and `partitions` change only
+there.
 """
 
 from __future__ import annotations
@@ -80,10 +80,7 @@ class TopicView(NamedTuple):
 
 
 class LogView:
-    """The topics of one query, as of the last `refresh`, and requests about them.
-
-    `clock`: monotonic seconds; `pause`: sleeps for seconds.
-    """
+    """`clock`: monotonic seconds; `pause`: sleeps for seconds."""
 
     def __init__(
         self,
@@ -100,7 +97,6 @@ class LogView:
         self.topics: dict[str, TopicView] = {}
         self.partitions: tuple[TopicPartition, ...] = ()
         self.stale = True
-        """Something changed at the brokers since `refresh`."""
         self._version = -1
         self._pattern = re.compile(options.subscribe_pattern or "")
 
@@ -150,8 +146,7 @@ class LogView:
         return options.subscribe or (tuple(options.assign) if options.assign else None)
 
     def require_topics(self) -> None:
-        """Raise UnknownTopic for a named topic that the last `refresh` did not find; partitions may
-        be missing."""
+        """Raise UnknownTopic for a named topic that the last `refresh` did not find."""
         _check_there(self._named(), self.topics)
 
     def _is_matched(self, topic: Any) -> bool:
@@ -183,11 +178,8 @@ class LogView:
         ids: Mapping[str, str] | None,
         question: Callable[[list[TopicPartition], dict[str, bytes]], dict[TopicPartition, T]],
     ) -> dict[TopicPartition, T]:
-        """Return answers about the partitions of these topic ids (default: those of `refresh`).
-
-        Partitions that are gone are left out. A request fails whole when one of its topics is gone;
-        then the metadata show which, and the rest is asked again.
-        """
+        """Return answers about the partitions of these topic ids (default: those of `refresh`),
+        without those that are gone."""
         known = self.ids if ids is None else ids
         left = [w for w in wanted if w.topic in known]
         deadline = self.clock() + self.options.request_timeout
@@ -198,6 +190,7 @@ class LogView:
                 assert answers.keys() <= set(left), "the client refuses answers not asked for"
                 return answers
             except GONE:
+                # The request fails whole; the metadata show which of its topics it was.
                 self.stale = True
                 if self.clock() > deadline:
                     raise
@@ -244,7 +237,7 @@ class LogView:
         answers: Mapping[TopicPartition, OffsetAndEpoch],
         result: dict[TopicPartition, Position],
     ) -> list[TopicPartition]:
-        """Add good answers to `result`; return the partitions to ask again."""
+        """Add good answers to `result`, and return the partitions to ask again."""
         again = []
         for where, answer in answers.items():
             if not answer.error_code:
@@ -254,7 +247,7 @@ class LogView:
             if not (cls.retriable or cls.refresh_metadata):
                 raise error_from_code(answer.error_code, f"{where}: {answer.error_message}")
             self.stale = True
-            if not issubclass(cls, GONE):
+            if not issubclass(cls, GONE):  # a partition without a leader at present
                 again.append(where)
         return again
 
@@ -305,6 +298,7 @@ class LogView:
         ids: Mapping[str, str] | None = None,
     ) -> dict[TopicPartition, Position]:
         """Return the positions whose preceding rows are gone, with where to go on instead."""
+        # Without an epoch there is nothing to compare.
         asked = {w: p for w, p in positions.items() if p.epoch >= 0}
         ends = self._epoch_ends({w: p.epoch for w, p in asked.items()}, ids)
         return {
@@ -314,14 +308,13 @@ class LogView:
         }
 
     def epoch_before(self, where: TopicPartition, offset: int, latest_epoch: int) -> int:
-        """Return the leader epoch of the row before `offset`, which is below the partition's
-        end."""
+        """Return the leader epoch of the row before `offset`, an offset below the end."""
         epoch = latest_epoch
         while epoch > 0:
             older = self._epoch_ends({where: epoch - 1}).get(where)
             if older is None or older.offset < 0 or older.leader_epoch < 0:
                 return epoch
-            if offset > older.offset:
+            if offset > older.offset:  # the older epoch ended before that row
                 return epoch
             assert older.leader_epoch < epoch, "each step goes back, so there is a last one"
             epoch = older.leader_epoch
@@ -351,6 +344,7 @@ class LogView:
                     {w: ranges[w] for w in asked}, bytes_max=bytes_max, topic_ids=pinned
                 )
             except OffsetOutOfRange:
+                # One such range fails the whole request: halves find it.
                 if len(asked) == 1:
                     return {}
             assert len(asked) > 1

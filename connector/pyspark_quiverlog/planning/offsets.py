@@ -49,15 +49,9 @@ class TopicPositions:
 class SourceOffset:
     """A point in the stream: a position per partition.
 
-    Spark calls `initialOffset()` twice, and again at each restart until the first micro-batch is
-    committed, and plans with the last answer: one that moves ("latest") would lose rows. So the
-    initial offset is only marked `_start`, and the first end offset, logged before the batch runs,
-    carries the start as `_first`. `_resume` does the same later for new partitions, and those where
-    rows were lost.
-
     `is_start`: from `initialOffset()`, not durable. `first`: the start of the very first
-    micro-batch. `resume`: where the batch that ends here begins, for partitions whose start does
-    not count. `kept`: positions of partitions that the options do not select now.
+    micro-batch. `resume`: where the batch that ends here begins, for new partitions and those where
+    rows were lost. `kept`: positions of partitions that the options do not select now.
     """
 
     topics: Mapping[str, TopicPositions]
@@ -71,8 +65,7 @@ class SourceOffset:
         return None if positions is None else positions.partitions.get(partition)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the canonical form: keys sorted (partitions by number), integers and texts
-        only."""
+        """Return the canonical form: keys sorted (partitions by number)."""
         # An end that Spark logs with the mark would be replaced by the options' start.
         assert not self.is_start or self.first is self.resume is self.kept is None, "no end"
         result: dict[str, Any] = {"v": OFFSET_VERSION, "topics": _topics_to_json(self.topics)}
@@ -101,6 +94,7 @@ class SourceOffset:
                 f"the checkpoint's offsets have version {version}, this release reads up to "
                 f"{OFFSET_VERSION}: upgrade quiverlog on the driver."
             )
+        # Read without it, the offset would give other rows.
         unknown = sorted(set(map(str, data)) - KEYS)
         if unknown:
             raise InvalidArgument(
@@ -128,6 +122,8 @@ def begin_positions(
     None: the partition's first row, as neither offset has a start (an end from PySpark 4.0 or 4.1,
     where a source gets its start too late).
     """
+    # Spark calls `initialOffset()` again until the first micro-batch is committed, and plans with
+    # the last answer. One that moves ("latest") would lose rows: the logged end has the start.
     counted = end.first if start.is_start and end.first is not None else start.topics
     result: dict[tuple[str, int], Position | None] = {}
     for topic, ends in end.topics.items():
@@ -186,7 +182,7 @@ def _position(pair: list[int]) -> Position:
     if not isinstance(pair, list):
         raise TypeError(f"position {pair!r}")
     offset, epoch = pair
-    if type(offset) is not int or type(epoch) is not int:
+    if type(offset) is not int or type(epoch) is not int:  # JSON's true is an int in Python
         raise TypeError(f"position {pair!r}")
     if not (0 <= offset <= OFFSET_MAX and NO_EPOCH <= epoch <= EPOCH_MAX):
         raise ValueError(f"position {pair!r}")

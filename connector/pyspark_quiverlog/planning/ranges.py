@@ -71,12 +71,11 @@ def enough_rows(rows: int, rows_min: int | None, waited: float, delay_max: float
 def admit_rows(backlogs: Sequence[Backlog], rows_max: int | None) -> dict[Key, int]:
     """Return end offsets for at most `rows_max` rows in all.
 
-    Shares are in proportion to what waits, so that all partitions reach their ends together
-    (watermarks do not run ahead). Each gets at least one row; with fewer rows than partitions they
-    take turns (`_rotation`).
+    Each partition gets at least one row; with fewer rows than partitions they take turns.
     """
     if rows_max is None or sum(b.rows for b in backlogs) <= rows_max:
         return {b.key: max(b.start, b.end) for b in backlogs}
+    # In proportion, all partitions reach their ends together: watermarks do not run ahead.
     shares = _shares([b.rows for b in backlogs], rows_max, _rotation(backlogs))
     return {b.key: b.start + share for b, share in zip(backlogs, shares, strict=True)}
 
@@ -84,8 +83,7 @@ def admit_rows(backlogs: Sequence[Backlog], rows_max: int | None) -> dict[Key, i
 def share_bytes(
     backlogs: Sequence[Backlog], byte_counts: Mapping[Key, int], bytes_max: int
 ) -> dict[Key, int]:
-    """Return shares of `bytes_max`, in proportion to the waiting bytes; partitions without one are
-    left out."""
+    """Return shares of `bytes_max`, in proportion to the waiting bytes."""
     sizes = [byte_counts[b.key] if b.rows else 0 for b in backlogs]
     if sum(sizes) <= bytes_max:
         return {b.key: size for b, size in zip(backlogs, sizes, strict=True) if size}
@@ -99,8 +97,7 @@ def admit_bytes(
 ) -> dict[Key, int]:
     """Return end offsets for at most `bytes_max` in all, or one partition's part.
 
-    `reached`: partition -> (end offset on a batch boundary, stored bytes up to there): at least one
-    whole batch, so perhaps more than the share.
+    `reached`: partition -> (end offset on a batch boundary, stored bytes up to there).
     """
     ends = {b.key: b.start for b in backlogs}
     waiting = [b for b in backlogs if b.rows and b.key in reached]
@@ -108,6 +105,7 @@ def admit_bytes(
     taken = 0
     for backlog in waiting[turn:] + waiting[:turn]:
         end, size = reached[backlog.key]
+        # The first passes whatever its size: a part is at least one whole batch.
         if taken and taken + size > bytes_max:
             continue
         ends[backlog.key] = min(end, backlog.end)
@@ -119,18 +117,15 @@ def admit_bytes(
 
 
 def _rotation(backlogs: Sequence[Backlog]) -> int:
-    """Return the index of the partition served first: it follows from the offsets, so moves on
-    without state."""
-    # Knuth's multiplier: without it, some step widths would always miss the same partition.
+    """Return the index of the partition served first."""
+    # From the offsets, so that it moves on without state. Knuth's multiplier: without it, some step
+    # widths would always miss the same partition.
     mixed = (sum(b.start for b in backlogs) * 2_654_435_761) & 0xFFFF_FFFF
     return (mixed * len(backlogs)) >> 32
 
 
 def _shares(amounts: Sequence[int], total: int, turn: int) -> list[int]:
-    """Split `total` in proportion; exact, and at least 1 for each while it lasts.
-
-    The remainder goes one by one to the largest fractions, ties by turn.
-    """
+    """Split `total` in proportion; exact, and at least 1 for each while it lasts."""
     available = sum(amounts)
     assert 0 < total < available
     count = len(amounts)
@@ -141,6 +136,7 @@ def _shares(amounts: Sequence[int], total: int, turn: int) -> list[int]:
     for i in empty:
         shares[i] = 1
     rest -= len(empty)
+    # The remainder goes one by one to the largest fractions, ties by turn (`sorted` is stable).
     fractions = sorted(line, key=lambda i: -(amounts[i] * total % available))
     served = set(empty)
     for i in [i for i in fractions if i not in served and shares[i] < amounts[i]][:rest]:
@@ -210,7 +206,7 @@ def _cut_to_count(pieces: Sequence[Range], count: int) -> list[Range]:
     heapq.heapify(queue)
     for _ in range(count - len(pieces)):
         minus, i = queue[0]
-        if minus > -2:
+        if minus > -2:  # one row each
             break
         parts[i] += 1
         heapq.heapreplace(queue, (-pieces[i].rows // parts[i], i))

@@ -56,15 +56,13 @@ class StreamPlanner:
 
     # --- Spark's calls ------------------------------------------------------------------------
     def initial_offset(self) -> Json:
-        """Return the start of a new query, as of the first call.
-
-        Spark calls this also to replay the first batch, whose end has the start: a start that the
-        options no longer give is an error only when a new batch needs it.
-        """
+        """Return the start of a new query, as of the first call."""
         self._is_new_query = True
         try:
             return self._resolved_start().to_json()
         except QuiverlogError:
+            # Spark calls this also to replay the first batch, whose end has the start. What the
+            # options no longer give is an error when a new batch needs it.
             return SourceOffset({}, is_start=True).to_json()
 
     def prepare_available_now(self) -> None:
@@ -76,13 +74,12 @@ class StreamPlanner:
     def latest_offset(self, start_json: Json | None, *, unlimited: bool) -> Json:
         """Return the end of the next micro-batch; `start_json` itself when there is none to run.
 
-        `start_json` None: PySpark 4.0 and 4.1 do not pass the start. `unlimited`: regardless of the
-        options.
+        `unlimited`: regardless of the options.
 
         Raises:
             DataLoss: rows that were to be read are gone, and `failOnDataLoss` is true.
         """
-        if start_json is None:
+        if start_json is None:  # PySpark 4.0 and 4.1 do not pass it
             if self._end is None and not self._is_new_query:
                 return self._end_of_all()
             start_json = self._end_json if self._end is not None else self.initial_offset()
@@ -98,7 +95,7 @@ class StreamPlanner:
         return self._end_json
 
     def report_latest(self) -> Json | None:
-        """Return the last known end of the log, for progress reports, without a request."""
+        """Return the last known end of the log, without a request."""
         if not self._latest:
             return None
         known = {w: p for w, p in self._latest.items() if w.topic in self._view.topics}
@@ -152,8 +149,8 @@ class StreamPlanner:
         return end.offset > begin.offset
 
     def _end_of_all(self) -> Json:
-        """Return the end of all partitions, after a restart with PySpark 4.0 or 4.1: these ask for
-        an end before they pass the position, and a bounded end could be before it."""
+        # After a restart, PySpark 4.0 and 4.1 ask for an end before they pass the position: an end
+        # under a bound could be before it.
         self._view.refresh()
         self._end = SourceOffset(self._view.group(self._all_latest()))
         self._end_json = self._end.to_json()
@@ -175,7 +172,7 @@ class StreamPlanner:
         return self._initial
 
     def _begin_from(self, start_json: Json) -> None:
-        """Take over the position that Spark passes, and check it where needed."""
+        """Take over the position that Spark passes."""
         if self._start is not None and start_json == self._start_json:
             if self._view.stale:
                 self._refresh()
@@ -196,12 +193,14 @@ class StreamPlanner:
         else:
             self._settle()
         if is_first_look and not start.is_start:
-            self._look_for_gaps()
+            # After a restart: rows before the position may have gone or changed meanwhile.
+            self._step_over_gaps(self._begin)
+            self._check_epochs(self._view.latest())
 
     def _reads(self) -> Iterable[TopicPartition]:
-        """A fixed end leaves out later partitions."""
         if self._target is None:
             return self._view.partitions
+        # A fixed end leaves out later partitions, and those of topics created anew.
         ids = self._view.ids
         return [
             w
@@ -213,7 +212,6 @@ class StreamPlanner:
         return [w for w in self._reads() if self._known_position(w) is None]
 
     def _refresh(self) -> None:
-        """Request the topics again, and drop what was known about other topic ids."""
         before = self._view.ids
         self._view.refresh()
         changed = {t for t, topic_id in before.items() if self._view.id_of(t) != topic_id}
@@ -279,13 +277,8 @@ class StreamPlanner:
             if position is not None:
                 self._begin[where] = position
 
-    def _look_for_gaps(self) -> None:
-        """Check after a restart that the rows at the start still exist, unchanged."""
-        self._step_over_gaps(self._begin)
-        self._check_epochs(self._view.latest())
-
     def _step_over_gaps(self, wanted: Iterable[TopicPartition]) -> bool:
-        """Go on after rows that are no longer kept. Returns whether there were any."""
+        """Go on after rows that are no longer kept; return whether there were any."""
         gaps = False
         for where, first in self._view.earliest(wanted).items():
             begin = self._begin[where]
@@ -299,13 +292,13 @@ class StreamPlanner:
         return gaps
 
     def _check_epochs(self, latest: Mapping[TopicPartition, Position]) -> None:
-        """Check logs that end before the position, or have another epoch: rows that were read may
-        be lost."""
+        """Go back where rows that were read have been truncated."""
         doubtful = {}
         for where, begin in self._begin.items():
             end = latest.get(where)
             if end is None or where in self._resume:
                 continue
+            # One request per new epoch, not one per trigger.
             changed = end.epoch != begin.epoch and self._checked_epoch.get(where) != end.epoch
             if end.offset < begin.offset or (begin.epoch >= 0 and changed):
                 doubtful[where] = begin
@@ -366,7 +359,7 @@ class StreamPlanner:
         return all(p.offset <= self._begin[w].offset for w, p in latest.items() if w in self._begin)
 
     def _all_latest(self) -> dict[TopicPartition, Position]:
-        """Return all ends; wait for partitions without a leader."""
+        """Return all ends, also of partitions that have no leader yet."""
         view = self._view
         deadline = view.clock() + self._options.request_timeout
         while True:
@@ -400,7 +393,6 @@ class StreamPlanner:
         return admit(self._view, begins, stops, waited, minimum=self._target is None)
 
     def _has_news(self, ends: Mapping[TopicPartition, int]) -> bool:
-        """Return whether the next end offset would differ from the start."""
         assert self._start is not None
         for where, begin in self._begin.items():
             known = self._known_position(where)
@@ -437,9 +429,9 @@ class StreamPlanner:
         )
 
     def _must_be_named(self, where: TopicPartition) -> bool:
-        """Return whether an empty partition must be in the end offset: a topic created again must
-        appear under its new id."""
+        """Return whether the end offset has a partition without rows."""
         assert self._start is not None
+        # A topic created anew must appear under its new id, or each trigger finds it again.
         return self._start.is_start or where.topic in self._start.topics
 
     def _unselected(self) -> dict[str, TopicPositions]:
@@ -463,12 +455,11 @@ class StreamPlanner:
         end: int,
         latest: Mapping[TopicPartition, Position],
     ) -> Position:
-        """Return the end with its leader epoch; a request only if that changed within the rows."""
         if end == begin.offset:
             return begin
         last = latest[where]
         assert begin.offset < end <= last.offset, f"{where}: [{begin.offset}, {end}) of {last}"
-        if end == last.offset or begin.epoch == last.epoch:
+        if end == last.offset or begin.epoch == last.epoch:  # one epoch: no request
             return Position(end, last.epoch)
         return Position(end, self._view.epoch_before(where, end, last.epoch))
 
@@ -482,11 +473,7 @@ def _check_replay(
     begins: dict[TopicPartition, Position],
     ends: dict[TopicPartition, Position],
 ) -> None:
-    """Reduce `begins` and `ends` to the rows that exist, and report the others.
-
-    Raises:
-        DataLoss: rows are gone, and `failOnDataLoss` is true.
-    """
+    """Reduce `begins` and `ends` to the rows that exist, and report the others."""
     wanted = {w: b for w, b in begins.items() if b.offset < ends[w].offset}
     ids = {topic: positions.topic_id for topic, positions in end.topics.items()}
     firsts = view.earliest(wanted, ids)
