@@ -1,7 +1,7 @@
 """What every test may count on.
 
 Owns the event loop (uvloop, as in the broker), hypothesis' profiles and the rule that a run in
-which nothing was tested is a failure. It must not know any test by name.
+which nothing was tested is a failure. Not here: any test by name.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.support.places import directory_on_disk
 if TYPE_CHECKING:
     import asyncio
 
-# Programs that tests start buffer what they print, as at a user's: whoever has this variable set
+# Programs that tests start buffer their output, as at a user's: with this variable set a developer
 # would not see what is left to the interpreter's end.
 os.environ.pop("PYTHONUNBUFFERED", None)
 
@@ -69,7 +69,7 @@ def pytest_asyncio_loop_factories(
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Long tests begin first: no process is to work on one when the others have ended.
 
-    They also stay in the process that has begun with them, which knows what it has simulated.
+    They also stay in the process that began with them, which has their simulated results.
     """
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
 

@@ -83,7 +83,7 @@ def read(spark: Any, broker: BrokerProcess, topic: str, **options: Any) -> Any:
 
 
 def read_stream(spark: Any, broker: BrokerProcess, topic: str, **options: Any) -> Any:
-    """A streaming read from the earliest row, unless said otherwise."""
+    """A streaming read from the earliest row by default."""
     reader = spark.readStream.format("quiverlog").option("bootstrap.servers", broker.bootstrap)
     settings = {"subscribe": topic, "startingOffsets": "earliest"} | options
     return reader.options(**{k: v for k, v in settings.items() if v is not None}).load()

@@ -1,6 +1,6 @@
 """Streaming reads on a real Spark, in the order of Spark's KafkaMicroBatchSourceSuite.
 
-Each test says which of Spark's own cases it is about; what theirs cannot have is said too.
+Each test names the one of Spark's own cases that it is about, and what that case cannot have.
 """
 
 from __future__ import annotations

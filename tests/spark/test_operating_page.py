@@ -44,7 +44,7 @@ _LOOKS = tuple(
         *("partition list", "quorum status", "topic describe", "config get", "dev status"),
     )
 )
-"""Commands that only look may be typed again until all brokers have heard of what was decided."""
+"""Commands that only look may be typed again until all brokers have received the decisions."""
 DIFFERS = (
     (re.compile(r"\b[0-9a-f]{32}\b"), "ID"),
     (re.compile(r"(127\.0\.0\.1:\d+ +)\d+$", re.MULTILINE), r"\1PID"),
@@ -74,7 +74,7 @@ def typed_lines() -> Iterator[Typed]:
 
 
 class Shell:
-    """One bash for the whole page. What a command says on stderr counts where it fails."""
+    """One bash for the whole page. What a command prints on stderr counts where it fails."""
 
     def __init__(self, directory: Path, port: int) -> None:
         env = {k: v for k, v in os.environ.items() if not k.startswith("QUIVERLOG_")}
@@ -129,7 +129,7 @@ def comparable(text: str) -> str:
 
 
 def differs(shown: str, said: str) -> bool:
-    """`...` on the page stands for anything."""
+    """`...` on the page matches anything."""
     wanted = re.escape(comparable(shown)).replace(re.escape("..."), ".*?")
     return re.fullmatch(wanted, comparable(said), re.DOTALL) is None
 
@@ -179,7 +179,7 @@ class Beside:
         wait_for(lambda: bool(query.lastProgress and query.lastProgress["numInputRows"]), query)
 
     def check(self, *, is_end: bool = False) -> None:
-        """Nobody was told of an error. At the end: each acknowledged row is there once."""
+        """No program got an error. At the end: each acknowledged row is there once."""
         for query in self._queries.values():
             if query.exception() is not None:
                 raise query.exception()
@@ -204,7 +204,7 @@ class Beside:
         self._running.close()
 
     def _stored(self, topic: str) -> Iterator[Seen]:
-        """What is in the topic now. Who misses a row that is there has skipped it."""
+        """What is in the topic now. A reader that lacks a row that is there has skipped it."""
         with (
             quiverlog.connect(self._bootstrap) as client,
             client.consumer(topic, start="earliest") as consumer,
@@ -248,7 +248,7 @@ def test_the_commands_of_the_page_work(shell: Shell, spark: Any, tmp_path: Path)
                 and command.startswith(_LOOKS)
                 and time.monotonic() < deadline_s
             ):
-                said = shell.type(command)  # A broker hears of a decision later than others.
+                said = shell.type(command)  # A broker receives a decision later than others.
             assert not differs(shown, said), f"$ {command}\n{said}\n--- the page:\n{shown}"
             if created := re.match(r"quiverlog topic create (\w+)", command):
                 beside.begin(created[1])

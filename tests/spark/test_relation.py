@@ -1,6 +1,6 @@
 """Batch reads on a real Spark, in the order of Spark's KafkaRelationSuite.
 
-Each test says which of Spark's own cases it is about; what theirs cannot have is said too.
+Each test names the one of Spark's own cases that it is about, and what that case cannot have.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def test_not_null_is_taken_only_where_it_is_stored(
     for action in (wrong.collect, wrong.isEmpty, wrong.where("a is null or b = 1").count):
         with pytest.raises(Exception, match=f"'a' may hold nulls in topic '{name}'"):
             action()
-    assert wrong.where("a is null").count() == 0  # Spark asks nobody: the guide says so
+    assert wrong.where("a is null").count() == 0  # Spark asks no source: the guide has it
     stream = spark.readStream.format("quiverlog").options(**options).schema("a bigint not null")
     with pytest.raises(Exception, match=f"'a' may hold nulls in topic '{name}'"):
         run_once(stream.load().where("a is null"))  # here Spark asks the source all the same

@@ -1,6 +1,6 @@
 """Batch and streaming writes on a real Spark, in the order of Spark's KafkaSinkSuite.
 
-Each test says which of Spark's own cases it is about; what theirs cannot have is said too.
+Each test names the one of Spark's own cases that it is about, and what that case cannot have.
 """
 
 from __future__ import annotations
@@ -192,7 +192,8 @@ def test_rows_come_in_batches_without_a_bound(
     spark: Any, broker: Any, client: Any, topic: Any, rows: str
 ) -> None:
     """`spark.sql.execution.arrow.maxRecordsPerBatch` of 0 or below means that to Spark. It refuses
-    any Python source that is read so, before it asks it: the guide says it."""
+    any Python source that is read so, before it asks it: the guide has it.
+    """
     key, name = "spark.sql.execution.arrow.maxRecordsPerBatch", topic(partitions=1)
     frame = spark.range(25_000).selectExpr(
         "id", "cast(id % 10 as int) k", "id / 4 price", "timestamp_seconds(id) ts"

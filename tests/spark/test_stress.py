@@ -1,7 +1,7 @@
 """Random topics, partitions, bounds and restarts on a real Spark.
 
 As Spark's KafkaSourceStressSuite and KafkaSourceStressForDontFailOnDataLossSuite. The seed in a
-test's name says which steps are taken.
+test's name decides which steps are taken.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class World:
         if self.partitions:
             name = self.chance.choice(sorted(self.partitions))
             partition = self.chance.randrange(self.partitions[name])
-            with contextlib.suppress(QuiverlogError):  # there are not so many rows yet
+            with contextlib.suppress(QuiverlogError):  # there are fewer rows yet
                 self.client.delete_records(name, {partition: self.chance.randint(1, 20)})
 
     @property

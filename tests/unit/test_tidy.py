@@ -458,7 +458,7 @@ def shown_texts(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def test_what_users_read_names_the_actor() -> None:
-    """Broker, controller, leader, follower or client; who is told is no answer to who did what."""
+    """Broker, controller, leader, follower or client: a text in the passive voice hides which."""
     vague = re.compile(r"\b(?:(?:no|some|any)body|whoever|told)\b", re.IGNORECASE)
     problems = []
     for file in looked():
