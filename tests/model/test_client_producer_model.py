@@ -368,10 +368,10 @@ def test_rows_wait_for_a_leader_with_late_metadata_and_the_controller_is_asked()
     for _ in range(12):
         (call,) = world.core.poll(world.now).calls
         world.core.on_failure(call, UnknownTopicId("there is no such topic."), world.now)
-        assert world.core.is_topic_doubted
+        assert world.core.is_topic_unconfirmed
         assert world.core.poll(world.now).needs_metadata
         world.core.topic_changed(world.core.topic)
-        assert not world.core.is_topic_doubted, "the metadata show the topic"
+        assert not world.core.is_topic_unconfirmed, "the metadata show the topic"
         world.advance(200)
     (_, _, delivery) = world.sent[0]
     assert not delivery.is_done
