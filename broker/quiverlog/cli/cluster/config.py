@@ -55,7 +55,7 @@ def _scope_options(command: _Command) -> _Command:
 def _check_scope(cluster: bool, broker: int | None, topic: str | None, *, needed: bool) -> None:
     given = [cluster, broker is not None, topic is not None]
     if sum(given) > 1:
-        raise click.UsageError("Only one of --cluster, --broker and --topic can be meant.")
+        raise click.UsageError("Give only one of --cluster, --broker and --topic.")
     if needed and not any(given):
         raise click.UsageError("No scope: give --cluster, --broker ID or --topic NAME.")
 

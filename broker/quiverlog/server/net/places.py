@@ -105,10 +105,14 @@ class Places:
         """Return the error for a client from `origin`; None: there is a place."""
         limits = self.limits
         if self._taken[Place.CLIENT] >= limits.clients:
-            return TooManyConnections(f"the broker has its {limits.clients} connections.")
+            return TooManyConnections(
+                f"all {limits.clients} connections of this broker are in use: close some, or raise"
+                " `connections.max`."
+            )
         if origin.network and self._by_address[origin.network] >= limits.per_address:
             return TooManyConnectionsFromAddress(
-                f"{origin.network} has its {limits.per_address} connections to this broker."
+                f"{origin.network} has {limits.per_address} connections to this broker, the most"
+                " of one address: close some, or raise `connections.max.per.address`."
             )
         return None
 

@@ -97,9 +97,9 @@ class MetricsExporter:
             requests.add_metric([name], counters.count)
         yield requests
         for part, text in (
-            ("queue", "From the bytes' arrival until the request was taken up."),
-            ("handling", "On the loop, for the request itself."),
-            ("total", "From the bytes' arrival until the answer was handed to the socket."),
+            ("queue", "From the arrival of the bytes until handling began."),
+            ("handling", "Handling on the event loop."),
+            ("total", "From the arrival of the bytes until the answer was given to the socket."),
         ):
             family = HistogramMetricFamily(
                 f"quiverlog_request_{part}_seconds", text, labels=["api"]
@@ -120,7 +120,7 @@ class MetricsExporter:
         yield _gauge("connections", "Open connections of clients.", m.connections_open)
         yield _counter("connections_accepted", "Connections accepted.", m.connections_accepted)
         refused = CounterMetricFamily(
-            "quiverlog_connections_refused", "Connections without a place.", labels=["error"]
+            "quiverlog_connections_refused", "Connections refused, by error.", labels=["error"]
         )
         for name, count in sorted(m.connections_refused_by.copy().items()):
             refused.add_metric([name], count)
@@ -133,7 +133,7 @@ class MetricsExporter:
         yield closed
         yield _counter("network_received_bytes", "Bytes received from clients.", m.bytes_in)
         yield _counter("network_sent_bytes", "Bytes handed to clients' sockets.", m.bytes_out)
-        yield _counter("reads_paused", "Reading paused to hold a client back.", m.reads_paused)
+        yield _counter("reads_paused", "Pauses of reading from a client.", m.reads_paused)
 
     def _peers(self) -> Iterator[Metric]:
         m = self._metrics
@@ -145,7 +145,7 @@ class MetricsExporter:
             failures.add_metric([error], count)
         yield failures
         yield _counter(
-            "peer_requests_dropped", "Requests to them that gave way.", m.peer_requests_dropped
+            "peer_requests_dropped", "Requests dropped from full queues.", m.peer_requests_dropped
         )
 
     def _loop_and_disk(self) -> Iterator[Metric]:
@@ -174,14 +174,18 @@ class MetricsExporter:
         m = self._metrics
         now = self._gauges()
         places = GaugeMetricFamily(
-            "quiverlog_connection_places", "Taken, by kind of place.", labels=["place"]
+            "quiverlog_connection_places", "Connections, by kind of place.", labels=["place"]
         )
         for place, count in now.places.items():
             places.add_metric([place], count)
         yield places
-        yield _gauge("memory_bytes", "Held for connections.", now.memory_bytes)
-        yield _gauge("memory_bytes_max", "The budget for it.", now.memory_bytes_max)
-        yield _gauge("memory_bytes_peak", "The most that was held.", now.memory_bytes_peak)
+        yield _gauge("memory_bytes", "Memory held for connections.", now.memory_bytes)
+        yield _gauge(
+            "memory_bytes_max", "The budget of memory for connections.", now.memory_bytes_max
+        )
+        yield _gauge(
+            "memory_bytes_peak", "The most memory held for connections.", now.memory_bytes_peak
+        )
         yield _gauge("turns_waiting", "Connections that wait for a turn.", now.turns_waiting)
         yield _gauge("jobs_running", "Jobs of the node not finished yet.", now.jobs_running)
         waiting = GaugeMetricFamily(
@@ -274,7 +278,7 @@ class MetricsExporter:
                 yield make(name, name.replace("_", " ").capitalize() + ".", value)
 
         displaced = CounterMetricFamily(
-            "quiverlog_displaced", "Others had its place.", labels=["at", "other_at"]
+            "quiverlog_displaced", "Other processes under this node id.", labels=["at", "other_at"]
         )
         for pair, count in sorted(node.displaced.copy().items()):
             displaced.add_metric(list(pair), count)
