@@ -1,8 +1,8 @@
 """`python -m benchmarks [NAME ...]`: run benchmarks, print the table, write the JSON.
 
-Owns the list of benchmarks. A benchmark that fails does not stop the others; its failure is
-printed and makes the command fail. A missed budget is printed and does not: budgets are ratios on
-a machine that may be shared, and who gates on them reads the JSON.
+Owns the list of benchmarks. A benchmark that fails does not stop the others; its failure is printed
+and makes the command fail. A missed budget is printed and does not: budgets are ratios on a machine
+that may be shared. A gate reads the JSON.
 """
 
 from __future__ import annotations

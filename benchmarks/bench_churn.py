@@ -148,7 +148,7 @@ class OneRow:
         self._sent = 0
 
     def during(self, seconds: float) -> list[float]:
-        """Microseconds of each produce in a span of so many seconds."""
+        """Microseconds of each produce in a span of `seconds`."""
         times: list[float] = []
         end = time.perf_counter() + seconds
         while time.perf_counter() < end:

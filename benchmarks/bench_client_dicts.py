@@ -20,7 +20,7 @@ from benchmarks.rows import SCHEMA, make_dicts
 ROWS = 200_000
 SENT_AT_ONCE = 10_000
 REPEATS = 4
-"""The rows are sent so many times in a round: a speed, not the few milliseconds of one flush."""
+"""Repetitions of the rows in a round: they measure speed, not the few milliseconds of one flush."""
 
 
 def run(settings: Settings) -> list[Comparison]:

@@ -1,10 +1,10 @@
 """Three local brokers: what 2,000 idle partitions cost, and reading from a follower.
 
 2,000 partitions with three copies each hold a batch and then rest. What their first flushes cost,
-which come in the background within half a minute, is for information; a partition rests when it
-has nothing left to flush. From then on the processor time of each broker is counted over some
-seconds; the bound stands in the baseline's place. So is how often followers ask: their fetch
-sessions leave out what has not moved, and wait for news.
+which come in the background within half a minute, is for information; a partition rests when it has
+nothing left to flush. From then on the processor time of each broker is counted over some seconds;
+the bound is in the baseline's place. So is how often followers ask: their fetch sessions leave out
+what has not moved, and wait for news.
 
 Reading from a follower is for information: the same rows from the leader, on the same machine. What
 replication costs is in `bench_replication`.
@@ -68,13 +68,13 @@ def run(settings: Settings) -> list[Comparison]:
 @contextmanager
 def cluster() -> Iterator[tuple[dict[int, BrokerProcess], Client]]:
     """Brokers by node id, and a client of all."""
-    told = {"cluster.id": secrets.token_hex(8)}
+    settings = {"cluster.id": secrets.token_hex(8)}
     with ExitStack() as stack:
-        first = stack.enter_context(BrokerProcess(config={"node.id": 1, **told}))
-        told["controller.quorum.bootstrap.servers"] = f"1@{first.bootstrap}"
+        first = stack.enter_context(BrokerProcess(config={"node.id": 1, **settings}))
+        settings["controller.quorum.bootstrap.servers"] = f"1@{first.bootstrap}"
         brokers = {1: first}
         for node_id in range(2, BROKERS + 1):
-            config = {"node.id": node_id, **told}
+            config = {"node.id": node_id, **settings}
             brokers[node_id] = stack.enter_context(BrokerProcess(config=config))
         bootstrap = ",".join(one.bootstrap for one in brokers.values())
         client = stack.enter_context(quiverlog.connect(bootstrap, request_timeout=120.0))
@@ -148,7 +148,7 @@ def _idle(
 
 
 def _busiest_percent(brokers: dict[int, BrokerProcess], seconds: float) -> float:
-    """Of a processor, over so many seconds from now on."""
+    """Share of a processor, over `seconds` from now on."""
     before = [_cpu_seconds(one) for one in brokers.values()]
     time.sleep(seconds)
     spent = [_cpu_seconds(one) - b for one, b in zip(brokers.values(), before, strict=True)]
@@ -173,7 +173,7 @@ def _in_sync(client: Client) -> bool:
 
 
 def _cpu_seconds(broker: BrokerProcess) -> float:
-    """The processor time of all threads, in nanoseconds where the kernel tells."""
+    """The processor time of all threads, in nanoseconds where the kernel counts them."""
     total = 0
     for thread in psutil.Process(broker.pid).threads():
         with open(f"/proc/{broker.pid}/task/{thread.id}/schedstat") as found:

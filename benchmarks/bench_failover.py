@@ -1,8 +1,8 @@
-"""How long writes stand still when their leader is killed: a distribution over many kills.
+"""How long writes pause when their leader is killed: a distribution over many kills.
 
 Three brokers with default timeouts, one producer of the level `replicated` that sends all the time
-(`tests.chaos.failover`, which also checks that no acknowledged row is gone). The bound stands in
-the baseline's place. All but some tenths of a second is the session timeout, 2 s.
+(`tests.chaos.failover`, which also checks that no acknowledged row is gone). The bound is in the
+baseline's place. All but some tenths of a second is the session timeout, 2 s.
 """
 
 from __future__ import annotations

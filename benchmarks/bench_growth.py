@@ -2,9 +2,9 @@
 
 One cluster of three brokers is asked the same questions at each size: how long it takes to restart
 all brokers one after the other, speed and latency of a partition that is written, how long its
-writes stand still when its leader is killed. The figures at 100 stand in the baseline's place. What
-is asked of one partition should stay as it is. A rolling restart opens every log, and may grow as
-they do; it comes first, because a clean stop flushes what the fillers left behind.
+writes pause when its leader is killed. The figures at 100 are in the baseline's place. What is
+asked of one partition should stay as it is. A rolling restart opens every log, and may grow as they
+do; it comes first, because a clean stop flushes what the fillers left behind.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Growth:
 
     # --- growing -------------------------------------------------------------------------------
     def _grow(self, size: int) -> None:
-        """So many partitions are there, each with a row on all three brokers."""
+        """Fill up to `size` partitions, each with a row on all three brokers."""
         while self._held < size:
             count = min(PARTITIONS_PER_TOPIC, size - self._held)
             name = f"filler-{self._held}"

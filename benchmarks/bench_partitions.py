@@ -1,8 +1,8 @@
 """5,000 partitions in one broker: time to start, idle CPU, memory.
 
-Every partition holds a batch, so that each has its files to recover. The bounds are absolute;
-they stand in the baseline's place, and a budget of 1 means that the bound is kept. The start is
-timed from the process's creation to its ready line, the interpreter's own start included.
+Every partition holds a batch, so that each has its files to recover. The bounds are absolute; they
+are in the baseline's place, and a budget of 1 means that the bound is kept. The start is timed from
+the process's creation to its ready line, the interpreter's own start included.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ table, whose rows are counted and one column of which is summed, so that no page
 
 The client is on the broker's machine, so that it reads the rows from the broker's files. The first
 row has 235 MB, of which opening (four questions, and the first answer) takes a tenth of the time;
-the second has four times as much. The third row tells what a socket costs: the same read with
+the second has four times as much. The third row shows what a socket costs: the same read with
 `local.reads=false`, against the same bytes from a server that sends a mapped file and does nothing
 else, received into the same memory, the next request on its way meanwhile.
 """

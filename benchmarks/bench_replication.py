@@ -2,9 +2,9 @@
 
 Each row has two opponents. *One `memory` broker* is a broker of its own that takes the same batches
 in one copy. *Three bare hops* are a bare server that writes what comes to a file and sends it on to
-two more, and answers when both have: what any copying must do, without asking who may lead, who is
-in sync, or whether the bytes are whole. Three brokers, their opponents and the load share the
-processors, so that nothing here says what three machines would do.
+two more, and answers when both have: what any copying must do, without checks of leadership, of the
+in-sync set or of the bytes. Three brokers, their opponents and the load share the processors, so
+that nothing here predicts what three machines would do.
 
 Topics take their first batches before the clock starts. Latency is one row at a time.
 """
@@ -66,7 +66,7 @@ def run(settings: Settings) -> list[Comparison]:
 
 @contextmanager
 def _three_hops() -> Iterator[Callable[[int], tuple[str, int]]]:
-    """Makes the address of a bare server with two copies, whose replies have so many bytes."""
+    """Makes the address of a bare server with two copies and replies of this size."""
     with ExitStack() as stack:
         directory = stack.enter_context(tempfile.TemporaryDirectory())
 
@@ -105,7 +105,7 @@ class Bench:
 
     # --- produce -------------------------------------------------------------------------------
     def throughput(self, depth: int) -> list[Comparison]:
-        """MB/s of 64 KiB batches, so many in flight."""
+        """MB/s of 64 KiB batches, with this many in flight."""
         count = self._settings.scaled(BATCHES)
 
         def send(load: Load, requests: list[Frame]) -> float:
@@ -140,8 +140,8 @@ class Bench:
         rows = (("p50", three, one, "one `memory` broker"), ("p50", three, bare, "three bare hops"))
         return [
             *(
-                Comparison(f"{what}, {part}: beside {whom}", "us", ours, theirs, None, None, False)
-                for part, ours, theirs, whom in rows
+                Comparison(f"{what}, {part}: beside {name}", "us", ours, theirs, None, None, False)
+                for part, ours, theirs, name in rows
             ),
             Comparison(f"{what}, p99: beside p50 of three bare hops", "us", p99, bare, None, None,
                        False),

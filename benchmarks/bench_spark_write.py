@@ -1,7 +1,7 @@
 """Spark batch and streaming write, against a Python Arrow sink that drops its input.
 
-The same rows, made by Spark itself in 4 tasks (no Python source beside the sink that is
-measured). After each run of ours the topic's offsets must have grown by just so many rows.
+The same rows, made by Spark itself in 4 tasks (no Python source beside the sink that is measured).
+After each run of ours the topic's offsets must have grown by exactly these rows.
 """
 
 from __future__ import annotations

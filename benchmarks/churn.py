@@ -33,7 +33,7 @@ def main(bootstrap: str, partitions: int) -> None:
         for number in range(CYCLES_MAX):
             cycle(client, f"churn-{number}", partitions)
             print(number, flush=True)
-            if told_to_stop(0.0):
+            if is_stdin_closed(0.0):
                 return
 
 
@@ -48,7 +48,7 @@ def cycle(client: Client, name: str, partitions: int) -> None:
     while not is_emptied(client, name, partitions):
         if time.monotonic() > deadline:
             raise TimeoutError(f"retention has not emptied {name} in {CYCLE_SECONDS_MAX} s")
-        if told_to_stop(POLL_SECONDS):
+        if is_stdin_closed(POLL_SECONDS):
             break
     client.delete_topic(name)
 
@@ -71,8 +71,8 @@ def old_batch(schema_id: int) -> bytearray:
     return encode_batch(make_batch(ROWS), schema_id=schema_id, timestamp_us=old_us)
 
 
-def told_to_stop(seconds: float) -> bool:
-    """Has the parent closed our standard input? Waits so long for it."""
+def is_stdin_closed(seconds: float) -> bool:
+    """Return True if the parent has closed our standard input, after at most `seconds`."""
     return bool(select.select([sys.stdin], [], [], seconds)[0])
 
 

@@ -8,7 +8,7 @@ Owns the order of rounds, the statistics and the two outputs (JSON and table). T
 - `ratio` is turned so that bigger is better: ours/baseline for speeds, baseline/ours for times
   and sizes. A budget is met when `ratio >= budget`.
 
-It must not know what is measured.
+It must not depend on what is measured.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class Settings:
 class Comparison:
     """One budget: what we measured, what the bare baseline did, and how the two compare.
 
-    `ours` and `baseline` hold one figure per round. `bigger_is_better` says how to read them.
-    Where the budget is an absolute bound, `baseline` holds that bound. A comparison without a
-    budget is shown and kept in details.json, and promises nothing.
+    `ours` and `baseline` hold one figure per round. `bigger_is_better` is their direction. Where
+    the budget is an absolute bound, `baseline` holds that bound. A comparison without a budget is
+    shown and kept in details.json, and promises nothing.
     """
 
     name: str
@@ -150,7 +150,7 @@ def commit() -> str:
 
 
 def machine() -> dict[str, object]:
-    """What a reader must know of the machine before comparing figures."""
+    """The machine, which bounds how figures compare."""
     return {
         "cpus": len(os.sched_getaffinity(0))
         if hasattr(os, "sched_getaffinity")

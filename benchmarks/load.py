@@ -1,8 +1,8 @@
 """A load generator thin enough not to be what is measured.
 
 Owns one plain blocking socket and the framing. The same code drives the broker and the bare
-servers, with the same frames; it looks at sizes alone while the clock runs, and whoever uses it
-checks the rows afterwards.
+servers, with the same frames; it looks at sizes alone while the clock runs, and its caller checks
+the rows afterwards.
 """
 
 from __future__ import annotations

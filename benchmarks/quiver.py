@@ -135,7 +135,7 @@ def numbered(batch: bytearray, count: int, *, producer_id: int, rows: int) -> li
 
 
 def producer_id(client: Client) -> int:
-    """A fresh producer id, from whoever gives them out."""
+    """A fresh producer id, from the controller."""
     return client.run(new_identity(client.cluster)).producer_id
 
 

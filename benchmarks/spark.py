@@ -91,7 +91,7 @@ def stop_session() -> None:
 def run_stream(
     writer: DataStreamWriter, *, triggers: int, rows: int | None = None
 ) -> list[dict[str, Any]]:
-    """Start the query, let it finish (`rows`: check that it read so many) or stop it after
+    """Start the query, let it finish (`rows`: check that it read this many) or stop it after
     `triggers` triggers that had rows. Returns the progress of each trigger that had rows."""
     checkpoint = tempfile.mkdtemp(prefix="quiverlog-bench-")
     query = writer.option("checkpointLocation", checkpoint).start()

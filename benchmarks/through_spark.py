@@ -3,7 +3,7 @@
 Rows are sent one by one at random moments, whether or not those before have arrived; the clock of a
 row runs from before its send until a waiting consumer of the second topic has it. The first rows of
 each turn, in which Spark starts what it needs, are left out. Owns how a turn is timed, and our side
-of it; must not know what it is compared with.
+of it; must not depend on what it is compared with.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Bare servers: what any server on this loop must do, and nothing else.
 
 Run as a process of its own, as the broker is: `python -m benchmarks.baselines.servers MODE ...`.
-It knows the framing alone (`u32 size | u32 header_size | header | body`), prints its port when
+Understands only the framing (`u32 size | u32 header_size | header | body`), prints its port when
 ready and ends with its standard input. All on uvloop with a BufferedProtocol. Modes:
 
   receive DIRECTORY REPLY     appends each frame's body to a file with one os.write; answers
@@ -84,7 +84,7 @@ class Relay(Receive):
         self._reply_bytes = reply_bytes
         self._waiting: list[asyncio.Transport] = []
         self._answered = [0] * len(ports)
-        self._told = 0
+        self._replied = 0
         self._copies: list[Copy] = []
         loop = asyncio.get_running_loop()
         for number, port in enumerate(ports):
@@ -104,8 +104,8 @@ class Relay(Receive):
     def _came(self, number: int, reply_bytes: int) -> None:
         self._answered[number] += reply_bytes
         whole = min(self._answered) // self._reply_bytes
-        while self._told < whole:
-            self._told += 1
+        while self._replied < whole:
+            self._replied += 1
             self._waiting.pop(0).write(self.reply)
 
     def close(self) -> None:

@@ -1,1 +1,1 @@
-"""Side by side with systems that people know: brought by hand, measured in the same run as ours."""
+"""Side by side with well-known systems: brought by hand, measured in the same run as ours."""

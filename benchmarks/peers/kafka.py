@@ -1,7 +1,7 @@
 """A Kafka broker of one node, from a folder of JARs, for as long as a measurement takes.
 
 Owns its files (a temporary folder), its process and its two ports. KRaft mode, broker and
-controller in one process, a heap of 1 GiB, its own defaults otherwise. Must not know what is
+controller in one process, a heap of 1 GiB, its own defaults otherwise. Must not depend on what is
 measured.
 """
 

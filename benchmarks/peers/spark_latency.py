@@ -1,10 +1,10 @@
 """One row from topic through Spark to topic: quiverlog's data source beside Spark's Kafka source.
 
 `python -m benchmarks.peers.spark_latency --jars FOLDER` (what belongs into it: README.md here).
-Both queries run in one Spark session, in turns, on brokers of their own that run all the while; how
-a turn is timed stands in `benchmarks/through_spark.py`.
+Both queries run in one Spark session, in turns, on brokers of their own that run all the while;
+`benchmarks/through_spark.py` times a turn.
 
-Kafka's rows are 8 bytes that nobody decodes; ours have four typed columns. Both are acknowledged
+Kafka's rows are 8 bytes that are not decoded; ours have four typed columns. Both are acknowledged
 from the page cache (`acks=all` on one broker; durability `memory`).
 """
 
