@@ -1,7 +1,7 @@
 """A broker's connections to other brokers on a real loop, without a node: events are gathered.
 
 Owns the wiring of `PeerConnections` and the times of tests (silence, backoff), which are those of
-the product made shorter. Must not know what a test asserts.
+the product made shorter. Must not depend on what a test asserts.
 """
 
 from __future__ import annotations

@@ -140,7 +140,7 @@ DAMAGE: list[dict[str, int]] = [
 def test_a_damaged_number_in_a_header_costs_the_rows_of_its_batch_only(
     broker: ScriptedBroker, client: Any, damage: dict[str, int]
 ) -> None:
-    """That the broker broke the protocol was said of a bit that its disk had turned."""
+    """A bit that the disk had turned was once reported as a broken protocol."""
     broker.always(m.FetchRequest, spoiling(**damage))
     with client.consumer("t") as consumer:
         assert consumer.poll(timeout=5).base_offset == 0
@@ -300,7 +300,7 @@ def test_a_batch_with_flags_of_another_version_is_not_left_out_silently(
 def test_an_error_of_one_partition_is_met_however_busy_the_others_are(
     broker: ScriptedBroker, client: Any
 ) -> None:
-    """Damage of one partition came with rows of another, every time, and was never told."""
+    """Damage of one partition came with rows of another, every time, and was never reported."""
 
     def damaged(request: Any, response: Any, body: bytes) -> tuple[m.Response, bytes]:
         for part in response.partitions:

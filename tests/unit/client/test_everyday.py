@@ -73,7 +73,7 @@ def test_what_is_given_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch
 def test_a_weaker_durability_than_the_topic_s_is_refused_however_it_is_written(
     client: Any, weaker: Any
 ) -> None:
-    """MEMORY has the number 0, which must not be taken for nothing said."""
+    """MEMORY has the number 0, which must not be taken for None."""
     client.create_topic("t", SCHEMA, config={"durability": "flushed"})
     with (
         pytest.raises(quiverlog.UnsupportedDurability, match="a request may only ask for more"),

@@ -69,7 +69,7 @@ def test_what_is_sent_once_only_never_meets_a_dead_connection(broker: ScriptedBr
         )
         for offset in (0, 3, 6):
             broker.drop_connections()
-            time.sleep(0.02)  # the end must have arrived: without it nobody could know
+            time.sleep(0.02)  # the end must have arrived: only it shows that
             assert client.raw_produce("t", {0: [batch]})[0].base_offset == offset
 
 

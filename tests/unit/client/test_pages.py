@@ -31,7 +31,7 @@ def client(request: pytest.FixtureRequest, broker: ScriptedBroker) -> Iterator[A
 
 
 def endless(*, topics: int) -> Answer:
-    """Page after page, with so many topics each."""
+    """Page after page, with `topics` topics each."""
     numbers = itertools.count()
 
     def page(request: Any, response: Any, body: bytes) -> tuple[m.Response, bytes]:

@@ -50,7 +50,7 @@ def client(request: pytest.FixtureRequest, broker: ScriptedBroker) -> Iterator[A
 # --- one deadline ---------------------------------------------------------------------------------
 @pytest.mark.parametrize("kind", CLIENT_KINDS)
 def test_several_dead_brokers_share_one_timeout(kind: str) -> None:
-    """Each of eight addresses accepts and says nothing: together they take one timeout."""
+    """Each of eight addresses accepts and sends nothing: together they take one timeout."""
     silent = [socket.create_server(("127.0.0.1", 0)) for _ in range(8)]
     try:
         addresses = [f"127.0.0.1:{s.getsockname()[1]}" for s in silent]

@@ -1,4 +1,4 @@
-"""What a condition of polars says of a row's place is never narrower than the condition."""
+"""The bounds that a condition of polars sets are never narrower than the condition."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The blocking and the asyncio client are one text: what a program sees of both agrees.
 
-The classes are compared as a program finds them (signatures, defaults, docstrings, who waits), and
-each generated file with its source. That they behave alike is what tests.support.client_scenarios
-shows, which runs over both.
+The classes are compared as a program finds them (signatures, defaults, docstrings, waits), and each
+generated file with its source. That they behave alike is what tests.support.client_scenarios shows,
+which runs over both.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What type checkers say of programs that use the client: wrong ones are found, right ones pass.
+"""What type checkers report of programs that use the client: wrong ones are found, right ones pass.
 
 The sample is checked as a user would have it, beside an installed package: strictly, without this
 project's settings.

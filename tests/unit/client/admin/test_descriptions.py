@@ -34,7 +34,7 @@ def client(request: pytest.FixtureRequest, broker: ScriptedBroker, other: Door) 
 
 
 def led_by_seven(request: Any, response: Any, body: bytes) -> tuple[m.Response, bytes]:
-    """What a broker says of a partition that another one leads."""
+    """What a broker reports of a partition that another one leads."""
     for topic in response.topics:
         one = topic.partitions[LED_ELSEWHERE]
         one.leader_id = 7

@@ -233,7 +233,7 @@ def test_the_consumer(client: Any) -> None:
 def test_connecting(broker: ScriptedBroker, kind: str, name: str) -> None:
     for label, value in BAD.items():
         if name == "bootstrap" and label in ("digit", "long", "{'0': 0}"):
-            continue  # names of hosts, as far as one can tell
+            continue  # possible names of hosts
         arguments = {"bootstrap": broker.bootstrap, name: value}
         try:
             with connect(kind, **arguments):

@@ -1,4 +1,4 @@
-"""What results look like, and what a program that forgets its rows is told."""
+"""What results look like, and the warning to a program that drops its rows."""
 
 from __future__ import annotations
 

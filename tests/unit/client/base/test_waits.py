@@ -1,4 +1,4 @@
-"""What is said of waits: after two seconds, once for each thing that is waited for."""
+"""What is logged of waits: after two seconds, once for each thing that is waited for."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ class World:
 
 
 def failing(world: World, errors: list[tuple[float, Exception]]) -> None:
-    """Run an operation whose tries fail so, each after so many seconds, until one does not."""
+    """Run an operation whose tries fail with these errors after these seconds, until one
+    succeeds."""
     left = list(errors)
 
     def attempt():

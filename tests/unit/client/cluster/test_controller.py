@@ -48,7 +48,7 @@ class Asked:
 
 
 class World:
-    """Three brokers. `controller`: who decides; `picture`: whom METADATA names."""
+    """Three brokers. `controller` is the real one, `picture` the one that METADATA names."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -191,7 +191,7 @@ def test_where_a_refusal_sends_it_the_client_goes_without_asking_for_the_picture
 def test_a_refusal_that_leads_nowhere_is_followed_by_the_picture(
     world: World, how: type[QuiverlogError]
 ) -> None:
-    """Broker 3 was told as the controller; it is gone, or refuses as well."""
+    """A refusal named broker 3 as the controller; it is gone, or refuses as well."""
     world.controller, world.picture, world.tells = 3, 1, True
 
     def gone(call: Call) -> None:
@@ -319,7 +319,7 @@ def test_a_topic_is_created_once_also_where_the_broker_asked_hears_of_it_later(
 def test_a_topic_is_created_once_also_where_nobody_can_be_asked_just_after(
     world: World, how: type[QuiverlogError]
 ) -> None:
-    """Seen with real brokers: a look that failed made it ask again, and TOPIC_EXISTS was told."""
+    """Seen with real brokers: a look that failed made it ask again, and it raised TOPIC_EXISTS."""
     failed = 0
 
     def breaks(call: Call) -> None:
@@ -369,7 +369,7 @@ def test_a_refusal_after_a_lost_answer_is_told_with_a_note(world: World, *, lost
 def test_a_deletion_whose_answer_was_lost_spares_a_later_topic_of_that_name(
     world: World, how: type[QuiverlogError]
 ) -> None:
-    """Deleted, created anew by somebody else, and the repetition comes."""
+    """Deleted, created anew by another client, and the repetition comes."""
     anew = b"n" * 16
 
     def lost(call: Call) -> None:
@@ -398,7 +398,7 @@ def test_a_name_that_became_another_topics_before_the_deletion_is_looked_up_agai
 
 
 def test_a_broker_that_knows_of_none_alive_is_passed_by(world: World) -> None:
-    """As one does that has just heard that all others are fenced, itself among them."""
+    """As one does when it has just applied that all are fenced, itself among them."""
 
     def answer(call: Call) -> None:
         if call.address == ONE:

@@ -1,4 +1,4 @@
-"""Whom a client asks first, and whose picture of the cluster it believes."""
+"""Which broker a client asks first, and whose metadata it keeps."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ GONE = ConnectionFailed("gone")
 
 
 class World:
-    """Three brokers; `says`: what each answers METADATA with, or how it fails."""
+    """Three brokers; `answers`: each one's METADATA, or its failure."""
 
     def __init__(self) -> None:
         self.cluster = Cluster(ALL, Settings(), clock=lambda: 0.0, jitter=lambda: 0.5)

@@ -1,4 +1,4 @@
-"""A topic that the metadata of one broker show, and of which its leader has not heard yet."""
+"""A topic that the metadata of one broker show, and that its leader has not applied yet."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_new_topic_is_not_taken_for_a_deleted_one_of_its_name(
 def test_a_leader_that_never_hears_of_a_topic_is_not_asked_for_ever(
     broker: ScriptedBroker, client: Any
 ) -> None:
-    """As long as who decides says that the topic is there, only the rows' own time ends it."""
+    """While the controller has the topic, only the rows' own time ends it."""
     client.create_topic("t", SCHEMA)
     never = [quiverlog.UnknownTopicId("there is no such topic.")] * 5_000
     broker.fault(m.ProduceRequest, *never)
@@ -88,8 +88,8 @@ def test_a_producer_of_a_topic_that_is_gone_ends_when_who_decides_says_so(
 def test_a_topic_that_its_own_broker_does_not_show_yet_is_created_all_the_same(
     broker: ScriptedBroker, client: Any
 ) -> None:
-    """The answer was lost, and the broker that is asked whose topic it is hears of it later: that
-    is no UNKNOWN_TOPIC of a topic that was asked for. Seen with real brokers under faults."""
+    """The answer was lost, and the broker that is asked whose topic it is applies it later: that is
+    no UNKNOWN_TOPIC of a topic that was asked for. Seen with real brokers under faults."""
     broker.fault(m.CreateTopicsRequest, "drop_reply")
     unknown = quiverlog.UnknownTopic("there is no such topic.", topic="t")
     broker.fault(m.DescribeTopicsRequest, *[unknown] * 5)

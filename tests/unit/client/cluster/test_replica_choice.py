@@ -1,4 +1,4 @@
-"""Whom a reader asks: the leader, or a follower that is nearer and can be trusted."""
+"""Which replica a reader asks: the leader, or a follower that is nearer and can be trusted."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_a_follower_behind_what_was_read_elsewhere_rests() -> None:
 
 
 def test_a_failure_is_counted_once() -> None:
-    """The leader has rows that the follower could not bring: its error has told so."""
+    """The leader has rows that the follower could not bring: its error shows this."""
     reader = Reader()
     assert reader.ask() == 2
     reader.choice.failed(0, 2, reader.now_s)

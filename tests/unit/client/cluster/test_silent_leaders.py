@@ -1,4 +1,4 @@
-"""A leader that says nothing and breaks no connection: clients go where the others send them.
+"""A leader that sends nothing and breaks no connection: clients go where the others send them.
 
 So does a machine without power, a network that is cut, a process that is stopped. Two doors of one
 broker play two brokers; the first one leads and becomes silent, then the second one leads. So it is
@@ -27,7 +27,7 @@ from tests.support.client_scenarios import SCHEMA, rows
 from tests.support.scripted_broker import Door, ScriptedBroker
 
 TIMEOUT_S = 120.0
-"""Of requests: who waits for it does not get there in the time of a test."""
+"""Of requests: a test ends before it."""
 BOUND_S = 30.0
 
 
@@ -67,7 +67,7 @@ def fall_silent(door: Door) -> None:
 
 
 def depose(broker: ScriptedBroker, request: type[m.Request]) -> None:
-    """The first door says nothing more; when it has been asked, the second one leads."""
+    """The first door sends nothing more; when it has been asked, the second one leads."""
     fall_silent(broker)
 
     def leader(_partition: int) -> int:
@@ -210,7 +210,7 @@ def test_a_producer_is_opened_by_the_next_controller(broker: ScriptedBroker, cli
 def test_a_topic_is_created_by_the_next_controller_once(
     broker: ScriptedBroker, client: Any
 ) -> None:
-    """The silent one has created it before it fell silent: the next one says that it is there."""
+    """The silent one has created it before it fell silent: the next one reports it."""
     overthrow(broker, m.CreateTopicsRequest)
     assert client.create_topic("new", SCHEMA).name == "new"
     assert len(broker.doors[1].seen(m.CreateTopicsRequest)) == 1
@@ -235,7 +235,8 @@ def test_a_silent_controller_that_still_decides_is_asked_once(
 
 
 def test_a_wait_for_answers_ends_with_its_operation() -> None:
-    """Whoever looks around and waits on did so without a pause, until the request had its end."""
+    """A client that refreshed its metadata and waited on did so without a pause, until the request
+    had its end."""
     now_s = 0.0
 
     def waits() -> Operation[None]:

@@ -1,4 +1,4 @@
-"""A name that a broker does not know: who decides about topics says whether there is one."""
+"""A name that a broker does not have: only the controller's answer counts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TOPIC_ID = b"t" * 16
 
 
 class World:
-    """Brokers of which each knows topics of its own. `decides`: the controller's number."""
+    """Brokers with different topics. `decides`: the controller's number."""
 
     def __init__(self, *addresses: Address) -> None:
         self.now_s = 0.0
@@ -181,7 +181,7 @@ def test_a_broker_that_is_late_names_an_earlier_topic_of_the_name(world: World) 
 
 
 def test_who_decides_is_asked_about_a_topic_that_another_broker_doubts(world: World) -> None:
-    """Of a deletion a leader may have heard before the broker that is asked for metadata."""
+    """A leader may apply a deletion before the broker that is asked for metadata."""
     world.knows = {ONE: {"t"}}
     assert world.play(topic_with_id(world.cluster, "t", TOPIC_ID, fresh=True)).topic_id == TOPIC_ID
     with pytest.raises(UnknownTopicId, match="gone"):

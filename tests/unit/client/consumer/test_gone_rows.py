@@ -1,7 +1,6 @@
 """Rows that were to be read and do not come: gone with a leader, late, or others' turn.
 
-The broker has 20 rows. That there were 30 is what an earlier leader has said, which is played by a
-change of one answer.
+The broker has 20 rows. An earlier leader reported 30, which is played by a change of one answer.
 """
 
 from __future__ import annotations
@@ -88,7 +87,7 @@ def test_a_leader_that_does_not_know_where_rows_end_is_not_said_to_have_lost_the
 
 
 def test_rows_that_are_shown_late_are_read(broker: ScriptedBroker, client: Any) -> None:
-    """A new leader shows less than the one before, until it knows what that one has shown."""
+    """A new leader's high watermark is lower than the one before it, until it has caught up."""
     asked = len(broker.seen(m.ListOffsetsRequest)) + 1
 
     def late(request: Any, response: Any, body: bytes) -> tuple[m.Response, bytes]:

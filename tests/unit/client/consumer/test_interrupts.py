@@ -57,7 +57,7 @@ def read_all(client: quiverlog.Client, step: Step, nth: int) -> list[int]:
     return sorted(found)
 
 
-# A connection that nobody has heard of yet is closed by being forgotten.
+# A connection without a reference is closed by the collector.
 @pytest.mark.filterwarnings(
     "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
 )

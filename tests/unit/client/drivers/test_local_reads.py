@@ -128,7 +128,7 @@ def test_short_reads_are_gone_on_with(
 def test_a_topic_that_is_deleted_before_its_files_are_opened_is_told_of(
     broker: ScriptedBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the broker's own answer: the client knows nothing by a file that is gone."""
+    """By the broker's own answer: a missing file proves nothing."""
     with (
         quiverlog.connect(broker.bootstrap) as client,
         quiverlog.connect(broker.bootstrap) as other,

@@ -1,4 +1,4 @@
-"""What a broker says of its files is not believed, and what lies there may be other rows by now.
+"""What a broker reports of its files is not trusted, and they may have other rows by now.
 
 The broker is the real node behind real sockets, on a real disk, in the test's process.
 """

@@ -18,7 +18,7 @@ from tests.support.until import until
 
 STUCK: Final = "stuck.test"
 STUCK_S: Final = 25.0
-"""So long at most: a test that waits for the resolver ends nevertheless."""
+"""A bound: a test that waits for the resolver ends nevertheless."""
 SLACK_S: Final = 10.0
 """What a busy machine may add."""
 

@@ -213,7 +213,7 @@ def test_a_broker_that_stops_reading_while_a_producer_sends(
                 future.result()
         assert time.monotonic() - started < 3.0 + REQUEST_S + SLACK_S
     assert time.monotonic() - started < 3.0 + 2 * REQUEST_S + SLACK_S
-    broker.drop_connections()  # Which reads nothing, and so hears of no end.
+    broker.drop_connections()  # Which reads nothing, and so sees no end.
     settled(before)
     course.run()
 

@@ -31,7 +31,7 @@ def broker() -> Iterator[ScriptedBroker]:
 def test_rows_sent_while_another_thread_closes_are_refused(
     broker: ScriptedBroker, monkeypatch: pytest.MonkeyPatch, data: Any
 ) -> None:
-    """Rows that came after the close had no end: nobody would send them, nobody would fail them."""
+    """Rows that came after the close had no end: they would be neither sent nor failed."""
     with quiverlog.connect(broker.bootstrap) as client:
         producer = client.producer("t")
         check = producer._check_usable

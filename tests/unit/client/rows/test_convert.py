@@ -1,4 +1,4 @@
-"""What `Producer.send` takes, and how it says no."""
+"""What `Producer.send` takes, and how it refuses the rest."""
 
 from __future__ import annotations
 

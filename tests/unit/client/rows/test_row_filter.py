@@ -1,4 +1,4 @@
-"""Conditions in SQL: what is one, and what is said of what is none."""
+"""Conditions in SQL: what is one, and the errors for the rest."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def decimals(*unscaled: int, precision: int, scale: int) -> pa.Array:
 
 
 def texts(*values: bytes | None, kind: pa.DataType | None = None) -> pa.Array:
-    """Bytes that say of themselves that they are text."""
+    """Bytes that are typed as text."""
     kind = kind or pa.string()
     plain = pa.large_binary() if pa.types.is_large_string(kind) else pa.binary()
     array = pa.array(values, plain)
@@ -100,7 +100,7 @@ WRONG: dict[str, tuple[pa.Array, int, str]] = {
 }  # fmt: skip
 
 MANY = 1_000
-"""So many texts that they are looked at as bytes first."""
+"""Enough texts to be checked as bytes first."""
 WRONG |= {
     "many": (texts(*[b"plain"] * MANY, LATIN1, b"plain"), MANY, "M\\xfcller"),
     "many-cut-in-two": (
