@@ -48,6 +48,30 @@ def test_the_paths_that_pages_name_exist() -> None:
     assert not missing
 
 
+def test_the_members_of_classes_that_pages_name_exist() -> None:
+    """Such as `Log.append`: a rename of the code is one of the page, too."""
+    source = [
+        path.read_text() for home in ("broker", "connector") for path in (ROOT / home).rglob("*.py")
+    ]
+    pages = [ROOT / "docs" / "architecture.md", *(ROOT / "docs" / "adr").glob("*.md")]
+    named = {
+        (page.name, *match)
+        for page in pages
+        for match in re.findall(r"`([A-Z][a-z]\w+)\.(\w+)\b", page.read_text())
+    }
+    assert len(named) > 5
+    missing = [
+        f"{page}: {owner}.{member}"
+        for page, owner, member in sorted(named)
+        if not any(
+            re.search(rf"^class {owner}\b", text, re.MULTILINE)
+            and re.search(rf"\b(?:def {member}\b|{member}\s*[:=])", text)
+            for text in source
+        )
+    ]
+    assert not missing
+
+
 def test_every_package_names_what_it_owns() -> None:
     """In its docstring, which the architecture sends its reader to."""
     for package in ("broker/quiverlog", "connector/pyspark_quiverlog", "demo/quiverlog_demo"):
