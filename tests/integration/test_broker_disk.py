@@ -162,8 +162,8 @@ def test_damaged_files_of_the_node_are_refused_in_one_line_or_cost_nothing(
         try:
             broker.start()
         except BrokerFailed:
-            said = broker.log_text.removeprefix(before).splitlines()
-            assert len([line for line in said if "level=info" not in line]) == 1, said
+            printed = broker.log_text.removeprefix(before).splitlines()
+            assert len([line for line in printed if "level=info" not in line]) == 1, printed
             for path, data in kept.items():
                 path.write_bytes(data)
             broker.start()

@@ -149,7 +149,7 @@ def shrinks_to_one_and_grows_again(growing: Growing) -> None:
     growing.by_id[last].kill9()
     growing.by_id[last].start()
     until(growing.is_whole, "five brokers after the only voter was killed")
-    assert growing.has_voters(1), "nobody has been started anew who was removed"
+    assert growing.has_voters(1), "no removed voter was started anew"
     for count, node_id in enumerate((n for n in growing.by_id if n != last), start=2):
         if count <= 3:
             assert quorum(growing, "add", str(node_id))["voters"] == count

@@ -238,7 +238,7 @@ def test_a_crowd_of_half_requests_keeps_no_client_out(broker: BrokerProcess) -> 
             sock.close()
 
 
-def test_who_accepts_openmetrics_is_given_it(broker: BrokerProcess) -> None:
+def test_a_scraper_that_accepts_openmetrics_gets_it(broker: BrokerProcess) -> None:
     asked = b"GET /metrics HTTP/1.1\r\nHost: x\r\nAccept: %s\r\n\r\n"
     answer = talk(broker, asked % b"application/openmetrics-text;version=1.0.0,text/plain;q=0.5")
     assert b"Content-Type: application/openmetrics-text; version=1.0.0" in answer

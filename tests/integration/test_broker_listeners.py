@@ -18,7 +18,7 @@ from tests.support.rawclient import RawClient
 pytestmark = pytest.mark.process
 
 
-def test_each_listener_tells_its_own_address() -> None:
+def test_each_listener_returns_its_own_address() -> None:
     config = {
         "listeners.internal.bind": "127.0.0.1:0",
         "inter.broker.listener": "internal",

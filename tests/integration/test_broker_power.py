@@ -137,7 +137,7 @@ def test_no_replicated_row_is_lost_with_the_power_of_one_machine(
         led = three.leader()
         before = three.cut_bytes
         three.lose_power((led,))
-        assert three.cut_bytes > before, "rows that nobody waited for were not flushed"
+        assert three.cut_bytes > before, "rows without a waiting producer were not flushed"
         more_rows(producing)
         three.start((led,))
         until(three.is_whole, "three copies again")

@@ -37,17 +37,17 @@ class Three:
         stack.callback(first.kill)
         self.ids = (int(str(first.config.get("node.id", 0))), 11, 12)
         self.by_id = {self.ids[0]: first}
-        told = {
+        config_of_all = {
             "cluster.id": cluster_id,
             "controller.quorum.bootstrap.servers": f"{self.ids[0]}@{first.bootstrap}",
         }
         for node_id in self.ids[1:]:
-            broker = BrokerProcess(config={"node.id": node_id, **told})
+            broker = BrokerProcess(config={"node.id": node_id, **config_of_all})
             self.by_id[node_id] = stack.enter_context(broker)
         until(self.is_formed, "three voters")
         seeds = ",".join(f"{n}@{one.bootstrap}" for n, one in self.by_id.items())
         for one in self.by_id.values():  # Their configuration from their next start on.
-            one.config |= {**told, "controller.quorum.bootstrap.servers": seeds}
+            one.config |= {**config_of_all, "controller.quorum.bootstrap.servers": seeds}
 
     def ask(self, node_id: int, request: m.Request) -> m.Response | None:
         """The answer; None without one, or where another broker is to be asked."""
@@ -182,12 +182,12 @@ def test_a_kept_directory_of_a_lone_broker_becomes_the_first_of_three(
 
 
 def test_a_broker_that_waits_for_others_stops_after_the_signal(tmp_path: Path) -> None:
-    told = {
+    config_of_all = {
         "node.id": 2,
         "cluster.id": CLUSTER,
         "controller.quorum.bootstrap.servers": "1@127.0.0.1:1",
     }
-    broker = BrokerProcess(data_dir=tmp_path / "data", config=told)
+    broker = BrokerProcess(data_dir=tmp_path / "data", config=config_of_all)
     for life in (1, 2):
         broker.launch()
         until(lambda: broker.log_text.count("waiting for the metadata") == life, "the line")  # noqa: B023

@@ -38,12 +38,12 @@ def test_files_that_do_not_belong_to_a_partition_are_named_in_the_log(
         (directory / f"{7:020d}.index").mkdir()
         before = broker.log_text
         broker.restart(kill=kill)
-        said = [line for line in lines_of(broker, before) if 'event="partition file"' in line]
-        assert all("level=warning" in line and "partition=t-0" in line for line in said)
+        printed = [line for line in lines_of(broker, before) if 'event="partition file"' in line]
+        assert all("level=warning" in line and "partition=t-0" in line for line in printed)
         for name in [*strays, f"{7:020d}.index"]:
-            assert sum(f"t-0/{name} " in line for line in said) == 1, said
-        assert len(said) == len(strays) + 1
-        assert str(tmp_path) not in "".join(said), "names, no absolute paths"
+            assert sum(f"t-0/{name} " in line for line in printed) == 1, printed
+        assert len(printed) == len(strays) + 1
+        assert str(tmp_path) not in "".join(printed), "names, no absolute paths"
         with RawClient(broker.address) as client:
             assert [i for s in client.read_all(topic_id) for i in s.ids] == list(range(100))
 

@@ -40,8 +40,8 @@ def test_no_row_is_lost_while_a_disk_is_replaced_and_the_controller_leaves() -> 
             assert leaving is not None
             assert "holds nothing any more" in typed(cluster, "decommission", str(leaving))
             cluster.brokers[leaving].stop(60.0)
-            said = typed(cluster, "decommission", str(leaving))
-            assert said == f"Broker {leaving} has left the cluster.\n"
+            printed = typed(cluster, "decommission", str(leaving))
+            assert printed == f"Broker {leaving} has left the cluster.\n"
             cluster.remove_broker(leaving)
             typed(cluster, "status")
         outcome = load.done()
@@ -59,16 +59,16 @@ def test_a_decommissioning_is_called_off_in_the_midst_and_asked_for_again() -> N
         before = placed(client)
         assert any(4 in replicas for replicas in before)
         typed(cluster, "set", f"{RATE}=1000", "--cluster", noun="config")
-        said = json.loads(typed(cluster, "decommission", "4", "--no-wait", "--format", "json"))
-        assert said == {"node_id": 4, "state": "moving", "moves": []}
+        printed = json.loads(typed(cluster, "decommission", "4", "--no-wait", "--format", "json"))
+        assert printed == {"node_id": 4, "state": "moving", "moves": []}
         moving = client.reassign_partitions("t", {})
         assert moving
         assert all(4 in one.removing for one in moving.values())
         # Meanwhile nothing is planned to come to it, for want of which the brokers would refuse it.
         plan = json.loads(typed(cluster, "rebalance", "--dry-run", "--format", "json"))
         assert not [one for one in plan["moves"] if 4 in one["added"]]
-        said = json.loads(typed(cluster, "decommission", "4", "--cancel", "--format", "json"))
-        assert said["state"] == "stays"
+        printed = json.loads(typed(cluster, "decommission", "4", "--cancel", "--format", "json"))
+        assert printed["state"] == "stays"
         until(lambda: not client.reassign_partitions("t", {}), "the moves are back")
         assert [set(one) for one in placed(client)] == [set(one) for one in before]
         assert not any(one.decommissioning for one in client.describe_cluster().brokers)
@@ -87,8 +87,8 @@ def test_a_decommissioning_that_is_refused_changes_nothing() -> None:
         cluster.brokers[3].kill()
         until(lambda: [one.node_id for one in client.describe_cluster().brokers if one.fenced])
         for words in (("--dry-run",), ()):
-            said = typed(cluster, "decommission", "3", *words, code=1)
-            assert "has no leader, so no replica could copy it" in said
+            printed = typed(cluster, "decommission", "3", *words, code=1)
+            assert "has no leader, so no replica could copy it" in printed
             assert not any(one.decommissioning for one in client.describe_cluster().brokers)
 
 

@@ -59,18 +59,18 @@ def test_a_template_takes_columns_by_name_and_refuses_hidden_places(
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "reason"),
     [
         ((), "--metadata adds it to each row"),
         (("--metadata",), "--metadata adds it: leave it out of --columns"),
     ],
 )
 def test_places_among_the_columns_are_refused_with_their_origin(
-    broker: BrokerProcess, capfd: Any, words: tuple[str, ...], says: str
+    broker: BrokerProcess, capfd: Any, words: tuple[str, ...], reason: str
 ):
     code = main(["consume", "own", "--columns", "id,_timestamp", *words, "-b", broker.bootstrap])
     err = capfd.readouterr().err
     assert code == ExitCode.FAILED
-    assert f"_timestamp is no column of topic 'own': {says}." in err
+    assert f"_timestamp is no column of topic 'own': {reason}." in err
     chosen = consumed(broker, capfd, "--format", "json", "--columns", "_offset")
     assert json.loads(chosen) == {"_offset": 500}

@@ -75,8 +75,10 @@ def test_rows_of_a_pipe_are_stored_while_it_is_open(broker, cli, topic, file_for
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=30) == ExitCode.INTERRUPTED
         assert process.stderr is not None
-        said = process.stderr.read().decode()
-        assert said == f"quiverlog: interrupted: 2 rows are stored in {topic} and acknowledged.\n"
+        printed = process.stderr.read().decode()
+        assert (
+            printed == f"quiverlog: interrupted: 2 rows are stored in {topic} and acknowledged.\n"
+        )
 
 
 def test_a_pipe_and_a_file_get_whole_values_and_a_terminal_if_it_asks(broker, cli, topic, tmp_path):
@@ -291,13 +293,13 @@ def test_following_prints_what_it_waits_for_before_a_request_is_given_up(outage)
                 assert process.stderr is not None
                 assert next_line(process.stdout, 60) == b'{"id":1}\n'
                 os.kill(broker.pid, outage)
-                said = next_line(process.stderr, 60).decode()
+                printed = next_line(process.stderr, 60).decode()
                 if outage == signal.SIGSTOP:
-                    owed = f"an answer of {broker.bootstrap} (FETCH)"
-                    assert said == f"quiverlog: waiting for {owed}.\n"
+                    awaited = f"an answer of {broker.bootstrap} (FETCH)"
+                    assert printed == f"quiverlog: waiting for {awaited}.\n"
                     os.kill(broker.pid, signal.SIGCONT)
                 else:
-                    assert said.endswith(": trying again.\n"), said
+                    assert printed.endswith(": trying again.\n"), printed
                     broker.kill()  # which looks after what is dead, too
                     broker.start()
                 assert b"reading on" in next_line(process.stderr, 60)

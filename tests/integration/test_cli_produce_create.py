@@ -114,8 +114,10 @@ def test_ctrl_c_before_the_first_row_leaves_no_topic(broker: BrokerProcess, cli:
         until(lambda: is_read(process.stdin))
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=30) == ExitCode.INTERRUPTED
-        said = process.stderr.read().decode()
-    assert said == "quiverlog: interrupted: no row was sent, and topic 'early' was not created.\n"
+        printed = process.stderr.read().decode()
+    assert (
+        printed == "quiverlog: interrupted: no row was sent, and topic 'early' was not created.\n"
+    )
     assert "early" not in topics(cli)
 
 

@@ -40,8 +40,8 @@ def waited(*words: str, timeout_s: float = TIMEOUT_S) -> str:
     return done.err
 
 
-def lines(said: str) -> list[str]:
-    return LINE.findall(said)
+def lines(output: str) -> list[str]:
+    return LINE.findall(output)
 
 
 @pytest.fixture
@@ -63,10 +63,10 @@ def full() -> Iterator[BrokerProcess]:
 
 
 def test_a_full_disk(full: BrokerProcess, rows: Path) -> None:
-    said = waited("produce", str(rows), "-t", "t", "-b", full.bootstrap)
-    (line,) = lines(said)
+    output = waited("produce", str(rows), "-t", "t", "-b", full.bootstrap)
+    (line,) = lines(output)
     assert "too little room to write" in line
-    assert "too little room to write" in said.splitlines()[-1]
+    assert "too little room to write" in output.splitlines()[-1]
 
 
 def test_what_is_over_in_time_prints_nothing(full: BrokerProcess) -> None:
@@ -110,8 +110,8 @@ def undecided() -> Iterator[GrowingCluster]:
 
 def test_what_a_controller_is_needed_for(undecided: GrowingCluster) -> None:
     def try_in_vain(*words: str) -> None:
-        said = waited(*words, "-b", undecided.bootstrap)
-        assert len(lines(said)) == 1, (words, said)
+        output = waited(*words, "-b", undecided.bootstrap)
+        assert len(lines(output)) == 1, (words, output)
 
     commands = (
         ("topic", "create", "new", "--schema", "n long"),
@@ -126,18 +126,18 @@ def test_what_a_controller_is_needed_for(undecided: GrowingCluster) -> None:
 
 
 def test_rows_for_partitions_without_a_leader(undecided: GrowingCluster, rows: Path) -> None:
-    said = waited("produce", str(rows), "-t", "t", "-b", undecided.bootstrap)
-    assert lines(said), said
+    output = waited("produce", str(rows), "-t", "t", "-b", undecided.bootstrap)
+    assert lines(output), output
 
 
 def test_a_broker_that_sends_nothing(full: BrokerProcess) -> None:
     (pid,) = [full.pid]
     os.kill(pid, signal.SIGSTOP)
     try:
-        said = waited("topic", "list", "-b", full.bootstrap)
+        output = waited("topic", "list", "-b", full.bootstrap)
     finally:
         os.kill(pid, signal.SIGCONT)
-    (line,) = lines(said)
+    (line,) = lines(output)
     assert full.bootstrap in line
 
 
@@ -150,14 +150,14 @@ def test_what_is_waited_for_is_printed_before_the_time_is_up_and_the_rows_go_whe
         pid = broker.pid
         os.kill(pid, signal.SIGSTOP)
         command = [sys.executable, "-m", "quiverlog", "produce", str(rows), "-t", "t", "--timeout"]
-        said = tmp_path / "said"
-        with said.open("wb") as err:
+        output = tmp_path / "output"
+        with output.open("wb") as err:
             process = subprocess.Popen(
                 [*command, "60", "-b", broker.bootstrap], stdout=subprocess.DEVNULL, stderr=err
             )
         try:
-            until(lambda: lines(said.read_text()), "it says what it waits for", timeout_s=20.0)
+            until(lambda: lines(output.read_text()), "it prints what it waits for", timeout_s=20.0)
         finally:
             os.kill(pid, signal.SIGCONT)
         assert process.wait(30) == 0
-        assert len(lines(said.read_text())) == 1
+        assert len(lines(output.read_text())) == 1

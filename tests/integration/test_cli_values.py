@@ -101,8 +101,8 @@ def test_rows_that_cannot_be_read_are_named_and_stepped_over(client, cli: Cli, c
     store(client, "stored", texts(b"ok", LATIN1, b"ok"))
     code, out, err = cli("consume", "stored", "--format", "json")
     assert (code, out) == (1, "")
-    for said in ("stored-0", "column 'a'", "offset 1", "M\\xfcller", "CORRUPT_BATCH"):
-        assert said in err
+    for printed in ("stored-0", "column 'a'", "offset 1", "M\\xfcller", "CORRUPT_BATCH"):
+        assert printed in err
     code, out, err = cli("consume", "stored", "--columns", "id", "--format", "lines")
     assert code == 1, "numbers are no lines"
     code, out, err = cli("consume", "stored", "--columns", "id", "--format", "json")

@@ -84,8 +84,8 @@ def test_the_feature_level_and_configuration_while_brokers_run(brokers: Brokers)
     assert (features["level"], features["level_max"]) == (FEATURE_LEVEL_MAX, FEATURE_LEVEL_MAX)
     assert brokers.type("cluster", "upgrade", "--finalize")["level"] == FEATURE_LEVEL_MAX
     level = str(FEATURE_LEVEL_MAX + 1)
-    said = brokers.type("cluster", "upgrade", "--finalize", "--level", level, code=1)
-    assert f"there is no feature level {level} yet" in said
+    printed = brokers.type("cluster", "upgrade", "--finalize", "--level", level, code=1)
+    assert f"there is no feature level {level} yet" in printed
 
     brokers.type("config", "set", f"{IDLE}=50000", "--cluster")
     brokers.type("config", "set", f"{IDLE}=40000", "--broker", "3")

@@ -112,7 +112,7 @@ class Brokers:
         at = free_address("127.0.0.1:0")
         return BrokerProcess(data_dir=to, config=broker.config, listen=at), at
 
-    def says_two_processes(self) -> str:
+    def shows_two_processes(self) -> str:
         status = self.type("cluster", "status")
         return status.out if status.code == 1 and "Two processes" in status.out else ""
 
@@ -239,7 +239,7 @@ def test_of_two_processes_on_copies_of_a_disk_the_one_that_lives_keeps_the_place
         until(lambda: "another broker has this node id" in twin.log_text, "the copy is refused")
         assert broker.bootstrap in twin.log_text.split("another broker has this node id")[1]
         until(lambda: f"second_at={twin_at}" in broker.log_text, "the broker logs it")
-        shown = " ".join(until(brokers.says_two_processes, "cluster status shows it").split())
+        shown = " ".join(until(brokers.shows_two_processes, "cluster status shows it").split())
         words = f"Two processes have node id {node_id}: the broker, at {broker.bootstrap}, and one"
         assert f"{words} at {twin_at}, which is refused." in shown
         doctor = brokers.type("doctor", "--no-spark")

@@ -37,8 +37,8 @@ class Dev:
         return done.stdout if code == 0 else done.stderr
 
     def status(self) -> dict[int, dict[str, object]]:
-        said = json.loads(self("status", "--format", "json"))
-        return {one["node_id"]: one for one in said["brokers"]}
+        printed = json.loads(self("status", "--format", "json"))
+        return {one["node_id"]: one for one in printed["brokers"]}
 
     def states(self) -> list[object]:
         return [one["process"] for one in self.status().values()]
@@ -106,8 +106,8 @@ def test_a_number_that_was_given_to_another_program_is_left_alone(dev: Dev) -> N
     dev("up", "-n", "1")
     dev("stop")
     mark = dev.directory / "broker-1" / "process.json"
-    said = json.loads(mark.read_text())
-    mark.write_text(json.dumps({**said, "pid": os.getpid()}))
+    printed = json.loads(mark.read_text())
+    mark.write_text(json.dumps({**printed, "pid": os.getpid()}))
     assert dev("kill", "1") == "broker 1 did not run\n"
     assert dev.states() == ["ended"]
 
@@ -179,7 +179,7 @@ def test_a_first_broker_whose_disk_was_lost_begins_no_second_cluster(dev: Dev) -
     assert all("ready" in str(one["in_cluster"]) for one in dev.status().values())
 
 
-def test_a_cluster_grows_and_forgets_only_whom_it_does_not_know(dev: Dev) -> None:
+def test_a_cluster_grows_and_removes_only_unknown_processes(dev: Dev) -> None:
     dev("up", "-n", "1")
     assert "broker 2 has joined, in rack z: -b" in dev("add", "--rack", "z")
     found = dev.status()

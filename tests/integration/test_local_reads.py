@@ -75,9 +75,9 @@ class FromElsewhere(RawClient):
             super().__init__(address)
 
 
-@pytest.mark.parametrize(("kind", "told"), [(RawClient, True), (FromElsewhere, False)])
+@pytest.mark.parametrize(("kind", "gets_paths"), [(RawClient, True), (FromElsewhere, False)])
 def test_only_this_machine_gets_paths_of_files(
-    broker: BrokerProcess, kind: type[RawClient], told: bool
+    broker: BrokerProcess, kind: type[RawClient], gets_paths: bool
 ) -> None:
     with kind(broker.address) as client:
         topic = client.create_topic("raw")
@@ -85,12 +85,12 @@ def test_only_this_machine_gets_paths_of_files(
         request = m.FetchRequest(partitions=[m.FetchPartition(topic, 0)], file_ranges=True)
         response, body = client.ask_for_body(request)
         (result,) = response.partitions
-        assert bool(result.file_ranges) is told
-        assert len(body) == (0 if told else result.batch_bytes)
+        assert bool(result.file_ranges) is gets_paths
+        assert len(body) == (0 if gets_paths else result.batch_bytes)
         assert result.batch_bytes >= 64 * 1024
 
 
-AS_NOBODY = """
+AS_ANOTHER_USER = """
 import os, sys, quiverlog
 with quiverlog.connect(sys.argv[1]) as client:
     client.read("few").to_arrow()  # has all modules imported, which others may not read either
@@ -110,7 +110,7 @@ def test_another_user_has_the_rows_sent(broker: BrokerProcess) -> None:
     assert Path(broker.data_dir).stat().st_mode & 0o077 == 0
     sent = metrics(broker)["network_sent_bytes_total"]
     done = subprocess.run(
-        [sys.executable, "-c", AS_NOBODY, broker.bootstrap],
+        [sys.executable, "-c", AS_ANOTHER_USER, broker.bootstrap],
         capture_output=True,
         text=True,
         check=True,

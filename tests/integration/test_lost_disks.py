@@ -78,7 +78,7 @@ def test_a_broker_that_waits_for_the_metadata_hides_no_answer_of_the_others() ->
         until(lambda: "waiting for the metadata" in waits.log_text, "it waits")
         where = ",".join(brokers.by_id[n].bootstrap for n in (3, 1, 2))
 
-        def is_heard() -> bool:
+        def is_refused() -> bool:
             """Clients reach the broker that waits: it refuses them."""
             try:
                 quiverlog.connect(waits.bootstrap, request_timeout=2.0).close()
@@ -86,7 +86,7 @@ def test_a_broker_that_waits_for_the_metadata_hides_no_answer_of_the_others() ->
                 return "BROKER_SHUTTING_DOWN" in str(error)
             return False
 
-        until(is_heard, "a refusal")
+        until(is_refused, "a refusal")
         command = (sys.executable, "-m", "quiverlog", "cluster", "status", "-b", where)
         shown = subprocess.run(
             (*command, "--format", "json"), capture_output=True, text=True, timeout=60, check=False

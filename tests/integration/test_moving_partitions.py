@@ -122,8 +122,8 @@ def test_a_throttle_holds_and_ends_with_the_move(cluster: LocalCluster) -> None:
         (first_s, first), (last_s, last) = come[0], come[-1]
         assert last - first > 8 * MB, "it comes bit by bit"
         assert (last - first) / (last_s - first_s) == pytest.approx(rate, rel=0.2)
-        out, said = waiting.communicate(timeout=COMMAND_S)
-        assert waiting.returncode == 0, (out, said)
+        out, output = waiting.communicate(timeout=COMMAND_S)
+        assert waiting.returncode == 0, (out, output)
         assert replicas(cluster, "wide") == [others[:1]]
         # One that would take hours: seen, given up, and nothing is left.
         run(cluster, "partition", "reassign", "wide", "--to", f"0={others[1]}",
@@ -147,7 +147,7 @@ def test_what_is_refused_moves_nothing(cluster: LocalCluster, tmp_path: Path) ->
     assert "no further broker" in run(cluster, *move, "--replication-factor", "5", code=1)
     assert "no partition 7" in run(cluster, *move, "--to", "7=1,2", code=1)
     file = tmp_path / "plan.json"
-    for text, said in (
+    for text, output in (
         ("{", "is no plan"),
         ('{"version": 2, "partitions": []}', "version 2"),
         ('{"partitions": [{"topic": "nope", "partition": 0, "replicas": [1]}]}', "'nope'"),
@@ -155,7 +155,7 @@ def test_what_is_refused_moves_nothing(cluster: LocalCluster, tmp_path: Path) ->
         ('{"partitions": [{"topic": "kept", "partition": 0, "replicas": []}]}', "is no plan"),
     ):
         file.write_text(text)
-        assert said in run(cluster, "partition", "reassign", "--plan-file", str(file), code=1)
+        assert output in run(cluster, "partition", "reassign", "--plan-file", str(file), code=1)
     assert replicas(cluster, "kept") == before
 
 
@@ -195,13 +195,13 @@ def test_a_move_outlives_its_command_and_its_controller(cluster: LocalCluster) -
                 )
             )
             client.delete_topic("gone")
-            _, said = deleted.communicate(timeout=60)
-            assert "of topics that were deleted meanwhile" in said
+            _, output = deleted.communicate(timeout=60)
+            assert "of topics that were deleted meanwhile" in output
             assert deleted.returncode == 1
             if waiting.poll() is None:
                 waiting.send_signal(signal.SIGINT)
-            _, said = waiting.communicate(timeout=60)
-            assert "--status` shows them" in said or "moved" in said
+            _, output = waiting.communicate(timeout=60)
+            assert "--status` shows them" in output or "moved" in output
         finally:
             for one in (waiting, deleted):
                 one.kill()

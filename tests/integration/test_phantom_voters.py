@@ -41,14 +41,16 @@ def messages_of(client: RawClient, cluster_id: str, node_id: int) -> list[m.Requ
     quorum = client.ask(ChangeVotersRequest())
     target = r.ReplicaKey(node_id, quorum.replicas[0].directory_id)
     place = {"source": PHANTOM, "target": target, "term": quorum.term}
-    said = [
+    messages = [
         [r.Observe(**place)],
         [
             r.HeartbeatResponse(**place),
             r.AppendResponse(**place, accepted=True, index=quorum.committed_index),
         ],
     ]
-    return [packed.request for one in said for packed in pack(cluster_id, one, endpoint=NOWHERE)]
+    return [
+        packed.request for one in messages for packed in pack(cluster_id, one, endpoint=NOWHERE)
+    ]
 
 
 def wants_vote() -> ChangeVotersRequest:
@@ -75,8 +77,8 @@ def test_a_broker_without_configuration_speaks_with_no_other_broker() -> None:
 
 def test_a_voter_that_does_not_exist_is_not_added() -> None:
     with ExitStack() as stack:
-        told: dict[str, object] = {"cluster.id": "phantoms"}
-        first = stack.enter_context(BrokerProcess(config={"node.id": 1, **told}))
+        config: dict[str, object] = {"cluster.id": "phantoms"}
+        first = stack.enter_context(BrokerProcess(config={"node.id": 1, **config}))
         with RawClient(first.address) as client:
             refused: list[str] = []
 
@@ -92,9 +94,9 @@ def test_a_voter_that_does_not_exist_is_not_added() -> None:
             until(is_refused_where_it_is, "an answer that names the endpoint")
             found = client.ask(ChangeVotersRequest())
             assert [one.node_id for one in found.replicas if one.is_voter] == [1]
-            told["controller.quorum.bootstrap.servers"] = f"1@{first.bootstrap}"
+            config["controller.quorum.bootstrap.servers"] = f"1@{first.bootstrap}"
             for node_id in (2, 3):
-                stack.enter_context(BrokerProcess(config={"node.id": node_id, **told}))
+                stack.enter_context(BrokerProcess(config={"node.id": node_id, **config}))
 
             def has_three() -> bool:
                 found = client.ask(ChangeVotersRequest())

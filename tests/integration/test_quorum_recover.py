@@ -120,12 +120,12 @@ def test_two_of_three_are_thrown_away_and_the_third_goes_on(
     assert shown.returncode == 0, shown.stderr
     assert "would become the only voter; nothing was changed" in shown.stdout
     refused = brokers.recover()
-    assert refused.returncode != 0, "nobody has confirmed it"
+    assert refused.returncode != 0, "no confirmation was given"
     done = brokers.recover("--yes", "--format", "json")
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert (told["cluster_id"], told["node_id"]) == ("recovered", 1)
-    assert (told["voters"], told["is_only_voter"], told["answering"]) == ([1], True, {})
+    answer = json.loads(done.stdout)
+    assert (answer["cluster_id"], answer["node_id"]) == ("recovered", 1)
+    assert (answer["voters"], answer["is_only_voter"], answer["answering"]) == ([1], True, {})
     again = brokers.recover("--yes")
     assert again.returncode == 0
     assert "is the only voter already" in again.stdout
@@ -146,8 +146,8 @@ def test_it_is_refused_while_another_voter_lives(brokers: Brokers) -> None:
         refused = brokers.recover("--yes")
         assert refused.returncode == 1
         silent = f"something accepts connections at {third.bootstrap} and does not answer HELLO"
-        told = f"voter 3: {silent}" if suspended else f"voter 3 answers at {third.bootstrap}"
-        assert told in refused.stderr
+        answer = f"voter 3: {silent}" if suspended else f"voter 3 answers at {third.bootstrap}"
+        assert answer in refused.stderr
         assert "Nothing was changed" in refused.stderr
         if suspended:
             third.signal(signal.SIGCONT)
@@ -172,9 +172,9 @@ def test_an_empty_directory_is_no_advice(tmp_path: Path, *, is_there: bool) -> N
         (*command, *where), capture_output=True, text=True, timeout=60, check=False
     )
     assert refused.returncode == 1
-    told = " ".join(refused.stderr.split())
-    assert "give the directory of a broker that voted and is left" in told
-    assert "or to an empty one" not in told
+    answer = " ".join(refused.stderr.split())
+    assert "give the directory of a broker that voted and is left" in answer
+    assert "or to an empty one" not in answer
 
 
 def test_it_is_refused_where_a_broker_runs(brokers: Brokers) -> None:

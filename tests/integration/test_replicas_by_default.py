@@ -27,8 +27,8 @@ def cluster() -> Iterator[GrowingCluster]:
 
 def test_a_cluster_grows_and_its_topics_are_safe(cluster: GrowingCluster) -> None:
     create = ("topic", "create", "early", "--schema", "n long", "-p", "2")
-    said = cluster.type(*create).out
-    assert said == "created early: 2 partitions, 1 replica, durability flushed\n"
+    printed = cluster.type(*create).out
+    assert printed == "created early: 2 partitions, 1 replica, durability flushed\n"
     assert "fewer replicas" not in cluster.type("cluster", "status").out, "there is one broker"
     cluster.grow(2)
     # New topics: three replicas, of which one may be lost, and writes go on.

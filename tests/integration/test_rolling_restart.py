@@ -36,9 +36,9 @@ def test_no_request_fails_while_every_broker_is_restarted() -> None:
                 restart_check(cluster, "--broker", str(node_id), "--wait", "60")
                 before = load.rows
                 broker.stop(STOP_S)
-                said = broker.log.read_text()
-                assert "handing over" in said
-                assert "stopping without having handed over" not in said
+                printed = broker.log.read_text()
+                assert "handing over" in printed
+                assert "stopping without having handed over" not in printed
                 other = str(node_id % 3 + 1)
                 (refused,) = restart_check(cluster, "--broker", other, code=1)["brokers"]
                 assert f"broker {node_id} is fenced" in refused["reasons"]

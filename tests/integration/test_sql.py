@@ -170,7 +170,7 @@ def test_what_duckdb_refuses_is_one_line(broker, capfd, query):
         ("from no_such_topic", False),
     ],
 )
-def test_what_only_files_would_allow_is_said_with_the_option(
+def test_what_only_files_would_allow_is_refused_with_the_option(
     broker, capfd, tmp_path, monkeypatch, query, names_files
 ):
     monkeypatch.chdir(tmp_path)
@@ -257,9 +257,9 @@ def test_the_timeout_ends_a_query(broker, tmp_path, words):
     )
     assert (done.returncode, done.stdout) == (ExitCode.FAILED, b""), done.stderr
     assert time.monotonic() - begun_s < 30.0, "the query takes longer"
-    said = done.stderr.decode()
-    assert "No row of the result within 5 s, the query was ended: raise --timeout." in said
-    assert said.count("\n") == 1
+    printed = done.stderr.decode()
+    assert "No row of the result within 5 s, the query was ended: raise --timeout." in printed
+    assert printed.count("\n") == 1
 
 
 def test_a_query_that_is_done_in_time_is_answered(broker, capfd):
@@ -272,12 +272,12 @@ def test_a_timeout_is_for_one_question_of_a_prompt(broker):
     with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs) as process:
         try:
             os.write(ours, f"{HEAVY};\n".encode())
-            said = b""
-            while b"was ended" not in said:
-                said += os.read(ours, 65_536)
+            printed = b""
+            while b"was ended" not in printed:
+                printed += os.read(ours, 65_536)
             os.write(ours, b"select count(*) + 1000 n from flights;\nexit\n")
-            while b"1010" not in said:
-                said += os.read(ours, 65_536)
+            while b"1010" not in printed:
+                printed += os.read(ours, 65_536)
             assert process.wait(60) == 0
         finally:
             process.kill()
@@ -310,12 +310,12 @@ def test_all_columns_of_a_join(broker, capfd):
 def test_the_prompt(broker):
     command = [sys.executable, "-c", SCRIPT, "sql", "-b", broker.bootstrap, "--format", "json"]
     ours, theirs = pty.openpty()
-    said = b""
+    printed = b""
 
     def seen(text: bytes) -> bool:
-        nonlocal said
-        said += os.read(ours, 65_536)
-        return text in said
+        nonlocal printed
+        printed += os.read(ours, 65_536)
+        return text in printed
 
     with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs) as process:
         try:

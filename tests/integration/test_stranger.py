@@ -75,7 +75,7 @@ def test_in_a_cluster_it_finds_the_controller_for_producer_ids() -> None:
         for address in cluster.bootstrap.split(","):
             host, _, port = address.rpartition(":")
             strangers[host, int(port)] = c.Stranger(host, int(port))
-        told = set()
+        controllers = set()
         given = []
         for one in strangers.values():
             one.hello()
@@ -83,12 +83,12 @@ def test_in_a_cluster_it_finds_the_controller_for_producer_ids() -> None:
             if response[3]:
                 assert (response[3], response[5]) == (38, -1), "NOT_CONTROLLER, and no id"
                 _, host, port, *_ = response[7]
-                told.add((host, port))
+                controllers.add((host, port))
             else:
                 given.append(response[5])
         assert len(given) == 1, "one decides"
-        assert len(told) == 1, "and the others agree on who that is"
-        decides = strangers[told.pop()]
+        assert len(controllers) == 1, "and the others name the same one"
+        decides = strangers[controllers.pop()]
         given += [decides.init_producer()[0] for _ in range(2)]
         assert len(set(given)) == 3
         for one in strangers.values():

@@ -41,7 +41,7 @@ def analyze(*words: str) -> str:
     return done.stdout + done.stderr
 
 
-def told(text: str, key: str) -> list[str]:
+def values_of(text: str, key: str) -> list[str]:
     """All values of a key of the unit."""
     return re.findall(rf"^{key}=(.*)$", text, re.MULTILINE)
 
@@ -49,7 +49,7 @@ def told(text: str, key: str) -> list[str]:
 @needs_systemd
 def test_systemd_takes_the_unit(tmp_path: Path) -> None:
     """systemd also looks whether the program is there, so this environment's replaces it."""
-    (program,) = (command.split()[0] for command in told(UNIT.read_text(), "ExecStart"))
+    (program,) = (command.split()[0] for command in values_of(UNIT.read_text(), "ExecStart"))
     here = Path(sys.executable).with_name("quiverlog")
     copy = tmp_path / UNIT.name
     copy.write_text(UNIT.read_text().replace(program, str(here)))
@@ -62,7 +62,7 @@ def test_the_unit_leaves_a_broker_little_to_do_harm_with() -> None:
     analyze("security", "--offline=true", f"--threshold={threshold}", str(UNIT))
 
 
-def test_a_broker_tells_how_it_is(tmp_path: Path) -> None:
+def test_a_broker_reports_its_state(tmp_path: Path) -> None:
     """Ready when clients may connect, alive while it runs, stopping after the signal."""
     name = tmp_path / "notify"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as supervisor:
@@ -70,35 +70,35 @@ def test_a_broker_tells_how_it_is(tmp_path: Path) -> None:
         supervisor.settimeout(30.0)
         env = {"NOTIFY_SOCKET": str(name), "WATCHDOG_USEC": "100000"}
         with BrokerProcess(env=env, command=_without_writable_code()) as broker:
-            heard = [supervisor.recv(100)]
-            while heard[-1] != b"READY=1":
-                heard.append(supervisor.recv(100))
-            assert set(heard[:-1]) == {b"WATCHDOG=1"}, "it is alive before it is ready"
+            messages = [supervisor.recv(100)]
+            while messages[-1] != b"READY=1":
+                messages.append(supervisor.recv(100))
+            assert set(messages[:-1]) == {b"WATCHDOG=1"}, "it is alive before it is ready"
             assert supervisor.recv(100) == b"WATCHDOG=1"
             broker.terminate()
-            while (said := supervisor.recv(100)) != b"STOPPING=1":
-                assert said == b"WATCHDOG=1"
+            while (printed := supervisor.recv(100)) != b"STOPPING=1":
+                assert printed == b"WATCHDOG=1"
             assert broker.wait() == 0
 
 
 def _without_writable_code() -> tuple[str, ...]:
     """The broker under what MemoryDenyWriteExecute asks of the kernel, where it can be asked."""
-    assert told(UNIT.read_text(), "MemoryDenyWriteExecute") == ["yes"]
+    assert values_of(UNIT.read_text(), "MemoryDenyWriteExecute") == ["yes"]
     wrapped = (sys.executable, "-c", FORBID_WRITABLE_CODE)
     probe = subprocess.run([*wrapped, "-c", "pass"], check=False, timeout=30, capture_output=True)
     return COMMAND if probe.returncode else (*wrapped, *COMMAND[1:])
 
 
 def test_a_supervisor_that_is_gone_is_no_reason_to_end() -> None:
-    nobody = f"@nobody-{os.getpid()}"
-    with BrokerProcess(env={"NOTIFY_SOCKET": nobody, "WATCHDOG_USEC": "20000"}) as broker:
+    missing = f"@nobody-{os.getpid()}"
+    with BrokerProcess(env={"NOTIFY_SOCKET": missing, "WATCHDOG_USEC": "20000"}) as broker:
         assert broker.stop() == 0
 
 
 def test_the_configuration_of_the_unit_is_one(tmp_path: Path) -> None:
     """All its keys are taken; its data directory is the one that the unit makes."""
     text = (OPS / "quiverlog.toml").read_text()
-    (state,) = told(UNIT.read_text(), "StateDirectory")
+    (state,) = values_of(UNIT.read_text(), "StateDirectory")
     assert f'data.dir = "/var/lib/{state}"' in text
     config = tmp_path / "quiverlog.toml"
     config.write_text(text)

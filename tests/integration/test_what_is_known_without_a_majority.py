@@ -115,23 +115,23 @@ def the_status_is_of_one(left: GrowingCluster, lost: list[str], at: str) -> None
 
 
 def the_status_is_of_one_for_programs(left: GrowingCluster, lost: list[str]) -> None:
-    code, said = document(left, "cluster", "status")
+    code, printed = document(left, "cluster", "status")
     assert code == 1
-    assert not said["is_healthy"]
-    assert (said["reported_by"], said["is_behind"], said["is_current"]) == (1, True, False)
-    assert said["age_s"] > 0
-    assert (said["live"], said["voters_to_spare"]) == (None, None)
-    assert said["answering"] == [1]
-    assert {one["address"] for one in said["addresses"] if not one["answers"]} == set(lost)
+    assert not printed["is_healthy"]
+    assert (printed["reported_by"], printed["is_behind"], printed["is_current"]) == (1, True, False)
+    assert printed["age_s"] > 0
+    assert (printed["live"], printed["voters_to_spare"]) == (None, None)
+    assert printed["answering"] == [1]
+    assert {one["address"] for one in printed["addresses"] if not one["answers"]} == set(lost)
 
 
 def the_brokers_are_of_one(left: GrowingCluster) -> None:
     brokers = asked(left, "cluster", "brokers")
     assert "As known to broker 1" in brokers.out
     assert "unknown, was live" in brokers.out
-    said = document(left, "cluster", "brokers")[1]
-    assert said["is_behind"]
-    assert {one["node_id"]: one["answers"] for one in said["brokers"]} == {
+    printed = document(left, "cluster", "brokers")[1]
+    assert printed["is_behind"]
+    assert {one["node_id"]: one["answers"] for one in printed["brokers"]} == {
         1: True, 2: False, 3: False
     }  # fmt: skip
 
@@ -149,9 +149,9 @@ def the_doctor_names_the_lost(left: GrowingCluster, lost: list[str]) -> None:
 
 
 def the_doctor_names_the_lost_for_programs(left: GrowingCluster) -> None:
-    code, said = document(left, "doctor", "--no-spark")
+    code, printed = document(left, "doctor", "--no-spark")
     assert code == 4
-    problems = {one["check"] for one in said["findings"] if one["status"] == "problem"}
+    problems = {one["check"] for one in printed["findings"] if one["status"] == "problem"}
     assert {"broker 2", "broker 3", "controller"} <= problems
 
 
@@ -186,9 +186,9 @@ def test_with_a_majority_the_one_that_is_lost_is_named(cluster: GrowingCluster) 
     finally:
         cluster.by_id[3].start()
     until(cluster.is_whole, "three live brokers")
-    said = json.loads(cluster.type("cluster", "status", "--format", "json").out)
-    assert said["is_healthy"]
-    assert (said["live"], said["answering"], said["voters_to_spare"]) == (3, [1, 2, 3], 1)
+    printed = json.loads(cluster.type("cluster", "status", "--format", "json").out)
+    assert printed["is_healthy"]
+    assert (printed["live"], printed["answering"], printed["voters_to_spare"]) == (3, [1, 2, 3], 1)
 
 
 def test_dev_status_shows_no_ended_broker_as_ready(tmp_path: Path) -> None:
@@ -207,11 +207,11 @@ def test_dev_status_shows_no_ended_broker_as_ready(tmp_path: Path) -> None:
             assert one["process"] == "running" or "ready" not in one["in_cluster"], one
         dev("kill", "3")
 
-        def standings() -> set[str]:
-            said = json.loads(dev("status", "--format", "json"))
-            return {one["in_cluster"] for one in said["brokers"]}
+        def states() -> set[str]:
+            printed = json.loads(dev("status", "--format", "json"))
+            return {one["in_cluster"] for one in printed["brokers"]}
 
-        until(lambda: standings() == {"unknown, no controller"}, "nobody decides")
+        until(lambda: states() == {"unknown, no controller"}, "no controller")
         assert "as known to broker 1" in dev("status")
     finally:
         made.remove()

@@ -30,7 +30,7 @@ def main(master: str, bootstrap: str, topic: str, sink: str, checkpoint: str, *r
     pyspark_quiverlog.register(spark)  # again: it sends once
     options = {"bootstrap.servers": bootstrap}
     frame = spark.read.format("quiverlog").options(**options).load(topic)
-    told: dict[str, Any] = {"ids": sorted(row.id for row in frame.select("id").collect())}
+    result: dict[str, Any] = {"ids": sorted(row.id for row in frame.select("id").collect())}
     if rest:
         frame.write.format("quiverlog").mode("append").options(**options).save(sink)
     else:
@@ -40,8 +40,8 @@ def main(master: str, bootstrap: str, topic: str, sink: str, checkpoint: str, *r
         writer = stream.load().writeStream.format("quiverlog").options(**options, topic=sink)
         query = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
         query.awaitTermination(150)
-        told["exception"] = str(query.status if query.isActive else query.exception() or "")
-    print(json.dumps(told))
+        result["exception"] = str(query.status if query.isActive else query.exception() or "")
+    print(json.dumps(result))
     spark.stop()
 
 

@@ -55,9 +55,9 @@ def run(broker: Any, client: Any, topic: Any, tmp_path: Path) -> Any:
             check=False,
         )
         assert done.returncode == 0, done.stderr[-4000:]
-        told = json.loads(done.stdout.splitlines()[-1])
-        assert told["ids"] == list(range(ROWS))
-        assert not told.get("exception")
+        result = json.loads(done.stdout.splitlines()[-1])
+        assert result["ids"] == list(range(ROWS))
+        assert not result.get("exception")
         assert stored_ids(client, sink) == list(range(ROWS))
 
     return go

@@ -31,7 +31,7 @@ def test_every_spark_example_is_run_here() -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(240)
-def test_the_examples_do_what_they_say(tmp_path: Path) -> None:
+def test_the_examples_work_as_described(tmp_path: Path) -> None:
     programs = [str(EXAMPLES / name) for name in EXPECTED]
     with BrokerProcess() as broker:
         done = subprocess.run(

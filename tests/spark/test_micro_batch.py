@@ -210,7 +210,7 @@ def test_a_topic_that_joins_with_other_types_is_not_read_as_something_else(
         query.stop()
 
 
-def telling_source(place: Path) -> type:
+def marking_source(place: Path) -> type:
     """quiverlog's source, which leaves a file for each task that reads.
 
     A class made in a function travels to the workers by value; they cannot import the tests.
@@ -229,7 +229,7 @@ def telling_source(place: Path) -> type:
     class TellingSource(DefaultSource):
         @classmethod
         def name(cls) -> str:
-            return "quiverlog-telling"
+            return "quiverlog-marking"
 
         def streamReader(self, schema: Any) -> Any:
             return TellingReader(self.options, schema)
@@ -245,12 +245,12 @@ def test_small_micro_batches_need_no_task(
 
     The rows of a micro-batch may be asked for twice, as foreachBatch allows.
     """
-    name, told = topic(), tmp_path / "told"
-    told.mkdir()
+    name, marks = topic(), tmp_path / "marks"
+    marks.mkdir()
     produce(client, name, 0, 100)
-    spark.dataSource.register(telling_source(told))
+    spark.dataSource.register(marking_source(marks))
     options = {"bootstrap.servers": broker.bootstrap, "subscribe": name, "driverReadRows": rows}
-    stream = spark.readStream.format("quiverlog-telling").options(
+    stream = spark.readStream.format("quiverlog-marking").options(
         **options, startingOffsets="earliest", maxOffsetsPerTrigger=40
     )
     sink, counts = Collected(), []
@@ -262,7 +262,7 @@ def test_small_micro_batches_need_no_task(
     run_available(stream.load(), both, tmp_path / "checkpoint")
     assert sink.ids == list(range(100))
     assert counts == sink.sizes == [40, 40, 20]
-    assert bool(list(told.iterdir())) is (rows == 0)
+    assert bool(list(marks.iterdir())) is (rows == 0)
 
 
 def test_the_lag_of_a_query_is_logged(

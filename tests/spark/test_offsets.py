@@ -74,7 +74,7 @@ def test_starts_and_ends_by_topic_and_partition(
 
 
 @pytest.mark.long
-def test_a_stream_keeps_its_place_whatever_its_starting_options_say_later(
+def test_a_stream_keeps_its_position_whatever_its_starting_options_are_later(
     spark: Any, broker: Any, client: Any, topic: Any, tmp_path: Path
 ) -> None:
     """As "SPARK-26718 Rate limit set to Long.Max should not overflow integer during end offset

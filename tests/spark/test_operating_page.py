@@ -99,12 +99,12 @@ class Shell:
         end = 'rc=$?; printf "\\n@@@%d\\n" $rc; (exit $rc)'
         self._bash.stdin.write(f"{{ {moved}; }} 2>{self._stderr} </dev/null; {end}\n")
         self._bash.stdin.flush()
-        said = ""
+        printed = ""
         for line in self._bash.stdout:
             if line.startswith("@@@"):
                 failed = line != "@@@0\n"
-                return self._of_page(said[:-1] + (self._stderr.read_text() if failed else ""))
-            said += line
+                return self._of_page(printed[:-1] + (self._stderr.read_text() if failed else ""))
+            printed += line
         raise AssertionError(f"the shell ended at {command!r}")
 
     def close(self) -> None:
@@ -128,10 +128,10 @@ def comparable(text: str) -> str:
     return "\n".join(line.strip() for line in text.strip().splitlines())
 
 
-def differs(shown: str, said: str) -> bool:
+def differs(shown: str, printed: str) -> bool:
     """`...` on the page matches anything."""
     wanted = re.escape(comparable(shown)).replace(re.escape("..."), ".*?")
-    return re.fullmatch(wanted, comparable(said), re.DOTALL) is None
+    return re.fullmatch(wanted, comparable(printed), re.DOTALL) is None
 
 
 def free_ports() -> int:
@@ -241,15 +241,15 @@ def test_the_commands_of_the_page_work(shell: Shell, spark: Any, tmp_path: Path)
     with contextlib.closing(beside):
         for command, shown in typed:
             beside.check(is_end=command == "quiverlog dev down")
-            said = shell.type(command)
+            printed = shell.type(command)
             deadline_s = time.monotonic() + _SETTLES_S
             while (
-                differs(shown, said)
+                differs(shown, printed)
                 and command.startswith(_LOOKS)
                 and time.monotonic() < deadline_s
             ):
-                said = shell.type(command)  # A broker receives a decision later than others.
-            assert not differs(shown, said), f"$ {command}\n{said}\n--- the page:\n{shown}"
+                printed = shell.type(command)  # A broker receives a decision later than others.
+            assert not differs(shown, printed), f"$ {command}\n{printed}\n--- the page:\n{shown}"
             if created := re.match(r"quiverlog topic create (\w+)", command):
                 beside.begin(created[1])
 

@@ -39,7 +39,7 @@ class BlockingScenarios:
             with pytest.raises(quiverlog.OffsetOutOfRange, match="100 to 200"):
                 list(PartitionFetcher(client, topic, 0, 5, 150))
 
-    def test_a_fetcher_knows_a_topic_that_was_created_anew_behind_its_client(
+    def test_a_fetcher_recognises_a_topic_that_was_created_anew_behind_its_client(
         self, address: str
     ) -> None:
         topic = f"f-{uuid.uuid4().hex[:12]}"

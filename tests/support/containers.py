@@ -174,6 +174,6 @@ class ContainerCluster:
         with container:
             found = container_of(container)
             code = found.wait(timeout=READY_S)["StatusCode"]
-            said = found.logs(stdout=True, stderr=False).decode()
+            output = found.logs(stdout=True, stderr=False).decode()
             assert code == 0, found.logs().decode()
-        return said
+        return output

@@ -59,12 +59,12 @@ class Copies:
         """Change the metadata of both nodes."""
         for node in nodes or (self.leader, self.copy):
             record = PartitionChangeRecord(self.topic, 0, **fields)
-            told: list[BaseException | None] = []
+            errors: list[BaseException | None] = []
             node.node.broker.propose(
-                [record], node.now, lambda _result, error, _now, told=told: told.append(error)
+                [record], node.now, lambda _result, error, _now, errors=errors: errors.append(error)
             )
             node.send(Tick())
-            assert told == [None]
+            assert errors == [None]
 
     @property
     def replica(self) -> Replica:

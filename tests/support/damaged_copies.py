@@ -138,13 +138,13 @@ class DamagedCopies:
         change = PartitionChangeRecord(
             self.topic, 0, leader_id=node_id, leader_epoch=self.partition.leader_epoch + 1
         )
-        told: list[BaseException | None] = []
+        errors: list[BaseException | None] = []
         controller.node.broker.propose(
-            [change], controller.now, lambda _result, error, _now: told.append(error)
+            [change], controller.now, lambda _result, error, _now: errors.append(error)
         )
         controller.send(Tick())
-        self._until(lambda: bool(told))
-        assert told == [None]
+        self._until(lambda: bool(errors))
+        assert errors == [None]
         self._until(self._leads)
 
     def _ask(self, request: m.Request) -> Any:
@@ -187,7 +187,7 @@ class DamagedCopies:
                     break
                 self.members.run(100)
             else:
-                raise AssertionError("nobody takes rows")
+                raise AssertionError("no leader takes rows")
             self.written += values
 
     def _write(self, values: list[int], durability: Durability) -> bool:

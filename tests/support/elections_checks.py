@@ -50,11 +50,11 @@ def check_all(world: ElectionsWorld) -> None:
             check(has or may_lack, "lacks what readers saw", node_id, *facts)
         check((leader == NO_LEADER) == (key in world.image.leaderless), "the index", *facts)
         if leader == NO_LEADER:
-            check(not alive & eligible, "nobody leads, and one could", *facts)
+            check(not alive & eligible, "no leader, and one could lead", *facts)
             may_wait = len(replicas) > 1 or key in world.given_up
-            check(eligible or may_wait, "nobody is left to lead", *facts)
+            check(eligible or may_wait, "no replica is left to lead", *facts)
             may_lose = topic.config.unclean_leader_election
-            check(not (may_lose and alive & replicas), "nobody leads, and one may", *facts)
+            check(not (may_lose and alive & replicas), "no leader, and one may lead", *facts)
             continue
         check(leader in in_sync, "a leader out of sync", *facts)
         if leader not in world.dark:

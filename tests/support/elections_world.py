@@ -121,9 +121,9 @@ class ElectionsWorld(ReplicaLogs):
             (10, self.flush),
             (2 if focused else 1, self.power),
             (16 if self.image.leaderless else 0, self.report),
-            (16 if self.mail else 0, self.hear),
+            (16 if self.mail else 0, self.receive_report),
             (24 if self.dark else 0, self.lose_directory),
-            (8 if self.lost else 1, self.tell_damaged),
+            (8 if self.lost else 1, self.report_damaged),
             (4, self.make_anew),
         )
         weights = [weight for weight, _ in steps]
@@ -144,7 +144,7 @@ class ElectionsWorld(ReplicaLogs):
             changes,
             before,
             is_asked=step == self.elect_unclean,
-            has_left=step == self.tell_damaged,
+            has_left=step == self.report_damaged,
         )
         self._become_readable()
         check_all(self)
@@ -329,11 +329,11 @@ class ElectionsWorld(ReplicaLogs):
         has_left: bool,
     ) -> None:
         self.hold(changes)
-        told = {(one.topic_id, one.partition): one for one in changes}
-        check(len(told) == len(changes), "a partition changes twice in one entry")
+        changed = {(one.topic_id, one.partition): one for one in changes}
+        check(len(changed) == len(changes), "a partition changes twice in one entry")
         for key, (leader, epoch, relied, replaced) in before.items():
             topic, partition = self.partition(key)
-            change, now = told.get(key), partition.leader_id
+            change, now = changed.get(key), partition.leader_id
             if now == leader:
                 is_anew = change and (change.replaced_disks is not None or change.adding_replicas)
                 is_over = change and (has_left or is_anew)
@@ -341,7 +341,7 @@ class ElectionsWorld(ReplicaLogs):
                 check(is_same or is_over, "an epoch without an election", key)
                 continue
             assert change is not None
-            check(change.leader_id != LEADER_STAYS, "an election that the record does not tell of")
+            check(change.leader_id != LEADER_STAYS, "an election that the record lacks")
             check((change.leader_id == LEADER_GONE) == (now == NO_LEADER), "gone, or not")
             self.happened["elections"] += 1
             if now == NO_LEADER:
@@ -368,7 +368,7 @@ class ElectionsWorld(ReplicaLogs):
                 if change.unclean:
                     del self.safe[key][kept:]
                     self.lost.discard((key, now))
-        for key in told:
+        for key in changed:
             self.due[key] = len(self.safe[key])
         for key, torn in self.torn.items():
             _, partition = self.partition(key)

@@ -12,7 +12,7 @@ import struct
 from collections.abc import Callable
 from typing import Final
 
-__all__ = ["ENDS", "half_close", "reset", "say_goodbye"]
+__all__ = ["ENDS", "half_close", "reset", "send_fin"]
 
 _LINGER_NONE: Final = struct.pack("ii", 1, 0)
 
@@ -23,7 +23,7 @@ def reset(sock: socket.socket) -> None:
     sock.close()
 
 
-def say_goodbye(sock: socket.socket) -> None:
+def send_fin(sock: socket.socket) -> None:
     """FIN; the kernel answers with RST to what still comes."""
     sock.close()
 
@@ -39,6 +39,6 @@ def half_close(sock: socket.socket) -> None:
 
 ENDS: Final[dict[str, Callable[[socket.socket], None]]] = {
     "rst": reset,
-    "fin": say_goodbye,
+    "fin": send_fin,
     "half": half_close,
 }

@@ -159,7 +159,7 @@ class World(ClientDriver):
             log.cut(common)  # The list of epochs is cut even where no row is.
             log.high_watermark = min(log.high_watermark, common)
         copy.agreed = True
-        told = source.log.high_watermark
+        sent = source.log.high_watermark
         if partition.truth.leader == leader:
             partition.acked[node] = log.log_end_offset
         end = common
@@ -167,7 +167,7 @@ class World(ClientDriver):
             if end < len(rows):
                 end += self.sizes[rows[end][1] // 10]
         log.append(rows[log.log_end_offset : end])
-        log.high_watermark = max(log.high_watermark, min(told, log.log_end_offset))
+        log.high_watermark = max(log.high_watermark, min(sent, log.log_end_offset))
         self._advance(leader, partition)
 
     def _learn(self, number: int, partition: Partition) -> None:

@@ -85,8 +85,8 @@ class RegistrationWorld:
         self.zombies: list[tuple[Process, int]] = []
         # The oracle.
         self.known: dict[int, Known] = {}
-        self.heard_us: dict[int, int] = {}
-        self.said: dict[int, int] = {}
+        self.contact_us: dict[int, int] = {}
+        self.reported_versions: dict[int, int] = {}
         self.unsure: set[int] = set()
         self.looks_us: deque[int] = deque(maxlen=BROKER_SUSPICIONS_MAX + 1)
         self.shutdown_version: dict[int, int] = {}
@@ -131,7 +131,7 @@ class RegistrationWorld:
             node_id, process.incarnation, process.host, 1, directory_id=process.directory_id
         )
         before = self.known.get(node_id)
-        is_alive = self.now_us < self.heard_us.get(node_id, -SESSION_US) + SESSION_US
+        is_alive = self.now_us < self.contact_us.get(node_id, -SESSION_US) + SESSION_US
         refused = before is not None and before.keeps_out(process) and is_alive
         try:
             records = self.machine.register(
@@ -140,13 +140,13 @@ class RegistrationWorld:
         except DuplicateNodeId:
             self.happened["duplicates"] += 1
             if not refused and node_id not in self.unsure:
-                raise Violation(f"{node_id} is refused, and nobody else is alive") from None
+                raise Violation(f"{node_id} is refused, and no other process is alive") from None
             if before is not None and before.directory_id == process.directory_id:
                 self.happened["refused copies"] += 1
             return
         if refused and node_id not in self.unsure:
             raise Violation(f"{node_id} has replaced a live broker with another disk, or a copy")
-        self.heard_us[node_id], self.said[node_id] = self.now_us, -1
+        self.contact_us[node_id], self.reported_versions[node_id] = self.now_us, -1
         self.unsure.discard(node_id)
         is_again = before is not None and before.incarnation == process.incarnation
         if before is not None and is_again and not before.in_shutdown:
@@ -174,13 +174,13 @@ class RegistrationWorld:
             return
         if known is None or known.epoch != epoch:
             raise Violation(f"{node_id} is not registered under {epoch}")
-        self.heard_us[node_id], self.said[node_id] = self.now_us, version
+        self.contact_us[node_id], self.reported_versions[node_id] = self.now_us, version
         self.unsure.discard(node_id)
         held = self.image.brokers[node_id]
         if verdict.is_fenced != (held.broker_epoch != epoch or held.fenced):
-            raise Violation("it is told what does not hold")
-        knows = held.fenced and version >= self.fenced_version.get(node_id, 0)
-        if known.fenced and verdict.is_caught_up and not knows:
+            raise Violation("it gets an answer that does not hold")
+        has_fencing = held.fenced and version >= self.fenced_version.get(node_id, 0)
+        if known.fenced and verdict.is_caught_up and not has_fencing:
             raise Violation(f"{node_id} does not know that it was fenced, and has caught up")
         if verdict.records:
             self.check_verdict(known, beat)
@@ -196,7 +196,7 @@ class RegistrationWorld:
     def check_verdict(self, known: Known, beat: Heartbeat) -> None:
         if beat.wants_to_stop:
             if known.fenced:
-                raise Violation("who is fenced has nothing to hand over")
+                raise Violation("a fenced broker has nothing to hand over")
             if known.in_shutdown:
                 known.fenced = True
             known.in_shutdown = True
@@ -209,13 +209,13 @@ class RegistrationWorld:
     def check_stop(self, node_id: int, known: Known) -> None:
         self.happened["stops"] += 1
         if not known.fenced:
-            raise Violation("who stops counts no more")
+            raise Violation("a stopping broker counts no more")
         if self.image.brokers[node_id].fenced:
             return
         since = self.shutdown_version[node_id]
         for one in self.image.brokers.values():
-            if not one.fenced and self.said.get(one.node_id, -1) < since:
-                raise Violation(f"{one.node_id} has not heard that {node_id} stops")
+            if not one.fenced and self.reported_versions.get(one.node_id, -1) < since:
+                raise Violation(f"{one.node_id} has not received that {node_id} stops")
         if any(one.leader_id == node_id for one in self.image.topics["t"].partitions):
             raise Violation("it stops while it leads")
 
@@ -320,7 +320,7 @@ class RegistrationWorld:
         known = self.known[change.node_id]
         if known.fenced or known.epoch != change.broker_epoch:
             raise Violation("another registration is fenced than the one that was silent")
-        since = self.now_us - self.heard_us[change.node_id]
+        since = self.now_us - self.contact_us[change.node_id]
         if since < SESSION_US:
             raise Violation(f"{change.node_id} is fenced after {since} us")
         is_late = not self.looks_us or self.now_us - self.looks_us[0] > 10 * SESSION_US
@@ -366,8 +366,8 @@ class RegistrationWorld:
             n: Known(b.incarnation, b.directory_id, b.broker_epoch, b.fenced, b.in_shutdown, b.host)
             for n, b in self.image.brokers.items()
         }
-        self.heard_us = {n: self.now_us for n, b in self.image.brokers.items() if not b.fenced}
-        self.said = {}
+        self.contact_us = {n: self.now_us for n, b in self.image.brokers.items() if not b.fenced}
+        self.reported_versions = {}
 
     def lead(self) -> None:
         """A partition gets another leader, or none."""

@@ -163,7 +163,7 @@ class ReplicaLogs:
         self.log[key][node_id].clear()
         self.flushed[key][node_id] = 0
 
-    def tell_damaged(self) -> list[Record]:
+    def report_damaged(self) -> list[Record]:
         """A directory is gone, or rows are damaged: it is about to make the replica anew."""
         key, node_id = self.rng.choice([*self.lost] or [self._any_replica()])
         partition = self.partition(key)[1]
@@ -223,7 +223,7 @@ class ReplicaLogs:
             self.mail.append((node_id, self.image.brokers[node_id].broker_epoch, said))
         return []
 
-    def hear(self) -> list[Record]:
+    def receive_report(self) -> list[Record]:
         """The controller receives one report, most often the newest, and decides."""
         if not self.mail:
             return []

@@ -247,7 +247,7 @@ class ModelBroker:
             elif isinstance(action, Cut):
                 self.jobs.append(lambda now, cut=action: self._cut(cut, now))  # type: ignore[misc]
             else:
-                assert not isinstance(action, Skip), "nobody gives up rows here"
+                assert not isinstance(action, Skip), "no replica gives up rows here"
 
     def _take(
         self,

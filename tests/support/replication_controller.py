@@ -151,8 +151,8 @@ class Controller:
                 return IneligibleReplica.code
             # The leader may not have received a new life yet, nor the members that it found in
             # sync.
-            unheard = epoch == NEVER_FETCHED_EPOCH and member in self.in_sync
-            if epoch != self.epochs[member] and not unheard:
+            not_reported = epoch == NEVER_FETCHED_EPOCH and member in self.in_sync
+            if epoch != self.epochs[member] and not not_reported:
                 return IneligibleReplica.code
         for member in self.in_sync - set(proposal.members):
             self.in_sync.discard(member)

@@ -310,7 +310,7 @@ class ReplicationWorld(Checks):
         if not one.up:
             return
         one.up = False
-        self._forget_connections(one)
+        self._drop_connections(one)
         others = len([b for b in self.lossy if b != one.broker_id])
         if others < self.min_in_sync - 1 and self.rng.random() < 0.6:
             self.lossy[one.broker_id] = False
@@ -320,7 +320,7 @@ class ReplicationWorld(Checks):
         else:
             one.log.recover(len(one.log.rows))
 
-    def _forget_connections(self, one: ModelBroker) -> None:
+    def _drop_connections(self, one: ModelBroker) -> None:
         for message in list(self.network):
             if isinstance(message, Fetch | Fetched):
                 asked = message.asked if isinstance(message, Fetched) else message

@@ -25,9 +25,9 @@ def misfits(acknowledged: Mapping[Place, Row], found: Iterable[Seen]) -> list[st
         (doubled if place in by_place else by_place)[place] = row
     lost = {place: row for place, row in acknowledged.items() if place not in by_place}
     other = {p: row for p, row in by_place.items() if acknowledged.get(p, row) != row}
-    nobodys = {p: row for p, row in by_place.items() if p not in acknowledged}
+    unknown_rows = {p: row for p, row in by_place.items() if p not in acknowledged}
     kinds = {"lost": lost, "found twice": doubled, "not the acknowledged": other}
-    kinds["never acknowledged"] = nobodys
+    kinds["never acknowledged"] = unknown_rows
     return [f"{what}: {run}" for what, rows in kinds.items() for run in _runs(rows)]
 
 

@@ -244,9 +244,9 @@ class ScriptedBroker(Door):
 
     def gone(self, connection_id: int) -> None:
         if self._by_id.pop(connection_id, None) is not None:
-            self.tell(ConnectionClosed(connection_id))
+            self.handle(ConnectionClosed(connection_id))
 
-    def tell(self, *events: Event) -> None:
+    def handle(self, *events: Event) -> None:
         """Give events to the node and do what it asks, jobs at once."""
         self._perform(self.node.handle_many(events, _now()))
         deadline_us = self.node.next_deadline_us()
@@ -254,7 +254,7 @@ class ScriptedBroker(Door):
             self._timer.cancel()
         if deadline_us is not None:
             delay_s = max(0.0, (deadline_us - _now().mono_us) / 1e6) + 0.000_5
-            self._timer = self._loop.call_later(delay_s, self.tell, Tick())
+            self._timer = self._loop.call_later(delay_s, self.handle, Tick())
 
     def _perform(self, effects: list[Effect]) -> None:
         waiting = deque(effects)
@@ -345,7 +345,7 @@ class _Connection(asyncio.BufferedProtocol):
         else:
             if callable(fault):
                 fault(request)
-            self._broker.tell(RequestReceived(self._number, request, body))
+            self._broker.handle(RequestReceived(self._number, request, body))
 
     def answer(self, correlation_id: int, response: m.Response, body: bytes) -> None:
         """Send the node's answer, as the script wants it."""
