@@ -1,4 +1,4 @@
-"""What a cluster's brokers say of themselves to who looks after them."""
+"""The gauges of a cluster's brokers."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def create(members: Members) -> tuple[Member, Member, bytes]:
     return leader, members.by_id[follower], topic.topic_id
 
 
-def test_a_broker_alone_is_its_own_controller_and_nothing_else_is_to_say(tmp_path: Path) -> None:
+def test_a_single_broker_is_its_own_controller_and_the_rest_is_zero(tmp_path: Path) -> None:
     node = NodeDriver(tmp_path)
     topic = node.create(partitions=3)
     node.produce(topic, batch_of([1]), durability=Durability.MEMORY)
@@ -69,7 +69,7 @@ def test_a_broker_alone_is_its_own_controller_and_nothing_else_is_to_say(tmp_pat
     assert node.metrics.in_sync_shrinks == node.metrics.leader_epoch_changes == 0
 
 
-def test_the_numbers_of_a_broker_that_has_not_started_are_those_of_nobody(tmp_path: Path) -> None:
+def test_a_broker_that_has_not_started_has_the_default_numbers(tmp_path: Path) -> None:
     assert cluster_gauges(None, 0) == ClusterGauges()
     members = Members(tmp_path)
     waiting = members.add(2, seeds=(1, 2))

@@ -35,7 +35,7 @@ def lines(node: Member, event: str) -> list[dict[str, object]]:
     return [dict(line.fields) for line in node.lines if line.event == event]
 
 
-def test_a_broker_alone_starts_at_once_and_speaks_to_nobody(members: Members) -> None:
+def test_a_single_broker_starts_at_once_and_sends_nothing(members: Members) -> None:
     first = members.add(1)
     assert first.started
     assert first.quorum.is_leading
@@ -71,7 +71,7 @@ def test_two_brokers_with_one_list_of_seeds_make_no_two_clusters(members: Member
         assert one.quorum.raft.term == 0
 
 
-def test_seeds_that_name_nobody_else_are_refused_and_change_nothing(members: Members) -> None:
+def test_seeds_without_another_broker_are_refused_and_change_nothing(members: Members) -> None:
     with pytest.raises(InvalidConfig, match="names no other broker"):
         members.add(1, seeds=(1,))
     with pytest.raises(InvalidConfig, match="names no other broker"):
@@ -91,7 +91,7 @@ def test_a_broker_joins_has_the_metadata_and_only_then_serves(members: Members) 
     assert list(second.node.broker.metadata.image.topics) == ["old", "new"]
     assert second.version == first.version
     assert create(second, "more") == NotController.code
-    assert first.quorum.raft.voters.keys() == {first.key}, "who joins has no vote"
+    assert first.quorum.raft.voters.keys() == {first.key}, "a broker that joins has no vote"
     assert first.addresses == {2: second.config.endpoint}
 
 
@@ -121,7 +121,7 @@ def test_a_stop_while_waiting_leaves_the_directory_as_it_was(members: Members) -
     assert second.version == first.version
 
 
-def test_a_directory_that_cannot_be_looked_at_is_tried_again_and_told_once(
+def test_a_directory_that_cannot_be_read_is_tried_again_and_logged_once(
     members: Members, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(_: LeftoversJob) -> None:
@@ -144,7 +144,7 @@ def test_another_cluster_is_not_listened_to(members: Members) -> None:
     assert second.phase is Phase.JOINING
 
 
-def test_a_stranger_deposes_nobody(members: Members) -> None:
+def test_a_stranger_deposes_no_leader(members: Members) -> None:
     first, second = members.add(1), members.add(2, seeds=(1,))
     members.run_until(lambda: second.started)
     term = first.quorum.raft.term
@@ -180,7 +180,7 @@ def test_decisions_that_a_stop_ends_are_no_failure_of_the_disk(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("is_wiped", [False, True])
-def test_a_leader_of_which_no_list_tells_is_found(members: Members, *, is_wiped: bool) -> None:
+def test_a_leader_that_no_list_names_is_found(members: Members, *, is_wiped: bool) -> None:
     """The brokers on the list follow it, and answered nothing: a broker with an emptied disk waited
     for ever while the leader was not on its list."""
     first = members.add(1, joins_quorum=True)

@@ -29,7 +29,7 @@ def node(tmp_path: Path) -> NodeDriver:
 
 # --- connections --------------------------------------------------------------------------------
 @pytest.mark.parametrize("cluster_id", ["", "one-of-several"])
-def test_hello_tells_what_is_spoken(tmp_path: Path, cluster_id: str) -> None:
+def test_hello_returns_the_versions(tmp_path: Path, cluster_id: str) -> None:
     node = NodeDriver(tmp_path, cluster_id=cluster_id)
     response, _ = node.call(m.HelloRequest(client_id="c"), connection=9)
     assert response.error_code == 0
@@ -154,7 +154,7 @@ def test_retention_by_time_holds_on_an_idle_topic(node: NodeDriver) -> None:
     assert node.offset_of(topic, EARLIEST).offset == 20
 
 
-def test_retention_wakes_those_who_wait_for_what_is_gone(node: NodeDriver) -> None:
+def test_retention_wakes_fetches_that_wait_for_what_is_gone(node: NodeDriver) -> None:
     topic = node.create(retention_ms="1000")
     node.produced(topic, batch_of([1] * 10))
     request = node.fetch_request(topic, 0, max_wait_ms=100_000, min_bytes=10**6)
@@ -174,7 +174,7 @@ def test_retention_looks_at_every_partition_in_its_period(node: NodeDriver) -> N
     assert starts == [1] * 600
 
 
-def test_silent_producers_are_forgotten(tmp_path: Path) -> None:
+def test_silent_producers_are_dropped(tmp_path: Path) -> None:
     node = NodeDriver(tmp_path, producer_expiry_ms=60_000)
     topic = node.create()
     node.produced(topic, batch_of([1], producer=(5, 0, 0)))
@@ -298,7 +298,7 @@ def test_a_directory_that_was_let_go_at_a_stop_is_not_lost(node: NodeDriver) -> 
             break
         job = node.jobs.pop(0).job
         result = job.run()
-        node.send(DiskSpace(0))  # the job ran in its thread; the loop has not heard of it yet
+        node.send(DiskSpace(0))  # the job ran in its thread; the loop has not taken its end yet
         node.send(JobDone(job, result, None))
     assert node.shut_down
     node.send(DiskSpace(0))
@@ -348,7 +348,7 @@ def test_leader_epochs_grow_with_every_crash_and_stay_with_every_stop(node: Node
     assert [h.leader_epoch for h in node.headers(topic)] == [0, 0, 1, 1, 2, 2]
 
 
-def test_a_compacted_metadata_log_says_the_same(
+def test_a_compacted_metadata_log_has_the_same_state(
     node: NodeDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = node.create(partitions=2)

@@ -1,4 +1,4 @@
-"""Who knows whom in the node: parts write their own state alone; who waits knows few of them."""
+"""Imports in the node: parts write their own state alone; waiters use few of them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ REPLICA_OWNERS: Final = {
         "replication/repairs.py",
         "replication/replica_fetcher.py",
         "partitions/trimming.py",
-    },  # Who starts a job counts it.
+    },  # The file that starts a job counts it.
     "waiters": {"runtime/purgatory.py"},
 }
 """A replica is a record of several owners' columns: which files write which."""

@@ -2,7 +2,7 @@
 
 Every function of the node's modules raises once, at each of its first calls in a fixed course of
 requests. Nothing may leave `handle_many`; every request is answered exactly once; what a client was
-told is stored is there; and after the bug the broker works.
+answered is stored is there; and after the bug the broker works.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def course(tmp_path: Path) -> Course:
 
 
 @pytest.mark.parametrize(("owner", "attribute"), PLANTS)
-def test_a_bug_is_answered_and_everybody_else_is_served(
+def test_a_bug_is_answered_and_all_other_requests_are_served(
     tmp_path: Path, owner: Any, attribute: str
 ) -> None:
     run = course(tmp_path)

@@ -1,4 +1,4 @@
-"""process.roles: who decides need not hold partitions, and who holds them need not decide."""
+"""process.roles: a controller need not hold partitions, and a broker need not be a controller."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_nothing_is_moved_to_a_controller_that_is_no_broker(members: Members) ->
     assert "controller alone" in answer.error_message
 
 
-def test_who_becomes_a_controller_alone_keeps_what_it_holds_and_gets_no_more(
+def test_a_broker_that_becomes_only_a_controller_keeps_its_partitions_and_gets_no_more(
     tmp_path: Path,
 ) -> None:
     node = NodeDriver(tmp_path)

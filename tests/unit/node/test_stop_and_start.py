@@ -1,4 +1,4 @@
-"""What a stop owes to those who wait, and what a start that was refused must leave in order."""
+"""What a stop answers to waiting requests, and what a refused start must leave in order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FETCH with `file_ranges` of rows that are not in memory: who asks reads them, the broker reads
+"""FETCH with `file_ranges` of rows that are not in memory: the client reads them, the broker reads
 headers only (docs/adr/0068).
 
 The disk of these tests refuses a read on the loop of what is not in memory.
@@ -74,7 +74,7 @@ def test_only_headers_are_brought_into_memory(
     for number in range(60):
         node.produced(topic, batch_of([number] * draw.choice(ROWS)))
     end = node.broker_end(topic)
-    told = 0
+    large_count = 0
     for _ in range(40):
         options: dict[str, Any] = {
             "offset": draw.randrange(end),
@@ -90,8 +90,8 @@ def test_only_headers_are_brought_into_memory(
         assert read(result.file_ranges) == body
         segments = len(result.file_ranges) + 1  # and one that did not fit
         assert sum(sizes(jobs)) <= segments * HEADERS_BYTES_MAX
-        told += len(body) > 600_000
-    assert told > 2, "of many bytes"
+        large_count += len(body) > 600_000
+    assert large_count > 2, "of many bytes"
 
 
 def test_a_long_range_needs_two_small_reads(node: NodeDriver) -> None:
@@ -115,7 +115,7 @@ def test_rows_that_are_sent_are_loaded_first(node: NodeDriver) -> None:
     assert max(sizes(jobs)) >= len(small)
 
 
-def test_rows_that_nobody_has_checked_are_checked_before_they_are_told_of(
+def test_unchecked_rows_are_checked_before_their_file_ranges_are_sent(
     node: NodeDriver,
 ) -> None:
     topic = node.create()
@@ -190,7 +190,7 @@ def test_an_answer_that_ends_where_checks_have_ended_waits_for_nothing(node: Nod
 
 
 def test_a_walk_from_the_beginning_of_a_damaged_segment(node: NodeDriver) -> None:
-    """The index was made again without the first rows, and nobody remembers why."""
+    """The index was made again without the first rows: their damage was not recorded."""
     topic = node.create()
     for number in range(6):
         node.produced(topic, batch_of([number] * 20_000))
@@ -207,7 +207,7 @@ def test_a_walk_from_the_beginning_of_a_damaged_segment(node: NodeDriver) -> Non
     assert result.file_ranges
 
 
-def test_few_rows_that_nobody_has_checked_are_not_read_on_the_loop(node: NodeDriver) -> None:
+def test_few_unchecked_rows_are_not_read_on_the_loop(node: NodeDriver) -> None:
     """Checksums of few bytes take less than a job, if these are in memory: some headers are."""
     topic = node.create()
     for number in range(200):
@@ -222,7 +222,7 @@ def test_few_rows_that_nobody_has_checked_are_not_read_on_the_loop(node: NodeDri
 
 
 def test_an_index_that_leads_into_damage(node: NodeDriver) -> None:
-    """Rows in front of it are told of, though nobody has looked how far it reaches."""
+    """Rows before the damage are sent as ranges, though its end was not looked for."""
     topic = node.create()
     for number in range(60):
         node.produced(topic, batch_of([number] * 3_000))

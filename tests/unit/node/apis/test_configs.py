@@ -74,7 +74,7 @@ class World:
         return found[0]
 
     def alter(self, *changes: tuple[str, str | None], node_id: int = WHOLE_CLUSTER) -> int:
-        """The error code; when it is 0 everybody has heard of it."""
+        """Return the error code; when it is 0, all brokers have applied the change."""
         wanted = [ConfigChange(*one) for one in changes]
         answer = self.ask(
             AlterConfigsRequest(node_id=node_id, changes=wanted), AlterConfigsResponse
@@ -127,25 +127,25 @@ def test_what_is_set_wins_over_what_was_given_until_it_is_unset(world: World) ->
     assert [rate_of(one) for one in world.members.by_id.values()] == [0, 500, 0]
 
 
-def test_the_server_hears_of_all_keys_that_may_change_and_only_of_changes(world: World) -> None:
+def test_the_server_gets_all_live_keys_and_only_when_one_changed(world: World) -> None:
     three = world.members.by_id[3]
-    heard: list[ConfigChanged] = []
+    changes: list[ConfigChanged] = []
     perform = three._perform
 
     def listen(effects: list[Effect]) -> list[Effect]:
-        heard.extend(one for one in effects if isinstance(one, ConfigChanged))
+        changes.extend(one for one in effects if isinstance(one, ConfigChanged))
         return perform(effects)
 
     three._perform = listen  # type: ignore[method-assign]
     assert world.alter((LEVEL, "debug"), (IDLE, "5000")) == 0
-    (changed,) = heard
+    (changed,) = changes
     assert (changed.values[LEVEL], changed.values[IDLE]) == ("debug", "5000")
     assert "node.id" not in changed.values
     version = world.one.version
     assert world.alter((LEVEL, "debug"), (IDLE, "5000")) == 0
     assert world.one.version == version, "nothing new is decided where nothing is new"
     assert world.alter((LEVEL, "info"), node_id=2) == 0
-    assert len(heard) == 1, "another broker's"
+    assert len(changes) == 1, "another broker's"
 
 
 REFUSED: tuple[tuple[list[tuple[str, str | None]], int, type[QuiverlogError]], ...] = (
@@ -189,7 +189,7 @@ def test_values_at_their_bounds_are_taken_and_kept_as_the_table_writes_them(worl
         assert world.values(RATE) == [(stored, ConfigSource.CLUSTER)] * 3
 
 
-def test_only_the_controller_decides_and_everybody_tells_of_itself(world: World) -> None:
+def test_only_the_controller_changes_configs_and_each_broker_reports_its_own(world: World) -> None:
     refused = world.ask(
         AlterConfigsRequest(changes=[ConfigChange(RATE, "1")]), AlterConfigsResponse, 2
     )
@@ -266,12 +266,12 @@ def test_what_another_version_has_decided_is_as_if_it_was_never_set(world: World
         BrokerConfigRecord(-1, RATE, "as fast as a horse"),
         BrokerConfigRecord(2, LEVEL, "debug"),
     ]
-    told: list[object] = []
+    outcomes: list[object] = []
     world.one.node.broker.metadata.propose(
-        strange, world.one.now, lambda result, error, _now: told.append(error or result)
+        strange, world.one.now, lambda result, error, _now: outcomes.append(error or result)
     )
     world.one.send(Tick())
-    world.members.run_until(lambda: bool(told))
+    world.members.run_until(lambda: bool(outcomes))
     world.members.run_until(lambda: world.entry(2, LEVEL).value == "debug")
     assert world.values(RATE)[0] == ("0", ConfigSource.DEFAULT)
     assert world.entry(2, "node.id").value == "2"
@@ -279,7 +279,7 @@ def test_what_another_version_has_decided_is_as_if_it_was_never_set(world: World
 
 
 def test_many_alterations_leave_one_value() -> None:
-    """The image, and so a snapshot, is as long as what it says, not as what was said before."""
+    """The image, and so a snapshot, grows with the keys that are set, not with all changes."""
     image = Image({})
     for number in range(10_000):
         image.replay_entry([BrokerConfigRecord(-1, RATE, str(number))])
@@ -291,8 +291,8 @@ def test_many_alterations_leave_one_value() -> None:
     assert image.broker_configs == {}
 
 
-def test_a_snapshot_says_the_same_and_what_was_unset_meanwhile_is_gone(world: World) -> None:
-    """A broker that was away so long that it gets a snapshot, in which a key is said no more."""
+def test_a_snapshot_has_the_same_configs_without_those_unset_meanwhile(world: World) -> None:
+    """A broker that was away until it gets a snapshot, which lacks a key that was unset."""
     assert world.alter((RATE, "5"), (LEVEL, "debug")) == 0
     three = world.members.by_id[3]
     three.send(ConfigReloaded({RETENTION: Given("8000", ConfigSource.FILE)}))
@@ -309,8 +309,8 @@ def test_a_snapshot_says_the_same_and_what_was_unset_meanwhile_is_gone(world: Wo
     assert three.node.broker.metadata.image.defaults == {"retention.ms": "8000"}
 
 
-def test_nobody_is_shut_out_by_what_is_set(world: World) -> None:
-    """Brokers connect to each other as clients do, and so does who would take it back."""
+def test_no_config_shuts_brokers_or_clients_out(world: World) -> None:
+    """Brokers connect to each other as clients do, and so does the operator that would undo it."""
     for key, least in LEAST.items():
         assert world.alter((key, str(least - 1))) == InvalidConfig.code
         assert world.alter((key, str(least))) == 0

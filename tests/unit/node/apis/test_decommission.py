@@ -49,7 +49,7 @@ def image_at(member: Member) -> Any:
     return member.node.broker.metadata.image
 
 
-def test_a_broker_leaves_and_all_forget_it(members: Members) -> None:
+def test_a_broker_leaves_and_all_drop_it(members: Members) -> None:
     one, four = members.by_id[1], members.by_id[4]
     begun = ask(members, BEGIN, 4)
     assert (begun.error_code, begun.is_registered, begun.is_decommissioning) == (0, True, True)
@@ -71,7 +71,7 @@ def test_a_broker_leaves_and_all_forget_it(members: Members) -> None:
     assert ask(members, NOTHING, 4).is_registered is False
 
 
-def test_one_that_is_forgotten_while_it_is_away_stays_out_until_it_is_started(
+def test_a_broker_unregistered_while_it_is_away_stays_out_until_it_is_started(
     members: Members,
 ) -> None:
     one, four = members.by_id[1], members.by_id[4]
@@ -99,7 +99,7 @@ def test_a_voter_that_leaves_gets_its_vote_back_when_that_is_called_off(members:
     assert image_at(one).brokers[3].wants_vote, "as soon as there is a place"
 
 
-def test_who_does_not_decide_says_who_does(members: Members) -> None:
+def test_a_broker_that_is_not_the_controller_names_it(members: Members) -> None:
     answer = ask(members, BEGIN, 4, at=2)
     assert answer.error_code == NotController.code
     assert answer.controller.node_id == 1

@@ -1,4 +1,4 @@
-"""DESCRIBE_CLUSTER: what brokers say of the cluster, and whom the client believes."""
+"""DESCRIBE_CLUSTER: what brokers report, and which broker's answer the client uses."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def described(node: NodeDriver) -> Any:
     raise AssertionError("no answer")
 
 
-# --- what brokers say ---------------------------------------------------------------------------
-def test_a_broker_alone_knows_all_of_itself(tmp_path: Path) -> None:
+# --- what brokers report ------------------------------------------------------------------------
+def test_a_single_broker_describes_the_whole_cluster(tmp_path: Path) -> None:
     node = NodeDriver(tmp_path, rack="a")
     node.create("t", partitions=3)
     found = described(node)
@@ -117,7 +117,7 @@ def test_what_a_restart_of_a_broker_would_cost_is_counted(tmp_path: Path) -> Non
     ]  # fmt: skip
 
 
-def test_who_leads_knows_how_far_the_others_are(members: Members) -> None:
+def test_the_controller_reports_the_lag_of_the_others(members: Members) -> None:
     first = members.add(1)
     grow(members, 2, 3)
     members.run(1_000)
@@ -152,12 +152,12 @@ def test_the_controller_has_metadata_lag_room_and_failed_writes_of_each_broker(
     assert [one.faulted_count for one in found] == [0, 7, 0]
     first.metrics.partitions_with_faults = 8
     assert [one.faulted_count for one in described(first).brokers] == [8, 7, 0]
-    told = described(second).brokers
-    assert [one.faulted_count for one in told] == [0, 0, 0], "only the controller has it"
-    assert [(one.metadata_lag, one.is_disk_full) for one in told] == [(-1, False)] * 3
+    brokers = described(second).brokers
+    assert [one.faulted_count for one in brokers] == [0, 0, 0], "only the controller has it"
+    assert [(one.metadata_lag, one.is_disk_full) for one in brokers] == [(-1, False)] * 3
 
 
-def test_who_follows_says_who_leads_and_no_lag(members: Members) -> None:
+def test_a_follower_names_the_controller_and_reports_no_lag(members: Members) -> None:
     members.add(1)
     grow(members, 2, 3)
     second: Member = members.by_id[2]
@@ -191,7 +191,7 @@ def texts(found: ClusterDetail) -> list[str]:
 
 
 def ask(answers: dict[Address, Any]) -> tuple[ClusterDetail, list[Address]]:
-    """What comes of it, and who was asked."""
+    """Return the outcome, and the brokers that were asked."""
     cluster = Cluster([ONE], Settings(), clock=lambda: 0.0, jitter=lambda: 0.5)
     world = World(answers)
     return world.play(describe_cluster(cluster)), world.asked
@@ -208,16 +208,16 @@ def test_a_controller_that_does_not_answer_leaves_what_is_known() -> None:
     found, asked = ask({ONE: answer_of(1, 10), TWO: RequestTimedOut("silent")})
     assert asked == [ONE, TWO]
     assert (found.reported_by, found.quorum[0].lag) == (1, None)
-    (said,) = texts(found)
-    assert "The controller, broker 2, did not answer" in said
+    (problem,) = texts(found)
+    assert "The controller, broker 2, did not answer" in problem
 
 
-def test_who_knows_less_than_the_first_is_not_believed() -> None:
+def test_an_answer_with_older_metadata_than_the_first_is_not_used() -> None:
     found, _ = ask({ONE: answer_of(1, 10), TWO: answer_of(2, 9)})
     assert found.reported_by == 1
 
 
-def test_where_nobody_decides_one_answer_is_all_there_is() -> None:
+def test_without_a_controller_one_answer_is_enough() -> None:
     found, asked = ask({ONE: answer_of(1, 10, controller_id=-1)})
     assert asked == [ONE]
     assert found.controller is None
@@ -261,7 +261,7 @@ def receive(answer: DescribeClusterResponse) -> None:
 
 
 # --- what people see ----------------------------------------------------------------------------
-def test_what_is_wrong_is_said_with_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_problem_is_named_with_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
     answer = answer_of(2, 11)
     answer.brokers[0].is_fenced = True
     answer.brokers[1].in_shutdown = True

@@ -1,4 +1,4 @@
-"""Feature levels: who may be in the cluster and what may be written, over whole nodes."""
+"""Feature levels: which brokers may be in the cluster and what may be written, over whole nodes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.members import Member, Members
 
 A = TypeVar("A", bound=m.Response)
 OLD = FEATURE_LEVEL_MAX
-"""What today's brokers support; below, they stand for older software."""
+"""What today's brokers support; below, of older software."""
 NEW = OLD + 1
 """A level that only this test has."""
 
@@ -97,7 +97,7 @@ def test_one_old_broker_beside_newer_ones_then_finalised(tmp_path: Path) -> None
         world.members.by_id[node_id].restart(feature_level_max=NEW)
         world.members.run_until(lambda: all(map(world.is_live, (1, 2, 3))))
         world.members.by_id[node_id].call(m.HelloRequest())
-    assert world.level == OLD, "nobody has asked for more"
+    assert world.level == OLD, "no command has raised it"
     assert world.finalise(0).level_max == NEW
     assert world.finalise(NEW, validate_only=True).level == OLD
     assert world.level == OLD
@@ -116,16 +116,16 @@ def test_levels_that_cannot_be_are_refused(tmp_path: Path, level: int) -> None:
     assert (world.level, world.members.by_id[1].version) == (NEW, version)
 
 
-def test_a_broker_below_the_level_is_refused_and_says_why(tmp_path: Path) -> None:
+def test_a_broker_below_the_level_is_refused_and_logs_why(tmp_path: Path) -> None:
     world = World(tmp_path, NEW)
     old = world.add(2, OLD)
     world.members.run_until(lambda: any("79" in str(one) for one in old.lines))
-    (told,) = [one for one in old.lines if "does not take this broker" in one.event]
-    assert told.level == "warning"
-    assert f"feature level {NEW}, broker 2 supports 1 to 1" in str(told.fields["why"])
+    (line,) = [one for one in old.lines if "does not take this broker" in one.event]
+    assert line.level == "warning"
+    assert f"feature level {NEW}, broker 2 supports 1 to 1" in str(line.fields["why"])
     world.members.run(1_000)
     assert 2 not in world.members.by_id[1].node.broker.metadata.image.brokers
-    assert len([one for one in old.lines if "does not take" in one.event]) == 1, "said once"
+    assert len([one for one in old.lines if "does not take" in one.event]) == 1, "logged once"
 
 
 def test_a_broker_that_is_alone_does_not_start_below_its_level(tmp_path: Path) -> None:

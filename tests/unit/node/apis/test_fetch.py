@@ -209,7 +209,7 @@ def test_deleting_the_topic_answers_its_fetches(node: NodeDriver) -> None:
     assert answer[0].partitions[0].error_code == errors.UnknownTopicId.code
 
 
-def test_deleting_records_answers_those_who_wait_for_them(node: NodeDriver) -> None:
+def test_deleting_records_answers_fetches_that_wait_for_them(node: NodeDriver) -> None:
     topic = node.create()
     fill(node, topic, 1)
     parked = node.request(node.fetch_request(topic, 0, max_wait_ms=1000, min_bytes=10**6))
@@ -281,7 +281,7 @@ def test_made_up_names_and_connections_give_no_more_long_polls(
         parked = [parks(connection) for connection in attackers]
         if not any(parked):
             break
-    assert parks(1, 1), "each connection has room for one, whoever shares its address"
+    assert parks(1, 1), "each connection has room for one, also from one address"
     assert sum(parks(2) for _ in range(100)) >= 20
     purgatory = node.node.broker.purgatory
     assert purgatory.parked <= bounds[0]

@@ -1,4 +1,4 @@
-"""FETCH with `file_ranges`: the same rows, told by where they lie (docs/adr/0068)."""
+"""FETCH with `file_ranges`: the same rows as places in files (docs/adr/0068)."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_ranges_have_the_bytes_that_would_have_been_sent(node: NodeDriver, seed:
     draw = random.Random(seed)
     topic = filled(node, draw)
     end = node.broker_end(topic)
-    told = segments_max = 0
+    ranges_count = segments_max = 0
     for _ in range(60):
         options: dict[str, Any] = {
             "offset": draw.randrange(end),
@@ -73,9 +73,9 @@ def test_ranges_have_the_bytes_that_would_have_been_sent(node: NodeDriver, seed:
         assert rest == b""
         assert read(result.file_ranges) == body
         assert [one.last_header for one in result.file_ranges] == last_headers(result.file_ranges)
-        told += 1
+        ranges_count += 1
         segments_max = max(segments_max, len(result.file_ranges))
-    assert told > 10
+    assert ranges_count > 10
     assert segments_max > 1, "of several segments"
 
 
@@ -91,7 +91,7 @@ def test_rows_in_many_small_files_are_sent(node: NodeDriver) -> None:
     assert len(body) == 3 * len(small)
 
 
-def test_nobody_hears_of_files_who_has_not_asked(node: NodeDriver) -> None:
+def test_no_client_gets_file_ranges_unasked(node: NodeDriver) -> None:
     topic = filled(node, random.Random(1))
     result, body = node.fetched(topic, bytes_max=1 << 20)
     assert result.file_ranges == []
@@ -109,11 +109,11 @@ def test_bounds_count_what_lies_in_files(node: NodeDriver) -> None:
     size = len(batch_of([7] * 20_000))
     asked = {"bytes_max": 5 * size, "partitions": entries}
     sent, body = node.call(m.FetchRequest(**asked))
-    told, rest = node.call(m.FetchRequest(**asked, file_ranges=True))
-    sizes = [result.batch_bytes for result in told.partitions]
+    answer, rest = node.call(m.FetchRequest(**asked, file_ranges=True))
+    sizes = [result.batch_bytes for result in answer.partitions]
     assert sizes == [result.batch_bytes for result in sent.partitions] == [3 * size, 2 * size, 0]
     assert rest == b""
-    assert b"".join(read(result.file_ranges) for result in told.partitions) == body
+    assert b"".join(read(result.file_ranges) for result in answer.partitions) == body
     assert node.metrics.local_read_bytes == 5 * size
     assert node.metrics.topics["t"].bytes_out == 10 * size
 
@@ -138,7 +138,7 @@ def test_rows_above_the_high_watermark_are_in_no_range(node: NodeDriver) -> None
     assert sum(one.byte_count for one in result.file_ranges) == len(batch_of([1] * 20_000))
 
 
-def test_a_file_whose_name_is_no_text_is_not_told_of(tmp_path: Path) -> None:
+def test_a_file_whose_name_is_no_text_is_not_sent_as_a_range(tmp_path: Path) -> None:
     node = NodeDriver(tmp_path / "caf\udce9")
     topic = node.create()
     node.produced(topic, batch_of([1] * 20_000))
@@ -164,7 +164,7 @@ def test_a_working_directory_that_is_gone_hides_relative_paths(
     assert len(body) == result.batch_bytes
 
 
-def test_a_relative_data_directory_is_told_as_a_whole_path(
+def test_a_relative_data_directory_is_sent_as_a_whole_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -175,7 +175,7 @@ def test_a_relative_data_directory_is_told_as_a_whole_path(
     assert Path(result.file_ranges[0].path).is_relative_to(tmp_path)
 
 
-def test_a_data_directory_behind_a_link_is_told_as_the_system_finds_it(tmp_path: Path) -> None:
+def test_a_data_directory_behind_a_link_is_sent_as_the_system_finds_it(tmp_path: Path) -> None:
     """`..` behind a link leads to where the link points, and not to where it lies."""
     (tmp_path / "disk" / "deep").mkdir(parents=True)
     (tmp_path / "link").symlink_to(tmp_path / "disk" / "deep")
@@ -186,13 +186,13 @@ def test_a_data_directory_behind_a_link_is_told_as_the_system_finds_it(tmp_path:
     assert read(result.file_ranges) == node.fetched(topic)[1]
 
 
-def test_rows_that_do_not_fit_behind_others_are_not_told_of(node: NodeDriver) -> None:
+def test_rows_that_do_not_fit_behind_others_are_not_sent_as_ranges(node: NodeDriver) -> None:
     topic = node.create(partitions=2)
     for partition in range(2):
         node.produced(topic, batch_of([7] * 20_000), partition=partition)
     size = len(batch_of([7] * 20_000))
     entries = [m.FetchPartition(topic, p) for p in range(2)]
     asked = m.FetchRequest(bytes_max=size + 100, partitions=entries, file_ranges=True)
-    told, _ = node.call(asked)
-    assert [result.batch_bytes for result in told.partitions] == [size, 0]
-    assert [len(result.file_ranges) for result in told.partitions] == [1, 0]
+    answer, _ = node.call(asked)
+    assert [result.batch_bytes for result in answer.partitions] == [size, 0]
+    assert [len(result.file_ranges) for result in answer.partitions] == [1, 0]

@@ -1,4 +1,4 @@
-"""FETCH at a follower: rows of the copy, below the high watermark that it has heard of."""
+"""FETCH at a follower: rows of the copy, below the high watermark that its leader sent."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def write(copies: Copies, *values: int) -> None:
     copies.leader.produce(copies.topic, batch_of(values))
 
 
-def test_a_copy_is_read_as_far_as_the_leader_has_said(copies: Copies) -> None:
+def test_a_copy_is_read_up_to_the_high_watermark_that_its_leader_sent(copies: Copies) -> None:
     write(copies, 1, 2, 3)
     assert read(copies)[0].error_code == errors.ReplicaNotAvailable.code, "it has asked for nothing"
     copies.settle()
@@ -64,7 +64,7 @@ def test_rows_above_its_high_watermark_are_not_shown(copies: Copies) -> None:
         assert (result.error_code, result.high_watermark, body) == (0, 1, b""), offset
 
 
-def test_who_did_not_ask_for_a_copy_is_sent_to_the_leader(copies: Copies) -> None:
+def test_a_reader_that_did_not_ask_for_a_copy_is_sent_to_the_leader(copies: Copies) -> None:
     write(copies, 1)
     copies.settle()
     assert read(copies, follower=False)[0].error_code == errors.NotLeader.code
@@ -101,7 +101,7 @@ def test_a_long_poll_wakes_when_the_copys_high_watermark_moves(copies: Copies) -
 
 
 def test_an_offset_that_is_not_copied_yet_waits(copies: Copies) -> None:
-    """The reader has read further elsewhere: only the leader knows where the log ends.
+    """The reader has read further elsewhere: only the leader has the end of the log.
 
     Rule 17 of docs/replication-rules.md.
     """
@@ -168,10 +168,10 @@ def test_the_readers_epochs_are_checked_as_at_the_leader(copies: Copies) -> None
 
 
 @pytest.mark.parametrize("follower", [False, True])
-def test_who_has_not_heard_of_the_newest_leader_calls_nothing_lost(
+def test_a_broker_without_the_newest_leader_in_its_metadata_reports_no_lost_rows(
     copies: Copies, follower: bool
 ) -> None:
-    """A leader that was deposed and does not know it: the reader has rows of its successor."""
+    """A leader that was deposed without its notice: the reader has rows of its successor."""
     write(copies, 1, 2)
     copies.settle()
     node = copies.copy if follower else copies.leader
@@ -192,7 +192,7 @@ def test_a_copy_that_has_not_agreed_with_the_new_leader_is_not_read(copies: Copi
     waiting = poll(copies, 1)
     copies.change(copies.copy, leader_id=LEADER, leader_epoch=4)
     answer = copies.copy.answer(waiting)
-    assert answer is not None, "nobody waits for an old leader's rows"
+    assert answer is not None, "no fetch waits for an old leader's rows"
     assert answer[0].partitions[0].error_code == errors.ReplicaNotAvailable.code
     assert read(copies)[0].error_code == errors.ReplicaNotAvailable.code
     copies.change(copies.leader, leader_id=LEADER, leader_epoch=4)
@@ -239,7 +239,7 @@ def test_a_copy_out_of_sync_is_not_read(copies: Copies) -> None:
 def test_a_copy_with_a_fault_is_not_read(copies: Copies) -> None:
     write(copies, 1)
     copies.settle()
-    copies.copy.node.broker.flushes.declare_fault(copies.replica, "the test says so")
+    copies.copy.node.broker.flushes.declare_fault(copies.replica, "the test sets it")
     assert read(copies)[0].error_code == errors.ReplicaNotAvailable.code
 
 

@@ -126,7 +126,7 @@ def test_long_poll_of_a_deleted_topic_is_answered(node: NodeDriver) -> None:
     assert answer[0].partitions[0].error_code == errors.UnknownTopicId.code
 
 
-def test_long_poll_is_forgotten_with_its_connection(node: NodeDriver) -> None:
+def test_long_poll_ends_with_its_connection(node: NodeDriver) -> None:
     topic = node.create()
     version = node.call(m.MetadataRequest())[0].metadata_version
     node.request(poll(topic, 0, version=version), connection=2)
@@ -199,7 +199,7 @@ def test_deleted_records_stay_deleted(node: NodeDriver) -> None:
     assert node.produced(topic, batch_of([1])).base_offset == 40
 
 
-def test_schemas_are_told_by_topic_id(node: NodeDriver) -> None:
+def test_schemas_are_returned_by_topic_id(node: NodeDriver) -> None:
     topic = node.create()
     response, _ = node.call(m.TopicSchemasRequest(topic_id=topic))
     assert [(s.schema_id, s.schema) for s in response.schemas] == [(1, serialize(SCHEMA))]

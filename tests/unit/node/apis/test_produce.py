@@ -174,7 +174,7 @@ def test_lying_sizes_refuse_the_request(node: NodeDriver, sizes: list[int]) -> N
     assert node.broker_end(topic) == 0
 
 
-def test_wrong_leader_epochs_are_told(node: NodeDriver) -> None:
+def test_wrong_leader_epochs_are_refused(node: NodeDriver) -> None:
     topic = node.create()
     node.crash()
     for epoch, error in [(0, errors.FencedLeaderEpoch), (2, errors.UnknownLeaderEpoch)]:
@@ -286,7 +286,7 @@ def test_ids_and_epochs_that_were_never_given_out_are_refused(
 
 
 def test_an_older_epoch_is_refused_where_the_newer_has_not_written_yet(node: NodeDriver) -> None:
-    """Whoever asked for epoch 1 relies on epoch 0 being over, also after a crash."""
+    """The producer with epoch 1 relies on epoch 0 being over, also after a crash."""
     topic = node.create()
     node.give_out(5, 0)
     assert node.produced(topic, batch_of([1, 2], producer=(5, 0, 0))).base_offset == 0
@@ -310,26 +310,28 @@ def test_an_older_epoch_is_refused_where_the_newer_has_not_written_yet(node: Nod
     )
 
 
-def test_of_an_older_epoch_it_is_said_from_where_on_nothing_is_stored(node: NodeDriver) -> None:
-    """Whoever has raised the epoch finds out by that which of its batches were stored."""
+def test_a_refused_older_epoch_gets_the_first_sequence_not_stored(
+    node: NodeDriver,
+) -> None:
+    """By that the producer that raised the epoch finds out which of its batches were stored."""
     topic, other = node.create("t", partitions=1), node.create("other", partitions=1)
     node.give_out(5, 0)
     for sequence in range(7):
         node.produced(topic, batch_of([sequence], producer=(5, 0, sequence)))
     node.give_out(5, 1)
 
-    def told(where: bytes, sequence: int) -> tuple[int, int, int]:
+    def refused(where: bytes, sequence: int) -> tuple[int, int, int]:
         batch = batch_of([sequence], producer=(5, 0, sequence))
         result = result_of(node, node.produce(where, batch))
         assert result is not None
         return result.error_code, result.base_offset, result.next_sequence
 
     over = errors.InvalidProducerEpoch.code
-    assert [told(topic, sequence) for sequence in (1, 2, 6, 7, 8)] == [
+    assert [refused(topic, sequence) for sequence in (1, 2, 6, 7, 8)] == [
         (over, -1, 7), (0, 2, -1), (0, 6, -1), (over, -1, 7), (over, -1, 7),
     ]  # fmt: skip
-    assert told(other, 0) == (over, -1, 0)
-    assert told(other, 3) == (over, -1, 0)
+    assert refused(other, 0) == (over, -1, 0)
+    assert refused(other, 3) == (over, -1, 0)
     assert (node.broker_end(topic), node.broker_end(other)) == (7, 0)
 
 
@@ -423,7 +425,7 @@ def test_a_slow_disk_times_the_produce_out(node: NodeDriver) -> None:
     assert node.metrics.produces_timed_out == 1
 
 
-def test_a_failed_flush_fails_those_who_wait_and_the_partition(node: NodeDriver) -> None:
+def test_a_failed_flush_fails_waiting_produces_and_the_partition(node: NodeDriver) -> None:
     topic = node.create(partitions=2)
     waiting = [node.produce(topic, batch_of([i])) for i in range(2)]
     node.flush(OSError(5, "Input/output error"))
@@ -447,7 +449,7 @@ def test_answers_of_a_closed_connection_are_dropped(node: NodeDriver) -> None:
     correlation = node.produce(topic, batch_of([1]), connection=2)
     node.close_connection(2)
     node.flush()
-    node.answer(correlation)  # At most one; the server drops what nobody waits for.
+    node.answer(correlation)  # At most one; the server drops an answer without a request.
     assert len(node.headers(topic)) == 1
 
 
@@ -463,7 +465,7 @@ def test_counters(node: NodeDriver) -> None:
 
 @pytest.mark.parametrize("when", ["answered", "appended"])
 def test_acknowledged_rows_are_there_once_after_a_crash(node: NodeDriver, when: str) -> None:
-    """The client that heard nothing sends again; the client that was answered does not."""
+    """The client without an answer sends again; the client that was answered does not."""
     topic = node.create()
     batches = [batch_of([i] * (i + 1), producer=(5, 0, i * (i + 1) // 2)) for i in range(8)]
     for batch in batches[:5]:

@@ -39,11 +39,11 @@ BOTH = (LEADER, COPY)
 
 
 def change(node: NodeDriver, topic: bytes, **fields: Any) -> None:
-    told: list[BaseException | None] = []
+    results: list[BaseException | None] = []
     record: Record = PartitionChangeRecord(topic, 0, **fields)
-    node.node.broker.propose([record], node.now, lambda _result, error, _now: told.append(error))
+    node.node.broker.propose([record], node.now, lambda _result, error, _now: results.append(error))
     node.send(Tick())
-    assert told == [None]
+    assert results == [None]
 
 
 def led(tmp_path: Path) -> tuple[NodeDriver, bytes]:
@@ -124,7 +124,7 @@ class Copier:
 def stored(node: NodeDriver) -> bytes:
     """The bytes of all batches in the first partition's log."""
     data = Path(node.config.data_dir) / "data" / "t-0"
-    # The header of a segment says when the file was made.
+    # The header of a segment has the time at which the file was made.
     return b"".join(path.read_bytes()[SEGMENT_HEADER_BYTES:] for path in sorted(data.glob("*.log")))
 
 
@@ -139,7 +139,7 @@ def test_a_copy_is_equal_byte_for_byte(tmp_path: Path) -> None:
     assert state.high_watermark == 0, "rows need both"
     copier.copy()
     assert copier.replica.log.log_end_offset == leader.broker_end(topic)
-    assert state.high_watermark == 0, "it has not said so"
+    assert state.high_watermark == 0, "it has not reported them"
     copier.copy()
     assert state.high_watermark == leader.broker_end(topic)
     copier.copy()
@@ -158,13 +158,13 @@ def test_a_fetch_waits_for_rows_and_for_the_high_watermark(tmp_path: Path) -> No
     copier.take(waiting)
     assert copier.replica.log.log_end_offset == 1
     assert leader.answer(asked) is None
-    told = copier.ask(max_wait_ms=500)
+    correlation = copier.ask(max_wait_ms=500)
     answer = leader.answer(asked)
     assert answer is not None
     assert not answer[0].partitions[0].error_code, "acknowledged by the very fetch"
-    assert leader.answer(told) is None, "nobody waits for the high watermark"
+    assert leader.answer(correlation) is None, "no reader waits for the high watermark"
     leader.advance(REPLICA_FETCH_WATERMARK_WAIT_MS)
-    copier.take(told)
+    copier.take(correlation)
     assert copier.replica.state.high_watermark == 1
     waiting = copier.ask(max_wait_ms=500)
     leader.advance(499)
@@ -173,7 +173,7 @@ def test_a_fetch_waits_for_rows_and_for_the_high_watermark(tmp_path: Path) -> No
     assert copier.take(waiting) == [], "no news, and the partition is not mentioned"
 
 
-def test_a_high_watermark_that_readers_wait_for_is_told_at_once(tmp_path: Path) -> None:
+def test_a_high_watermark_that_readers_wait_for_is_sent_at_once(tmp_path: Path) -> None:
     leader, topic = led(tmp_path)
     copier = Copier(tmp_path, leader, topic)
     copier.copy()
@@ -200,7 +200,7 @@ def test_a_high_watermark_that_lags_comes_with_rows_before_its_time(tmp_path: Pa
     assert not leader.node.broker.copy_sessions._parked, "the fetch was answered"
 
 
-def test_what_lags_is_told_when_the_wait_is_ended(tmp_path: Path) -> None:
+def test_lagging_partitions_are_sent_when_the_wait_is_ended(tmp_path: Path) -> None:
     leader, topic = led(tmp_path)
     copier = Copier(tmp_path, leader, topic)
     copier.copy()
@@ -253,7 +253,7 @@ def asked(leader: NodeDriver, topic: bytes, **fields: Any) -> ReplicaFetchRespon
     return response
 
 
-def test_who_is_no_replica_or_comes_late_is_refused(tmp_path: Path) -> None:
+def test_a_broker_that_is_no_replica_or_comes_late_is_refused(tmp_path: Path) -> None:
     leader, topic = led(tmp_path)
     (result,) = asked(leader, topic, replica_id=5).partitions
     assert result.error_code == NotLeader.code
@@ -266,7 +266,7 @@ def test_who_is_no_replica_or_comes_late_is_refused(tmp_path: Path) -> None:
     assert asked(leader, topic, broker_epoch=-1).error_code == InvalidRequest.code
     assert asked(leader, topic, offset=-1).error_code == InvalidRequest.code
     assert asked(leader, topic, saved_epoch=-3).error_code == InvalidRequest.code
-    assert asked(leader, topic, saved_epoch=2**31 - 1).error_code == 0, "a broker may say so"
+    assert asked(leader, topic, saved_epoch=2**31 - 1).error_code == 0, "a broker may report it"
     many = [ReplicaFetchPartition(topic, n) for n in range(1_001)]
     assert asked(leader, topic, partitions=many).error_code == InvalidRequest.code
     sessions = leader.node.broker.copy_sessions.sessions
@@ -289,7 +289,7 @@ def test_a_session_ends_what_waited_in_it(tmp_path: Path) -> None:
         partitions=[entry],
     )
     leader.request(again)
-    assert copier.take(waiting) == [], "answered at once: the follower has more to say"
+    assert copier.take(waiting) == [], "answered at once: the follower has more to report"
 
 
 def test_only_brokers_are_served(tmp_path: Path) -> None:
@@ -301,7 +301,7 @@ def test_only_brokers_are_served(tmp_path: Path) -> None:
 def test_news_of_a_partition_whose_rows_are_being_read_asks_the_disk_for_nothing_more(
     tmp_path: Path,
 ) -> None:
-    """What was asked for is not there yet: that says nothing of what the disk holds."""
+    """What was asked for is not there yet: the disk may hold more."""
     node = NodeDriver(tmp_path, node_id=LEADER, cluster_id="c")
     topic = node.create(durability="memory", **{"segment.ms": "1000"})
     for value in range(3):

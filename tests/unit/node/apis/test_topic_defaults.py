@@ -24,7 +24,7 @@ def world(tmp_path: Path) -> World:
 
 
 def retention_of(member: Member, name: str) -> tuple[int, set[int]]:
-    """As the metadata say, and as the logs that are here do."""
+    """Of the metadata, and of the logs that are here."""
     broker = member.node.broker
     topic = broker.metadata.image.topics[name]
     replicas = [*broker.assignment.replicas.values(), *broker.assignment._followed.values()]
@@ -51,7 +51,7 @@ def all_retain(world: World, name: str, retention_ms: int) -> bool:
     )
 
 
-def test_a_default_of_topics_counts_at_once_where_a_topic_says_nothing(world: World) -> None:
+def test_a_default_of_topics_counts_at_once_where_a_topic_sets_nothing(world: World) -> None:
     create(world, "silent")
     create(world, "own", ("retention.ms", "77000"))
     default = world.entry(1, RETENTION)
@@ -64,8 +64,8 @@ def test_a_default_of_topics_counts_at_once_where_a_topic_says_nothing(world: Wo
     assert all_retain(world, "later", 5_000)
     assert world.values(RETENTION) == [("5000", ConfigSource.CLUSTER)] * 3
     detail = world.ask(m.DescribeTopicsRequest(names=["silent"]), m.DescribeTopicsResponse)
-    said = {one.key: (one.value, one.source) for one in detail.topics[0].configs}
-    assert said["retention.ms"] == ("5000", "default")
+    configs = {one.key: (one.value, one.source) for one in detail.topics[0].configs}
+    assert configs["retention.ms"] == ("5000", "default")
     world.one.restart()
     world.one.call(m.HelloRequest())
     world.members.run_until(lambda: bool(world.members.leaders) and world.one.started)
@@ -124,4 +124,4 @@ def test_a_default_of_another_version_is_as_if_it_was_never_set(key: str, value:
     assert image.defaults == {"segment.ms": "9000"}
     restored = Image({})
     restored.replay_entry(image.snapshot_records(), version=3)
-    assert restored.broker_configs == image.broker_configs, "who understands it may yet come"
+    assert restored.broker_configs == image.broker_configs, "a version that reads it may follow"

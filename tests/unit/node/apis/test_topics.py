@@ -154,7 +154,7 @@ def test_deleted_is_gone_with_its_files(node: NodeDriver) -> None:
     assert node.fetched(topic)[0].error_code == errors.UnknownTopicId.code
 
 
-def test_a_name_is_deleted_only_while_it_is_the_topic_that_was_meant(node: NodeDriver) -> None:
+def test_a_name_is_deleted_only_while_it_has_the_given_topic_id(node: NodeDriver) -> None:
     old = node.create()
     node.call(m.DeleteTopicsRequest(names=["t"], topic_ids=[old]))
     new = node.create()
@@ -328,7 +328,7 @@ def test_describe(node: NodeDriver) -> None:
     assert [t.name for t in response.topics] == ["t", "other"]
 
 
-def test_the_brokers_defaults_apply_where_the_topic_says_nothing(tmp_path: Path) -> None:
+def test_the_brokers_defaults_apply_where_the_topic_sets_nothing(tmp_path: Path) -> None:
     node = NodeDriver(tmp_path, topic_defaults={"durability": "memory"}, partitions_default=3)
     response, _ = node.call(
         m.CreateTopicsRequest(topics=[m.NewTopic("t", serialize_schema(SCHEMA))])

@@ -50,7 +50,7 @@ class Counter:
 
 
 def cluster(root: Path, partitions: int) -> tuple[Members, Member, bytes]:
-    """Three nodes; a topic of so many partitions with a copy on each, all in sync."""
+    """Three nodes; a topic of `partitions` partitions with a copy on each, all in sync."""
     root.mkdir(parents=True)
     members = Members(root)
     # A round of retention looks at each log once, slowly.
@@ -84,7 +84,7 @@ def steps_of(root: Path, partitions: int, *, is_written: bool) -> int:
 
 def for_each(root: Path, *, is_written: bool = False) -> float:
     """Steps for each partition that rests."""
-    # Python 3.13 tells no steps of the first call of a function that is traced.
+    # Python 3.13 traces no steps of the first call of a function.
     steps_of(root / "untold", FEW, is_written=is_written)
     few = steps_of(root / "few", FEW, is_written=is_written)
     many = steps_of(root / "many", MANY, is_written=is_written)

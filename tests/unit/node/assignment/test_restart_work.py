@@ -24,7 +24,7 @@ FEW, MANY = 8, 32
 
 
 def cluster(root: Path, partitions: int) -> Members:
-    """Three nodes; a topic of so many partitions with a row in each copy."""
+    """Three nodes; a topic of `partitions` partitions with a row in each copy."""
     root.mkdir(parents=True)
     members = Members(root)
     # A round of retention, or of elections, looks at everything once, slowly.
@@ -48,7 +48,7 @@ def cluster(root: Path, partitions: int) -> Members:
 
 
 def is_whole(members: Members, partitions: int) -> bool:
-    """Every copy of every partition is in sync, as the first node knows it."""
+    """Every copy of every partition is in sync, in the first node's metadata."""
     topic = members.by_id[1].node.broker.metadata.image.topics["t"]
     in_sync = [len(one.in_sync_replicas) for one in topic.partitions]
     return in_sync == [3] * partitions
@@ -82,7 +82,7 @@ def looks_of_restarts(root: Path, partitions: int, monkeypatch: pytest.MonkeyPat
             restart(members, member, partitions)
     monkeypatch.undo()
     cuts = [line for one in members.up for line in one.lines if line.event == "copy cut"]
-    assert len(cuts) >= partitions, "who has led without a row is cut"
+    assert len(cuts) >= partitions, "a leader without a row is truncated"
     return looks / partitions
 
 
@@ -94,7 +94,7 @@ def test_a_restart_looks_as_often_at_each_of_many_partitions_as_of_few(
     assert many <= 1.2 * few
 
 
-def test_a_change_of_a_partition_has_nobody_look_at_the_others_of_its_topic(
+def test_a_change_of_a_partition_costs_no_look_at_the_others_of_its_topic(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     members = cluster(tmp_path / "one", FEW)
@@ -121,6 +121,6 @@ def test_hundreds_of_copies_that_are_back_come_into_sync_with_one_decision(tmp_p
     count = 300
     led = Cluster(tmp_path, partitions=count)
     slow = Slow(led)
-    led.node.advance(REPLICA_LAG_MS_MAX + 1)  # Nobody has asked for rows.
+    led.node.advance(REPLICA_LAG_MS_MAX + 1)  # No follower has fetched.
     (asked,) = (request for request, _ in slow.asked)
     assert len(asked.partitions) == count

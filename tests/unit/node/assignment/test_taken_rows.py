@@ -58,7 +58,7 @@ def test_every_partition_that_expires_is_named_with_its_rows(node: NodeDriver) -
     assert sum(line["bytes"] for line in lines) == node.metrics.retention_bytes_deleted > 0
 
 
-def test_what_was_taken_before_a_stop_is_said_by_it(node: NodeDriver) -> None:
+def test_what_was_taken_before_a_stop_is_logged_by_it(node: NodeDriver) -> None:
     topic = node.create(retention_ms="1000", durability="memory")
     node.produced(topic, batch_of([1] * 10))
     while not node.metrics.retention_bytes_deleted:
@@ -83,7 +83,7 @@ def test_a_line_stays_short_and_nothing_is_lost() -> None:
     assert sum(line["segments"] for line in lines) == 1_000
 
 
-def test_one_line_tells_of_a_partition_that_was_taken_from_twice() -> None:
+def test_one_line_names_a_partition_that_was_taken_from_twice() -> None:
     outbox = Outbox(NodeMetrics())
     taken = TakenRows(outbox)
     for first, end in ((5, 7), (7, 11)):
@@ -95,7 +95,7 @@ def test_one_line_tells_of_a_partition_that_was_taken_from_twice() -> None:
     assert taken.due_us is None
 
 
-def test_nothing_is_said_of_rows_whose_topic_was_deleted_before_they_were_taken(
+def test_rows_whose_topic_was_deleted_before_they_were_taken_are_not_logged(
     node: NodeDriver,
 ) -> None:
     topic = node.create(retention_ms="1000", durability="memory")
@@ -116,7 +116,7 @@ def test_nothing_is_said_of_rows_whose_topic_was_deleted_before_they_were_taken(
     assert not [line for line in node.lines if line.level == "error"]
 
 
-def test_who_deletes_rows_of_a_topic_that_is_deleted_meanwhile_is_told(node: NodeDriver) -> None:
+def test_deleting_rows_of_a_topic_that_is_deleted_meanwhile_is_refused(node: NodeDriver) -> None:
     topic = node.create()
     node.produced(topic, bytes(batch_of([1] * 10)))
     node.hold_jobs = True
@@ -134,7 +134,7 @@ def test_who_deletes_rows_of_a_topic_that_is_deleted_meanwhile_is_told(node: Nod
     assert answer[0].partitions[0].error_code == UnknownTopicId.code
 
 
-def test_rows_between_two_that_retention_took_are_not_said_to_be_its() -> None:
+def test_rows_between_two_that_retention_took_are_not_logged_as_taken() -> None:
     """A client deleted them, or they are of an older topic of that name."""
     outbox = Outbox(NodeMetrics())
     taken = TakenRows(outbox)

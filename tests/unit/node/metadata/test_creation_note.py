@@ -139,7 +139,7 @@ def test_what_was_made_and_is_lost_does_not_begin_by_itself(world: World) -> Non
     } == here
 
 
-def test_a_disk_without_a_note_tells_of_nothing_that_was_never_made(world: World) -> None:
+def test_without_a_note_no_partition_counts_as_never_created(world: World) -> None:
     """That of an earlier version, and one that was replaced."""
     topic = world.create("t")
     here = world.here(topic)
@@ -177,7 +177,7 @@ def test_a_note_that_cannot_be_written_is_tried_again(
         world.members.run(12_000)
         assert world.third.node.broker.directory.noted_made() == before
         lines = [one for one in world.third.lines if one.event == "made directories not noted"]
-        assert len(lines) == 1, "told once"
+        assert len(lines) == 1, "logged once"
     world.members.run(6_000)
     after = world.third.node.broker.directory.noted_made()
     assert before is not None
@@ -237,8 +237,8 @@ def test_a_note_of_another_directory_is_not_believed_after_a_kill_either(world: 
     assert world.led(topic) == here - lost
     assert {n for t, n in world.third.node.broker.assignment.offline if t == topic} == lost
     (line,) = [one for one in world.third.lines if one.event == "data directory"]
-    told = line.fields["note"]
-    assert told.startswith(f"made-directories is of the directory {second.directory_id}, and this ")
+    note = line.fields["note"]
+    assert note.startswith(f"made-directories is of the directory {second.directory_id}, and this ")
     assert (data / "made-directories.unusable").read_bytes() == foreign
     assert world.third.node.broker.directory.noted_made() is not None, "a note of its own"
 

@@ -77,7 +77,7 @@ def test_a_failed_append_changes_nothing_and_the_directory_still_starts(
     node._run(append, OSError(errno.EIO, "fsync failed"))
     node.hold_jobs = False
     node.run_until_idle()
-    # What was never proposed never holds; of what was, only the disk knows.
+    # What was never proposed never holds; what was is on the disk or not.
     for correlation, error in ((created, errors.OutcomeUnknown), (behind, errors.StorageFault)):
         answer = node.answer(correlation)
         assert answer is not None
@@ -315,7 +315,7 @@ def test_a_clock_that_is_ahead_at_a_start_deletes_nothing_for_an_hour(
     assert len(warnings) == 1
     since_note_ms = 15_000 if how == "crash" else 0
     assert warnings[0].fields["ahead_ms"] == 8 * 24 * 3_600_000 + since_note_ms
-    # Still there after an hour of the monotonic clock: the broker was off for so long.
+    # Still there after an hour of the monotonic clock: the broker was off meanwhile.
     node.advance(2 * 60_000)
     assert node.offset_of(topic, EARLIEST).offset == 10
 

@@ -1,4 +1,4 @@
-"""A broker hears of what others have decided, some of it late."""
+"""A broker applies what others have decided, some of it late."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def node(tmp_path: Path) -> NodeDriver:
     return NodeDriver(tmp_path)
 
 
-def hear_of_a_block(node: NodeDriver) -> int:
+def apply_a_block(node: NodeDriver) -> int:
     """Another broker sets ids aside. Returns the first of them."""
     metadata = node.node.broker.metadata
     first = metadata.image.next_producer_id
@@ -32,13 +32,13 @@ def hear_of_a_block(node: NodeDriver) -> int:
 
 
 def produce(node: NodeDriver, topic: bytes, producer: tuple[int, int, int]) -> int:
-    """The error of a batch of this producer, who was not introduced here."""
+    """Return the error of a batch of this producer, whose id was assigned elsewhere."""
     with mock.patch.object(NodeDriver, "_give_out"):
         return int(node.produced(topic, batch_of([1], producer=producer)).error_code)
 
 
 def test_a_block_of_ids_that_another_broker_has_set_aside_is_no_bug(node: NodeDriver) -> None:
-    hear_of_a_block(node)
+    apply_a_block(node)
     node.disk_space(1 << 40)
     assert not [line for line in node.lines if line.event == "internal error"]
 
@@ -46,18 +46,20 @@ def test_a_block_of_ids_that_another_broker_has_set_aside_is_no_bug(node: NodeDr
 def test_an_id_that_another_broker_has_given_out_is_known_here(node: NodeDriver) -> None:
     topic = node.create()
     ours = node.call(m.InitProducerIdRequest())[0].producer_id
-    theirs = hear_of_a_block(node)
+    theirs = apply_a_block(node)
     assert produce(node, topic, (theirs + 3, 0, 0)) == 0
     assert produce(node, topic, (ours, 0, 0)) == 0
     assert produce(node, topic, (ours + 1, 0, 0)) == UnknownProducerId.code, "ours to give out"
 
 
 def test_what_may_have_been_decided_a_moment_ago_is_asked_for_again(node: NodeDriver) -> None:
-    """A producer hears of its id from who decides, and may write elsewhere before that is known."""
+    """A producer gets its id from the controller, and may write elsewhere before that."""
     topic = node.create()
-    first = hear_of_a_block(node)
+    first = apply_a_block(node)
     unknown = first + PRODUCER_ID_BLOCK
-    assert produce(node, topic, (unknown, 0, 0)) == UnknownProducerId.code, "nobody else decides"
+    assert produce(node, topic, (unknown, 0, 0)) == UnknownProducerId.code, (
+        "no other broker decides"
+    )
     with mock.patch.object(Metadata, "is_decided_here", False):
         assert produce(node, topic, (unknown, 0, 0)) == ThrottledBroker.code
         assert produce(node, topic, (first, 1, 0)) == ThrottledBroker.code

@@ -29,7 +29,7 @@ def node(tmp_path: Path) -> NodeDriver:
 
 
 def state_of(image: Image) -> list[str]:
-    """All that an image says, in an order of its own."""
+    """Return all records of an image, in an order of its own."""
     return sorted(map(repr, image.snapshot_records()))
 
 
@@ -105,7 +105,7 @@ def test_a_refusal_waits_for_the_decision_that_it_rests_on(
 ) -> None:
     """The topic is being created, or its end decided, and neither may come true.
 
-    A client that was told TOPIC_EXISTS, or UNKNOWN_TOPIC, took it for a fact.
+    A client that got TOPIC_EXISTS, or UNKNOWN_TOPIC, took it for a fact.
     """
     is_there = what != "create"
     if is_there:

@@ -94,7 +94,7 @@ def test_a_creation_that_waits_for_an_end_does_not_wait_for_later_decisions(
 def test_created_deleted_and_created_again_in_one_pipeline(
     node: NodeDriver, partitions: int, monkeypatch: pytest.MonkeyPatch, *, by_jobs: bool
 ) -> None:
-    """Neither takes the directories from under the other, and nobody is told of a failure."""
+    """Neither takes the directories from under the other, and no failure is answered."""
     if by_jobs:
         open_new_logs_by_jobs(monkeypatch)
     requests: list[m.Request] = [
@@ -130,7 +130,7 @@ def test_created_deleted_and_created_again_in_one_pipeline(
 def test_a_topic_that_goes_while_it_is_opened_is_no_failure(
     node: NodeDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The topic's directory went with it: an operator was told that a partition is offline."""
+    """The topic's directory went with it: the log had called a partition offline."""
     open_new_logs_by_jobs(monkeypatch)
     node.hold_jobs = True
     node.request_many([(create_request("t"), b""), (m.DeleteTopicsRequest(names=["t"]), b"")])

@@ -1,4 +1,4 @@
-"""A metadata log that somebody cut, and labels of partitions that were damaged: no rows are taken
+"""A metadata log that was cut, and labels of partitions that were damaged: no rows are taken
 away from their topics by a start."""
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def test_a_log_cut_inside_a_frame_is_refused_where_rows_need_that_frame(tmp_path
     assert started < len(whole) // 14
 
 
-def test_a_log_that_knows_no_topic_is_refused_where_there_are_rows(tmp_path: Path) -> None:
+def test_a_log_without_a_topic_is_refused_where_there_are_rows(tmp_path: Path) -> None:
     data = with_rows(tmp_path / "first")
     whole = (data / "metadata/metadata.log").read_bytes()
     shutil.copytree(data, tmp_path / "second/data-1")
@@ -94,7 +94,7 @@ def test_a_log_that_knows_no_topic_is_refused_where_there_are_rows(tmp_path: Pat
 
 
 def test_the_way_out_that_the_error_names(tmp_path: Path) -> None:
-    """Whoever has no backup renames the directories of the topics that nobody knows any more."""
+    """An operator without a backup renames the directories of topics that no log names."""
     data = with_rows(tmp_path / "first")
     whole = (data / "metadata/metadata.log").read_bytes()
     shutil.copytree(data, tmp_path / "second/data-1")

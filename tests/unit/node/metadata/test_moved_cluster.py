@@ -1,4 +1,4 @@
-"""A cluster all of whose addresses have changed at once: nobody is where the metadata say."""
+"""A cluster all of whose addresses have changed at once: none is in the metadata."""
 
 from __future__ import annotations
 
@@ -25,26 +25,27 @@ def members(tmp_path: Path) -> Members:
     return found
 
 
-def move(members: Members, told: dict[int, Address]) -> None:
-    """All processes end, and begin again elsewhere; each is told where the others are now."""
+def move(members: Members, addresses: dict[int, Address]) -> None:
+    """All processes end, and begin again elsewhere; each is configured with the new addresses."""
     members.down |= set(members.by_id)
     for node_id, one in members.by_id.items():
         one.config = dataclasses.replace(
-            one.config, advertised_host=NEW[node_id].host, moved_controllers=told
+            one.config, advertised_host=NEW[node_id].host, moved_controllers=addresses
         )
         one.crash()
     members.down.clear()
 
 
-def test_nobody_finds_the_others_where_they_were(members: Members) -> None:
-    """So that something has to say where they are now."""
+def test_no_broker_finds_the_others_where_they_were(members: Members) -> None:
     move(members, {})
     members.run(10_000)
     assert not members.leaders
     assert not any(one.started for one in members.up)
 
 
-def test_who_is_told_where_all_are_now_decides_again_and_writes_it_down(members: Members) -> None:
+def test_brokers_given_the_new_addresses_elect_a_leader_and_record_them(
+    members: Members,
+) -> None:
     """Rule 30 of docs/replication-rules.md."""
     move(members, NEW)
     members.run_until(lambda: all(one.started for one in members.up))
@@ -58,8 +59,8 @@ def test_who_is_told_where_all_are_now_decides_again_and_writes_it_down(members:
     members.run_until(lambda: all(one.started for one in members.up))
 
 
-def test_one_that_is_told_is_enough(members: Members) -> None:
-    """Who asks says where it is, and is asked there from then on."""
+def test_one_broker_configured_with_the_new_addresses_is_enough(members: Members) -> None:
+    """A request names its sender's address, to which the others send from then on."""
     move(members, {})
     members.by_id[2].config = dataclasses.replace(members.by_id[2].config, moved_controllers=NEW)
     members.by_id[2].crash()

@@ -32,7 +32,7 @@ def create(node: NodeDriver, name: str) -> int:
     return int(response.topics[0].error_code)
 
 
-def test_a_quorum_of_one_leads_asks_nobody_and_sleeps(node: NodeDriver) -> None:
+def test_a_quorum_of_one_leads_without_asking_and_sleeps(node: NodeDriver) -> None:
     quorum = node.node.broker.quorum
     assert quorum.is_leading
     assert quorum.is_alone

@@ -1,4 +1,4 @@
-"""A Raft that begins anew over its log: the machine misses nothing, and nobody is kept busy."""
+"""A Raft that begins anew over its log: the machine misses nothing, and no timer spins."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SNAPSHOT = r.SnapshotMeta(20, 5, VOTERS)
 
 
 class Machine:
-    """`state`: what it was told, since the snapshot that it stands on. `bug`: raised once."""
+    """`state`: what was applied since its snapshot. `bug`: raised once."""
 
     def __init__(self) -> None:
         self.state: list[bytes] = []
@@ -64,7 +64,7 @@ class Machine:
 
 
 class World:
-    """A replica whose jobs are done when the test says so."""
+    """A replica whose jobs are done when the test does them."""
 
     def __init__(self, voters: r.Voters) -> None:
         disk = SimDisk()
@@ -107,7 +107,7 @@ class World:
         self.now = Now(self.now.mono_us + us, self.now.wall_us + us)
         self.quorum.tick(self.now)
 
-    def hear(self, **fields: Any) -> None:
+    def append(self, **fields: Any) -> None:
         append = r.Append(
             **{
                 "source": OTHER,
@@ -129,8 +129,8 @@ class World:
         self.quorum.step(chunk, self.now)
 
     def check_follows(self) -> None:
-        """What comes behind the snapshot is applied to what the snapshot says."""
-        self.hear(entries=(entry(21, 6),), commit=21)
+        """What comes after the snapshot is applied to its state."""
+        self.append(entries=(entry(21, 6),), commit=21)
         self.work()
         assert self.machine.state == [b"of another", b"21 of term 6"]
         assert self.quorum.applied_index == 21
@@ -191,7 +191,7 @@ def test_a_message_that_breaks_a_raft_ends_it_and_the_next_one_goes_on(
 
 def test_a_failed_write_is_final_also_when_its_raft_is_gone(world: World) -> None:
     """A new Raft began every second, and could write nothing."""
-    world.hear(entries=(), commit=0, term=7)
+    world.append(entries=(), commit=0, term=7)
     assert world.jobs, "the term is written"
     world.quorum._stop(ValueError("a bug"), world.now, out_of_service=False)
     world.work(OSError(errno.EIO, "the disk is broken"))
@@ -203,8 +203,8 @@ def test_a_failed_write_is_final_also_when_its_raft_is_gone(world: World) -> Non
     assert world.quorum.next_us() > world.now.mono_us + 10**12
 
 
-def test_nobody_is_woken_again_and_again_while_a_write_hangs(world: World) -> None:
-    world.hear(entries=(), commit=0, term=7)
+def test_no_timer_fires_again_and_again_while_a_write_hangs(world: World) -> None:
+    world.append(entries=(), commit=0, term=7)
     world.quorum._stop(ValueError("a bug"), world.now, out_of_service=False)
     for _ in itertools.repeat(None, 3):
         world.wait(SECOND_US)
@@ -215,34 +215,34 @@ def test_nobody_is_woken_again_and_again_while_a_write_hangs(world: World) -> No
     assert not world.quorum.raft.is_failed
 
 
-# --- what nobody can have sent --------------------------------------------------------------------
-def told(kind: type[Any], **fields: Any) -> r.Message:
+# --- what no replica can have sent ----------------------------------------------------------------
+def message(kind: type[Any], **fields: Any) -> r.Message:
     found: r.Message = kind(**{"source": OTHER, "target": KEY, **fields})
     return found
 
 
 def appended(term: int, prev_term: int, *terms: int) -> r.Message:
     added = tuple(entry(2 + n, each) for n, each in enumerate(terms))
-    return told(r.Append, term=term, prev_index=1, prev_term=prev_term, commit=0, entries=added)
+    return message(r.Append, term=term, prev_index=1, prev_term=prev_term, commit=0, entries=added)
 
 
 VOTE = {"last_index": 9, "last_term": 2}
 CHUNK = {"offset": 0, "data": b"x", "done": False}
 STRANGERS = [
-    told(r.Vote, term=7, **VOTE),
-    told(r.Heartbeat, term=7, commit=0),
+    message(r.Vote, term=7, **VOTE),
+    message(r.Heartbeat, term=7, commit=0),
     appended(7, 1, 7),
-    told(r.SnapshotChunk, term=7, snapshot=SNAPSHOT, **CHUNK),
-    told(r.TimeoutNow, term=2),
-    told(r.HeartbeatResponse, term=1 << 62),
-    told(r.VoteResponse, source=KEY, term=2, granted=True),
-    told(r.AppendResponse, term=2, accepted=True, index=99),
+    message(r.SnapshotChunk, term=7, snapshot=SNAPSHOT, **CHUNK),
+    message(r.TimeoutNow, term=2),
+    message(r.HeartbeatResponse, term=1 << 62),
+    message(r.VoteResponse, source=KEY, term=2, granted=True),
+    message(r.AppendResponse, term=2, accepted=True, index=99),
 ]
 
 
 @pytest.mark.parametrize("message", STRANGERS, ids=lambda m: type(m).__name__)
-def test_nobody_takes_the_log_from_an_only_voter(message: r.Message) -> None:
-    """Whoever reached the listener could put other voters into the log, for good."""
+def test_no_message_takes_the_log_from_an_only_voter(message: r.Message) -> None:
+    """Any client of the listener could put other voters into the log, for good."""
     world = World({KEY: ""})
     world.work()
     before = (world.quorum.raft.term, world.quorum.raft.log.last)
@@ -256,17 +256,17 @@ def test_nobody_takes_the_log_from_an_only_voter(message: r.Message) -> None:
 @pytest.mark.parametrize(
     "message",
     [
-        told(r.Vote, term=2, last_index=9, last_term=3),
-        told(r.PreVote, term=2, last_index=9, last_term=3),
+        message(r.Vote, term=2, last_index=9, last_term=3),
+        message(r.PreVote, term=2, last_index=9, last_term=3),
         appended(2, 1, 2, 1),
         appended(2, 1, 3),
         appended(2, 3),
-        told(r.SnapshotChunk, term=4, snapshot=SNAPSHOT, **CHUNK),
-        told(r.Heartbeat, source=r.ReplicaKey(5, "disk"), term=1, commit=0),
+        message(r.SnapshotChunk, term=4, snapshot=SNAPSHOT, **CHUNK),
+        message(r.Heartbeat, source=r.ReplicaKey(5, "disk"), term=1, commit=0),
     ],
 )
 def test_what_contradicts_itself_or_the_leader_is_refused(world: World, message: r.Message) -> None:
-    world.hear(entries=(), commit=0, term=1, prev_index=1, prev_term=1)
+    world.append(entries=(), commit=0, term=1, prev_index=1, prev_term=1)
     world.work()
     assert world.quorum.raft.leader == OTHER
     before = (world.quorum.raft.term, world.quorum.raft.log.last)

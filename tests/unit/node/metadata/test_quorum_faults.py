@@ -63,7 +63,7 @@ def test_a_leader_whose_disk_fails_gives_way_and_promises_nothing_more(
 
 
 @pytest.mark.parametrize(("number", "step"), [(errno.EIO, 1), (errno.ENOSPC, 5), (errno.EMFILE, 5)])
-def test_each_system_call_of_a_first_start_fails_and_nobody_founds_a_quorum(
+def test_each_system_call_of_a_first_start_fails_and_no_quorum_is_founded(
     tmp_path: Path, number: int, step: int
 ) -> None:
     for nth in range(0, 500, step):

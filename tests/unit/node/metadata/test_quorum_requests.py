@@ -1,4 +1,4 @@
-"""QUORUM at the node: who may send it, whom it means, and who gets its messages."""
+"""QUORUM at the node: its senders, its target, and which replica gets its messages."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ def test_messages_arrive_and_are_answered_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fenced", [False, True])
-def test_a_second_broker_under_a_node_id_is_told(tmp_path: Path, *, fenced: bool) -> None:
-    """The second one waited for ever: answers went to the other one, and nobody said why."""
+def test_a_second_broker_under_a_node_id_logs_the_refusal(tmp_path: Path, *, fenced: bool) -> None:
+    """The second one waited for ever: answers went to the other one, and no log had a reason."""
     node, arrived = driver(tmp_path)
     listeners = (("default", "10.0.0.3", 9292),)
     other = BrokerRecord(3, bytes(16), "10.0.0.3", 9292, "", listeners, directory_id="disk")
@@ -157,7 +157,7 @@ def test_where_a_controller_fences_the_silent_a_live_registration_is_the_first()
     assert found.second_at(1, at(0)) == str(COPY)
     assert found.record_sender(own, str(COPY), at(SESSION_US - 1), is_led=False) == FIRST
     assert found.record_sender(own, str(COPY), at(SESSION_US), is_led=False) is None, (
-        "nobody fences"
+        "no controller fences it"
     )
     assert found.known() == {1: COPY}
     assert found.record_sender(own, str(FIRST), at(SESSION_US + 1), is_led=True) is None, (
@@ -169,7 +169,7 @@ def test_where_a_controller_fences_the_silent_a_live_registration_is_the_first()
     assert one_registered(moved=True).record_sender(own, str(NEW), at(0), is_led=True) is None
 
 
-def test_what_a_silent_replica_has_said_yields_to_the_registration_after_a_session() -> None:
+def test_the_address_of_a_silent_replica_yields_to_the_registration_after_a_session() -> None:
     """Of two processes the one whose message came first while there was no leader would be asked
     for rows for ever: no follower sends another one anything."""
     found, own, leader = one_registered(), r.ReplicaKey(1, "a"), r.ReplicaKey(3, "c")
@@ -216,13 +216,13 @@ def test_only_the_listener_between_brokers_serves_it(tmp_path: Path) -> None:
     assert not node.closed
 
 
-def test_a_sender_says_where_it_is_and_only_a_voters_own_disk_is_believed(tmp_path: Path) -> None:
+def test_a_sender_names_its_address_and_only_a_voters_own_disk_is_believed(tmp_path: Path) -> None:
     node, arrived = driver(tmp_path)
     broker_addresses = node.node.broker.broker_addresses
     assert ask(node, vote(2), endpoint="elsewhere:7").error_code == 0
     assert broker_addresses.known() == {1: Address("elsewhere", 7)}
     broker_addresses.voters_changed({r.ReplicaKey(1, "a"): "old:1", r.ReplicaKey(2, "b"): ""})
-    assert broker_addresses.known() == {1: Address("elsewhere", 7)}, "the voter itself has said so"
+    assert broker_addresses.known() == {1: Address("elsewhere", 7)}, "the voter itself sent it"
     broker_addresses.voters_changed({r.ReplicaKey(1, "other"): "old:1"})
     assert broker_addresses.known() == {1: Address("old", 1)}
     assert ask(node, vote(2), endpoint="elsewhere:7").error_code == 0
@@ -236,24 +236,24 @@ def test_an_endpoint_that_is_none_is_refused(tmp_path: Path) -> None:
     assert not arrived
 
 
-def test_of_those_who_say_where_they_are_a_bounded_number_is_remembered() -> None:
-    told: list[Mapping[int, Address]] = []
+def test_a_bounded_number_of_sent_addresses_is_remembered() -> None:
+    published: list[Mapping[int, Address]] = []
     seeds = {1: Address("seed", 1), 2: Address("self", 2)}
     config = NodeConfig(data_dir="d", node_id=2, controllers=seeds)
-    found = BrokerAddresses(config, told.append, lambda *_, **__: None)
+    found = BrokerAddresses(config, published.append, lambda *_, **__: None)
     for node_id in range(10, 10 + RAFT_OBSERVERS_MAX + 5):
         found.record_sender(r.ReplicaKey(node_id, "a"), f"h:{node_id}", at(0), is_led=False)
     assert len(found.known()) == RAFT_OBSERVERS_MAX + 1
     assert found.known()[1] == Address("seed", 1)
     assert 10 not in found.known()
-    assert told[-1] == found.known()
+    assert published[-1] == found.known()
     found.brokers_changed([BrokerRecord(1, b"", "clients", 9, "", (("default", "new", 4),))])
-    assert told[-1][1] == Address("new", 4)
+    assert published[-1][1] == Address("new", 4)
     found.voters_changed({r.ReplicaKey(1, "a"): "no address"})
-    assert told[-1][1] == Address("new", 4)
+    assert published[-1][1] == Address("new", 4)
 
 
-def test_who_looks_for_the_leader_is_told_where_it_is(tmp_path: Path) -> None:
+def test_a_replica_that_looks_for_the_leader_gets_its_address(tmp_path: Path) -> None:
     node, _ = driver(tmp_path)
     own = node.node.broker.directory.directory_id
     observe = r.Observe(source=r.ReplicaKey(1, "a"), target=r.ReplicaKey(2, own), term=0)
@@ -264,4 +264,4 @@ def test_who_looks_for_the_leader_is_told_where_it_is(tmp_path: Path) -> None:
     assert answer.directory_id == own
     other = ask(node, vote(2))
     assert isinstance(other, QuorumResponse)
-    assert other.leader_id == -1, "nobody looks for one"
+    assert other.leader_id == -1, "no replica looks for one"

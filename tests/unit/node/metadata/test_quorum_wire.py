@@ -95,7 +95,7 @@ def test_every_kind_arrives_as_it_was_sent(cls: type[Any], data: st.DataObject) 
         (r.HeartbeatResponse(source=SOURCE, target=SOURCE, term=3, sent_us=9), "sent_us"),
     ],
 )
-def test_who_does_not_know_a_field_yet_says_nothing_with_it(message: r.Message, added: str) -> None:
+def test_a_sender_without_a_newer_field_has_its_default(message: r.Message, added: str) -> None:
     """Brokers of earlier releases vote and answer as ever."""
     (packed,) = pack("c", [message])
     request, body = sent(packed)
@@ -194,7 +194,7 @@ def test_the_widest_snapshot_of_the_quorum_fits() -> None:
     ],
     ids=["entries", "bytes", "target", "source"],
 )
-def test_what_nobody_would_take_is_not_sent(message: r.Message) -> None:
+def test_a_message_that_no_receiver_would_take_is_not_sent(message: r.Message) -> None:
     with pytest.raises(FrameTooLarge):
         pack("c", [message])
 

@@ -1,4 +1,4 @@
-"""When the voter of a lost disk is removed: its quorum's timers say who is silent, however slow."""
+"""When the voter of a lost disk is removed: by its quorum's timers, however slow."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ HEARTBEAT_US = 3_000_000
 SLOW = RaftConfig(election_timeout_us=22_500_000, heartbeat_us=HEARTBEAT_US)
 
 
-def heard(heartbeats: int) -> Replica:
-    """Leads three voters; one of them came back with another disk, and is heard under that."""
+def leader_with_answers(heartbeats: int) -> Replica:
+    """Return a leader of three voters, one of which came back with another disk."""
     replica = leader(config=SLOW).step(accepted(1, 1), accepted(2, 1))
     observe = m.Observe(source=FRESH, target=key(0), term=1)
     has_all = m.AppendResponse(source=FRESH, target=key(0), term=1, accepted=True, index=1)
@@ -71,9 +71,9 @@ def look(replica: Replica) -> set[ReplicaKey]:
 
 @pytest.mark.parametrize("since_heartbeat_us", [0, 1_000_000, 2_999_999])
 def test_a_lost_disk_is_removed_also_between_two_heartbeats(since_heartbeat_us: int) -> None:
-    replica = heard(heartbeats=8).wait(since_heartbeat_us)
+    replica = leader_with_answers(heartbeats=8).wait(since_heartbeat_us)
     assert look(replica) == {key(0), key(1)}
 
 
-def test_who_lacked_some_heartbeats_only_is_not_silent() -> None:
-    assert look(heard(heartbeats=7)) == {key(0), key(1), key(2)}
+def test_a_voter_that_lacked_some_heartbeats_only_is_not_silent() -> None:
+    assert look(leader_with_answers(heartbeats=7)) == {key(0), key(1), key(2)}

@@ -65,7 +65,7 @@ def test_there_are_five_at_most() -> None:
 
 
 @pytest.mark.parametrize("why", ["fenced", "in_shutdown", "no wish", "no address", "no disk"])
-def test_who_cannot_or_will_not_vote_is_not_added(why: str) -> None:
+def test_a_broker_that_cannot_or_will_not_vote_is_not_added(why: str) -> None:
     other = {
         "fenced": broker(3, fenced=True),
         "in_shutdown": broker(3, in_shutdown=True),
@@ -89,7 +89,7 @@ def test_a_voter_at_another_address_is_moved_when_nothing_else_is_to_be_done() -
     moved = broker(2, host="elsewhere")
     found = planned(voting(1, 2, 3), broker(1), moved, broker(3))
     assert found == Planned(Kind.MOVE, replica(2), "elsewhere:9292")
-    assert planned(voting(1), broker(1, host="elsewhere")) is None, "it has nobody to tell"
+    assert planned(voting(1), broker(1, host="elsewhere")) is None, "no other voter needs it"
     found = planned(voting(1, 2), broker(1), moved, broker(3))
     assert found is not None
     assert found.kind is Kind.ADD
@@ -132,7 +132,7 @@ def test_a_single_second_broker_stays_without_a_vote(members: Members) -> None:
     assert create(first, "alone") == 0
 
 
-def test_who_is_told_not_to_join_waits_for_the_command(members: Members) -> None:
+def test_a_broker_configured_not_to_join_waits_for_the_command(members: Members) -> None:
     first = add(members, 1)
     for node_id in (2, 3):
         add(members, node_id, 1, joins_quorum=False)
@@ -163,7 +163,7 @@ def test_a_wiped_disk_takes_the_place_of_the_old_one(members: Members, tmp_path:
     old = members.by_id[3].key
     members.down.add(3)
     members.run(3_000)
-    assert old in first.quorum.raft.voters, "who is only away keeps its vote"
+    assert old in first.quorum.raft.voters, "a voter that is only away keeps its vote"
     del members.by_id[3]
     members.down.clear()
     members._root = tmp_path / "new-disk"
@@ -171,8 +171,8 @@ def test_a_wiped_disk_takes_the_place_of_the_old_one(members: Members, tmp_path:
     members.run_until(lambda: wiped.key in first.quorum.raft.voters)
     assert old not in first.quorum.raft.voters
     members.run_until(lambda: voters(wiped) == {1, 2, 3})
-    said = [line.event for line in first.lines if line.event.startswith("voter")]
-    assert said[-2:] == ["voter removed", "voter added"]
+    events = [line.event for line in first.lines if line.event.startswith("voter")]
+    assert events[-2:] == ["voter removed", "voter added"]
 
 
 def test_a_voter_is_not_removed_while_its_node_is_only_away(members: Members) -> None:
@@ -182,7 +182,7 @@ def test_a_voter_is_not_removed_while_its_node_is_only_away(members: Members) ->
     assert voters(first) == {1, 2, 3}
 
 
-def test_who_was_removed_by_command_comes_back_with_its_next_start_only(members: Members) -> None:
+def test_a_voter_removed_by_command_comes_back_with_its_next_start_only(members: Members) -> None:
     first = three(members)
     assert change(members, REMOVE, 3).error_code == 0
     members.run(3_000)

@@ -50,7 +50,7 @@ def test_a_topic_is_deleted_while_its_partitions_are_opened(node: NodeDriver) ->
         assert answer is not None
         assert answer[0].topics[0].error_code == 0
     assert node.metrics.internal_errors == 0
-    assert directories(node) == [], "nobody else would remove them before the next start"
+    assert directories(node) == [], "else they would stay until the next start"
     assert not node.node.broker.assignment.opening
 
 
@@ -123,7 +123,7 @@ class _PickyDisk(PosixDisk):
         return super().entries(path)
 
 
-def test_a_clean_mark_says_nothing_of_a_new_topic_of_an_old_name(tmp_path: Path) -> None:
+def test_a_clean_mark_does_not_hold_for_a_new_topic_of_an_old_name(tmp_path: Path) -> None:
     """The new topic's rows were taken for missing: its log began behind the old topic's end."""
     disk = _PickyDisk()
     node = NodeDriver(tmp_path, lambda: disk)

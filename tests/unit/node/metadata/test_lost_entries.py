@@ -1,4 +1,4 @@
-"""A voter whose disk is put back to an earlier state: it says so, and its leader does."""
+"""A voter whose disk is put back to an earlier state: it logs that, and so does its leader."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tests.unit.node.metadata.test_voters import create_in, grow
 EVENT = "a voter has forgotten decisions"
 
 
-def told(member: Member) -> list[str]:
+def lost_entries_lines(member: Member) -> list[str]:
     return [str(line.fields["why"]) for line in member.lines if line.event == EVENT]
 
 
-def test_a_voter_with_an_earlier_disk_is_told_of_on_both_sides(tmp_path: Path) -> None:
+def test_a_voter_with_an_earlier_disk_is_logged_on_both_sides(tmp_path: Path) -> None:
     members = Members(tmp_path)
     first = members.add(1)
     grow(members, 2, 3)
@@ -35,8 +35,8 @@ def test_a_voter_with_an_earlier_disk_is_told_of_on_both_sides(tmp_path: Path) -
     members.run(5_000)
     assert first.quorum.is_leading
     assert second.quorum.raft.log.last_index == lost, "it gets no decisions under this leader"
-    (line,) = told(second)
+    (line,) = lost_entries_lines(second)
     assert "this broker's metadata log ends before" in line
-    (line,) = told(first)
+    (line,) = lost_entries_lines(first)
     assert f"quorum remove 2 --directory-id {second.key.directory_id}" in line
-    assert not told(members.by_id[3])
+    assert not lost_entries_lines(members.by_id[3])
