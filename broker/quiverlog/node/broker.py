@@ -190,7 +190,7 @@ class Timed(NamedTuple):
 
     next_us: when (monotonic) at the latest; 0: at once; None: after the next event.
     run: what a tick does then; None: another call of the part does it.
-    phases: empty: all.
+    phases: none: in all.
     """
 
     next_us: Callable[[], int | None]
@@ -199,7 +199,7 @@ class Timed(NamedTuple):
 
 
 class Ending(NamedTuple):
-    """A part that may have work at the end of a call of the node; `phases`: empty: all."""
+    """A part that may have work at the end of a call of the node; no `phases`: in all."""
 
     part: Any
     is_due: Callable[[Any], Any]

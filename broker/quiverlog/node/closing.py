@@ -209,7 +209,7 @@ class Closing:
         broker.metadata.log.close()
         assert broker.metadata.idle, "a decision would be logged after the mark"
         every = broker.assignment.all_open()
-        # What each log held: the next start knows a lost directory from one never created.
+        # What each log held: the next start distinguishes a lost directory from one never created.
         written: dict[str, Bounds] = dict(broker.directory.written)
         if not self._is_untouched:
             written = {

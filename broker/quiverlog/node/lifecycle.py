@@ -72,7 +72,6 @@ class LeftoversJob:
         self.kind = "leftovers"
 
     def run(self) -> Leftovers:
-        """Raises UnsupportedFormat, StorageFault."""
         directory = self._broker.directory
         later: dict[str, bytes] = {}
         removed, aside = directory.data.remove_leftovers(
@@ -84,9 +83,7 @@ class LeftoversJob:
 
 
 def owners_of(broker: Broker, image: Image) -> tuple[dict[str, bytes], set[bytes]]:
-    """Return the topic ids of the partitions here, by name; and those of topics that are gone,
-    or have a partition elsewhere.
-    """
+    """Return topic ids: by name of the partitions here, and of what is deleted or elsewhere."""
     owners = {
         str(TopicPartition(topic.name, partition.partition)): topic.topic_id
         for topic in image.topics.values()

@@ -113,7 +113,9 @@ def _reassign(broker: Broker, call: Call, request: ReassignPartitionsRequest) ->
     if len(set(named)) != len(named):
         raise InvalidRequest("a partition is named twice.")
     if request.move_bytes_per_s < 0:
-        raise InvalidRequest(f"{request.move_bytes_per_s} bytes in a second are no bound.")
+        raise InvalidRequest(
+            f"move_bytes_per_s {request.move_bytes_per_s} is negative: 0 is no bound."
+        )
     changes = yield from decided(broker, call, partial(_decide, broker, request))
     if changes and not request.validate_only:
         yield broker.metadata.proposal(changes, call.now)
@@ -275,7 +277,7 @@ def handle_change_voters(broker: Broker, call: Call) -> Steps:
     request = call.request
     assert isinstance(request, ChangeVotersRequest)
     if request.change not in set(VoterChange):
-        raise InvalidRequest(f"there is no change {request.change} of the voters.")
+        raise InvalidRequest(f"change {request.change} of the voters is unknown.")
     change, asked = VoterChange(request.change), ReplicaKey(request.node_id, request.directory_id)
     if change is not VoterChange.NOTHING:
         if not broker.quorum.check_leading(call.now):
@@ -411,7 +413,7 @@ def handle_decommission_broker(broker: Broker, call: Call) -> Steps:
     request = call.request
     assert isinstance(request, DecommissionBrokerRequest)
     if request.step not in set(DecommissionStep):
-        raise InvalidRequest(f"there is no step {request.step} of decommissioning.")
+        raise InvalidRequest(f"step {request.step} of decommissioning is unknown.")
     step, node_id = DecommissionStep(request.step), request.node_id
     records = yield from decided(
         broker, call, partial(_decommission_broker_decide, broker, step, node_id)
@@ -476,11 +478,7 @@ def _features_decide(broker: Broker, level: int) -> list[Record]:
 
 
 def first_level(config: NodeConfig, image: Image) -> list[Record]:
-    """Return the record of the level with which a single broker begins a new cluster.
-
-    Raises:
-        UnsupportedFeatureLevel: this broker does not reach the level of its data.
-    """
+    """Return the record with which a single broker begins a new cluster, at the newest level."""
     level_max = config.feature_level_max
     assert level_max >= FEATURE_LEVEL_MIN
     if image.feature_level > level_max:

@@ -89,7 +89,7 @@ def _check_node_id(broker: Broker, source: ReplicaKey, endpoint: str) -> None:
     if endpoint and where and endpoint not in where:
         raise DuplicateNodeId(
             f"node id {source.node_id} is that of a broker with another data directory, at"
-            f" {', '.join(where)}."
+            f" {', '.join(where)}: give this broker an id of its own."
         )
 
 
@@ -208,7 +208,9 @@ def handle_hello(broker: Broker, event: RequestReceived, now: Now) -> None:
     request = event.request
     assert isinstance(request, m.HelloRequest)
     if len(request.client_id) > CLIENT_ID_CHARS_MAX:
-        raise InvalidRequest(f"a client id has at most {CLIENT_ID_CHARS_MAX} characters.")
+        raise InvalidRequest(
+            f"a client id of {len(request.client_id)} characters is above {CLIENT_ID_CHARS_MAX}."
+        )
     listener = broker.clients.listener_of(event.connection_id)
     response = m.HelloResponse(
         cluster_id=broker.directory.cluster_id,

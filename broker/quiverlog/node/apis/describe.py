@@ -58,7 +58,7 @@ def handle_metadata(broker: Broker, call: Call) -> Steps:
     assert isinstance(request, m.MetadataRequest)
     metadata = broker.metadata
     if request.first_name is not None and request.topic_ids:
-        raise InvalidRequest("a page of topics is asked for by names, not by ids.")
+        raise InvalidRequest("first_name begins a page of topics by name: leave topic_ids empty.")
     names = request.topics
     if names is None:
         names = [] if request.topic_ids else list(metadata.image.topics)
@@ -171,7 +171,7 @@ def handle_topic_schemas(broker: Broker, call: Call) -> Steps:
     if topic is None:
         raise UnknownTopicId(f"there is no topic with id {request.topic_id[:16].hex()}.")
     if request.first_schema_id < 0:
-        raise InvalidRequest(f"{request.first_schema_id} is no schema id.")
+        raise InvalidRequest(f"first_schema_id {request.first_schema_id} is negative.")
     records, next_schema_id = tasks.schema_page(topic.schema_records, request.first_schema_id)
     yield None
     return m.TopicSchemasResponse(schemas=_schema_versions(records), next_schema_id=next_schema_id)

@@ -203,7 +203,7 @@ def ends_wait(result: m.FetchPartitionResult) -> bool:
 
 
 def is_short(lookup: Lookup, entry: m.FetchPartition) -> bool:
-    """True if the entry may get rows by waiting: it has no end, or is not readable up to it."""
+    """True if the entry may get rows by waiting."""
     if entry.end_offset < 0:
         return True
     replica = lookup.read(entry.topic_id, entry.partition, from_follower=entry.from_follower)
@@ -386,7 +386,7 @@ def check_is_consumer(replica_id: int) -> None:
     # A follower would take the high watermark for the log's end.
     if replica_id != _CONSUMER:
         raise InvalidRequest(
-            f"replica_id {replica_id} is a follower's, and this broker has none: give -1."
+            f"replica_id {replica_id} is a follower's, which sends REPLICA_FETCH: give -1."
         )
 
 
@@ -568,7 +568,9 @@ def handle_fetch(broker: Broker, event: RequestReceived, now: Now) -> None:
     answer = FetchAnswer(broker.lookup, request)
     in_steps = count > ENTRIES_PER_STEP
     if in_steps and not may_park:
-        raise ThrottledBroker("too many partitions are asked for by requests that wait.")
+        raise ThrottledBroker(
+            "waiting requests name too many partitions: try again, or name fewer."
+        )
     if not in_steps:
         in_steps = bool(count and answer.look(count))
         if not in_steps and (wait_ms == 0 or answer.enough()):

@@ -86,7 +86,7 @@ def _fill_epoch_end(
 ) -> None:
     replica.state.check_leader_epoch(entry.leader_epoch)
     if entry.epoch < 0:
-        raise InvalidRequest(f"{entry.epoch} is no leader epoch.")
+        raise InvalidRequest(f"leader epoch {entry.epoch} is negative.")
     replica.state.check_seen_epoch(entry.epoch)
     result.epoch, result.end_offset = replica.log.epochs.end_offset_for(entry.epoch)
     assert result.epoch <= replica.state.leader_epoch
@@ -439,7 +439,9 @@ def handle_list_offsets(broker: Broker, event: RequestReceived, now: Now) -> Non
     in_steps = _takes_steps(request)
     may_park = broker.purgatory.may_park(connection_id, count)
     if in_steps and not may_park:
-        raise ThrottledBroker("too many partitions are asked for by requests that wait.")
+        raise ThrottledBroker(
+            "waiting requests name too many partitions: try again, or name fewer."
+        )
     wait_ms = min(max(request.max_wait_ms, 0), FETCH_MAX_WAIT_MS_MAX) if may_park else 0
     if not in_steps:
         response = _list(broker.lookup, request)

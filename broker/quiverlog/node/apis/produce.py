@@ -322,12 +322,7 @@ def _check_producer(
 ) -> int | None:
     """Return the offset under which the entry was stored before; None: it is new.
 
-    Raises:
-        InvalidRequest: an entry of several batches has a producer id; or no producer has such ids.
-        UnknownProducerId, InvalidProducerEpoch, OutOfOrderSequence: see `ProducerStates.check`;
-            or id or epoch were never assigned, or a newer epoch was.
-        NotLeader: another broker may lead, or the controller may have assigned a newer epoch.
-        ThrottledBroker: another broker may have assigned them just now.
+    Raises what the body does, and as `ProducerStates.check`.
     """
     header = batches[0][0]
     if len(batches) > 1:
@@ -341,7 +336,7 @@ def _check_producer(
     if producer_id < 0:
         return None
     if producer_id >= PRODUCER_IDS_END:
-        raise InvalidRequest(f"producer id {producer_id} is none: they end at {PRODUCER_IDS_END}.")
+        raise InvalidRequest(f"producer id {producer_id} is above {PRODUCER_IDS_END - 1}.")
     if broker.leader_lease.is_over:
         raise NotLeader(
             f"{replica.name}: the controller is out of reach, and may have assigned a newer epoch"

@@ -34,11 +34,6 @@ _PRODUCER_EPOCH_MAX: Final = 2**15 - 1
 
 
 def handle_init_producer_id(broker: Broker, call: Call) -> Steps:
-    """
-    Raises (as the answer):
-        InvalidProducerEpoch: a newer epoch was assigned: the id has another holder.
-        UnknownProducerId: the id or the epoch was never assigned, or is not kept any more.
-    """
     request = call.request
     assert isinstance(request, m.InitProducerIdRequest)
     if request.transactional_id:
@@ -47,10 +42,10 @@ def handle_init_producer_id(broker: Broker, call: Call) -> Steps:
     ids = broker.producer_ids
     producer_id, epoch = request.producer_id, request.producer_epoch
     if producer_id == NO_PRODUCER_ID and epoch != NO_EPOCH:
-        raise InvalidRequest(f"epoch {epoch} is no new producer's: leave it -1.")
+        raise InvalidRequest(f"epoch {epoch} comes without a producer id: leave it -1.")
     if producer_id != NO_PRODUCER_ID:
         if not 0 <= producer_id < PRODUCER_IDS_END or epoch < 0:
-            raise InvalidRequest(f"producer id {producer_id} with epoch {epoch} cannot be.")
+            raise InvalidRequest(f"producer id {producer_id} or epoch {epoch} is out of range.")
         yield from _end_epoch(broker, call, producer_id, epoch)
         if epoch < _PRODUCER_EPOCH_MAX:  # After the last epoch comes a new id.
             return m.InitProducerIdResponse(producer_id=producer_id, producer_epoch=epoch + 1)
@@ -68,7 +63,8 @@ def _end_epoch(
         newest = ids.newest_epoch(producer_id)
         if not ids.may_be_given(producer_id) or epoch > min(newest, _PRODUCER_EPOCH_MAX):
             raise UnknownProducerId(
-                f"producer id {producer_id} with epoch {epoch} is not known: ask for a new id."
+                f"producer id {producer_id} with epoch {epoch} was never assigned, or is no longer"
+                " kept: ask for a new id."
             )
         if epoch == newest:
             # Also after the last epoch: no client gets the next one, but its record ends this one.
@@ -81,7 +77,7 @@ def _end_epoch(
             # A refusal waits as long: the answer with the newer epoch may have been lost.
             yield broker.membership.registrar.everywhere(call.now)
             raise InvalidProducerEpoch(
-                f"epoch {newest} of producer {producer_id} was given out after epoch {epoch}."
+                f"epoch {newest} of producer {producer_id} was assigned after epoch {epoch}."
             )
         yield broker.metadata.after_pending(call.now)
 

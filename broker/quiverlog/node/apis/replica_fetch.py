@@ -246,15 +246,18 @@ def handle_replica_fetch(broker: Broker, event: RequestReceived, now: Now) -> No
     check_serves_brokers(broker, event.connection_id, request.API.name)
     if len(request.partitions) > REPLICA_FETCH_ENTRIES_MAX:
         raise InvalidRequest(
-            f"{len(request.partitions)} partitions, allowed are {REPLICA_FETCH_ENTRIES_MAX}."
+            f"{len(request.partitions)} partitions in a request, allowed are"
+            f" {REPLICA_FETCH_ENTRIES_MAX}."
         )
     for entry in request.partitions:
         if entry.offset < 0 or entry.flushed_offset < 0 or entry.log_start_offset < 0:
-            raise InvalidRequest(f"partition {entry.partition}: offsets are not negative.")
+            raise InvalidRequest(f"partition {entry.partition}: an offset is negative.")
         if entry.saved_epoch < NO_EPOCH:
-            raise InvalidRequest(f"partition {entry.partition}: {entry.saved_epoch} is no epoch.")
+            raise InvalidRequest(
+                f"partition {entry.partition}: epoch {entry.saved_epoch} is below {NO_EPOCH}."
+            )
     if request.broker_epoch < 0:
-        raise InvalidRequest(f"{request.broker_epoch} is no broker epoch.")
+        raise InvalidRequest(f"broker epoch {request.broker_epoch} is negative.")
     broker.registered.check_life(request.replica_id, request.broker_epoch)
     if request.ends_wait:
         broker.copy_sessions.end_wait(request.replica_id, request.session_id, now)

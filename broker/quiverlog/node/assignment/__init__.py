@@ -1,5 +1,4 @@
 """Which partitions are on this broker, and how a request finds one.
 
-Owns the replicas, `reconcile` and the rounds of retention. Uses `node.metadata`,
-`node.replication` and `node.controller`.
+Owns the replicas, `reconcile` and the rounds of retention.
 """

@@ -228,10 +228,9 @@ class Assignment:
         Args:
             changed: partitions by topic; None: all of the topic.
             clean: partitions opened now are new, or were closed in order.
-            made: names of partitions whose empty directories were made for this; None: another
-                broker decided.
+            made: partitions whose directories were made for this; None: another broker decided.
             open_now: False at a start, which opens with the next tick.
-            never_created: at a start, partitions whose directories were never made.
+            never_created: at a start, partitions that never had a directory.
         """
         self.image = image
         for topic_id, numbers in changed.items():

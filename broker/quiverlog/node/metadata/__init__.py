@@ -1,4 +1,4 @@
 """The replicated metadata log: the Raft host, the image that its records make, proposals.
 
-Owns this node's replica of the quorum and the image. Uses `node.runtime` and `node.partitions`.
+Owns this node's replica of the quorum, and the image.
 """

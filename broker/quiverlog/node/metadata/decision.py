@@ -54,7 +54,7 @@ def take_refused(
 def outcome_unknown(error: BaseException) -> OutcomeUnknown:
     """Return the error for a proposal that may be on some disk, here or elsewhere."""
     reason = error.message if isinstance(error, QuiverlogError) else why(error)
-    return OutcomeUnknown(f"deciding was interrupted after the proposal: {reason}")
+    return OutcomeUnknown(f"the decision was interrupted after it was proposed: {reason}")
 
 
 def why(error: BaseException) -> str:

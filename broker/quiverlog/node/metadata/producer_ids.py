@@ -60,21 +60,19 @@ class ProducerIds:
         return self.next - 1
 
     def may_be_given(self, producer_id: int) -> bool:
-        """False: by the metadata applied here, the id was not assigned."""
+        """False: by the metadata here, the id was not assigned."""
         is_ours_to_give = self.next <= producer_id < self._end
         return producer_id < self._metadata.image.next_producer_id and not is_ours_to_give
 
     def may_be_new_elsewhere(self, producer_id: int, epoch: int, now: Now) -> bool:
-        """True: another broker may have assigned this id or epoch, which is missing here, a
-        moment ago.
-        """
+        """True: an id or epoch that is missing here may have been assigned a moment ago."""
         if self._metadata.is_decided_here:
             return False
         unseen, at_us = self._unseen, now.mono_us
         first_us, last_us = unseen.pop((producer_id, epoch), (at_us, at_us))
         if at_us - last_us >= _UNSEEN_US_MAX:
             first_us = at_us  # Another producer, which may have got it since.
-        # Applied up to its first use, the metadata would have it; so would they after the bound.
+        # Never assigned: decisions up to its first use are applied, or it was sent for too long.
         elif self._known_us(now) > first_us or at_us - first_us >= _UNSEEN_US_MAX:
             return False
         if len(unseen) >= PRODUCERS_UNSEEN_MAX:
@@ -83,9 +81,9 @@ class ProducerIds:
         return True
 
     def newest_epoch(self, producer_id: int) -> int:
-        """The newest epoch assigned, or being assigned."""
+        """Return the newest epoch assigned, or being assigned."""
         return self._metadata.pending.producer_epochs.get(producer_id, 0)
 
     def given_epoch(self, producer_id: int) -> int:
-        """The newest epoch that a client may have; 0 if it is no longer in the metadata."""
+        """Return the newest epoch that a client may have; 0 if the metadata have none."""
         return self._metadata.image.producer_epochs.get(producer_id, 0)

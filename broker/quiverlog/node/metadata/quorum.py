@@ -241,10 +241,7 @@ class Quorum:
                 self._apply(entry, now)
 
     def settle(self, now: Now) -> None:
-        """Do all pending work, jobs too, before any request is served.
-
-        Raises: the error that keeps this replica from writing.
-        """
+        """Do all pending work, jobs too; raise the error that keeps this replica from writing."""
         assert self._starting, "no request is served yet"
         runner = self._runner
         self._runner = inline = InlineRunner()
@@ -304,7 +301,7 @@ class Quorum:
         except ProposalRefused as refused:
             if refused.refusal in (Refusal.NOT_LEADER, Refusal.TRANSFERRING):
                 raise NotController from refused
-            raise ThrottledBroker("too many decisions wait for the quorum.") from refused
+            raise ThrottledBroker("too many decisions wait for the quorum: try again.") from refused
 
     def when_decided(self, place: Place, then: Then, now: Now) -> None:
         """Call `then` when the change at `place` is applied; with NotController if another entry

@@ -57,7 +57,7 @@ _PLAIN: Final[dict[type[Any], type[Any]]] = {
     r.TimeoutNow: q.QuorumTimeoutNow,
     r.Observe: q.QuorumObserve,
 }
-"""Messages of which every field is a number or a flag, with the same name on both sides."""
+"""Messages whose fields are numbers and flags, with the same names on both sides."""
 _VALUES: Final[dict[type[Any], type[Any]]] = {wire: value for value, wire in _PLAIN.items()}
 _FIELDS: Final[dict[type[Any], tuple[str, ...]]] = {
     wire: wire.__struct_fields__[1:] for wire in _VALUES
@@ -96,7 +96,7 @@ def pack(
         is_controller: whether the sender may become a voter.
 
     Raises:
-        FrameTooLarge: no request can carry a message, which is above the quorum's own bounds.
+        FrameTooLarge: a message is above the quorum's own bounds.
     """
     _check_length("cluster id", cluster_id, CLUSTER_ID_CHARS_MAX)
     _check_length("endpoint", endpoint, ENDPOINT_CHARS_MAX)
@@ -197,7 +197,9 @@ def _append_to_wire(message: r.Append, directory: str) -> tuple[q.QuorumMessage,
 def _chunk_to_wire(message: r.SnapshotChunk, directory: str) -> tuple[q.QuorumMessage, list[bytes]]:
     snapshot = message.snapshot
     if len(snapshot.voters) > QUORUM_VOTERS_MAX:
-        raise FrameTooLarge(f"a snapshot of {len(snapshot.voters)} voters.")
+        raise FrameTooLarge(
+            f"a snapshot of {len(snapshot.voters)} voters is above {QUORUM_VOTERS_MAX}."
+        )
     voters = []
     for key, endpoint in snapshot.voters.items():
         _check_length("directory id", key.directory_id, DIRECTORY_ID_CHARS_MAX)
@@ -246,7 +248,7 @@ def _check_body(request: q.QuorumRequest, body_bytes: int) -> None:
         elif isinstance(message, q.QuorumSnapshotChunk):
             named += message.data_bytes
     if named != body_bytes:
-        raise InvalidRequest(f"a body of {body_bytes} bytes, of which the header names {named}.")
+        raise InvalidRequest(f"the body has {body_bytes} bytes, the header names {named}.")
     if body_bytes > QUORUM_BODY_BYTES_MAX:
         raise InvalidRequest(f"a body of {body_bytes} bytes is above {QUORUM_BODY_BYTES_MAX}.")
 
@@ -300,12 +302,12 @@ def _to_value(
 
 def _entries(message: q.QuorumAppend, pieces: _Pieces) -> Iterator[r.Entry]:
     if message.prev_index + len(message.entries) > _INDEX_MAX:
-        raise InvalidRequest(f"no log reaches behind {_INDEX_MAX}.")
+        raise InvalidRequest(f"entries after index {message.prev_index} end above {_INDEX_MAX}.")
     for index, entry in enumerate(message.entries, message.prev_index + 1):
         try:
             kind = r.EntryKind(entry.kind)
         except ValueError:
-            raise InvalidRequest(f"no entry is of the kind {entry.kind}.") from None
+            raise InvalidRequest(f"entry {index} has the unknown kind {entry.kind}.") from None
         data = pieces.take(entry.data_bytes)
         if kind is r.EntryKind.VOTERS:  # Read by the Raft as soon as they are in its log.
             try:
@@ -350,7 +352,7 @@ def _has_later_terms(message: Message) -> bool:
 
 
 Receiver = Callable[[Sequence[Message], Now], None]
-"""Takes messages for this node in their order; some may be for a disk that it had before."""
+"""Takes messages in their order; some may be for a disk that this node had before."""
 
 
 class QuorumInbox:

@@ -70,7 +70,7 @@ class Reach:
         """Refuse an endpoint other than the node's address here, which connections go to."""
         known: Address | None = self._broker_addresses.known().get(key.node_id)
         if str(known) != endpoint:
-            raise VoterNotReady(f"node {key.node_id} is known at {known}.")
+            raise VoterNotReady(f"this broker has node {key.node_id} at {known}.")
 
     def _answered(
         self,

@@ -219,7 +219,7 @@ def voters_entry(voters: r.Voters) -> q.QuorumRequest:
         (request_of(q.QuorumObserve(), source=""), b"", "no directory id"),
         (request_of(q.QuorumObserve()), b"x", "names 0"),
         (request_of(q.QuorumSnapshotChunk(data_bytes=2)), b"x", "names 2"),
-        (request_of(q.QuorumAppend(entries=[q.QuorumEntry(1, 3, 0)])), b"", "of the kind 3"),
+        (request_of(q.QuorumAppend(entries=[q.QuorumEntry(1, 3, 0)])), b"", "unknown kind 3"),
         (request_of(q.QuorumAppend(entries=[q.QuorumEntry(1, 2, 1)])), b"\xc1", "the voters of"),
         (request_of(q.QuorumAppend(entries=[q.QuorumEntry(1, 2, 3)])), b"\x92\x00\x90", "voters"),
         (voters_entry({}), pack_voters({}), "length"),
@@ -227,7 +227,7 @@ def voters_entry(voters: r.Voters) -> q.QuorumRequest:
         (
             request_of(q.QuorumAppend(prev_index=2**63 - 1, entries=[q.QuorumEntry()])),
             b"",
-            "no log reaches",
+            "end above",
         ),
     ],
 )
