@@ -329,7 +329,7 @@ class NodeDriver:
         ids = self.node.broker.producer_ids
         while producer_id >= ids.next:
             self.call(m.InitProducerIdRequest())
-        while producer_id >= 0 and ids.given_epoch(producer_id) < epoch:
+        while producer_id >= 0 and ids.assigned_epoch(producer_id) < epoch:
             newest = ids.newest_epoch(producer_id)
             self.call(m.InitProducerIdRequest(producer_id=producer_id, producer_epoch=newest))
 

@@ -286,7 +286,7 @@ def _admit(
     state = replica.state
     batches = entry.headers
     row_count = batches[0][0].row_count if len(batches) == 1 else _row_count(batches)
-    # Immediately before the append: produces of the same call count (replication rule 21).
+    # Here, not with the other checks: batches admitted just before count (replication rule 21).
     known = _check_producer(broker, replica, batches, result, now)
     if known is None:
         if replica.admitted_rows + row_count > STAGED_ROWS_MAX:
@@ -344,13 +344,13 @@ def _check_producer(
         )
     ids = broker.producer_ids
     epoch = header.producer_epoch
-    if producer_id >= ids.next and not ids.may_be_given(producer_id):
+    if producer_id >= ids.next and not ids.may_be_assigned(producer_id):
         if ids.may_be_new_elsewhere(producer_id, epoch, now):
             raise ThrottledBroker(
                 f"producer id {producer_id} is not in this broker's metadata yet: try again."
             )
         raise UnknownProducerId(f"producer id {producer_id} was never assigned.")
-    given = ids.given_epoch(producer_id)
+    given = ids.assigned_epoch(producer_id)
     if epoch < given:  # The newer holder has taken over, even if it has not written yet.
         offset, next_sequence = replica.producers.under_ended_epoch(header)
         if offset is not None:

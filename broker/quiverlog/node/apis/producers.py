@@ -61,7 +61,7 @@ def _end_epoch(
     ids = broker.producer_ids
     while True:
         newest = ids.newest_epoch(producer_id)
-        if not ids.may_be_given(producer_id) or epoch > min(newest, _PRODUCER_EPOCH_MAX):
+        if not ids.may_be_assigned(producer_id) or epoch > min(newest, _PRODUCER_EPOCH_MAX):
             raise UnknownProducerId(
                 f"producer id {producer_id} with epoch {epoch} was never assigned, or is no longer"
                 " kept: ask for a new id."
@@ -73,7 +73,7 @@ def _end_epoch(
             yield broker.metadata.proposal([record], call.now)
             yield broker.membership.registrar.everywhere(call.now)
             return
-        if epoch < ids.given_epoch(producer_id):
+        if epoch < ids.assigned_epoch(producer_id):
             # A refusal waits as long: the answer with the newer epoch may have been lost.
             yield broker.membership.registrar.everywhere(call.now)
             raise InvalidProducerEpoch(
@@ -107,9 +107,10 @@ def handle_describe_producer(broker: Broker, call: Call) -> Steps:
     )
     assert not next_name or next_name > request.first_name, "pages go on"
     ids = broker.producer_ids
+    is_assigned = ids.may_be_assigned(producer_id)
     return DescribeProducerResponse(
         node_id=broker.config.node_id,
-        newest_epoch=ids.given_epoch(producer_id) if ids.may_be_given(producer_id) else NO_EPOCH,
+        newest_epoch=ids.assigned_epoch(producer_id) if is_assigned else NO_EPOCH,
         topics=[one for one in found if one.partitions],
         next_name=next_name,
     )

@@ -155,9 +155,9 @@ class Assignment:
     """`replicas`: those led here, by topic id and partition."""
 
     __slots__ = (
-        "_config", "_flushes", "_followed", "_held", "_in_sync_changes", "_metrics",
-        "_offline", "_openings", "_outbox", "_removal", "_repairs", "_replication", "_wakeups",
-        "image", "offline", "replicas",
+        "_config", "_flushes", "_followed", "_held", "_in_sync_changes", "_metrics", "_offline",
+        "_openings", "_outbox", "_removal", "_repairs", "_replication", "_wakeups", "image",
+        "offline", "replicas",
     )  # fmt: skip
 
     def __init__(
@@ -338,7 +338,7 @@ class Assignment:
             self._flushes.want(replica)
 
     # --- opening -------------------------------------------------------------------------------
-    def take_open(
+    def on_opened(
         self,
         key: Key,
         name: TopicPartition,
@@ -368,7 +368,7 @@ class Assignment:
             self._lead_or_follow(replica, partition, now)
             replica.log.config = log_config(topic.config)  # May be altered since the job began.
 
-    def take_failure(self, key: Key, opening: Opening, error: BaseException, now: Now) -> None:
+    def on_open_failed(self, key: Key, opening: Opening, error: BaseException, now: Now) -> None:
         if key[1] in self._held.get(key[0], ()):
             self._offline.failed(key, opening, error, now)
             self._offline.look_at(key, self.image)
@@ -376,7 +376,7 @@ class Assignment:
         else:
             self.remove_leftovers({str(opening.name): key[0]})
 
-    def take_unopened(self, key: Key, opening: Opening) -> None:
+    def on_not_opened(self, key: Key, opening: Opening) -> None:
         self.remove_leftovers({str(opening.name): key[0]})
 
     def opened(self, topic_id: bytes, now: Now) -> Callable[[Then], None]:

@@ -59,10 +59,10 @@ class ProducerIds:
         self.next += 1
         return self.next - 1
 
-    def may_be_given(self, producer_id: int) -> bool:
+    def may_be_assigned(self, producer_id: int) -> bool:
         """False: by the metadata here, the id was not assigned."""
-        is_ours_to_give = self.next <= producer_id < self._end
-        return producer_id < self._metadata.image.next_producer_id and not is_ours_to_give
+        is_ours_to_assign = self.next <= producer_id < self._end
+        return producer_id < self._metadata.image.next_producer_id and not is_ours_to_assign
 
     def may_be_new_elsewhere(self, producer_id: int, epoch: int, now: Now) -> bool:
         """True: an id or epoch that is missing here may have been assigned a moment ago."""
@@ -84,6 +84,6 @@ class ProducerIds:
         """Return the newest epoch assigned, or being assigned."""
         return self._metadata.pending.producer_epochs.get(producer_id, 0)
 
-    def given_epoch(self, producer_id: int) -> int:
+    def assigned_epoch(self, producer_id: int) -> int:
         """Return the newest epoch that a client may have; 0 if the metadata have none."""
         return self._metadata.image.producer_epochs.get(producer_id, 0)

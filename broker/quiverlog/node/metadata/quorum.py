@@ -76,15 +76,15 @@ _EVENT = "a voter has forgotten decisions"
 def report_lost_entries(
     report: Callable[[str, str, str], None],
     own: ReplicaKey,
-    forgotten: Mapping[ReplicaKey, int],
+    lost: Mapping[ReplicaKey, int],
     reported: frozenset[ReplicaKey],
 ) -> frozenset[ReplicaKey]:
     """Report the voters that are not in `reported`; return all that are reported by now."""
-    for key, index in forgotten.items():
+    for key, index in lost.items():
         if key not in reported:
             report("error", _EVENT, _lost_entries_advice(own, key, index))
-    assert forgotten, "a voter lacks entries"
-    return reported | forgotten.keys()
+    assert lost, "a voter lacks entries"
+    return reported | lost.keys()
 
 
 def _lost_entries_advice(own: ReplicaKey, key: ReplicaKey, index: int) -> str:
@@ -448,7 +448,7 @@ class Quorum:
         if voters is not self._announced_voters:
             was_one_of_many = len(self._announced_voters or ()) > 1
             self._announced_voters = voters
-            # Under a leader before, others may have committed more than is applied here.
+            # Entries of the leader before may be committed, and are not applied yet.
             if was_one_of_many and self.is_alone and not self._announced_term:
                 self._alone_from = self.raft.log.last_index
             self._voters_changed(voters)
@@ -571,11 +571,10 @@ class Quorum:
     # --- snapshots -----------------------------------------------------------------------------
     def _snapshot_if_long(self, now: Now) -> None:
         """Replace the log's beginning by a snapshot, if most of it is outdated."""
-        # A leader's snapshot that is being written replaces the log itself.
         if self._snapshotting or self._error is not None or not self._log.wants_compaction:
             return
         if self._writing is not None and self._writing.chunk is not None:
-            return
+            return  # The leader's snapshot, which replaces the whole log.
         if self.raft.log.applied != self.applied_index or not self._machine.may_be_captured:
             return
         if self.applied_index == self._log.snapshot.index:
@@ -646,7 +645,7 @@ def sender(
 
     `leads` is called with the leader that another broker names.
     """
-    refusal, logged_us = "", 0  # Of a broker that takes this one for a second with its node id.
+    refusal, logged_us = "", 0  # The last answer that another broker has this node id.
     endpoint = str(config.endpoint)
     is_controller = ROLE_CONTROLLER in config.roles
 

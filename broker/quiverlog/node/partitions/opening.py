@@ -37,9 +37,9 @@ __all__ = [
     "LOGS_PER_JOB_MAX",
     "Key",
     "LateDirectories",
+    "OpeningListener",
     "OpeningPace",
     "Openings",
-    "Taker",
 ]
 
 
@@ -227,8 +227,8 @@ _NEW_PER_TICK: Final = 4
 """Making the log of a new partition takes some 40 us of the loop."""
 
 
-class Taker(Protocol):
-    def take_open(
+class OpeningListener(Protocol):
+    def on_opened(
         self,
         key: Key,
         name: TopicPartition,
@@ -238,10 +238,10 @@ class Taker(Protocol):
     ) -> None:
         """`topic` is as it was when the opening began."""
 
-    def take_failure(self, key: Key, opening: Opening, error: BaseException, now: Now) -> None:
+    def on_open_failed(self, key: Key, opening: Opening, error: BaseException, now: Now) -> None:
         """The log cannot be opened."""
 
-    def take_unopened(self, key: Key, opening: Opening) -> None:
+    def on_not_opened(self, key: Key, opening: Opening) -> None:
         """The topic was deleted before the opening began."""
 
     def check_free(self, names: Mapping[str, bytes], topic_names: Iterable[str]) -> None:
@@ -270,6 +270,7 @@ class Openings:
         "_jobs",
         "_jobs_in_flight",
         "_late",
+        "_listener",
         "_new",
         "_of_topic",
         "_options",
@@ -277,7 +278,6 @@ class Openings:
         "_queue",
         "_results",
         "_stopped",
-        "_taker",
         "_watchers",
         "under_way",
     )
@@ -289,7 +289,7 @@ class Openings:
         config: NodeConfig,
         disk: Disk,
         jobs: Jobs,
-        taker: Taker,
+        listener: OpeningListener,
         find_topic: Callable[[bytes], TopicImage | None],
     ) -> None:
         self._disk = disk
@@ -297,10 +297,10 @@ class Openings:
         self._jobs_in_flight = 0
         self._pace = OpeningPace()
         self._results: deque[_Result] = deque()
-        self._taker = taker
+        self._listener = listener
         self._late = LateDirectories(
             jobs,
-            taker.check_free,
+            listener.check_free,
             lambda topic_id: find_topic(topic_id) is None,
             self._directory_made,
             self.start_jobs,
@@ -371,7 +371,7 @@ class Openings:
             self.under_way[key] = opening._replace(never_created=False, new=found)
             (self._new if found else self._queue).append(key)
         else:
-            self._taker.take_failure(key, opening, found, now)
+            self._listener.on_open_failed(key, opening, found, now)
             self._ended(key, now)
 
     def tick(self, now: Now) -> None:
@@ -384,14 +384,14 @@ class Openings:
         try:
             topic = self._find_topic(key[0])
             if topic is None:
-                self._taker.take_unopened(key, self.under_way[key])
+                self._listener.on_not_opened(key, self.under_way[key])
                 self._ended(key, now)
             else:
                 begin(key, topic, now)
         except Exception as error:
             opening = self.under_way.get(key)
             if opening is not None:
-                self._taker.take_failure(key, opening, error, now)
+                self._listener.on_open_failed(key, opening, error, now)
                 self._ended(key, now)
 
     def _add_part(self, parts: list[_Part], key: Key, topic: TopicImage, now: Now) -> None:
@@ -515,9 +515,9 @@ class Openings:
         if isinstance(found, OpenedReplica):
             # From now on the log is newer.
             self.drop_written(str(opening.name))
-            self._taker.take_open(key, opening.name, topic, found, now)
+            self._listener.on_opened(key, opening.name, topic, found, now)
         else:
-            self._taker.take_failure(key, opening, found, now)
+            self._listener.on_open_failed(key, opening, found, now)
         self._ended(key, now)
 
     def _ended(self, key: Key, now: Now) -> None:

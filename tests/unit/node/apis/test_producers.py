@@ -112,8 +112,8 @@ def test_only_the_leader_reports_a_replicated_partition(
     producer_id = new_id(world.one)
     leader = world.leader
     assert leader is not None
-    given_out = leader.node.broker.producer_ids.may_be_given
-    world.members.run_until(lambda: given_out(producer_id))
+    is_assigned = leader.node.broker.producer_ids.may_be_assigned
+    world.members.run_until(lambda: is_assigned(producer_id))
     # The controller gave the id out already; the leader may be another broker.
     monkeypatch.setattr(leader, "_give_out", lambda *_: None)
     rows = batch_of([1, 2], producer=(producer_id, 0, 0))

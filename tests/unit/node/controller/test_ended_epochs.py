@@ -43,7 +43,9 @@ class World:
         self.topics = [self._create("wide", (2, 3)), self._create("lone", (2,))]
         members.run_until(lambda: len(self.two.node.broker.replicas) == 2)
         self.producer_id = self.introduced(-1, -1).producer_id
-        members.run_until(lambda: self.two.node.broker.producer_ids.may_be_given(self.producer_id))
+        members.run_until(
+            lambda: self.two.node.broker.producer_ids.may_be_assigned(self.producer_id)
+        )
         # What the controller has given out above is not to be asked for once more.
         for member in members.up:
             member.give_out = lambda *_: None  # type: ignore[method-assign]

@@ -135,7 +135,7 @@ def test_a_leader_that_is_about_to_stop_misses_no_sequence(
     assert answer is not None
     assert answer[0].error_code == 0
     writer = answer[0].producer_id
-    world.members.run_until(lambda: two.producer_ids.may_be_given(writer))
+    world.members.run_until(lambda: two.producer_ids.may_be_assigned(writer))
     monkeypatch.setattr(world.two, "give_out", lambda *_: None)  # The controller has, above.
 
     def numbered(topic_id: bytes, sequence: int) -> int:

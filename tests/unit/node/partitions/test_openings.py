@@ -129,25 +129,25 @@ def test_an_opening_that_fails_twice_leaves_the_others_and_is_counted_once(tmp_p
     """Taking the log raises, and taking that failure as well: a bug, but of one partition."""
     node = NodeDriver(tmp_path)
     topic = node.create(partitions=64)
-    take_open, take_failure = Assignment.take_open, Assignment.take_failure
+    on_opened, on_open_failed = Assignment.on_opened, Assignment.on_open_failed
     bad = (topic, 5)
 
     def broken_open(assignment: Assignment, key: Key, *rest: Any) -> None:
         if key == bad:
             raise KeyError("planted")
-        take_open(assignment, key, *rest)
+        on_opened(assignment, key, *rest)
 
     def broken_failure(
         assignment: Assignment, key: Key, opening: Opening, error: BaseException, now: Now
     ) -> None:
         if key == bad:
             raise KeyError("planted too")
-        take_failure(assignment, key, opening, error, now)
+        on_open_failed(assignment, key, opening, error, now)
 
     node.stop()
     with (
-        mock.patch.object(Assignment, "take_open", broken_open),
-        mock.patch.object(Assignment, "take_failure", broken_failure),
+        mock.patch.object(Assignment, "on_opened", broken_open),
+        mock.patch.object(Assignment, "on_open_failed", broken_failure),
     ):
         node.start()
     broker = node.node.broker
