@@ -79,6 +79,7 @@ REASONS_MIN: dict[str, float] = {
     "connector": 3.2,
     "core": 3.0,
     "demo": 1.6,
+    "node": 2.7,
     "server": 2.6,
     "wire": 1.7,
 }

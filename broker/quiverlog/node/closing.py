@@ -120,7 +120,7 @@ class Closing:
     def begin(self, now: Now) -> None:
         broker = self._broker
         if broker.admission.phase not in (Phase.RUNNING, Phase.STARTING, Phase.JOINING):
-            return  # It stops already.
+            return  # Already stopping.
         self._is_untouched = broker.admission.phase is Phase.JOINING
         self._clean = (broker.directory.clean and self._is_untouched) or (
             broker.admission.phase is Phase.RUNNING

@@ -102,7 +102,7 @@ def owners_of(broker: Broker, image: Image) -> tuple[dict[str, bytes], set[bytes
 def report(broker: Broker, found: Leftovers, job: LeftoversJob) -> None:
     topics = broker.metadata.image.topics_by_id
     assert not set(found.aside) & found.later.keys(), "a directory has one fate"
-    # Others were deleted while the job ran.
+    # Of topics that were deleted while the job ran.
     later = found.later | {n: t for n, t in job.owners.items() if t not in topics}
     if found.removed:
         broker.outbox.log("info", "leftovers removed", count=len(found.removed))

@@ -133,7 +133,7 @@ class Node:
 
         One call for many lets produces to a log share a write, and all share a flush.
         """
-        # Before any request: a leader out of reach answers none as one (replication rule 16).
+        # First: a leader that does not reach the controller steps down (replication rule 16).
         self._guarded(self.broker.leader_lease.look, now)
         self._guarded(self.broker.retention.watch, now)
         for event in events:

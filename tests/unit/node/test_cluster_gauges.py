@@ -41,7 +41,7 @@ def members(tmp_path: Path) -> Members:
 
 
 def create(members: Members) -> tuple[Member, Member, bytes]:
-    """The leader and a follower, which is not the controller, of a topic on all three."""
+    """Return the leader and a follower, which is not the controller, of a topic on all three."""
     one = members.by_id[1]
     one.call(m.HelloRequest())
     configs = {"min.insync.replicas": "3", "durability": "memory"}

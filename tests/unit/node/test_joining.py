@@ -24,7 +24,7 @@ def members(tmp_path: Path) -> Members:
 
 
 def create(node: Member, name: str) -> int:
-    """The error code of a creation."""
+    """Return the error code of a creation."""
     node.call(m.HelloRequest())
     new = m.NewTopic(name, serialize_schema(SCHEMA), 1)
     response, _ = node.call(m.CreateTopicsRequest(topics=[new]))

@@ -37,7 +37,7 @@ def live(node: Member) -> list[int]:
 
 
 def create(members: Members, name: str, replication_factor: int = 3) -> m.TopicResult:
-    """What the controller answers, when its decision has had its effects."""
+    """Return what the controller answers, when its decision has had its effects."""
     (leader,) = members.leaders
     leader.call(m.HelloRequest())
     new = m.NewTopic(name, serialize_schema(SCHEMA), 6, replication_factor)

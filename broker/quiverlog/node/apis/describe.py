@@ -411,7 +411,7 @@ def _held(broker: Broker, topic: TopicImage | None, name: str) -> tasks.Making[T
         if broker.config.node_id not in partition.replicas:
             continue
         replica = broker.assignment.find((topic.topic_id, partition.partition))
-        size = ReplicaSize(partition.partition)  # It may not be open yet, or not at all.
+        size = ReplicaSize(partition.partition)  # Its sizes are unknown until it is open.
         if replica is not None:
             size.size_bytes = replica.log.reader.size_bytes
             size.log_end_offset = replica.log.log_end_offset

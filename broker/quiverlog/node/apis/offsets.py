@@ -179,7 +179,7 @@ def _delete_some(
                 good.append(result)
             except Exception as error:
                 fail_entry(broker.lookup, replica, result, error)
-        # A start that retention moved is durable only when a file is freed: compare what is saved.
+        # Compared with what is saved: until retention frees a file, what it took may come back.
         if replica is not None and highest > replica.log.start_saved:
             trims.append(broker.trims.starter(replica, highest, call.now))
             waiting.append((replica, good))
@@ -212,7 +212,7 @@ def _wait_for_copies(
         good = [result for _, result in entries if not result.error_code]
         if not good:
             continue
-        # Copies follow the current leader's start: if that is another broker's, none is promised.
+        # Copies follow the leader's start: a broker that leads no more promises nothing.
         try:
             replica = broker.lookup.leading(good[0].topic_id, good[0].partition)
         except QuiverlogError as error:

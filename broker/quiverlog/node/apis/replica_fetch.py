@@ -128,7 +128,7 @@ class ReplicaFetchWaiter(Waiter):
                 result.error_code == OffsetOutOfRange.code
                 and entry.offset < result.log_start_offset
             ):
-                # The follower begins at the log start, without the rows that producers are in.
+                # It continues at the log start, and lacks the producers of the rows before.
                 views = [memoryview(replica.producers.snapshot_below(result.log_start_offset))]
             try:
                 if not result.error_code and entry.offset < replica.log.log_end_offset:

@@ -301,7 +301,7 @@ class Assignment:
             self.replicas[key] = replica
             self._metrics.partitions_led = len(self.replicas)
         assert self.replicas.get(key) is replica
-        # Fetches that waited while this was a follower, or new rows, or new members.
+        # Also fetches that waited here when it was a follower.
         if moved or (begins and replica.waiters) or partition.replaced_disks:
             self._wakeups.changed(replica)
         replica.look_at_answers()

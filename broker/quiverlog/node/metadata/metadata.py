@@ -116,7 +116,7 @@ class Metadata(Watched):
         self._place: Place | None = None
         # Records of this start that are not committed yet.
         self._start_records: deque[list[Record]] = deque()
-        # While it changes, what was read from `pending` may never be committed.
+        # Failed decisions: if it has grown, what was read from `pending` may never be committed.
         self.failures = 0
         self._view = view
         self.image = view.image

@@ -77,7 +77,7 @@ def _joining(voters: Voters, live: Mapping[int, BrokerRecord], listener: str) ->
         and endpoint_of(one, listener)
         and not one.decommissioning
     ]
-    # Two at once in the plan, one by one in the log: their number is even only in between.
+    # Planned in pairs and added one by one: their number is even only in between.
     wanted = 2 if len(voters) % 2 else 1
     if len(found) < wanted or len(voters) + wanted > QUORUM_AUTO_VOTERS_MAX:
         return None

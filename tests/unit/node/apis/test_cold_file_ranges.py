@@ -42,7 +42,7 @@ def cold_fetch(node: NodeDriver, topic: bytes, **options: Any) -> tuple[Any, byt
 
 
 def fetch(node: NodeDriver, topic: bytes, **options: Any) -> tuple[Any, bytes, list[Any]]:
-    """The result, its body, and the jobs that were needed."""
+    """Return the result, its body, and the jobs that were needed."""
     node.hold_jobs = True
     asked = node.request(node.fetch_request(topic, max_wait_ms=0, file_ranges=True, **options))
     jobs = []

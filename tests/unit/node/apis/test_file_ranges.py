@@ -43,7 +43,7 @@ def read(ranges: list[m.FileRange]) -> bytes:
 
 
 def last_headers(ranges: list[m.FileRange]) -> list[bytes]:
-    """The header of the last batch in each range, found by walking over it."""
+    """Return the header of the last batch in each range, found by walking over it."""
     found = []
     for one in ranges:
         *_, (_, last) = split_batches(memoryview(read([one])))

@@ -22,7 +22,7 @@ def copies(tmp_path: Path) -> Copies:
 
 
 def read(copies: Copies, offset: int = 0, *, follower: bool = True, **options: Any) -> Any:
-    """What a fetch at the copy gives that does not wait."""
+    """Return what a fetch at the copy gives that does not wait."""
     request = copies.copy.fetch_request(copies.topic, offset, **options)
     request.partitions[0].from_follower = follower
     response, body = copies.copy.call(request)

@@ -21,7 +21,7 @@ from tests.unit.node.replication.test_reassignment import World
 
 
 def ask(node: NodeDriver, request: m.Request) -> Any:
-    """The answer, when it has come."""
+    """Return the answer, when it has come."""
     asked = node.request(request)
     while node.answer(asked) is None:
         node.advance(1)

@@ -122,7 +122,7 @@ class Copier:
 
 
 def stored(node: NodeDriver) -> bytes:
-    """The bytes of all batches in the first partition's log."""
+    """Return the bytes of all batches in the first partition's log."""
     data = Path(node.config.data_dir) / "data" / "t-0"
     # The header of a segment has the time at which the file was made.
     return b"".join(path.read_bytes()[SEGMENT_HEADER_BYTES:] for path in sorted(data.glob("*.log")))

@@ -38,7 +38,7 @@ def wide(
 
 
 def begin(node: NodeDriver, request: m.Request, body: bytes, connection: int = 1) -> int:
-    """The call that brings it, and no other."""
+    """Make the call that brings it, and no other."""
     node._number(request)
     event = RequestReceived(connection, request, memoryview(bytearray(body)))
     node._perform(node.handle(event))

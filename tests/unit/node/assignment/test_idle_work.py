@@ -72,7 +72,7 @@ def cluster(root: Path, partitions: int) -> tuple[Members, Member, bytes]:
 
 
 def steps_of(root: Path, partitions: int, *, is_written: bool) -> int:
-    """What a cluster does in a second in which one partition is written to, or none."""
+    """Return what a cluster does in a second in which one partition is written to, or none."""
     members, first, topic_id = cluster(root, partitions)
     with Counter() as counter:
         if is_written:

@@ -63,7 +63,7 @@ class World:
         return bytes(answer[0].topics[0].topic_id)
 
     def here(self, topic_id: bytes) -> set[int]:
-        """The partitions of the third broker."""
+        """Return the partitions of the third broker."""
         image = self.members.by_id[1].node.broker.metadata.image
         found = image.topics_by_id[topic_id].partitions
         return {one.partition for one in found if one.replicas == (THIRD,)}

@@ -26,7 +26,7 @@ def node(tmp_path: Path) -> NodeDriver:
 
 
 def create(node: NodeDriver, name: str) -> int:
-    """The error code of a creation."""
+    """Return the error code of a creation."""
     new = m.NewTopic(name, serialize_schema(SCHEMA), 1)
     response, _ = node.call(m.CreateTopicsRequest(topics=[new]))
     return int(response.topics[0].error_code)

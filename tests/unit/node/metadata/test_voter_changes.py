@@ -46,7 +46,7 @@ def reached(_key: ReplicaKey, endpoint: str, now: Now, then: Then) -> None:
 
 
 def look(replica: Replica) -> set[ReplicaKey]:
-    """The voters after the plan was looked at."""
+    """Return the voters after the plan was looked at."""
     disks = (key(0), key(1), FRESH)
     records = [
         BrokerRecord(n, b"i", "h", 1, "", AT, 7, directory_id=disk, wants_vote=True)

@@ -41,7 +41,7 @@ def begin(node: Member, change: VoterChange, node_id: int, directory: str = "") 
 
 
 def change(members: Members, change: VoterChange, node_id: int, directory: str = "") -> Any:
-    """What the leader answers."""
+    """Return what the leader answers."""
     (leader,) = members.leaders
     asked = begin(leader, change, node_id, directory)
     members.run_until(lambda: leader.answer(asked) is not None)
