@@ -76,9 +76,7 @@ class CreationNote:
         self._is_alone = is_alone
         self._jobs = jobs
         self._outbox = outbox
-        self._noted_version: int | None = (
-            None  # None: there was no note: all were made.
-        )
+        self._noted_version: int | None = None  # None: there was no note: all were made.
         self._noted_never_created: Collection[Key] = ()
         self._placed: set[Key] = set()  # Placed after the note, as replayed by the start.
         self._due_us: int | None = 0
