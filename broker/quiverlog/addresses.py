@@ -54,6 +54,7 @@ def parse_address(text: str, *, port_default: int | None = None, port_min: int =
     if port is None and port_default is not None:
         number = port_default
     else:
+        # `int` would also take signs, blanks and digits of other scripts.
         digits = port is not None and port.isascii() and port.isdigit() and len(port) <= 5
         number = int(port) if digits and port is not None else -1
     if not _is_host(host) or not port_min <= number <= PORT_MAX:
@@ -67,12 +68,13 @@ def network_of(host: str) -> str:
     Text that is no IP address is returned unchanged.
     """
     try:
+        # A zone (`fe80::1%eth0`) names this machine's interface.
         address = ip_address(host.partition("%")[0])
     except ValueError:
         return host
     if not isinstance(address, IPv6Address):
         return str(address)
-    if address.ipv4_mapped is not None:
+    if address.ipv4_mapped is not None:  # An IPv4 client at a socket for both families.
         return str(address.ipv4_mapped)
     return f"{address.packed[:8].hex(':', 2)}::/64"
 

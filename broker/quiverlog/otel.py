@@ -88,6 +88,7 @@ class _Spans:
                 self._end(span, error)
                 raise
             if span is not None:
+                # Only once it is sent: an error has ended the span above.
                 self._open[connection] = span
 
         return traced
@@ -125,6 +126,7 @@ class _Spans:
                 self._end(span, error)
                 raise
             if span is not None:
+                # The future ends with the answer, an error or its caller's cancellation.
                 waiting.add_done_callback(lambda done: self._end(span, _failure(done)))
             return waiting
 

@@ -93,6 +93,7 @@ class Setting:
         """
         if self.kind is Kind.INTEGER:
             return self._parse_integer(value)
+        # TOML may hold a choice as a boolean: `true` for "true".
         if self.kind is Kind.CHOICE and not isinstance(value, list | dict):
             value = text_of(value)
         if not isinstance(value, str):
@@ -115,7 +116,9 @@ class Setting:
         number: object = value
         if isinstance(value, str):
             text = value.strip()
+            # `int` alone would take blanks, `+` and any number of digits.
             number = int(text) if _INTEGER.fullmatch(text) and text.isascii() else None
+        # TOML's true is an int in Python.
         if not isinstance(number, int) or isinstance(number, bool):
             raise InvalidValue(f"is {value!r}, not a whole number.")
         if not (self.minimum <= number <= self.maximum or (self.unlimited and number == -1)):
@@ -183,7 +186,7 @@ class SettingsTable(Mapping[str, Setting]):
                 assert self._fold(name) not in self._by_name, f"{name} is there twice"
                 self._by_name[self._fold(name)] = setting
             if setting.default is not None and not setting.default_doc:
-                setting.parse(setting.default)
+                setting.parse(setting.default)  # A wrong default fails at import.
         self.absent: Final = {self._fold(key): why for key, why in (absent or {}).items()}
         assert not self.absent.keys() & self._by_name.keys()
 

@@ -127,7 +127,7 @@ def encode_batch(
         timestamp_min_us=low,
         timestamp_max_us=high,
     )
-    header.pack_into(batch)
+    header.pack_into(batch)  # Before the checksum, which covers most of it.
     write_crc(batch)
     return batch
 

@@ -121,6 +121,7 @@ class BatchHeader(NamedTuple):
             and self.base_offset >= 0
             and self.leader_epoch >= -1
             and 0 <= self.timestamp_min_us <= self.timestamp_max_us
+            # All three belong to an idempotent producer, or none.
             and (self.producer_id >= 0) == (self.producer_epoch >= 0) == (self.base_sequence >= 0)
         )
 
@@ -152,7 +153,7 @@ def link(buffer: bytes | bytearray | memoryview, at: int, offset: int, room: int
 
 def magic_positions(chunk: bytes | memoryview) -> Iterator[int]:
     magics = bytes(chunk[_MAGIC_AT::BATCH_ALIGNMENT_BYTES])
-    found = magics.find(MAGIC)
+    found = magics.find(MAGIC)  # One search in C over every 64th byte.
     while found >= 0:
         yield found * BATCH_ALIGNMENT_BYTES
         found = magics.find(MAGIC, found + 1)
@@ -167,6 +168,7 @@ def stamp_times(view: memoryview, header: BatchHeader, at_us: int) -> BatchHeade
     """Set the time of all rows, which is in the CRC's range: the CRC is computed again."""
     timed = header._replace(timestamp_min_us=at_us, timestamp_max_us=at_us)
     timed.pack_into(view)
+    # After `pack_into`: the CRC covers the new times.
     stamped = timed._replace(crc32c=crc32c(view[CRC_START:]))
     stamped.pack_into(view)
     return stamped

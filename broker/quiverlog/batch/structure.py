@@ -143,6 +143,7 @@ def _has_required(data_type: pa.DataType) -> bool:
 
 def _make_shape(schema: pa.Schema, nodes: int, buffers: int) -> IpcShape | None:
     try:
+        # One row of nulls has every node and buffer that rows have.
         columns = [pa.nulls(1, field.type) for field in schema]
         sample = memoryview(pa.RecordBatch.from_arrays(columns, schema=schema).serialize())
         shape = IpcShape(sample)
@@ -163,6 +164,7 @@ def _bit_widths(schema: pa.Schema) -> tuple[int, ...] | None:
     types = pa.types
     for field in schema:
         any_bits = (
+            # Any bits of these are a value; a decimal, for one, has bits that are none.
             types.is_integer(field.type)
             or types.is_floating(field.type)
             or types.is_boolean(field.type)

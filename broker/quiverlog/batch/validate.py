@@ -118,12 +118,14 @@ def _check_header(header: BatchHeader, size: int) -> None:
 
 
 def _check_meaning(header: BatchHeader) -> None:
+    # No client writes control or transactional batches yet.
     if header.flags & ~FLAG_CODEC_MASK or header.reserved:
         raise CorruptBatch(
             f"flags {header.flags:#04x} or reserved field {header.reserved}: not for clients."
         )
     if not 0 < header.row_count <= BATCH_ROWS_MAX:
         raise CorruptBatch(f"a batch holds 1 to {BATCH_ROWS_MAX} rows, not {header.row_count}.")
+    # All three, or none.
     if header.producer_id < 0 or header.producer_epoch < 0 or header.base_sequence < 0:
         producer = (header.producer_id, header.producer_epoch, header.base_sequence)
         if producer != (-1, -1, -1):
@@ -156,5 +158,5 @@ def _check_times(
 def _moment(at_us: int) -> str:
     try:
         return f"{_EPOCH + timedelta(microseconds=at_us):%Y-%m-%d %H:%M:%S} UTC"
-    except OverflowError:
+    except OverflowError:  # Beyond the years of Python's datetime.
         return f"{at_us} us after 1970"

@@ -102,7 +102,7 @@ class LocalBroker:
         mark = spawn(command, env, self.directory / "stdout", self.log)
         temporary = self._mark_file.with_suffix(".new")
         temporary.write_text(json.dumps(asdict(mark)))
-        temporary.replace(self._mark_file)
+        temporary.replace(self._mark_file)  # Whole or not at all: a command may read it meanwhile.
 
     def wait_until_ready(self, timeout_s: float) -> None:
         """Return when clients may connect.
@@ -127,7 +127,7 @@ class LocalBroker:
         Raises:
             LocalClusterFailed: it still runs when the time is up.
         """
-        self.resume()
+        self.resume()  # A stopped process does not act on SIGTERM.
         return self._end(signal.SIGTERM, timeout_s)
 
     def pause(self) -> bool:

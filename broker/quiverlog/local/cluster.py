@@ -187,12 +187,13 @@ class LocalCluster:
             LocalClusterFailed: not in time.
         """
         count = len(self.brokers)
+        # Brokers join as voters two at a time: their number stays odd.
         voters = min(count - 1 + count % 2, QUORUM_AUTO_VOTERS_MAX)
 
         def has_formed() -> bool:
             try:
                 found = client.describe_cluster()
-            except QuiverlogError:
+            except QuiverlogError:  # Brokers that start, or elect a leader, do not answer yet.
                 return False
             unfenced = [one for one in found.brokers if not one.fenced]
             return len(unfenced) == count and len(found.voters) >= voters

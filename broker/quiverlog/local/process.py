@@ -76,13 +76,13 @@ def spawn(
 
 def state_of(mark: ProcessMark) -> ProcessState:
     """Return its state. An ended child is waited for: no zombie stays."""
-    if mark.boot_id != _boot_id():
+    if mark.boot_id != _boot_id():  # Process numbers and ticks begin again with each boot.
         return ProcessState.ENDED
     found = _stat(mark.pid)
     if found is None or found[1] != mark.began_ticks:
         return ProcessState.ENDED
     if found[0] in "ZX":
-        with contextlib.suppress(ChildProcessError):
+        with contextlib.suppress(ChildProcessError):  # It may be the child of an earlier command.
             os.waitpid(mark.pid, os.WNOHANG)
         return ProcessState.ENDED
     return ProcessState.PAUSED if found[0] in "Tt" else ProcessState.RUNNING

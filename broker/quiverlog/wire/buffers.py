@@ -4,8 +4,7 @@ A new buffer of a mebibyte costs as much in page faults as receiving into it. A 
 only when every view of it is gone (decoded Arrow arrays keep views).
 
 Anonymous mappings get real pages only as bytes arrive: a peer that announces 64 MiB and sends
-nothing costs almost nothing. Private ones, as pages of a shared mapping belong to the kernel's
-tmpfs, cost half as much again, and are never huge.
+nothing costs almost nothing.
 """
 
 from __future__ import annotations
@@ -66,6 +65,7 @@ class BufferPool:
         buffers = self._buffers
         room = self._bytes_max - len(buffer)
         index = len(buffers) - 1
+        # From the end, so that a removal moves none of those still to come.
         while index >= 0 and (self._bytes > room or len(buffers) >= BUFFERS_MAX):
             if _is_free(buffers, index):
                 self._bytes -= len(buffers[index])
@@ -79,6 +79,8 @@ class BufferPool:
 
 
 def _mapped(size: int) -> mmap.mmap:
+    # Private: pages of a shared mapping belong to tmpfs, cost half as much again, and are never
+    # huge.
     return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
@@ -87,6 +89,7 @@ def _references(buffers: list[mmap.mmap], index: int) -> int:
     return sys.getrefcount(buffers[index])
 
 
+# Measured, because the count of an unused object depends on the interpreter.
 _REFERENCES_WHEN_FREE: Final = _references([_mapped(1)], 0)
 
 

@@ -107,12 +107,13 @@ class ClientConnection:
         """Close; return the ids of the requests that will never be answered."""
         self.state = ConnectionState.CLOSED
         lost = list(self._in_flight)
-        self._in_flight.clear()
+        self._in_flight.clear()  # Whether the broker has carried them out is unknown.
         return lost
 
     def _send(self, request: Request, body_bytes: int) -> tuple[int, bytes]:
         correlation_id = self._next_id()
         head = frames.encode(request, correlation_id, body_bytes)
+        # `encode` has checked our own bound; a broker's may be lower.
         if len(head) + body_bytes > self._frame_bytes_max:
             raise FrameTooLarge(
                 f"a frame of {len(head) + body_bytes} bytes is above the broker's "
@@ -154,6 +155,7 @@ class ClientConnection:
             )
 
     def _unasked(self, frame: frames.Frame, correlation_id: int) -> Exception:
+        # The broker could not read a request, or has no place for the connection.
         if correlation_id == 0:
             answer = frames.decode_error(frame.header)
             if answer.error_code:

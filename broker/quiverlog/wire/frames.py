@@ -93,7 +93,7 @@ def count_containers(data: bytes, count_max: int) -> int:
     at = count = 0
     while at < len(data) and count <= count_max:
         mark = data[at]
-        if mark < 0x80 or mark >= 0xE0:
+        if mark < 0x80 or mark >= 0xE0:  # Small integers.
             at += 1
         elif mark < 0xA0:
             at += 1
@@ -179,6 +179,7 @@ def encode_error(error: QuiverlogError, *, api: int = 0, correlation_id: int = 0
     `api` and `correlation_id` are 0 when the request could not be read that far.
     """
     assert 0 <= correlation_id <= CORRELATION_ID_MAX
+    # Version 1: a peer that supports no later one can read it.
     response = Response(api, 1, correlation_id, error.code, error.message)
     return _frame_head(_encode_header(response), 0)
 
@@ -386,7 +387,7 @@ class FrameReceiver:
 
     def fail(self, error: QuiverlogError) -> None:
         """Refuse further bytes, because a returned frame was invalid."""
-        self.release()
+        self.release()  # The bytes after a bad frame have no known boundary.
         self.error = error
 
     def release(self) -> None:
@@ -476,6 +477,7 @@ class FrameReceiver:
         length = size - _SIZE_FIELD_BYTES
         # Arrow computes faster on buffers that are aligned to cache lines.
         header_at = -header_bytes % BODY_ALIGNMENT_BYTES
+        # Checked before: at most `frame_bytes_max`.
         buffer = self._pool.take(header_at + length)[header_at : header_at + length]
         filled = end - at - FRAME_PREFIX_BYTES
         buffer[:filled] = self._scratch[at + FRAME_PREFIX_BYTES : end]

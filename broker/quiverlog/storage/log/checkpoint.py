@@ -192,6 +192,7 @@ def load_log_start(disk: Disk, directory: str, names: Sequence[str]) -> int | No
     damaged."""
     good = load_log_starts(disk, directory, names)
     if good:
+        # A crash between the two writes leaves the second one behind, and starts only grow.
         return max(good)
     return None if any(name in names for name in LOG_START_FILES) else 0
 
@@ -254,6 +255,7 @@ def load_recovery_point(disk: Disk, directory: str, names: Sequence[str]) -> Sto
             agree = True
             continue
         payload = copies.payload(data, f"{directory}/{name}")
+        # Also one that could not be read: `check` decides whether that stops the start.
         if data is None or payload is None:
             bad.append(name)
             continue
@@ -341,7 +343,7 @@ def restore_producers(
         # A snapshot that is ahead must not come back once other rows have taken its offsets.
         disk.sync_dir(directory)
     else:
-        producers.restore(b"")
+        producers.restore(b"")  # No good one: from the rows alone.
         rows.replay(producers, 0)
     assert all(offset <= log_end_offset for offset in snapshots), "no other one is on the disk"
     return notes
@@ -368,6 +370,7 @@ class _Rows:
         seen = joined = start
         met: set[int] = set()
         for header in self._headers(start):
+            # Met already, in a given-up file.
             if header.next_offset <= seen:
                 continue
             assert header.next_offset <= self._end, "rows that the log does not have"
@@ -449,6 +452,7 @@ def _may_follow(producers: Producers, header: BatchHeader) -> bool:
 
     A producer that expired in between (a day without batches) starts with a new state.
     """
+    # Without a producer, or as a new producer begins.
     if header.producer_id < 0 or header.base_sequence == 0:
         return True
     try:
@@ -464,6 +468,6 @@ def _restore_one(disk: Disk, directory: str, producers: Producers, offset: int) 
     try:
         producers.restore(blob)
     except QuiverlogError:
-        producers.restore(b"")
+        producers.restore(b"")  # It may have failed half way.
         return False
     return True

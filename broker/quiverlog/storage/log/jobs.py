@@ -134,7 +134,7 @@ class FlushJob:
         if self.label:
             sync_partition_file(self.disk, self.key)
         for segment in self.segments:
-            self.marks.write_arrival(segment)
+            self.marks.write_arrival(segment)  # Before the fsync, which then makes it durable.
             self.fsyncs.rows(segment)
         if self.names_changed:
             self.fsyncs.names(self.disk, self.key)
@@ -158,6 +158,7 @@ class FlushJob:
         """Snapshots are flushed: the files with their batches may be removed."""
         try:
             for path, summary, index in self.indexes:
+                # Without an fsync: it can be rebuilt, and has the bytes it covers.
                 self.disk.write_file_atomic(path, index.dump(summary), durable=False)
             for file in self.snapshots:
                 checkpoint.write_snapshot(self.disk, self.key, file.offset, file.encode())
@@ -170,11 +171,11 @@ class FlushJob:
             return False
 
     def _save_notes(self) -> FlushResult:
-        """Write the epochs, then the recovery point, which vouches for the epochs before it."""
         epochs_saved = self.epochs is None
         try:
             if self.epochs is not None:
                 path = f"{self.key}/{EPOCHS_FILE}"
+                # First: the recovery point vouches for the epochs before it.
                 self.disk.write_file_atomic(path, self.epochs)
                 epochs_saved = True
             if self.point is not None:
@@ -225,6 +226,7 @@ class TrimJob:
         scratch = list(self.scratch)
         self._flush()
         self._save_epochs()
+        # Before the log start: after it the batches of these producers may be removed.
         saved = self._save_snapshot(scratch)
         try:
             self._save_start(scratch)
@@ -235,7 +237,7 @@ class TrimJob:
             checkpoint.drop_snapshot(self.disk, self.key, self.snapshot.offset)
             saved = False
             self._save_start(scratch)
-        self.marks.started(self.offset)
+        self.marks.started(self.offset)  # Durable in `log-start` now: the hints may follow.
         if self.newest is not None:
             self.marks.write_start(self.newest)
         self.marks.write()

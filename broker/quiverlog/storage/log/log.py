@@ -277,7 +277,7 @@ class Log:
         """Return True where a write or fsync failed, which is final for the log; False where no
         file descriptor was free: flush again later."""
         self._unflushed.postpone(job, self.epochs)
-        if not out_of_descriptors(error):
+        if not out_of_descriptors(error):  # Else nothing was attempted.
             self.fault = f"flush failed: {error}"
         return bool(self.fault)
 
@@ -444,6 +444,7 @@ class Log:
         marks = self._unflushed.marks
         if self.log_start_offset > self._start_saved:
             checkpoint.save_log_start(self._disk, self.directory, self.log_start_offset)
+            # Only after its own file: the marks must not be ahead of it.
             marks.started(self.log_start_offset)
         whole = last is None or last.joins(self.log_end_offset)
         # A start that trusted a point behind missing rows would append there. The point also
@@ -509,6 +510,7 @@ class Log:
         epochs: list[tuple[int, int]] = []
         newest = self.epochs.newest
         for header, view in batches:
+            # Checked for all before the first is written: an append is stored whole or not at all.
             if header.base_offset != offset or header.leader_epoch < newest:
                 name = short_name(self.directory)
                 raise CorruptLog(
@@ -552,6 +554,7 @@ class Log:
         segments = self._segments.items
         last = segments[-1] if segments else None
         if last is not None and not last.finished:
+            # Its header was not read yet.
             if last.created_us < 0:
                 last.load()
             config = self.config
@@ -566,6 +569,7 @@ class Log:
                 return last
             self.roll()
         assert last is None or last.finished, "one segment takes appends"
+        # The first copied batch may begin below the log start, up to which all counts as flushed.
         flushed = min(self.flushed_offset, base_offset)
         segment = Segment.create(self._disk, self.directory, base_offset, now.wall_us, flushed)
         if last is not None and last.base_offset == base_offset:

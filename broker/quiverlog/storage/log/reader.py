@@ -156,6 +156,7 @@ class LogReader:
             if offset == end_offset:
                 return []
             segments = self.files.items
+            # Nearly every reader at the end wants the newest append: it needs no index.
             if segments and (newest := reading.read_newest(segments[-1], offset, bytes_max)):
                 return [newest]
         if offset >= end_offset:
@@ -189,10 +190,13 @@ class LogReader:
                     more = ask(segment, read, partial(reading.spans, *asked))
                 else:
                     more = ask(segment, partial(read, before_headers=partial(look, segment)))
+            # What was read already is sent; the next read meets the rest.
             except (NotResident, CorruptLog):
                 if answers:
                     break
                 raise
+            # Each segment gives one batch at least; behind other answers the bound holds for it,
+            # too.
             if answers and more.byte_count > bytes_max:
                 break
             answers.append(more)
@@ -201,7 +205,7 @@ class LogReader:
                 break
             assert offset < more.next_offset <= segment.end_offset
             offset = more.next_offset
-            number += offset >= segment.end_offset
+            number += offset >= segment.end_offset  # A short answer may end within the segment.
         if not answers:
             raise self.files.missing(len(self.segments) - 1, *bounds)
         return answers

@@ -55,6 +55,7 @@ def recover_segments(
         [flushed_offset, point.offset, *(s.mark.offset for s in _with_marks(segments, point))]
     )
     for number, segment in enumerate(segments):
+        # Flushed as a whole before the recovery point: damage there is found by the first read.
         if segment.base_offset < point.base_offset:
             continue
         following = segments[number + 1 :]
@@ -78,6 +79,7 @@ def recover_segments(
             segment.finished = scanned is _Scanned.SHORT
             break
     found = [(entry.header.leader_epoch, entry.header.base_offset) for _, entry in stamps]
+    # Only now: a stamp is judged by those of all other batches.
     assign_epochs(epochs, found, epoch_newest)
     assert not any(segment.dropped for segment in segments)
     for segment, entry in stamps:
@@ -146,6 +148,7 @@ def assign_epochs(epochs: LeaderEpochs, stamps: list[tuple[int, int]], newest: i
     Epochs lie outside the checksum and never fall along a log: the largest set in which none falls
     counts.
     """
+    # A flipped bit may make an epoch that no leader ever had.
     possible = [stamp for stamp in stamps if epochs.newest <= stamp[0] <= newest]
     for epoch, base_offset in _never_falling(possible):
         epochs.assign(epoch, base_offset)
@@ -254,12 +257,13 @@ class _Recovery:
                 offset = entry.header.next_offset
                 self._stamps.append((self._segment, entry))
                 continue
+            # A flush has covered it, so it was whole once: not torn, but damaged.
             if isinstance(entry, Torn) or entry.end_position == end:
                 entry = Damage(entry.position, end, offset, end_offset)
             # A batch in front of it may claim more rows than the file can have.
             first, offset = min(entry.offset, end_offset), min(entry.end_offset, end_offset)
             self._note(entry._replace(offset=first, end_offset=offset))
-        if offset < end_offset:
+        if offset < end_offset:  # The last rows of the range are gone without a trace.
             self._note(Damage(end, end, offset, end_offset))
         self._segment.end_offset = end_offset
 
@@ -293,6 +297,7 @@ class _Recovery:
 
     def _cut(self, torn: Torn) -> _Scanned:
         segment, file = self._segment, self._segment.file
+        # A flush has covered rows behind the hole: they are missing, and keep their offsets.
         if torn.offset < self._known.offset:
             segment.end_offset = self._known.offset
             segment.finished = True
@@ -311,7 +316,7 @@ class _Recovery:
         assert segment.base_offset < end_offset, "some of its rows were on the disk"
         segment.end_offset = end_offset
         segment.finished = True
-        segment.drop_index()
+        segment.drop_index()  # It covers bytes that are gone.
         loaded = segment.files.read_index()
         segment.take_index(loaded)
         if loaded.header_damage:
@@ -332,6 +337,7 @@ class _Recovery:
         file = self._segment.file
         if any(file.read_copy(0, SEGMENT_HEADER_BYTES)):
             return False
+        # The whole sector is zero, with the header: it never arrived.
         if not any(file.read_copy(0, SECTOR_BYTES)):
             return True
         source = FileBytes(file, file.size)

@@ -207,14 +207,17 @@ def _carry_out(
         # Without a segment, only this file has the next offset for a restart.
         checkpoint.save_log_start(disk, directory, end)
     last = kept[-1] if kept else None
+    # Before any row goes: a note ahead of the rows would report them as lost.
     point = _lower_notes(disk, directory, end, position, stored, last)
     _lower_marks(kept, end)
-    for segment in reversed(doomed):
+    for segment in reversed(doomed):  # The newest first: a crash in between leaves no gap.
         remove_files(disk, (segment.index_path, segment.path))
     file = None
+    # Readers may have its bytes mapped: a shorter file takes the name instead.
     if last is not None and position < last.file.size:
         file = _write_anew(disk, last, position, end)
     disk.sync_dir(directory)
+    # Last: a restart that finds the mark cuts again, also rows that came later.
     remove_files(disk, (f"{directory}/{TRUNCATION_FILE}",))
     disk.sync_dir(directory)
     return TruncateResult(end, last.base_offset if last is not None else -1, file, point)
@@ -228,6 +231,7 @@ def _find_cut(segment: Segment, offset: int, known_end: int | None) -> tuple[int
     source = FileBytes(segment.file, size)
     bounds = segment.files.boundaries
     for entry in scan(source, at, segment.base_offset, verify=True, boundaries=bounds):
+        # Bytes of no batch go as well: nothing may be appended behind them.
         if isinstance(entry, Torn):
             return end, entry.position
         after = entry.header.next_offset if isinstance(entry, Found) else entry.end_offset
@@ -308,7 +312,7 @@ def _write_anew(disk: Disk, segment: Segment, size: int, end_offset: int) -> Fil
     file.append([_header_anew(segment, size, end_offset)])
     for at in range(SEGMENT_HEADER_BYTES, size, _COPY_BYTES):
         file.append([segment.file.read_copy(at, min(_COPY_BYTES, size - at))])
-    file.sync()
+    file.sync()  # Before the name changes, or a crash would leave an empty segment.
     disk.replace(file, segment.path)
     return file
 
@@ -316,7 +320,7 @@ def _write_anew(disk: Disk, segment: Segment, size: int, end_offset: int) -> Fil
 def _header_anew(segment: Segment, size: int, end_offset: int) -> bytes:
     with contextlib.suppress(CorruptLog, UnsupportedFormat):
         created_us, mark, *rest = read_header(segment.file, segment.base_offset)
-        if mark.position > size:
+        if mark.position > size:  # A mark beyond the file would show the cut rows as missing.
             mark = FlushedMark(end_offset, size)
             return pack_segment_header(segment.base_offset, created_us, mark, *rest)
     return segment.file.read_copy(0, SEGMENT_HEADER_BYTES)

@@ -54,6 +54,7 @@ class SparseIndex:
             assert newest_before_us >= self.times[-1]
         self.relative_offsets.append(relative_offset)
         self.positions.append(position)
+        # Times of rows may fall: the newest before an entry makes the column sorted.
         self.times.append(newest_before_us)
 
     def cut(self, count: int) -> None:
@@ -75,6 +76,7 @@ class SparseIndex:
         return max(0, bisect_right(self.positions, position) - 1)
 
     def floor_time(self, at_us: int) -> int:
+        # Rows of that time may follow the last entry that is older.
         return max(0, bisect_left(self.times, at_us) - 1)
 
     def dump(self, summary: IndexSummary) -> bytes:
@@ -125,6 +127,7 @@ class Boundaries:
         self._base_offset = base_offset
         self._positions = index.positions[:] if index is not None else array("I")
         self._relative_offsets = index.relative_offsets[:] if index is not None else array("I")
+        # Batches begin at multiples of 64 bytes; anything else comes from a damaged file.
         self._more = sorted(
             place
             for place in more

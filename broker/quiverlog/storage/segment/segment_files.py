@@ -233,6 +233,7 @@ class SegmentFiles(NamedTuple):
             return None
         summary, entries = stored
         if (
+            # Of another length: the file grew, or was cut, since.
             summary.covered_bytes != self.size
             or summary.base_offset != self.base_offset
             or summary.end_offset != self.end_offset
@@ -243,6 +244,7 @@ class SegmentFiles(NamedTuple):
         )
         if not index_check.is_contradicted(self.file, self.size, summary, entries):
             return loaded
+        # Only checksums show which of the two is wrong.
         built = self._build(FileBytes(self.file, self.size), verify=True)
         if built is None or built[1]:
             return loaded  # The batches may be damaged instead; readers find that.
@@ -295,7 +297,7 @@ class SegmentFiles(NamedTuple):
                 offset = header.next_offset
                 builder.add(at, header.base_offset - self.base_offset, header.timestamp_max_us)
                 at += header.total_bytes
-            elif not verify:
+            elif not verify:  # Try again with checksums, which give the extent of the damage.
                 return None
             elif isinstance(entry, Damage):
                 damages.append(entry)
