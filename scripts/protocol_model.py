@@ -204,7 +204,7 @@ MEANINGS: Final[dict[str, str]] = {
     "DescribeClusterResponse.moving_count": "partitions on their way to other brokers",
     "DescribeClusterResponse.node_id": "number of the broker that answers",
     "DescribeClusterResponse.quorum": "the voters, and the nodes that follow them",
-    "QuorumReplica.lag": "entries that it lacks; -1: not known here, only the leader knows",
+    "QuorumReplica.lag": "entries that it lacks; -1: not known here, only at the leader",
     "QuorumReplica.silent_ms": "since its last message to the leader; -1: not known here",
     "QuorumReplica.directory_id": "id of the disk",
     "QuorumReplica.endpoint": "`host:port` between brokers; empty: unknown here",

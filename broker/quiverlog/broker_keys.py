@@ -54,7 +54,7 @@ _KEYS: Final = (
         "The address that clients get from the broker to connect to. Empty: the value of `listen`,"
         " or the machine's host name where that is every address (`0.0.0.0`, `[::]`), which no"
         " client can connect to and which is refused here.",
-        because="the metadata and all clients know the address",
+        because="the metadata and all clients have the address",
     ),
     Setting(
         "inter.broker.listener",

@@ -441,8 +441,8 @@ class DataDirectory:
 
     # --- the reserve ---------------------------------------------------------------------------
     def _use_or_make_reserve(self) -> None:
-        """What a start must make durable (this incarnation, new leader epochs) is small; without
-        room for it a full disk would keep the rows from their readers."""
+        """Keep room for what a start must make durable (this incarnation, new leader epochs):
+        without it a full disk would keep the rows from their readers."""
         try:
             free_bytes = self._disk.free_bytes(self.path)
             if free_bytes < RESERVE_BYTES:

@@ -39,9 +39,7 @@ class StoppedQuorum:
         if not disk.exists(f"{path}/node.json"):
             raise ForeignDataDirectory(f"{path} is no data directory of a broker{_GIVE}")
         if not disk.exists(f"{path}/metadata"):
-            raise ForeignDataDirectory(
-                f"{path} has no folder metadata, and so knows no quorum{_GIVE}"
-            )
+            raise ForeignDataDirectory(f"{path} has no folder metadata, and so no quorum{_GIVE}")
         with typed_errors(path):
             self._lock = disk.lock(path, guarded=("data", "metadata"))
         try:

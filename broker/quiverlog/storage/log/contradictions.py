@@ -2,7 +2,7 @@
 out of date.
 
 A rejected file counts as lost, which opening.py handles, and is moved aside and named for an
-operator. One file is never trusted against two, and none against the rows themselves. Rejected is:
+operator. One file is never trusted against two, and none against the rows themselves. Rejected are:
 
 - of two different log starts the one that no other file confirms, else the larger. A crash between
 the two leaves the same state, and rows are trimmed when both are written; - a log start, or a

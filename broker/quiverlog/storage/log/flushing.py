@@ -1,4 +1,4 @@
-"""The part of a log that is not on the disk yet, and the jobs that bring it there.
+"""The part of a log that is not on the disk yet, and the jobs that write it.
 
 Invariant: at most one FlushJob is outstanding; what it captured is its own until it is complete or
 postponed.
@@ -214,6 +214,7 @@ class Unflushed:
         if before is None or before is last or last not in self.segments:
             return None
         self._finished = None
+        # Its header, which would be written anew, is damaged or was not read.
         if before.created_us <= 0:
             return None
         return MarkWrite(before, before.created_us, FlushedMark(end_offset, before.file.size))
@@ -242,7 +243,7 @@ class Unflushed:
         assert job is self.outstanding
         self.outstanding = None
         mine = [s for s in job.segments if not s.dropped and s not in self.segments]
-        self.segments = mine + self.segments
+        self.segments = mine + self.segments  # The older ones first, as they were appended.
         self.names_changed = self.names_changed or job.names_changed
         epochs.dirty = epochs.dirty or job.epochs is not None
         self._point_behind = self._point_behind or job.point is not None

@@ -288,6 +288,7 @@ class Log:
         Due at a roll, after 64 MiB and after 30 s, for every level of durability, and once more
         when a log has become idle: that bounds what a start after a crash scans.
         """
+        # A truncation replaces the files that a flush would sync.
         if self.fault or self._truncation is not None:
             return None
         return self._unflushed.due_us()

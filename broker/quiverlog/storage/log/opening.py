@@ -169,6 +169,7 @@ def _segments(
     stored: StoredPoint,
 ) -> list[Segment] | None:
     point = stored.point
+    # The newest file is not the one of the last stop, or rows have lost theirs.
     if bases[-1] != point.base_offset or not bases[0] <= start:
         return None
     if point.offset <= point.base_offset or (bases[1:] or [point.offset])[0] <= start:
@@ -366,7 +367,7 @@ class _Opening:
         if self._epochs.newest > self._epoch_newest:
             name = short_name(path)
             raise CorruptLog(
-                f"{name}: the rows are of leader epoch {self._epochs.newest}, metadata.log knows"
+                f"{name}: the rows are of leader epoch {self._epochs.newest}, metadata.log has"
                 f" {self._epoch_newest}: that file is older, or this one is another partition's."
                 " No row was changed: restore metadata.log, or move the file away.",
                 file=name,
@@ -442,7 +443,7 @@ class _Opening:
                 self._flush_again(segment)
                 self._flushed_again = True
         if touched:
-            if point.base_offset < 0:
+            if point.base_offset < 0:  # Never flushed: then no flush has synced the label either.
                 sync_partition_file(self._disk, self._directory)
             self._disk.sync_dir(self._directory)
         reached = segments[-1].end_offset if segments else 0
@@ -494,8 +495,9 @@ class _Opening:
         position = point.position if segment.base_offset == point.base_offset else 0
         segment.rewrite(position if position > SEGMENT_HEADER_BYTES else 0)
         self._found.marks.started(self._found.start_saved)
-        self._found.marks.write_arrival(segment)
+        self._found.marks.write_arrival(segment)  # Before the sync, which makes it durable.
         segment.file.sync()
+        # After the sync: a mark never covers rows that are not on the disk.
         if segment.created_us > 0:
             mark = FlushedMark(segment.end_offset, segment.file.size)
             self._found.marks.write_header(segment, segment.created_us, mark)
@@ -516,6 +518,7 @@ class _Opening:
             and not segments[0].empty
             and segments[0].end_offset <= found.start_saved
         ):
+            # The last one goes too: all its rows were trimmed.
             found.given_up.append(segments.pop())
         if segments and segments[-1].empty and segments[-1].base_offset != found.log_end_offset:
             # Its rows were trimmed and lost in a crash: a row at the end is not its first.

@@ -41,7 +41,7 @@ from quiverlog.storage.segment.segments import IndexCache, Segments
 __all__ = ["LogReader"]
 
 _CHECKS_MAX: Final = 6
-"""Of one read in one segment: rows are verified, the damage behind them is diagnosed, and the rows
+"""Checks of one read in one segment: rows are verified, the damage behind them diagnosed, the rows
 behind that verified; each verification twice where stamps are wrong."""
 _Answer = TypeVar("_Answer")
 
@@ -139,9 +139,9 @@ class LogReader:
         At least one batch, more while they fit `bytes_max`; an answer per segment. Empty at the
         end.
 
-        Unless `cold_ok`, raises NotResident instead of waiting for the disk; what jobs in
-        `just_read` have read is read all the same. `in_files`: answers have no views, and their
-        rows need not be in memory; the newest append's may have some.
+        Unless `cold_ok`, raises NotResident instead of waiting for the disk for anything that no
+        job in `just_read` has read. `in_files`: answers have no views, but perhaps the newest
+        append's, and their rows need not be in memory.
 
         Raises OffsetOutOfRange; CorruptLog, with `offset` (first bad row) and `end_offset`.
         """
@@ -314,7 +314,7 @@ class LogReader:
         cold_ok: bool = True,
         just_read: JustRead = (),
     ) -> tuple[int, int]:
-        """Return (end offset, bytes) of the whole batches that hold the rows [start, end).
+        """Return (end offset, bytes) of the batches that hold the rows [start, end).
 
         `bytes_max`: stop at the batch end that it reaches, after one batch at least. `counted`:
         bytes before `start`, from `NotResident.counted`. Otherwise as `read_answers`.

@@ -114,7 +114,7 @@ def _frame_end(view: memoryview, at: int) -> int | None:
         return None
     size, crc = _FRAME.unpack_from(view, at)
     end = at + _FRAME.size + int(size)
-    if size == 0 or end > len(view):
+    if size == 0 or end > len(view):  # No frame is empty.
         return None
     assert at < end <= len(view)
     payload = view[at + _FRAME.size : end]
@@ -253,7 +253,7 @@ class Tail:
 
     def append(self, frame: bytes) -> int:
         self.check()
-        self.write_postponed()
+        self.write_postponed()  # Older frames first: an fsync of this one would vouch for them.
         assert self.unflushed is None, "an older frame comes first"
         assert not self.name_unflushed, "entries in a file without a name are lost"
         end = self.file.size + len(frame)
@@ -314,7 +314,7 @@ class Tail:
         new = self.disk.open(temporary, create=True)
         new.append([snapshot, behind] if behind else [snapshot])
         assert new.size == len(snapshot) + len(behind)
-        new.sync()
+        new.sync()  # Before the rename: the name must never lead to a file without its entries.
         self._rename(new)
 
     def _rename(self, new: File) -> None:
@@ -601,7 +601,7 @@ def _flush_last(tail: Tail, data: bytes, frames: Frames) -> None:
     assert FILE_HEADER_BYTES <= frames.last <= frames.end
     assert frames.end <= len(data) == file.size
     if frames.end < len(data):
-        file.truncate(frames.end)
+        file.truncate(frames.end)  # An append behind a torn frame would be unreadable.
     last = bytes(data[frames.last : frames.end])
     try:
         file.rewrite(frames.last, last)

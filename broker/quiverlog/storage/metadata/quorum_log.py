@@ -114,7 +114,8 @@ class QuorumLog:
         state = load_state(disk, state_path)
         new = not disk.exists(path)
         if new and state is not None and state.term > 0:
-            raise restore_error(path, f"is missing, yet {STATE_FILE} knows of term {state.term}")
+            raise restore_error(path, f"is missing, yet {STATE_FILE} has term {state.term}")
+        # Before the log: a log without it is taken for damage.
         if new and create and not bytes_min and state is None:
             disk.write_file_atomic(state_path, pack_state(_NEW))
             state = _NEW
@@ -163,6 +164,7 @@ class QuorumLog:
         for place in range(first - self.first_index, len(self._entries)):
             entry = self._entries[place]
             size += entry.size_bytes
+            # One entry at least, however large, or a follower would be stuck.
             if found and size > bytes_max:
                 break
             found.append(entry)
@@ -209,6 +211,7 @@ class QuorumLog:
             self.hard_state = write.hard_state
         if job.append is not None:
             self._file.complete_append(job.append, written.size)
+            # Entries of a later term replace these (Raft, 5.3).
             del self._entries[write.entries[0].index - self.first_index :]
             self._entries.extend(write.entries)
         if written.restored is not None:
@@ -222,6 +225,7 @@ class QuorumLog:
 
         False: nothing that was shown has changed, and the whole write may be tried again.
         """
+        # It is durable, whatever became of the rest: a vote must not be given twice.
         if job.state_written and job.write.hard_state is not None:
             self.hard_state = job.write.hard_state
         if is_passing(error) or job.harmless:
@@ -284,7 +288,7 @@ def _check(
     if state is None:
         raise restore_error(state_path, "is missing, yet there is a log")
     if state.term < last_term:
-        raise restore_error(state_path, f"knows of term {state.term}, the log of {last_term}")
+        raise restore_error(state_path, f"has term {state.term}, the log {last_term}")
     sets = (unpack_voters(e.data) for e in reversed(entries) if e.kind is EntryKind.VOTERS)
     voters = next(sets, snapshot.meta.voters)
     if len(voters) == 1 and key not in voters and next(iter(voters)).node_id == key.node_id:

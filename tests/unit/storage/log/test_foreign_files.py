@@ -349,7 +349,7 @@ def test_epochs_of_another_partition_are_no_wrong_checksum() -> None:
             producers=ProducerStates(10**12), epoch_newest=2,
         )  # fmt: skip
     message = str(caught.value)
-    assert "leader epoch 3, metadata.log knows 2" in message
+    assert "leader epoch 3, metadata.log has 2" in message
     assert "move the file away" in message
     assert "checksum" not in message
     disk.remove(f"{DIRECTORY}/leader-epochs")

@@ -57,7 +57,7 @@ def test_a_vote_older_than_the_log_is_refused(tmp_path: Path) -> None:
     old = (tmp_path / "quorum-state").read_bytes()
     lived(tmp_path).close()
     (tmp_path / "quorum-state").write_bytes(old)
-    with pytest.raises(CorruptLog, match="knows of term 0, the log of 2"):
+    with pytest.raises(CorruptLog, match="has term 0, the log 2"):
         open_log(PosixDisk(), str(tmp_path))
 
 

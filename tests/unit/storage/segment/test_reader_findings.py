@@ -63,7 +63,7 @@ def test_a_partition_of_newer_epochs_is_offline_and_keeps_its_rows(tmp_path: Pat
         shutil.copytree(left, tmp_path / name / "data-1")
     (tmp_path / "older/data-1/metadata/metadata.log").write_bytes(backup)
     (offline,) = NodeDriver(tmp_path / "older").node.broker.assignment.offline.values()
-    assert "metadata.log knows 1: that file is older" in offline.error.message
+    assert "metadata.log has 1: that file is older" in offline.error.message
     shutil.copytree(
         tmp_path / "older/data-1/data", tmp_path / "own/data-1/data", dirs_exist_ok=True
     )
