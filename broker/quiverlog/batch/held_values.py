@@ -68,6 +68,7 @@ def _children(array: pa.Array) -> list[pa.Array]:
     offsets = array.offsets
     start, end = offsets[0].as_py(), offsets[-1].as_py()
     whole = (array.keys, array.items) if t.is_map(kind) else (array.values,)
+    # Only what the slice's rows hold: items beside it are never read.
     return [child.slice(start, end - start) for child in whole]
 
 

@@ -71,6 +71,7 @@ def _counts(numbers: pa.Array) -> list[dict[str, int]]:
 
 
 def _scale(hashes: pa.Array, partitions: int) -> pa.Array:
+    # The upper half times the count stays below 2^64, and no modulo favours low numbers.
     upper = pc.shift_right(hashes, _32)
     return pc.shift_right(pc.multiply(upper, _u64(partitions)), _32).cast(pa.uint16())
 
@@ -100,12 +101,14 @@ def _bits_of_values(column: pa.Array) -> pa.Array:
     types = pa.types
     data_type = column.type
     if types.is_dictionary(data_type):
+        # Of the values: a dictionary's order must not matter.
         return pc.take(_bits_of_values(column.dictionary), column.indices)
     if types.is_int64(data_type) or types.is_timestamp(data_type) or types.is_duration(data_type):
         return column.view(pa.uint64())
     if types.is_time64(data_type):
         return column.view(pa.uint64())
     if types.is_date32(data_type):
+        # By the value in 64 bits, as integers: widening a column moves no key.
         return column.view(pa.int32()).cast(pa.int64()).view(pa.uint64())
     if types.is_integer(data_type) or types.is_boolean(data_type):
         return column.cast(pa.int64()).view(pa.uint64())
@@ -116,6 +119,7 @@ def _bits_of_values(column: pa.Array) -> pa.Array:
 
 def _bits_of_floats(column: pa.Array) -> pa.Array:
     column = pc.add(column, 0.0)  # -0.0 becomes 0.0: the two are equal and must hash equally.
+    # NaNs have many bit patterns.
     return pc.if_else(pc.is_nan(column), _NAN_U64, column.view(pa.uint64()))
 
 
@@ -125,6 +129,7 @@ def _bits_of_uniques(column: pa.Array) -> pa.Array:
     if pa.types.is_decimal(column.type):
         values = map(_decimal_text, encoded.dictionary.to_pylist())
     else:
+        # The bytes of text: equal to those of a binary column.
         values = encoded.dictionary.cast(pa.binary()).to_pylist()
     # Each distinct value is hashed once, as Python code is slow per value.
     bits = integers(map(crc32c, values), pa.uint64())

@@ -60,7 +60,7 @@ def plain_array(values: Sequence[Any], data_type: pa.DataType) -> pa.Array | Non
         values = [filler if value is None else value for value in values]
     try:
         buffers = make(values, data_type)
-    except (OverflowError, UnicodeEncodeError):
+    except (OverflowError, UnicodeEncodeError):  # pyarrow refuses them with a better message.
         return None
     if buffers is None:
         return None
@@ -98,7 +98,7 @@ def _texts(values: Sequence[Any], data_type: pa.DataType) -> Buffers:
 
 def _binaries(values: Sequence[Any], _data_type: pa.DataType) -> Buffers:
     ends = array.array("q", accumulate(map(len, values), initial=0))
-    if ends[-1] > _OFFSET_MAX:
+    if ends[-1] > _OFFSET_MAX:  # Offsets of text are 32 bits.
         return None
     return [pa.py_buffer(array.array("i", ends)), pa.py_buffer(b"".join(values))]
 

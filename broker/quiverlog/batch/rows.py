@@ -81,7 +81,7 @@ def _read_bare(message: memoryview, plan: Plan) -> pa.RecordBatch:
     bare = pa.ipc.read_record_batch(pa.py_buffer(message), plan.layout)
     # Full: offsets, lengths and null counts of every row, not only of the first and last.
     bare.validate(full=True)
-    if plan.has_maps:
+    if plan.has_maps:  # Only now: the offsets that lead to the keys are good.
         for column, field in zip(bare.columns, plan.schema, strict=True):
             _check_maps(column, field.type)
     return bare

@@ -150,7 +150,7 @@ class _Parser:
     def _decimal(self, _depth: int) -> pa.DataType:
         import pyarrow as pa
 
-        precision, scale = 10, 0
+        precision, scale = 10, 0  # As in Spark's DDL.
         if self._take_if("("):
             precision = self._number()
             scale = self._number() if self._take_if(",") else 0
@@ -165,6 +165,7 @@ class _Parser:
         import pyarrow as pa
 
         self._take("<")
+        # Spark's name for items.
         item = pa.field("element", self._type(depth + 1), nullable=self._nullable())
         self._take(">")
         return pa.list_(item)
@@ -177,7 +178,7 @@ class _Parser:
         self._take(",")
         value = pa.field("value", self._type(depth + 1), nullable=self._nullable())
         self._take(">")
-        return pa.map_(pa.field("key", key, nullable=False), value)
+        return pa.map_(pa.field("key", key, nullable=False), value)  # Arrow has no null keys.
 
     def _struct(self, depth: int) -> pa.DataType:
         import pyarrow as pa

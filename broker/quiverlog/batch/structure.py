@@ -182,6 +182,7 @@ def _surely_readable(metadata: IpcMetadata, plan: Plan) -> bool:
     proves nothing.
     """
     widths = plan.bit_widths
+    # `nodes` holds pairs: every second number is a null count.
     if widths is None or not metadata.as_sample or any(metadata.nodes[1::2]):
         return False
     row_count = metadata.row_count
@@ -229,6 +230,7 @@ def check_structure(message: memoryview, header: BatchHeader, schema: pa.Schema)
     if plan.head_bytes:
         key = (id(schema), bytes(message[: plan.head_bytes]))
         passed = _passed.get(key)
+        # After `_plans` was cleared the id may be another schema's.
         if passed is not None and passed[0] is plan and _goes_with(passed[1], header, message):
             return passed[1]
     metadata = _checked(message, header, plan)
@@ -314,6 +316,7 @@ def _decoded_bytes(message: memoryview, metadata: IpcMetadata) -> int:
             continue
         if length < _LENGTH_PREFIX.size:
             raise CorruptBatch(f"a compressed buffer of {length} bytes has no length.")
+        # Arrow allocates what is declared here.
         (decoded,) = _LENGTH_PREFIX.unpack_from(message, metadata.body_at + offset)
         if decoded < -1:
             raise CorruptBatch(f"a compressed buffer claims {decoded} bytes.")

@@ -121,6 +121,7 @@ def _of_list(inner: Check | None) -> Check:
         if str in set(map(type, values)):
             raise ValueError("text is no list: its characters would be")
         if inner is not None:
+            # All items at once: one check per column, not per row.
             inner([item for value in values if value is not None for item in value])
 
     return check
@@ -148,6 +149,7 @@ def _of_struct(kind: pa.StructType) -> Check:
     def fields(value: Any) -> Mapping[str, Any]:
         if isinstance(value, Mapping):
             return value
+        # A tuple by position, else pairs, as pyarrow takes them.
         return dict(zip(names, value, strict=False) if isinstance(value, tuple) else value)
 
     def check(values: Sequence[Any]) -> None:
