@@ -71,7 +71,7 @@ def _counts(numbers: pa.Array) -> list[dict[str, int]]:
 
 
 def _scale(hashes: pa.Array, partitions: int) -> pa.Array:
-    # The upper half times the count stays below 2^64, and no modulo favours low numbers.
+    # The upper half times the count stays below 2^64: a product in place of a modulo.
     upper = pc.shift_right(hashes, _32)
     return pc.shift_right(pc.multiply(upper, _u64(partitions)), _32).cast(pa.uint16())
 
