@@ -22,7 +22,7 @@ HEADER_BYTES_MAX: Final = 4 * MIB
 RESPONSE_CONTAINERS_MAX: Final = 512 * KIB
 """Arrays and maps in the header of a response: bounds lists within lists to some 100 MiB."""
 REQUESTS_IN_FLIGHT_MAX: Final = 1_024
-"""Unanswered requests of one connection before the broker stops reading from it."""
+"""Unanswered requests of a connection; beyond, the broker stops reading from it."""
 PARTITIONS_PER_REQUEST_MAX: Final = 10_000
 PARKED_ENTRIES_MAX: Final = 200_000
 """Partitions that all long polls together may wait for: fifty of 4,000. A connection, and one
@@ -72,7 +72,7 @@ PARTITIONS_PER_TOPIC_MAX: Final = 10_000
 PARTITIONS_PER_BROKER_MAX: Final = 20_000
 TOPICS_MAX: Final = 10_000
 DAMAGED_REPLICAS_KEPT: Final = 4
-"""Enough to look at what a disk did; each may be as large as a partition."""
+"""Enough to examine a disk's fault; each may be as large as a partition."""
 LEADER_BALANCE_PERIOD_MS: Final = 60_000
 LEADER_BALANCE_MOVES_MAX: Final = 200
 """In a period: 2,000 partitions that a restart has moved are back in ten minutes."""
@@ -135,7 +135,7 @@ PRODUCER_EPOCHS_REMEMBERED: Final = 100_000
 PRODUCERS_UNSEEN_MS_MAX: Final = 5_000
 """A producer id or epoch that is still missing at a broker after this was never assigned."""
 PRODUCERS_UNSEEN_MAX: Final = 1_000
-"""Such ids and epochs in use at the same time; the oldest goes first."""
+"""Such ids and epochs at a time; the oldest goes first."""
 EPOCH_WAITS_MAX: Final = 10_000
 """Requests that wait at the controller until all brokers have the end of a producer's epoch."""
 REMOVED_TOPICS_REMEMBERED: Final = 10_000
@@ -178,7 +178,7 @@ PEER_REQUESTS_WAITING_MAX: Final = 256
 PEER_ANSWER_MS_DEFAULT: Final = 10_000
 """The connection to a peer without a response is closed after this."""
 PEER_IN_FLIGHT_MAX: Final = 128
-"""Unanswered requests on one connection to a peer; more wait in the queue."""
+"""Unanswered requests to a peer; more wait in the queue."""
 PEER_QUEUE_REQUESTS_MAX: Final = 256
 PEER_QUEUE_BYTES_MAX: Final = 8 * MIB
 """Waits to be sent to one peer for one purpose; beyond, the oldest message of the quorum is
@@ -201,11 +201,11 @@ PEER_LOG_INTERVAL_MS: Final = 60_000
 CLUSTER_ID_CHARS_MAX: Final = 249
 DIRECTORY_ID_CHARS_MAX: Final = 64
 ENDPOINT_CHARS_MAX: Final = 512
-"""A voter's address as text: a host name and a port fit well."""
+"""A host name and a port."""
 
 FEATURE_LEVEL_MIN: Final = 1
 FEATURE_LEVEL_MAX: Final = 1
-"""The newest feature level that this software supports (core/controller/features.py)."""
+"""See core/controller/features.py."""
 BROKER_CONFIGS_SHOWN_MAX: Final = 1_000
 """Several times as many as there are."""
 BROKERS_MAX: Final = 1_000
@@ -223,11 +223,10 @@ BROKER_SUSPICIONS_MAX: Final = 5
 BROKER_RETRY_MS: Final = 100
 """Until a broker repeats a failed request to the controller."""
 BROKER_DISPLACED_MS_MAX: Final = 30_000
-"""The longest wait of a repeatedly displaced broker until it registers again."""
+"""Until a repeatedly displaced broker registers again."""
 BROKER_STOP_MS_MAX: Final = 10_000
-"""The longest wait of a stopping broker until others have taken over its partitions."""
+"""A stopping broker waits this long until others have its partitions."""
 BROKER_LISTENERS_MAX: Final = 16
-"""Named addresses of one broker."""
 LISTENER_NAME_CHARS_MAX: Final = 31
 HOST_CHARS_MAX: Final = 255
 RACK_CHARS_MAX: Final = 255
@@ -241,16 +240,16 @@ REPLICA_FETCH_WAIT_MS: Final = 500
 REPLICA_FETCH_WATERMARK_WAIT_MS: Final = 10
 """A new high watermark reaches a follower without waiting readers at most this much later."""
 REPLICA_FETCH_BYTES_MAX: Final = 16 * MIB
-"""Rows in one answer to a follower, of all partitions together."""
+"""One answer to a follower, all partitions together."""
 REPLICA_FETCH_PARTITION_BYTES_MAX: Final = 4 * MIB
 REPLICA_FETCH_ENTRIES_MAX: Final = 1_000
 """Partitions in one request of a follower, and in one answer: the rest comes with the next."""
 ALTER_PARTITION_ENTRIES_MAX: Final = 1_000
 """Partitions in one ALTER_PARTITION: others wait for the next."""
 IN_SYNC_RETRY_MS: Final = 500
-"""Before a leader repeats a refused or unanswered request to the controller."""
+"""Until a leader repeats a refused or unanswered ALTER_PARTITION."""
 REPLICA_SESSIONS_MAX: Final = 256
-"""Followers with sessions at a leader; the longest silent one goes first."""
+"""The longest silent one goes first."""
 REPLICA_SESSION_ENTRIES_MAX: Final = PARTITIONS_PER_BROKER_MAX
 """Partitions in one session: a follower has no more."""
 REPLICA_SESSIONS_ENTRIES_MAX: Final = (REPLICATION_FACTOR_MAX - 1) * PARTITIONS_PER_BROKER_MAX
@@ -261,7 +260,6 @@ FILE_MEMORY_BYTES_MAX: Final = 1 * GIB
 """Memory for reading a file: some kilobytes of Parquet or of compressed Arrow can hold any
 amount."""
 FILE_BATCH_BYTES: Final = 64 * MIB
-"""Rows of a file are passed on in batches of about this size."""
 PRODUCER_BATCH_ROWS_DEFAULT: Final = 65_536
 PRODUCER_BATCH_BYTES_DEFAULT: Final = 1 * MIB
 PRODUCER_LINGER_MS_DEFAULT: Final = 5

@@ -11,7 +11,7 @@
         with brokers.client() as client: ...
         brokers.brokers[2].kill()
 
-Needs the extra `broker`. Nothing of it needs pytest.
+Needs the extra `broker`. It works without pytest.
 """
 
 from __future__ import annotations

@@ -57,9 +57,8 @@ class IpcMetadata(NamedTuple):
 class IpcShape:
     """The positions of the numbers in the metadata of one schema's batches.
 
-    With one encoder, a schema's batches differ in a few numbers and in no other byte. Where all
-    other bytes equal those of `sample`, a walk through the tables would end at the same places: the
-    numbers are unpacked in one call.
+    With one encoder, a schema's batches differ in a few numbers only. Where all other bytes equal
+    those of `sample`, the numbers lie at the same places and are unpacked in one call.
 
     `sample` is a message that this process encoded: an untrusted one could make numbers and
     structure overlap. Raises ValueError: it leaves a number out.

@@ -29,8 +29,8 @@ _CODES: Final = {
 }
 _OFFSET_MAX: Final = 2**31 - 1
 VALUES_MAX: Final = 500_000
-"""pyarrow is two to fifteen times faster. A process that has converted this many values has lost
-about as much time as the import of pandas takes, and imports it."""
+"""pyarrow is two to fifteen times faster: a process that has converted this many values has lost as
+much time as the import of pandas takes."""
 
 
 class _Budget:

@@ -2,9 +2,8 @@
 check.
 
 Rows are decoded as bare bytes first (`structure.Plan.layout`: strings as binary, maps as lists of
-structs), because Arrow checks the layout of those completely and none of their values. Only when
-all offsets, lengths and null counts are good do the buffers get their types. No uncompressed byte
-is copied.
+structs), whose layout Arrow checks completely. With good offsets, lengths and null counts the
+buffers get their types, without a copy.
 
 The order matters: an array whose offsets lead outside of its buffers is a wild read at its first
 use, and Arrow aborts the process when it builds a map with a null key.

@@ -22,8 +22,6 @@ BUFFERS_MAX: Final = 16
 
 
 class Memory(Protocol):
-    """The source of buffers for large frames."""
-
     def take(self, size: int) -> memoryview:
         """Return a writable view of at least `size` bytes, the caller's while any view of it
         lives."""

@@ -128,8 +128,7 @@ class File(Protocol):
         """Return a copy; None unless all bytes were in memory. Never waits for the disk, never
         raises."""
 
-    def place(self) -> FilePlace | None:
-        """Return how another process of this machine opens it, if known."""
+    def place(self) -> FilePlace | None: ...
 
     def resident(self, position: int, size: int) -> bool:
         """Return whether these bytes are in memory, which may change at any time; True where the
@@ -198,14 +197,13 @@ class Disk(Protocol):
     def open(self, path: str, *, create: bool) -> File:
         """Open a file. `create`: it must not exist; otherwise it must."""
 
-    def read_file(self, path: str) -> bytes:
-        """Return the whole of a small file."""
+    def read_file(self, path: str) -> bytes: ...
 
     def write_file_atomic(self, path: str, data: Buffer, *, durable: bool = True) -> None:
-        """Write old contents or new, never a mixture; on the disk when this returns.
+        """Replace the file, durably; never a mixture.
 
-        Not `durable`: the file may be missing, empty or torn after a power failure. Only for
-        contents with a checksum that can be rebuilt.
+        Not `durable`: it may be missing, empty or torn after a power failure; for contents with a
+        checksum that can be rebuilt.
 
         Raises:
             DiskFull, StorageFault: the old file is untouched, or (when the flush of the directory
@@ -215,8 +213,8 @@ class Disk(Protocol):
     def overwrite(self, path: str, data: Buffer) -> None:
         """Overwrite the first bytes of a small file in place, or create it. Nothing is durable.
 
-        After a power failure the file has the old contents or the new ones, or (if created) is
-        missing, empty or torn. Bytes after `data` stay. For contents with a checksum.
+        After a power failure it has the old contents or the new ones, or (if created) is missing,
+        empty or torn. Bytes after `data` stay. For contents with a checksum.
 
         Raises:
             DiskFull, ThrottledBroker, StorageFault: it has the old contents or the new ones.
@@ -249,8 +247,7 @@ class Disk(Protocol):
     def sync_dir(self, path: str) -> None:
         """Make the names in a directory durable. Thread-safe."""
 
-    def exists(self, path: str) -> bool:
-        """Return whether a file or directory has this path."""
+    def exists(self, path: str) -> bool: ...
 
     def is_file(self, path: str) -> bool:
         """Return whether a regular file, or a link to one, has this path."""

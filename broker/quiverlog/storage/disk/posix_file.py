@@ -194,7 +194,7 @@ class PosixFile:
             if written != total:
                 write_all(fd, buffers, position, written)
         except OSError as error:
-            # Best effort: the next append at this position overwrites what stays.
+            # The next append overwrites what stays.
             with contextlib.suppress(OSError):
                 os.ftruncate(fd, position)
             raise write_error(self.path, error) from error

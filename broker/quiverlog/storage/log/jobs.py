@@ -2,16 +2,8 @@
 
 A job captures all it needs when it is made: `run` changes nothing that the loop reads, except the
 failed fsyncs that jobs share (marks.py). Of what the loop changes it reads `Segment.dropped`, which
-is set once, and the size of a file, which only grows. The log takes its result or error:
-
-| job            | made by                       | taken in by                         |
-|----------------|-------------------------------|-------------------------------------|
-| FlushJob       | `Log.begin_flush`             | `complete_flush`, or `fail_flush`   |
-| TrimJob        | `Log.begin_trim`              | `complete_trim`, or `fail_trim`     |
-| RemoveFilesJob | `Log.complete_trim`           | nothing: the log is done with them  |
-| LoadIndexJob   | `Log.begin_load`, NotResident | `complete_load`, `complete_read`    |
-| reading_jobs   | NotResident                   | `complete_read`                     |
-| TruncateJob    | `Log.begin_truncate`          | `complete_truncate`, `fail_truncate`|
+is set once, and the size of a file, which only grows. The log that made a job takes its result
+(`complete_...`) or its error (`fail_...`).
 
 Jobs with the same `key` run one after another, but a flush may overtake reads and trims
 (node/runtime/jobs.py): a job must not overwrite newer files with older contents (`TrimJob`, its

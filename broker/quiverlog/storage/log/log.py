@@ -156,7 +156,7 @@ class Log:
         producers: Producers | None = None,
         indexes: IndexCache | None = None,
     ) -> Log:
-        """Return the log of an empty directory: the result of `open` without its I/O."""
+        """As `open` of an empty directory, without its I/O."""
         log = cls(disk, LogReader(directory, indexes), config)
         log._producers = producers
         return log

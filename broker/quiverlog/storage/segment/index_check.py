@@ -58,7 +58,6 @@ def _read(file: File, size: int, at: int, offset: int) -> BatchHeader | None:
 def _times_agree(
     file: File, size: int, summary: IndexSummary, entries: SparseIndex, entry: int
 ) -> bool:
-    """Return False where the batches from this entry to the next differ from the index."""
     assert 0 <= entry < len(entries)
     is_last = entry + 1 == len(entries)
     end = size if is_last else entries.positions[entry + 1]

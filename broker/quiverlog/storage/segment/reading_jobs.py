@@ -187,7 +187,6 @@ def look_at_headers(
 
 
 def is_done_at_once(check: VerifyJob | DiagnoseJob, just_read: JustRead) -> bool:
-    """Return whether the loop may run it itself."""
     if not isinstance(check, VerifyJob) or check.size > _VERIFIED_AT_ONCE_BYTES:
         return False
     return is_at_hand(check.segment, check.position, check.size, just_read)

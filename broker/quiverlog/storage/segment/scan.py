@@ -1,20 +1,10 @@
 """Walking the batches of a segment's bytes, and judging what does not fit: a torn tail (an append
-that a crash interrupted: never acknowledged as flushed, cut at recovery) or damage (written and
-changed later: reported, kept, stepped over).
+that a crash interrupted: cut at recovery) or damage (written and changed later: reported, kept,
+stepped over).
 
 A scan goes on only where a batch is known to begin: a column's bytes may look like a batch, with
-rows and offsets that a producer chose. Where no good batch begins:
-
-1. The batch's own bytes show where it ends (damage.py): damage up to there.
-2. Otherwise up to a later place that is known to begin a batch (index.py).
-3. Otherwise, if the header fits (right offset, plausible fields) and reaches beyond the end: torn.
-4. Otherwise up to good batches behind it that cannot lie inside the damaged one (damage.py).
-5. Nothing good follows: a batch whose end is zeros that never arrived is torn; a whole one with a
-   wrong checksum is damage, even at the end of the file.
-
-Above what is known to be flushed another rule comes first: a batch of which a whole sector or the
-header is zero is torn, whatever follows, because a successful flush would have brought it to the
-disk.
+rows and offsets that a producer chose. The rules and their order: docs/storage-format.md, "What a
+restart does".
 """
 
 from __future__ import annotations
@@ -117,7 +107,7 @@ def scan(
 
 
 class _Judge:
-    """Applies the module's rules. `epoch`: of the last good batch."""
+    """`epoch`: of the last good batch."""
 
     def __init__(
         self,
