@@ -1,9 +1,8 @@
 """The table of errors: every failure that a user or a peer can see has a number here.
 
 Codes never change and are never reused (names may). Two flags drive every retry: `retriable` (the
-same request may succeed later) and `refresh_metadata` (request metadata first). A message states
-what is wrong and what to do. A broker sends codes below 1000; from 1000 on they are the client's
-own.
+same request may succeed later) and `refresh_metadata` (request metadata first). A broker sends
+codes below 1000; from 1000 on they are the client's own.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A topic's schema: its bytes, its checks, and the schema for opaque payloads.
 
-The module to import for schemas: it re-exports `evolution` and `normalize`.
+Re-exports `evolution` and `normalize`.
 """
 
 from __future__ import annotations

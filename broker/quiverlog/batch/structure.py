@@ -1,9 +1,8 @@
 """The checks of a batch's Arrow metadata before its rows are touched; decodes nothing.
 
 Compares the metadata with the schema: every buffer inside the body and without overlap, and bounds
-on the decompressed bytes that the buffers declare (Arrow allocates what is declared and refuses
-other sizes) and on values that take no bytes: a list of two billion nulls is a message of 256
-bytes.
+on the decompressed bytes that the buffers declare and on values that take no bytes: a list of two
+billion nulls is a message of 256 bytes.
 """
 
 from __future__ import annotations

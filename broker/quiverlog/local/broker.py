@@ -41,11 +41,9 @@ class LocalBroker:
     """A broker that may be running or not.
 
     Attributes:
-        node_id: from 1.
         rack: its label; "" for none.
         listen: HOST:PORT for clients and other brokers.
         http_listen: HOST:PORT of metrics and health.
-        directory: its files, all of them.
     """
 
     node_id: int

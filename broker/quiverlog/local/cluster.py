@@ -50,8 +50,6 @@ class LocalCluster:
     """The brokers of one cluster and their settings.
 
     Attributes:
-        directory: all files of the cluster.
-        cluster_id: written into each data directory.
         config: settings of `quiverlog broker` for all of them.
         brokers: by node id, from 1 on.
         was_formed: the brokers have met once, so each gets the others' addresses at its starts.

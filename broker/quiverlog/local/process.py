@@ -30,13 +30,7 @@ class ProcessState(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ProcessMark:
-    """Which process is meant.
-
-    Attributes:
-        pid: its number.
-        began_ticks: clock ticks from the boot to its beginning.
-        boot_id: the boot.
-    """
+    """`began_ticks`: clock ticks from the boot to the process's beginning."""
 
     pid: int
     began_ticks: int

@@ -166,8 +166,8 @@ class PartitionDirectories:
 
         `removed`: ids of deleted topics. `written`: partitions that had rows at a clean stop; one
         without any file was emptied by hand, and is not taken for a new one. (One without rows may
-        have lost its only file, which is not durable, to a power failure.) `later` gets those
-        beyond a few, for `remove_partitions` while requests are served.
+        have lost its only file to a power failure.) `later` gets those beyond a few, for
+        `remove_partitions` while requests are served.
         """
         gone: list[str] = []
         aside: list[str] = []

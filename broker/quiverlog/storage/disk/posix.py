@@ -132,7 +132,7 @@ def _is_at(descriptor: Descriptor, path: str) -> bool:
 
 FILES_OPEN_MAX: Final = 1024
 RESERVED_DESCRIPTORS: Final = 16
-"""More than the jobs that run at once by default; each opens one file at a time."""
+"""More than the jobs that run at once; each opens one file at a time."""
 DIRECTORY_MODE: Final = 0o700
 _SMALL_FILE_BYTES: Final = 4096
 """A shorter read has reached the end of the file."""

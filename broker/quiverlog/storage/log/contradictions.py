@@ -1,8 +1,8 @@
 """Small files of a partition that contradict the others: well formed, but another partition's or
 out of date.
 
-A rejected file counts as lost, which opening.py handles, and is moved aside and named for an
-operator. One file is never trusted against two, and none against the rows themselves. Rejected are:
+A rejected file counts as lost, is moved aside and named for an operator. One file is never trusted
+against two, and none against the rows themselves. Rejected are:
 
 - of two different log starts the one that no other file confirms, else the larger. A crash between
 the two leaves the same state, and rows are trimmed when both are written; - a log start, or a

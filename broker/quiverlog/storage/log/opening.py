@@ -1,9 +1,8 @@
 """Opening a log: reading the files of a directory into a log's state, in any thread.
 
-As a clean stop leaves the files, nothing is written; at the first difference the long way begins:
-finish an interrupted truncation, read the small files, drop what was trimmed, then trust the
-recovery point or scan. Both ways end in the same `OpenedFiles`; a test compares them over every
-kind of damage.
+Where the files are as a clean stop leaves them, nothing is written. Otherwise: finish an
+interrupted truncation, read the small files, drop what was trimmed, then trust the recovery point
+or scan. A test compares both ways over every kind of damage.
 """
 
 from __future__ import annotations

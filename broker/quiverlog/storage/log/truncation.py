@@ -126,7 +126,7 @@ class TruncateJob:
 
 
 def finish(disk: Disk, directory: str, names: list[str]) -> list[str]:
-    """Finish a truncation that a crash interrupted; return the directory's entries."""
+    """Finish an interrupted truncation; return the directory's entries."""
     cut = [name for name in names if name.endswith(_CUT_SUFFIX)]
     if not cut and TRUNCATION_FILE not in names:
         return names

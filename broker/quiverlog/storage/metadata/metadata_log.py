@@ -538,10 +538,8 @@ class MetadataLog:
     def begin_compact(
         self, snapshot: Callable[[], Sequence[bytes]], kept: Sequence[bytes] = ()
     ) -> CompactJob:
-        """Return a job that replaces all entries of completed appends by `snapshot` and `kept`.
-
-        Later appends are kept.
-        """
+        """Return a job that replaces all entries of completed appends by `snapshot` and `kept`;
+        later appends are kept."""
         assert not self._compacting, "one compaction at a time"
         self.check_usable()
         self._compacting = True

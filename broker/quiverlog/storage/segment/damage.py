@@ -60,7 +60,7 @@ def header_at(source: ByteSource, at: int) -> BatchHeader | None:
 def extent_of(
     source: ByteSource, at: int, offset: int, header: BatchHeader, known: Boundary | None
 ) -> Extent | None:
-    """Return the extent of the damaged batch at `at`, which begins with row `offset`.
+    """Return the extent of the damaged batch at `at`.
 
     `known`: where a later batch is known to begin.
     """
