@@ -39,8 +39,6 @@ _COMMANDS = {
 
 
 class LazyGroup(click.Group):
-    """Imports commands on demand; lists them in the order of the table."""
-
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
 

@@ -86,7 +86,6 @@ def _verdicts(seen: Seen, node_id: int | None) -> list[RestartVerdict]:
 def _wait(
     client: Client, found: ClusterDetail, node_id: int | None, wait_s: float
 ) -> list[RestartVerdict]:
-    """Return the verdicts when all may be restarted, or at the end of `wait_s`."""
     most = 1
     without_end(client)
     patience = Patience(wait_s)

@@ -79,12 +79,11 @@ def findings(found: ClusterDetail, probes: Sequence[Probe] = ()) -> list[Finding
 
 
 def as_known(found: ClusterDetail) -> str:
-    """Return the broker that the figures come from, and their age."""
     age = "of unknown age" if found.age_s is None else f"{found.age_s:.1f} s old"
     if found.is_current:
         return f"broker {found.reported_by}, the controller: {age}"
     if found.controller is None:
-        why = "it has no controller"
+        why = "it has found no controller"
     elif found.is_behind:
         why = "it does not reach the controller"
     else:
@@ -297,7 +296,6 @@ def fewer_replicas(found: ClusterDetail, few: list[TopicInfo]) -> tuple[str, str
 
 
 def may_restart(seen: Seen, node_id: int) -> RestartVerdict:
-    """Return whether this broker may be stopped and started again now."""
     found, silent = seen.as_probed, seen.silent_brokers
     fenced = _fenced(seen.found)
     broker = next(one for one in found.brokers if one.node_id == node_id)

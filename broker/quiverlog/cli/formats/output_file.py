@@ -35,7 +35,6 @@ force_option = click.option("--force", is_flag=True, help="Write over a file tha
 
 
 def _own_options(offset: str) -> str:
-    """Return this command's options for a value of kcat's and rpk's `-o`."""
     word = _STARTS.get(offset.lower(), offset.lower())
     if word in ("earliest", "latest") or word.isdigit():
         return f"--from {word}"
@@ -96,7 +95,6 @@ def check_free(output: str | Path, *, force: bool) -> None:
 
 
 def free_name(path: Path) -> Path:
-    """Return `path`, with a number after its stem if it exists."""
     found, number = path, 1
     while found.exists():
         number += 1

@@ -44,7 +44,6 @@ _NO_UTF8: Final = "invalid UTF8"
 
 
 def read_csv(source: CountingFile, options: TextOptions) -> tuple[pa.Schema, Batches]:
-    """Return columns and rows; text without a header has neither."""
     text_types = {name: k for name, k in options.types().items() if is_text_in_csv(k)}
     reader = _Reader(options, text_types)
     schema, batches = reader.read(source)
@@ -324,7 +323,6 @@ def _check_infinities(name: str, column: pa.ChunkedArray, written: pa.ChunkedArr
 
 
 def _check_utf8(table: pa.Table, given: Container[str] = ()) -> None:
-    """Refuse bytes that are not UTF-8, unless the type was given as binary."""
     for name, column in zip(table.schema.names, table.columns, strict=True):
         is_wrong = t.is_binary(column.type) and name not in given
         values = column.to_pylist() if is_wrong else ()

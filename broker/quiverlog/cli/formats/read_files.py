@@ -180,7 +180,7 @@ class _Readable(io.RawIOBase):
 
 
 class _AsItComes:
-    """A stream whose `read` returns what has arrived; pyarrow's own would wait for `size` bytes."""
+    """A stream for pyarrow whose `read` returns what has arrived, without waiting for `size`."""
 
     closed = False
 
@@ -236,7 +236,7 @@ def _guarded(
     try:
         for batch in batches:
             yield from _in_pieces(batch)
-    except MemoryError as error:  # Raised from an iteration: `produce` adds the rows it has sent.
+    except MemoryError as error:  # From the iterator: `produce` then reports the rows it has sent.
         raise too_large(_name(path), bytes_max) from error
     except _UNREADABLE as error:
         raise _unreadable(path, file_format, error) from error

@@ -25,7 +25,7 @@ _UNITS: Final = {
     "mib": 1 << 20,
     "gib": 1 << 30,
 }
-# No exponents, and few digits: `float` takes more than a rate can be.
+# Few digits and no exponent: `float` accepts larger numbers than any rate.
 _RATE: Final = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s*([a-z]*)(?:/s)?", re.IGNORECASE)
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 

@@ -50,7 +50,6 @@ def plan_text(moves: Sequence[Move]) -> str:
 
 
 def read_plan(file: Path, placement: Placement) -> list[Move]:
-    """Return the moves from the present replicas to those of the file."""
     plan = _decoded(file)
     held = {(one.topic, one.partition): one for one in placement.partitions}
     seen: set[tuple[str, int]] = set()

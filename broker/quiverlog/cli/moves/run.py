@@ -125,7 +125,6 @@ def _wait(
 def _copied(
     copies: Mapping[Key, Sequence[int]], left: set[Key], sizes: ReplicaSizes | None
 ) -> tuple[int, int]:
-    """Return (copied bytes, all bytes to copy), by the present sizes."""
     done = total = 0
     for key, takers in copies.items():
         size = sizes.largest(*key) if sizes is not None else 0

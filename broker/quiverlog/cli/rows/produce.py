@@ -260,7 +260,6 @@ def _send(
 
 
 def _in_the_file(error: Exception, rows_before: int) -> Exception:
-    """Replace the row's number in its batch by that in the file."""
     if isinstance(error, SchemaMismatch) and isinstance(row := error.details.get("row"), int):
         place = f"row {rows_before + row} of the file (the first is 0)"
         error.message = error.message.replace(f"row {row}", place, 1)
@@ -297,7 +296,6 @@ def _with_stored_rows(
     target: TargetTopic,
     wait_s: float,
 ) -> Exception:
-    """Add to the error the number of rows stored before it."""
     missing = _collect(outcome, futures, wait_s)
     if outcome.rows:
         left = f"{_rows(outcome.rows, 'was', 'were')} stored in {target.name} before that."

@@ -28,7 +28,7 @@ __all__ = ["TargetTopic"]
 
 
 class TargetTopic:
-    """The topic, for the time of a `with`; after Ctrl-C the error names what was created.
+    """The topic, for the time of a `with`; on Ctrl-C its error reports whether it was created.
 
     `schema`: the columns to read the file with; None infers them. `is_made`: this command created
     it.
@@ -149,7 +149,7 @@ class TargetTopic:
         from quiverlog.batch.schema import check_schema, normalize_schema
         from quiverlog.client.rows.convert import Converter
 
-        # The producer's own checks, which need the topic to exist.
+        # The same checks as the producer's, which exists only when the topic does.
         stored = normalize_schema(schema)
         check_schema(stored)
         Converter(stored, self.name).batches(batch)

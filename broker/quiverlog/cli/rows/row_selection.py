@@ -21,8 +21,6 @@ __all__ = ["RowFilter", "RowSelection"]
 
 
 class RowSelection:
-    """Writes the chosen rows of batches, in the chosen columns."""
-
     def __init__(
         self,
         sink: Sink,
@@ -54,7 +52,6 @@ class RowSelection:
         self._write(self._chosen(batch))
 
     def take_last(self, batches: Iterator[ConsumerBatch], count: int) -> None:
-        """Take only the last `count` of these rows, by time, then offset."""
         found = [(b.timestamp_us, b.partition, b.base_offset, self._chosen(b)) for b in batches]
         found.sort(key=lambda entry: entry[:3])
         kept: list[pa.RecordBatch] = []

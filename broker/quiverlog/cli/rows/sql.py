@@ -184,7 +184,6 @@ class _Session:
         self.is_forced = False
 
     def ask(self, query: str) -> None:
-        """Run the statements and write the result of the last."""
         self._failures.clear()
         self._make_tables(query)
         with self._own_errors(query), self._running():
@@ -247,7 +246,6 @@ class _Session:
             raise CommandFailed(message, ExitCode.USAGE if is_wrong else ExitCode.FAILED) from error
 
     def ask_again_and_again(self, query: str, every_s: float | None) -> None:
-        """Run the query once, or every `every_s` seconds until Ctrl-C."""
         while True:
             if every_s is not None:
                 clear_screen(sys.stdout)

@@ -54,8 +54,6 @@ _directory = click.option(
 
 
 def _with_cluster(command: _Command) -> _Command:
-    """Open the cluster of `--directory`; turn its failures into CommandFailed."""
-
     @_directory
     @debug_option
     @wraps(command)
@@ -195,7 +193,6 @@ def _show(found: LocalCluster, output_format: str) -> None:
 
 
 def _asked(found: LocalCluster) -> ClusterDetail | None:
-    """Return the cluster as a running broker describes it; None: none answers."""
     from quiverlog.client.client import connect
     from quiverlog.errors import QuiverlogError
 

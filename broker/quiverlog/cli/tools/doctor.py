@@ -317,7 +317,6 @@ def _brokers(bootstrap: str, timeout_s: float) -> list[Finding]:
 
 
 def _answers(one: Probe, node_id: int | None) -> Finding:
-    """Report whether an advertised or given address answers this machine."""
     if node_id is None:
         check, what = "address", f"{one.address} was given"
         advice = "Start the broker there, or take the address out."

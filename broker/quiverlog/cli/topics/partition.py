@@ -103,7 +103,6 @@ def _leader(row: dict[str, Any]) -> str:
 
 
 def _warn_of_old_figures(seen: Seen) -> set[int]:
-    """Warn that the figures are not a controller's; return the brokers that answer."""
     from quiverlog.cli.console.cluster_health import as_known
 
     found, answer = seen.found, seen.answering

@@ -109,8 +109,6 @@ def socket_address(sock: socket.socket) -> Address:
 
 
 class Listeners:
-    """The listening sockets for clients and brokers, and their addresses, by listener."""
-
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._acceptors: list[Acceptor] = []

@@ -185,7 +185,6 @@ class LogControl:
             logger.warning("log lines left out", kind=kind, count=count)
 
     def process(self, _logger: object, method: str, event: Any) -> Any:
-        """Drop lines by level and by rate, as a structlog processor."""
         if LEVELS.get(method, 50) < self.level:
             raise structlog.DropEvent
         kind = str(event.get("library") or event.get("event"))

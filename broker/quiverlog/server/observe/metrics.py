@@ -33,7 +33,6 @@ class Histogram:
         self.sum_us += us
 
     def buckets(self) -> list[tuple[str, float]]:
-        """Return cumulative counts by upper bound in seconds, as Prometheus expects them."""
         found = [(repr(2**k / 1e6), float(sum(self.counts[: k + 1]))) for k in _BUCKETS]
         return [*found, ("+Inf", float(sum(self.counts)))]
 

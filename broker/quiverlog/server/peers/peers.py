@@ -79,7 +79,6 @@ class PeerConnections:
         link.send(effect)
 
     def give_up(self, peer: Peer, why: str) -> None:
-        """End a connection and all requests that wait for it."""
         link = self._links.get(peer)
         if link is not None:
             link.give_up(why)

@@ -170,7 +170,6 @@ class NodeRunner:
         connection.abort("gone")
 
     def close(self, timeout_s: float) -> bool:
-        """Stop the timer and the threads; return whether they ended in time."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
