@@ -1,4 +1,4 @@
-"""Spark's tasks read the replica of their rack, and say when rows were lost with a leader."""
+"""Spark's tasks read the replica of their rack, and report rows that were lost with a leader."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def test_the_listener_logs_and_remembers(caplog: pytest.LogCaptureFixture) -> No
 
 
 class Sizes:
-    """A client that knows how large ranges are, or whose brokers are gone."""
+    """A client that returns the sizes of ranges, or whose brokers are gone."""
 
     def __init__(self, fail: bool) -> None:
         self.asked: list[Any] = []

@@ -134,7 +134,7 @@ def test_refusals_of_a_streaming_read(options: dict[str, str], message: str) -> 
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))
-def test_kafka_names_that_do_not_apply_say_what_to_use(name: str) -> None:
+def test_an_option_of_kafka_is_refused_with_what_to_use(name: str) -> None:
     for parse in (lambda: read(**{name: "1"}), lambda: write(topic="t", **{name: "1"})):
         with pytest.raises(InvalidOption, match=f"`{name}` does not apply: .{{8,}}"):
             parse()

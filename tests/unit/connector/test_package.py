@@ -237,7 +237,7 @@ def test_an_interpreter_that_spark_cannot_plan_with_is_refused(tmp_path: Path) -
     none = "./environment/bin/python"
     no_pyarrow = script(tmp_path / "python", f'exec {sys.executable} -S "$@"')
     broken = script(tmp_path / "broken", "exit 3")
-    for python, says in (
+    for python, part in (
         (none, "link the environment of --archives"),
         (no_pyarrow, "has no pyarrow"),
         (broken, "has no pyarrow"),
@@ -246,7 +246,7 @@ def test_an_interpreter_that_spark_cannot_plan_with_is_refused(tmp_path: Path) -
         with pytest.raises(WorkersLackPackage) as caught:
             pyspark_quiverlog.register(session_of(python, registered))
         assert python in caught.value.message
-        assert says in caught.value.message
+        assert part in caught.value.message
         assert registered == []
 
 

@@ -111,7 +111,7 @@ def test_columns_are_taken_in_the_order_asked_for() -> None:
 def test_a_column_that_holds_nulls_alone_is_left_out_with_a_warning(
     empty: pa.DataType, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One column that nobody ever wrote to does not refuse the whole topic."""
+    """A column that was never written to does not refuse the whole topic."""
     schemas = {"t": pa.schema([("a", pa.int64()), ("later", empty)])}
     assert query_columns(schemas, None, metadata=True).names[:2] == ["a", "_topic"]
     assert "'later'" in caplog.text
@@ -145,7 +145,7 @@ def test_a_batch_that_agrees_passes_through_untouched() -> None:
     assert Normalizer(batch.schema)(batch) is batch
 
 
-def test_metadata_columns_stand_where_the_schema_has_them() -> None:
+def test_metadata_columns_are_where_the_schema_has_them() -> None:
     target = pa.schema([("_partition", pa.int32()), ("b", pa.int64()), ("_offset", pa.int64())])
     normalizer = Normalizer(target, metadata=True)
     assert normalizer.stored_target.names == ["b"]

@@ -76,7 +76,7 @@ class Worker:
         assert self._text() == b"ok"
 
     def run(self, command: Callable[[], None], objects: int = 0) -> dict[str, Any]:
-        """Run `command` in the worker after it has made so many objects that stay."""
+        """Run `command` in the worker after it has made this number of objects that stay."""
         self._send(pickle.dumps(command))
         self._connection.sendall(struct.pack("!i", objects))
         found: dict[str, Any] = json.loads(self._text())
@@ -155,7 +155,7 @@ def test_a_command_is_acknowledged_while_it_is_unpickled(tmp_path: Path) -> None
         assert [own.run(Read())["quick"] for _ in range(3)] == [1, 1, 1]
 
 
-def test_both_are_off_where_the_environment_says_so(tmp_path: Path) -> None:
+def test_the_environment_turns_both_off(tmp_path: Path) -> None:
     with worker(tmp_path, **{worker_process.SWITCH: "off"}) as own:
         report = own.run(Read())
     assert report["frozen"] == 0

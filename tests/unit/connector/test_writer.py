@@ -23,7 +23,7 @@ TEXT_PARTITION = pa.schema([("id", pa.int64()), ("p", pa.string())])
 
 
 class FakeClient:
-    """Knows one schema for each topic, and counts."""
+    """Has one schema for all topics, and records requests."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -79,7 +79,7 @@ class TestDriverCheck:
         schema = pa.schema([("id", pa.int64()), ("where", pa.string())])
         assert check(schema, topicColumn="where") == Route(None, "where", None)
 
-    def test_a_column_partition_routes_unless_the_topic_knows_it(self) -> None:
+    def test_a_column_partition_routes_unless_the_topic_has_it(self) -> None:
         schema = pa.schema([("id", pa.int64()), ("partition", pa.int32())])
         assert check(schema, topic="t") == Route("t", None, "partition")
         with pytest.raises(InvalidOption, match="`partitionColumn`: the rows have no column 'p'"):
