@@ -1,10 +1,4 @@
-"""ALTER_PARTITION: the leader proposes in-sync replicas, the controller accepts or refuses.
-
-Epochs are compared before members. A leader relies on that order: when a member is refused, this
-proposal was not applied before, as then its partition epoch would be outdated. An accepted proposal
-is always a change, even with the same members: it uses up the partition epoch that an earlier,
-unanswered request needs.
-"""
+"""ALTER_PARTITION: the leader proposes in-sync replicas, the controller accepts or refuses."""
 
 from __future__ import annotations
 
@@ -68,6 +62,7 @@ def alter_partition(
     topic, partition = find_partition(image, proposal.topic_id, proposal.partition)
     assert image.topics_by_id[proposal.topic_id] is topic
     name = f"{topic.name}-{partition.partition}"
+    # Epochs before members: a refusal of members then proves that no earlier try was applied.
     _check_epochs(name, partition, proposal)
     if partition.leader_id != broker_id:
         raise InvalidRequest(f"{name} is led by {partition.leader_id}, not by {broker_id}.")
@@ -79,6 +74,8 @@ def alter_partition(
     ended = arrived(topic, partition, in_sync) if proposal.ends_move else []
     if ended:
         return ended
+    # A change even with the same members: it uses up the partition epoch that an earlier,
+    # unanswered request needs.
     return [
         PartitionChangeRecord(
             topic.topic_id,
@@ -129,7 +126,8 @@ def _check_members(
         if fit is None:
             raise IneligibleReplica(f"{name}: broker {member} is fenced, or stopping.")
         # Under the epoch that it reported to the leader, not a newer one: a broker that restarted
-        # since may have come back without its rows (KIP-903).
+        # since may have come back without its rows (KIP-903). A member that has not fetched since
+        # the leader began stays, but none joins so.
         stays_unfetched = epoch == _NEVER_FETCHED_EPOCH and member in partition.in_sync_replicas
         if epoch != fit and not stays_unfetched:
             raise IneligibleReplica(

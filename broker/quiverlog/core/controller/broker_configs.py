@@ -1,6 +1,6 @@
 """Which configuration keys may be set for all running brokers or for one.
 
-Every broker can use an accepted value. Values are stored as the table writes them.
+Every broker can use an accepted value.
 """
 
 from __future__ import annotations
@@ -99,4 +99,5 @@ def _checked(key: str, text: str) -> str:
             f"{key} is {value}: below {LEAST[key]}, set while brokers run, it shuts out the other"
             " brokers and clients that would take it back."
         )
+    # As the table writes it: a repeated request finds the same text, and changes nothing.
     return str(value)

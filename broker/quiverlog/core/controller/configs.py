@@ -260,19 +260,18 @@ def check_configs(configs: Mapping[str, str]) -> None:
 
 def check_default(key: str, text: str) -> str:
     check_configs({key: text})
+    # A default holds for topics of one replica, too.
     topic_config({}, {key: text}, 1)
     return str(CONFIG_DEFS[key].parse(text))
 
 
 def defaults_among(values: Mapping[str, str]) -> dict[str, str]:
-    """Return the topic defaults among broker keys, by topic key.
-
-    Values that this version does not accept (a newer one set them) are skipped.
-    """
+    """Return the topic defaults among broker keys, by topic key."""
     found = {}
     for name, text in values.items():
         key = name.removeprefix(TOPIC_DEFAULTS_PREFIX)
         if key != name:
+            # A newer version may have set a value that this one does not accept.
             with contextlib.suppress(InvalidConfig):
                 found[key] = check_default(key, text)
     return found
@@ -286,6 +285,7 @@ def topic_config(
     check_configs(defaults)
 
     def text(key: str) -> str:
+        # Written into the topic when it was created: a later default does not count.
         fixed = replication_factor > 1 and key in TAKEN_AT_CREATION
         own = configs.get(key, None if fixed else defaults.get(key))
         return default_text(key, replication_factor) if own is None else own

@@ -82,6 +82,7 @@ def _found(image: Image, node_id: int) -> BrokerRecord:
     if broker is None:
         known = ", ".join(map(str, sorted(image.brokers)))
         raise UnknownBroker(f"there is no broker {node_id}; there are: {known}.")
+    # The change names the broker epoch: the version of an entry that is not committed yet.
     if broker.broker_epoch == UNKNOWN_BROKER_EPOCH:
         raise ThrottledBroker(f"the registration of broker {node_id} is not committed yet.")
     assert broker.node_id == node_id
@@ -94,6 +95,7 @@ def _check_room(image: Image, node_id: int, staying: int) -> None:
         return
     for topic in image.topics.values():
         for partition in topic.partitions:
+            # Replicas that a move removes need no room.
             wanted = len(set(partition.replicas) - set(partition.removing_replicas))
             if node_id in partition.replicas and wanted > staying:
                 raise TooFewBrokers(

@@ -69,20 +69,14 @@ def broker_restarted_uncleanly(image: Image, node_id: int) -> list[Record]:
 
 
 def disk_lost(image: Image, node_id: int) -> list[Record]:
-    """Fence a restarted broker whose disk was replaced: none of its rows count.
-
-    A partition that only that disk held has no leader from now on. An empty log as leader would
-    lose the rows for good, while a copy may come back.
-    """
+    """Fence a restarted broker whose disk was replaced: none of its rows count."""
+    # A partition that only that disk held gets no leader: an empty log would lose the rows for
+    # good, while a copy may come back.
     return _gone(image, node_id, _Kept.NOTHING)
 
 
 def restarted_alone(image: Image, node_id: int) -> list[Record]:
-    """Treat the only voter, restarted uncleanly, like any such broker, as it is its own controller.
-
-    What no other broker holds it leads on under a new epoch: offsets of lost rows will be reused,
-    which readers notice only by the epoch (KIP-320).
-    """
+    """Treat the only voter, restarted uncleanly, like any such broker: it is its own controller."""
     assert node_id >= 0, "a partition without a leader keeps its epoch"
     alive = alive_brokers(image) - {node_id}
     changes: list[Record] = []
@@ -92,6 +86,7 @@ def restarted_alone(image: Image, node_id: int) -> list[Record]:
         if len(partition.replicas) > 1:
             changes += _leave(topic, partition, node_id, alive, _Kept.FLUSHED_ROWS)
         elif partition.leader_id == node_id:
+            # Offsets of lost rows will be reused, which readers notice only by the epoch (KIP-320).
             epoch = partition.leader_epoch + 1
             changes.append(
                 PartitionChangeRecord(
@@ -141,12 +136,7 @@ def longest_log(
 ) -> list[Record]:
     """Elect the longest log of a partition that awaits logs; no change while too few are known.
 
-    A new log begins where no counted disk has ever had a row, the last trusted replica is among
-    them, and too few others were lost to have held every copy of an acknowledged row
-    (docs/adr/0047).
-
-    `ends`: the logs that brokers reported since their last start. A broker that `has_session` is
-    waited for: its log may be longer, even if by unacknowledged rows.
+    `ends`: the logs that brokers reported since their last start.
     """
     topic = image.topics_by_id[topic_id]
     partition = topic.partitions[number]
@@ -161,6 +151,9 @@ def longest_log(
     # log.
     is_all = len(reported) == len(counted)
     is_all = is_all and all(one.end_offset != UNREADABLE for one in reported.values())
+    # A new log begins where no counted disk has ever had a row, the last trusted replica is among
+    # them, and too few others were lost to have held every copy of an acknowledged row
+    # (docs/adr/0047).
     is_bare = bool(reported) and len(reported) == len(intact)
     is_bare = is_bare and all(one.end_offset in (MISSING, 0) for one in reported.values())
     is_bare = is_bare and partition.last_trusted in (NO_LEADER, *intact)
@@ -170,7 +163,7 @@ def longest_log(
     is_bare = is_bare and (len(counted) > 1 or topic.config.unclean_leader_election)
     if not (is_bare or (logs and is_enough)):
         return []
-    # Live brokers will report within moments.
+    # Live brokers will report within moments: their logs may be longer.
     if any(n not in ends and has_session(n) for n in intact):
         return []
     # The last trusted replica may have acknowledged rows alone.
@@ -191,10 +184,10 @@ def longest_log(
 
 
 def deleted_below(ends: Iterable[LogEnd], one: LogEnd) -> int:
-    """Live replicas write a deletion down before it is confirmed; a replica that was away may have
-    the longest log later. Logs whose last rows are of the same epoch have the same rows; only they
-    count."""
+    """Return the start that this log must have: a replica that was away when rows were deleted may
+    have the longest log."""
     assert one.log_start_offset >= 0
+    # Only logs whose last rows are of the same epoch have the same rows.
     starts = [end.log_start_offset for end in ends if end.last_epoch == one.last_epoch]
     assert min(starts, default=0) >= 0
     return min(max(starts, default=0), max(one.end_offset, 0))
@@ -231,18 +224,16 @@ def only_copy_lost(image: Image, node_id: int, report: LogEndReport) -> list[Rec
 
 
 def settings_changed(image: Image, topic: TopicImage, config: TopicConfig) -> list[Record]:
-    """Return the changes that follow from this configuration of the topic.
-
-    A lower minimum makes rows readable that replicas out of sync lack: these are no longer
-    eligible. Where rows may be lost from now on, partitions without a leader get one.
-    """
+    """Return the changes that follow from this configuration of the topic."""
     assert image.topics_by_id.get(topic.topic_id) is topic, "decided on what will hold"
     alive = alive_brokers(image)
     changes: list[Record] = []
     for partition in topic.partitions:
         in_sync, eligible = partition.in_sync_replicas, partition.eligible_leader_replicas
+        # Where rows may be lost from now on, partitions without a leader get one.
         if partition.leader_id == NO_LEADER:
             changes += _settle(topic, config, partition, in_sync, alive)
+        # A lower minimum makes rows readable that replicas out of sync lack.
         elif eligible and len(in_sync) >= min_in_sync(config, partition):
             changes += leader_change(topic, partition, partition.leader_id, in_sync, ())
     assert len(changes) <= len(topic.partitions)
@@ -264,7 +255,8 @@ def _relying_on(
     image: Image, node_id: int, kept: _Kept
 ) -> Iterator[tuple[TopicImage, PartitionImage]]:
     """Yield the partitions in which this broker is in sync or eligible; with its disk lost, all
-    that it holds. Visits every partition: brokers come and go rarely."""
+    that it holds."""
+    # Every partition is visited: brokers come and go rarely.
     for topic in image.topics.values():
         for partition in topic.partitions:
             in_sync, eligible = partition.in_sync_replicas, partition.eligible_leader_replicas

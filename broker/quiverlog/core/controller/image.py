@@ -103,9 +103,10 @@ class Image:
         self.removed_topic_ids: dict[bytes, None] = {}
 
     def revert(self, source: Image, topic_ids: Collection[bytes]) -> None:
-        """Takes time by the size of these topics, not by their number in all."""
+        """Take over `source`, from which only these topics differ."""
         assert not self.frozen, "another thread reads the image"
         assert source is not self
+        # Only these topics are copied: the time does not grow with the number of all topics.
         for topic_id in topic_ids:
             mine = self.topics_by_id.pop(topic_id, None)
             if mine is not None:
@@ -148,6 +149,7 @@ class Image:
         for record in records:
             if isinstance(record, BrokerRecord) and record.broker_epoch == UNKNOWN_BROKER_EPOCH:
                 broker = self.brokers[record.node_id]
+                # A later start of the broker waits for the entry of its own registration.
                 same = broker.incarnation == record.incarnation
                 if same and broker.broker_epoch == UNKNOWN_BROKER_EPOCH:
                     self.brokers[record.node_id] = replace(broker, broker_epoch=version)
@@ -199,6 +201,7 @@ class Image:
                 self.next_producer_id = record.next_producer_id
             case ProducerEpochRecord():
                 assert record.epoch > self.producer_epochs.get(record.producer_id, 0)
+                # To the end of the table, which drops the longest unchanged.
                 self.producer_epochs.pop(record.producer_id, None)
                 self.producer_epochs[record.producer_id] = record.epoch
                 _keep_newest(self.producer_epochs, PRODUCER_EPOCHS_REMEMBERED)
@@ -329,7 +332,7 @@ class Image:
         return live
 
     def snapshot_records(self) -> list[Record]:
-        """Visits every topic: for a job, while the image is `frozen`."""
+        """Return the records of this state. It visits every topic: for a job, while `frozen`."""
         assert len(self.topics) == len(self.topics_by_id)
         records: list[Record] = [SnapshotRecord(self.version, tuple(self.removed_topic_ids))]
         partition_count = 0

@@ -81,6 +81,8 @@ def leader_change(
     assert is_elected or not unclean
     if not is_elected and before == (in_sync, eligible) and replaced is None:
         return []
+    # No replica is trusted from now on: the log of the last one must be among those that elect the
+    # next leader (docs/adr/0037).
     last_trusted = NO_LEADER
     if leader_id == NO_LEADER and not in_sync and not eligible:
         (last_trusted,) = before[0] or before[1] or (NO_LEADER,)
@@ -104,7 +106,7 @@ def leader_change(
     ]
 
 
-# Leadership that moves between live brokers, on request or in rounds.
+# --- moves between live brokers, on request or in rounds ------------------------------------------
 def away_from(
     image: Image, topic_id: bytes, number: int, without_room: Collection[int]
 ) -> list[Record]:

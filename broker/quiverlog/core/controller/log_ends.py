@@ -36,8 +36,7 @@ class LogEnd(NamedTuple):
 
     @property
     def reach(self) -> tuple[int, int]:
-        """Order logs by epochs before offsets, as in Raft: the log with the later epoch has all
-        that was acknowledged before it."""
+        # As in Raft: the log with the later epoch has all that was acknowledged before it.
         return (self.last_epoch, self.end_offset)
 
     @property

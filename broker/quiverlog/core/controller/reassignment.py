@@ -8,9 +8,6 @@ While a partition moves, all of its replicas copy: the target in order, then tho
 leader that leaves first hands over to the target's first in-sync replica, and stays in sync. One
 record ends the move: only the target holds the partition and is in sync. As in-sync replicas have
 every readable row, none is lost while enough of them stay.
-
-A replica whose addition is cancelled may hold acknowledged rows on its disk, so it leaves like any
-other, in `adding_replicas` and in `removing_replicas`. A move's own rate limit ends with it.
 """
 
 from __future__ import annotations
@@ -76,8 +73,7 @@ def cancel(topic: TopicImage, partition: PartitionImage) -> list[Record]:
 def arrived(topic: TopicImage, partition: PartitionImage, in_sync: Sequence[int]) -> list[Record]:
     """Return the end of the move, if these in-sync replicas suffice; otherwise nothing.
 
-    If the leader leaves: the change that hands over; the next leader asks again for the end. The
-    leader asks once the replicas that stay have flushed what producers were promised.
+    The leader asks once the replicas that stay have flushed what producers were promised.
     """
     assert set(in_sync) <= set(partition.replicas)
     if not partition.moves or set(in_sync) != set(partition.in_sync_replicas):
@@ -90,6 +86,7 @@ def arrived(topic: TopicImage, partition: PartitionImage, in_sync: Sequence[int]
     if not adding <= set(kept) or len(kept) < enough:
         return []
     assert partition.leader_id in in_sync, "a leader asks"
+    # A leader that leaves hands over first: the next one asks again for the end.
     if partition.leader_id not in target:
         heir = first_of(target, kept)
         eligible = partition.eligible_leader_replicas
@@ -111,12 +108,15 @@ def _moving(
 ) -> list[PartitionChangeRecord]:
     """Return the change to that target. It drops no replica, as each may be counted on."""
     before = _before(partition)
+    # A cancelled addition may hold acknowledged rows on its disk: it leaves like any other, and is
+    # both in `adding_replicas` and in `removing_replicas`.
     given_up = tuple(n for n in partition.adding_replicas if n not in target)
     adding = (*(n for n in target if n not in before), *given_up)
     removing = (*(n for n in before if n not in target), *given_up)
     replicas = (*target, *removing)
     assert len(set(replicas)) == len(replicas)
     assert set(replicas) >= set(partition.replicas), "all stay until the move has ended"
+    # A move's own rate limit ends with it.
     if not adding and not removing:
         bytes_per_s = 0
     now = (partition.replicas, partition.adding_replicas, partition.removing_replicas)
@@ -149,6 +149,7 @@ def _check(
         raise InvalidReplicaAssignment(f"{name}: a broker is named twice in {list(target)}.")
     alive = {one.node_id for one in image.live_brokers() if not one.in_shutdown}
     for node_id in target:
+        # It holds the partition already, even if it is not alive.
         if node_id in partition.replicas:
             continue
         if node_id not in alive:

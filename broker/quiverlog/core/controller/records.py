@@ -1,9 +1,7 @@
 """The records of the metadata log and their bytes: an entry is a msgpack array of records, each
 `[type, ...fields]`, and is applied whole or not at all.
 
-Fields are only appended, with defaults; a type number is never used again. Changes after a broker
-event that are too large for one entry are cut: the image is sound after each, and the rest is
-decided again.
+Fields are only appended, with defaults; a type number is never used again.
 """
 
 from __future__ import annotations
@@ -245,6 +243,7 @@ _ENCODER: Final = msgspec.msgpack.Encoder()
 _DECODER: Final = msgspec.msgpack.Decoder(list[Record])
 _TYPES: Final = msgspec.msgpack.Decoder(list[list[object]])
 _TAG_MAX: Final = max(kind.__struct_config__.tag for kind in get_args(Record))
+# msgpack's array 32, for an entry that is encoded record by record.
 _ARRAY_32: Final = struct.Struct(">BI")
 _ARRAY_32_TAG: Final = 0xDD
 
@@ -314,6 +313,7 @@ def in_entries(records: list[Record], entry_bytes_max: int) -> list[list[Record]
     assert entry_bytes_max > 0
     if len(encode_entry(records)) <= entry_bytes_max:
         return [records]
+    # The image is sound after each entry, and what is lost by a crash is decided again.
     own, following = records[:1], _bounded(records[1:], entry_bytes_max)
     is_unfencing = isinstance(own[0], BrokerChangeRecord) and own[0].fenced is False
     # Entries may be separated by a crash. An unfenced broker leads only after its own record, and a

@@ -129,10 +129,7 @@ class Registrations:
         self, before: BrokerRecord | None, newcomer: BrokerRecord, now_us: int
     ) -> None:
         """Raise DuplicateNodeId where another live process has the node id: one with another data
-        directory, or with the same one at other addresses, a copy of its disk.
-
-        At the same address, the earlier process has ended.
-        """
+        directory, or with the same one at other addresses, a copy of its disk."""
         assert before is None or before.node_id == newcomer.node_id
         is_own = newcomer.incarnation == self.incarnation
         if newcomer.node_id == self.node_id and not is_own:
@@ -144,7 +141,7 @@ class Registrations:
         if before.directory_id not in ("", newcomer.directory_id):
             which = "with another data directory"
         elif (before.fenced and before.in_shutdown) or _addresses(before) & _addresses(newcomer):
-            return  # The earlier process has ended.
+            return  # At the same address, the earlier process has ended.
         else:
             which = "with the same data directory"
         raise DuplicateNodeId(
@@ -154,10 +151,8 @@ class Registrations:
 
     # --- heartbeats ----------------------------------------------------------------------------
     def heartbeat(self, image: Image, pending: Image, beat: Heartbeat, now_us: int) -> Verdict:
-        """Record a heartbeat; return the answer and what follows.
-
-        The answer depends on committed metadata (`image`) only.
-        """
+        """Record a heartbeat; return the answer, by committed metadata (`image`), and what
+        follows."""
         broker = self._registered_as(pending, beat.node_id, beat.broker_epoch)
         assert broker.broker_epoch == beat.broker_epoch, "no other life speaks in its name"
         if beat.node_id != self.node_id:
@@ -180,13 +175,11 @@ class Registrations:
         return Verdict(records, is_caught_up, is_fenced)
 
     def _must_know(self, image: Image, broker: BrokerRecord) -> int:
-        """Return the version with which a broker has its own registration and fencing.
-
-        Before that it may believe that it still leads.
-        """
+        """Return the version with which a broker has its own registration and fencing."""
         node_id = broker.node_id
         held = image.brokers.get(node_id)
         assert broker.broker_epoch >= 0
+        # With an older one it may believe that it still leads.
         if not broker.fenced or node_id not in self._fenced:
             return broker.broker_epoch
         if held is None or held.broker_epoch != broker.broker_epoch or not held.fenced:
@@ -223,8 +216,8 @@ class Registrations:
         return Verdict(self._fence(pending, broker), is_caught_up, held.fenced, may_stop=True)
 
     def _may_stop(self, image: Image, node_id: int, since: int) -> bool:
-        """Return whether the broker leads nothing and all live brokers have that, itself included:
-        with older metadata it would go on accepting rows that no other broker has."""
+        """Return whether the broker leads nothing, and all live brokers have that."""
+        # Itself included: with older metadata it would go on accepting rows that no other has.
         for one in image.live_brokers():
             decides = one.node_id == self.node_id
             if not decides and self.sessions.version_of(one.node_id) < since:
@@ -289,11 +282,9 @@ def _addresses(broker: BrokerRecord) -> set[tuple[str, int]]:
 
 
 def _fenced(newcomer: BrokerRecord, before: BrokerRecord | None = None) -> BrokerRecord:
-    """Return the registration as fenced, until the broker has applied the metadata up to it.
-
-    Decommissioning outlives restarts.
-    """
+    """Return the registration as fenced, until the broker has applied the metadata up to it."""
     assert newcomer.broker_epoch == UNKNOWN_BROKER_EPOCH
+    # Decommissioning outlives restarts.
     leaves = before is not None and before.decommissioning
     return replace(newcomer, fenced=True, in_shutdown=False, decommissioning=leaves)
 

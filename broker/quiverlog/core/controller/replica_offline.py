@@ -1,11 +1,5 @@
 """A broker reports a replica that takes no writes: it leaves the in-sync set, and others lead.
 
-It is not eligible either: what its disk lost is unknown until it is read again. A leader without a
-successor stays, and so does the last eligible replica: readers get what can still be read.
-
-A replica leaves the in-sync set under a later leader epoch: a fetch that still waits at the leader
-reports all rows and would bring it back.
-
 A broker about to delete the replica's rows names the leader epoch under which it may have counted,
 and gets a later one even if nothing else changes. Its log is noted as replaced, like a lost disk's,
 except while a partition awaits logs.
@@ -46,21 +40,25 @@ def replica_offline(
     topic, partition = find_partition(image, topic_id, number)
     if broker_id not in partition.replicas:
         raise InvalidRequest(f"broker {broker_id} has no replica of {topic.name}-{number}.")
+    # It is not eligible either: what its disk lost is unknown until it is read again.
     in_sync = _without(partition.in_sync_replicas, broker_id)
     eligible = _without(partition.eligible_leader_replicas, broker_id)
     leader_id, is_anew = LEADER_STAYS, leader_epoch != NO_EPOCH
     is_noted = broker_id in partition.replaced_disks
     if partition.leader_id == broker_id:
         leader_id, in_sync = successor(partition, alive_brokers(image), in_sync, eligible)
+        # Without a successor it stays: readers get what can still be read.
         if leader_id == NO_LEADER:
             return []
     elif not in_sync and not eligible:
-        return []
+        return []  # The last eligible replica stays for the same reason.
     is_same = in_sync == partition.in_sync_replicas
     is_same = is_same and eligible == partition.eligible_leader_replicas
     is_over = is_same and leader_epoch < partition.leader_epoch
     if is_over and (is_noted or not is_anew):
         return []
+    # Under a later leader epoch: a fetch that still waits at the leader reports all rows, and would
+    # bring the replica back.
     is_later = leader_id != LEADER_STAYS or (is_anew and not is_over)
     is_later = is_later or (partition.leader_id >= 0 and in_sync != partition.in_sync_replicas)
     if len(in_sync) >= min_in_sync(topic.config, partition):

@@ -1,9 +1,7 @@
 """Broker sessions: the last heartbeat of each broker, and its applied metadata version.
 
-A new controller gives every broker a full session. One whose loop was blocked finds expired
-deadlines and unread heartbeats at once: a silent broker first becomes a suspect, and counts as dead
-only if the controller checks again a moment later, on time; after a bounded number of late checks
-the clock decides.
+A silent broker first becomes a suspect, and counts as dead only if the controller checks again a
+moment later, on time; after a bounded number of late checks the clock decides.
 """
 
 from __future__ import annotations
@@ -37,6 +35,7 @@ class Sessions:
         self._sessions: dict[int, _Session] = {}
 
     def begin(self, node_ids: Iterable[int], now_us: int, last_contact_us: dict[int, int]) -> None:
+        # Without an earlier contact a broker gets a full session from now on.
         self._sessions = {
             n: _Session(min(last_contact_us.get(n, now_us), now_us)) for n in node_ids
         }
@@ -74,10 +73,11 @@ class Sessions:
         for node_id, session in self._sessions.items():
             if now_us < session.last_contact_us + self.session_us:
                 continue
+            # A loop that was blocked finds expired deadlines and unread heartbeats at once.
             if session.suspect_us is None:
                 self._suspect(session, now_us)
             elif now_us >= session.suspect_us + _SUSPECT_US:
-                # A late check: the loop was blocked, and heartbeats may be unread.
+                # A late check: the loop was blocked again.
                 late = now_us >= session.suspect_us + 2 * _SUSPECT_US
                 if late and session.suspicions < BROKER_SUSPICIONS_MAX:
                     self._suspect(session, now_us)

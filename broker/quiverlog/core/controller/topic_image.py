@@ -189,8 +189,8 @@ class TopicImage:
         self.min_in_sync_least = min(self.min_in_sync_least, replica_count)
 
     def add_partition(self, record: PartitionRecord) -> PartitionImage:
-        """Add a partition. Rows may exist from the first one on, under the present minimum."""
         assert record.partition == len(self.partitions)
+        # Rows may exist from the first partition on, under the present minimum.
         self.min_in_sync_least = self.min_in_sync_least or self.config.min_in_sync_replicas
         self.rows_lie_on(len(record.replicas))
         self.partitions.append(PartitionImage(record))

@@ -106,8 +106,7 @@ def create_topic(
     now_us: int,
     entropy: Callable[[int], bytes],
 ) -> list[Record]:
-    """`partitions`: the caller has replaced -1; a `replication_factor` of -1 is the cluster's
-    default (adr/0076).
+    """`partitions`: the caller has replaced -1.
 
     Raises InvalidTopicName, TopicExists, InvalidPartitions, InvalidReplicationFactor,
     InvalidConfig, InvalidSchema; PolicyViolation: the brokers are full.
@@ -118,6 +117,7 @@ def create_topic(
     if len(image.topics) >= TOPICS_MAX:
         raise PolicyViolation(f"there are {len(image.topics)} topics, which is the most allowed.")
     _check_partitions(partitions)
+    # The default, or as many replicas as there are brokers (docs/adr/0076).
     if replication_factor == -1:
         replication_factor = max(1, min(REPLICATION_FACTOR_DEFAULT, len(_takers(image))))
     if not 1 <= replication_factor <= REPLICATION_FACTOR_MAX:
@@ -125,6 +125,7 @@ def create_topic(
             f"a replication factor of {replication_factor} was asked for, allowed are 1 to"
             f" {REPLICATION_FACTOR_MAX}."
         )
+    # Leader and controller must use the same values: a broker's defaults are kept in the topic.
     if replication_factor > 1:
         kept: dict[str, str] = {
             k: image.defaults[k] for k in TAKEN_AT_CREATION if k in image.defaults

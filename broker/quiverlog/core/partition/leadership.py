@@ -153,8 +153,8 @@ class Leadership:
 
     @property
     def _leaving_have_fetched(self) -> bool:
-        """True when the leaving members have asked under this leader epoch. An earlier leader among
-        them that has not could answer with an outdated end, and no election would wait for it."""
+        # An earlier leader among the leaving members that has not fetched under this epoch could
+        # answer with an outdated end, and no election would wait for it.
         leaving = self.leaving & self.in_sync.committed
         return all(f.has_fetched for f in self.followers.values() if f.broker_id in leaving)
 
@@ -248,8 +248,6 @@ class Leadership:
         flushed_offset: int = 0,
         deleted_below: int = 0,
     ) -> Proposal | None:
-        """Rows below `deleted_below` never come back: a joining follower has given them up, too, as
-        it may lead next."""
         in_sync = self.in_sync
         if in_sync.asking or in_sync.outdated:
             return None
@@ -258,6 +256,8 @@ class Leadership:
             if follower.broker_id in in_sync.committed:
                 stays = follower.is_caught_up(log_end_offset, self._lag_max_us, now_us)
             else:
+                # Deleted rows never come back: a follower that joins, and may lead next, has given
+                # them up, too.
                 stays = follower.log_start_offset >= deleted_below and self._may_join(
                     follower, high_watermark, brokers, now_us
                 )
@@ -282,13 +282,11 @@ class Leadership:
         return proposal._replace(ends_move=has_arrived, broker_epochs=self._asked_epochs)
 
     def propose_again(self) -> Proposal:
-        """Return the open proposal with the broker epochs of the first try.
-
-        A member that restarted since may lack the rows on which the proposal rests.
-        """
+        """Return the open proposal with the broker epochs of the first try."""
         proposal = self.in_sync.again()
         assert self._node_id in proposal.members, "a leader is in sync"
         assert len(proposal.members) == len(self._asked_epochs)
+        # A member that restarted since may lack the rows on which the proposal rests.
         return proposal._replace(broker_epochs=self._asked_epochs)
 
     def deadline_us(self, log_end_offset: int) -> int | None:
@@ -315,12 +313,9 @@ class Leadership:
         return has_rows and asks and self._is_fit(follower, brokers)
 
     def flush_needed(self, broker_id: int) -> int:
-        """Return up to where an out-of-sync follower must have flushed before it may join.
-
-        A follower whose log was replaced starts over, and elections after a power failure count on
-        disks: it must hold what was promised before the last metadata change.
-        """
+        """Return up to where an out-of-sync follower must have flushed before it may join."""
         assert self._promised_until_change >= self.epoch_start_offset
+        # A replaced log starts over, and elections after a power failure count on disks.
         return self._promised_until_change if broker_id in self.replaced else 0
 
     def flush_wanted(self, broker_id: int) -> int:
@@ -340,8 +335,7 @@ class Leadership:
         brokers: Brokers,
         now_us: int,
     ) -> None:
-        """Update whether a follower is about to join. If so, it already holds the high watermark
-        back: otherwise it would never catch up with a busy leader."""
+        """Update whether a follower is about to join."""
         assert self.followers[follower.broker_id] is follower
         is_joining = (
             follower.broker_id not in self.in_sync.maximal
@@ -349,6 +343,8 @@ class Leadership:
             and self._is_fit(follower, brokers)
         )
         if is_joining != (follower.broker_id in self._joining):
+            # It holds the high watermark back from now on: otherwise it would never catch up with a
+            # busy leader.
             if is_joining:
                 self._joining.add(follower.broker_id)
             else:

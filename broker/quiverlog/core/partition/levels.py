@@ -1,9 +1,7 @@
 """The offset up to which rows have a level of durability.
 
 `flushed` and `memory` are promises of the leader alone, and with several replicas they end with its
-leadership. A topic with one replica has no safer level, and a move is no failure: while it moves,
-rows are acknowledged when the in-sync replicas have them too, so that the next leader has every
-acknowledged row.
+leadership.
 """
 
 from __future__ import annotations
@@ -46,4 +44,6 @@ def safe_offset(level: int, positions: Positions) -> int:
     assert level in (_MEMORY, _FLUSHED), f"{level} is no level of durability"
     own = positions.flushed_offset if level == _FLUSHED else positions.log_end_offset
     assert own <= positions.log_end_offset, "what is not there is on no disk"
+    # A topic with one replica has no safer level, and a move is no failure: the next leader must
+    # have every acknowledged row.
     return min(own, positions.high_watermark) if positions.may_be_taken_over else own

@@ -63,7 +63,7 @@ class PartitionState:
 
     The high watermark of a replicated partition is where rows are replicated, at every level of the
     topic. With one replica it follows the topic's level: rows that readers got survive the failures
-    that the level promises to survive. It is not saved, as a restart may lose rows below it.
+    that the level promises to survive.
 
     Acknowledgements are never weaker than `durability`. A follower that lacked rows for
     `lag_max_us` is out of sync.
@@ -105,6 +105,7 @@ class PartitionState:
         self.log_start_offset = log_start_offset
         self.log_end_offset = log_end_offset
         self.flushed_offset = flushed_offset
+        # Not saved: a restart may lose rows below it.
         self.high_watermark = log_start_offset
         self.leadership: Leadership | None = None
 
@@ -142,11 +143,9 @@ class PartitionState:
         raise UnknownLeaderEpoch(text)
 
     def check_seen_epoch(self, epoch: int) -> None:
-        """Raise UnknownLeaderEpoch for rows of a newer leader, whose epoch this replica lacks.
-
-        With one replica there was no other leader: the rows were lost with an earlier log.
-        """
+        """Raise UnknownLeaderEpoch for rows of a newer leader, whose epoch this replica lacks."""
         leadership = self.leadership
+        # With one replica there was no other leader: the rows were lost with an earlier log.
         if epoch > self.leader_epoch and (leadership is None or leadership.is_replicated):
             raise UnknownLeaderEpoch(
                 f"{self.name}: rows of leader epoch {epoch} were read, this is {self.leader_epoch}."
@@ -201,6 +200,7 @@ class PartitionState:
             self.log_end_offset = log_end_offset
             return self._advance()
         self.log_end_offset = log_end_offset
+        # At `flushed` readers get more with the flush, not before.
         return self.durability != _FLUSHED and self._advance()
 
     def flushed(self, flushed_offset: int) -> bool:

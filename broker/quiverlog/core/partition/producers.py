@@ -191,15 +191,13 @@ class ProducerStates:
 
     # --- recording -----------------------------------------------------------------------------
     def stage(self, header: BatchHeader, base_offset: int, now_us: int) -> None:
-        """Record a batch that is about to be appended; later batches are checked after it.
-
-        Snapshots leave it out: after a crash, one ahead of the log would take the retry of a batch
-        that was never stored for a duplicate, and acknowledge lost rows.
-        """
+        """Record a batch that is about to be appended; later batches are checked after it."""
         assert base_offset >= 0
         pid = header.producer_id
         if pid < 0:
             return
+        # Not in snapshots: after a crash, one ahead of the log would take the retry of a batch that
+        # was never stored for a duplicate, and acknowledge lost rows.
         producer = self._staged.get(pid)
         if producer is None:
             known = self._producers.get(pid)
@@ -277,11 +275,9 @@ class ProducerStates:
         return msgspec.msgpack.encode(_Snapshot(_SNAPSHOT_VERSION, kept))
 
     def blank(self, now_us: int | None = None) -> ProducerStates:
-        """Return empty states with the same bounds.
-
-        Producers found later count as active at `now_us`, or when the newest of these was: that may
-        be long after the opening.
-        """
+        """Return empty states with the same bounds; producers found later count as active at
+        `now_us`."""
+        # Or when the newest of these was, which may be long after the opening.
         if now_us is None:
             newest = next(reversed(self._producers.values()), None)
             now_us = self._opened_us if newest is None else max(self._opened_us, newest.seen_us)

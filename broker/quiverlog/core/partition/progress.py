@@ -2,9 +2,6 @@
 
 Owns its positions, and when it last had all rows: at this fetch, if that asks for what comes after
 the leader's end; at the fetch before, if this one asks for what comes after the end of that time.
-
-A follower at the end does not name the partition in its fetches (fetch sessions), so any fetch of
-its session counts: `FollowerSession` is shared by all partitions of a session.
 """
 
 from __future__ import annotations
@@ -38,6 +35,8 @@ class FollowerReport(NamedTuple):
 
 
 class FollowerSession:
+    """The last fetch of a follower, for all partitions of its session."""
+
     __slots__ = ("fetched_us",)
 
     def __init__(self, fetched_us: int) -> None:
@@ -107,6 +106,7 @@ class FollowerProgress:
 
     def leader_grows(self, leader_end_offset: int) -> None:
         assert self.log_end_offset <= leader_end_offset, "a leader's log is never cut"
+        # At the end it no longer names the partition in its fetches: any of its session counts.
         if self.session is not None and self.log_end_offset >= leader_end_offset:
             self.caught_up_us = max(self.caught_up_us, self.session.fetched_us)
 

@@ -125,14 +125,12 @@ class Layout:
         self.replicas[at] = replicas
 
     def has_room(self, node_id: int, at: int) -> bool:
-        """Return True if the broker has room for the partition and all planned copies.
-
-        What leaves the broker is not counted: it is removed after the copies are made.
-        """
+        """Return True if the broker has room for the partition and all planned copies."""
         free = self.brokers[node_id].free_bytes
         partition = self.partitions[at]
         if free is None or node_id in partition.replicas:
             return True
+        # What leaves the broker takes room until the copies are made.
         return self.incoming_bytes[node_id] + partition.size_bytes <= free
 
     def copies(self, at: int, replicas: Sequence[int]) -> int:
@@ -140,7 +138,6 @@ class Layout:
         return len(partition.move(tuple(replicas)).added)
 
     def crowding(self, replicas: Sequence[int]) -> Crowding:
-        """An unregistered broker is close to none."""
         places = [self._place(node_id) for node_id in replicas]
         rack_pairs = _pairs(Counter(rack for rack, _ in places))
         host_pairs = _pairs(Counter(places))
@@ -166,6 +163,7 @@ class Layout:
 
     def _place(self, node_id: int) -> tuple[object, object]:
         broker = self.brokers.get(node_id)
+        # An unregistered broker is close to none.
         return (node_id, node_id) if broker is None else (broker.rack, broker.host)
 
     def _count(self, at: int, replicas: Sequence[int], step: int) -> None:
@@ -359,6 +357,7 @@ class _Plan:
             if pair is None:
                 return
             at = self._replica_to_move(*pair)
+            # No replica may go from the one to the other: another pair is tried.
             if at is None:
                 stuck.add(pair)
             else:
@@ -398,6 +397,7 @@ class _Plan:
 
     def _nearest(self, node_id: int, size: int) -> Iterator[tuple[int, int]]:
         held = self._held[node_id]
+        # Outward from `size` in both directions.
         above = bisect.bisect_left(held, (size, -1))
         below = above - 1
         while below >= 0 or above < len(held):

@@ -1,8 +1,7 @@
 """Placement of new partitions on brokers, and of their leaders.
 
 Brokers are in hosts, hosts in racks. Each choice takes the emptiest rack, its emptiest host, its
-emptiest broker, counting this topic only. Ties go round from a place set by the topic id, so topics
-begin at different brokers, and every controller places a topic alike.
+emptiest broker, counting this topic only. Ties go round from a place set by the topic id.
 
 - Replicas of a partition are on different brokers. Two racks differ by at most one of them, unless
   one has no broker left; so do two hosts of a rack.
@@ -156,5 +155,6 @@ def _cluster(brokers: Iterable[Place], seed: int, leaves: dict[int, _Domain]) ->
 def _joined(children: list[_Domain], seed: int) -> _Domain:
     assert children
     assert seed >= 0
+    # Topics begin at different brokers, and every controller places a topic alike.
     first = seed % len(children)
     return children[0] if len(children) == 1 else _Domain(children[first:] + children[:first])

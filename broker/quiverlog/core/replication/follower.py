@@ -269,14 +269,12 @@ class Follower:
         return Take(result)
 
     def rows_of(self, epoch: int) -> Cut | None:
-        """Return a cut if rows of this older epoch cannot follow the list's newest epoch.
-
-        An empty copy that once led without writing a row has a newer epoch in its list, under which
-        the rows would be refused for ever.
-        """
+        """Return a cut if rows of this older epoch cannot follow the list's newest epoch."""
         log = self._log
         newest, begins_at = log.epochs.latest()
         assert self.may_fetch, "rows are an answer"
+        # An empty copy that once led without writing a row has a newer epoch in its list, under
+        # which the rows would be refused for ever.
         is_empty = log.log_start_offset == log.log_end_offset
         if not is_empty or epoch >= newest or begins_at < log.log_end_offset:
             return None

@@ -1,8 +1,7 @@
 """A leader's answer to one partition of a follower's fetch, without rows.
 
 Owns the checks of the entry, in order: the leadership, the agreement of the logs up to the
-follower's end, and that end. Only a report that passes all counts (leadership.py): a follower about
-to be cut has rows that are not the leader's.
+follower's end, and that end.
 """
 
 from __future__ import annotations
@@ -86,6 +85,8 @@ def record_report(
     now_us: int,
 ) -> bool:
     leadership = state.leadership
+    # Only a report that passes all checks: a follower about to be cut has rows that are not the
+    # leader's.
     if leadership is None or check(state, epochs, session.broker_id, entry).error_code:
         return False
     assert entry.offset <= state.log_end_offset, "the entry was checked"

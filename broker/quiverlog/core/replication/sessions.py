@@ -1,8 +1,7 @@
 """The leader's end of fetch sessions: each follower's last report, and what is news to it.
 
-Owns the sessions (KIP-227), one per follower broker, bounded in number and in entries (a follower
-may name partitions that are not here yet, or no longer). A partition that changes enters the `news`
-of its sessions; a fetch looks only at news, the oldest first.
+Owns the sessions (KIP-227), one per follower broker. A partition that changes enters the `news` of
+its sessions; a fetch looks only at news, the oldest first.
 
 A request counts once: its epoch must follow the last one, or the follower begins a new session,
 which replaces the old one.
@@ -158,6 +157,7 @@ class FetchSessions:
         new = sum((entry.topic_id, entry.partition) not in session.entries for entry in entries)
         if not new:
             return  # The usual case.
+        # A follower may name partitions that are not here yet, or no longer.
         if len(session.entries) + new > self._session_entries_max:
             raise InvalidFetchSession(
                 f"session {session.session_id} would have {len(session.entries) + new} partitions,"

@@ -69,6 +69,7 @@ class ControllerLink:
                 self._local[type(request)](request, then, now)
                 return
             leader = self._quorum.raft.leader
+            # This node may be elected, and still have earlier decisions to apply.
             if leader is None or leader == self._quorum.raft.key:
                 raise NotController("no controller is known.")
             asked = leader.node_id

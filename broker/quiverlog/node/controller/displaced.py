@@ -1,10 +1,7 @@
 """When a displaced broker registers again.
 
 A broker is displaced when another process registers under its node id, or the controller holds it
-for stopping without its request. It registers again after a session. The pause doubles up to a
-bound if that happens again soon: two processes with one identity must not displace each other at
-full speed. If the other process has another data directory, this one's disk was replaced: it stays
-out.
+for stopping without its request. It registers again after a session.
 """
 
 from __future__ import annotations
@@ -55,7 +52,7 @@ class Displaced:
                 self._outbox.log("warning", how, at=at, registers_again_in_ms=waits_ms)
 
     def disk_was_replaced(self) -> None:
-        """Stay out: registering again, with earlier rows, would displace the new disk."""
+        # Registering again, with earlier rows, would displace the new disk.
         self.due_us = None
         remedy = "stop this process: its disk was replaced, and it does not register again"
         at = str(self._config.endpoint)
@@ -64,6 +61,7 @@ class Displaced:
     def _begins(self, session_us: int, now_us: int) -> None:
         assert session_us > 0
         assert now_us >= self._last_us
+        # If it happens again soon, the pause stays as long as it has become.
         if now_us - self._last_us >= _CALM_US:
             self._wait_us = session_us
         self._last_us = now_us
@@ -79,13 +77,14 @@ class Displaced:
         return self.due_us is not None and now_us >= self.due_us
 
     def refused(self, session_us: int, now_us: int) -> None:
-        """Keep the pause: the other process is alive, and this request took nothing from it."""
+        # The other process is alive, and this request took nothing from it: the pause is kept.
         if self.due_us is not None:
             self._wait_us = session_us
             self.due_us = now_us + session_us
 
     def asked(self, now_us: int) -> None:
         assert self._wait_us > 0
+        # Two processes with one identity must not displace each other at full speed.
         self._wait_us = max(self._wait_us, min(2 * self._wait_us, _WAIT_US_MAX))
         self._last_us = now_us
         self.due_us = now_us + self._wait_us

@@ -93,11 +93,7 @@ _LOOKED_AT_MAX: Final = 1_000
 
 
 class Elections:
-    """Preferred leaders, and logs of unclean elections.
-
-    Jitter of a tenth keeps rounds of several controllers apart. `full_disks` get no partitions
-    back.
-    """
+    """Preferred leaders, and logs of unclean elections. `full_disks` get no partitions back."""
 
     __slots__ = (
         "_due_us",
@@ -179,6 +175,7 @@ class Elections:
         )
 
     def _next_round(self, now: Now) -> int:
+        # Jitter of a tenth keeps rounds of several controllers apart.
         tenth_us = self._period_us // 10
         jitter_us = int.from_bytes(self._entropy(4), "big") % (2 * tenth_us + 1) - tenth_us
         return now.mono_us + max(1, self._period_us + jitter_us)

@@ -2,9 +2,6 @@
 
 Each partition is decided on its own (core.controller.alter_partition); accepted changes are
 proposed together, and the response has the committed state.
-
-Decisions rest on pending changes. An error that follows from a pending change of the same partition
-becomes THROTTLED: the change may fail, and then the leader would never get a right answer.
 """
 
 from __future__ import annotations
@@ -103,6 +100,8 @@ class InSyncDecisions:
                 _, coming = find_partition(pending, asked.topic_id, asked.partition)
             except QuiverlogError:
                 raise error from None
+            # The error may follow from a pending change: if that fails, the leader would never get
+            # a right answer.
             if held.partition_epoch != coming.partition_epoch:
                 raise ThrottledBroker("a change of the partition is being decided.") from error
             raise

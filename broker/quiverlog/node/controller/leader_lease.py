@@ -94,14 +94,7 @@ class LeaderLease:
             )
 
     def hands_over(self, replica: Replica) -> bool:
-        """Return whether the controller may have elected another leader at this broker's request.
-
-        An eligible live replica may lead after a failed write, or for a stopping broker, which is
-        out of the in-sync set before it learns so. A damaged leader asks only for in-sync replicas:
-        it goes on with writes. If only dead replicas could lead, this one answers: while they are
-        eligible, fewer than the minimum are in sync, so one that returns and leads alone serves no
-        more rows than this one.
-        """
+        """Return whether the controller may have elected another leader, as this broker asked."""
         gives_up = replica.fault is not None or self._membership.registration.asks_to_stop
         if not gives_up and not replica.damage:
             return False
@@ -113,8 +106,13 @@ class LeaderLease:
             return True
         image = self._metadata.image
         topic = image.topics_by_id.get(replica.topic.topic_id)
+        # A damaged leader asks only for in-sync replicas: it goes on with writes.
         if topic is None or not gives_up:
             return False
+        # An eligible live replica may lead after a failed write, or for a stopping broker, which is
+        # out of the in-sync set before it learns so. If only dead replicas could lead, this one
+        # answers: fewer than the minimum are in sync then, so one that returns and leads alone
+        # serves no more rows than this one.
         eligible = topic.partitions[replica.name.partition].eligible_leader_replicas
         return any(fit_epoch(image, node_id) is not None for node_id in eligible)
 

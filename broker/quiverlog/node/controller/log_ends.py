@@ -1,9 +1,7 @@
 """Log ends of partitions without a leader: reported by brokers, used by the controller.
 
-A broker reports logs that do not change, soon after a change of the metadata and every two seconds,
-for a new controller has none. Unreadable and missing replicas are reported too: the controller does
-not wait for them. It keeps reports of its own term, and elects the longest log when enough have
-arrived.
+A broker reports logs that do not change, soon after a change of the metadata and every two seconds.
+The controller keeps reports of its own term, and elects the longest log when enough have arrived.
 """
 
 from __future__ import annotations
@@ -253,6 +251,7 @@ class LogEndReports:
         if not image.leaderless or self._in_flight is not None or not self._is_counted(image):
             return None
         is_news = image.version != self._reported_version or self._skip
+        # Again and again: a new controller has no reports.
         return self._reported_us + (_PAUSE_US if is_news else _AGAIN_US)
 
     def _is_counted(self, image: Image) -> bool:
@@ -357,6 +356,7 @@ class LogEndReports:
             offline = self._copies.offline.get(key)
             if offline is None:
                 return None
+            # Reported, too: the controller need not wait for it.
             return LogEnd(NO_EPOCH, MISSING if offline.lost else UNREADABLE)
         state = replica.state
         if replica.cutting or state.leads or state.leader_epoch != partition.leader_epoch:
@@ -365,12 +365,10 @@ class LogEndReports:
 
 
 def log_end(replica: Replica) -> LogEnd:
-    """Return a copy's end and the newest epoch whose log it has up to where that epoch began.
-
-    An epoch that begins at the end counts without a row (docs/adr/0067). Where rows before it were
-    lost, the start has removed it from the list.
-    """
+    """Return a copy's end and the newest epoch whose log it has up to where that epoch began."""
     log = replica.log
+    # An epoch that begins at the end counts without a row (docs/adr/0067). Where rows before it
+    # were lost, the start has removed it from the list.
     last_epoch, start_offset = log.epochs.latest()
     assert start_offset <= log.log_end_offset, "no epoch begins after the end"
     assert last_epoch <= replica.state.leader_epoch

@@ -1,8 +1,6 @@
 """Requests for the controller at another broker: refused with the controller's address.
 
-Brokers never forward. "Nothing to do" and refusals are answers about committed state, so the
-controller delays them until pending changes are decided; otherwise a client could read of a topic
-that was never created.
+Brokers never forward.
 """
 
 from __future__ import annotations
@@ -82,7 +80,7 @@ def decided(
     decide: Callable[[], _Records],
     until_free: Callable[[], Generator[Wait, object, None]] | None = None,
 ) -> Generator[Wait, object, _Records]:
-    """Return what `decide` finds to change. No change, and a refusal, rest on committed state.
+    """Return what `decide` finds to change.
 
     Args:
         decide: reads pending state; called again if a pending decision that it may rest on failed.
@@ -103,24 +101,24 @@ def decided(
             records = decide()
         except QuiverlogError as error:
             refused = error
+        # "Nothing to do" and refusals are answers about committed state: otherwise a client could
+        # read of a topic that was never created.
         if (refused is not None or not records) and metadata.are_under_way:
             yield metadata.after_pending(call.now)
             assert metadata.failures >= failures
             if metadata.failures != failures:
-                continue
+                continue  # The answer may rest on what failed.
         if refused is not None:
             raise refused
         return records
 
 
 def announced_controller(broker: BrokerParts) -> int:
-    """Return the controller id for METADATA; -1 while no controller is known.
-
-    A new controller names itself only when all earlier decisions are applied: what it lacks does
-    not exist.
-    """
+    """Return the controller id for METADATA; -1 while no controller is known."""
     found = broker.controller.controller_id
     quorum = broker.quorum
+    # A new controller names itself when it has applied all earlier decisions: what it lacks then
+    # does not exist.
     if found == broker.config.node_id and not (quorum.is_leading or quorum.decides_alone):
         return -1
     return found

@@ -134,10 +134,9 @@ class Registrar:
     def _last_contact_us(self) -> dict[int, int]:
         """Return the last contact with the previous controller, which may not have found this one
         yet.
-
-        At least `led_before_us`: no session of an earlier controller outlasts that by more than its
-        length, so no broker is fenced too soon.
         """
+        # No session of an earlier controller outlasts `led_before_us` by more than its length: no
+        # broker is fenced too soon.
         led_before_us = self._quorum.raft.led_before_us
         assert led_before_us >= 0
         contact_us = self._controller_contact_us()
@@ -210,9 +209,8 @@ class Registrar:
             self._metadata.after_pending(now)(decided)
 
     def _check_disk(self, newcomer: BrokerRecord) -> None:
-        """Raise EarlierDiskState for a voter that lacks entries it has acknowledged: it gets no
-        decisions, so it would serve nothing and keep its newer disk out.
-        """
+        """Raise EarlierDiskState for a voter that lacks entries it has acknowledged."""
+        # It gets no decisions: it would serve nothing, and keep its newer disk out.
         key = ReplicaKey(newcomer.node_id, newcomer.directory_id)
         index = self._quorum.raft.lost_entries.get(key)
         if index is not None:

@@ -4,9 +4,8 @@
                      ▲                       │
                      └──── a session ◀───────┴── displaced: see displaced.py
 
-A leader without an answer for a session counts itself as fenced. Its session begins when a
-heartbeat is sent, the controller's when it arrives, so the leader stops first. A controller sends
-nothing and has no timer. `Registered` reads registrations from the image.
+A leader without an answer for a session counts itself as fenced. A controller sends nothing and has
+no timer. `Registered` reads registrations from the image.
 """
 
 from __future__ import annotations
@@ -289,9 +288,8 @@ class Registration:
     def _has_news(self) -> bool:
         """True when the controller waits for an applied version, or the disk's fullness has
         changed.
-
-        Not of a fenced broker: it leads nothing, and may have to hold its heartbeats back.
         """
+        # A fenced broker leads nothing, and may have to hold its heartbeats back.
         if self._epoch < 0 or self._is_fenced:
             return False
         return (
@@ -319,12 +317,12 @@ class Registration:
             self._send(now, registers=self._epoch < 0)
 
     def _follow_leadership(self, now: Now) -> None:
-        """Renew a controller's lease: a session from a majority's contact, as another elected
-        controller waits that long before it elects others.
-        """
+        """Renew the lease of a broker that is the controller."""
         leads = self._link.leads
         confirmed_us = self._link.majority_confirmed_us if leads else None
         assert self._session_us > 0
+        # A session from a majority's contact: another controller waits that long before it elects
+        # other leaders.
         if confirmed_us is not None:
             # Not later than now, where no other node has a vote: one may get it.
             confirmed_us = min(confirmed_us, now.mono_us)
@@ -398,6 +396,8 @@ class Registration:
             if answer.second_at:
                 node_id, at = self._config.node_id, str(self._config.endpoint)
                 self._broker_addresses.second_seen(node_id, answer.second_at, at, now)
+            # This session begins when the heartbeat is sent, the controller's when it arrives: the
+            # leader stops first.
             begin_us = sent_us - answer.confirmed_ms * 1000
             if answer.metadata_version >= 0 and self._versions is None:
                 self._versions = (answer.metadata_version, begin_us)
@@ -469,13 +469,12 @@ class Registered:
     def check_life(self, broker_id: int, broker_epoch: int) -> None:
         """Check the broker epoch of a request, as far as the metadata here have it.
 
-        An epoch that was never assigned would count as a later start, and the broker itself would
-        be refused as long as this one leads. An unregistered broker holds no partition.
-
         Raises:
             StaleBrokerEpoch: the metadata here have no such registration yet.
         """
         broker = self._metadata.image.brokers.get(broker_id)
+        # An epoch that was never assigned would count as a later start, and the broker itself would
+        # be refused as long as this one leads. An unregistered broker holds no partition.
         if broker is not None and broker.broker_epoch < broker_epoch:
             raise StaleBrokerEpoch(
                 f"a registration of broker {broker_id} under {broker_epoch} is not known here yet."

@@ -1,10 +1,6 @@
 """Produces whose rows are in the log and not yet as safe as their answers promise.
 
 Answers of one partition leave in the order of their requests, also when requests span partitions.
-A producer keeps at most five batches of a partition unanswered, and the broker remembers five to
-recognise a repetition: if an answer waited for another partition's disk while later ones left,
-more than five could lie behind it, and its repetition after a crash would be refused although it
-is stored.
 
 Invariant: both queues are in the order of the requests, and all of `confirmed` is older than all
 of `unflushed`. A repetition's offset may be lower than its neighbours', which only makes it wait
@@ -57,7 +53,7 @@ class Answers:
             self._sweep()
 
     def _sweep(self) -> None:
-        """Forget those that have timed out: a disk that hangs must not cost ever more memory."""
+        # Those that have timed out: a disk that hangs must not cost ever more memory.
         self.unflushed = deque(entry for entry in self.unflushed if not entry[1].done)
         self.confirmed = deque(waiter for waiter in self.confirmed if not waiter.done)
         self._sweep_at = max(_SWEEP_MIN, 2 * (len(self.unflushed) + len(self.confirmed)))
@@ -127,6 +123,10 @@ def _answer_in_order(waiter: ProduceWaiter) -> None:
         candidate = candidates.pop()
         if candidate.done or candidate.waiting:
             continue
+        # A producer keeps at most five batches of a partition unanswered, and the broker remembers
+        # five to recognise a repetition. If this answer waited for another partition's disk while
+        # later ones left, more than five could lie behind it: its repetition after a crash would be
+        # refused although it is stored.
         if all(answers.is_next(candidate) for answers in candidate.answers):
             candidate.complete()
             candidates += _next_after(candidate)
@@ -199,11 +199,7 @@ class ProduceWaiter(Waiter):
             _answer_in_order(waiter)
 
     def expire(self, now: Now) -> None:
-        """Answer that the outcome is unknown: the rows may yet reach the disk.
-
-        The same for an entry whose rows are safe while an earlier produce of its partition has no
-        answer: an acknowledgement never overtakes another.
-        """
+        """Answer that the outcome is unknown: the rows may yet reach the disk."""
         assert not self.done
         error = RequestTimedOut(
             "the disk did not confirm the rows in time; the outcome is unknown."
@@ -211,6 +207,7 @@ class ProduceWaiter(Waiter):
         for result in self.waiting.values():
             fail_result(result, error)
         for answers, result in self.entries:
+            # Its rows are safe, but an acknowledgement never overtakes an earlier one.
             if not result.error_code and not answers.is_next(self):
                 fail_result(result, error)
         self._metrics.produces_timed_out += 1

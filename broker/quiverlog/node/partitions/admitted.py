@@ -98,7 +98,7 @@ class Staging:
                 self._fail(staged, error)
 
     def abandon(self) -> None:
-        """`finish` could not be called: fail all, their bodies are not valid any longer."""
+        """Fail all: `finish` could not be called, and their bodies are no longer valid."""
         produces, self.produces = self.produces, []
         self._abandon(produces, RuntimeError("produces were left in the staging"))
 

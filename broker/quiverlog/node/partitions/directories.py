@@ -226,15 +226,12 @@ class OpenJob:
 
 
 class OpenManyJob:
-    """Recovers several logs in one job: thousands of jobs would wake the threads and the loop as
-    often.
-
-    The key is the first log's: no other job is started for a log that is being opened.
-    """
+    """Recovers several logs: a job each would wake the threads and the loop thousands of times."""
 
     __slots__ = ("_jobs", "key", "kind")
 
     def __init__(self, jobs: Sequence[OpenJob]) -> None:
+        # The first log's: no other job is started for a log that is being opened.
         self.key = jobs[0].key
         self.kind = jobs[0].kind
         self._jobs = jobs
@@ -362,8 +359,6 @@ class Removal:
     def check_free(self, names: Mapping[str, bytes]) -> None:
         """Refuse names whose directory a running job or a removal may still use.
 
-        Nor may a partition of the same topic come back: its removal would take the new directory.
-
         Args:
             names: topic ids by partition name.
 
@@ -375,6 +370,7 @@ class Removal:
             owners = [self._unopened.get(name), self._removing.get(name)]
             if old is not None:
                 owners.append(old.topic.topic_id)
+            # Nor may a partition of the same topic come back: its removal would take the directory.
             if topic_id in owners or (old is not None and old.jobs_running):
                 raise ThrottledBroker("the deleted topic of this name still has files: try again.")
 

@@ -71,43 +71,37 @@ def is_damage(error: BaseException) -> bool:
 
 
 def may_begin_empty(image: Image, key: Key, node_id: int) -> bool:
-    """True when a lost copy may begin empty: no broker relies on it.
-
-    A copy in sync, or eligible, must not: as leader it would have all others cut their logs. Nor
-    may one that counts in a comparison of logs after a power failure of all: it would count as one
-    that never had rows. So the metadata must first have noted that its disk was replaced.
-    """
+    """True when a lost copy may begin empty: no broker relies on it."""
     topic = image.topics_by_id.get(key[0])
     if topic is None:
         return False
     partition = topic.partitions[key[1]]
     assert partition.partition == key[1]
+    # In a comparison of logs after a power failure of all it would count as one that never had
+    # rows: the metadata must first have noted that its disk was replaced.
     is_noted = node_id in partition.replaced_disks
+    # In sync, or eligible, it could lead: then all others would cut their logs.
     return is_noted and not (partition.awaits_logs or _is_relied_on(partition, node_id))
 
 
 def may_be_made(image: Image, key: Key, node_id: int) -> bool:
-    """True when the directory of a lost copy may be made again, for a log without rows.
-
-    That is where no broker relies on it; where it was elected although no log of it was known, and
-    no other is relied on since (docs/adr/0047); and for the only copy, when the metadata have
-    noted that its disk was replaced: there is no log to compare with, and it leads only when an
-    operator gives the rows up, or by a topic that waits for no copy.
-    """
+    """True when the directory of a lost copy may be made again, for a log without rows."""
     topic = image.topics_by_id.get(key[0])
     if topic is None or may_begin_empty(image, key, node_id):
         return topic is not None
     partition = topic.partitions[key[1]]
+    # Elected although no log of it was known, and no other is relied on since (docs/adr/0047).
     if partition.begins_anew and partition.relied_on == (node_id,):
         return True
+    # The only copy: there is no log to compare with, and it leads only when an operator gives the
+    # rows up, or by a topic that waits for no copy.
     is_only = partition.replicas == (node_id,)
     return is_only and node_id in partition.replaced_disks and partition.awaits_logs
 
 
 def begins_here(partition: PartitionImage, node_id: int) -> bool:
-    """True when the partition moves to this broker, and has no rows yet.
-
-    Not at a start: a directory that is missing then may have been lost.
+    """True when the partition moves to this broker, and has no rows yet. Not asked at a start: a
+    directory that is missing then may have been lost.
     """
     assert node_id in partition.replicas
     return node_id in partition.adding_replicas and not _is_relied_on(partition, node_id)

@@ -1,9 +1,7 @@
 """Partitions that are to be opened: their order, how many at once, and directories made late.
 
 A directory that this broker made with the decision is empty and needs no job; one of another
-broker's decision is made by a job first. Jobs that open logs follow each other and double in size
-while the disk is quick; after a slow one several small ones run side by side, because they wait
-for the disk and not for the interpreter.
+broker's decision is made by a job first.
 """
 
 from __future__ import annotations
@@ -72,6 +70,7 @@ class OpeningPace:
             self._is_slow()
 
     def _is_slow(self) -> None:
+        # Several small jobs side by side: they wait for the disk and not for the interpreter.
         self.slow_us = None
         self._side_by_side = _SIDE_BY_SIDE
         self._logs_per_job = _LOGS_PER_JOB
@@ -104,6 +103,7 @@ class OpeningPace:
         if now.mono_us > self._quick_us:
             self._is_slow()
         else:
+            # Jobs follow each other and double in size while the disk is quick.
             self._logs_per_job = min(2 * self._logs_per_job, LOGS_PER_JOB_MAX)
         assert _LOGS_PER_JOB <= self._logs_per_job <= LOGS_PER_JOB_MAX
 

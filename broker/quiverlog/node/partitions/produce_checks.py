@@ -1,12 +1,7 @@
 """Checking what a produce brings: on the loop where that is quick, else by a job (docs/adr/0012).
 
-The bounds of a request (batches and rows by its headers, bytes after decompression by its buffers)
-are checked before any row is read.
-
-A request whose rows cost more than `ROWS_COST_INLINE_MAX` is copied, because its body is only
-valid during the call that brings it. Later produces of its connection queue behind it, to be
-stored in their order; all others pass. A connection may hold no more copies than are left for the
-others.
+A request whose rows cost more than `ROWS_COST_INLINE_MAX` waits for a job. Later produces of its
+connection queue behind it, to be stored in their order; all others pass.
 """
 
 from __future__ import annotations
@@ -208,6 +203,7 @@ def check_quick(checks: Sequence[EntryCheck], now_wall_us: int) -> bool:
         except Exception as error:
             first.refuse(error)
         return True
+    # Bounds of the request first, by headers and buffers: no row is read of one that is refused.
     if _weigh(checks) > _BATCHES_INLINE_MAX:
         return False
     if _check_structures(checks, now_wall_us) > ROWS_COST_INLINE_MAX:
@@ -265,11 +261,13 @@ class HeldProduces:
     def hold(self, connection_id: int, request: m.ProduceRequest, body: memoryview) -> HeldProduce:
         """Raises ThrottledBroker: too many produces wait, or too many bytes."""
         line = self._lines.get(connection_id, ())
+        # A connection may hold no more than is left for the others.
         free = PRODUCE_CHECKS_MAX - self.count
         free_bytes = PRODUCE_CHECK_BYTES_MAX - self.byte_count
         mine_bytes = self._held_bytes.get(connection_id, 0)
         if len(line) >= free or len(body) > free_bytes or mine_bytes > free_bytes:
             raise ThrottledBroker("too many produces wait for a check of their rows.")
+        # A copy: the body is valid only during the call that brings it.
         held = HeldProduce(connection_id, request, memoryview(bytearray(body)))
         self._lines.setdefault(connection_id, deque()).append(held)
         self._held_bytes[connection_id] = mine_bytes + len(body)

@@ -60,16 +60,14 @@ class Copy:
         return self._begin_skip(self.step.offset, now, outbox)
 
     def fail_cut(self, job: TruncateJob | TrimJob | None, error: BaseException, now: Now) -> bool:
-        """Note a failed step. True: it is retried, and the log stays in truncation until then.
-
-        Lack of disk space or file descriptors loses nothing: a job can run again from any point.
-        """
+        """Note a failed step. True: it is retried, and the log stays in truncation until then."""
         assert self.replica.cutting
         log = self.replica.log
         if isinstance(job, TruncateJob):
             log.fail_truncate(job)
         elif job is not None:
             log.fail_trim(job, error)
+        # Lack of disk space or file descriptors loses nothing: a job can run again from any point.
         is_passing = isinstance(error, DiskFull | ThrottledBroker) and not self.replica.deleted
         if not is_passing or (log.fault and not isinstance(job, TruncateJob)):
             self.step = None
@@ -89,12 +87,11 @@ class Copy:
 
     # --- flushing ------------------------------------------------------------------------------
     def wants_flush(self, result: ReplicaFetchResult) -> bool:
-        """True if a flush here is awaited: by a producer (or the topic's durability allows
-        one), or by the leader for its epoch, as the list of epochs vouches for the rows here.
-        """
+        """True if a producer waits for a flush here, or may, or the leader does for its epoch."""
         log = self.replica.log
         if self.replica.fault is not None:
             return False
+        # The list of epochs, once it is on the disk, vouches for the rows here.
         start = result.epoch_start_offset
         if start >= 0 and log.agreed(result.leader_epoch, start):
             return True

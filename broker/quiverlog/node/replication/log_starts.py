@@ -1,9 +1,6 @@
 """Log starts of followers: following the leader's, and requests that wait until followers have.
 
-A start moved by retention is followed without a write; one promised to a client (DELETE_RECORDS) is
-on the follower's disk before it counts as followed. A DELETE_RECORDS request waits for each
-follower whose broker is alive or that is in sync; below `min.insync.replicas` nothing is confirmed,
-because a broker that is away may lead next.
+A DELETE_RECORDS request waits for each follower whose broker is alive or that is in sync.
 """
 
 from __future__ import annotations
@@ -71,6 +68,8 @@ class FollowedStarts:
         end = log.log_end_offset
         saved = min(leader.saved_offset, end)
         start = min(leader.start_offset, end)
+        # A start promised to a client (DELETE_RECORDS) is on this disk before it counts as
+        # followed; one moved by retention needs no write.
         promised = saved > log.start_saved
         if not promised and start <= log.log_start_offset:
             return  # The rest follows when rows are fetched.
@@ -169,6 +168,7 @@ class CopiedStarts:
         leadership = replica.state.leadership
         assert leadership is not None
         in_sync = leadership.in_sync.committed
+        # Below `min.insync.replicas` nothing is confirmed: a broker that is away may lead next.
         is_risky = leadership.is_under_min and offset > 0
         return is_risky or any(
             follower.log_start_offset < offset

@@ -1,9 +1,7 @@
 """Limits the rate at which partitions move to this broker.
 
-Fetched bytes take time at the rate of their move, one after the other, so all together are never
-faster than the fastest may be. A partition's rate is the lower of the broker's and its move's;
-after a fetch it rests until its time is over. In-sync and returning followers are not limited:
-others wait for those.
+A partition's rate is the lower of the broker's and its move's; after a fetch it rests until the
+bytes' time at that rate is over.
 """
 
 from __future__ import annotations
@@ -46,6 +44,7 @@ class MoveQuota:
         bytes_per_s = self._rate(key) if byte_count else 0
         if not bytes_per_s:
             return False
+        # One after the other: all moves together are never faster than the fastest may be.
         begins_us = max(self._until_us, now_us)
         self._until_us = begins_us + byte_count * 1_000_000 // bytes_per_s
         assert self._until_us >= now_us
@@ -61,6 +60,7 @@ class MoveQuota:
             return 0
         assert key[1] < len(topic.partitions), "what is copied is in the metadata"
         partition = topic.partitions[key[1]]
+        # In-sync and returning followers are not limited: others wait for those.
         is_in_sync = self._node_id in partition.in_sync_replicas
         if self._node_id not in partition.adding_replicas or is_in_sync:
             return 0

@@ -1,12 +1,7 @@
 """Replicas here that must not count: reported to the controller until the metadata show it.
 
-They are offline after a failed write or fsync, a log that could not be opened, or damaged rows.
-Only where a partition has more than one replica: with one, the leader keeps serving what can be
-read.
-
-A replica with damaged rows is reported with the leader epoch of the finding, until a later one
-holds. If it leads, it is reported once another replica is in sync: before, no replica could take
-over without loss.
+They are offline after a failed write or fsync, a log that could not be opened, or damaged rows. A
+replica with damaged rows is reported with the leader epoch of the finding, until a later one holds.
 """
 
 from __future__ import annotations
@@ -109,17 +104,17 @@ class OfflineReplicas:
         is_known = is_anew and partition.leader_epoch <= leader_epoch
         # While all logs are asked for, its log counts until its disk is noted as replaced.
         is_known = is_known or (is_anew and self._node_id not in partition.replaced_disks)
+        # An only replica keeps serving what can be read.
         return len(partition.replicas) > 1 and (is_known or self._node_id in counted)
 
     def _is_to_report(self, key: Key, leader_epoch: int) -> bool:
-        """False for a damaged leader without another in-sync replica: it keeps leading. False
-        also while logs are asked for: the report of logs covers it.
-        """
         _, partition = find_partition(self._metadata.image, *key)
         assert len(partition.replicas) > 1
         is_alone = partition.in_sync_replicas == (self._node_id,)
         if leader_epoch == NO_EPOCH:
             return True
+        # A damaged leader without another in-sync replica keeps leading: none could take over
+        # without loss. While logs are awaited, the report of logs covers this replica.
         return not partition.awaits_logs and (partition.leader_id != self._node_id or not is_alone)
 
     def run(self, now: Now) -> None:

@@ -4,10 +4,8 @@
          │              ▲────────────────── it could not be remade ◀──────────────┘
          └── leads, and no other replica is in sync: goes on
 
-Only where a partition has more than one replica. A damaged follower stops fetching; a damaged
-leader takes writes until another leads. Files are released when by the metadata no other replica
-relies on them, in a leader epoch later than any in which this replica has fetched. A restart in the
-middle finds the marked replica, none, or the empty one.
+A damaged follower stops fetching; a damaged leader takes writes until another leads. A restart in
+the middle finds the marked replica, none, or the empty one.
 """
 
 from __future__ import annotations
@@ -200,6 +198,7 @@ class Repairs:
         """Note that rows of this replica are damaged or cannot be read, and report it."""
         key = (replica.topic.topic_id, replica.name.partition)
         partition = self._partition(key)
+        # An only replica is not repaired: no other has its rows.
         if replica.damage or replica.deleted or partition is None or len(partition.replicas) < 2:
             return
         assert key not in self._leaving, "released files are not read"
@@ -301,6 +300,7 @@ class Repairs:
         partition = self._partition(key)
         if partition is None or (replica is not None and replica.fault is not None):
             return
+        # Later than any epoch in which this replica has fetched: no report of it counts any more.
         if partition.leader_id < 0 or partition.leader_epoch <= leader_epoch:
             return
         if may_begin_empty(self._metadata.image, key, self._config.node_id):

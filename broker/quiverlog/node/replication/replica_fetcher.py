@@ -172,13 +172,11 @@ class Replication:
         return replica if replica.fault is None else None
 
     def moved(self, replica: Replica) -> None:
-        """Fetch anew if the leader's state of this replica is out of date.
-
-        A flush that the leader waits for, and a new log start, end the wait of a fetch under way.
-        """
+        """Fetch anew if the leader's state of this replica is out of date."""
         copy = self._copies.get((replica.topic.topic_id, replica.name.partition))
         if copy is None:
             return
+        # An urgent report ends the wait of a fetch under way.
         urgent = copy.key in self._flushing or copy.follower.has_new_start
         if not replica.flush_queued and not replica.flush_running:
             self._flushing.discard(copy.key)
@@ -295,9 +293,8 @@ class Replication:
         self._wakeups.changed(copy.replica)
 
     def _waits_for_damaged(self, copy: Copy, why: str) -> None:
-        """Log once per offset: the leader is replaced if another replica has the rows; else
-        they have to be given up.
-        """
+        # Once per offset. Another replica that has the rows takes the leader's place; without one,
+        # an operator has to give them up.
         if copy.waits_at != copy.log_end_offset:
             copy.waits_at = copy.log_end_offset
             self._outbox.log(
@@ -348,6 +345,7 @@ class Replication:
         if now.mono_us < copy.cut_from_us:
             return
         copy.cut_from_us = 0
+        # A job reads or syncs the files that a cut replaces.
         if replica.flush_running or replica.jobs_running:
             return
         if copy.follower.phase is Phase.OFFLINE:

@@ -1,7 +1,5 @@
-"""The connections that have sent HELLO, and the accounts that their long polls count for.
-
-A client can invent names and open many connections, but has few addresses: so each long poll
-counts for its connection, client id and address (purgatory.py).
+"""The connections that have sent HELLO, and the accounts that their long polls count for
+(purgatory.py).
 """
 
 from __future__ import annotations
@@ -41,6 +39,7 @@ class Clients:
 
     def on_hello(self, connection_id: int, client_id: str) -> None:
         """Give the connection its accounts; long polls that it has parked keep their old ones."""
+        # A client can invent names and open many connections, but has few addresses.
         accounts: list[Account] = [("connection", connection_id), ("client", client_id)]
         address = self._addresses.get(connection_id)
         if address:

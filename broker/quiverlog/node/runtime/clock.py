@@ -32,11 +32,7 @@ _CONFIRMED_US_MIN: Final = 30 * 365 * 86_400_000_000
 
 
 class BelievedClock:
-    """The wall clock, as far as the monotonic clock confirms it.
-
-    While it is ahead, time goes on from what was believed; a further jump begins the hour anew. A
-    clock that goes back is believed: it only keeps rows longer.
-    """
+    """The wall clock, as far as the monotonic clock confirms it."""
 
     __slots__ = ("_ahead_us", "_believed", "_suspect_since_us", "jumps")
 
@@ -48,14 +44,12 @@ class BelievedClock:
         self.jumps = 0
 
     def begin(self, now: Now, note: ClockNote) -> int:
-        """Go on from the note of an earlier life; returns how much of the hour is left.
-
-        A doubted clock that is as far ahead as it was then, plus the restart, has stayed there.
-        """
+        """Go on from the note of an earlier life; returns how much of the hour is left."""
         assert self._believed is None
         self._believed = Now(now.mono_us, note.believed_us)
         self._ahead_us = now.wall_us - note.believed_us
         since_us = now.wall_us - note.doubted_us
+        # As far ahead as it was then, plus the restart: the clock has stayed there.
         stayed = note.doubted_us > 0 and -_JUMP_US <= since_us <= _START_AHEAD_US
         stayed_us = note.stayed_us if stayed else 0
         self._suspect_since_us = now.mono_us - min(stayed_us, _BELIEVE_AFTER_US)
@@ -79,8 +73,10 @@ class BelievedClock:
             assert now.mono_us >= believed.mono_us, "the monotonic clock only grows"
             expected_us = believed.wall_us + now.mono_us - believed.mono_us
             before_us, self._ahead_us = self._ahead_us, wall_us - expected_us
+            # A clock that goes back is believed: it only keeps rows longer.
             if wall_us <= expected_us + _JUMP_US:
                 self._suspect_since_us = None
+            # A further jump begins the hour anew; time goes on from what was believed.
             elif self._suspect_since_us is None or self._ahead_us > before_us + _JUMP_US:
                 self._suspect_since_us = now.mono_us
                 self.jumps += 1

@@ -1,11 +1,6 @@
 """The jobs that this node has started, and the continuation of each.
 
-Each urgency has a bound: flushes, which clients wait for, must not queue behind the removal of ten
-thousand files. So a flush may overtake an earlier trim or removal of its log, which is safe: a log
-start never goes back, a removal names its files, and no name is used twice.
-
-Invariant: each started job gets one JobDone, which runs its continuation. One that raises is
-called once more with the error, and must then answer what is still unanswered.
+Invariant: each started job gets one JobDone, which runs its continuation.
 """
 
 from __future__ import annotations
@@ -78,12 +73,16 @@ class Jobs:
             then(event.result, event.error, now)
         except Exception as error:
             self._outbox.internal_error(f"after the job {job.kind!r}", error)
+            # It must now answer what is still unanswered.
             then(None, error, now)
         finally:
             self._start_next(urgency)
 
     def _start_next(self, urgency: Urgency) -> None:
         queue = self._queues[urgency]
+        # A bound each: flushes, which clients wait for, must not queue behind the removal of ten
+        # thousand files. A flush may overtake an earlier trim or removal of its log: a log start
+        # never goes back, a removal names its files, and no name is used twice.
         while queue and self._running[urgency] < urgency.at_once:
             job, then = queue.popleft()
             assert id(job) not in self._waiting, "a job is run once"

@@ -88,8 +88,8 @@ class NodeMetrics:
         self.unclean_starts = 0
 
     def was_displaced(self, at: str, other_at: str) -> None:
-        """Addresses may be a client's invention: pairs are bounded."""
         pair = (at, other_at)
+        # A client can invent addresses: pairs are bounded.
         if pair not in self.displaced and len(self.displaced) >= _DISPLACED_PAIRS_MAX:
             pair = (at, "others")
         self.displaced[pair] = self.displaced.get(pair, 0) + 1

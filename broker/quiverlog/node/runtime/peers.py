@@ -6,8 +6,7 @@ the leader that another broker named, voters in the metadata log, broker registr
 draw the voter's messages; of two processes on one node id the first counts until it was silent for
 a session).
 
-Invariant: each request is answered once, in a later call, by a response or an error. After a
-deadline its connection is closed, because requests behind it would wait as well.
+Invariant: each request is answered once, in a later call, by a response or an error.
 """
 
 from __future__ import annotations
@@ -149,6 +148,7 @@ class Peers:
                 late[peer] = None
                 error = RequestTimedOut(f"node {peer.node_id} did not answer in time.")
                 self._end(token, None, error, now)
+        # Requests behind a late one would wait as well.
         for peer in late:
             self._outbox.emit(ClosePeer(peer, "no answer in time"))
 
@@ -160,10 +160,8 @@ class Peers:
         return deadlines[0][0] if deadlines else None
 
     def stop(self, now: Now) -> None:
-        """Fail all requests that wait and refuse new ones.
-
-        Those without a token are still sent: decisions under way may need the quorum.
-        """
+        """Fail all requests that wait and refuse new ones."""
+        # Those without a token are still sent: decisions under way may need the quorum.
         self._is_stopped = True
         for token in list(self._waiting):
             self._end(token, None, BrokerShuttingDown(), now)

@@ -168,6 +168,7 @@ class Purgatory:
         self.live += 1
         heap = self._heap
         heapq.heappush(heap, (waiter.deadline_us, self._sequence, waiter))
+        # Finished waiters leave their entries behind: a heap has no cheap removal.
         if len(heap) > _SWEEP_MIN and len(heap) > 2 * self.live:
             self._sweep()
 
@@ -213,7 +214,7 @@ class Purgatory:
 
     def drop(self, connection_id: int) -> None:
         for waiter in self.of_connection(connection_id):
-            waiter.answered = True
+            waiter.answered = True  # Its connection is gone: no answer is sent.
             self.finish(waiter)
             waiter.release()
 
@@ -223,6 +224,7 @@ class Purgatory:
         if not waiter.done:
             self.finish(waiter)
             waiter.release()
+        # It may have answered before the bug.
         if not waiter.answered:
             bug = QuiverlogError()
             response = APIS[waiter.api].response(error_code=bug.code, error_message=bug.message)
@@ -346,6 +348,7 @@ class Wakeups:
             if waiter.done:
                 left -= 1
                 continue
+            # The rest of a wide reader's partitions comes in the next call.
             if len(indexes) > left:
                 marked[waiter] = dict.fromkeys(indexes[left:])
                 del indexes[left:]

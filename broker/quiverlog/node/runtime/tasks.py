@@ -227,6 +227,7 @@ class Tasks:
         while self._new and left > 0 and len(self._ready) < COMPUTING_MAX:
             if not self._ready_next():
                 break
+            # To the front: tasks half way go on after a tick only.
             self._ready.rotate()
             left -= self._step(now)
 
@@ -327,6 +328,7 @@ def gather(starters: Sequence[Starter], window: int, now: Now) -> Starter:
 
         def finish(index: int, result: object, error: BaseException | None, now: Now) -> None:
             nonlocal left
+            # A continuation may be called again with an error: only its first call counts.
             if outcomes[index] is not None:
                 return
             outcomes[index] = Outcome(result, error)
