@@ -1,4 +1,4 @@
-"""Who may be in sync, as the controller decides it: the checks, their order, who is eligible."""
+"""Which replicas may be in sync: the controller's checks, their order, and eligible replicas."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_only_the_leader_asks_and_only_this_life_of_it() -> None:
 
 
 def test_epochs_are_compared_before_members() -> None:
-    """Who hears that a member is not fit knows that the proposal had not been applied.
+    """A leader whose proposal is refused for an unfit member concludes that it was not applied.
 
     Rule 7 of docs/replication-rules.md.
     """
@@ -136,7 +136,7 @@ def test_a_fenced_or_leaving_broker_is_not_in_sync(change: dict[str, bool]) -> N
         decide(image, proposal(0, 1))
     image.replay_entry([BrokerChangeRecord(LEADER, 10, in_shutdown=True)])
     decide(image, proposal(0, 2))
-    assert partition(image).in_sync_replicas == (0, 2), "a leader that leaves may say who left"
+    assert partition(image).in_sync_replicas == (0, 2), "a leader that leaves may name the members"
 
 
 def test_a_member_counts_under_the_epoch_of_its_fetches() -> None:

@@ -1,4 +1,4 @@
-"""What the metadata log says of brokers: registrations, their changes, and the image of both."""
+"""Brokers in the metadata log: registrations, their changes, and the image of both."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_record_from_before_registrations_is_that_of_a_broker_that_is_not_fenc
 
 
 def test_a_broker_from_before_registrations_reads_the_record_of_a_newer_one() -> None:
-    """Fields are appended, so whoever knows the first five only still finds these."""
+    """Fields are appended, so a reader of the first five still finds these."""
 
     class OldRecord(msgspec.Struct, array_like=True, tag=2):
         node_id: int
@@ -99,7 +99,7 @@ def test_a_change_of_an_earlier_registration_is_a_bug_of_the_controller() -> Non
 
 
 def test_while_its_entry_has_no_place_a_registration_has_no_epoch() -> None:
-    """What further decisions are made on: nobody can name an epoch that nobody has decided."""
+    """Further decisions rest on it: no request can have an epoch that is not decided."""
     pending = image_of([registered()])
     again = [registered(incarnation=SECOND)]
     pending.replay_entry(again)

@@ -351,7 +351,7 @@ def test_snapshot_is_the_same_image(image: Image) -> None:
 
 # --- configuration and elections ----------------------------------------------------------------
 def test_what_elections_go_by_is_the_topics_own() -> None:
-    """A broker's default would be another one's elsewhere: who leads counts by it, too."""
+    """Another broker may have another default, and the leader counts by its own."""
     image = Image({"min.insync.replicas": "1", "unclean.leader.election.enable": "true"})
     image.replay_entry(create(image, "one"))
     assert image.topics["one"].configs == {}

@@ -108,7 +108,7 @@ def test_no_broker_leads_before_it_is_unfenced() -> None:
 
 
 def test_the_registrations_order_would_leave_partitions_with_a_fenced_leader() -> None:
-    """What was proposed before: what is said of the broker came first."""
+    """The order of earlier proposals: the broker's record came first."""
     image = image_of(60)
     register_first, *_ = fenced(image)
     image.replay_entry([register_first])

@@ -1,4 +1,4 @@
-"""What is known of logs beside their ends, where nobody leads: failed disks, deletions."""
+"""Reports of partitions without a leader beside the ends: failed disks, deletions."""
 
 from __future__ import annotations
 

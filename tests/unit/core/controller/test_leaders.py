@@ -1,4 +1,4 @@
-"""Who leads next is one rule, whatever the reason."""
+"""The next leader is found by one rule, whatever the reason."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_leader_in_sync_stays_and_the_first_in_sync_follows_it() -> None:
     assert successor(partition, alive, (0, 1), ()) == (1, (0, 1))
     assert successor(partition, alive, (0,), (2,)) == (0, (0,)), "in sync before eligible"
     assert successor(partition, {2}, (0,), (2,)) == (2, (2,)), "eligible: alone in sync"
-    assert successor(partition, {1}, (0,), (2,)) == (NO_LEADER, ()), "nobody is in sync alone"
+    assert successor(partition, {1}, (0,), (2,)) == (NO_LEADER, ()), "no replica is in sync alone"
 
 
 def test_a_fenced_or_stopping_broker_is_not_alive() -> None:

@@ -33,7 +33,7 @@ EPOCH = 4
 
 
 def cluster(replicas: tuple[int, ...] = (0, 1, 2), min_in_sync: int = 2) -> Image:
-    """Live brokers, and one partition that nobody is trusted with."""
+    """Live brokers, and one partition without a trusted replica."""
     image = Image({})
     image.replay_entry([BrokerRecord(n, b"i", broker_epoch=10 + n) for n in replicas])
     image.replay_entry(
@@ -52,7 +52,7 @@ def partition(image: Image) -> PartitionImage:
 
 
 def elected(image: Image, ends: dict[int, LogEnd], *with_session: int) -> int:
-    """Who leads by these logs; NO_LEADER: nobody yet."""
+    """The leader by these logs; NO_LEADER: none yet."""
     records = elections.longest_log(image, *KEY, ends, lambda node_id: node_id in with_session)
     image.replay_entry(records or [BrokerChangeRecord(0, 10, in_shutdown=False)])
     assert partition(image).awaits_logs == (not records)
@@ -132,7 +132,7 @@ def test_a_broker_with_a_session_is_waited_for() -> None:
     image, two = cluster(), {0: LogEnd(3, 5), 1: LogEnd(3, 9)}
     assert elected(image, two, 0, 1, 2) == NO_LEADER
     assert elected(image, {**two, 2: LogEnd(3, 10)}, 0, 1, 2) == 2
-    assert elected(cluster(), two, 0, 1) == 1, "whoever is silent is not"
+    assert elected(cluster(), two, 0, 1) == 1, "a silent broker is not"
 
 
 def test_a_log_that_cannot_be_read_does_not_count_and_is_not_waited_for() -> None:
@@ -140,7 +140,7 @@ def test_a_log_that_cannot_be_read_does_not_count_and_is_not_waited_for() -> Non
     assert elected(cluster(), {0: LogEnd(3, 5), 1: damaged}, 0, 1) == NO_LEADER
     assert elected(cluster(), {0: LogEnd(3, 5), 1: damaged, 2: LogEnd(3, 4)}, 0, 1, 2) == 0
     both = {0: LogEnd(3, 5), 1: damaged, 2: damaged}
-    assert elected(cluster(), both) == NO_LEADER, "who knows what these have"
+    assert elected(cluster(), both) == NO_LEADER, "their rows are unknown"
 
 
 def test_a_log_that_is_not_there_counts_when_all_disks_were_asked() -> None:
@@ -235,7 +235,7 @@ def test_when_the_last_one_comes_back_no_replica_is_trusted() -> None:
         assert not partition(image).awaits_logs, "one has its rows in memory, perhaps"
     restarted(image, 0)
     assert partition(image).awaits_logs
-    assert partition(image).leader_epoch == 4, "who led before leads no more"
+    assert partition(image).leader_epoch == 4, "the earlier leader leads no more"
     again = Image({})
     again.replay_entry(image.snapshot_records())
     assert partition(again).awaits_logs, "another controller knows it"
@@ -299,7 +299,7 @@ def test_a_disk_that_was_replaced_counts_when_it_is_in_sync_again() -> None:
     assert partition(again).replaced_disks == ()
 
 
-# --- what was said ------------------------------------------------------------------------------
+# --- which reports count ------------------------------------------------------------------------
 def test_a_report_counts_for_one_registration() -> None:
     image, ends = cluster(), LogEnds()
     assert ends.take(image, 0, 10, [report(5)]) == [KEY]

@@ -1,4 +1,4 @@
-"""Who hears of decisions only sessions later leads nothing soon (docs/adr/0042)."""
+"""A broker that gets decisions only sessions later soon leads nothing (docs/adr/0042)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ KNOWN = 5
 
 
 def cluster() -> tuple[Registrations, Image]:
-    """This node decides, and has heard a broker that lives and knows all there is."""
+    """This node is the controller, and had contact with a live broker that has applied
+    everything."""
     image = Image({})
     record = BrokerRecord(1, b"first", "host", 1, directory_id="disk", broker_epoch=1)
     image.replay_entry([record], version=KNOWN)
@@ -25,8 +26,7 @@ def cluster() -> tuple[Registrations, Image]:
 
 
 def beats(machine: Registrations, image: Image, version: int, begin_us: int, end_us: int) -> int:
-    """When the broker, which stays at this version, was last told that it has caught up; -1: not
-    at all."""
+    """When the broker, which stays at this version, last got "caught up"; -1: never."""
     last_us = -1
     for now_us in range(begin_us, end_us, BEAT_US):
         beat = Heartbeat(1, 1, version, wants_to_stop=False)
@@ -40,7 +40,7 @@ def test_a_broker_that_applies_nothing_new_for_three_sessions_is_not_caught_up()
     machine, image = cluster()
     begin_us = 10 * SESSION_US
     assert beats(machine, image, KNOWN, 0, begin_us) >= begin_us - BEAT_US
-    image.version = KNOWN + 1  # Somebody else leads what this broker led.
+    image.version = KNOWN + 1  # Another broker leads what this one led.
     last_us = beats(machine, image, KNOWN, begin_us, begin_us + 20 * SESSION_US)
     assert begin_us + 2 * SESSION_US <= last_us <= begin_us + 3 * SESSION_US
     assert beats(machine, image, KNOWN + 1, begin_us + 20 * SESSION_US, 31 * SESSION_US) > last_us

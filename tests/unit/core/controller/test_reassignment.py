@@ -1,4 +1,4 @@
-"""Moves of partitions as the controller decides them: who leads, and in which leader epoch."""
+"""Moves of partitions at the controller: the leader, and its leader epoch."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ class Controller:
 
 
 def test_a_leader_that_leaves_hands_over_before_it_is_dropped() -> None:
-    """Rule 18: one that is dropped would go on telling its end, which nobody waits for any more."""
+    """Rule 18: a dropped replica would go on reporting its end, for which no request waits any
+    more."""
     controller = Controller()
     controller.move(3, 4)
     controller.in_sync(1, 2, 3, 4)
@@ -80,7 +81,8 @@ def test_the_heir_is_in_sync() -> None:
 
 
 def test_a_replica_that_is_added_begins_a_leader_epoch() -> None:
-    """Rule 18: its broker may have held the partition before, and not have heard that it left."""
+    """Rule 18: its broker may have held the partition before, without the metadata of its
+    removal."""
     controller = Controller()
     controller.move(1, 3)
     assert (controller.partition.leader_id, controller.partition.leader_epoch) == (1, 8)

@@ -1,4 +1,4 @@
-"""Replicas that take no writes: the metadata count on them only where nobody else is left."""
+"""Replicas that take no writes: the metadata count on them only where no other is left."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TOPIC = b"t" * 16
 
 
 def _reported(eligible: tuple[int, ...]) -> PartitionImage:
-    """A partition without a leader, when broker 1 has said that it takes no writes."""
+    """A partition without a leader, after broker 1 reported that it takes no writes."""
     image = Image({})
     setup: list[Record] = [BrokerRecord(n, b"life", "host", 1, broker_epoch=1) for n in range(3)]
     setup.append(TopicRecord(TOPIC, "t", 0, 1))

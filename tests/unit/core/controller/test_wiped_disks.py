@@ -21,7 +21,7 @@ LATER_US = 10 * SESSION_US
 
 
 def _cluster(in_sync: tuple[int, ...], eligible: tuple[int, ...] = ()) -> Image:
-    """Brokers 0 to 2, all heard, with one partition."""
+    """Brokers 0 to 2, all with contact, and one partition."""
     image = Image({})
     setup: list[Record] = [
         BrokerRecord(n, b"first %d" % n, "host", 1, directory_id=f"disk {n}", broker_epoch=1)
@@ -36,7 +36,7 @@ def _cluster(in_sync: tuple[int, ...], eligible: tuple[int, ...] = ()) -> Image:
 
 
 def _comes_back(image: Image, node_id: int, disk: str) -> PartitionImage:
-    """The partition, when a broker has registered as another life and was heard."""
+    """The partition, after a broker registered another start and sent a heartbeat."""
     machine = Registrations(9, b"controller", SESSION_US)
     machine.begin(image, 0, {})
     version = image.version + 1

@@ -1,4 +1,5 @@
-"""An epoch without rows in a log's list says that all rows with which its leader began are there.
+"""An epoch without rows in a log's list proves that the log has all rows with which its leader
+began.
 
 docs/adr/0067.
 """
@@ -63,7 +64,7 @@ def test_an_epoch_that_was_agreed_upon_outlives_the_process_and_the_machine(
 
 
 def test_rows_that_are_given_up_take_no_epoch_from_the_disk(disk: SimDisk) -> None:
-    """A follower that said so was not in sync again, as long as no row came (98001038)."""
+    """A follower that reported so was not in sync again until a row came (98001038)."""
     log = log_with(disk, 3)
     log.epochs.assign(2, 3)
     log.append([make_batch(1, NOW.wall_us, 1, 4)], 2, NOW)
@@ -78,7 +79,7 @@ def test_rows_that_are_given_up_take_no_epoch_from_the_disk(disk: SimDisk) -> No
 
 
 def test_an_epoch_whose_rows_are_lost_is_out_of_the_list_after_the_start(disk: SimDisk) -> None:
-    """An epoch in the list says of rows that they are there."""
+    """An epoch in the list proves that rows are there."""
     log = log_with(disk, 3)
     flush(log)
     log.agreed(4, 3)
@@ -209,7 +210,7 @@ def test_the_leader_has_to_have_its_own_epoch_on_the_disk() -> None:
 
 
 def test_a_follower_that_joins_has_the_epoch_too() -> None:
-    """Rule 8: who counts later holds rows of earlier leaders as those before did."""
+    """Rule 8: a replica that counts later holds the rows of earlier leaders, too."""
     leader = new_leader(in_sync=(0, 1))
     agrees(leader, 1, 100, 5)
     agrees(leader, 2, 100, 4)

@@ -54,7 +54,7 @@ def test_a_refusal_that_proves_that_nothing_changed_reverts() -> None:
 
 
 def test_a_member_that_holds_the_partition_no_more_is_not_asked_for_for_ever() -> None:
-    """The answer that ends a move came before the metadata, which say nothing later than it."""
+    """The answer that ends a move came before the metadata, which have nothing later."""
     in_sync = InSync(5, 1, (0, 1, 2))
     assert in_sync.holds(2, (0, 1)), "the answer: broker 2 has left, and is not known to"
     in_sync.propose({0, 1, 2})

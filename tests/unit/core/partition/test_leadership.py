@@ -1,4 +1,4 @@
-"""Who is in sync by rules 8 and 9, and whose rows count by rules 5 and 6."""
+"""In-sync replicas by rules 8 and 9, and the rows that count by rules 5 and 6."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def proposed(
 
 # --- lag ----------------------------------------------------------------------------------------
 def test_a_follower_that_never_fetches_is_out_of_sync_a_lag_time_after_the_election() -> None:
-    """Not at once: what it said was said to another leader. (Rule 9.)"""
+    """Not at once: its reports went to another leader. (Rule 9.)"""
     leader = leadership()
     assert proposed(leader, 100, LAG_US) is None
     assert leader.deadline_us(100) == LAG_US + 1
@@ -97,7 +97,7 @@ def test_no_follower_is_looked_at_again_where_all_have_all_rows() -> None:
 
 
 def test_any_fetch_of_its_session_counts_for_a_follower_of_an_idle_partition() -> None:
-    """The follower does not mention the partition, and has all rows for as long as it is heard."""
+    """The follower does not mention the partition, and has all rows while its session fetches."""
     leader = leadership()
     session = [FollowerSession(0), FollowerSession(0)]
     fetched(leader, 1, 100, 100, 5, session=session[0])
@@ -157,7 +157,7 @@ def test_one_whose_log_was_replaced_joins_with_what_was_promised_on_its_disk() -
     leader.replaced = frozenset((2,))
     fetched(leader, 2, 100, 100, 10, flushed=99)
     assert leader.flush_needed(2) == 100, "rows of leaders before may have been promised"
-    assert leader.flush_needed(1) == 0, "who has its log joins as ever"
+    assert leader.flush_needed(1) == 0, "a replica with its log joins as ever"
     assert proposed(leader, 100, 20) is None
     fetched(leader, 2, 100, 100, 30, flushed=100)
     assert proposed(leader, 100, 40) == {0, 1, 2}
@@ -286,7 +286,7 @@ def test_replicas_that_stay_get_the_offset_that_a_move_wants_on_their_disks() ->
 
 
 def test_a_move_waits_until_the_leaving_replicas_have_fetched_under_this_leader() -> None:
-    """Rule 18: who led before would show its own end, although rows go on elsewhere."""
+    """Rule 18: the earlier leader would answer with its own end, although rows go on elsewhere."""
     members = InSync(5, 1, (0, 1, 2, 3))
     BROKERS.epochs[3] = 13
     leader = Leadership(
@@ -353,5 +353,5 @@ def test_a_proposal_that_is_repeated_speaks_of_the_same_lives() -> None:
     assert leader.propose_again() == first
     leader.refused(IneligibleReplica.code)
     again = leader.propose(100, 100, BROKERS, 8)
-    assert again is not None, "nobody knows whether the first one holds"
+    assert again is not None, "it is open whether the first one holds"
     assert again.members == (0, 1)

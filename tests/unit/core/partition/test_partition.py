@@ -154,7 +154,7 @@ def test_rows_are_readable_up_to_the_end_that_the_slowest_in_sync_follower_repor
 ) -> None:
     """Rule 5, whatever the topic's level is."""
     partition = leading(durability)
-    assert partition.high_watermark == 0, "they have said nothing yet"
+    assert partition.high_watermark == 0, "they have reported nothing yet"
     assert not follower_at(partition, 7, 10)
     assert follower_at(partition, 9, 6)
     assert partition.high_watermark == 6
@@ -206,7 +206,7 @@ def test_a_disk_counts_only_where_its_broker_is_in_sync_in_any_case() -> None:
     proposal = leadership_of(partition).propose(20, partition.high_watermark, AllFit(), 0)
     assert proposal is not None
     assert proposal.members == (0, 7, 9)
-    assert partition.replicas_flushed_offset == 10, "nobody knows yet whether 9 is in sync"
+    assert partition.replicas_flushed_offset == 10, "it is open whether 9 is in sync"
 
 
 def test_a_new_leader_has_no_reports_that_the_old_one_got() -> None:
@@ -218,7 +218,7 @@ def test_a_new_leader_has_no_reports_that_the_old_one_got() -> None:
     partition.lead(Assigned(6, 2, (0, 7, 9), (0, 7, 9), 2), 0)
     partition.appended(20)
     follower_at(partition, 9, 20)
-    assert partition.high_watermark == 10, "what was shown stays shown, and 7 has said nothing"
+    assert partition.high_watermark == 10, "what was shown stays shown, and 7 has reported nothing"
 
 
 def test_a_follower_shows_what_its_leader_shows() -> None:

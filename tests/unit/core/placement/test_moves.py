@@ -51,7 +51,7 @@ def after(partitions: Sequence[PlanPartition], moves: Sequence[Move]) -> list[Pl
 
 
 def check_kept(cluster: Cluster, moves: Sequence[Move]) -> None:
-    """Different brokers, who live where they are new, and as many as before."""
+    """Different brokers, alive where they are new, and as many as before."""
     takers = {one.node_id for one in cluster[0] if one.takes}
     held = {(one.topic, one.partition): one.replicas for one in cluster[1]}
     for move in moves:
@@ -105,7 +105,7 @@ def test_leaders_are_as_even_as_any_order_makes_them(cluster: Cluster) -> None:
     def uneven(firsts: Sequence[int]) -> int:
         return sum(firsts.count(n) ** 2 for n in takers)
 
-    # Only brokers that live are chosen; who is dead keeps what it is to lead.
+    # Only live brokers are chosen; a dead one keeps what it is to lead.
     able = [
         [n for n in one.replicas if n in takers] if one.replicas[0] in takers else [one.replicas[0]]
         for one in partitions
@@ -160,7 +160,7 @@ def test_all_that_a_broker_holds_goes_and_nothing_else(cluster: Cluster, leaving
     except InvalidReplicationFactor:
         able = sum(one.takes and one.node_id not in leaving for one in brokers)
         held = max(len(one.replicas) for one in partitions)
-        assert able < held, "somebody could have taken it"
+        assert able < held, "a broker could have taken it"
         return
     check_kept(cluster, moves)
     assert {(m.topic, m.partition) for m in moves} == {
@@ -176,7 +176,7 @@ def test_what_a_broker_leaves_is_spread_by_rack_and_then_by_number() -> None:
     partitions = [PlanPartition("t", p, (0, 1, 3)) for p in range(4)]
     brokers.append(PlanBroker(5, "a"))
     moves = evacuate(brokers, partitions, [0])
-    assert all(move.added == (5,) for move in moves), "the same rack has somebody"
+    assert all(move.added == (5,) for move in moves), "the same rack has a broker"
     brokers.pop()
     moves = evacuate(brokers, partitions, [0])
     new = Layout(brokers, after(partitions, moves))

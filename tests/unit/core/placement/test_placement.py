@@ -16,7 +16,7 @@ Replicas = Sequence[tuple[int, ...]]
 
 
 def equal(racks: int, hosts: int, each: int) -> list[Place]:
-    """So many racks of so many hosts with so many brokers each."""
+    """Racks of that many hosts with that many brokers each."""
     return [
         Place(node_id, f"rack-{node_id // (hosts * each)}", f"host-{node_id // each}")
         for node_id in range(racks * hosts * each)
@@ -39,7 +39,7 @@ def check_distinct(brokers: Collection[Place], placed: Replicas, replication_fac
 
 
 def shares(sizes: Sequence[int], count: int) -> list[int]:
-    """The most even shares, by trying all; sorted. What is uneven is told by the squares."""
+    """The most even shares, by trying all; sorted. Squares measure what is uneven."""
     options = itertools.product(*(range(min(size, count) + 1) for size in sizes))
     fitting = [one for one in options if sum(one) == count]
     return sorted(min(fitting, key=lambda one: sum(share * share for share in one)))
@@ -60,7 +60,7 @@ def check_spread(brokers: Iterable[Place], replicas: Sequence[int]) -> None:
 
 
 def uneven(ids: Iterable[int], found: Iterable[int]) -> int:
-    """The most that somebody has more than another."""
+    """The largest difference between two of them."""
     counts = Counter(dict.fromkeys(ids, 0))
     counts.update(found)
     return max(counts.values()) - min(counts.values())

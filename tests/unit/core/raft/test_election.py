@@ -1,4 +1,4 @@
-"""Who may lead: pre-votes, votes, terms, and what must be durable before anybody hears of it."""
+"""Elections: pre-votes, votes, terms, and what must be durable before it is sent."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ def test_refusals_and_strangers_elect_no_leader() -> None:
 
 # --- until when others have led ------------------------------------------------------------------
 def vote_of(replica: Replica, candidate: int, term: int, index: int = 0) -> m.VoteResponse:
-    """What it says to a candidate whose log is as long as that."""
+    """Its vote for a candidate with a log of this length."""
     ask = m.Vote(
         source=key(candidate),
         target=replica.key,
@@ -239,8 +239,8 @@ def test_a_restarted_voter_reports_contact_up_to_its_start() -> None:
 
 
 def test_a_former_leader_counts_its_own_leadership_as_contact() -> None:
-    """The leader may be the only voter that those who have answered it share with those who elect
-    another one."""
+    """The leader may be the only voter in both majorities: of its followers, and of the next
+    leader."""
     replica = leader().wait(900)
     assert vote_of(replica, 2, 2, 1).silent_us == 0
 
@@ -264,7 +264,7 @@ def test_a_leader_has_the_time_until_when_earlier_leaders_may_have_been_confirme
 def test_a_moment_of_which_a_voter_speaks_is_none_of_its_future_or_before_all_time(
     silent_us: int,
 ) -> None:
-    """0 is what brokers of earlier releases say: they may have heard one just now."""
+    """Brokers of earlier releases send 0: they may have had contact just now."""
     replica = Replica(0).wait(1_000)
     replica.step(grant(replica.take(m.PreVote)[0])).settle()
     vote = m.VoteResponse(source=key(1), target=key(0), term=1, granted=True, silent_us=silent_us)

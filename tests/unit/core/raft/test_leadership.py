@@ -54,7 +54,7 @@ def beats(replica: Replica, *targets: int) -> list[m.Message]:
 def test_a_leader_is_confirmed_as_of_when_the_heartbeats_were_sent_that_are_answered() -> None:
     """Rule 16 of docs/replication-rules.md: a late answer counts from its request."""
     replica = leader(members=voters(0, 1, 2, 3, 4))
-    assert replica.raft.majority_confirmed_us == 0, "nobody has answered yet"
+    assert replica.raft.majority_confirmed_us == 0, "no voter has answered yet"
     early = beats(replica, 1, 2)
     early_us = replica.now_us
     replica.step(*beats(replica, 3)).wait(300)

@@ -1,6 +1,6 @@
 """Replicas that come back with an earlier log.
 
-Of a voter nobody can mend that, so it is said on both sides. Whoever has no vote begins anew.
+For a voter no remedy exists, so both sides report it. A replica without a vote begins anew.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.support.raft import (
 
 # --- the voter -----------------------------------------------------------------------------------
 def test_a_heartbeat_beyond_the_log_proves_that_entries_are_gone() -> None:
-    """A leader never says a commit index that was not acknowledged to it in this term."""
+    """A leader never sends a commit index that was not acknowledged to it in this term."""
     replica = Replica(0, stored=entries(1, [1, 1]), term=1)
     replica.step(heartbeat(2))
     assert replica.raft.lost_entries == {}

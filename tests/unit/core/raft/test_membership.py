@@ -1,4 +1,4 @@
-"""The voters: when a set counts, how it changes, and who is a voter at all."""
+"""The voters: when a set counts, how it changes, and which replicas may be voters."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_no_change_before_an_entry_of_the_own_term_is_committed() -> None:
 
 def test_only_a_replica_that_has_caught_up_becomes_a_voter() -> None:
     replica = ready_leader(0, 1, 2)
-    assert change(replica, "add", 3) is Refusal.NOT_CAUGHT_UP, "nobody knows it"
+    assert change(replica, "add", 3) is Refusal.NOT_CAUGHT_UP, "no leader has it"
     replica.step(observe(key(3)))
     assert change(replica, "add", 3) is Refusal.NOT_CAUGHT_UP, "it has nothing"
     replica.step(accepted(3, 1)).propose(b"a", b"b", b"c").settle()
@@ -128,7 +128,7 @@ def test_a_voter_is_silent_after_the_election_timeout_while_a_majority_answers()
     assert not replica.raft.is_silent(key(1), replica.now_us), "its next heartbeat may be late"
     replica.wait(1)
     assert replica.raft.role is Role.FOLLOWER
-    assert not replica.raft.is_silent(key(2), replica.now_us), "who does not lead hears nobody"
+    assert not replica.raft.is_silent(key(2), replica.now_us), "a follower counts no contacts"
 
 
 def test_another_disk_of_a_voter_is_added_when_the_old_one_is_removed() -> None:
@@ -214,7 +214,7 @@ def test_the_bytes_of_a_set_never_change() -> None:
 
 
 def test_there_are_no_more_voters_than_a_message_can_name() -> None:
-    """The snapshot of a larger set could not be sent to anybody."""
+    """The snapshot of a larger set could not be sent."""
     replica = leader(members=voters(*range(QUORUM_VOTERS_MAX)))
     assert change(replica, "add", QUORUM_VOTERS_MAX) is Refusal.TOO_MANY_VOTERS
     for members in ({}, voters(*range(QUORUM_VOTERS_MAX + 1))):

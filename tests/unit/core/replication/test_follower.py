@@ -131,7 +131,7 @@ def test_an_answer_to_another_leadership_is_nothing() -> None:
 
 
 def test_a_leader_without_the_metadata_of_its_epoch_is_asked_again() -> None:
-    """One that led before has no reason to tell more by itself."""
+    """One that led before has no reason to send more by itself."""
     follower = asking(log_of(1), epoch=10)
     unknown = result(epoch=9, error_code=UnknownLeaderEpoch.code)
     assert follower.answered(unknown, 0) is None
@@ -273,13 +273,13 @@ def test_news_end_the_wait_of_a_fetch_once_and_only_if_it_is_held() -> None:
     assert named(fetcher) == (7, 1, [0], [])
     assert fetcher.wait_to_end() is None, "there is no news"
     fetcher.mark_news((TOPIC, 1), 0, urgent=False)
-    assert fetcher.wait_to_end() is None, "nobody waits for it"
+    assert fetcher.wait_to_end() is None, "no caller waits for it"
     assert fetcher.next_us() is None
     fetcher.mark_news((TOPIC, 0), 0)
     assert fetcher.next_us() == 0
     assert fetcher.wait_to_end() == 7
     fetcher.mark_news((TOPIC, 1), 0)
-    assert fetcher.wait_to_end() is None, "the leader was told"
+    assert fetcher.wait_to_end() is None, "the leader has the report"
     fetcher.answered(7)
     assert named(fetcher) == (7, 2, [1, 0], [])
     assert fetcher.wait_to_end() is None, "all was reported"
@@ -357,7 +357,7 @@ def test_sessions_are_bounded() -> None:
     second, _ = sessions.request(2, 10, 0, 0, 5)
     sessions.request(1, 10, first.session_id, 1, 6)
     _, ended = sessions.request(3, 10, 0, 0, 7)
-    assert ended is second, "the one heard longest ago"
+    assert ended is second, "the longest silent one"
     assert len(sessions) == 2
 
 

@@ -38,7 +38,7 @@ def members(tmp_path: Path) -> Members:
 
 
 def live(members: Members, node_id: int) -> list[int]:
-    """Who lives, as this node knows it."""
+    """The live brokers in this node's metadata."""
     image = members.by_id[node_id].node.broker.metadata.image
     return [one.node_id for one in image.live_brokers()]
 
@@ -77,7 +77,7 @@ def test_a_broker_that_is_cut_off_stops_leading_before_it_is_fenced(members: Mem
 def test_a_session_counts_from_the_last_contact_of_the_quorum_with_the_controller(
     members: Members, monkeypatch: pytest.MonkeyPatch, confirmed_ms: int
 ) -> None:
-    """Rule 16 of docs/replication-rules.md: who is elected next counts from then, too."""
+    """Rule 16 of docs/replication-rules.md: the next controller counts from then, too."""
     monkeypatch.setattr(Registrar, "_confirmed_ms", lambda _self, _now: confirmed_ms)
     members.run(2_500)
     two = members.by_id[2]

@@ -1,4 +1,4 @@
-"""Rounds of preferred leaders, and what is told of unclean elections."""
+"""Rounds of preferred leaders, and the log line and counter of unclean elections."""
 
 from __future__ import annotations
 

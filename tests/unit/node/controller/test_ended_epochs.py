@@ -187,7 +187,9 @@ def test_the_last_epoch_is_over_too_when_a_new_id_follows_it(
     for topic_id in world.topics:
         assert world.write(topic_id, 1, 1).error_code == errors.InvalidProducerEpoch.code
     assert world.introduced(old, 1).error_code == errors.InvalidProducerEpoch.code
-    assert world.introduced(old, 2).error_code == errors.UnknownProducerId.code, "given to nobody"
+    assert world.introduced(old, 2).error_code == errors.UnknownProducerId.code, (
+        "given to no producer"
+    )
 
 
 def test_many_epochs_cost_no_broker_its_lease(world: World) -> None:
@@ -268,7 +270,7 @@ def codes_until_settled(world: World, producer: tuple[int, int]) -> tuple[list[i
 def test_a_producer_that_was_never_assigned_is_refused_once_all_assignments_are_applied(
     world: World, ids_ahead: int, epoch: int, error: type[errors.QuiverlogError]
 ) -> None:
-    """By a broker that does not decide, which may hear late of an id."""
+    """By a broker that is not the controller, and may get an id late."""
     codes, waited_ms = codes_until_settled(world, (world.producer_id + ids_ahead, epoch))
     assert codes[0] == errors.ThrottledBroker.code, "it may have been given out a moment ago"
     assert codes[-1] == error.code

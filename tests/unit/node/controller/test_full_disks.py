@@ -91,7 +91,7 @@ def test_where_no_replica_has_room_the_leader_stays_for_its_readers(world: World
 
 
 def test_a_full_broker_that_holds_its_heartbeats_back_sleeps_meanwhile(world: World) -> None:
-    """Fenced at its start, with replicas that the controller has to hear of first."""
+    """Fenced at its start, with replicas that must be reported to the controller first."""
     members = world.members
     second = members.by_id[2]
     registration = second.node.broker.membership.registration
@@ -139,6 +139,6 @@ def test_the_successor_is_in_sync_and_has_room() -> None:
     assert heirs(away_from(whole, *key, {1, 2})) == [3]
     assert not away_from(whole, *key, {1, 2, 3})
     assert not away_from(whole, *key, {1, 3}), "the leader has room"
-    assert not away_from(image((2,)), *key, {2}), "nobody else is in sync"
+    assert not away_from(image((2,)), *key, {2}), "no other replica is in sync"
     assert preferred_leader(whole, *key)
     assert not preferred_leader(whole, *key, {1})

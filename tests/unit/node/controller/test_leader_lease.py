@@ -95,7 +95,7 @@ def test_a_leader_out_of_reach_appends_nothing_and_reports_no_end(world: World) 
     assert world.settled(world.write(world.wide, 1, REPLICATED)) == 0
     assert world.step_down() <= 2_000
     image = world.one.node.broker.metadata.image
-    assert image.topics_by_id[world.wide].partitions[0].leader_id == 2, "nobody else leads yet"
+    assert image.topics_by_id[world.wide].partitions[0].leader_id == 2, "no other broker leads yet"
     for level in (Durability.MEMORY, Durability.FLUSHED, REPLICATED):
         assert world.code(world.write(world.wide, 2, level)) == NotLeader.code
     assert world.two.broker_end(world.wide) == 1
@@ -108,7 +108,7 @@ def test_a_leader_out_of_reach_appends_nothing_and_reports_no_end(world: World) 
 
 
 def test_a_leader_that_is_about_to_stop_reports_no_end(world: World) -> None:
-    """Another one may lead, and have shown more, before it hears of that: it is in sync no more.
+    """Another one may lead, and have served more, before it has that in its metadata.
     Seen in a simulated cluster (80003000, 94000005)."""
     assert world.settled(world.write(world.wide, 1, REPLICATED)) == 0
     assert world.settled(world.write(world.lone, 1)) == 0
@@ -121,7 +121,7 @@ def test_a_leader_that_is_about_to_stop_reports_no_end(world: World) -> None:
     assert world.two.fetched(world.wide, 1)[0].error_code == NotLeader.code
     result, body = world.two.fetched(world.wide, 0)
     assert (result.error_code, rows_of(body)) == (0, [(0, 1)]), "what was shown stays shown"
-    assert world.two.offset_of(world.lone, LATEST).offset == 1, "nobody else may lead it"
+    assert world.two.offset_of(world.lone, LATEST).offset == 1, "no other broker may lead it"
 
 
 def test_a_leader_that_is_about_to_stop_misses_no_sequence(
@@ -148,7 +148,7 @@ def test_a_leader_that_is_about_to_stop_misses_no_sequence(
     world.members.cut.add(CUT)
     assert two.membership.registration.leave(world.two.now)
     assert world.settled(numbered(world.wide, 5)) == NotLeader.code
-    assert world.settled(numbered(world.wide, 0)) == 0, "a repetition is one, whoever leads"
+    assert world.settled(numbered(world.wide, 0)) == 0, "a repetition is one under every leader"
     assert world.settled(numbered(world.lone, 5)) == errors.OutOfOrderSequence.code
 
 
@@ -268,7 +268,7 @@ def test_a_controller_that_stood_still_does_not_speak_as_a_leader(world: World) 
     one.set_clock(one.mono_us + 6_000_000)
     assert one.quorum.is_leading, "its timers have not run yet"
     assert one.offset_of(led, LATEST).error_code == NotLeader.code
-    members.deliver()  # What came meanwhile, and was said long ago.
+    members.deliver()  # What came meanwhile, and was sent long ago.
     assert one.offset_of(led, LATEST).error_code == NotLeader.code
     one.send(Tick())
     assert not one.quorum.is_leading
@@ -285,7 +285,7 @@ def test_metadata_of_a_broker_that_is_cut_off_are_marked_as_behind(world: World)
         described, _ = world.two.call(DescribeClusterRequest())
         assert described.is_behind == is_over
         ages_ms.append(described.heard_ms)
-    assert 0 <= ages_ms[0] < ages_ms[1], "it grows while nobody is heard"
+    assert 0 <= ages_ms[0] < ages_ms[1], "it grows without contact"
     alone, _ = world.one.call(m.MetadataRequest(topics=[]))
     assert not alone.is_behind
     described, _ = world.one.call(DescribeClusterRequest())

@@ -93,8 +93,8 @@ def test_a_topic_that_waits_for_no_replica_begins_again(tmp_path: Path) -> None:
 
 
 def test_a_directory_that_is_missing_on_the_same_disk_is_not_made_anew(tmp_path: Path) -> None:
-    """Who removed it may bring it back; its rows count, so nothing may stand in for them, until
-    they are given up. The same where its power failed before the directory was on the disk."""
+    """An operator may bring it back; its rows count, so no empty log takes their place until they
+    are given up. The same where its power failed before the directory was on the disk."""
     world = World(tmp_path, {})
     world.give_up()
     world.members.run_until(lambda: all(world.leads(n) for n in world.lost))
@@ -103,7 +103,7 @@ def test_a_directory_that_is_missing_on_the_same_disk_is_not_made_anew(tmp_path:
     world.members.run(7_000)
     assert not world.leads(number)
     assert all(world.leads(n) for n in world.lost[1:])
-    assert world.partitions[number].leader_id == -1, "and the metadata say so"
+    assert world.partitions[number].leader_id == -1, "and the metadata have it"
     world.lost = [number]
     world.give_up()
     world.members.run_until(lambda: world.leads(number))

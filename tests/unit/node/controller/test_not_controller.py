@@ -1,4 +1,4 @@
-"""Whom METADATA name as the broker that decides."""
+"""The controller id in METADATA."""
 
 from __future__ import annotations
 

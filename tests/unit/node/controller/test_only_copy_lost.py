@@ -61,7 +61,7 @@ def test_a_partition_without_a_log_has_no_leader() -> None:
     partition = image.topics["t"].partitions[0]
     assert (partition.leader_id, partition.leader_epoch, partition.last_trusted) == (-1, 5, 1)
     assert partition.awaits_logs
-    assert not partition.replaced_disks, "the log counts that somebody brings back"
+    assert not partition.replaced_disks, "a log that is brought back counts"
     assert not loses_leader(image, epoch=5)
     assert elected(image, GONE) == NO_LEADER, "no empty log without a word"
 

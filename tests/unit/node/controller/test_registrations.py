@@ -142,7 +142,8 @@ def test_silence_fences_and_a_heartbeat_brings_back(node: NodeDriver) -> None:
 
 
 def test_a_fenced_broker_comes_back_when_it_has_applied_its_fencing(node: NodeDriver) -> None:
-    """Seen in a simulated cluster: a leader that had slept through its fencing said where rows end,
+    """Seen in a simulated cluster: a leader that had slept through its fencing reported where rows
+    end,
     because its heartbeats were answered and the metadata came later."""
     epoch = unfenced(node)
     before = node.node.broker.metadata.image.version
@@ -195,7 +196,7 @@ def test_a_stop_is_allowed_when_all_brokers_have_applied_it(node: NodeDriver) ->
     ask(node, beat(three, 3, metadata_version=known - 1))
     assert not ask(node, beat(two, wants_to_stop=True)).may_stop
     ask(node, beat(three, 3, metadata_version=known))
-    # Who stops may still lead by the metadata that it knows: its rows would be nobody's.
+    # A stopping broker may still lead by its older metadata: no other would have its rows.
     stopping = beat(two, wants_to_stop=True, metadata_version=known - 1)
     assert not ask(node, stopping).may_stop
     node.run_until_idle()
@@ -210,7 +211,7 @@ REFUSED: dict[str, tuple[Request, type[QuiverlogError]]] = {
     "another cluster's heartbeat": (
         beat(1, cluster_id="other"), WrongCluster,
     ),
-    "a heartbeat of nobody": (beat(5, 77), StaleBrokerEpoch),
+    "a heartbeat of an unknown broker": (beat(5, 77), StaleBrokerEpoch),
     "a negative epoch": (beat(-1), StaleBrokerEpoch),
     "a huge epoch": (beat(2**63 - 1), StaleBrokerEpoch),
     "the controller's node id": (registering(0), DuplicateNodeId),
@@ -366,7 +367,7 @@ def deciding(
     confirmed_us: int | None = 0,
     lost_entries: Mapping[ReplicaKey, int] | None = None,
 ) -> Registrar:
-    """The controller's side, over a quorum that says this of its leader."""
+    """The controller's side, over a quorum with this state of its leader."""
     broker = node.node.broker
     raft = Namespace(
         led_before_us=led_before_us,

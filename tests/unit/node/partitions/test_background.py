@@ -1,4 +1,5 @@
-"""What a node does for its next start: flushes that nobody waits for, what a log is opened with."""
+"""What a node does for its next start: flushes without waiting requests, what a log is opened
+with."""
 
 from __future__ import annotations
 
@@ -216,7 +217,7 @@ def test_a_log_start_that_frees_no_file_is_not_written_down(node: NodeDriver) ->
     node.hold_jobs = False
     assert node.offset_of(topic, EARLIEST).offset == 10
     answer = node.answer(waiting)
-    assert answer is not None, "who waits for the start is told"
+    assert answer is not None, "a caller that waits for the start gets an answer"
     assert answer[0].partitions[0].offset == 10
     assert any(line.event == "retention took rows" for line in node.lines)
 

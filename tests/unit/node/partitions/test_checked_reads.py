@@ -1,4 +1,4 @@
-"""Checksums of many megabytes are computed by jobs, whoever asks, and never on the loop.
+"""Checksums of many megabytes are computed by jobs, for every caller, and never on the loop.
 
 What a read has not seen before is verified, and a segment in which a read meets damage is scanned
 once. Both are bounded here by the bytes that are looked at inside `Node.handle_many`.
@@ -110,7 +110,7 @@ def test_the_first_read_after_a_restart_verifies_nothing_on_the_loop(node: NodeD
 def test_rows_in_front_of_damage_are_read_after_a_restart(node: NodeDriver) -> None:
     topic = fill(node)
     node.restart()
-    change_byte(node, topic, 17, 4_000)  # In the rows: only the checksum tells.
+    change_byte(node, topic, 17, 4_000)  # In the rows: only the checksum shows it.
     node.disk.bytes_on_loop = 0
     big = 48 * MIB
     result, body = node.fetched(topic, 0, entry_bytes_max=big, bytes_max=big)
@@ -163,7 +163,7 @@ def test_the_oldest_row_s_time_is_found_behind_damage_by_jobs(node: NodeDriver) 
 
 
 def test_a_lookup_by_time_walks_over_a_segment_of_older_rows_in_a_job(node: NodeDriver) -> None:
-    """A row of the future was given up; the index by time says nothing of the older ones behind."""
+    """A row of the future was given up; the index by time does not cover the older ones behind."""
     topic = node.create()
     node.produced(topic, bytes(batch_of([1], at_us=START_WALL_US + 3_600_000_000)))
     for at in range(0, 8_000, 200):

@@ -1,4 +1,4 @@
-"""Rows that are not in memory: a job reads them, whoever asks, and the loop waits for no disk.
+"""Rows that are not in memory: a job reads them, for every caller, and the loop waits for no disk.
 
 The disk of these tests refuses a read on the loop of what is not in memory.
 """
@@ -37,7 +37,7 @@ def replica_of(node: NodeDriver, topic: bytes, partition: int = 0) -> Replica:
 
 
 def read_kinds(node: NodeDriver) -> Iterator[str]:
-    """Run what waits, one by one, and tell the kinds of the jobs."""
+    """Run what waits, one by one, and return the kinds of the jobs."""
     while node.jobs or node.node.next_deadline_us() == 0:
         kind = node.jobs[0].job.kind if node.node.next_deadline_us() != 0 else ""
         node.step()
@@ -46,7 +46,7 @@ def read_kinds(node: NodeDriver) -> Iterator[str]:
 
 
 def segments(node: NodeDriver, topic: bytes, count: int, rows: int = 200) -> None:
-    """Fill so many segments; the rows' times rise by a second from batch to batch."""
+    """Fill this many segments; the rows' times rise by a second from batch to batch."""
     number = 0
     log = replica_of(node, topic).log
     while len(log.reader.segments) < count:

@@ -109,7 +109,7 @@ def test_a_directory_that_was_there_before_stays_when_others_cannot_be_made(
 
 
 def test_labels_that_a_power_failure_took_are_no_news(node: NodeDriver) -> None:
-    """Thousands of labels are not flushed; the names tell whose directories these are."""
+    """Thousands of labels are not flushed; the names show whose directories these are."""
     topic = node.create(partitions=2)
     node.produced(topic, batch_of([1]))
     data = Path(node.config.data_dir) / "data"

@@ -1,4 +1,4 @@
-"""Flushes that nobody waits for: of many logs they come spread over the time that they have."""
+"""Flushes without waiting requests: of many logs they come spread over the time that they have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A trim that fails at its fsync: what the partition's flushes, and its clients, hear of it."""
+"""A trim that fails at its fsync: what its flushes do, and what its clients get."""
 
 from __future__ import annotations
 
@@ -42,4 +42,4 @@ def test_a_flush_behind_a_failed_trim_acknowledges_nothing(tmp_path: Path) -> No
     assert node.node.broker.replicas[topic, 0].state.flushed_offset == 0
     node.stop()
     node.start()
-    assert node.metrics.unclean_starts == 1, "nobody may believe the files"
+    assert node.metrics.unclean_starts == 1, "the files are not to be trusted"

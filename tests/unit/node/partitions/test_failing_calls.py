@@ -1,7 +1,7 @@
 """Each call of the system fails once, in a fixed course of all that a node does with its disk.
 
 Nothing may leave `handle_many`; every request is answered once, with a typed error where something
-failed; others are served; and what a client was told is stored is there after a restart.
+failed; others are served; and what was acknowledged to a client is there after a restart.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Course:
 
     def wait(self, ms: int) -> None:
         self.node.advance(ms)
-        self.node.disk_space(10 * GIB)  # As the server says every second.
+        self.node.disk_space(10 * GIB)  # As the server does every second.
         self.rest()
 
     def create(self, name: str, partitions: int = 1, **configs: str) -> None:
@@ -208,7 +208,7 @@ class Course:
         out_of_service = self.node.node.broker.metadata.log.fault
         self.create("after")
         if "after" not in self.topics:
-            # What a failed flush of the metadata log has left there, only a start can tell.
+            # What a failed flush of the metadata log has left there, only a start can find out.
             assert out_of_service, "no topic can be created any more"
         names = [name for name in ("after", "old", "a") if name in self.topics]
         partitions = [("a", p) for p in range(2)] if "a" in names else []

@@ -1,4 +1,5 @@
-"""Flushes are given in turn: who wrote to many partitions does not hold up who wrote to one."""
+"""Flushes take turns: a connection that wrote to many partitions does not hold up one that wrote
+to one."""
 
 from __future__ import annotations
 
@@ -98,7 +99,7 @@ def test_the_last_place_is_kept_for_connections_without_one(tmp_path: Path) -> N
     small = produce_to(node, narrow, [0], connection=2)
     assert len(node.syncs) == 3
     node.flush(only=2)
-    assert node.answer(small) is not None, "it waited for nobody else's flush"
+    assert node.answer(small) is not None, "it waited for no other's flush"
     assert node.answer(large) is None
     for _ in range(50):
         if node.answer(large) is None:
@@ -140,7 +141,7 @@ def test_a_connection_alone_may_have_two_first_flushes(tmp_path: Path) -> None:
     produce_to(node, other, [0], connection=2)
     for _ in range(3):  # The two under way and the other's.
         node.flush(only=0)
-    assert len(node.syncs) == 1, "somebody else is there again"
+    assert len(node.syncs) == 1, "another connection is there again"
 
 
 def test_a_stop_has_all_places_for_first_flushes(tmp_path: Path) -> None:

@@ -137,7 +137,7 @@ def test_rows_that_an_earlier_metadata_log_does_not_know_are_kept_and_named(
     assert line.event == "rows of an unknown topic set aside"
     assert (line.fields["name"], line.fields["file"]) == ("t-0", str(log))
     node.stop()
-    # What the line says to do.
+    # What the line advises.
     log.write_bytes(newer)
     (aside,) = (data / "data").glob("t-0.*.orphan")
     aside.rename(data / "data/t-0")

@@ -1,4 +1,4 @@
-"""Partitions that others have decided to be here: their directories are made when that is heard."""
+"""Partitions that another controller placed here: their directories are made after the decision."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def topic_records(
 
 
 def apply(node: NodeDriver, *records: Record) -> None:
-    """Another node has decided this, and the quorum tells of it."""
+    """Another node has decided this, and the quorum replicates it."""
     metadata = node.node.broker.metadata
     index = metadata.image.version + 1
     entry = Entry(index, 1, EntryKind.DATA, encode_entry(list(records)))
@@ -118,7 +118,7 @@ def test_one_that_cannot_be_made_is_offline_and_tried_again(
     assert answer is not None
     assert answer[0].partitions[0].error_code == StorageFault.code
     node.advance(6_000)
-    assert [line.event for line in node.lines].count("partition offline") == 1, "said once"
+    assert [line.event for line in node.lines].count("partition offline") == 1, "logged once"
     disk.failing = False
     node.advance(6_000)
     assert not offline
@@ -234,9 +234,11 @@ def test_a_copy_that_others_rely_on_does_not_begin_again(
     node.advance(20_000)
     assert list(node.node.broker.assignment.offline) == [(topic, 0)]
     assert directories(node) == []
-    with pytest.raises(NotLeader):  # Clients are to go to who leads, wherever this one's files are.
+    with pytest.raises(
+        NotLeader
+    ):  # Clients are to go to the leader, wherever this one's files are.
         node.node.broker.lookup.leading(topic, 0)
-    # Until nobody does any more: the controller has heard of it.
+    # Until no broker does any more: the controller has the report.
     monkeypatch.undo()
     node.advance(12_000)
     assert not node.node.broker.assignment.offline

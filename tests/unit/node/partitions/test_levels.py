@@ -69,7 +69,7 @@ def test_disks_of_followers_are_enough(cluster: Cluster) -> None:
 
 
 def test_flushed_on_enough_disks_is_not_enough_below_the_high_watermark(cluster: Cluster) -> None:
-    """What was acknowledged is never seen by nobody: the third has to have the rows as well."""
+    """An acknowledged row is never without a reader: the third has to have the rows as well."""
     asked = cluster.write(1, level=Durability.REPLICATED_FLUSHED)
     cluster.fetch(COPY, 1, flushed=1)
     cluster.node.flush()

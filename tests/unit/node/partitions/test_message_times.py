@@ -1,4 +1,4 @@
-"""The times that a topic takes, and who stamps its rows."""
+"""The times that a topic takes, and the clock that stamps its rows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def create(node: NodeDriver, **configs: str) -> bytes:
 
 
 def refusal(node: NodeDriver, topic: bytes, off_ms: int) -> str:
-    """What is said of a row that is so far from the broker's clock; empty where it is taken."""
+    """The error for a row at this distance from the broker's clock; empty where it is taken."""
     correlation = node.produce(topic, batch_of([1], at_us=node.wall_us + off_ms * 1000))
     while node.syncs and node.answer(correlation) is None:
         node.flush()

@@ -61,7 +61,7 @@ def test_it_is_led_when_they_go_one_after_the_other(copies: DamagedCopies) -> No
 
 
 def test_a_directory_with_rows_that_is_lost_is_waited_for(copies: DamagedCopies) -> None:
-    """A row lies on two disks at least: with both gone nobody begins without a word."""
+    """A row lies on two disks at least: with both gone no replica begins by itself."""
     copies.write()
     copies.flush()
     members = copies.members

@@ -9,7 +9,7 @@ PARTITIONS = 5_000
 
 
 def run(pace: OpeningPace, waiting: int, log_us: int, at_us: int = 0) -> list[int]:
-    """Jobs one after the other, where a log takes so long; the logs of each."""
+    """Jobs one after the other, where a log takes this long; the logs of each."""
     sizes: list[int] = []
     while waiting:
         assert pace.may_start(0), "without a job under way there is always a next one"

@@ -157,7 +157,7 @@ def test_an_opening_that_fails_twice_leaves_the_others_and_is_counted_once(tmp_p
 
 
 class _NotWalked(dict[Key, Opening]):
-    """Partitions under way that nobody may walk over."""
+    """Partitions under way that no call may walk over."""
 
     def __iter__(self) -> Iterator[Key]:
         raise AssertionError("walked over all partitions under way")

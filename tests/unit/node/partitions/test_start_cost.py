@@ -114,7 +114,7 @@ def turn_of(node: NodeDriver) -> list[Effect]:
 
 
 def started_in(tmp_path: Path, log_us: int, before_us: int = 0) -> list[int]:
-    """How many jobs were under way, at the end of each, where a log takes so long to open.
+    """How many jobs were under way, at the end of each, where a log takes this long to open.
 
     Args:
         before_us: how long it takes to read what comes before the logs.
@@ -143,7 +143,7 @@ def test_logs_that_are_in_memory_are_opened_by_one_job_after_the_other(tmp_path:
 
 
 def test_the_time_before_the_first_job_is_not_its_own(tmp_path: Path) -> None:
-    """The start has looked at its directories since the moment that it was told."""
+    """The start has looked at its directories since the moment that was given."""
     assert set(started_in(tmp_path, 200, before_us=300_000)) == {1}
 
 

@@ -30,7 +30,8 @@ def log_of(*epochs: int) -> ModelLog:
 
 
 def test_a_copy_that_has_led_without_a_row_takes_rows_of_older_leaders() -> None:
-    """Elected before it had any, and deposed by who was in sync all the time: those rows count."""
+    """Elected before it had any, and deposed by a replica that was in sync all the time: those
+    rows count."""
     log = ModelLog()
     log.epochs.assign(7, 0)
     follower = answered(log)
@@ -55,7 +56,7 @@ def test_rows_that_fit_and_epochs_of_rows_that_are_gone_are_left() -> None:
 
 
 def test_rows_of_an_older_leader_are_copied_by_a_former_leader_without_any(tmp_path: Path) -> None:
-    """The leader stands still with rows that nobody has copied, another one is elected, and then it
+    """The leader stops with rows that no follower has copied, another one is elected, and then it
     is again: in sync all the time, for nothing was readable."""
     copies = Copies(tmp_path)
     copies.leader.call(m.HelloRequest())

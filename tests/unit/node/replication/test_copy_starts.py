@@ -39,7 +39,7 @@ from .test_in_sync import COPY, LEADER, OTHER, Cluster
 
 
 class Following(Cluster):
-    """Both followers have all rows, and say where they begin."""
+    """Both followers have all rows, and report where they begin."""
 
     def report_start(self, broker_id: int, start: int) -> None:
         end = self.state.log_end_offset
@@ -117,7 +117,7 @@ def test_nothing_is_deleted_while_too_few_are_in_sync(tmp_path: Path) -> None:
     cluster = following(tmp_path)
     asked = cluster.delete(2)
     cluster.lose(COPY, OTHER)
-    assert cluster.node.answer(asked) is None, "nobody who could lead next has heard of it"
+    assert cluster.node.answer(asked) is None, "no possible next leader has it"
     cluster.node.advance(5_001)
     assert cluster.code(asked) == RequestTimedOut.code
     assert cluster.code(cluster.delete(3)) == NotEnoughReplicas.code
@@ -156,7 +156,7 @@ def test_waiting_requests_fail_when_the_leader_changes_or_stops(tmp_path: Path) 
 def test_a_former_leader_promises_nothing_when_its_own_start_is_written(
     tmp_path: Path, returns: bool
 ) -> None:
-    """Whoever leads by then begins where it did, and the rows would come back. (Rule 20.)"""
+    """A replica that leads by then begins where it did, and the rows would come back. (Rule 20.)"""
     cluster = following(tmp_path)
     node = cluster.node
     node.hold_jobs = True
@@ -271,7 +271,7 @@ def test_retention_and_clients_take_nothing_from_a_copy(copy: tuple[NodeDriver, 
     assert replica.log.log_start_offset == 0
 
 
-# --- logs that nobody leads ----------------------------------------------------------------------
+# --- logs without a leader -----------------------------------------------------------------------
 def test_a_log_without_a_leader_gives_up_rows_that_another_reports_deleted(
     tmp_path: Path,
 ) -> None:

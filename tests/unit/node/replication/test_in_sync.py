@@ -1,4 +1,4 @@
-"""In-sync replicas on a whole node: it leads, decides, and hears followers that come and go."""
+"""In-sync replicas on a whole node: it leads, is the controller, and its followers come and go."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Cluster:
 
     @property
     def in_sync(self) -> tuple[int, ...]:
-        """As the metadata say it."""
+        """As in the metadata."""
         image = self.node.node.broker.metadata.image
         return image.topics_by_id[self.topic].partitions[0].in_sync_replicas
 
@@ -147,12 +147,12 @@ def test_a_follower_that_is_behind_leaves_and_comes_back(tmp_path: Path) -> None
 def test_no_follower_leaves_before_the_lag_time_is_over(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path)
     cluster.node.advance(10 * REPLICA_LAG_MS_MAX)
-    assert cluster.in_sync == (LEADER,), "nobody has asked since the election"
+    assert cluster.in_sync == (LEADER,), "no follower has fetched since the election"
     for one in (COPY, OTHER):
         cluster.fetch(one, 0)
     assert cluster.in_sync == ALL
     cluster.node.advance(10 * REPLICA_LAG_MS_MAX)
-    assert cluster.in_sync == ALL, "who has all rows is in sync, whenever it has asked last"
+    assert cluster.in_sync == ALL, "a follower with all rows is in sync, whenever it fetched last"
     for one in (COPY, OTHER):
         cluster.fetch(one, 0)
     cluster.write(1)
@@ -214,13 +214,13 @@ def test_too_few_in_sync_are_a_typed_error(tmp_path: Path) -> None:
     assert cluster.code(waiting) == NotEnoughReplicasAfterAppend.code
     assert cluster.code(cluster.write(2, level=Durability.REPLICATED)) == NotEnoughReplicas.code
     assert cluster.code(cluster.write(3)) == 0, "of a weaker level"
-    assert cluster.state.high_watermark == 0, "and seen by nobody"
+    assert cluster.state.high_watermark == 0, "and seen by no reader"
     image = cluster.node.node.broker.metadata.image
     assert image.topics["t"].partitions[0].eligible_leader_replicas == (COPY, OTHER)
 
 
 def test_what_may_hold_counts_until_it_is_known(tmp_path: Path) -> None:
-    """The maximal set: who was asked to leave may have stayed."""
+    """The maximal set: a member proposed for removal may have stayed."""
     cluster = Cluster(tmp_path)
     slow = Slow(cluster)
     cluster.write(1)
@@ -399,7 +399,8 @@ def test_requests_under_another_epoch_or_listener_are_refused(tmp_path: Path) ->
 
 
 def test_what_is_under_way_is_no_reason_for_a_last_word(tmp_path: Path) -> None:
-    """What is under way may fail, and then no metadata would come to a leader told "outdated"."""
+    """What is under way may fail, and then no metadata would come to a leader that got
+    "outdated"."""
     cluster = Cluster(tmp_path)
     asked = entry(cluster, LEADER, COPY)
     cluster.node.hold_jobs = True

@@ -74,7 +74,7 @@ def test_the_rate_of_a_move_can_be_taken_away_on_the_way(tmp_path: Path) -> None
 
 
 def test_without_a_rate_a_move_takes_no_longer_than_copying(tmp_path: Path) -> None:
-    """What the move waits for is told at once: the added disk's flush, for one."""
+    """What the move waits for is reported at once: the added disk's flush, for one."""
     assert moved_in_ms(filled(tmp_path, 0)) < REPLICA_FETCH_WAIT_MS
 
 
@@ -97,7 +97,7 @@ def test_a_rate_that_was_too_low_is_lifted_while_copies_rest(tmp_path: Path) -> 
     world.members.run(2_000)
     assert world.partition.moves, "at a byte a second it takes days"
     change = ConfigChange("partition.move.bytes.per.second", "0")
-    # It is set nowhere else: what is said for all is what each was made with, and then 0.
+    # It is set nowhere else: the value for all is what each was made with, and then 0.
     for value in ("1", "0"):
         request = AlterConfigsRequest(changes=[replace(change, value=value)])
         asked = world.one.request(request)

@@ -1,4 +1,4 @@
-"""A topic of one replica moves: whoever takes over has every row that was acknowledged."""
+"""A topic of one replica moves: the next leader has every row that was acknowledged."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class Moving(World):
         self.write(*range(BEFORE), level=level)
 
     def cut_off(self) -> None:
-        """Broker 2 hears from nobody."""
+        """Broker 2 gets no messages."""
         self.members.cut |= {frozenset((2, other)) for other in IDS if other != 2}
 
     def send(self) -> int:
         return self.old.produce(self.topic_id, batch_of([BEFORE]), durability=self.level)
 
     def code(self, asked: int) -> int | None:
-        """What the answer says; None as long as there is none."""
+        """The answer's code; None as long as there is none."""
         answer = self.old.answer(asked)
         return None if answer is None else int(answer[0].partitions[0].error_code)
 
@@ -52,7 +52,8 @@ def leads(world: Moving) -> bool:
 def test_a_former_leader_without_the_new_metadata_acknowledges_nothing(
     tmp_path: Path, level: Durability
 ) -> None:
-    """The moment between the decision and its news: what is taken then lies where nobody looks."""
+    """The moment between the decision and its news: rows taken then would lie where no reader
+    looks."""
     world = Moving(tmp_path, level)
     world.reassign(3)
     members, deliver = world.members, world.members._deliver

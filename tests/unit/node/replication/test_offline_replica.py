@@ -57,10 +57,10 @@ def shape(one: PartitionImage) -> tuple[int, int, tuple[int, ...], tuple[int, ..
 def test_a_copy_leaves_and_the_leader_stays() -> None:
     image = cluster()
     assert leave(image, 1) == 1
-    assert shape(partition(image)) == (0, 4, (0, 2), ()), "what it has said before is over"
+    assert shape(partition(image)) == (0, 4, (0, 2), ()), "its earlier reports are over"
     assert leave(image, 1) == 0, "it has left"
     assert leave(image, 2) == 1
-    assert shape(partition(image)) == (0, 5, (0,), ()), "who has lost rows is not eligible"
+    assert shape(partition(image)) == (0, 5, (0,), ()), "a replica that lost rows is not eligible"
 
 
 def test_a_leader_hands_over_to_a_live_in_sync_replica() -> None:
@@ -71,12 +71,14 @@ def test_a_leader_hands_over_to_a_live_in_sync_replica() -> None:
 
 
 def test_one_that_is_to_be_made_anew_counts_for_nothing_from_then_on() -> None:
-    """Also one that was in sync with nobody: its disk may be one of those that were promised."""
+    """Also one that was in sync alone: its disk may be one of those that were promised."""
     image = cluster()
     assert leave(image, 1) == 1
     assert partition(image).replaced_disks == (), "its log stays"
     assert leave(image, 1, leader_epoch=3) == 1
-    assert shape(partition(image)) == (0, 4, (0, 2), ()), "nobody has counted on it in this epoch"
+    assert shape(partition(image)) == (0, 4, (0, 2), ()), (
+        "no broker has counted on it in this epoch"
+    )
     assert partition(image).replaced_disks == (1,)
     assert leave(image, 1, leader_epoch=3) == 0
     assert leave(image, 1, leader_epoch=4) == 1
@@ -87,7 +89,7 @@ def test_one_that_is_to_be_made_anew_counts_for_nothing_from_then_on() -> None:
 
 
 def test_nothing_is_noted_while_logs_are_asked_for() -> None:
-    """That none was ever made is told of where all are asked, and would not be heard any more."""
+    """A log that was never made is reported where all are asked, and would no longer count."""
     image = cluster(in_sync=())
     partition(image).leader_id = -1
     assert partition(image).awaits_logs
@@ -128,7 +130,7 @@ def test_the_last_one_that_may_lead_stays() -> None:
     partition(image).eligible_leader_replicas = (1, 2)
     assert leave(image, 1, leader_epoch=3) == 1
     assert shape(partition(image))[2:] == ((), (2,))
-    assert leave(image, 2, leader_epoch=4) == 0, "nobody else has the rows that were readable"
+    assert leave(image, 2, leader_epoch=4) == 0, "no other has the rows that were readable"
     assert shape(partition(image))[2:] == ((), (2,))
 
 
@@ -168,7 +170,7 @@ def test_a_leader_that_hands_over_reports_no_end_until_the_next_is_known(
     for one in (COPY, OTHER):
         leading.fetch(one, 1)
     assert node.offset_of(topic, LATEST).offset == 1
-    # It is told, and the answer does not come.
+    # It is reported, and the answer does not come.
     node.node.broker.offline_replicas._ask = lambda *_asked: None
     node.flush(OSError(5, "no such luck"))
     node.send(Tick())
@@ -184,7 +186,7 @@ def test_a_leader_that_hands_over_reports_no_end_until_the_next_is_known(
 @pytest.mark.parametrize(
     ("eligible", "fenced", "code"),
     [((), (), 0), ((COPY,), (), NotLeader.code), ((COPY,), (COPY,), 0)],
-    ids=["nobody is eligible", "one that lives is", "one that is dead is"],
+    ids=["no replica is eligible", "one that lives is", "one that is dead is"],
 )
 def test_a_leader_without_a_possible_successor_reports_its_end(
     tmp_path: Path, eligible: tuple[int, ...], fenced: tuple[int, ...], code: int
@@ -323,7 +325,7 @@ def test_the_controller_is_asked_until_it_answers(tmp_path: Path) -> None:
     decide = broker.offline_replicas._ask
     broker.offline_replicas._ask = lambda request, then, now: (
         asked.append(request),
-        then(None, NotLeader("nobody decides"), now),
+        then(None, NotLeader("there is no controller"), now),
     )[0]
     leading.write(1, level=Durability.FLUSHED)
     leading.node.flush(OSError(5, "no such luck"))

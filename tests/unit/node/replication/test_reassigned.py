@@ -1,4 +1,4 @@
-"""The image takes a partition away from this broker, or its leadership: what clients hear."""
+"""The image takes a partition away from this broker, or its leadership: what clients get."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ def reconcile(node: NodeDriver, topic: bytes) -> None:
 
 
 def test_a_partition_that_goes_elsewhere_is_not_led_here(node: NodeDriver) -> None:
-    """UNKNOWN_TOPIC_ID would tell the producer that its topic was deleted, NOT_LEADER that its rows
+    """UNKNOWN_TOPIC_ID would mean to the producer that its topic was deleted, NOT_LEADER that its
+    rows
     were not stored."""
     topic = node.create(partitions=2)
     counters = node.metrics.topics["t"]
@@ -93,7 +94,7 @@ def code_of(node: NodeDriver, correlation: int) -> int:
 
 
 def described(node: NodeDriver) -> tuple[int, int, tuple[int, ...], tuple[int, ...]]:
-    """(leader, epoch, replicas, in-sync replicas) as METADATA says."""
+    """(leader, epoch, replicas, in-sync replicas) as in METADATA."""
     (topic,) = node.call(m.MetadataRequest())[0].topics
     p = topic.partitions[0]
     return p.leader_id, p.leader_epoch, tuple(p.replicas), tuple(p.in_sync_replicas)
@@ -131,7 +132,7 @@ def test_a_partition_is_led_followed_led_again_and_removed(
     # Retention is the leader's.
     node.advance(60_000)
     assert replica.state.log_start_offset == 0
-    # A snapshot of the metadata says the same.
+    # A snapshot of the metadata has the same.
     monkeypatch.setattr(MetadataLog, "wants_compaction", True)
     change(node, topic, in_sync_replicas=(OTHER,))
     monkeypatch.undo()
@@ -151,7 +152,7 @@ def test_a_partition_is_led_followed_led_again_and_removed(
     )
     node.advance(60_000)
     assert broker.replicas[topic, 0].state.log_start_offset == 5, "and retention is its own"
-    # Nobody leads.
+    # No replica leads.
     change(node, topic, leader_id=LEADER_GONE, leader_epoch=5)
     assert described(node)[:2] == (-1, 5)
     assert code_of(node, node.produce(topic, batch_of([9]))) == NotLeader.code

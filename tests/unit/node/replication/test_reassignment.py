@@ -152,7 +152,7 @@ def test_the_leader_stays_where_it_holds_the_partition_still(world: World) -> No
     world.reassign(world.others()[0], leader)
     world.members.run_until(lambda: not world.partition.moves, 60_000)
     assert other not in world.partition.replicas
-    # One replica is added, which begins a leader epoch; nobody else leads in between.
+    # One replica is added, which begins a leader epoch; no other leads in between.
     assert (world.partition.leader_id, world.partition.leader_epoch) == (leader, epoch + 1)
 
 

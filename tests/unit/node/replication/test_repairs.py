@@ -73,7 +73,7 @@ def test_damage_that_a_start_or_a_read_finds_is_mended(
 def test_a_leader_that_is_alone_goes_on_and_hands_over_when_others_are_back(
     copies: DamagedCopies,
 ) -> None:
-    """What is whole is read, new rows are taken; those who have the damaged rows take over."""
+    """What is whole is read, new rows are taken; replicas without damage take over."""
     members = copies.members
     copies.lead(1)
     first = members.by_id[1]
@@ -106,7 +106,7 @@ def test_a_reader_of_damaged_rows_is_sent_on_while_others_have_them(copies: Dama
     copies.all_in_sync()
     copies.lead(2)
     assert copies.read(first, 0) == copies.written[:100]
-    # For as long as it does not hear who leads.
+    # For as long as it has no metadata of the next leader.
     first.node.broker.offline_replicas._ask = lambda *_asked: None
     for _ in range(2):
         assert copies.read(first, 100) == NotLeader.code
@@ -123,7 +123,8 @@ def test_where_all_are_damaged_the_rows_are_named_and_given_up(copies: DamagedCo
     members.run(15_000)
     leader = copies.leader
     assert copies.partition.in_sync_replicas == (leader.config.node_id,)
-    # Alone it shows nothing that it does not know to be replicated, unless it is told to.
+    # Alone it shows nothing of which it has no proof that they are replicated, unless an operator
+    # asks for it.
     copies.alter("min.insync.replicas", "1")
     members.run_until(lambda: copies.replica(leader).state.high_watermark == len(copies.written))
     assert copies.read(leader, 100) == CorruptLog.code
@@ -135,7 +136,7 @@ def test_where_all_are_damaged_the_rows_are_named_and_given_up(copies: DamagedCo
     ]
     assert waiting
     assert all("rows 100 to 150, are damaged" in str(why) for why in waiting)
-    assert len(waiting) < 10, "said once, not with every try"
+    assert len(waiting) < 10, "logged once, not with every try"
     copies.give_up(150)
     copies.all_in_sync()
     copies.written[:150] = []
@@ -170,7 +171,7 @@ def test_a_file_that_the_disk_does_not_give_is_an_error_of_its_partition(
 
 
 def test_a_broker_that_finds_damage_at_its_start_is_not_elected(copies: DamagedCopies) -> None:
-    """Fenced until the controller has heard which of its replicas nobody may count on."""
+    """Fenced until the controller has the replicas that must not count."""
     members = copies.members
     second = members.by_id[2]
     copies.flip(second, 1)
@@ -196,7 +197,8 @@ def test_a_broker_that_finds_damage_at_its_start_is_not_elected(copies: DamagedC
 def test_bytes_that_go_bad_under_a_running_leader_are_found_by_its_followers(
     copies: DamagedCopies,
 ) -> None:
-    """The leader has written them itself, and verifies nothing: who gets them says so."""
+    """The leader has written them itself, and verifies nothing: the follower that gets them
+    reports it."""
     members = copies.members
     copies.lead(2)
     second, first = members.by_id[2], members.by_id[1]

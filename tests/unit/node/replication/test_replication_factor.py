@@ -22,7 +22,7 @@ def topic_of(world: World, node_id: int = 1) -> TopicImage:
 
 
 def change(world: World, *targets: tuple[int, ...], validate_only: bool = False) -> int:
-    """Who is to hold partitions 0, 1, ...; returns the code of the answer."""
+    """The brokers that are to hold partitions 0, 1, ...; returns the code of the answer."""
     request = ReassignPartitionsRequest(
         name="t",
         partitions=[PartitionTarget(n, list(one)) for n, one in enumerate(targets)],

@@ -1,4 +1,4 @@
-"""A follower's news that somebody waits for end the wait of its fetch: no clock is needed."""
+"""A follower's news for which a request waits end the wait of its fetch: no clock is needed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.node import batch_of
 
 
 def asked(copies: Copies) -> list[ReplicaFetchRequest]:
-    """What the follower has to say to its leader now."""
+    """What the follower has to report to its leader now."""
     requests = [one.request for one in copies.copy.asked]
     assert all(isinstance(one, ReplicaFetchRequest) for one in requests)
     return [one for one in requests if isinstance(one, ReplicaFetchRequest)]
@@ -41,7 +41,7 @@ def test_a_flush_that_a_producer_waits_for_is_reported_at_once(tmp_path: Path) -
     copies.settle()
     waits = produce(copies, Durability.REPLICATED_FLUSHED)
     copies.settle()
-    assert not is_acknowledged(copies, waits), "on nobody's disk"
+    assert not is_acknowledged(copies, waits), "on no disk"
     copies.copy.flush()
     copies.settle()
     assert is_acknowledged(copies, waits)
@@ -89,7 +89,7 @@ def test_an_acknowledged_batch_costs_each_follower_one_fetch(tmp_path: Path) -> 
         waits = produce(copies, Durability.REPLICATED)
         while not is_acknowledged(copies, waits):
             fetches += len(copies.copy.asked)
-            assert copies.carry(), "nobody says anything, and no time passes"
+            assert copies.carry(), "no broker sends anything, and no time passes"
         while copies.copy.asked:
             fetches += len(copies.copy.asked)
             copies.carry()

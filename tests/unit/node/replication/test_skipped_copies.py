@@ -115,7 +115,7 @@ def test_a_copy_that_begins_later_has_the_producers_of_earlier_rows(
 def test_a_copy_that_begins_inside_of_a_batch_takes_it_once(
     tmp_path: Path, is_restarted: bool
 ) -> None:
-    """The batch comes with the rows, and the leader tells what lies before it."""
+    """The batch comes with the rows, and the leader sends what lies before it."""
     leader, topic = trimmed_to(tmp_path, 9)
     copier = copied(tmp_path, leader, topic, start=9)
     if is_restarted:
@@ -141,4 +141,4 @@ def test_producers_in_a_later_format_do_not_stop_copying(
     leader, topic = trimmed
     monkeypatch.setattr(ProducerStates, "snapshot_below", lambda _self, _offset: b"later")
     producers = copied(tmp_path, leader, topic, before=3).replica.producers
-    assert producers.check(header(8)) == 10, "what the rows tell"
+    assert producers.check(header(8)) == 10, "what the rows show"

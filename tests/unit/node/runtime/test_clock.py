@@ -114,7 +114,8 @@ def test_rows_of_a_clock_that_was_behind_are_kept_from_their_arrival(
 
 @pytest.mark.parametrize("days", [8, -8])
 def test_a_wrong_clock_forgets_no_producers(node: NodeDriver, days: int) -> None:
-    """Nor does it once it is believed: who wrote an hour ago was not silent for a day."""
+    """Nor does it once it is believed: a producer that wrote an hour ago was not silent for a
+    day."""
     topic = node.create()
     node.produced(topic, batch_of([1], at_us=node.wall_us, producer=(5, 0, 0)))
     pass_time(node, 15_000)
@@ -206,7 +207,7 @@ def test_the_hour_goes_on_over_restarts(node: NodeDriver, weekend: bool, how: st
         pass_time(node, 19 * 60_000)
         if how == "restart":
             node.stop()
-        set_ahead(node, 60_000 if life else 30 * 60_000)  # It is down for so long.
+        set_ahead(node, 60_000 if life else 30 * 60_000)  # It is down for this long.
         if how == "restart":
             node.start()
         else:

@@ -132,7 +132,7 @@ def test_lookups_of_closed_connections_keep_no_other_waiting(node: NodeDriver) -
     while node.node.next_deadline_us() == 0:
         node.handle(Tick())
         calls += 1
-        assert calls < 50, "all 15,000 are answered, to nobody"
+        assert calls < 50, "all 15,000 are answered, to no connection"
     assert node.node.broker.tasks.live == 0
 
 

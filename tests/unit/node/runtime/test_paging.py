@@ -30,7 +30,7 @@ def wide_schema(added: int) -> pa.Schema:
 
 
 def grown_topic(node: NodeDriver, name: str, columns_added: int) -> bytes:
-    """A topic of 1,500 columns that got so many more, one at a time."""
+    """A topic of 1,500 columns that got this many more, one at a time."""
     new = m.NewTopic(name, serialize_schema(wide_schema(0)), 1)
     response, _ = node.call(m.CreateTopicsRequest(topics=[new]))
     assert response.topics[0].error_code == 0

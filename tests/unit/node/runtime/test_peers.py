@@ -41,7 +41,7 @@ ONE = PEERS[0]
 
 
 class Asker:
-    """Remembers what was told to whoever asked."""
+    """Keeps the outcome of each request."""
 
     def __init__(self) -> None:
         self.outbox = Outbox(NodeMetrics())
@@ -180,7 +180,7 @@ def test_the_node_gives_up_in_time(tmp_path: Path) -> None:
 
 
 class Asking(RuleBasedStateMachine):
-    """Answers, ends, deadlines in any order: each who asked is told exactly once."""
+    """Answers, ends, deadlines in any order: each caller gets exactly one outcome."""
 
     def __init__(self) -> None:
         super().__init__()

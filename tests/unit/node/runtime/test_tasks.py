@@ -54,7 +54,7 @@ def test_requests_that_come_together_are_not_all_half_answered_at_once() -> None
     assert counting.ended == total
     assert counting.half_made_most == COMPUTING_MAX
     answered = [effect.correlation_id for effect in outbox.take()]  # type: ignore[union-attr]
-    assert answered == list(range(1, total + 1)), "who came first is answered first"
+    assert answered == list(range(1, total + 1)), "the first request is answered first"
 
 
 class Asked:

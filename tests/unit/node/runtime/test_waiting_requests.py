@@ -1,4 +1,4 @@
-"""Requests that wait for their steps: how much memory they may take, and who is refused."""
+"""Requests that wait for their steps: how much memory they may take, and which are refused."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_pipeline_of_long_lists_is_bounded_and_counted(node: NodeDriver, kind:
     refused = [request for request in requests if code_of(node, request) is not None]
     assert refused
     assert {code_of(node, request) for request in refused} == {ThrottledBroker.code}
-    # One who takes all that he can leaves room for others.
+    # A client that takes all that it can leaves room for others.
     other = one()
     pipeline(node, [other], connection=2)
     assert code_of(node, other) is None
