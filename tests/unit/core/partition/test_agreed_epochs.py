@@ -154,7 +154,7 @@ def test_a_follower_detects_that_rows_given_up_had_been_readable() -> None:
 
 # --- rows of earlier leaders --------------------------------------------------------------------
 def new_leader(*, is_epoch_saved: bool = True, in_sync: tuple[int, ...] = (0, 1, 2)) -> Leadership:
-    """A leader whose log ends at 100, and that does not know what of that is replicated."""
+    """A leader whose log ends at 100, without proof of what is replicated."""
     return Leadership(
         0,
         5,

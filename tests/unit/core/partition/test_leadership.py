@@ -127,7 +127,7 @@ def test_a_follower_with_all_rows_joins() -> None:
 
 
 def test_a_follower_that_lacks_rows_of_earlier_leaders_does_not_join() -> None:
-    """Rule 8: also where it has all below the high watermark that this leader knows."""
+    """Rule 8: also where it has all below this leader's high watermark."""
     leader = leadership((0, 1))
     fetched(leader, 2, 99, 100, 5)
     assert proposed(leader, 100, 5, high_watermark=50) is None

@@ -1,4 +1,4 @@
-"""Snapshots: what one stands for, and how a follower gets one."""
+"""Snapshots: what one covers, and how a follower gets one."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ def test_rows_that_the_leader_has_given_up_are_skipped() -> None:
 
 
 def test_a_copy_without_rows_has_nothing_to_agree_upon() -> None:
-    """The leader may know its newest epoch to have ended below: no cut would make them agree."""
+    """The newest epoch may have ended below in the leader's list: no cut would make them agree."""
     log = log_of(0, 0, 0)
     follower = asking(log, epoch=1)
     leader = epochs_of(113, (0, 0), (1, 2))

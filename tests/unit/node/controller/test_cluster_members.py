@@ -89,7 +89,7 @@ def test_a_session_counts_from_the_last_contact_of_the_quorum_with_the_controlle
 def test_a_broker_that_is_back_may_lead_when_it_has_the_metadata(
     members: Members, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rule 16 of docs/replication-rules.md: until then it does not know that others lead."""
+    """Rule 16 of docs/replication-rules.md: until then it lacks the metadata of other leaders."""
     members.run(500)
     two = members.by_id[2]
     members.cut.add(frozenset((1, 2)))
@@ -205,7 +205,7 @@ def test_what_only_the_controller_can_do_is_refused_elsewhere_with_its_address(
 
 # --- others that speak in a broker's name ---------------------------------------------------------
 def record(members: Members, node_id: int) -> BrokerRecord:
-    """A broker, as the controller knows it."""
+    """A broker in the controller's metadata."""
     return members.by_id[1].node.broker.metadata.image.brokers[node_id]
 
 

@@ -1,4 +1,4 @@
-"""A leader that does not reach the controller stands down by itself, before another one leads."""
+"""A leader that does not reach the controller steps down by itself, before another one leads."""
 
 from __future__ import annotations
 

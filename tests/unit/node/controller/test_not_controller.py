@@ -14,7 +14,7 @@ from quiverlog.node.controller.not_controller import announced_controller
     ("elected", "is_leading", "decides_alone", "announced"),
     [
         (1, True, False, 1),
-        (1, False, False, -1),  # It may not know all topics that were decided before it.
+        (1, False, False, -1),  # It may lack topics that were decided before it.
         (1, False, True, 1),
         (2, False, False, 2),
         (-1, False, False, -1),

@@ -275,7 +275,7 @@ def test_a_crash_before_the_directory_was_made_is_as_if_it_was_lost(
 
 # --- topics that were deleted while this broker was away ---------------------------------------
 def test_a_snapshot_takes_what_it_does_not_name_and_brings_what_is_new(node: NodeDriver) -> None:
-    """The cluster has forgotten that the topic was ever there; this broker's own log knows it."""
+    """The cluster no longer records that the topic was ever there; this broker's own log does."""
     gone, stays = node.create("gone", partitions=2), node.create("stays")
     node.produced(gone, batch_of([1]))
     node.produced(stays, batch_of([1]))

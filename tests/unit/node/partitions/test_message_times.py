@@ -22,7 +22,7 @@ def node(tmp_path: Path) -> NodeDriver:
 
 
 def create(node: NodeDriver, **configs: str) -> bytes:
-    """A topic; `type`, `before` and `after` stand for the keys about times."""
+    """A topic; `type`, `before` and `after` are short for the keys about times."""
     keys = {"type": "type", "before": "before_max_ms", "after": "after_max_ms"}
     times = {f"message_timestamp_{keys[k]}": v for k, v in configs.items() if k in keys}
     return node.create(**times, **{k: v for k, v in configs.items() if k not in keys})

@@ -35,7 +35,7 @@ PARTITIONS = 100
 
 
 def state(thing: object) -> dict[str, Any]:
-    """All that an object knows, as far down as it is made of our own classes."""
+    """All that an object refers to, as far down as it is made of our own classes."""
     names = [n for kind in type(thing).__mro__ for n in getattr(kind, "__slots__", ())]
     names += list(getattr(thing, "__dict__", ()))
     return {name: known(getattr(thing, name)) for name in names}

@@ -118,7 +118,7 @@ class Cluster:
 
 
 class Slow:
-    """Stands between a leader and the controller."""
+    """Delays requests between a leader and the controller."""
 
     def __init__(self, cluster: Cluster) -> None:
         changes = cluster.node.node.broker.in_sync_changes
@@ -322,7 +322,7 @@ def test_an_earlier_life_of_a_follower_does_not_join(tmp_path: Path) -> None:
 
 
 def test_a_refusal_by_the_controller_is_not_the_end(tmp_path: Path) -> None:
-    """The leader did not know yet that a follower is fenced."""
+    """The leader had no metadata yet of a fenced follower."""
     cluster = Cluster(tmp_path)
     slow = Slow(cluster)
     cluster.write(1)

@@ -119,7 +119,7 @@ def test_a_partition_is_led_followed_led_again_and_removed(
     assert replica is not None
     assert not replica.state.leads
     assert code_of(node, node.produce(topic, batch_of([9]))) == NotLeader.code
-    # It copies what the leader has, and knows what the producers did.
+    # It copies what the leader has, and its producers' state.
     node.give_out(5, 0)
     batch = copied([3, 4, 5], 2, 3, producer=(5, 0, 0))
     replica.append_copied([(BatchHeader.unpack(batch), memoryview(batch))], node.now)

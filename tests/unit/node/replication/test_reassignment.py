@@ -63,12 +63,12 @@ class World:
 
     @property
     def partition(self) -> PartitionImage:
-        """As the controller knows it."""
+        """As in the controller's metadata."""
         return self.one.node.broker.metadata.image.topics_by_id[self.topic_id].partitions[0]
 
     @property
     def leader(self) -> Member | None:
-        """The broker that leads, once it knows."""
+        """The broker that leads, once it has its metadata."""
         member = self.members.by_id.get(self.partition.leader_id)
         if member is None or (self.topic_id, 0) not in member.node.broker.replicas:
             return None

@@ -1,4 +1,4 @@
-"""A copy that begins where its leader's rows do knows the producers of those that were given up."""
+"""A copy that begins where its leader's rows do has the producers of those that were given up."""
 
 from __future__ import annotations
 

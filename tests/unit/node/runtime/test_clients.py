@@ -12,7 +12,7 @@ from quiverlog.server.net.peer import peer_name
 
 
 class Transport:
-    """What the kernel knows of a connection."""
+    """The kernel's side of a connection."""
 
     def __init__(self, peer: tuple[Any, ...] | None) -> None:
         self._peer = peer
