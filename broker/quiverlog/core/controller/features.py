@@ -1,8 +1,6 @@
 """Feature levels: which records and requests all brokers of the cluster understand (KIP-584).
 
-A level is finalised only when every registered broker supports it, and never goes back. It is a
-promise about all that the metadata log may hold from then on: software cannot skip an unknown
-record, for its image would differ from that of the others.
+A level is finalised only when every registered broker supports it, and never goes back.
 
 A metadata log without a record of it has level 1. A change that older brokers would not understand
 takes the next level, and is written only where `check_finalised` lets it.
@@ -63,6 +61,8 @@ def finalise(image: Image, level: int) -> list[Record]:
         raise InvalidFeatureLevel(f"there is no feature level {level} yet.")
     behind = [n for n, one in sorted(image.brokers.items()) if level > one.feature_level_max]
     behind += [n for n, one in sorted(image.brokers.items()) if level < one.feature_level_min]
+    # From then on the log may hold records of the level. A broker cannot skip an unknown one: its
+    # image would differ from that of the others.
     if behind:
         unsupporting = ", ".join(
             f"{n} (up to {image.brokers[n].feature_level_max})" for n in behind[:_NAMED_MAX]

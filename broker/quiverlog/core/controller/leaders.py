@@ -46,7 +46,7 @@ def successor(
     in_sync: tuple[int, ...],
     eligible: Collection[int],
 ) -> tuple[int, tuple[int, ...]]:
-    """NO_LEADER: none of them is alive; without a leader no replica is in sync."""
+    """Return the leader and the in-sync replicas; NO_LEADER and none where none can lead."""
     leader_id = partition.leader_id
     assert set(in_sync) <= set(partition.replicas)
     if leader_id not in in_sync:

@@ -1,7 +1,6 @@
 """The ends of the logs of partitions without a leader, as their brokers report them.
 
-A report counts for one registration of a broker and one leader epoch: a broker that registers again
-may have lost rows, and under another epoch its log may have been cut or written to.
+A report counts for one registration of a broker and one leader epoch.
 """
 
 from __future__ import annotations
@@ -114,8 +113,9 @@ class LogEnds:
         for broker_id, answer in answers.items():
             broker = image.brokers.get(broker_id)
             if broker is None or broker.broker_epoch != answer.broker_epoch:
-                continue
+                continue  # It has registered again, and may have lost rows.
             is_replica = broker_id in partition.replicas  # A cancelled move may have removed it.
+            # Under another leader epoch its log may have been cut or written to.
             if is_replica and answer.leader_epoch == partition.leader_epoch:
                 found[broker_id] = answer.end
         assert set(found) <= set(partition.replicas)

@@ -96,8 +96,7 @@ class Registrations:
     def register(
         self, pending: Image, newcomer: BrokerRecord, clean_incarnation: bytes, now_us: int
     ) -> list[Record]:
-        """A stopping broker that registers again, under the same incarnation, does not stop and
-        lacks nothing. `clean_incarnation`: its earlier incarnation, if that stopped cleanly."""
+        """Register a broker. `clean_incarnation`: its earlier one, if that stopped cleanly."""
         assert newcomer.broker_epoch == UNKNOWN_BROKER_EPOCH
         assert newcomer.node_id >= 0
         before = pending.brokers.get(newcomer.node_id)
@@ -115,6 +114,8 @@ class Registrations:
         self._begin_life(newcomer.node_id)
         if before.directory_id not in ("", newcomer.directory_id):
             follows = elections.disk_lost(pending, newcomer.node_id)
+        # The same start, which was about to stop and does not, or one after a clean stop: both lack
+        # no rows.
         elif before.incarnation in (newcomer.incarnation, clean_incarnation):
             follows = elections.broker_fenced(pending, newcomer.node_id)
         else:

@@ -178,6 +178,7 @@ class TopicImage:
     def configure(self, config: TopicConfig) -> None:
         self.config = config
         if self.partitions:
+            # Rows that were acknowledged under a smaller minimum lie on as few disks.
             least = min(self.min_in_sync_least, config.min_in_sync_replicas)
             self.min_in_sync_least = least
             assert least >= 1

@@ -105,8 +105,8 @@ class Leadership:
         return len(self.in_sync.committed) < self.min_in_sync
 
     def replicated_offset(self, log_end_offset: int) -> int:
-        """0 while too few are in sync, or some do not show that they have all rows of earlier
-        leaders."""
+        """Return 0 while too few are in sync, or some do not show that they have all rows of
+        earlier leaders."""
         if self.is_under_min:
             return 0
         if not self.agreement.is_reached(log_end_offset, self._holding):

@@ -181,8 +181,8 @@ def _pairs(counts: Counter[object] | Counter[tuple[object, object]]) -> int:
 
 # Evening out the leaders: only the order of the replicas changes, so nothing is copied.
 def even_leaders(layout: Layout) -> None:
-    """Change only the order of replicas, until brokers differ by one in what they lead, or
-    cannot."""
+    """Change only the order of replicas, until brokers differ by one led partition, or can come no
+    closer."""
     takers = frozenset(layout.takers)
     # Partitions that the first could hand to the second.
     gifts: dict[int, dict[int, dict[int, None]]] = {n: {} for n in takers}

@@ -1,7 +1,4 @@
-"""Requests to the controller: a call if this node is the controller, else a request to the leader.
-
-NOT_CONTROLLER is followed once, if another controller is known; the caller decides about retries.
-"""
+"""Requests to the controller: a call if that is this node, else a request to the leader."""
 
 from __future__ import annotations
 
@@ -102,6 +99,7 @@ class ControllerLink:
             and follows
             and self.controller_id not in (_NO_CONTROLLER, asked)
         ):
+            # Once: the caller decides about retries.
             self._ask(request, then, now, timeout_ms=timeout_ms, follows=False)
         else:
             then(None, error_from_code(code, answer.response.error_message), now)

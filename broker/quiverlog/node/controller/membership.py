@@ -58,6 +58,7 @@ class Membership:
             metadata,
             outbox,
             lambda: directory().incarnation,
+            # Made below: the registration needs the link, which needs the registrar.
             lambda: self.registration.controller_contact_us,
             is_disk_full,
             faulted,

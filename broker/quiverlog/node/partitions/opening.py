@@ -207,7 +207,7 @@ class LateDirectories:
     def _made(
         self, keys: dict[str, Key], result: object, error: BaseException | None, now: Now
     ) -> None:
-        """Called again with an error after a failure of ours: then for those that are left."""
+        # Called again with an error after a bug of ours: then for those that are left.
         assert self._is_making or error is not None, "one job at a time"
         self._is_making = False
         while keys:
@@ -418,7 +418,7 @@ class Openings:
         error: BaseException | None,
         now: Now,
     ) -> None:
-        """Called again after a failure of ours (see `Jobs`)."""
+        # Called again after a bug of ours: only the first call counts the job.
         if jobs:
             jobs.pop()
             self._jobs_in_flight -= 1
@@ -436,8 +436,8 @@ class Openings:
         self._take_some(now)
 
     def _take_some(self, now: Now) -> None:
-        """Take in some; all of them after a stop, when no tick comes."""
         broken: Exception | None = None
+        # After a stop all of them: no tick comes.
         left = len(self._results) if self._stopped else min(_TAKEN_PER_CALL, len(self._results))
         for _ in range(left):
             part, found = self._results.popleft()

@@ -2,9 +2,7 @@
 
 Of several sources of an address the later in this list counts: `controllers` in the configuration,
 the leader that another broker named, voters in the metadata log, broker registrations,
-`moved_controllers`, requests of the replica itself (from its own disk only: a wiped disk must not
-draw the voter's messages; of two processes on one node id the first counts until it was silent for
-a session).
+`moved_controllers`, requests of the replica itself.
 
 Invariant: each request is answered once, in a later call, by a response or an error.
 """
@@ -309,6 +307,7 @@ class BrokerAddresses:
             raise InvalidRequest(f"the sender's endpoint {error}.") from None
         if key.node_id == self._node_id:
             return None
+        # Of two processes on one node id the first counts until it was silent for a session.
         first = self._first(key.node_id, now)
         live = self._live.get(key.node_id)
         if (
@@ -320,6 +319,7 @@ class BrokerAddresses:
                 return None
             self.second_seen(key.node_id, str(address), str(first.address), now, is_here=True)
             return first.address
+        # A wiped disk must not draw the messages for the voter that it was.
         if not self._is_believed(key):
             return None
         held = self._contacts.get(key.node_id)
