@@ -1,8 +1,6 @@
 """Replicas out of sync that have all readable rows (KIP-966), and how many logs prove it.
 
-With fewer than the minimum in sync, no more rows become readable. So a replica that leaves then, or
-is the last one, has all readable rows and may lead if no in-sync replica is alive. With enough in
-sync again, it is no longer eligible.
+Such a replica may lead if no in-sync replica is alive.
 """
 
 from __future__ import annotations
@@ -27,6 +25,8 @@ def eligible_after(
     assert set(in_sync) <= set(partition.replicas)
     if len(in_sync) >= min_in_sync(config, partition):
         return ()
+    # With fewer than the minimum in sync, no more rows become readable: a replica that leaves then,
+    # or is the last one, has all readable rows.
     before = (*partition.eligible_leader_replicas, *partition.in_sync_replicas)
     found = tuple(member for member in dict.fromkeys(before) if member not in in_sync)
     assert set(found) <= set(partition.replicas)

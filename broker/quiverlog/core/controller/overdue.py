@@ -19,8 +19,6 @@ class Overdue:
     A broker that gets "caught up" may lead for one more session (docs/adr/0042). With metadata more
     than three sessions late it leads nothing after four: before a new leader may expose more rows,
     because the old one copied none for the lag time (`REPLICA_LAG_MS_MAX`, five sessions).
-
-    A new controller does not have the age of its metadata: all are due a session later.
     """
 
     __slots__ = ("_due", "_known", "_session_us")
@@ -36,6 +34,7 @@ class Overdue:
         assert version >= 0
         self._due = _NONE
         self._known.clear()
+        # A new controller does not have the age of its metadata: all are due a session later.
         self._known.append((now_us + self._session_us, version))
 
     def version(self, known_here: int, now_us: int) -> int:
@@ -54,14 +53,14 @@ class Awaited:
     """Versions that every live broker must have applied before a caller gets its answer.
 
     A broker that lacks one for half a session gets "not caught up", which renews no lease; a
-    session later its lease is over, and the controller fences it. The half session is there because
-    brokers always lack the last moment's records: that alone must cost no broker its lease.
+    session later its lease is over, and the controller fences it.
     """
 
     __slots__ = ("_late_us", "_patience_us", "_since", "_step_us")
 
     def __init__(self, session_us: int) -> None:
         assert session_us >= _AWAITED_STEPS_PER_SESSION
+        # Brokers always lack the last moment's records: that alone must cost none its lease.
         self._patience_us = session_us // 2
         self._late_us = self._patience_us + session_us
         self._step_us = session_us // _AWAITED_STEPS_PER_SESSION

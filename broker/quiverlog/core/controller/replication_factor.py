@@ -1,8 +1,6 @@
 """Changes of a topic's replication factor, by moves of each partition on its own.
 
-The topic's factor, used for new partitions and defaults, follows when the last of them has arrived:
-until then `min.insync.replicas` is that of the old factor, and no write is refused while replicas
-copy.
+The topic's factor, used for new partitions and defaults, follows when the last of them has arrived.
 """
 
 from __future__ import annotations
@@ -56,6 +54,8 @@ def _follows(image: Image, topic: TopicImage, ended: Mapping[int, int]) -> list[
     count = next(iter(ended.values()))
     if count == topic.replication_factor:
         return []
+    # Until the last has arrived `min.insync.replicas` is that of the old factor: no write is
+    # refused while replicas copy.
     for partition in topic.partitions:
         now = 0 if partition.moves else len(partition.replicas)
         if ended.get(partition.partition, now) != count:

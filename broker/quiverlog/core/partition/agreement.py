@@ -1,8 +1,5 @@
 """When rows of earlier leaders count as replicated (docs/adr/0067): once every counted replica
 shows that it has all of them, by a row of this epoch or by the epoch in the list on its disk.
-
-Positions alone do not show it: another log may hold rows of a later epoch that never counted, and
-would win an election for the longest log.
 """
 
 from __future__ import annotations
@@ -51,4 +48,6 @@ class Agreement:
         assert follower.log_end_offset >= 0
         if not self.is_needed or follower.log_end_offset > self.start_offset:
             return True
+        # The position alone does not show it: another log may hold rows of a later epoch that never
+        # counted, and would win an election for the longest log.
         return saved_epoch >= self._leader_epoch

@@ -95,9 +95,6 @@ _DECODER: Final = msgspec.msgpack.Decoder(_Snapshot)
 
 
 class ProducerStates:
-    """Producers from `restore` and `replay` count as active at `now_us`, the opening: a restart
-    expires none for the old times of its rows."""
-
     __slots__ = ("_expiry_us", "_opened_us", "_producers", "_producers_max", "_staged")
 
     def __init__(
@@ -108,6 +105,8 @@ class ProducerStates:
         expiry_us: int = PRODUCER_EXPIRY_MS * 1000,
     ) -> None:
         assert producers_max > 0
+        # Replayed producers count as active from now on: a restart expires none for the old times
+        # of its rows.
         self._opened_us = now_us
         self._producers_max = producers_max
         self._expiry_us = expiry_us

@@ -1,9 +1,4 @@
-"""A partition on this node: its log, its state and its produces.
-
-A failed write or fsync gives the replica a `fault`: the kernel may have dropped the pages that the
-failed fsync covered, so nothing may be acknowledged on top of them until a restart has recovered
-the log from what the disk really holds.
-"""
+"""A partition on this node: its log, its state and its produces."""
 
 from __future__ import annotations
 
@@ -126,6 +121,8 @@ class Replica(Watched):
         self.corrupt = False
         # What is wrong with the rows; they are to be copied again (repairs.py). Empty: nothing.
         self.damage = ""
+        # A failed write or fsync. The kernel may have dropped the pages that it covered: nothing is
+        # acknowledged on top of them until a restart has recovered the log from the disk.
         self.fault: StorageFault | None = None
 
     def found_corrupt(self) -> bool:

@@ -53,12 +53,13 @@ class Trims:
         waiting = self._under_way.get(replica)
         if waiting is not None:
             waiting.append((offset, then, promised))
-            return
+            return  # One trim of a log at a time.
         job = replica.log.begin_trim(offset, promised=promised)
         if job is None:
             self._start_moved(replica)
             then(None, None, now)
             return
+        # A client waits for a promised start.
         urgency = Urgency.READ if promised else Urgency.BACKGROUND
         self._under_way[replica] = deque()
         replica.jobs_running += 1

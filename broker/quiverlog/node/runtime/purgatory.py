@@ -132,8 +132,9 @@ class Purgatory:
         free = self._parked_max - self.parked
         free_entries = self._entries_max - self.parked_entries
         accounts = self._clients.accounts
-        everybody = 2 * len(accounts)
-        if everybody <= self._parked_max and everybody * _FIRST_ENTRIES <= self._entries_max:
+        # With room for two of each connection, the first of each that has none is reserved.
+        two_each = 2 * len(accounts)
+        if two_each <= self._parked_max and two_each * _FIRST_ENTRIES <= self._entries_max:
             if connection_id not in self._by_connection and entry_count <= _FIRST_ENTRIES:
                 return free > 0 and entry_count <= free_entries
             waiting = len(accounts) - len(self._by_connection)
