@@ -224,7 +224,6 @@ def only_copy_lost(image: Image, node_id: int, report: LogEndReport) -> list[Rec
 
 
 def settings_changed(image: Image, topic: TopicImage, config: TopicConfig) -> list[Record]:
-    """Return the changes that follow from this configuration of the topic."""
     assert image.topics_by_id.get(topic.topic_id) is topic, "decided on what will hold"
     alive = alive_brokers(image)
     changes: list[Record] = []

@@ -282,7 +282,6 @@ class Leadership:
         return proposal._replace(ends_move=has_arrived, broker_epochs=self._asked_epochs)
 
     def propose_again(self) -> Proposal:
-        """Return the open proposal with the broker epochs of the first try."""
         proposal = self.in_sync.again()
         assert self._node_id in proposal.members, "a leader is in sync"
         assert len(proposal.members) == len(self._asked_epochs)
@@ -335,7 +334,6 @@ class Leadership:
         brokers: Brokers,
         now_us: int,
     ) -> None:
-        """Update whether a follower is about to join."""
         assert self.followers[follower.broker_id] is follower
         is_joining = (
             follower.broker_id not in self.in_sync.maximal

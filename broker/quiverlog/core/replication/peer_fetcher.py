@@ -213,7 +213,6 @@ class PeerFetcher:
         self._begin_anew(now_us, backoff=self._session_id == 0)
 
     def failed(self, now_us: int) -> None:
-        """Begin a new session after a pause."""
         # The leader may have taken the report in: the session cannot go on.
         self._begin_anew(now_us, backoff=True)
 

@@ -29,8 +29,6 @@ _MOVES_MAX: Final = 500
 
 
 class FullDisks:
-    """Moves leadership from brokers with full disks to in-sync replicas with room."""
-
     __slots__ = ("_due_us", "_full", "_known", "_metadata", "_outbox")
 
     def __init__(

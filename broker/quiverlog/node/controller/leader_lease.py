@@ -78,7 +78,6 @@ class LeaderLease:
             self._step_down()
 
     def check(self, replica: Replica) -> None:
-        """Raise NotLeader where another broker may lead the partition."""
         assert not replica.deleted, "what is deleted is not found"
         if self.is_over and _has_copies(replica):
             raise NotLeader(
@@ -117,7 +116,6 @@ class LeaderLease:
         return any(fit_epoch(image, node_id) is not None for node_id in eligible)
 
     def offsets_are_known(self, replica: Replica) -> bool:
-        """Return False where another broker may have other offsets."""
         assert not replica.deleted, "what is deleted is not found"
         return not (self.is_over and _has_copies(replica)) and not self.hands_over(replica)
 

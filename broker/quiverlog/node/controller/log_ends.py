@@ -195,8 +195,7 @@ class Copies(Protocol):
     def offline(self) -> Mapping[Key, Offline]:
         """Those that cannot be opened, and why."""
 
-    def find(self, key: Key) -> Replica | None:
-        """Return the replica, if it is open."""
+    def find(self, key: Key) -> Replica | None: ...
 
 
 class LogEndReports:

@@ -236,7 +236,6 @@ class InSyncChanges:
     def _answered(
         self, asked: list[_Asked], answer: object, error: BaseException | None, now: Now
     ) -> None:
-        """Settle each proposal: decided, refused, or of unknown outcome."""
         if self._in_flight is not asked:
             return  # Called again after a bug of ours.
         self._in_flight = None

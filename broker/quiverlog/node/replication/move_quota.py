@@ -17,8 +17,6 @@ __all__ = ["MoveQuota"]
 
 
 class MoveQuota:
-    """Counts fetched bytes of moving partitions as time; a rate of 0 is unlimited."""
-
     __slots__ = ("_bytes_per_s", "_metadata", "_node_id", "_until_us")
 
     def __init__(self, node_id: int, bytes_per_s: int, metadata: MetadataView) -> None:

@@ -30,8 +30,6 @@ _ALWAYS_US: Final = -(2**62)
 
 
 class OfflineReplicas:
-    """Reports offline replicas to the controller, while this broker is registered."""
-
     __slots__ = (
         "_ask",
         "_broker_epoch",

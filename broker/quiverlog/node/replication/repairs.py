@@ -112,8 +112,7 @@ _RETRY_US: Final = 5_000_000
 
 
 class Holder(Protocol):
-    def find(self, key: Key) -> Replica | None:
-        """Return the replica, led or followed."""
+    def find(self, key: Key) -> Replica | None: ...
 
     def is_offline(self, key: Key) -> bool:
         """True for a partition that could not be opened, and is not being opened now."""
@@ -128,8 +127,7 @@ class Holder(Protocol):
 
 
 class OfflineReports(Protocol):
-    def changed(self, key: Key, *, is_offline: bool, leader_epoch: int = NO_EPOCH) -> None:
-        """See `OfflineReplicas`."""
+    def changed(self, key: Key, *, is_offline: bool, leader_epoch: int = NO_EPOCH) -> None: ...
 
 
 class _Leaving(NamedTuple):
@@ -139,8 +137,6 @@ class _Leaving(NamedTuple):
 
 
 class Repairs:
-    """Replicas here with damaged rows: released, set aside, and fetched again."""
-
     __slots__ = (
         "_config",
         "_damaged",
@@ -212,7 +208,6 @@ class Repairs:
             self._jobs.start(job, partial(self._marked, [replica]))
 
     def opened(self, key: Key, replica: Replica) -> None:
-        """Note an opened log; damage found at opening begins a repair."""
         self._damaged.pop(key, None)
         self._offline_reports.changed(key, is_offline=False)
         if replica.log.recovery.damages:

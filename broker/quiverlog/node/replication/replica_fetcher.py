@@ -199,7 +199,6 @@ class Replication:
             self._mark_news(copy, now)
 
     def set_move_rate(self, bytes_per_s: int, now: Now) -> None:
-        """Change the rate of moving partitions: pauses of the old rate end."""
         for copy in self._quota.set_rate(bytes_per_s, self._copies.values(), now.mono_us):
             self._mark_news(copy, now)
 

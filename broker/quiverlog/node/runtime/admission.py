@@ -90,26 +90,22 @@ class Admission:
             raise DiskFull("the broker has too little room to write.")
 
     def disk_filled(self) -> None:
-        """Refuse writes, until a DiskSpace event reports room."""
         if not self.disk_full:
             self.disk_full = True
             self._metrics.disk_full = 1
             self._outbox.log("error", "disk full: writes are refused until there is room")
 
     def directory_lost(self) -> None:
-        """Refuse writes: the directory was replaced, or another broker uses it."""
         if not self._lost:
             self._lost = True
             self._outbox.log("error", "data directory lost: it was replaced, or taken")
 
     def directory_held(self) -> None:
-        """Accept writes again: the directory is ours, perhaps moved back."""
         if self._lost:
             self._lost = False
             self._outbox.log("warning", "data directory is back")
 
     def disk_space(self, free_bytes: int) -> None:
-        """Refuse or accept writes, by the free bytes that the server measured."""
         assert self._metrics.disk_full == int(self.disk_full), "the gauge has the state"
         self.room_bytes = max(0, free_bytes - self._reserve_bytes)
         if free_bytes < self._reserve_bytes:

@@ -17,8 +17,6 @@ Account = tuple[str, int | str]
 
 
 class Clients:
-    """Addresses, listeners, and the `accounts` of connections that have sent HELLO."""
-
     __slots__ = ("_accounts", "_addresses", "_listeners", "accounts")
 
     def __init__(self) -> None:

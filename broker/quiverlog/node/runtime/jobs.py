@@ -57,7 +57,6 @@ class Jobs:
         return id(job) in self._waiting
 
     def start(self, job: Job, then: Then, urgency: Urgency = Urgency.FLUSH) -> None:
-        """Run `job` off the loop, as soon as its urgency allows; `then` gets its outcome."""
         self._queues[urgency].append((job, then))
         self._start_next(urgency)
 

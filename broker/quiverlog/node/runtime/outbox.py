@@ -39,7 +39,6 @@ class Outbox:
         self.effects.append(LogLine(level, event, fields))
 
     def internal_error(self, where: str, error: BaseException) -> None:
-        """Count and log an unexpected exception, a bug of ours, with its trace."""
         self._metrics.internal_errors += 1
         trace = "".join(traceback.format_exception(error))
         self.effects.append(LogLine("error", "internal error", {"during": where, "trace": trace}))

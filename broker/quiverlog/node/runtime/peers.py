@@ -151,14 +151,12 @@ class Peers:
             self._outbox.emit(ClosePeer(peer, "no answer in time"))
 
     def next_us(self) -> int | None:
-        """Return the earliest deadline; None: no request waits."""
         deadlines = self._deadlines
         while deadlines and deadlines[0][1] not in self._waiting:
             heapq.heappop(deadlines)
         return deadlines[0][0] if deadlines else None
 
     def stop(self, now: Now) -> None:
-        """Fail all requests that wait and refuse new ones."""
         # Those without a token are still sent: decisions under way may need the quorum.
         self._is_stopped = True
         for token in list(self._waiting):
@@ -392,7 +390,6 @@ class BrokerAddresses:
         return max(here)[1:] if here else (-1, "")
 
     def leader_named(self, node_id: int, address: Address) -> None:
-        """Take the leader's address from another broker's answer."""
         if node_id != self._node_id and self._named != {node_id: address}:
             self._named = {node_id: address}
             self._publish()

@@ -51,8 +51,7 @@ class Replier(Protocol):
         correlation_id: int,
         response: Response,
         body: Sequence[memoryview] = (),
-    ) -> None:
-        """Answer a request."""
+    ) -> None: ...
 
 
 class Waiter:

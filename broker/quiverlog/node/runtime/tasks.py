@@ -222,7 +222,6 @@ class Tasks:
             left -= self._step(now)
 
     def begin(self, now: Now) -> None:
-        """Make first steps only."""
         left = STEPS_PER_CALL
         while self._new and left > 0 and len(self._ready) < COMPUTING_MAX:
             if not self._ready_next():
