@@ -210,7 +210,7 @@ def test_refusals_and_strangers_elect_no_leader() -> None:
 
 # --- until when others have led ------------------------------------------------------------------
 def vote_of(replica: Replica, candidate: int, term: int, index: int = 0) -> m.VoteResponse:
-    """Its vote for a candidate with a log of this length."""
+    """Return its vote for a candidate with a log of this length."""
     ask = m.Vote(
         source=key(candidate),
         target=replica.key,
