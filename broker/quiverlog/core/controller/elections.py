@@ -113,7 +113,7 @@ def broker_unfenced(image: Image, node_id: int) -> list[Record]:
 def unclean_leader(
     image: Image, topic_id: bytes, number: int, ends: Mapping[int, LogEnd]
 ) -> list[Record]:
-    """Elect any live replica where there is no leader, for an operator who accepts losing rows.
+    """Elect any live replica where there is no leader, for an operator that accepts losing rows.
 
     Of the live logs among `ends`, the longest leads.
     """

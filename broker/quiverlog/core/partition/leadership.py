@@ -207,7 +207,7 @@ class Leadership:
         self.adding, self.leaving = frozenset(adding), frozenset(leaving)
         assert not self.adding & self.leaving
 
-    # --- who is in sync ------------------------------------------------------------------------
+    # --- the in-sync set -----------------------------------------------------------------------
     def holds(self, partition_epoch: int, members: Iterable[int], now_us: int) -> bool:
         before = self.in_sync.committed
         changed = self.in_sync.holds(partition_epoch, members)
