@@ -220,8 +220,8 @@ class Registrations:
         """Return whether the broker leads nothing, and all live brokers have that."""
         # Itself included: with older metadata it would go on accepting rows that no other has.
         for one in image.live_brokers():
-            decides = one.node_id == self.node_id
-            if not decides and self.sessions.version_of(one.node_id) < since:
+            is_controller = one.node_id == self.node_id
+            if not is_controller and self.sessions.version_of(one.node_id) < since:
                 return False
         return not any(
             partition.leader_id == node_id

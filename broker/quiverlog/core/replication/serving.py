@@ -67,7 +67,7 @@ def _check(
     if parted is not None:
         result.diverging_epoch, result.diverging_end_offset = parted
         raise LogTruncated(
-            f"{state.name}: the logs part where epoch {parted[0]} ended, at {parted[1]}."
+            f"{state.name}: the logs diverge where epoch {parted[0]} ended, at {parted[1]}."
         )
     if not state.log_start_offset <= entry.offset <= state.log_end_offset:
         raise OffsetOutOfRange(
@@ -100,7 +100,8 @@ def record_report(
     )
     if report.broker_epoch < leadership.followers[report.broker_id].broker_epoch:
         raise StaleBrokerEpoch(
-            f"{state.name}: broker {report.broker_id} has restarted since and asked again."
+            f"{state.name}: broker {report.broker_id} has fetched under a later epoch than"
+            f" {report.broker_epoch}."
         )
     leadership.fetched(report, session, state.log_end_offset, brokers, now_us)
     return state.followers_moved()

@@ -43,7 +43,7 @@ from quiverlog.errors import (
 from quiverlog.limits import FEATURE_LEVEL_MIN, QUORUM_REPLICAS_SHOWN_MAX
 from quiverlog.node.apis.topics import topic_page
 from quiverlog.node.broker import Broker
-from quiverlog.node.controller.not_controller import check_decides, decided
+from quiverlog.node.controller.not_controller import check_is_controller, decided
 from quiverlog.node.runtime.config import NodeConfig
 from quiverlog.node.runtime.jobs import Then
 from quiverlog.node.runtime.tasks import Call, Making, Steps, Wait
@@ -145,7 +145,7 @@ def _held_by(one: PartitionImage) -> PartitionReplicas:
 def _all_moves(broker: Broker, call: Call, request: ReassignPartitionsRequest) -> Steps:
     if request.partitions:
         raise InvalidRequest("partitions are named without their topic: give `name`.")
-    check_decides(broker, call.connection_id)
+    check_is_controller(broker, call.connection_id)
     found, next_name = yield from topic_page(broker, None, request.first_name, _moves_of)
     return ReassignPartitionsResponse(
         topics=[one for one in found if one.moves], next_name=next_name

@@ -16,7 +16,7 @@ from quiverlog.core.controller.topics import next_producer_id_block
 from quiverlog.errors import InvalidProducerEpoch, InvalidRequest, UnknownProducerId
 from quiverlog.node.apis.topics import topic_page
 from quiverlog.node.broker import Broker
-from quiverlog.node.controller.not_controller import check_decides
+from quiverlog.node.controller.not_controller import check_is_controller
 from quiverlog.node.runtime import tasks
 from quiverlog.node.runtime.tasks import Call, Steps, Wait
 from quiverlog.types import NO_EPOCH, NO_PRODUCER_ID, PRODUCER_IDS_END
@@ -38,7 +38,7 @@ def handle_init_producer_id(broker: Broker, call: Call) -> Steps:
     assert isinstance(request, m.InitProducerIdRequest)
     if request.transactional_id:
         raise InvalidRequest("this broker has no transactions: leave transactional_id empty.")
-    check_decides(broker, call.connection_id)
+    check_is_controller(broker, call.connection_id)
     ids = broker.producer_ids
     producer_id, epoch = request.producer_id, request.producer_epoch
     if producer_id == NO_PRODUCER_ID and epoch != NO_EPOCH:

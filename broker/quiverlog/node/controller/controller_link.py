@@ -30,7 +30,7 @@ class ControllerLink:
         self._peers = peers
         self._local: Mapping[type[Request], Local] = {}
 
-    def decide_by(self, local: Mapping[type[Request], Callable[..., None]]) -> None:
+    def set_local_handlers(self, local: Mapping[type[Request], Callable[..., None]]) -> None:
         assert not self._local
         self._local = local
 

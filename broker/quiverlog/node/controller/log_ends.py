@@ -284,7 +284,7 @@ class LogEndReports:
                 assert isinstance(answer, ReportLogEndsResponse)
                 self._give_up(answer, now)
             elif not isinstance(error, _OFTEN):
-                self._outbox.log("warning", "controller took no log ends", why=str(error))
+                self._outbox.log("warning", "controller refused log ends", why=str(error))
 
         try:
             self._ask(request, then, now)

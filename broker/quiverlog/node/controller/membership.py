@@ -68,7 +68,7 @@ class Membership:
             quorum, metadata, outbox, self.registrar.has_session
         )
         self.controller = controller
-        controller.decide_by(
+        controller.set_local_handlers(
             {
                 AlterPartitionRequest: in_sync_decisions.decide,
                 RegisterBrokerRequest: self.registrar.register,

@@ -22,7 +22,7 @@ from quiverlog.wire.registry import APIS
 
 __all__ = [
     "announced_controller",
-    "check_decides",
+    "check_is_controller",
     "controller_for",
     "decided",
     "endpoint_at",
@@ -59,7 +59,7 @@ def endpoint_at(broker: BrokerParts, record: BrokerRecord, connection_id: int) -
     return where.get(listener, Address(record.host, record.port))
 
 
-def check_decides(broker: BrokerParts, connection_id: int) -> None:
+def check_is_controller(broker: BrokerParts, connection_id: int) -> None:
     """Refuse unless this broker is the controller; before any lookup, as metadata may be old.
 
     Raises:
@@ -94,7 +94,7 @@ def decided(
     while True:
         if until_free is not None:
             yield from until_free()
-        check_decides(broker, call.connection_id)
+        check_is_controller(broker, call.connection_id)
         failures = metadata.failures
         refused: QuiverlogError | None = None
         try:

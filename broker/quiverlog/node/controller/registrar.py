@@ -150,7 +150,7 @@ class Registrar:
                 node_id, incarnation = self._config.node_id, self._incarnation()
                 self._machine = Registrations(node_id, incarnation, session_us)
             self._machine.end()
-            self._refuse_waiting(NotController("another broker decides by now."), now)
+            self._refuse_waiting(NotController("another broker is the controller now."), now)
             self._full_disks.clear()
             self._faults.clear()
             self._due_us = None
@@ -193,7 +193,7 @@ class Registrar:
             if error is not None:
                 then(None, error, now)
             elif broker is None or broker.incarnation != newcomer.incarnation:
-                then(None, ThrottledBroker("the registration was not decided."), now)
+                then(None, ThrottledBroker("the registration was not committed: try again."), now)
             else:
                 session_ms = self._config.broker_session_ms
                 then(
@@ -326,7 +326,11 @@ class Registrar:
             elif machine.applied_everywhere(image) >= image.version:
                 then(None, None, now)
             elif len(self._waiting) >= EPOCH_WAITS_MAX:
-                then(None, ThrottledBroker("too many wait for the other brokers."), now)
+                then(
+                    None,
+                    ThrottledBroker("too many requests wait for other brokers: try again."),
+                    now,
+                )
             else:
                 self._waiting.append((image.version, then))
                 machine.awaited.add(image.version, now.mono_us)

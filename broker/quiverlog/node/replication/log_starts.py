@@ -49,7 +49,7 @@ class FollowedStarts:
     def follow(self, replica: Replica, start_offset: int, saved_offset: int, now: Now) -> None:
         """Rows below `saved_offset` never come back."""
         log = replica.log
-        assert not replica.state.leads, "a leader decides itself"
+        assert not replica.state.leads, "a leader follows no other"
         if start_offset <= log.log_start_offset and saved_offset <= log.start_saved:
             self._leader_starts.pop(replica, None)
             return
@@ -160,7 +160,7 @@ class CopiedStarts:
             return NotLeader(f"{replica.name} is led elsewhere.")
         if now.mono_us >= one.deadline_us and self._is_behind(replica, one.offset):
             return RequestTimedOut(
-                f"{replica.name}: not all copies have given the rows up in time."
+                f"{replica.name}: not all followers have deleted the rows in time."
             )
         return None
 
@@ -187,5 +187,9 @@ class CopiedStarts:
         waiting = [one for some in self._waiting.values() for one in some]
         self._waiting.clear()
         for one in waiting:
-            self._answer(one, RequestTimedOut("the broker stops before all copies follow."), now)
+            self._answer(
+                one,
+                RequestTimedOut("the broker stops before all followers have deleted the rows."),
+                now,
+            )
         assert not self._waiting, "no request waits again after its answer"

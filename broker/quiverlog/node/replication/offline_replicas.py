@@ -145,7 +145,7 @@ class OfflineReplicas:
                     self._unreported.difference_update(keys)
                 if error is not None:
                     self._outbox.log(
-                        "warning", "controller took no offline replicas", why=str(error)
+                        "warning", "controller refused offline replicas", why=str(error)
                     )
 
         try:
