@@ -82,8 +82,8 @@ BUGS: dict[str, Mutation] = {
     ),
     "it stops before it has the metadata itself": Mutation(
         f"{MACHINE}._may_stop",
-        "decides = one.node_id == self.node_id",
-        "decides = one.node_id in (node_id, self.node_id)",
+        "is_controller = one.node_id == self.node_id",
+        "is_controller = one.node_id in (node_id, self.node_id)",
     ),
     "it stops while it leads": Mutation(
         f"{MACHINE}._may_stop", "partition.leader_id == node_id", "False"

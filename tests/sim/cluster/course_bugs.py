@@ -107,8 +107,8 @@ COURSE_BUGS: Final[tuple[Bug, ...]] = (
     make_bug(
         "a broker stops before it has received that it leads nothing",
         "core.controller.registrations:Registrations._may_stop",
-        "decides = one.node_id == self.node_id",
-        "decides = one.node_id in (node_id, self.node_id)",
+        "is_controller = one.node_id == self.node_id",
+        "is_controller = one.node_id in (node_id, self.node_id)",
         shape=course("stalled stop"),
     ),
     make_bug(
