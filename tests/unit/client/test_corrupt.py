@@ -78,16 +78,14 @@ def test_a_consumer_meets_a_bad_batch_at_every_poll_until_it_seeks(client: Any) 
             consumer.seek(4, 0)
 
 
-def test_a_bad_batch_is_stepped_over_where_the_program_says_so(
-    client: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_bad_batch_is_skipped_on_request(client: Any, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="quiverlog"):
         offsets = [b.base_offset for b in client.consumer("t", skip_corrupt=True)]
     assert offsets == [0, 20]
     assert "[10, 20)" in caplog.text
 
 
-def test_a_damaged_header_makes_nobody_look_for_the_schema_it_names(
+def test_the_schema_of_a_damaged_header_is_not_asked_for(
     broker: ScriptedBroker, client: Any
 ) -> None:
     def rename(request: Any, response: Any, body: bytes) -> tuple[m.Response, bytes]:
@@ -153,7 +151,7 @@ def test_a_damaged_number_in_a_header_costs_the_rows_of_its_batch_only(
 
 
 @pytest.mark.parametrize("count", [5, 15, 10_000, 0, 2**31])
-def test_nobody_steps_over_as_many_rows_as_a_damaged_header_says(
+def test_the_row_count_of_a_damaged_header_is_not_skipped(
     broker: ScriptedBroker, client: Any, count: int
 ) -> None:
     """No batch came behind it that would show where it ends."""
@@ -175,7 +173,7 @@ def test_a_batch_that_comes_alone_is_stepped_over_where_its_rows_count_as_many(
 
 
 @pytest.mark.parametrize("damage", DAMAGE, ids=str)
-def test_a_fetcher_says_which_rows_a_damaged_header_costs(
+def test_a_fetcher_names_the_rows_that_a_damaged_header_costs(
     broker: ScriptedBroker, damage: dict[str, int]
 ) -> None:
     broker.always(m.FetchRequest, spoiling(**damage))

@@ -49,7 +49,7 @@ def test_text_that_is_no_schema_is_refused_with_the_place(client: Any) -> None:
 
 # --- where the brokers are ------------------------------------------------------------------------
 @pytest.mark.parametrize("kind", CLIENT_KINDS)
-def test_the_environment_says_where_the_brokers_are(
+def test_the_environment_has_the_addresses_of_brokers(
     kind: str, broker: ScriptedBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(BOOTSTRAP_VARIABLE, broker.bootstrap)

@@ -40,7 +40,7 @@ def client(request: pytest.FixtureRequest, broker: ScriptedBroker) -> Iterator[A
 
 # --- connections ----------------------------------------------------------------------------------
 @pytest.mark.parametrize("kind", CLIENT_KINDS)
-def test_nobody_listens(kind: str) -> None:
+def test_a_refused_connection(kind: str) -> None:
     with pytest.raises(quiverlog.ConnectionFailed, match=r"127\.0\.0\.1:1: Connection refused"):
         connect(kind, ["127.0.0.1:1"])
 
@@ -101,7 +101,7 @@ def test_a_lost_answer_to_a_creation_is_no_error(broker: ScriptedBroker, client:
         client.create_topic("t", "raw")
 
 
-def test_a_closed_client_says_so(broker: ScriptedBroker) -> None:
+def test_a_closed_client_raises_client_closed(broker: ScriptedBroker) -> None:
     client = quiverlog.connect(broker.bootstrap)
     client.create_topic("t", SCHEMA)
     producer = client.producer("t", linger=60)
@@ -374,9 +374,7 @@ def test_rows_that_come_while_a_consumer_opens_at_the_end_are_not_out_of_range(
 
 
 @pytest.mark.parametrize("kind", CLIENT_KINDS)
-def test_a_row_that_raises_what_nobody_expects_fails_alone(
-    broker: ScriptedBroker, kind: str
-) -> None:
+def test_a_row_that_raises_anything_fails_alone(broker: ScriptedBroker, kind: str) -> None:
     """The row's neighbours were lost with it: no batch, no error, and `result` waited for ever."""
 
     class Lazy(dict[str, Any]):

@@ -134,13 +134,13 @@ def test_wrong_answers_end_in_our_own_errors(
     broker: ScriptedBroker, uses: Uses, action: Action, seed: int
 ) -> None:
     kinds = uses[action]
-    fault, told = any_fault(seed // 16)
+    fault, description = any_fault(seed // 16)
     try:
         attack(
             broker, CLIENT_KINDS[seed % len(CLIENT_KINDS)], action, kinds[seed % len(kinds)], fault
         )
     except BaseException as error:
-        error.add_note(f"{kinds[seed % len(kinds)].__name__}: {told}")
+        error.add_note(f"{kinds[seed % len(kinds)].__name__}: {description}")
         raise
 
 

@@ -98,7 +98,7 @@ def test_a_moment_is_found() -> None:
         pl.col("_timestamp") > datetime(2024, 1, 1),  # noqa: DTZ001  # polars refuses it later
     ],
 )
-def test_what_is_not_known_says_nothing(condition: pl.Expr) -> None:
+def test_conditions_that_are_not_understood_set_no_bounds(condition: pl.Expr) -> None:
     assert place_condition(condition, SCHEMA) is None
 
 

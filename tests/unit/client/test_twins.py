@@ -67,7 +67,7 @@ def test_signatures_defaults_and_docstrings_agree() -> None:
     for name, ours, theirs in members():
         if ours is theirs:  # inherited by both
             continue
-        assert ours.__doc__, f"{name} says nothing"
+        assert ours.__doc__, f"{name} has no docstring"
         assert without_waiting(theirs.__doc__ or "") == ours.__doc__, name
         if not callable(ours):
             continue
@@ -138,7 +138,7 @@ def test_a_thread_that_reads_ends_quietly_when_its_consumer_is_closed(
     assert not reader._core.requests, "a request was left behind"
 
 
-async def test_two_readers_of_one_consumer_are_told_so(broker: ScriptedBroker) -> None:
+async def test_two_readers_of_one_consumer_get_an_error(broker: ScriptedBroker) -> None:
     async with aio.connect(broker.bootstrap) as client:
         reader = await client.consumer("t", follow=True).open()
         first = asyncio.create_task(reader.poll(timeout=20))

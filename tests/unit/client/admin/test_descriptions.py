@@ -42,7 +42,7 @@ def led_by_seven(request: Any, response: Any, body: bytes) -> tuple[m.Response, 
     return response, body
 
 
-def test_the_leader_is_asked_for_what_only_it_knows(
+def test_the_leader_is_asked_for_what_only_it_has(
     broker: ScriptedBroker, client: Any, other: Door
 ) -> None:
     broker.fault(m.DescribeTopicsRequest, Answer(led_by_seven))
@@ -51,7 +51,7 @@ def test_the_leader_is_asked_for_what_only_it_knows(
     assert [type(r) for r in other.requests].count(m.DescribeTopicsRequest) == 1
 
 
-def test_what_a_leader_cannot_say_stays_unknown(
+def test_what_a_leader_does_not_report_stays_unknown(
     broker: ScriptedBroker, client: Any, other: Door
 ) -> None:
     broker.fault(m.DescribeTopicsRequest, Answer(led_by_seven))

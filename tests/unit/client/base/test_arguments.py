@@ -245,7 +245,7 @@ def test_connecting(broker: ScriptedBroker, kind: str, name: str) -> None:
             pytest.fail(f"{name}={label}: {type(error).__name__}: {error}")
 
 
-def test_a_message_says_what_to_give(client: Any) -> None:
+def test_a_message_names_what_to_give(client: Any) -> None:
     with pytest.raises(InvalidArgument, match=r"create_topic: partitions='2': give a whole number"):
         client.create_topic("t3", SCHEMA, partitions="2")
     with pytest.raises(InvalidArgument, match=r"before: key='0': give a whole number"):

@@ -31,19 +31,19 @@ def batch_of(data: dict[str, Any], **types: pa.DataType) -> ConsumerBatch:
 
 
 # --- one line -------------------------------------------------------------------------------------
-def test_topics_say_what_they_are_and_their_ids_are_hex(broker: ScriptedBroker) -> None:
+def test_topics_show_what_they_are_and_their_ids_are_hex(broker: ScriptedBroker) -> None:
     with quiverlog.connect(broker.bootstrap) as client:
         info = client.create_topic("t", SCHEMA, partitions=2, key="id")
         assert info is not None
-        told = "TopicInfo('t', 2 partitions, replicas 1, key (id), schema 1, id"
-        assert repr(info) == f"{told} {info.topic_id.hex()})"
+        start = "TopicInfo('t', 2 partitions, replicas 1, key (id), schema 1, id"
+        assert repr(info) == f"{start} {info.topic_id.hex()})"
         detail = repr(client.describe_topic("t"))
         assert "0 rows in 2 partitions, id long, name string, score double" in detail
         assert detail.endswith(f"id {info.topic_id.hex()})")
         assert repr(client.metadata()).endswith("topics t)")
 
 
-def test_sends_and_schemas_say_what_became_of_them(broker: ScriptedBroker) -> None:
+def test_sends_and_schemas_show_their_state(broker: ScriptedBroker) -> None:
     with quiverlog.connect(broker.bootstrap) as client:
         client.create_topic("t", "id long, name string")
         history = client.schemas("t")
@@ -65,7 +65,7 @@ def test_nothing_that_a_person_gets_prints_its_address(name: str) -> None:
         assert made.__repr__ is not object.__repr__, name
 
 
-def test_producers_and_consumers_say_how_far_they_are(broker: ScriptedBroker) -> None:
+def test_producers_and_consumers_show_how_far_they_are(broker: ScriptedBroker) -> None:
     with quiverlog.connect(broker.bootstrap) as client:
         client.create_topic("t", SCHEMA)
         producer = client.producer("t", linger=60)
@@ -149,7 +149,7 @@ gc.collect()
 
 
 @pytest.mark.parametrize(
-    ("program", "end", "is_told"),
+    ("program", "end", "warns"),
     [
         (FORGETFUL, "", True),
         (FORGETFUL, "del producer", True),
@@ -161,8 +161,8 @@ gc.collect()
         (FORGETFUL_ASYNCIO, "await producer.close()", False),
     ],
 )
-def test_a_program_that_ends_with_unsent_rows_is_told(
-    broker: ScriptedBroker, program: str, end: str, is_told: bool
+def test_a_program_that_ends_with_unsent_rows_gets_a_warning(
+    broker: ScriptedBroker, program: str, end: str, warns: bool
 ) -> None:
     with quiverlog.connect(broker.bootstrap) as client:
         client.create_topic("t", SCHEMA)
@@ -173,4 +173,4 @@ def test_a_program_that_ends_with_unsent_rows_is_told(
         timeout=120,
     )
     assert run.returncode == 0, run.stderr
-    assert ("UnsentRows: Rows sent to t are not acknowledged" in run.stderr) is is_told, run.stderr
+    assert ("UnsentRows: Rows sent to t are not acknowledged" in run.stderr) is warns, run.stderr

@@ -58,15 +58,17 @@ def failing(world: World, errors: list[tuple[float, Exception]]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "is_told"), [(LOG_AFTER_S - 0.01, False), (LOG_AFTER_S, True), (9.0, True)]
+    ("seconds", "is_logged"), [(LOG_AFTER_S - 0.01, False), (LOG_AFTER_S, True), (9.0, True)]
 )
 def test_a_program_is_warned_of_what_takes_long(
-    caplog: pytest.LogCaptureFixture, seconds: float, is_told: bool
+    caplog: pytest.LogCaptureFixture, seconds: float, is_logged: bool
 ) -> None:
     logging.getLogger("quiverlog.waiting").disabled = False
     failing(World(), [(seconds, DiskFull("no room"))])
-    said = [record.getMessage() for record in caplog.records]
-    assert said == (["no room: trying again until %.0f s from now." % (30 - seconds)] * is_told)
+    printed = [record.getMessage() for record in caplog.records]
+    assert printed == (
+        ["no room: trying again until %.0f s from now." % (30 - seconds)] * is_logged
+    )
 
 
 def test_it_is_warned_again_when_something_else_is_waited_for(
@@ -75,13 +77,13 @@ def test_it_is_warned_again_when_something_else_is_waited_for(
     logging.getLogger("quiverlog.waiting").disabled = False
     full, lost = DiskFull("no room"), NotController("no controller is known")
     failing(World(), [(3.0, full), (3.0, full), (3.0, lost), (3.0, full), (3.0, lost)])
-    said = [record.getMessage().partition(":")[0] for record in caplog.records]
-    assert said == ["no room", "no controller is known"]
+    printed = [record.getMessage().partition(":")[0] for record in caplog.records]
+    assert printed == ["no room", "no controller is known"]
 
 
 @pytest.mark.parametrize("kind", [RequestTimedOut, ConnectionFailed])
 @pytest.mark.parametrize("between", [[], [RequestTimedOut("No answer within 3 s.")]])
-def test_the_reason_of_before_is_told_when_the_time_is_up(
+def test_the_reason_of_before_is_named_when_the_time_is_up(
     kind: type[QuiverlogError], between: list[QuiverlogError]
 ) -> None:
     world = World()
@@ -101,7 +103,7 @@ def test_the_reason_of_before_is_told_when_the_time_is_up(
         operation.send(None)
 
 
-def test_a_failure_that_goes_on_is_told_once() -> None:
+def test_a_failure_that_goes_on_is_logged_once() -> None:
     world = World()
     tries = [ConnectionFailed("gone"), ConnectionFailed("gone")]
 
@@ -167,7 +169,7 @@ def test_a_step_that_is_not_begun_names_what_failed_before() -> None:
     assert "outcome is unknown" not in str(caught.value)
 
 
-def test_who_looks_sees_what_is_asked_and_what_fails() -> None:
+def test_longest_shows_what_is_asked_and_what_fails() -> None:
     world = World()
     waits = world.cluster.waits
     assert waits.longest() is None
@@ -210,7 +212,7 @@ class Other:
         return Wait(self.since_s, self.since_s + 60.0, self.reason, self.reason)
 
 
-def test_the_command_line_says_it_once_and_again_for_another_thing(
+def test_the_command_line_prints_a_wait_once_and_again_for_another(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(waiting, "_POLL_S", 0.001)
@@ -224,30 +226,30 @@ def test_the_command_line_says_it_once_and_again_for_another_thing(
     waits = Counted(time.monotonic)
     other = Other(time.monotonic() - 1.0)
     waits.others.add(other)
-    said: list[str] = []
+    printed: list[str] = []
 
     def looks(count: int) -> None:
         for _ in range(count):
             assert looked.acquire(timeout=10)
 
-    def now_said() -> list[str]:
-        said.extend(capfd.readouterr().err.splitlines())
-        return [line.rpartition(" until ")[0] for line in said]
+    def now_printed() -> list[str]:
+        printed.extend(capfd.readouterr().err.splitlines())
+        return [line.rpartition(" until ")[0] for line in printed]
 
     with shown_waits(waits, lambda: float("inf")):
         looks(3)
-        assert now_said() == [], "it has not taken two seconds"
+        assert now_printed() == [], "it has not taken two seconds"
         other.since_s -= 1.0
-        until(lambda: now_said() == ["quiverlog: waiting for a"], timeout_s=10)
+        until(lambda: now_printed() == ["quiverlog: waiting for a"], timeout_s=10)
         looks(5)
         other.reason = "b"
-        until(lambda: len(now_said()) == 2, timeout_s=10)
+        until(lambda: len(now_printed()) == 2, timeout_s=10)
         other.reason = "a"
         looks(5)
-    assert now_said() == ["quiverlog: waiting for a", "quiverlog: waiting for b"]
+    assert now_printed() == ["quiverlog: waiting for a", "quiverlog: waiting for b"]
 
 
-def test_what_has_no_end_is_said_without_one_and_then_that_it_is_there_again(
+def test_a_wait_without_an_end_is_printed_and_so_is_the_recovery(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(waiting, "_POLL_S", 0.001)
@@ -255,14 +257,14 @@ def test_what_has_no_end_is_said_without_one_and_then_that_it_is_there_again(
     waits.are_endless = True
     other = Other(time.monotonic() - LOG_AFTER_S)
     waits.others.add(other)
-    said: list[str] = []
+    printed: list[str] = []
 
-    def has_said(count: int) -> bool:
-        said.extend(capfd.readouterr().err.splitlines())
-        return len(said) >= count
+    def has_printed(count: int) -> bool:
+        printed.extend(capfd.readouterr().err.splitlines())
+        return len(printed) >= count
 
     with shown_waits(waits, lambda: float("inf")):
-        until(lambda: has_said(1), timeout_s=10)
+        until(lambda: has_printed(1), timeout_s=10)
         waits.others.remove(other)
-        until(lambda: has_said(2), timeout_s=10)
-    assert said == ["quiverlog: waiting for a.", "quiverlog: it answers again; reading on."]
+        until(lambda: has_printed(2), timeout_s=10)
+    assert printed == ["quiverlog: waiting for a.", "quiverlog: it answers again; reading on."]

@@ -56,7 +56,7 @@ class World:
         self.controller = self.picture = 1
         self.down: set[Address] = set()
         self.starting: set[Address] = set()
-        self.tells = False
+        self.redirects = False
         self.topic_id = b"t" * 16
         self.deleted: list[bytes] = []
         self.asked: list[tuple[Address, str]] = []
@@ -134,7 +134,7 @@ class World:
             else:
                 self.deleted.append(self.topic_id)
         decides = not isinstance(call.request, m.MetadataRequest)
-        if self.tells and decides and call.address != BROKERS[self.controller]:
+        if self.redirects and decides and call.address != BROKERS[self.controller]:
             where = BROKERS[self.controller]
             response.controller = m.BrokerEndpoint(self.controller, *where)  # type: ignore[attr-defined]
         return Reply(response, memoryview(b""))
@@ -173,7 +173,7 @@ def test_a_refusal_renews_the_picture_and_is_followed(world: World, *, in_entry:
 def test_where_a_refusal_sends_it_the_client_goes_without_asking_for_the_picture(
     world: World, *, in_entry: bool
 ) -> None:
-    world.controller, world.picture, world.tells = 3, 1, True
+    world.controller, world.picture, world.redirects = 3, 1, True
     looks = world.looks
     if in_entry:
         world.play(topics.delete_topic(world.cluster, "t", if_exists=False))
@@ -192,7 +192,7 @@ def test_a_refusal_that_leads_nowhere_is_followed_by_the_picture(
     world: World, how: type[QuiverlogError]
 ) -> None:
     """A refusal named broker 3 as the controller; it is gone, or refuses as well."""
-    world.controller, world.picture, world.tells = 3, 1, True
+    world.controller, world.picture, world.redirects = 3, 1, True
 
     def gone(call: Call) -> None:
         if call.address == THREE:
@@ -243,11 +243,11 @@ def test_an_outcome_that_stays_unknown_is_reported_as_that(world: World) -> None
     assert "may have been made" in caught.value.__notes__[0]
 
 
-@pytest.mark.parametrize("told", [(-1, "h", 1), (3, "", 1), (3, "h", 0), (3, "h", 70_000)])
+@pytest.mark.parametrize("endpoint", [(-1, "h", 1), (3, "", 1), (3, "h", 0), (3, "h", 70_000)])
 def test_an_impossible_address_in_a_refusal_is_not_believed(
-    world: World, told: tuple[int, str, int]
+    world: World, endpoint: tuple[int, str, int]
 ) -> None:
-    assert not world.cluster._follow_redirect(m.BrokerEndpoint(*told))
+    assert not world.cluster._follow_redirect(m.BrokerEndpoint(*endpoint))
     assert set(world.cluster.metadata.brokers) == {1, 2, 3}
 
 
@@ -266,7 +266,7 @@ def test_a_dead_controller_is_given_up_for_the_next(
     assert world.asked_for("INIT_PRODUCER_ID") == [ONE, TWO]
 
 
-def test_while_nobody_decides_it_is_asked_again_until_the_time_is_up(world: World) -> None:
+def test_without_a_controller_the_request_is_retried_until_the_time_is_up(world: World) -> None:
     world.controller, world.picture = 3, -1
     world.play(world.cluster.refresh([]))
     began_s = world.now_s
@@ -279,7 +279,7 @@ def test_while_nobody_decides_it_is_asked_again_until_the_time_is_up(world: Worl
     world.play(new_identity(world.cluster))
     assert world.asked_for("INIT_PRODUCER_ID")[-1] == THREE
     world.controller, world.picture = -1, 1
-    BROKERS[-1] = Address("nobody", 1)
+    BROKERS[-1] = Address("nowhere", 1)
     try:
         with pytest.raises(NotController):
             world.play(new_identity(world.cluster))
@@ -299,7 +299,7 @@ def test_dead_bootstrap_addresses_are_passed_over() -> None:
     assert world.asked_for("INIT_PRODUCER_ID") == [THREE]
 
 
-def test_a_topic_is_created_once_also_where_the_broker_asked_hears_of_it_later(
+def test_a_topic_is_created_once_also_where_the_broker_asked_applies_it_later(
     world: World,
 ) -> None:
     """Seen with real brokers: UNKNOWN_TOPIC from one that was behind made it ask again."""
@@ -316,7 +316,7 @@ def test_a_topic_is_created_once_also_where_the_broker_asked_hears_of_it_later(
 
 
 @pytest.mark.parametrize("how", [ConnectionFailed, ConnectionClosed, RequestTimedOut])
-def test_a_topic_is_created_once_also_where_nobody_can_be_asked_just_after(
+def test_a_topic_is_created_once_also_where_no_broker_answers_just_after(
     world: World, how: type[QuiverlogError]
 ) -> None:
     """Seen with real brokers: a look that failed made it ask again, and it raised TOPIC_EXISTS."""
@@ -342,7 +342,7 @@ def test_a_topic_is_created_once_also_where_nobody_can_be_asked_just_after(
 
 
 @pytest.mark.parametrize("lost", [True, False])
-def test_a_refusal_after_a_lost_answer_is_told_with_a_note(world: World, *, lost: bool) -> None:
+def test_a_refusal_after_a_lost_answer_has_a_note(world: World, *, lost: bool) -> None:
     """Seen with real brokers: refused for the brokers that were left, and created by the first."""
 
     def answers(call: Call) -> None:
@@ -397,7 +397,7 @@ def test_a_name_that_became_another_topics_before_the_deletion_is_looked_up_agai
     assert len(world.asked_for("DELETE_TOPICS")) == 2
 
 
-def test_a_broker_that_knows_of_none_alive_is_passed_by(world: World) -> None:
+def test_a_broker_that_lists_no_live_brokers_is_skipped(world: World) -> None:
     """As one does when it has just applied that all are fenced, itself among them."""
 
     def answer(call: Call) -> None:

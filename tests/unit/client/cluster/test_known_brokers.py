@@ -32,7 +32,7 @@ class World:
 
     def __init__(self) -> None:
         self.cluster = Cluster(ALL, Settings(), clock=lambda: 0.0, jitter=lambda: 0.5)
-        self.says: dict[Address, Any] = dict.fromkeys(ALL, 10)
+        self.answers: dict[Address, Any] = dict.fromkeys(ALL, 10)
         self.calls: list[Call] = []
 
     @property
@@ -41,12 +41,12 @@ class World:
 
     def answer(self, call: Call) -> Reply:
         self.calls.append(call)
-        said = self.says[call.address]
-        if isinstance(said, QuiverlogError):
-            raise said
-        if isinstance(said, int):
-            said = picture(said)
-        return Reply(said, memoryview(b""))
+        found_answer = self.answers[call.address]
+        if isinstance(found_answer, QuiverlogError):
+            raise found_answer
+        if isinstance(found_answer, int):
+            found_answer = picture(found_answer)
+        return Reply(found_answer, memoryview(b""))
 
     def play(self, operation: Operation[Any]) -> Any:
         self.calls.clear()
@@ -84,31 +84,31 @@ def world() -> World:
     return World()
 
 
-def test_who_answered_last_is_asked_first(world: World) -> None:
-    world.says[ONE] = GONE
+def test_the_broker_that_answered_last_is_asked_first(world: World) -> None:
+    world.answers[ONE] = GONE
     assert world.refresh() == 10
     assert world.asked == [ONE, TWO]
-    world.says[ONE] = 10
+    world.answers[ONE] = 10
     world.refresh()
     assert world.asked == [TWO]
 
 
 @pytest.mark.parametrize("failure", [SILENT, GONE])
-def test_who_failed_goes_to_the_back(world: World, failure: QuiverlogError) -> None:
-    world.says[ONE] = failure
+def test_a_broker_that_failed_goes_to_the_back(world: World, failure: QuiverlogError) -> None:
+    world.answers[ONE] = failure
     world.refresh()
     assert world.asked == [ONE, TWO]
-    world.says[TWO] = failure
+    world.answers[TWO] = failure
     world.refresh()
     assert world.asked == [TWO, THREE], "one failed before two"
-    world.says[THREE] = failure
-    world.says[ONE] = 10
+    world.answers[THREE] = failure
+    world.answers[ONE] = 10
     world.refresh()
     assert world.asked == [THREE, ONE]
 
 
 def test_a_silent_broker_is_not_waited_for_all_the_time_there_is(world: World) -> None:
-    world.says[ONE] = world.says[TWO] = SILENT
+    world.answers[ONE] = world.answers[TWO] = SILENT
     world.refresh()
     whole_s = Settings().request_timeout_s
     silence_s = LEADER_SILENCE_MS / 1000
@@ -118,43 +118,43 @@ def test_a_silent_broker_is_not_waited_for_all_the_time_there_is(world: World) -
 
 
 @pytest.mark.parametrize(("failure", "kind"), [(SILENT, RequestTimedOut), (GONE, ConnectionFailed)])
-def test_where_nobody_answers_the_error_names_all(
+def test_where_no_broker_answers_the_error_names_all(
     world: World, failure: QuiverlogError, kind: type[QuiverlogError]
 ) -> None:
-    world.says = {ONE: GONE, TWO: failure, THREE: ConnectionFailed("gone, too")}
+    world.answers = {ONE: GONE, TWO: failure, THREE: ConnectionFailed("gone, too")}
     with pytest.raises(kind) as caught:
         world.refresh()
-    said = dict.fromkeys(["gone", failure.message, "gone, too"])
-    assert caught.value.message == " ".join(said), "each once"
+    messages = dict.fromkeys(["gone", failure.message, "gone, too"])
+    assert caught.value.message == " ".join(messages), "each once"
     assert world.asked == [ONE, TWO, THREE]
 
 
 def test_what_changes_something_is_not_asked_of_another_where_one_is_silent(world: World) -> None:
-    world.says[ONE] = SILENT
+    world.answers[ONE] = SILENT
     with pytest.raises(RequestTimedOut):
         world.play(world.cluster.call_any(m.MetadataRequest(), is_read=False))
     assert world.asked == [ONE]
 
 
-def test_a_broker_that_says_it_is_behind_is_not_believed_over_others(world: World) -> None:
-    world.says[ONE] = picture(10, is_behind=True)
-    world.says[TWO] = 9
+def test_a_broker_that_is_behind_does_not_count_over_others(world: World) -> None:
+    world.answers[ONE] = picture(10, is_behind=True)
+    world.answers[TWO] = 9
     assert world.refresh() == 9
     assert world.asked == [ONE, TWO]
     world.refresh()
-    assert world.asked == [TWO], "who is cut off is not asked first again"
+    assert world.asked == [TWO], "the one that is cut off is not asked first again"
 
 
 def test_an_older_version_than_one_that_was_seen_is_not_believed_over_others(world: World) -> None:
     assert world.refresh() == 10
-    world.says = {ONE: 9, TWO: 8, THREE: 11}
+    world.answers = {ONE: 9, TWO: 8, THREE: 11}
     assert world.refresh() == 11
     assert world.asked == [ONE, TWO, THREE]
 
 
-def test_where_nobody_knows_more_the_best_of_them_is_believed(world: World) -> None:
+def test_where_all_are_behind_the_newest_answer_counts(world: World) -> None:
     assert world.refresh() == 10
-    world.says = {ONE: picture(9, is_behind=True), TWO: 7, THREE: 8}
+    world.answers = {ONE: picture(9, is_behind=True), TWO: 7, THREE: 8}
     assert world.refresh() == 8
     assert world.asked == [ONE, TWO, THREE]
     world.refresh()
@@ -163,11 +163,11 @@ def test_where_nobody_knows_more_the_best_of_them_is_believed(world: World) -> N
 
 def test_another_cluster_is_another_count(world: World) -> None:
     assert world.refresh() == 10
-    world.says[ONE] = picture(2, cluster_id="another")
+    world.answers[ONE] = picture(2, cluster_id="another")
     assert world.refresh() == 2
 
 
-def test_brokers_that_are_gone_are_forgotten() -> None:
+def test_brokers_that_are_gone_are_dropped() -> None:
     known = KnownBrokers()
     known.failed(ONE, [ONE, TWO])
     known.failed(TWO, [TWO, THREE])
@@ -191,33 +191,33 @@ def test_a_broker_that_is_not_ready_is_no_reason_to_ask_no_other(
 ) -> None:
     """`cluster status` with all addresses ended with BROKER_SHUTTING_DOWN where the first one
     waited for the metadata: every other could have answered."""
-    world.says[ONE] = refusal(error)
+    world.answers[ONE] = refusal(error)
     assert world.refresh() == 10
     assert world.asked == [ONE, TWO]
     world.refresh()
     assert world.asked == [TWO], "the one that was ready is asked first from now on"
-    world.says = dict.fromkeys(ALL, refusal(error))
+    world.answers = dict.fromkeys(ALL, refusal(error))
     with pytest.raises(type(error)):
         world.refresh()
     assert sorted(world.asked) == sorted(ALL), "each was asked once"
-    world.says |= {TWO: GONE, THREE: SILENT}
+    world.answers |= {TWO: GONE, THREE: SILENT}
     with pytest.raises(type(error)) as found:
         world.refresh()
-    assert "gone" in str(found.value), "the others are not forgotten"
+    assert "gone" in str(found.value), "the others are kept"
 
 
 @pytest.mark.parametrize("error", NOT_READY, ids=lambda one: type(one).__name__)
 def test_a_connection_that_is_refused_so_is_none_either(
     world: World, error: QuiverlogError
 ) -> None:
-    world.says[ONE] = error
+    world.answers[ONE] = error
     assert world.refresh() == 10
     assert world.asked == [ONE, TWO]
 
 
 def test_a_change_is_not_asked_of_another_broker_for_that(world: World) -> None:
     """What became of it is not known: only the caller asks again, and another broker then."""
-    world.says[ONE] = refusal(BrokerShuttingDown())
+    world.answers[ONE] = refusal(BrokerShuttingDown())
     asked = m.CreateTopicsRequest()
     with pytest.raises(BrokerShuttingDown):
         world.play(world.cluster.call_any(asked, is_read=False))
@@ -227,7 +227,7 @@ def test_a_change_is_not_asked_of_another_broker_for_that(world: World) -> None:
 
 
 def test_what_any_broker_would_answer_is_asked_once(world: World) -> None:
-    world.says[ONE] = refusal(InvalidRequest("too many names."))
+    world.answers[ONE] = refusal(InvalidRequest("too many names."))
     with pytest.raises(InvalidRequest):
         world.refresh()
     assert world.asked == [ONE]
@@ -273,7 +273,7 @@ class Stopped(World):
                 return end.value
 
 
-def test_a_stopped_broker_costs_a_part_of_the_time_and_the_error_says_what_is_known() -> None:
+def test_a_stopped_broker_costs_a_part_of_the_time_and_the_error_names_the_isolated_one() -> None:
     world = Stopped()
     cluster = world.cluster
     with pytest.raises(QuiverlogError) as caught:
@@ -281,10 +281,10 @@ def test_a_stopped_broker_costs_a_part_of_the_time_and_the_error_says_what_is_kn
     assert world.now_s <= 8.0
     assert world.answers >= 4
     assert all(seconds <= 0.5 for seconds in world.silent_s[1:]), "once silent, it gets less time"
-    said = str(caught.value)
-    assert f"{ONE} did not answer in time." in said
-    assert f"{THREE} answers, but reaches no controller." in said
-    assert "outcome is unknown" not in said, "nothing was to be changed"
+    message = str(caught.value)
+    assert f"{ONE} did not answer in time." in message
+    assert f"{THREE} answers, but reaches no controller." in message
+    assert "outcome is unknown" not in message, "nothing was to be changed"
 
 
 def test_a_change_that_nothing_was_answered_to_may_hold() -> None:

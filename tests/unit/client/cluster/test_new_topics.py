@@ -27,7 +27,7 @@ def client(request: pytest.FixtureRequest, broker: ScriptedBroker) -> Iterator[A
         yield client
 
 
-def test_a_leader_that_has_not_heard_of_a_new_topic_is_asked_again(
+def test_a_leader_that_has_not_applied_a_new_topic_is_asked_again(
     broker: ScriptedBroker, client: Any
 ) -> None:
     """Seen with real brokers: written at once after its creation, it was taken for deleted."""
@@ -57,7 +57,7 @@ def test_a_new_topic_is_not_taken_for_a_deleted_one_of_its_name(
     assert client.describe_topic("t").topic_id == created.topic_id
 
 
-def test_a_leader_that_never_hears_of_a_topic_is_not_asked_for_ever(
+def test_a_leader_that_never_applies_a_topic_is_not_asked_for_ever(
     broker: ScriptedBroker, client: Any
 ) -> None:
     """While the controller has the topic, only the rows' own time ends it."""
@@ -74,7 +74,7 @@ def test_a_leader_that_never_hears_of_a_topic_is_not_asked_for_ever(
         client.list_offsets("t")
 
 
-def test_a_producer_of_a_topic_that_is_gone_ends_when_who_decides_says_so(
+def test_a_producer_of_a_deleted_topic_ends_on_the_controllers_answer(
     broker: ScriptedBroker, client: Any
 ) -> None:
     client.create_topic("t", SCHEMA)

@@ -47,7 +47,7 @@ def partition(
         ("follower", "c", -1, (2, 3), LEADER),  # Copies without a leader are not shown.
     ],
 )
-def test_who_is_asked(
+def test_which_replica_is_asked(
     fetch_from: str, rack: str, leader: int, in_sync: tuple[int, ...], chosen: int
 ) -> None:
     """Rule 17 of docs/replication-rules.md."""

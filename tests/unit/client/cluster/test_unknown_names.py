@@ -35,8 +35,8 @@ class World:
         self.now_s = 0.0
         self.brokers = addresses
         self.decides = 3
-        self.knows: dict[Address, set[str]] = {THREE: {"t"}}
-        self.says: dict[Address, QuiverlogError] = {}
+        self.topics_of: dict[Address, set[str]] = {THREE: {"t"}}
+        self.failures: dict[Address, QuiverlogError] = {}
         self.change: Callable[[Call, m.MetadataResponse], None] = lambda call, response: None
         self.asked: list[Address] = []
         self.cluster = Cluster(addresses, Settings(), clock=lambda: self.now_s, jitter=lambda: 0.5)
@@ -62,10 +62,10 @@ class World:
     def answer(self, call: Call) -> Reply:
         self.asked.append(call.address)
         assert isinstance(call.request, m.MetadataRequest)
-        if call.address in self.says:
+        if call.address in self.failures:
             self.now_s += 0.01
-            raise self.says[call.address]
-        known = self.knows.get(call.address, set())
+            raise self.failures[call.address]
+        known = self.topics_of.get(call.address, set())
         response = m.MetadataResponse(
             controller_id=self.decides,
             metadata_version=7,
@@ -89,13 +89,13 @@ def world() -> World:
     return World(*ALL)
 
 
-def test_what_one_broker_does_not_know_is_asked_of_the_one_that_decides(world: World) -> None:
+def test_a_name_that_one_broker_lacks_is_asked_of_the_controller(world: World) -> None:
     assert world.topic("t").topic_id == TOPIC_ID
     assert world.asked == [ONE, THREE]
     assert world.cluster.metadata.topics.keys() == {"t"}
 
 
-def test_who_decides_is_believed_at_once(world: World) -> None:
+def test_the_controllers_answer_counts_at_once(world: World) -> None:
     with pytest.raises(UnknownTopic):
         world.topic("nothing")
     assert world.asked[:2] == [ONE, THREE]
@@ -103,13 +103,13 @@ def test_who_decides_is_believed_at_once(world: World) -> None:
     assert len(world.asked) <= 4
 
 
-def test_a_topic_that_everybody_knows_costs_one_question(world: World) -> None:
-    world.knows[ONE] = {"t"}
+def test_a_topic_that_all_brokers_have_costs_one_question(world: World) -> None:
+    world.topics_of[ONE] = {"t"}
     assert world.topic("t").topic_id == TOPIC_ID
     assert world.asked == [ONE]
 
 
-def test_a_broker_that_is_alone_knows_all_topics() -> None:
+def test_a_single_broker_has_all_topics() -> None:
     world = World(ONE)
     world.decides = 1
     with pytest.raises(UnknownTopic):
@@ -118,24 +118,24 @@ def test_a_broker_that_is_alone_knows_all_topics() -> None:
 
 
 @pytest.mark.parametrize("failure", [ConnectionFailed("gone"), RequestTimedOut("silent")])
-def test_while_who_decides_is_away_nobody_says_that_there_is_no_topic(
+def test_without_a_controller_no_topic_is_reported_as_missing(
     world: World, failure: QuiverlogError
 ) -> None:
-    world.says[THREE] = failure
+    world.failures[THREE] = failure
     with pytest.raises(type(failure)):
         world.topic("t")
     assert world.now_s >= Settings().request_timeout_s * 0.9
-    assert {ONE, TWO} <= set(world.asked), "each may be the first to hear of it"
+    assert {ONE, TWO} <= set(world.asked), "each may be the first to apply it"
 
 
-def test_another_broker_that_knows_the_name_is_enough(world: World) -> None:
-    world.says[THREE] = ConnectionFailed("gone")
-    world.knows[TWO] = {"t"}
+def test_another_broker_that_has_the_name_is_enough(world: World) -> None:
+    world.failures[THREE] = ConnectionFailed("gone")
+    world.topics_of[TWO] = {"t"}
     assert world.topic("t").topic_id == TOPIC_ID
     assert world.asked[:3] == [ONE, THREE, TWO]
 
 
-def test_who_decides_no_more_or_is_behind_is_not_believed(world: World) -> None:
+def test_a_former_controller_or_one_that_is_behind_does_not_count(world: World) -> None:
     def deposed(call: Call, response: m.MetadataResponse) -> None:
         if call.address == THREE:
             response.controller_id = 2
@@ -152,18 +152,18 @@ def test_who_decides_no_more_or_is_behind_is_not_believed(world: World) -> None:
     with pytest.raises(NotController):
         world.play(world.cluster.refresh(["t"]))
 
-    def nobody(call: Call, response: m.MetadataResponse) -> None:
+    def no_controller(call: Call, response: m.MetadataResponse) -> None:
         response.controller_id = -1
 
-    world.knows = {}
-    world.change = nobody
+    world.topics_of = {}
+    world.change = no_controller
     with pytest.raises(NotController):
         world.play(world.cluster.refresh(["t"]))
 
 
 def test_a_broker_that_is_late_names_an_earlier_topic_of_the_name(world: World) -> None:
     """Seen in the cluster simulator: a producer ended, for another topic had its name."""
-    world.knows[ONE] = {"t"}
+    world.topics_of[ONE] = {"t"}
 
     def earlier(call: Call, response: m.MetadataResponse) -> None:
         if call.address == ONE:
@@ -180,9 +180,9 @@ def test_a_broker_that_is_late_names_an_earlier_topic_of_the_name(world: World) 
         world.play(topic_with_id(world.cluster, "u", TOPIC_ID))
 
 
-def test_who_decides_is_asked_about_a_topic_that_another_broker_doubts(world: World) -> None:
+def test_the_controller_is_asked_about_a_topic_that_another_broker_lacks(world: World) -> None:
     """A leader may apply a deletion before the broker that is asked for metadata."""
-    world.knows = {ONE: {"t"}}
+    world.topics_of = {ONE: {"t"}}
     assert world.play(topic_with_id(world.cluster, "t", TOPIC_ID, fresh=True)).topic_id == TOPIC_ID
     with pytest.raises(UnknownTopicId, match="gone"):
         world.play(topic_with_id(world.cluster, "t", TOPIC_ID, fresh=True, from_controller=True))
@@ -190,27 +190,27 @@ def test_who_decides_is_asked_about_a_topic_that_another_broker_doubts(world: Wo
 
 
 def test_of_several_names_those_that_are_missing_are_asked_for(world: World) -> None:
-    world.knows[ONE] = {"a"}
+    world.topics_of[ONE] = {"a"}
     found = world.play(topics.metadata(world.cluster, ["a", "t", "none"]))
     assert found.topics.keys() == {"a", "t"}
     assert world.asked == [ONE, THREE]
 
 
-def test_an_id_that_one_broker_does_not_know_is_asked_of_the_one_that_decides(
+def test_an_id_that_one_broker_lacks_is_asked_of_the_controller(
     world: World,
 ) -> None:
     """A leader of a new topic, cut off for long, ended its readers (98003050)."""
     unknown = UnknownTopicId("there is no topic with that id.")
 
-    def meant(name: str, topic_id: bytes) -> QuiverlogError:
+    def resolved(name: str, topic_id: bytes) -> QuiverlogError:
         found: QuiverlogError = world.play(
             world.cluster.resolve_unknown_id(name, topic_id, unknown)
         )
         return found
 
-    assert isinstance(meant("t", TOPIC_ID), NotLeader)
-    assert meant("t", b"u" * 16) is unknown, "created anew"
-    assert meant("nothing", TOPIC_ID) is unknown
-    world.says[THREE] = ConnectionFailed("gone")
+    assert isinstance(resolved("t", TOPIC_ID), NotLeader)
+    assert resolved("t", b"u" * 16) is unknown, "created anew"
+    assert resolved("nothing", TOPIC_ID) is unknown
+    world.failures[THREE] = ConnectionFailed("gone")
     with pytest.raises(ConnectionFailed):
-        meant("t", TOPIC_ID)
+        resolved("t", TOPIC_ID)

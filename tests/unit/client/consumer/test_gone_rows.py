@@ -21,7 +21,7 @@ from tests.support.client_scenarios import SCHEMA, rows
 from tests.support.scripted_broker import Answer, ScriptedBroker
 
 TIMEOUT_S = 1.0
-TOLD, THERE = 30, 20
+ENDED_AT, THERE = 30, 20
 
 
 @pytest.fixture
@@ -40,20 +40,20 @@ def client(request: pytest.FixtureRequest, broker: ScriptedBroker) -> Iterator[A
         yield client
 
 
-def told_before(request: Any, response: Any, body: bytes) -> tuple[m.Response, bytes]:
+def longer_log(request: Any, response: Any, body: bytes) -> tuple[m.Response, bytes]:
     for part in response.partitions:
-        part.offset = TOLD
+        part.offset = ENDED_AT
     return response, body
 
 
 def shown_before(request: Any, response: Any, body: bytes) -> tuple[m.Response, bytes]:
     for part in response.partitions:
-        part.high_watermark = TOLD
+        part.high_watermark = ENDED_AT
     return response, body
 
 
 def consumer_of_30(broker: ScriptedBroker, client: Any) -> Any:
-    broker.fault(m.ListOffsetsRequest, Answer(told_before))
+    broker.fault(m.ListOffsetsRequest, Answer(longer_log))
     return client.consumer("t", start={0: 0})
 
 
@@ -65,7 +65,7 @@ def numbers_until(consumer: Any, error: type[quiverlog.QuiverlogError]) -> tuple
     return sum(found), caught.value
 
 
-def test_rows_lost_with_a_leader_are_said_to_be_gone(broker: ScriptedBroker, client: Any) -> None:
+def test_rows_lost_with_a_leader_are_out_of_range(broker: ScriptedBroker, client: Any) -> None:
     """Seen with real brokers: InvalidResponse, which blamed the new leader."""
     consumer = consumer_of_30(broker, client)
     found, error = numbers_until(consumer, quiverlog.OffsetOutOfRange)
@@ -76,7 +76,7 @@ def test_rows_lost_with_a_leader_are_said_to_be_gone(broker: ScriptedBroker, cli
     assert len(broker.seen(m.ListOffsetsRequest)) == 3, "where it ends, then and now, and begins"
 
 
-def test_a_leader_that_does_not_know_where_rows_end_is_not_said_to_have_lost_them(
+def test_a_leader_without_a_high_watermark_has_not_lost_rows(
     broker: ScriptedBroker, client: Any
 ) -> None:
     consumer = consumer_of_30(broker, client)
@@ -103,7 +103,9 @@ def test_rows_that_are_shown_late_are_read(broker: ScriptedBroker, client: Any) 
     assert len(broker.seen(m.ListOffsetsRequest)) == asked + 1
 
 
-def test_who_follows_goes_on_with_the_rows_that_come(broker: ScriptedBroker, client: Any) -> None:
+def test_a_consumer_that_follows_goes_on_with_later_rows(
+    broker: ScriptedBroker, client: Any
+) -> None:
     with client.consumer("t", follow=True) as consumer:
         broker.fault(m.FetchRequest, Answer(shown_before))
         while consumer.positions != {0: THERE}:
@@ -116,16 +118,16 @@ def test_who_follows_goes_on_with_the_rows_that_come(broker: ScriptedBroker, cli
         assert len(consumer.poll(timeout=10)) == 1
 
 
-@pytest.mark.parametrize("knows", [True, False])
-def test_one_range_that_is_gone(broker: ScriptedBroker, *, knows: bool) -> None:
+@pytest.mark.parametrize("has_watermark", [True, False])
+def test_one_range_that_is_gone(broker: ScriptedBroker, *, has_watermark: bool) -> None:
     found: list[int] = []
     expected: type[quiverlog.QuiverlogError] = quiverlog.OffsetOutOfRange
-    if not knows:
+    if not has_watermark:
         expected = quiverlog.OffsetNotAvailable
         broker.always(m.ListOffsetsRequest, quiverlog.OffsetNotAvailable("not yet."))
     with (
         quiverlog.connect(broker.bootstrap, request_timeout=TIMEOUT_S) as client,
-        PartitionFetcher(client, "t", 0, 0, TOLD) as fetcher,
+        PartitionFetcher(client, "t", 0, 0, ENDED_AT) as fetcher,
         pytest.raises(expected, match=r"t-0.*30"),
     ):
         found.extend(len(batch) for batch in fetcher)

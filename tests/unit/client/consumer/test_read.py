@@ -77,7 +77,7 @@ def test_data_frames(client: Any) -> None:
     assert frame["id"].to_list() == [100, 101, 102, 103, 104]
 
 
-def test_columns_and_those_that_say_where_a_row_was(client: Any) -> None:
+def test_columns_and_metadata_columns(client: Any) -> None:
     table = client.read("t", columns=["_offset", "id", "_partition"], partitions=[0]).to_arrow()
     assert table.schema.names == ["_offset", "id", "_partition"]
     assert table["_offset"].to_pylist() == table["id"].to_pylist() == list(range(10))
@@ -139,12 +139,12 @@ def test_a_topic_that_was_deleted_meanwhile_is_not_read_in_its_place(client: Any
         reading.to_arrow()
 
 
-def test_progress_is_told_on_request(client: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    told: list[Any] = []
-    reading = client.read("t", progress=told.append)
+def test_progress_is_reported_on_request(client: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    reports: list[Any] = []
+    reading = client.read("t", progress=reports.append)
     list(reading)
-    assert [one.rows for one in told][::3] == [0, 12] or told[-1].rows == 15
-    assert {one.rows_total for one in told} == {15}
+    assert [one.rows for one in reports][::3] == [0, 12] or reports[-1].rows == 15
+    assert {one.rows_total for one in reports} == {15}
     client.read("t", progress=True).to_arrow()
     assert capsys.readouterr().err.endswith("t: 15 of 15 rows\n")
     with pytest.raises(quiverlog.InvalidArgument, match="progress"):
@@ -209,7 +209,7 @@ FULL = with_place(SCHEMA)
         (pc.field("_offset") == pc.field("id"), (0, 100)),
     ],
 )
-def test_bounds_are_as_narrow_as_arrow_can_tell(
+def test_bounds_are_as_narrow_as_arrow_can_prove(
     condition: pc.Expression, expected: tuple[int, int]
 ) -> None:
     assert PlaceBounds(condition, FULL).offsets(0, 0, 100) == expected

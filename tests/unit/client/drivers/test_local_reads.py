@@ -52,11 +52,11 @@ def test_asyncio_has_rows_sent(broker: ScriptedBroker) -> None:
     assert not any(wishes(broker))
 
 
-def test_a_broker_that_knows_no_such_wish_sends_rows(broker: ScriptedBroker) -> None:
-    def forget(request: Any) -> None:
+def test_a_broker_without_local_reads_sends_rows(broker: ScriptedBroker) -> None:
+    def drop_ranges(request: Any) -> None:
         request.file_ranges = False
 
-    broker.always(m.FetchRequest, forget)
+    broker.always(m.FetchRequest, drop_ranges)
     before = read_bytes(broker)
     with quiverlog.connect(broker.bootstrap) as client:
         assert ids(client) == EXPECTED
@@ -125,7 +125,7 @@ def test_short_reads_are_gone_on_with(
     assert all(wishes(broker))
 
 
-def test_a_topic_that_is_deleted_before_its_files_are_opened_is_told_of(
+def test_a_topic_that_is_deleted_before_its_files_are_opened_is_an_error(
     broker: ScriptedBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the broker's own answer: a missing file proves nothing."""

@@ -127,7 +127,7 @@ def test_a_file_without_rows_is_not_believed(broker: ScriptedBroker, tmp_path: P
 # --- a file that has its name and its inode, and other rows by now --------------------------------
 @pytest.mark.parametrize("batch_rows", [BATCH_ROWS, BATCH_ROWS - 3_000, 5_000])
 @pytest.mark.parametrize("kept_rows", [0, BATCH_ROWS])
-def test_rows_that_were_written_since_are_not_taken_for_those_that_were_meant(
+def test_rows_that_were_written_since_are_not_taken_for_those_asked_for(
     broker: ScriptedBroker, tmp_path: Path, kept_rows: int, batch_rows: int
 ) -> None:
     """A topic made again under its name, or a log that was cut and written anew: the first batches
@@ -239,7 +239,7 @@ def test_more_than_a_frame_holds_is_refused_before_room_is_made(broker: Scripted
         ids(client)
 
 
-def test_ranges_that_nobody_asked_for_are_refused(broker: ScriptedBroker) -> None:
+def test_ranges_that_were_not_asked_for_are_refused(broker: ScriptedBroker) -> None:
     def wish(request: Any) -> None:
         request.file_ranges = True
 

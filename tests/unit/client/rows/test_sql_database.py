@@ -86,7 +86,7 @@ def test_files_are_there_when_they_are_asked_for(directory: Path) -> None:
         assert (directory / "out.csv").exists()
 
 
-def test_a_data_frame_is_a_table_when_the_program_says_so() -> None:
+def test_a_data_frame_is_a_table_when_registered() -> None:
     """A query does not find the variables of the code that asks it."""
     rows = pa.table({"x": [7]})
     with database_of(CLIENT) as database:
@@ -126,10 +126,10 @@ def test_a_topic_without_a_leader_is_the_client_s_error(
             client.create_topic("t", "n long", partitions=2)
         broker.leader_of = lambda _partition: -1
         where = ["-b", broker.bootstrap, "--timeout", "1"]
-        said = []
+        printed = []
         for words in (["sql", query], ["consume", "t"]):
             assert main([*words, *where]) == ExitCode.FAILED
-            said.append(capfd.readouterr().err)
-    assert said[0] == said[1]
-    assert "t-0 has no leader" in said[0]
-    assert "`quiverlog topic describe`" in said[0]
+            printed.append(capfd.readouterr().err)
+    assert printed[0] == printed[1]
+    assert "t-0 has no leader" in printed[0]
+    assert "`quiverlog topic describe`" in printed[0]
