@@ -17,17 +17,17 @@ import pyarrow.compute as pc
 
 from .base.arguments import checked, extra
 from .client import Client, connect
-from .rows.place import OFFSET, PARTITION, PLACE_NAMES, TIMESTAMP, table_schema
+from .rows.metadata_columns import METADATA_NAMES, OFFSET, PARTITION, TIMESTAMP, table_schema
 
 if TYPE_CHECKING:
     import polars as pl
 
     from .consumer.options import StartAt
 
-__all__ = ["place_condition", "scan_polars"]
+__all__ = ["metadata_condition", "scan_polars"]
 
 
-# From polars' bounds on places to Arrow's.
+# From polars' bounds on the metadata columns to Arrow's.
 _TYPES: Final = {
     PARTITION: pa.int32(),
     OFFSET: pa.int64(),
@@ -48,7 +48,7 @@ _BOUNDS: Final = {
 }
 
 
-def place_condition(predicate: pl.Expr, current: pa.Schema) -> pc.Expression | None:
+def metadata_condition(predicate: pl.Expr, current: pa.Schema) -> pc.Expression | None:
     """Return a condition that is true wherever `predicate` is; None: none is found.
 
     Args:
@@ -56,7 +56,7 @@ def place_condition(predicate: pl.Expr, current: pa.Schema) -> pc.Expression | N
     """
     from polars.exceptions import PolarsError
 
-    if any(name in current.names for name in PLACE_NAMES):
+    if any(name in current.names for name in METADATA_NAMES):
         return None
     try:
         tree = msgspec.json.decode(predicate.meta.serialize(format="json"))
@@ -170,7 +170,7 @@ def scan_polars(
                 columns=columns or None,
                 start=start,
                 end=end,
-                where=None if predicate is None else place_condition(predicate, current),
+                where=None if predicate is None else metadata_condition(predicate, current),
             )
             left = n_rows
             for batch in reading:

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import quiverlog
-from quiverlog.client.polars_scan import place_condition
-from quiverlog.client.rows.place import table_schema
-from quiverlog.client.rows.place_bounds import PlaceBounds
+from quiverlog.client.polars_scan import metadata_condition
+from quiverlog.client.rows.metadata_bounds import MetadataBounds
+from quiverlog.client.rows.metadata_columns import table_schema
 from quiverlog.wire import messages as m
 from tests.support.client_scenarios import SCHEMA, rows
 from tests.support.scripted_broker import ScriptedBroker
@@ -59,7 +59,7 @@ conditions = st.recursive(
 
 @given(conditions)
 def test_every_row_that_polars_chooses_is_within(condition: pl.Expr) -> None:
-    wider = place_condition(condition, SCHEMA)
+    wider = metadata_condition(condition, SCHEMA)
     chosen = set(FRAME.filter(condition)["id"])
     within = PLACES if wider is None else PLACES.filter(wider)
     assert chosen <= set(within["id"].to_pylist())
@@ -76,15 +76,15 @@ def test_every_row_that_polars_chooses_is_within(condition: pl.Expr) -> None:
     ],
 )
 def test_bounds_are_found(condition: pl.Expr, expected: tuple[int, int]) -> None:
-    known = place_condition(condition, SCHEMA)
+    known = metadata_condition(condition, SCHEMA)
     assert known is not None
-    assert PlaceBounds(known, FULL).offsets(0, 0, 100) == expected
+    assert MetadataBounds(known, FULL).offsets(0, 0, 100) == expected
 
 
 def test_a_moment_is_found() -> None:
-    known = place_condition(pl.col("_timestamp") >= FIRST, SCHEMA)
+    known = metadata_condition(pl.col("_timestamp") >= FIRST, SCHEMA)
     assert known is not None
-    assert PlaceBounds(known, FULL).time_us_min() == int(FIRST.timestamp()) * 1_000_000
+    assert MetadataBounds(known, FULL).time_us_min() == int(FIRST.timestamp()) * 1_000_000
 
 
 @pytest.mark.parametrize(
@@ -99,12 +99,12 @@ def test_a_moment_is_found() -> None:
     ],
 )
 def test_conditions_that_are_not_understood_set_no_bounds(condition: pl.Expr) -> None:
-    assert place_condition(condition, SCHEMA) is None
+    assert metadata_condition(condition, SCHEMA) is None
 
 
 def test_a_column_of_the_topics_own_goes_before_the_place() -> None:
     own = pa.schema([("_offset", pa.int64())])
-    assert place_condition(pl.col("_offset") > 3, own) is None
+    assert metadata_condition(pl.col("_offset") > 3, own) is None
 
 
 def test_only_the_range_is_fetched() -> None:

@@ -18,7 +18,7 @@ import click
 import pyarrow as pa
 
 from quiverlog.cli.formats.json_encode import encodable, json_lines, json_text
-from quiverlog.client.rows.place import with_place
+from quiverlog.client.rows.metadata_columns import with_metadata
 
 __all__ = ["TemplateSink", "parse_template"]
 
@@ -88,7 +88,7 @@ class TemplateSink:
                     f"row was: write %{{{_COLUMNS[text]}}} for the column.",
                     param_hint="--template",
                 )
-            if kind == "column" and text not in with_place(schema).names:
+            if kind == "column" and text not in with_metadata(schema).names:
                 raise click.BadParameter(
                     f"the rows have no column {text!r}; they have {', '.join(own)}.",
                     param_hint="--template",

@@ -264,7 +264,7 @@ def _consume(client: Client, request: _Request) -> None:
             columns=request.columns if request.template is None else None,
             places=_places(request, current),
             row_filter=row_filter,
-            is_placed=full,
+            has_metadata=full,
         )
         if request.max_rows == 0:
             return
@@ -327,13 +327,13 @@ def _fetched(request: _Request) -> list[str] | None:
 def _shown(request: _Request, current: pa.Schema) -> pa.Schema:
     import pyarrow as pa
 
-    from quiverlog.client.rows.place import PLACE_SCHEMA
+    from quiverlog.client.rows.metadata_columns import METADATA_SCHEMA
     from quiverlog.errors import InvalidArgument
 
     schema = current
     if request.columns is not None:
         unknown = [name for name in request.columns if name not in schema.names]
-        if unknown and unknown[0] in PLACE_SCHEMA.names:
+        if unknown and unknown[0] in METADATA_SCHEMA.names:
             hint = (
                 "adds it: leave it out of --columns" if request.metadata else "adds it to each row"
             )
@@ -347,24 +347,24 @@ def _shown(request: _Request, current: pa.Schema) -> pa.Schema:
             )
         schema = pa.schema([schema.field(name) for name in request.columns])
     places = _places(request, current) if request.metadata else ()
-    return pa.schema([*schema, *(PLACE_SCHEMA.field(name) for name in places)])
+    return pa.schema([*schema, *(METADATA_SCHEMA.field(name) for name in places)])
 
 
 def _places(request: _Request, current: pa.Schema) -> list[str]:
     """Return the sink's metadata columns; a topic's own columns hide those of their name."""
-    from quiverlog.client.rows.place import places_beside
+    from quiverlog.client.rows.metadata_columns import metadata_beside
 
-    is_placed = request.metadata or request.template is not None
-    return places_beside(current).names if is_placed else []
+    has_metadata = request.metadata or request.template is not None
+    return metadata_beside(current).names if has_metadata else []
 
 
 def _filter(request: _Request, current: pa.Schema) -> tuple[bool, RowFilter | None]:
     if request.where is None:
         return _needs_place(request), None
     from quiverlog.cli.rows.row_selection import RowFilter
-    from quiverlog.client.rows.place import with_place
+    from quiverlog.client.rows.metadata_columns import with_metadata
 
-    return True, RowFilter(request.where, with_place(current))
+    return True, RowFilter(request.where, with_metadata(current))
 
 
 def _open_sink(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from quiverlog.cli.console.failures import CommandFailed, ExitCode
-from quiverlog.client.rows.place import SqlFilter, placed
+from quiverlog.client.rows.metadata_columns import SqlFilter, add_metadata
 from quiverlog.errors import InvalidArgument
 from quiverlog.installing import install_line
 
@@ -29,19 +29,19 @@ class RowSelection:
         columns: list[str] | None,
         places: Sequence[str],
         row_filter: RowFilter | None,
-        is_placed: bool,
+        has_metadata: bool,
     ) -> None:
         """
         Args:
             columns: those to write; None: all, also those that the topic gains.
             places: the metadata columns to write.
-            is_placed: the filter or the sink needs the metadata columns.
+            has_metadata: the filter or the sink needs the metadata columns.
         """
         self._sink = sink
         self._filter = row_filter
-        self._is_placed = is_placed
+        self._has_metadata = has_metadata
         self._names = None if columns is None else [*columns, *places]
-        self._drops_place = is_placed and not places
+        self._drops_metadata = has_metadata and not places
         self._left = max_rows
 
     @property
@@ -69,9 +69,9 @@ class RowSelection:
         self._sink.flush()
 
     def _chosen(self, batch: ConsumerBatch) -> pa.RecordBatch:
-        data = placed(batch) if self._is_placed else batch.data
+        data = add_metadata(batch) if self._has_metadata else batch.data
         rows = data if self._filter is None else self._filter.chosen(data)
-        return rows.select(batch.data.schema.names) if self._drops_place else rows
+        return rows.select(batch.data.schema.names) if self._drops_metadata else rows
 
     def _write(self, rows: pa.RecordBatch) -> None:
         if self._names is not None:

@@ -16,14 +16,14 @@ from quiverlog.client.cluster.metadata import partition_info
 from quiverlog.client.cluster.partition_questions import at_us
 from quiverlog.client.cluster.routing import Cluster
 from quiverlog.client.rows.decoding import ConsumerBatch
-from quiverlog.client.rows.place import (
-    PLACE_NAMES,
+from quiverlog.client.rows.metadata_columns import (
+    METADATA_NAMES,
     RowFilter,
+    add_metadata,
     check_condition,
     filter_of,
     mentioned,
-    placed,
-    with_place,
+    with_metadata,
 )
 from quiverlog.errors import InvalidArgument
 from quiverlog.types import LATEST
@@ -32,7 +32,7 @@ from .options import ConsumerOptions
 from .positions import PositionFinder
 
 if TYPE_CHECKING:
-    from quiverlog.client.rows.place_bounds import PlaceBounds
+    from quiverlog.client.rows.metadata_bounds import MetadataBounds
 
 __all__ = ["ReadPlan", "ReadProgress", "plan_read"]
 
@@ -54,7 +54,7 @@ class ReadPlan:
     ranges: Mapping[int, tuple[int, int]]
     options: ConsumerOptions
     row_filter: RowFilter | None
-    is_placed: bool
+    has_metadata: bool
 
     @property
     def rows_total(self) -> int:
@@ -62,7 +62,7 @@ class ReadPlan:
         return sum(end - start for start, end in self.ranges.values())
 
     def shaped(self, batch: ConsumerBatch) -> pa.RecordBatch:
-        rows = placed(batch) if self.is_placed else batch.data
+        rows = add_metadata(batch) if self.has_metadata else batch.data
         if self.row_filter is not None:
             rows = self.row_filter.chosen(rows)
         if rows.schema.names != self.schema.names:
@@ -88,12 +88,12 @@ def plan_read(
         history = yield from cluster.history(info.topic_id, topic, fresh=True)
         plan = _shape(topic, history.current, options, where)
         if isinstance(where, pc.Expression):
-            from quiverlog.client.rows.place_bounds import (
-                PlaceBounds,  # imports pyarrow.dataset, and so pandas
+            from quiverlog.client.rows.metadata_bounds import (
+                MetadataBounds,  # imports pyarrow.dataset, and so pandas
             )
 
             current = history.current
-            bounds = PlaceBounds(where, with_place(current), own=current.names)
+            bounds = MetadataBounds(where, with_metadata(current), own=current.names)
             ranges = yield from _narrowed(finder, bounds, ranges)
         ranges = {p: (start, stop) for p, (start, stop) in ranges.items() if start < stop}
         return replace(
@@ -136,7 +136,7 @@ def _ends(finder: PositionFinder, latest: dict[int, int], end: Any) -> Operation
 
 
 def _narrowed(
-    finder: PositionFinder, bounds: PlaceBounds, ranges: Mapping[int, tuple[int, int]]
+    finder: PositionFinder, bounds: MetadataBounds, ranges: Mapping[int, tuple[int, int]]
 ) -> Operation[dict[int, tuple[int, int]]]:
     kept = {p: bounds.offsets(p, start, end) for p, (start, end) in ranges.items()}
     time_us = bounds.time_us_min()
@@ -152,7 +152,7 @@ def _narrowed(
 
 
 def _shape(topic: str, current: pa.Schema, options: ConsumerOptions, where: Any) -> ReadPlan:
-    full = with_place(current)
+    full = with_metadata(current)
     if options.columns is None:
         schema = current
     else:
@@ -169,16 +169,16 @@ def _shape(topic: str, current: pa.Schema, options: ConsumerOptions, where: Any)
     if where is not None:
         used |= mentioned(where, full.names)
     fetched = pa.schema([f for f in current if f.name in used] or [_cheapest(current)])
-    is_placed = any(name in used and name not in current.names for name in PLACE_NAMES)
+    has_metadata = any(name in used and name not in current.names for name in METADATA_NAMES)
     if where is not None:
-        row_filter = filter_of(where, with_place(fetched) if is_placed else fetched)
+        row_filter = filter_of(where, with_metadata(fetched) if has_metadata else fetched)
     return ReadPlan(
         topic,
         schema,
         {},
         replace(options, columns=None, reader_schema=fetched),
         row_filter,
-        is_placed,
+        has_metadata,
     )
 
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from quiverlog.client.rows.place import table_schema
+from quiverlog.client.rows.metadata_columns import table_schema
 from quiverlog.client.rows.python_values import check_maps
 from quiverlog.client.rows.sql_database import connect_duckdb
 from quiverlog.errors import QuiverlogError, UnknownTopic

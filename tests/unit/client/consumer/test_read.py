@@ -14,8 +14,8 @@ import pyarrow.compute as pc
 import pytest
 
 import quiverlog
-from quiverlog.client.rows.place import mentioned, with_place
-from quiverlog.client.rows.place_bounds import PlaceBounds
+from quiverlog.client.rows.metadata_bounds import MetadataBounds
+from quiverlog.client.rows.metadata_columns import mentioned, with_metadata
 from quiverlog.wire import messages as m
 from tests.support.client_kinds import CLIENT_KINDS, connect
 from tests.support.client_scenarios import SCHEMA, rows
@@ -193,7 +193,7 @@ def test_polars_leaves_columns_conditions_and_limits_to_the_reader(broker: Scrip
 
 
 # --- bounds ---------------------------------------------------------------------------------------
-FULL = with_place(SCHEMA)
+FULL = with_metadata(SCHEMA)
 
 
 @pytest.mark.parametrize(
@@ -212,15 +212,15 @@ FULL = with_place(SCHEMA)
 def test_bounds_are_as_narrow_as_arrow_can_prove(
     condition: pc.Expression, expected: tuple[int, int]
 ) -> None:
-    assert PlaceBounds(condition, FULL).offsets(0, 0, 100) == expected
+    assert MetadataBounds(condition, FULL).offsets(0, 0, 100) == expected
 
 
 def test_a_moment_bounds_the_beginning_only() -> None:
     moment = datetime(2026, 1, 1, tzinfo=UTC)
     us = int(moment.timestamp()) * 1_000_000
-    assert PlaceBounds(pc.field("_timestamp") >= pa.scalar(moment), FULL).time_us_min() == us
-    assert PlaceBounds(pc.field("_timestamp") < pa.scalar(moment), FULL).time_us_min() == 0
-    assert PlaceBounds(pc.field("id") < 5, FULL).time_us_min() == 0
+    assert MetadataBounds(pc.field("_timestamp") >= pa.scalar(moment), FULL).time_us_min() == us
+    assert MetadataBounds(pc.field("_timestamp") < pa.scalar(moment), FULL).time_us_min() == 0
+    assert MetadataBounds(pc.field("id") < 5, FULL).time_us_min() == 0
 
 
 def test_columns_that_a_condition_may_use() -> None:

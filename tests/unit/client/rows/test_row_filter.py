@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from quiverlog.client.rows.place import SqlFilter
+from quiverlog.client.rows.metadata_columns import SqlFilter
 from quiverlog.errors import InvalidArgument
 
 ROWS = pa.record_batch({"city": ["Oslo", None, "Lima"], "minutes": [1, None, 45]})

@@ -16,7 +16,7 @@ import pytest
 import quiverlog
 from quiverlog.cli import main
 from quiverlog.cli.console.failures import ExitCode
-from quiverlog.client.rows.place import SqlFilter
+from quiverlog.client.rows.metadata_columns import SqlFilter
 from quiverlog.client.rows.sql_database import connect_duckdb
 from quiverlog.client.tables.database import database_of
 from quiverlog.client.tables.duckdb import open_database

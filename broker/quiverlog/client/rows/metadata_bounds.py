@@ -17,15 +17,15 @@ from pyarrow.fs import LocalFileSystem
 
 from quiverlog.batch.numbers import integer
 
-from .place import OFFSET, PARTITION, TIMESTAMP
+from .metadata_columns import OFFSET, PARTITION, TIMESTAMP
 
-__all__ = ["PlaceBounds"]
+__all__ = ["MetadataBounds"]
 
 _MOMENT: Final = pa.timestamp("us", "UTC")
 TIME_US_MAX: Final = 1 << 60
 
 
-class PlaceBounds:
+class MetadataBounds:
     """`schema` has the columns that the condition may use; `own` names those of the topic."""
 
     def __init__(

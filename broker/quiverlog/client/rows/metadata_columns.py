@@ -22,27 +22,27 @@ from .python_values import check_maps
 from .sql_database import connect_duckdb
 
 __all__ = [
+    "METADATA_NAMES",
+    "METADATA_SCHEMA",
     "OFFSET",
     "PARTITION",
-    "PLACE_NAMES",
-    "PLACE_SCHEMA",
     "TIMESTAMP",
     "RowFilter",
     "SqlFilter",
+    "add_metadata",
     "check_condition",
     "filter_of",
     "mentioned",
-    "placed",
-    "places_beside",
+    "metadata_beside",
     "table_schema",
-    "with_place",
+    "with_metadata",
 ]
 
 
 PARTITION: Final = "_partition"
 OFFSET: Final = "_offset"
 TIMESTAMP: Final = "_timestamp"
-PLACE_SCHEMA: Final = pa.schema(
+METADATA_SCHEMA: Final = pa.schema(
     [
         pa.field("_topic", pa.string()),
         pa.field(PARTITION, pa.int32()),
@@ -50,23 +50,23 @@ PLACE_SCHEMA: Final = pa.schema(
         pa.field(TIMESTAMP, pa.timestamp("us", "UTC")),
     ]
 )
-PLACE_NAMES: Final = tuple(PLACE_SCHEMA.names)
+METADATA_NAMES: Final = tuple(METADATA_SCHEMA.names)
 
 
-def places_beside(columns: pa.Schema) -> pa.Schema:
-    return pa.schema([field for field in PLACE_SCHEMA if field.name not in columns.names])
+def metadata_beside(columns: pa.Schema) -> pa.Schema:
+    return pa.schema([field for field in METADATA_SCHEMA if field.name not in columns.names])
 
 
-def with_place(schema: pa.Schema) -> pa.Schema:
-    return pa.schema([*schema, *places_beside(schema)])
+def with_metadata(schema: pa.Schema) -> pa.Schema:
+    return pa.schema([*schema, *metadata_beside(schema)])
 
 
 def table_schema(current: pa.Schema) -> pa.Schema:
     """Return a topic's columns, and the metadata columns that vary."""
-    return pa.schema([*current, *(f for f in places_beside(current) if f.name != "_topic")])
+    return pa.schema([*current, *(f for f in metadata_beside(current) if f.name != "_topic")])
 
 
-def placed(batch: ConsumerBatch) -> pa.RecordBatch:
+def add_metadata(batch: ConsumerBatch) -> pa.RecordBatch:
     rows = batch.data.num_rows
     values: dict[str, Callable[[], pa.Array]] = {
         "_topic": lambda: pa.repeat(text(batch.topic), rows),
@@ -74,9 +74,9 @@ def placed(batch: ConsumerBatch) -> pa.RecordBatch:
         OFFSET: lambda: batch.offsets,
         TIMESTAMP: lambda: batch.timestamps,
     }
-    places = [values[name]() for name in places_beside(batch.data.schema).names]
+    places = [values[name]() for name in metadata_beside(batch.data.schema).names]
     return pa.RecordBatch.from_arrays(
-        [*batch.data.columns, *places], schema=with_place(batch.data.schema)
+        [*batch.data.columns, *places], schema=with_metadata(batch.data.schema)
     )
 
 

@@ -1,4 +1,4 @@
-"""Columns of a topic that are named like the places of rows: they go first, everywhere."""
+"""Columns of a topic with the names of metadata columns: they go first, everywhere."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pytest
 
 import quiverlog
-from quiverlog.client.rows.place import PLACE_NAMES
+from quiverlog.client.rows.metadata_columns import METADATA_NAMES
 from tests.support.client_kinds import CLIENT_KINDS, connect
 from tests.support.scripted_broker import ScriptedBroker
 
@@ -39,13 +39,13 @@ def client(request: pytest.FixtureRequest) -> Iterator[Any]:
         yield client
 
 
-CHOICES = [c for n in range(1, 5) for c in itertools.combinations(PLACE_NAMES, n)]
+CHOICES = [c for n in range(1, 5) for c in itertools.combinations(METADATA_NAMES, n)]
 
 
 @pytest.mark.parametrize("own", CHOICES, ids="-".join)
 def test_own_columns_are_read_and_places_beside_them(client: Any, own: tuple[str, ...]) -> None:
     topic = topic_with(client, own)
-    [row] = client.read(topic, columns=["id", *PLACE_NAMES]).to_arrow().to_pylist()
+    [row] = client.read(topic, columns=["id", *METADATA_NAMES]).to_arrow().to_pylist()
     for name in own:
         assert pa.scalar(row[name], OWN[name][0]) == pa.scalar(OWN[name][1]).cast(OWN[name][0])
     places = {"_topic": "t", "_partition": 0, "_offset": 0}
@@ -64,7 +64,7 @@ def test_a_condition_on_an_own_column_leaves_out_no_row(client: Any, own: tuple[
         wanted = pc.field(name) == pa.scalar(value).cast(data_type)
         assert client.read(topic, where=wanted).to_arrow().num_rows == 1, name
         assert client.read(topic, where=~wanted).to_arrow().num_rows == 0, name
-    for name in set(PLACE_NAMES[1:3]) - set(own):
+    for name in set(METADATA_NAMES[1:3]) - set(own):
         assert client.read(topic, where=pc.field(name) == 0).to_arrow().num_rows == 1
         assert client.read(topic, where=pc.field(name) == 1).to_arrow().num_rows == 0
 
