@@ -63,7 +63,7 @@ def parse_address(text: str, *, port_default: int | None = None, port_min: int =
 
 
 def network_of(host: str) -> str:
-    """Return one text for all addresses of a machine: of IPv6 the /64, in which it may choose any.
+    """Return an IP address as text; of IPv6 its /64, in which a machine may choose any address.
 
     Text that is no IP address is returned unchanged.
     """

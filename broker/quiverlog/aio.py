@@ -1,7 +1,7 @@
 """The asyncio API: `async with quiverlog.aio.connect("127.0.0.1:9292") as client`.
 
-Every method of the blocking client is a coroutine here, with the same arguments, results and
-errors. One client belongs to one event loop.
+It has the methods of the blocking client, with the same arguments and errors: await them. One
+client belongs to one event loop.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""THE table of a broker's configuration; docs/config.md is made from it and the topic keys.
+"""The keys of a broker's configuration, except `listeners.*` (server/config/listeners.py).
 
 `reloadable` keys may change while a broker runs: by SIGHUP, and by settings in the cluster.
 """
@@ -249,8 +249,8 @@ _KEYS: Final = (
         "http.timeout.ms",
         _INT,
         10_000,
-        "An HTTP request is begun, answered and taken within this time, its head within five"
-        " seconds; then the connection is closed.",
+        "The time for the answer to an HTTP request, until the client has it; before that, its head"
+        " has five seconds, or this if it is less. Then the connection is closed.",
         unit="ms",
         minimum=100,
         maximum=600_000,
@@ -347,8 +347,8 @@ _KEYS: Final = (
         "fsync.threads",
         _INT,
         4,
-        "Threads that flush logs to disk, and close them at the end. Acknowledgements wait for them"
-        " alone. One client has all but one of them at most.",
+        "Threads that flush logs to disk, and close them at the end: no acknowledgement waits"
+        " behind other disk work. Of several, one client leaves at least one to others.",
         minimum=1,
         maximum=64,
         because="the threads are started with the broker",
@@ -357,8 +357,8 @@ _KEYS: Final = (
         "work.threads",
         _INT,
         2,
-        "Threads for all other work that may wait for the disk: opening and removing logs,"
-        " compaction, cold reads.",
+        "Threads for all other work that may wait for the disk: opening and removing logs, the"
+        " metadata log, cold reads.",
         minimum=1,
         maximum=64,
         because="the threads are started with the broker",

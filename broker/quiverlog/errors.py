@@ -1,8 +1,8 @@
-"""The table of errors: every failure that a user or a peer can see has a number here.
+"""The table of errors of brokers, clients and the connector; each has a number.
 
 Codes never change and are never reused (names may). Two flags drive every retry: `retriable` (the
 same request may succeed later) and `refresh_metadata` (request metadata first). A broker sends
-codes below 1000; from 1000 on they are the client's own.
+codes below 1000; from 1000 on they are of the client, the command line and the connector.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def error_from_code(code: int, message: str = "", **details: object) -> Quiverlo
     return cls(message, **details)
 
 
-# --- protocol: the peer broke a rule of the wire; the connection is closed after the answer ------
+# --- protocol and connections -----------------------------------------------------------------
 class CorruptFrame(QuiverlogError):
     code = 2
     hint = "The bytes are not quiverlog's protocol: check the address and the port."
@@ -248,7 +248,7 @@ class InvalidPartitions(QuiverlogError):
 
 class InvalidReplicationFactor(QuiverlogError):
     code = 26
-    hint = "A replication factor is at least 1 and at most the number of brokers."
+    hint = "A replication factor is 1 to 15, and at most the number of brokers that can take one."
 
 
 class InvalidConfig(QuiverlogError):
@@ -263,7 +263,9 @@ class InvalidSchema(QuiverlogError):
 
 class IncompatibleSchema(QuiverlogError):
     code = 29
-    hint = "A schema may gain nullable columns at its end and widen types; no more."
+    hint = (
+        "A schema may gain nullable columns at its end, wider types and nulls in columns; no more."
+    )
 
 
 class UnknownSchema(QuiverlogError):
@@ -307,7 +309,7 @@ class OffsetNotAvailable(QuiverlogError):
 
 class LogTruncated(QuiverlogError):
     code = 36
-    hint = "Rows after the diverging offset were lost; others have taken their offsets."
+    hint = "Rows from the diverging offset on were lost; other rows may have their offsets now."
 
 
 class PolicyViolation(QuiverlogError):
@@ -331,7 +333,10 @@ class ReplicaNotAvailable(QuiverlogError):
 
 class InvalidReplicaAssignment(QuiverlogError):
     code = 40
-    hint = "Name as many brokers as the partition has replicas, each once, and alive."
+    hint = (
+        "Name live brokers that may hold partitions, each once, and as many as the partition has"
+        " replicas, unless the move changes their number."
+    )
 
 
 class UnknownConfig(QuiverlogError):
@@ -378,12 +383,12 @@ class BatchTooLarge(QuiverlogError):
 
 class OutOfOrderSequence(QuiverlogError):
     code = 52
-    hint = "A batch of this producer before this one is missing; open a new producer."
+    hint = "The batch does not follow the last one of this producer: open a new producer."
 
 
 class InvalidProducerEpoch(QuiverlogError):
     code = 53
-    hint = "A newer producer with the same identity writes now: close this one."
+    hint = "A newer producer has the identity, or the epoch was never assigned: close this one."
 
 
 class UnknownProducerId(QuiverlogError):
@@ -450,7 +455,10 @@ class ThrottledBroker(QuiverlogError):
 class NotEnoughReplicasAfterAppend(QuiverlogError):
     code = 63
     retriable = True
-    hint = "Replicas fell out of sync while the rows waited for them: the outcome is unknown."
+    hint = (
+        "While the rows waited for replicas, these fell out of sync or the leader changed: the"
+        " outcome is unknown."
+    )
 
 
 # --- between brokers ----------------------------------------------------------------------------
@@ -512,7 +520,7 @@ class InvalidFetchSession(QuiverlogError):
 
 class StaleBrokerEpoch(QuiverlogError):
     code = 74
-    hint = "The broker has registered again since: this request is from before its restart."
+    hint = "The broker is not registered under this epoch: not yet, or no longer."
 
 
 class IneligibleReplica(QuiverlogError):
@@ -598,7 +606,7 @@ class EarlierDiskState(QuiverlogError):
     hint = "Start the broker on its newest disk; where that is lost, empty this one first."
 
 
-# --- the client's own: never on the wire ----------------------------------------------------
+# --- of the client, the command line and the connector: never on the wire -----------------------
 class ConnectionFailed(QuiverlogError):
     code = 1000
     retriable = True

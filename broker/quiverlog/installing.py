@@ -46,8 +46,8 @@ def install_all(missing: Iterable[tuple[str, str]]) -> str:
 
 
 def _command(wanted: list[str]) -> str:
-    """Use the tool that made this environment: one of uv's has no pip, and what is added to
-    that of `uvx` goes with its cache.
+    """Use uv where it made this environment and left pip out; what is added to an environment of
+    `uvx` goes with its cache.
     """
     if not _is_made_by_uv(sys.prefix) or find_spec("pip") is not None:
         return "pip install " + " ".join(wanted)

@@ -1,7 +1,7 @@
-"""Every bound that quiverlog puts on size, count or time, with its unit in its name.
+"""Bounds on size, count and time, with the unit in the name. Those of one module may stand there.
 
-A bound that a person may change is a default of the configuration. Relations between bounds are
-asserted at import: a wrong pair must not reach a running system.
+Where a user may set a bound, the value here is the default of the setting or its limit. Relations
+between bounds are asserted at import: a wrong pair must not reach a running system.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ SCHEMA_FIELDS_MAX: Final = 2_000
 SCHEMA_NESTING_MAX: Final = 32
 SCHEMAS_PER_TOPIC_MAX: Final = 1_000
 SCHEMA_HISTORY_BYTES_MAX: Final = 32 * MIB
-"""All schemas of a topic together: every broker and client holds them in memory."""
+"""All schemas of a topic together: brokers and the topic's clients hold them in memory."""
 KEY_COLUMNS_MAX: Final = 16
 REPLICATION_FACTOR_MAX: Final = 15
 REPLICATION_FACTOR_DEFAULT: Final = 3
@@ -120,20 +120,20 @@ RETENTION_CHECK_MS: Final = 10_000
 """Well under the minute within which a bound must hold."""
 INDEX_INTERVAL_BYTES: Final = 4 * KIB
 INDEX_INTERVAL_BYTES_MAX: Final = 64 * KIB
-"""Whatever a topic asks for: the headers in between are walked on the loop, 5 us each."""
+"""Whatever a topic asks for: the headers in between are walked on the loop."""
 INDEX_MEMORY_BYTES_MAX: Final = 64 * MIB
-"""Loaded indexes of finished segments; the one used longest ago goes first."""
+"""Loaded indexes of finished segments, of which one always stays; unused ones go first."""
 UNFLUSHED_BYTES_MAX: Final = 64 * MIB
 """A log with this many unflushed bytes is flushed, whatever its topic's durability."""
 UNFLUSHED_MS_MAX: Final = 30_000
-"""The latest flush of a row after its write, whatever its topic's durability."""
+"""A flush of a row is due this long after its write, whatever its topic's durability."""
 PRODUCERS_PER_PARTITION_MAX: Final = 10_000
 PRODUCER_BATCHES_REMEMBERED: Final = 5
 """Batches per producer that are recognised as duplicates (Kafka's five; in flight <= this)."""
 PRODUCER_EPOCHS_REMEMBERED: Final = 100_000
 """Producers with an epoch above 0 that the metadata keep; one that was dropped gets a new id."""
 PRODUCERS_UNSEEN_MS_MAX: Final = 5_000
-"""A producer id or epoch that is still missing at a broker after this was never assigned."""
+"""A producer id or epoch that is still missing at a broker after this counts as never assigned."""
 PRODUCERS_UNSEEN_MAX: Final = 1_000
 """Such ids and epochs at a time; the oldest goes first."""
 EPOCH_WAITS_MAX: Final = 10_000
@@ -146,8 +146,8 @@ DISK_RESERVE_BYTES_DEFAULT: Final = 64 * MIB
 
 # --- quorum -----------------------------------------------------------------------------------
 RAFT_ELECTION_TIMEOUT_MS: Final = 750
-"""A follower without a leader asks for votes after this to twice this: a controller is replaced
-within 2 s. Ten times a pause of a loaded broker's loop or a slow flush."""
+"""A follower without a leader asks for votes after this to twice this: a controller is usually
+replaced within 2 s."""
 RAFT_HEARTBEAT_MS: Final = 100
 RAFT_APPEND_BYTES_MAX: Final = 1 * MIB
 """Entries in one message of the quorum, and the largest proposal."""
@@ -160,7 +160,7 @@ RAFT_TERM_JUMP_MAX: Final = 1 << 32
 RAFT_WAITING_MESSAGES_MAX: Final = 1_000
 """Answers of a replica that wait for its disk; beyond, the oldest counts as lost on the way."""
 QUORUM_REPLICAS_SHOWN_MAX: Final = 1_300
-"""Replicas of the metadata log in an answer to CHANGE_VOTERS: all voters and observers."""
+"""Replicas of the metadata log in one answer: all voters and observers."""
 QUORUM_AUTO_VOTERS_MAX: Final = 5
 """Voters by auto join: the quorum survives the loss of two, and with more each decision waits for
 more disks."""
@@ -184,7 +184,7 @@ PEER_QUEUE_BYTES_MAX: Final = 8 * MIB
 """Waits to be sent to one peer for one purpose; beyond, the oldest message of the quorum is
 dropped, and a request with a waiting caller is refused."""
 PEER_CONNECTIONS_MAX: Final = 64
-"""Connections to other brokers at once: two to each of 32."""
+"""Connections to other brokers at once, at most: two to each of 32."""
 PEER_CONNECT_MS: Final = 2_000
 """Until a peer is connected: time for one lost packet."""
 PEER_SILENCE_MS: Final = 3_000
@@ -193,7 +193,7 @@ lost packets ever more rarely. No request between brokers waits longer than a se
 answer."""
 PEER_BACKOFF_MS_MIN: Final = 50
 PEER_BACKOFF_MS_MAX: Final = 1_000
-"""A peer that is back is found within this."""
+"""The longest pause before the next try to connect."""
 PEER_WRONG_BACKOFF_MS: Final = 5_000
 """Another cluster or node is at the address: only an operator can mend that."""
 PEER_LOG_INTERVAL_MS: Final = 60_000
@@ -234,7 +234,7 @@ RACK_CHARS_MAX: Final = 255
 # --- replication ------------------------------------------------------------------------------
 REPLICA_LAG_MS_MAX: Final = 10_000
 """A follower without all rows for this long is out of sync, and rows wait as long for one that
-hangs: a third of Kafka's, made for disks that spin."""
+hangs: a third of Kafka's default."""
 REPLICA_FETCH_WAIT_MS: Final = 500
 """A leader without news holds a follower's fetch for this."""
 REPLICA_FETCH_WATERMARK_WAIT_MS: Final = 10
@@ -281,7 +281,7 @@ LEADER_SILENCE_MS: Final = 2_000
 """A client asks the others for the leader when this one has sent no response for this long, as of a
 machine without power. A broker's session timeout: the first answer names the successor."""
 ELSEWHERE_TRIES: Final = 40
-"""Tries with such short pauses, about 5 s: no election takes longer."""
+"""Tries with such short pauses, about 5 s: longer than an election."""
 
 assert BATCH_BYTES_DEFAULT_MAX <= BATCH_BYTES_MAX
 assert BATCH_BYTES_MAX <= BATCH_DECODED_BYTES_MAX

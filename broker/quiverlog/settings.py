@@ -1,6 +1,6 @@
 """The one type for settings: of a broker, of a topic, of the Spark source and sink.
 
-A table also names keys that are deliberately absent, with the reason.
+A table may also name keys that are deliberately absent, with the reason.
 """
 
 from __future__ import annotations

@@ -50,7 +50,8 @@ def cluster(
 
     Raises:
         ValueError: another number of brokers, or not as many racks.
-        LocalClusterFailed: it did not come up in time; the text has the end of a log.
+        LocalClusterFailed: a broker ended, or is not ready in time; the text has the last line of
+            its log.
     """
     if not 1 <= brokers <= BROKERS_MAX:
         raise ValueError(f"brokers must be from 1 to {BROKERS_MAX}, not {brokers}")

@@ -90,8 +90,8 @@ class TopicPartition(NamedTuple):
 class Now(NamedTuple):
     """One moment, on both clocks that a machine needs. Handed in, never looked up.
 
-    `mono_us` only ever grows and drives every timeout; `wall_us` is UTC since the epoch, may jump,
-    and is used for row timestamps and retention alone.
+    `mono_us` only ever grows and drives timeouts; `wall_us` is UTC since the epoch and may jump: it
+    is for the times of rows, files and metadata, and for what depends on them, as retention.
     """
 
     mono_us: int

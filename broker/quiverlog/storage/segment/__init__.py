@@ -1,4 +1,4 @@
 """One segment file of a partition log: index, reading, scanning, damage.
 
-Owns the bytes of `.log`, `.index` and `.epochs` files. Uses `storage.disk`.
+Owns the formats of `.log`, `.index` and `leader-epochs` files. Uses `storage.disk`.
 """
