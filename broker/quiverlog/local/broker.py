@@ -106,7 +106,7 @@ class LocalBroker:
         """Return when clients may connect.
 
         Raises:
-            LocalClusterFailed: it ended, or is not ready in time; the end of its log follows.
+            LocalClusterFailed: it ended, or is not ready in time; with the last line of its log.
         """
         in_time = wait_until(
             lambda: self.is_ready or self.state is ProcessState.ENDED, timeout_s=timeout_s
@@ -116,7 +116,11 @@ class LocalBroker:
             raise LocalClusterFailed(f"Broker {self.node_id} {what}; {self.last_words()}")
 
     def kill(self) -> bool:
-        """Send SIGKILL, and wait until it is gone; False if it did not run."""
+        """Send SIGKILL, and wait until it is gone; False if it did not run.
+
+        Raises:
+            LocalClusterFailed: it still runs after ten seconds.
+        """
         return self._end(signal.SIGKILL, _KILL_S)
 
     def stop(self, timeout_s: float) -> bool:

@@ -3,8 +3,8 @@
 
 `clean-shutdown` is consumed at start: any later crash counts as unclean. A partition to be removed
 is first renamed to `<topic id>-<8 hex>.deleted`: a crash half way leaves nothing that looks like a
-partition. Rows are removed only when the metadata has their topic as deleted; those of an unknown
-topic are set aside as `*.orphan`.
+partition. A start removes rows only when the metadata has their topic as deleted; those of an
+unknown topic are set aside as `*.orphan`.
 
 Invariant: errors are those of the error table, never a bare OSError; whichever step fails, the next
 start can read the directory.
@@ -160,9 +160,9 @@ class PartitionDirectories:
     ) -> tuple[list[str], list[str]]:
         """Clear away all directories without a topic; return (names removed, names set aside).
 
-        No content of the directory keeps a broker from starting: what cannot be removed or set
-        aside stays, and is reported in `notes`. A directory whose `partition.json` cannot be read
-        is kept when its name is in `owners`.
+        What cannot be removed or set aside stays, and is reported in `notes`: of the content only a
+        `partition.json` of another format keeps a broker from starting. A directory whose
+        `partition.json` cannot be read is kept when its name is in `owners`.
 
         `removed`: ids of deleted topics. `written`: partitions that had rows at a clean stop; one
         without any file was emptied by hand, and is not taken for a new one. (One without rows may
@@ -512,7 +512,8 @@ class DataDirectory:
             return None
         owners = {one for one in pending if one[1] == _OWNER_NUMBER}
         if owners != {self._owner_entry}:
-            new = rename_aside(self._disk, self.path, _MADE_FILE, self._disk.list(self.path))
+            with typed_errors(path):
+                new = rename_aside(self._disk, self.path, _MADE_FILE, self._disk.list(self.path))
             named = ", ".join(sorted(one[0].hex() for one in owners)) or "unnamed"
             self.notes.append(
                 f"{_MADE_FILE} is of the directory {named}, and this one is {self.directory_id}: it"

@@ -4,8 +4,9 @@ One entry is appended to the metadata log, in a new term, that names the directo
 only voter.
 
 Invariants:
-- Nothing is removed, replaced or cut, the mark of a clean stop included. The entry is one frame: a
-  crash leaves the log with it or without it. A crash before it leaves a term without a leader.
+- `quorum-state` gets the new term, then the log the entry, which is one frame: a crash leaves the
+  log with it or without it, and a crash before it a term without a leader. Besides, only unfinished
+  temporary files go; the mark of a clean stop stays.
 - The directory is locked: no broker runs on it.
 """
 

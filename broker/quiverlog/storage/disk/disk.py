@@ -141,7 +141,7 @@ class File(Protocol):
         write them. `size` does not change.
 
         Raises:
-            DiskFull, StorageFault: as `append`; the bytes are unchanged.
+            DiskFull, ThrottledBroker, StorageFault: as `append`; the bytes are unchanged.
         """
 
     def write_head(self, data: Buffer) -> None:
@@ -192,7 +192,8 @@ class DiskLock(Protocol):
 
 
 class Disk(Protocol):
-    """File system operations. Missing files raise FileNotFoundError, other failures OSError."""
+    """File system operations. Unless a method names other errors, missing files raise
+    FileNotFoundError, other failures OSError."""
 
     def open(self, path: str, *, create: bool) -> File:
         """Open a file. `create`: it must not exist; otherwise it must."""
@@ -206,8 +207,8 @@ class Disk(Protocol):
         checksum that can be rebuilt.
 
         Raises:
-            DiskFull, StorageFault: the old file is untouched, or (when the flush of the directory
-                failed) the new one is there and may be gone after a power failure.
+            DiskFull, ThrottledBroker, StorageFault: the old file is untouched, or (when the flush
+                of the directory failed) the new one is there and may be gone after a power failure.
         """
 
     def overwrite(self, path: str, data: Buffer) -> None:

@@ -1,4 +1,4 @@
-"""The frame around every small file that storage keeps: magic, version, length, checksum.
+"""The frame around the small binary files of storage: magic, version, length, checksum.
 
 ```
  0  8s  magic           names the kind of file

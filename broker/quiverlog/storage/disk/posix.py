@@ -1,7 +1,7 @@
 """The POSIX disk: names, directories, open descriptors, and the lock on a data directory.
 
 At most `files_open_max` files hold a descriptor; a file without one opens again at its next use.
-Descriptors close with their last reference, never by hand.
+A `Descriptor` closes with its last reference.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def _is_at(descriptor: Descriptor, path: str) -> bool:
 
 FILES_OPEN_MAX: Final = 1024
 RESERVED_DESCRIPTORS: Final = 16
-"""More than the jobs that run at once; each opens one file at a time."""
+"""More than the jobs that run at once by default; each opens one file at a time."""
 DIRECTORY_MODE: Final = 0o700
 _SMALL_FILE_BYTES: Final = 4096
 """A shorter read has reached the end of the file."""

@@ -4,10 +4,11 @@ out of date.
 A rejected file counts as lost, is moved aside and named for an operator. One file is never trusted
 against two, and none against the rows themselves. Rejected are:
 
-- of two different log starts the one that no other file confirms, else the larger. A crash between
-the two leaves the same state, and rows are trimmed when both are written; - a log start, or a
-recovery point that its copy contradicts, beyond the end of all rows; - `leader-epochs` with other
-epochs than the rows; - `truncate-to` after a clean stop, or of another partition.
+- of two different log starts the one that no other file confirms, else the larger: a crash between
+  the two writes leaves that state, and rows are trimmed when both are written
+- a log start, or a recovery point that its copy contradicts, beyond the end of all rows
+- `leader-epochs` with other epochs than the rows
+- `truncate-to` after a clean stop, or of another partition
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ EMPTIED_FILE: Final = "emptied"
 NAME_BYTES_MAX: Final = 255
 _TOPIC_ID_BYTES: Final = 16
 _DAMAGED_BITS_MAX: Final = 4
-"""Two random ids differ in 64 of 128 bits; in at most 4, once in 10^31 pairs."""
+"""Two random ids differ in 64 of 128 bits; in at most 4, in one of 10^31 pairs."""
 _MAGIC: Final = "quiverlog-partition"
 _VERSION: Final = 1
 _PARTITION_NAME: Final = re.compile(r".+-[0-9]+", re.DOTALL)
@@ -75,7 +75,7 @@ class PartitionFile(msgspec.Struct, kw_only=True):
 
 
 _DECODER: Final = msgspec.json.Decoder(PartitionFile)
-"""Partitions are opened by threads, and msgspec builds a decoder for a type in one thread only."""
+"""Made at import: threads open partitions, and only one may build a decoder for a type."""
 
 
 def is_partition_name(name: str) -> bool:

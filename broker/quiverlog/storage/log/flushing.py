@@ -22,7 +22,8 @@ from quiverlog.types import Now
 __all__ = ["Unflushed"]
 
 _CHECKPOINT_BYTES: Final = 8 * 1024 * 1024
-"""A start after a crash scans no more than this."""
+"""A flush that ends this far after the recovery point moves it, so that a start after a crash scans
+little."""
 
 
 class Unflushed:

@@ -1,9 +1,9 @@
 """Work of a log that may block: made on the loop, run off it, completed on the loop again.
 
-A job captures all it needs when it is made: `run` changes nothing that the loop reads, except the
-failed fsyncs that jobs share (marks.py). Of what the loop changes it reads `Segment.dropped`, which
-is set once, and the size of a file, which only grows. The log that made a job takes its result
-(`complete_...`) or its error (`fail_...`).
+A job captures all it needs when it is made. Jobs of a log share `Marks` and `Fsyncs` (marks.py).
+Of what the loop changes, `run` reads only `Segment.dropped`, which is set once, an arrival time and
+the size of a file, which only grow; it records in the segment that the arrival time is saved. The
+log that made a job takes its result (`complete_...`) or its error (`fail_...`).
 
 Jobs with the same `key` run one after another, but a flush may overtake reads and trims
 (node/runtime/jobs.py): a job must not overwrite newer files with older contents (`TrimJob`, its
@@ -289,8 +289,8 @@ class TrimJob:
 class RemoveFilesJob:
     """Remove files without readable rows; what cannot be removed goes at the next start.
 
-    `snapshot` takes the first space that is freed; only a crash before that loses the producers of
-    the removed files.
+    `snapshot` takes the first space that is freed; a crash before that loses the producers of the
+    removed files.
     """
 
     kind: ClassVar[str] = "remove files"

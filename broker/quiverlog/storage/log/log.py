@@ -7,7 +7,8 @@ Invariants:
 - log_start_offset <= log_end_offset; rows below flushed_offset survive a power failure.
 - An append is stored whole or not at all; offsets have no gap; leader epochs never decrease.
 - A failed flush is final (`fault`): the kernel may have dropped the pages.
-- log_start_offset never decreases; it is on the disk before the rows below disappear for readers.
+- log_start_offset never decreases while the log is open. It is on the disk before a file is removed
+  for it, and before a client is answered that the rows below are gone.
 - Retention by time moves the start batch by batch, by size a segment at a time, neither beyond
   the high watermark.
 """
@@ -89,8 +90,7 @@ class LogConfig:
 
     @property
     def roll_bytes(self) -> int:
-        """Retention removes whole files: at most an eighth of `retention_bytes`, or the bound could
-        not hold."""
+        """Retention by size gives up whole segments: each has at most an eighth of the bound."""
         if self.retention_bytes < 0:
             return self.segment_bytes
         return max(1, min(self.segment_bytes, self.retention_bytes // 8))
@@ -104,7 +104,7 @@ class LogConfig:
 
 
 class Log:
-    """Attributes are for reading, except `config`. `reader` owns start and end."""
+    """Attributes are for reading, except `config`. `reader` has start and end."""
 
     __slots__ = (
         "_changed", "_disk", "_indexes", "_last_given_up", "_leader_producers", "_opened_at",
@@ -181,7 +181,7 @@ class Log:
         row can have an epoch above `epoch_newest`.
 
         Raises UnsupportedFormat; CorruptLog: its rows are of newer epochs, they stay as they are;
-        OSError, DiskFull, StorageFault: the disk failed.
+        OSError, DiskFull, ThrottledBroker, StorageFault: the disk failed, or no descriptor is free.
         """
         reader = LogReader(directory, indexes)
         found = opening.open_files(

@@ -1,8 +1,8 @@
-"""A log's bounds in its files, written without an fsync, and the state of its fsyncs.
+"""A log's bounds in its files, mostly written without an fsync, and the state of its fsyncs.
 
 `recovery-point` and its copy are rewritten in place after every flush and trim (adr/0023): exact
 after the end of a process, and true of some earlier moment after a power failure, because bounds
-only grow.
+grow, and a truncation lowers them durably first.
 
 Invariant: jobs of one log run one after another; the loop changes these only while none runs.
 """

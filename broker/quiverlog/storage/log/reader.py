@@ -1,9 +1,10 @@
 """The read side of a log: rows, headers, times and sizes by offset.
 
-A read that would wait for the disk, or for checksums of many bytes, raises NotResident with the job
-to run first.
+Unless `cold_ok`, a read that would wait for the disk, or for checksums of many bytes, raises
+NotResident with the job to run first.
 
-Invariants: log_start_offset <= log_end_offset; only rows between them are served.
+Invariants: log_start_offset <= log_end_offset; a read begins between them, in a batch that may
+begin below the start.
 """
 
 from __future__ import annotations
@@ -134,7 +135,7 @@ class LogReader:
         in_files: bool = False,
     ) -> list[reading.Answer]:
         """Return whole batches from the one that holds `offset` on, none that begins at
-        `end_offset`.
+        `end_offset` or later.
 
         At least one batch, more while they fit `bytes_max`; an answer per segment. Empty at the
         end.
@@ -279,7 +280,8 @@ class LogReader:
         cold_ok: bool = True,
         just_read: JustRead = (),
     ) -> tuple[int, int] | None:
-        """Return (offset, time) of the first row whose time is `at_us` or later, if any.
+        """Return (first offset, newest time) of the first batch that has a row of `at_us` or later;
+        not an offset below the log start.
 
         `from_offset`: `NotResident.offset` of the last try. Otherwise as `read_answers`. Raises
         CorruptLog: damage lies in the way.

@@ -83,7 +83,8 @@ class TruncateJob:
     first_base: int = 0
 
     def run(self) -> TruncateResult:
-        """Raises DiskFull, StorageFault or OSError: run it again, or the next start does."""
+        """Raises DiskFull, ThrottledBroker, StorageFault or OSError: run it again, or the next
+        start does."""
         assert 0 <= self.offset < self.end_offset, "there are rows to cut"
         assert self.start_offset <= self.end_offset
         # Epochs that were assigned since the last flush exist in memory only.

@@ -1,11 +1,12 @@
 """A log of opaque entries in one file, `metadata.log`: frames, jobs that write them, the log.
 
-All entries of one job are one frame, and a crash keeps all or none. A frame that the file cuts
-short was never acknowledged and is cut off; any other mismatch is damage, and the broker does not
-start. A frame whose fsync failed may be there at the next start or not.
+All entries of one append are one frame, and a crash keeps all or none. A last frame that is cut
+short, or has sectors that were never written, was never acknowledged and is cut off; any other
+mismatch is damage, and the broker does not start. A frame whose fsync failed may be there at the
+next start or not.
 
-Invariant: jobs of one log run one after another; only they use the `Tail`. The loop has the log as
-of the last completed job.
+Invariant: jobs of one log run one after another; once it is open, only they write by the `Tail`.
+The loop has the log as of the last completed job.
 """
 
 from __future__ import annotations
@@ -429,7 +430,7 @@ class MetadataLog:
         begins with. `judge`: called with the entries before anything is changed; may raise.
 
         Raises CorruptLog: an entry is damaged, or the file is missing or cut; UnsupportedFormat;
-        DiskFull: an existing file opens without room; StorageFault.
+        DiskFull: an existing file opens without room; ThrottledBroker; StorageFault.
         """
         path = f"{directory}/metadata.log"
         try:

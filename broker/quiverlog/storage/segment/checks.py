@@ -1,7 +1,7 @@
 """Checksum verification of a segment's bytes, in any thread.
 
-A walk that needs it raises `Unverified` or `Undiagnosed`, or `LongWalk` before it takes too long;
-the caller chooses the thread.
+A walk that needs it raises `Unverified` or `Undiagnosed`, and a bounded one `LongWalk`; the caller
+chooses the thread.
 """
 
 from __future__ import annotations

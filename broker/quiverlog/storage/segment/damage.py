@@ -6,7 +6,7 @@ chain that begins more than the largest batch further: a column may hold bytes t
 batches, checksum included. *Tail*: a wrong checksum at the end of a file is a torn write if bytes
 are missing or zero; other bytes were damaged later and are kept.
 
-Invariant: no byte is judged twice in one scan: its time is linear.
+Invariant: a scan checks each candidate once; their checksums cover a bounded multiple of the bytes.
 """
 
 from __future__ import annotations

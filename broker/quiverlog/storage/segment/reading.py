@@ -78,7 +78,7 @@ def read(
     *,
     before_headers: Callable[[int, int], None] | None = None,
 ) -> Answer:
-    """Read like `Log.read`, within one segment.
+    """Read like `LogReader.read_answers`, within one segment.
 
     `before_headers` is called with (position, size) before each look at headers; with it the answer
     has no views.

@@ -4,7 +4,7 @@
  0  8s  magic "QVSEGMNT"
  8  u16 version = 1     10 u16 reserved     12 u32 crc32c over bytes 16..64
 16  i64 base_offset     24 i64 created_us
-32  i64 flushed_offset  40 u64 flushed_position (segment_index.FlushedMark)
+32  i64 flushed_offset  40 u64 flushed_position (segment_files.FlushedMark)
 48  i64 log_start_offset                                  56 i64 arrived_us
 64  batch | batch | ...   each as batch/header.py draws it, a multiple of 64 bytes
 ```
@@ -58,7 +58,7 @@ class Segment:
     damages: the known unreadable rows, in order.
     index_note: why its index file was not used.
     recovered_from: the recovery point at the start, if it was in this segment.
-    recent: its index was used since the last round of `index_cache`.
+    recent: its index was used since the last round of `IndexCache`.
     tail: (position, offset) of the newest append, which nearly every reader asks for.
     trusted_from: everything from this position on was written or verified by this process.
     """
@@ -126,7 +126,7 @@ class Segment:
     def create(
         cls, disk: Disk, directory: str, base_offset: int, now_us: int, flushed_offset: int = 0
     ) -> Segment:
-        """Create an empty segment. Raises DiskFull or StorageFault, leaving nothing behind.
+        """Create an empty segment. Raises DiskFull, ThrottledBroker or StorageFault.
 
         `flushed_offset`: all rows of the log below it are on the disk.
         """
@@ -326,7 +326,7 @@ class Segment:
         self.end_offset, self.tail = end_offset, tail
 
     def end_at(self, offset: int) -> None:
-        """End the log at `offset`: fewer rows are missing after this file's last."""
+        """End at `offset`: where rows are missing behind the file's last one, fewer are."""
         assert self.base_offset < offset
         if offset < self.end_offset:
             self.end_offset = offset

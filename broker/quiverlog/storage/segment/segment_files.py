@@ -108,7 +108,7 @@ def read_header(file: File, base_offset: int) -> SegmentHeader:
 
     Raises:
         CorruptLog: the header is damaged, or is another segment's.
-        UnsupportedFormat: a newer version wrote it.
+        UnsupportedFormat: it has another format version.
     """
     head = b""
     if file.size >= SEGMENT_HEADER_BYTES:

@@ -11,7 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from quiverlog.errors import DataDirectoryInUse, QuiverlogError, UnsupportedFormat
+from quiverlog.errors import (
+    DataDirectoryInUse,
+    QuiverlogError,
+    StorageFault,
+    UnsupportedFormat,
+)
 from quiverlog.storage.directory.data_directory import RESERVE_BYTES, DataDirectory
 from quiverlog.storage.disk import posix
 from quiverlog.storage.disk.posix import PosixDisk
@@ -364,3 +369,17 @@ def test_half_a_claim_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         directory = take(path)
     assert directory.is_owned()
     assert (path / "lock").read_bytes() == b""
+
+
+def test_a_foreign_note_that_cannot_be_moved_is_an_error_of_the_table(tmp_path: Path) -> None:
+    """EIO from the listing was a bare OSError, without the file's name for the operator."""
+    first, second = take(tmp_path / "first"), take(tmp_path / "second")
+    first.note_made(7, [])
+    Path(second.made_path).write_bytes(Path(first.made_path).read_bytes())
+    with (
+        failing_calls(0, errno.EIO, only="listdir") as calls,
+        pytest.raises(StorageFault) as caught,
+    ):
+        second.noted_made()
+    assert calls.failed == "listdir"
+    assert "second" in str(caught.value)
