@@ -1,4 +1,4 @@
-"""The one lock for what a process makes at first use, where two threads may come first.
+"""The lock under which message decoders are made at first use, by whichever thread is first.
 
 msgspec caches a type's description while it builds a decoder. A second thread that builds one for
 the same type may read it unfinished: the process dies with SIGSEGV. Making every decoder at import

@@ -60,7 +60,7 @@ WRITE_STALL_MS: Final = 60_000
 """A client that takes nothing of a waiting reply is closed after this."""
 CONNECTION_MEMORY_BYTES: Final = 256 * MIB
 """All connections together: four of the largest requests at once, or 32 of the default's largest
-batches; a quarter of a small container's memory."""
+batches."""
 HTTP_CONNECTIONS_MAX: Final = 64
 """A few scrapers, a supervisor and a load balancer need ten."""
 CLIENT_ID_CHARS_MAX: Final = 249
@@ -172,7 +172,7 @@ QUORUM_ENTRIES_MAX: Final = 32 * KIB
 QUORUM_BODY_BYTES_MAX: Final = 4 * MIB
 """Body of one QUORUM request: four of the largest messages."""
 QUORUM_VOTERS_MAX: Final = 256
-"""Voters that a snapshot may name; a quorum has a handful."""
+"""Voters that a snapshot may name."""
 PEER_REQUESTS_WAITING_MAX: Final = 256
 """Requests with a waiting caller to one peer."""
 PEER_ANSWER_MS_DEFAULT: Final = 10_000
@@ -189,8 +189,7 @@ PEER_CONNECT_MS: Final = 2_000
 """Until a peer is connected: time for one lost packet."""
 PEER_SILENCE_MS: Final = 3_000
 """A peer with a pending response that sends nothing gets a new connection after this: TCP repeats
-lost packets ever more rarely. No request between brokers waits longer than a second for its
-answer."""
+lost packets ever more rarely."""
 PEER_BACKOFF_MS_MIN: Final = 50
 PEER_BACKOFF_MS_MAX: Final = 1_000
 """The longest pause before the next try to connect."""
@@ -212,8 +211,7 @@ BROKERS_MAX: Final = 1_000
 """Every METADATA answer names those that are alive."""
 BROKER_SESSION_MS_DEFAULT: Final = 2_000
 """A broker silent for this is fenced, and its partitions get other leaders: of the 3 s in which
-writes go on, one is left for the decision and for clients. Several times the longest pause of a
-loaded broker's loop (docs/adr/0031)."""
+writes go on, one is left for the decision and for clients (docs/adr/0031)."""
 BROKER_HEARTBEATS_PER_SESSION: Final = 5
 """One lost packet, sent again after 200 ms, costs one of them."""
 BROKER_SUSPECT_MS: Final = 100

@@ -1,7 +1,4 @@
-"""The one type for settings: of a broker, of a topic, of the Spark source and sink.
-
-A table may also name keys that are deliberately absent, with the reason.
-"""
+"""The one type for settings: of a broker, of a topic, of the Spark source and sink."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The Arrow types that a topic stores, and the types converted to them.
 
-Exactly the types that Spark uses in Arrow: stored batches go to Spark unchanged. Other layouts of
+They are types that Spark uses in Arrow: stored batches can go to Spark unchanged. Other layouts of
 the same values are converted; other types are refused by name.
 """
 

@@ -1,8 +1,8 @@
 """Arrow rows to stored batches and back.
 
 A batch is encoded once, by its producer. Decoded arrays point into the bytes of an uncompressed
-batch, which must stay unchanged as long as the arrays live. Every decoder checks everything again
-(docs/adr/0012).
+batch, which must stay unchanged as long as the arrays live. A decoder trusts no earlier check of
+what its own safety needs (docs/adr/0012).
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 The metadata is a flatbuffer from an untrusted writer, and decides how much memory decoding takes:
 this reader checks every index. Arrow verifies the same bytes again when it decodes them.
 
-``` u32 0xFFFFFFFF | i32 metadata_bytes | flatbuffer Message, padded | body Message: version, header
-type (3 = RecordBatch), header, body length RecordBatch: length, nodes [(length, null count)],
-buffers [(offset, length)], compression ```
+    u32 0xFFFFFFFF | i32 metadata_bytes | flatbuffer Message, padded | body
+    Message: version, header type (3 = RecordBatch), header, body length
+    RecordBatch: length, nodes [(length, null count)], buffers [(offset, length)], compression
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Casts into a schema, without losing a value: for producers' and for readers' columns."""
+"""Casts into a schema, for producers' and for readers' columns.
+
+A value that does not fit is refused. A narrower float type would round without an error: callers
+refuse it before.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +78,7 @@ def _shown(array: pa.Array, data_type: pa.DataType, nulls: _Nulls) -> pa.Array:
 
 
 def cast_array(array: pa.Array, data_type: pa.DataType) -> pa.Array:
-    """Return `array` as `data_type`, exactly; raises pyarrow's errors when a value does not fit."""
+    """Return `array` as `data_type`; raises pyarrow's errors when a value does not fit."""
     if array.type.equals(data_type, check_metadata=True):
         return array
     # The stored type is that of the storage.

@@ -1,4 +1,4 @@
-"""Arrow arrays of Python values, made without pandas, whose import takes 0.2 to 0.4 s.
+"""Arrow arrays of Python values, made without pandas, whose import takes tenths of a second.
 
 Only values of exactly the type's own Python type are accepted: results and refusals are pyarrow's.
 Others give None, and the caller uses pyarrow.
@@ -29,7 +29,7 @@ _CODES: Final = {
 }
 _OFFSET_MAX: Final = 2**31 - 1
 VALUES_MAX: Final = 500_000
-"""pyarrow is two to fifteen times faster: a process that has converted this many values has lost as
+"""pyarrow is several times faster: a process that has converted this many values has lost about as
 much time as the import of pandas takes."""
 
 

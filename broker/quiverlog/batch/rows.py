@@ -1,9 +1,8 @@
-"""The one decoder of rows, for broker and readers: from a batch's bytes to Arrow arrays, with every
-check.
+"""The decoder of rows, for broker and readers: from a batch's bytes to safe Arrow arrays.
 
-Rows are decoded as bare bytes first (`structure.Plan.layout`: strings as binary, maps as lists of
-structs), whose layout Arrow checks completely. With good offsets, lengths and null counts the
-buffers get their types, without a copy.
+Unless the metadata alone prove that, rows are decoded as bare bytes first (`structure.Plan.layout`:
+strings as binary, maps as lists of structs), whose layout Arrow checks completely. With good
+offsets, lengths and null counts the buffers get their types, without a copy.
 
 The order matters: an array whose offsets lead outside of its buffers is a wild read at its first
 use, and Arrow aborts the process when it builds a map with a null key.

@@ -1,6 +1,6 @@
 """A topic's schema: its bytes, its checks, and the schema for opaque payloads.
 
-Re-exports `evolution` and `normalize`.
+Re-exports the main names of `evolution` and `normalize`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The checks of a batch's Arrow metadata before its rows are touched; decodes nothing.
 
-Compares the metadata with the schema: every buffer inside the body and without overlap, and bounds
-on the decompressed bytes that the buffers declare and on values that take no bytes: a list of two
+Compares the metadata with header and schema: buffers lie inside the body without overlap, and the
+decompressed bytes that they declare and the values that take no bytes are bounded: a list of two
 billion nulls is a message of 256 bytes.
 """
 

@@ -1,7 +1,8 @@
-"""Checks that pyarrow's conversion of Python values to a type is lossless.
+"""Checks for values that pyarrow's conversion to a type would change without an error.
 
 `pa.array([1.5], pa.int32())` is 1: pyarrow cuts off fractions, hours and nanoseconds, takes a local
-time for UTC, drops a struct's keys without a field, and makes infinity of large numbers.
+time for UTC, drops a struct's keys without a field, and makes infinity of large numbers. Digits
+that a 32-bit float cannot hold are no error.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _WHOLE: Final = frozenset((int, NoneType))
 
 
 def check_of(kind: pa.DataType) -> Check | None:
-    """Return a check for values that pyarrow would change; None: it changes none."""
+    """Return a check for values of a type; None: the type needs none."""
     if t.is_integer(kind):
         return _check_whole
     if t.is_floating(kind):

@@ -1,7 +1,7 @@
 """A broker's checks of a client's batch before it stores it.
 
 A bad batch is refused as a whole: stored, it would stop all readers of its partition. The broker
-decodes the rows once with the function that readers use.
+checks the rows with the functions that readers use.
 
 `check_batch` costs as much as a CRC and returns what `check_rows`, which decompresses, will cost.
 Both are pure: the second may run off the loop.
@@ -105,7 +105,7 @@ def check_batch(
 
 
 def check_rows(batch: CheckedBatch, *, full: bool) -> None:
-    """Decode the rows as every reader will (docs/adr/0012). Pure: may run in any thread."""
+    """Check that readers can decode the rows (docs/adr/0012). Pure: may run in any thread."""
     rows.check_rows(batch.message, batch.metadata, batch.schema, full=full)
 
 

@@ -1,7 +1,6 @@
-"""Memory for a broker's large frames, reused once no view of it is left.
+"""Memory for large frames, reused once no view of it is left (decoded Arrow arrays keep views).
 
-A new buffer of a mebibyte costs as much in page faults as receiving into it. A buffer is reused
-only when every view of it is gone (decoded Arrow arrays keep views).
+A new buffer of a mebibyte costs as much in page faults as receiving into it.
 
 Anonymous mappings get real pages only as bytes arrive: a peer that announces 64 MiB and sends
 nothing costs almost nothing.

@@ -16,7 +16,7 @@ __all__ = ["ElectLeadersRequest", "ElectLeadersResponse", "PartitionLeader"]
 
 class ElectLeadersRequest(Request, array_like=True, gc=False):
     """Asks that each partition's first replica leads it, where that is in sync. `unclean`: that any
-    live replica leads, where there is no leader; rows that readers got may be lost."""
+    live replica leads, where there is no leader; acknowledged rows may be lost."""
 
     API: ClassVar[Api] = Api.ELECT_LEADERS
     name: str = ""

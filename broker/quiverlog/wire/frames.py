@@ -147,7 +147,7 @@ def encode(message: Request | Response, correlation_id: int, body_bytes: int = 0
     Sets the message's `api`, `version` and `correlation_id`.
 
     Raises:
-        FrameTooLarge: header or frame would be refused by the peer.
+        FrameTooLarge: header or frame is above the protocol's bounds.
     """
     message.api = int(message.API)
     message.version = message.VERSION

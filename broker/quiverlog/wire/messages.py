@@ -66,9 +66,7 @@ CompressionCodec = Annotated[int, Meta(ge=0, le=int(max(Compression)))]
 BatchHead = Annotated[bytes, Meta(max_length=BATCH_HEADER_BYTES)]
 TopicId = Annotated[bytes, Meta(max_length=16)]
 PerTopic = Annotated[list[_T], Meta(max_length=TOPICS_PER_REQUEST_MAX)]
-"""A list with an entry per topic of a request."""
 PerPartition = Annotated[list[_T], Meta(max_length=PARTITIONS_PER_REQUEST_MAX)]
-"""A list with an entry per partition of a request."""
 Few = Annotated[list[_T], Meta(max_length=CONFIGS_PER_REQUEST_MAX)]
 """A list whose real bound is smaller and checked elsewhere, with a better message."""
 Configs = Annotated[dict[str, str], Meta(max_length=CONFIGS_PER_REQUEST_MAX)]
@@ -89,8 +87,6 @@ class Message(msgspec.Struct, array_like=True, gc=False):
 
 
 class Request(Message, array_like=True, gc=False):
-    """Base of the requests."""
-
     API: ClassVar[Api]
     VERSION: ClassVar[int] = 1
 
@@ -257,8 +253,8 @@ class FetchPartition(Part, array_like=True, gc=False):
 class FetchRequest(Request, array_like=True, gc=False):
     """Answered when `min_bytes` are available, `max_wait_ms` have passed, or an entry has an error.
 
-    The first batch of the first partition with rows is always sent, whatever its size, so that a
-    reader cannot get stuck. `file_ranges`: a broker on the reader's machine may send positions in
+    The first batch of the first partition with rows is sent whatever its size, so that a reader
+    cannot get stuck. `file_ranges`: a broker on the reader's machine may send positions in
     its files instead of rows.
     """
 
@@ -321,7 +317,7 @@ class FetchResponse(Response, array_like=True, gc=False):
 
 # --- LIST_OFFSETS ---------------------------------------------------------------------------------
 class ListOffsetsPartition(Part, array_like=True, gc=False):
-    """`at`: LATEST, EARLIEST, or microseconds since 1970 (first row at or after that time).
+    """`at`: LATEST, EARLIEST, or microseconds since 1970 (first batch with a row at or after it).
 
     `known_offset` is used with `max_wait_ms` only.
     """
@@ -524,7 +520,7 @@ class DeleteRecordsPartition(Part, array_like=True, gc=False):
 
 class DeleteRecordsRequest(Request, array_like=True, gc=False):
     """Answered when the leader and all live replicas have deleted the rows. With REQUEST_TIMED_OUT
-    the leader has deleted them, and the others will."""
+    the leader has deleted them, and not all others have."""
 
     API: ClassVar[Api] = Api.DELETE_RECORDS
     partitions: PerPartition[DeleteRecordsPartition] = []

@@ -32,7 +32,7 @@ __all__ = [
 
 
 class DescribeProducerRequest(Request, array_like=True, gc=False):
-    """Asks a broker what this producer wrote to the partitions that the broker leads, in pages."""
+    """Asks a broker what it remembers of a producer in the partitions that it leads, in pages."""
 
     API: ClassVar[Api] = Api.DESCRIBE_PRODUCER
     producer_id: Int64 = -1
@@ -51,7 +51,7 @@ class ProducerPartition(Part, array_like=True, gc=False):
 
 
 class TopicProducer(Part, array_like=True, gc=False):
-    """A topic to which the producer did not write is left out."""
+    """A topic in which the broker remembers nothing of the producer is left out."""
 
     name: str = ""
     topic_id: TopicId = b""

@@ -1,7 +1,6 @@
 """The POSIX disk: names, directories, open descriptors, and the lock on a data directory.
 
 At most `files_open_max` files hold a descriptor; a file without one opens again at its next use.
-A `Descriptor` closes with its last reference.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Where the files are as a clean stop leaves them, nothing is written. Otherwise: finish an
 interrupted truncation, read the small files, drop what was trimmed, then trust the recovery point
-or scan. A test compares both ways over damaged files.
+or scan.
 """
 
 from __future__ import annotations

@@ -165,10 +165,7 @@ def _last(
 
 
 def read_newest(segment: Segment, offset: int, bytes_max: int) -> Answer | None:
-    """Return the batches from `offset` to the segment's end, if the newest append holds them all.
-
-    Nearly every reader at the end of the log wants these: one system call.
-    """
+    """Return the batches from `offset` to the end, if the newest append holds them all."""
     start, expected = segment.tail
     size = segment.file.size - start
     if not 0 <= expected <= offset < segment.end_offset or segment.damages:

@@ -50,7 +50,7 @@ _VERIFIED_AT_ONCE_BYTES: Final = 64 * 1024
 class NotResident(Exception):
     """Run `job`, pass its result to `complete_read`, ask again with it among `just_read`.
 
-    Never sent to a client. `offset`, `counted`: where a walk over many segments may continue, and
+    `offset`, `counted`: where a walk over many segments may continue, and
     the bytes counted before.
     """
 

@@ -12,8 +12,7 @@
 Owns the .log file and its index. Invariants: behind its header the file only grows (a finished
 segment not even that), so served views stay valid; positions and relative offsets fit 32 bits;
 batches' offsets join up. What the process has written or scanned itself is trusted; other bytes
-have their checksums verified when they are read for the first time (clients verify always, so this
-finds damage early rather than guards readers).
+have their checksums verified when they are read for the first time.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ class Segment:
     index_note: why its index file was not used.
     recovered_from: the recovery point at the start, if it was in this segment.
     recent: its index was used since the last round of `IndexCache`.
-    tail: (position, offset) of the newest append, which nearly every reader asks for.
+    tail: (position, offset) of the newest append.
     trusted_from: everything from this position on was written or verified by this process.
     """
 
