@@ -142,7 +142,7 @@ class InSync:
         self._asked = None
         self._count()
 
-    def holds(self, partition_epoch: int, members: Iterable[int]) -> bool:
+    def take_over(self, partition_epoch: int, members: Iterable[int]) -> bool:
         """Take over the set of the controller or the metadata. Returns False for an older or known
         epoch."""
         if partition_epoch <= self.partition_epoch:

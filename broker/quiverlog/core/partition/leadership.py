@@ -208,9 +208,9 @@ class Leadership:
         assert not self.adding & self.leaving
 
     # --- the in-sync set -----------------------------------------------------------------------
-    def holds(self, partition_epoch: int, members: Iterable[int], now_us: int) -> bool:
+    def on_in_sync_set(self, partition_epoch: int, members: Iterable[int], now_us: int) -> bool:
         before = self.in_sync.committed
-        changed = self.in_sync.holds(partition_epoch, members)
+        changed = self.in_sync.take_over(partition_epoch, members)
         if changed:
             # Each later row lies on enough disks of those in the metadata, and no disk is lost
             # without a change there (docs/adr/0044).
@@ -226,7 +226,7 @@ class Leadership:
         return changed
 
     def applied(self, partition_epoch: int, members: Iterable[int], now_us: int) -> None:
-        if not self.holds(partition_epoch, members, now_us):
+        if not self.on_in_sync_set(partition_epoch, members, now_us):
             self.in_sync.nothing_changed()
             self._count()
 

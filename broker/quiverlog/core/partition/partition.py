@@ -283,7 +283,7 @@ class PartitionState:
         else:
             leadership.min_in_sync = assigned.min_in_sync
             leadership.set_replicas(assigned.replicas, now_us)
-            leadership.holds(assigned.partition_epoch, assigned.in_sync, now_us)
+            leadership.on_in_sync_set(assigned.partition_epoch, assigned.in_sync, now_us)
         self.leader_epoch = leader_epoch
         assert self.leadership is not None
         self.leadership.move(assigned.adding, assigned.leaving)

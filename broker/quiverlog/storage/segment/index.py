@@ -1,8 +1,10 @@
 """The sparse index of a segment, for offsets and times, and boundaries of batches.
 
-Three parallel columns; an entry for the first batch and about every `index.interval.bytes`.
+Three parallel columns; an entry for the first batch, and for each batch that begins at least
+`index.interval.bytes` behind the last entry.
 
-Invariant: an index that covers other bytes than the .log file has is rebuilt from headers.
+A stored index is used only where its length and offsets are those of the .log file; else
+`segment_files` builds one from the headers of the batches.
 """
 
 from __future__ import annotations
@@ -54,7 +56,7 @@ class SparseIndex:
             assert newest_before_us >= self.times[-1]
         self.relative_offsets.append(relative_offset)
         self.positions.append(position)
-        # Times of rows may fall: the newest before an entry makes the column sorted.
+        # Rows may be older than rows before them; the newest time so far never falls.
         self.times.append(newest_before_us)
 
     def cut(self, count: int) -> None:
@@ -67,16 +69,16 @@ class SparseIndex:
     def byte_count(self) -> int:
         return 16 * len(self)
 
-    def floor_offset(self, relative_offset: int) -> int:
+    def entry_at_offset(self, relative_offset: int) -> int:
         assert relative_offset >= 0
         return max(0, bisect_right(self.relative_offsets, relative_offset) - 1)
 
-    def floor_position(self, position: int) -> int:
+    def entry_at_position(self, position: int) -> int:
         assert position >= 0
         return max(0, bisect_right(self.positions, position) - 1)
 
-    def floor_time(self, at_us: int) -> int:
-        # Rows of that time may follow the last entry that is older.
+    def entry_at_time(self, at_us: int) -> int:
+        # The first row of that time may lie between this entry and the next.
         return max(0, bisect_left(self.times, at_us) - 1)
 
     def dump(self, summary: IndexSummary) -> bytes:
@@ -110,11 +112,11 @@ class Boundary(NamedTuple):
 
 
 class Boundaries:
-    """Places where a batch is known to begin: producers cannot forge them, and a scan continues
-    there after damage.
+    """Places where a batch begins by the broker's own records; after damage a scan continues at the
+    next. A producer can forge a header inside a batch, but no such place.
 
-    Index entries are copied, for use in another thread. Impossible places in `more` (0, the end of
-    a cut file) are ignored.
+    Index entries are copied, for use in another thread. Places in `more` that are 0 or no multiple
+    of 64 bytes are ignored.
     """
 
     __slots__ = ("_base_offset", "_more", "_positions", "_relative_offsets")

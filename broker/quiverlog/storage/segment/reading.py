@@ -197,7 +197,7 @@ def _floor(segment: Segment, offset: int) -> tuple[int, int]:
         raise Undiagnosed(segment.corrupt(bad))
     if 0 <= segment.tail[1] <= offset and not segment.damages:
         return segment.tail
-    entry = index.floor_offset(offset - segment.base_offset)
+    entry = index.entry_at_offset(offset - segment.base_offset)
     position = index.positions[entry]
     expected = segment.base_offset + index.relative_offsets[entry]
     if expected > offset:  # A rebuilt index leaves out damage at the segment's beginning.
@@ -231,8 +231,8 @@ def _jump(
     damage_at = min((d.position for d in segment.damages if d.position >= position), default=2**32)
     index = segment.load()
     entry = -1 + min(
-        index.floor_position(end_position),
-        index.floor_offset(end_offset - 1 - segment.base_offset),
+        index.entry_at_position(end_position),
+        index.entry_at_offset(end_offset - 1 - segment.base_offset),
     )
     if entry > 0 and position < index.positions[entry] < damage_at:
         return index.positions[entry], segment.base_offset + index.relative_offsets[entry]
@@ -280,9 +280,9 @@ def spans(
         return
     _end_before_damage(segment, offset, end_offset)
     position, _ = _floor(segment, offset)
-    near = index.floor_position(position) + 1
+    near = index.entry_at_position(position) + 1
     first_end = index.positions[near] if near < len(index) else size
-    after = index.floor_offset(max(0, end_offset - 1 - segment.base_offset)) + 1
+    after = index.entry_at_offset(max(0, end_offset - 1 - segment.base_offset)) + 1
     end = index.positions[after] if after < len(index) else size
     end = min(max(first_end, end), first_end + bytes_max) + _window_bytes(bytes_max)
     yield position, min(size, end) - position
@@ -297,7 +297,7 @@ def _header_span(segment: Segment, offset: int) -> tuple[int, int]:
     index = segment.load()
     if not len(index):
         return SEGMENT_HEADER_BYTES, 0
-    return _entry_span(segment, index.floor_offset(max(0, offset - segment.base_offset)))
+    return _entry_span(segment, index.entry_at_offset(max(0, offset - segment.base_offset)))
 
 
 def _entry_span(segment: Segment, entry: int, last: int | None = None) -> tuple[int, int]:
@@ -313,7 +313,7 @@ def _entry_span(segment: Segment, entry: int, last: int | None = None) -> tuple[
 def _headers(segment: Segment, offset: int) -> Iterator[tuple[int, BatchHeader]]:
     if segment.empty or offset >= segment.end_offset:
         return iter(())
-    entry = segment.load().floor_offset(max(0, offset - segment.base_offset))
+    entry = segment.load().entry_at_offset(max(0, offset - segment.base_offset))
     return _headers_from(segment, entry, offset)
 
 
@@ -325,7 +325,7 @@ def all_headers(segment: Segment, offset: int) -> Iterator[tuple[int, BatchHeade
     """
     if segment.empty or offset >= segment.end_offset:
         return
-    entry = segment.load().floor_offset(max(0, offset - segment.base_offset))
+    entry = segment.load().entry_at_offset(max(0, offset - segment.base_offset))
     walk = _headers_from(segment, entry, offset, may_wait=True)
     passed: tuple[int, BatchHeader] | None = None
     bad: CorruptLog | None = None
@@ -444,8 +444,8 @@ def time_spans(
         position, size = cursor[0], segment.file.size
         yield position, min(size - position, _WINDOW_BYTES)
         return
-    by_offset = index.floor_offset(max(0, offset - segment.base_offset))
-    yield _entry_span(segment, max(index.floor_time(at_us), by_offset))
+    by_offset = index.entry_at_offset(max(0, offset - segment.base_offset))
+    yield _entry_span(segment, max(index.entry_at_time(at_us), by_offset))
 
 
 def first_at_or_after(
@@ -466,8 +466,8 @@ def first_at_or_after(
     if segment.newest_us < at_us or segment.empty or not len(index):
         return None
     if cursor is None:
-        by_offset = index.floor_offset(max(0, offset - segment.base_offset))
-        entry = max(index.floor_time(at_us), by_offset)
+        by_offset = index.entry_at_offset(max(0, offset - segment.base_offset))
+        entry = max(index.entry_at_time(at_us), by_offset)
         cursor = _entry_cursor(segment, entry)
         end = sum(_entry_span(segment, entry))
         limit = end if end == segment.file.size else end - _WINDOW_BYTES
@@ -514,8 +514,8 @@ def measure_spans(
     if bytes_left >= 0:
         # The bound counts from the first batch.
         at, size = first
-        near = index.floor_position(at + bytes_left)
-        yield _entry_span(segment, near, index.floor_position(at + size + bytes_left))
+        near = index.entry_at_position(at + bytes_left)
+        yield _entry_span(segment, near, index.entry_at_position(at + size + bytes_left))
 
 
 def measure(
@@ -551,7 +551,7 @@ def measure(
 def _last_boundary(segment: Segment, position: int, offset: int) -> tuple[int, int]:
     assert position >= SEGMENT_HEADER_BYTES
     index = segment.load()
-    entry = index.floor_position(position)
+    entry = index.entry_at_position(position)
     best = (index.positions[entry], segment.base_offset + index.relative_offsets[entry])
     for at, header in _headers_from(segment, entry, 0):
         if at + header.total_bytes > position:

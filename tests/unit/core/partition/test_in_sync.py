@@ -25,7 +25,7 @@ def test_both_sets_may_hold_until_the_controller_has_answered() -> None:
     assert sets(in_sync) == ({0, 1}, {0, 1})
     assert in_sync.propose({0, 2}) == Proposal(5, 1, (0, 2))
     assert sets(in_sync) == ({0, 1, 2}, {0})
-    assert in_sync.holds(2, (0, 2))
+    assert in_sync.take_over(2, (0, 2))
     assert sets(in_sync) == ({0, 2}, {0, 2})
     assert not in_sync.asking
 
@@ -56,10 +56,10 @@ def test_a_refusal_that_proves_that_nothing_changed_reverts() -> None:
 def test_a_member_that_holds_the_partition_no_more_is_not_asked_for_for_ever() -> None:
     """The answer that ends a move came before the metadata, which have nothing later."""
     in_sync = InSync(5, 1, (0, 1, 2))
-    assert in_sync.holds(2, (0, 1)), "the answer: broker 2 has left, and is not known to"
+    assert in_sync.take_over(2, (0, 1)), "the answer: broker 2 has left, and is not known to"
     in_sync.propose({0, 1, 2})
     in_sync.refused(InvalidRequest.code)
-    assert not in_sync.holds(2, (0, 1)), "the metadata come with what was known"
+    assert not in_sync.take_over(2, (0, 1)), "the metadata come with what was known"
     assert not in_sync.outdated
     assert sets(in_sync) == ({0, 1}, {0, 1})
     assert in_sync.propose({0, 1, 3}) == Proposal(5, 2, (0, 1, 3))
@@ -79,7 +79,7 @@ def test_a_refusal_settles_no_earlier_request_that_may_still_arrive() -> None:
     assert in_sync.unsettled
     assert in_sync.propose(in_sync.committed) == Proposal(5, 1, (0, 1))
     assert sets(in_sync) == ({0, 1, 2}, {0, 1})
-    assert in_sync.holds(2, (0, 1))
+    assert in_sync.take_over(2, (0, 1))
     assert sets(in_sync) == ({0, 1}, {0, 1})
     assert not in_sync.unsettled
 
@@ -93,7 +93,7 @@ def test_an_outdated_leader_waits_for_the_metadata(kind: type[QuiverlogError]) -
     in_sync.refused(kind.code)
     assert in_sync.outdated
     assert sets(in_sync) == ({0, 1}, {0}), "the first request may be what made it outdated"
-    assert not in_sync.holds(1, (0, 1)), "that is what was known"
-    assert in_sync.holds(2, (0,))
+    assert not in_sync.take_over(1, (0, 1)), "that is what was known"
+    assert in_sync.take_over(2, (0,))
     assert sets(in_sync) == ({0}, {0})
     assert not in_sync.outdated

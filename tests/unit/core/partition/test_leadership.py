@@ -172,7 +172,7 @@ def test_what_is_promised_while_it_copies_needs_not_be_flushed_to_join() -> None
     fetched(leader, 2, 150, 150, 10, flushed=100)
     assert proposed(leader, 150, 20) == {0, 1, 2}
     leader.refused(IneligibleReplica.code)
-    leader.holds(2, (0, 1), 30)
+    leader.on_in_sync_set(2, (0, 1), 30)
     assert leader.flush_needed(2) == 150
     assert proposed(leader, 150, 40) is None
     fetched(leader, 2, 150, 150, 50, flushed=150)
@@ -222,7 +222,7 @@ def test_too_few_in_sync_hold_rows_back_by_what_is_committed() -> None:
     fetched(leader, 1, 100, 100, 5)
     assert proposed(leader, 100, 5) == {0, 1}
     assert leader.replicated_offset(100) == 0
-    assert leader.holds(2, (0, 1), 5)
+    assert leader.on_in_sync_set(2, (0, 1), 5)
     assert leader.replicated_offset(100) == 100
 
 
@@ -232,7 +232,7 @@ def test_a_follower_that_joins_has_the_lag_time_to_catch_up() -> None:
     fetched(leader, 1, 200, 200, 50_000)
     fetched(leader, 2, 110, 200, 50_000)
     assert proposed(leader, 200, 50_000, high_watermark=105) == {0, 1, 2}
-    assert leader.holds(2, (0, 1, 2), 50_001)
+    assert leader.on_in_sync_set(2, (0, 1, 2), 50_001)
     assert proposed(leader, 200, 50_001 + LAG_US) is None
     assert proposed(leader, 200, 50_002 + LAG_US) == {0, 1}
 

@@ -26,24 +26,26 @@ def built(steps: Steps) -> tuple[SparseIndex, list[tuple[int, int, int]]]:
 
 
 @given(STEPS, st.integers(0, 160))
-def test_floor_offset_is_the_last_entry_not_beyond_the_row(steps: Steps, row: int) -> None:
+def test_entry_at_offset_is_the_last_entry_not_beyond_the_row(steps: Steps, row: int) -> None:
     index, entries = built(steps)
     naive = [n for n, (relative, _, _) in enumerate(entries) if relative <= row]
-    assert index.floor_offset(row) == naive[-1]
+    assert index.entry_at_offset(row) == naive[-1]
 
 
 @given(STEPS, st.integers(0, 20_000))
-def test_floor_position_is_the_last_entry_not_beyond_the_byte(steps: Steps, at: int) -> None:
+def test_entry_at_position_is_the_last_entry_not_beyond_the_byte(steps: Steps, at: int) -> None:
     index, entries = built(steps)
     naive = [n for n, (_, position, _) in enumerate(entries) if position <= at]
-    assert index.floor_position(at) == (naive[-1] if naive else 0)
+    assert index.entry_at_position(at) == (naive[-1] if naive else 0)
 
 
 @given(STEPS, st.integers(-1, 130))
-def test_floor_time_is_the_last_entry_behind_nothing_but_older_rows(steps: Steps, at: int) -> None:
+def test_entry_at_time_is_the_last_entry_behind_nothing_but_older_rows(
+    steps: Steps, at: int
+) -> None:
     index, entries = built(steps)
     naive = [n for n, (_, _, newest) in enumerate(entries) if newest < at]
-    assert index.floor_time(at) == naive[-1]
+    assert index.entry_at_time(at) == naive[-1]
 
 
 @given(STEPS)
