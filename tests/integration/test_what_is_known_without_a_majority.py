@@ -107,8 +107,8 @@ def the_status_is_of_one(left: GrowingCluster, lost: list[str], at: str) -> None
     assert status.code == 1, status
     assert "broker 1: " in status.out
     assert " s old" in status.out
-    assert "1 of 3 answer here" in status.out
-    assert "1 answer here, 2 are needed" in status.out
+    assert "1 of 3 answer this machine" in status.out
+    assert "1 answer this machine, 2 are needed" in status.out
     assert all(address in status.out for address in lost)
     waited = "waiting for a controller until", "waiting for answers of"
     assert any(text in status.err for text in waited), "no silence of more than two seconds"
@@ -181,7 +181,7 @@ def test_with_a_majority_the_one_that_is_lost_is_named(cluster: GrowingCluster) 
     try:
         done = typed("cluster", "status", "-b", cluster.bootstrap)
         assert done.code == 1, done
-        assert "2 answer here" in done.out or "2 of 3 live" in done.out
+        assert "2 answer this machine" in done.out or "2 of 3 live" in done.out
         assert cluster.by_id[3].bootstrap in done.out
     finally:
         cluster.by_id[3].start()

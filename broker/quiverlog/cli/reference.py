@@ -25,9 +25,9 @@ a pipe or a file gets the data as they are, but for tables, which always show th
 """
 
 _SHARED = {
-    "bootstrap": "Any broker, or several; the rest is found from there. Default `127.0.0.1:9292`,"
-    " the environment variable `QUIVERLOG_BOOTSTRAP_SERVER`, or the profile in use (`quiverlog"
-    " profile`).",
+    "bootstrap": "Any broker, or several; the rest is found from there. Left out: those of"
+    " `--profile`, else of the environment variable `QUIVERLOG_BOOTSTRAP_SERVER`, else of the"
+    " profile in use (`quiverlog profile`), else `127.0.0.1:9292`.",
     "timeout_s": "Give up after this long, all steps together; a transfer, after this long"
     " without a row. Not given: 10 s to reach a broker, 30 s for an answer, 120 s until rows"
     " are acknowledged. After two seconds a line on stderr names what is waited for, and until"

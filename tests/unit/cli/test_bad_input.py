@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import random
 import subprocess
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from quiverlog.batch.schema_text import format_type
@@ -47,6 +49,18 @@ BAD_FILES = {
     "magic.arrow": b"ARROW1\0\0" + NOISE + b"ARROW1",
     "long.sql": b"x int, " * 100_000,
 }
+
+
+def with_damaged_footer() -> bytes:
+    out = io.BytesIO()
+    pq.write_table(pa.table({"a": [1]}), out)
+    whole = bytearray(out.getvalue())
+    start = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
+    whole[start : start + 8] = b"\xff" * 8
+    return bytes(whole)
+
+
+BAD_FILES["footer.parquet"] = with_damaged_footer()
 
 
 @pytest.mark.parametrize("name", BAD_FILES)

@@ -131,7 +131,7 @@ def knowledge_json(seen: Seen) -> dict[str, object]:
 
 def status_json(seen: Seen) -> dict[str, object]:
     found = seen.found
-    known = found.is_current  # Figures that only a controller has are null without one.
+    known = found.is_current  # Without the controller's answer, figures that only it has are null.
     return {
         "cluster_id": found.cluster_id,
         "is_healthy": is_healthy(found, seen.probes),
@@ -180,8 +180,8 @@ def _brokers_line(seen: Seen) -> str:
     count, answer = len(seen.found.brokers), len(seen.answering)
     if seen.found.is_current:
         live = f"{len(_live(seen.as_probed))} of {count} live"
-        return live if answer == count else f"{live}, {answer} answer here"
-    return f"{answer} of {count} answer here"
+        return live if answer == count else f"{live}, {answer} answer this machine"
+    return f"{answer} of {count} answer this machine"
 
 
 def _quorum_line(seen: Seen) -> str:
@@ -189,13 +189,13 @@ def _quorum_line(seen: Seen) -> str:
     voters = f"{len(found.voters)} voter{'s' * (len(found.voters) != 1)}"
     if found.is_current:
         spare = spare_voters(seen.as_probed)
-        return f"{voters}, broker {found.controller} is the controller, {spare} may be lost"
+        return f"{voters}, {spare} may be lost, broker {found.controller} is the controller"
     answering = seen.answering & {one.node_id for one in found.voters}
     needed = len(found.voters) // 2 + 1
     controller = "no controller is known"
     if found.controller is not None:
         controller = f"broker {found.controller} was the controller"
-    return f"{voters}, {controller}; {len(answering)} answer here, {needed} are needed"
+    return f"{voters}, {controller}; {len(answering)} answer this machine, {needed} are needed"
 
 
 def _partitions_line(seen: Seen) -> str:
@@ -210,7 +210,7 @@ def _partitions_line(seen: Seen) -> str:
     if found.is_current:
         known = {one.node_id for one in _live(seen.as_probed)}
         unreached = sum(one.replicas for one in _live(found) if one.node_id not in known)
-        not_well["copies on brokers that do not answer here"] = unreached
+        not_well["copies on brokers that do not answer this machine"] = unreached
     counted = [f"{count:,} {what}" for what, count in not_well.items() if count]
     if found.is_current:
         return ", ".join([partitions, *(counted or ["all in sync"])])

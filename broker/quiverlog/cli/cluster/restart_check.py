@@ -55,8 +55,8 @@ def restart_check(
 ) -> None:
     """Check whether a broker may be restarted now; exit code 0 if so, 1 if not.
 
-    No request fails by it when every other broker is live, answers here and has all its copies in
-    sync, none of its partitions is moving, and the quorum has a voter to spare.
+    No request fails by it when every other broker is live, answers this machine and has all its
+    copies in sync, none of its partitions is moving, and the quorum has a voter to spare.
     """
     seen = seen_or_failure(bootstrap, timeout_s)
     verdicts = _verdicts(seen, node_id)

@@ -154,7 +154,8 @@ def _of_probes(found: ClusterDetail, probes: Sequence[Probe]) -> list[Finding]:
         name = one.address if broker is None else f"broker {broker.node_id} at {one.address}"
         named.append(f"{name} ({one.failure})")
         is_known = is_known and (broker is None or broker.fenced)
-    text = f"No answer here: {'; '.join(named)}. Start what does not run, or correct the address."
+    advice = "Start what does not run, or correct the address."
+    text = f"No answer to this machine: {'; '.join(named)}. {advice}"
     return [Finding(text, is_warning=is_known and any(one.answers for one in probes))]
 
 
@@ -308,7 +309,7 @@ def may_restart(seen: Seen, node_id: int) -> RestartVerdict:
         reasons.append("no other broker is live: clients wait until it is back")
     reasons += [f"broker {one.node_id} is fenced" for one in others if one.node_id in fenced]
     reasons += [
-        f"broker {one.node_id} does not answer here ({silent[one.node_id]})"
+        f"broker {one.node_id} does not answer this machine ({silent[one.node_id]})"
         for one in others
         if one.node_id in silent and one.node_id not in fenced
     ]

@@ -1,13 +1,14 @@
-"""From an exception to one line on stderr and an exit code; a traceback only with `--debug`."""
+"""From an exception to one line on stderr and an exit code; a traceback only with `--debug`.
+
+A closed stdout (`quiverlog consume | head`) prints nothing and is success.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import os
 import sys
 import traceback
-from collections.abc import Iterator
 
 import click
 
@@ -21,7 +22,6 @@ __all__ = [
     "ExitCode",
     "explain",
     "first_line",
-    "reading",
     "report",
     "unreadable",
 ]
@@ -46,7 +46,9 @@ class ExitCode(enum.IntEnum):
 
 _MEANINGS = {
     ExitCode.OK: "It worked.",
-    ExitCode.FAILED: "The broker refused the request, or a file could not be read or written.",
+    ExitCode.FAILED: "The command failed: a broker refused the request, a file could not be read or"
+    " written, a profile or an optional package is missing, or the command checks something and the"
+    " answer is no (`cluster status`, `cluster restart-check`).",
     ExitCode.USAGE: "The command line makes no sense (unknown option, missing or bad value), or a "
     "broker refuses to start (bad configuration, port or data directory in use).",
     ExitCode.UNREACHABLE: "No broker could be reached, or the connection broke for good.",
@@ -66,24 +68,16 @@ class CommandFailed(Exception):
 
 
 PARSER_ERRORS = (ValueError, TypeError, LookupError, ArithmeticError, RecursionError, MemoryError)
-"""Raised for malformed bytes; Arrow's errors are subclasses."""
+"""Raised by Python's parsers for malformed bytes. Arrow's raise ArrowException and OSError, too."""
 
 
-@contextlib.contextmanager
-def reading(name: str, what: str, *, next_step: str = "") -> Iterator[None]:
-    """Turn a parser's error about the file `name` into CommandFailed.
+def unreadable(name: str, what: str, error: BaseException, *, next_step: str = "") -> CommandFailed:
+    """Return the error about a file.
 
     Args:
         what: the file's format.
         next_step: a sentence about what to do.
     """
-    try:
-        yield  # The file system's errors pass: they name the file.
-    except (*PARSER_ERRORS, NotImplementedError) as error:
-        raise unreadable(name, what, error, next_step=next_step) from error
-
-
-def unreadable(name: str, what: str, error: BaseException, *, next_step: str = "") -> CommandFailed:
     reason = first_line(error)
     if isinstance(error, RecursionError):
         reason = "it is nested too deeply"

@@ -21,11 +21,15 @@ __all__ = ["lean_imports"]
 
 @contextlib.contextmanager
 def lean_imports(*hidden: str) -> Iterator[None]:
-    """Make these modules fail to import, unless they are imported already."""
+    """Make these modules fail to import, unless they are imported already.
+
+    The garbage collector is off meanwhile, and on afterwards.
+    """
     absent = [name for name in hidden if name not in sys.modules]
     for name in absent:
         sys.modules[name] = cast("ModuleType", None)
-    gc.disable()  # An import makes objects that stay: collections were a tenth of a start.
+    # An import makes objects that stay: collections were a tenth of a start.
+    gc.disable()
     try:
         yield
     finally:

@@ -84,10 +84,19 @@ def check_addresses(_ctx: click.Context, _parameter: click.Parameter, value: str
 
 
 def _bootstrap(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str:
-    if value is None:
+    root = ctx.find_root()
+    profile = root.params.get("profile")
+    # A flag comes before the environment, and this before the profile in use.
+    is_flag = root.get_parameter_source("profile") is click.core.ParameterSource.COMMANDLINE
+    is_overruled = (
+        is_flag
+        and parameter.name is not None
+        and ctx.get_parameter_source(parameter.name) is click.core.ParameterSource.ENVIRONMENT
+    )
+    if value is None or is_overruled:
         from quiverlog.cli.console.profiles import chosen_bootstrap
 
-        value = chosen_bootstrap(ctx.find_root().params.get("profile"))
+        value = chosen_bootstrap(profile)
     return check_addresses(ctx, parameter, BOOTSTRAP_DEFAULT if value is None else value)
 
 

@@ -1,12 +1,12 @@
-"""Profiles: names for a user's brokers, in `quiverlog/profiles.toml` of the user's configuration
-folder.
+"""Profiles: a name for the addresses of a cluster, in `quiverlog/profiles.toml` of the user's
+configuration folder.
 
     use = "test"
     [profile.test]
     bootstrap-server = "test-1:9292,test-2:9292"
 
-The command line and the environment take precedence. Only the owner may read the file: it will hold
-credentials.
+Precedence: `--bootstrap-server`, `--profile`, QUIVERLOG_BOOTSTRAP_SERVER, QUIVERLOG_PROFILE, the
+profile in use. The file is written readable for its owner only.
 """
 
 from __future__ import annotations
@@ -38,17 +38,24 @@ class Profiles:
 
 
 def path_of_profiles() -> Path:
-    # Honours XDG_CONFIG_HOME.
+    # $XDG_CONFIG_HOME/quiverlog, else ~/.config/quiverlog.
     return Path(click.get_app_dir("quiverlog")) / "profiles.toml"
 
 
 def load() -> Profiles:
-    """Read the file; a missing one has no profiles. Raises CommandFailed: invalid contents."""
+    """Read the file; a missing one has no profiles.
+
+    Raises:
+        CommandFailed: it is too large, or its contents are invalid.
+        OSError: it cannot be opened.
+    """
     path = path_of_profiles()
     try:
         with path.open("rb") as file:
-            text = file.read(_FILE_BYTES_MAX).decode()
-        content = tomllib.loads(text)
+            data = file.read(_FILE_BYTES_MAX + 1)
+        if len(data) > _FILE_BYTES_MAX:
+            raise ValueError(f"it has more than {_FILE_BYTES_MAX} bytes")
+        content = tomllib.loads(data.decode())
         tables = content.get("profile", {})
         found = {name: table[_BOOTSTRAP] for name, table in tables.items()}
         in_use = content.get("use")
@@ -67,11 +74,17 @@ def save(profiles: Profiles) -> None:
     lines = [] if profiles.in_use is None else [f"use = {_quoted(profiles.in_use)}\n"]
     for name, bootstrap in sorted(profiles.bootstraps.items()):
         lines.append(f"\n[profile.{_quoted(name)}]\n{_BOOTSTRAP} = {_quoted(bootstrap)}\n")
-    # mkstemp's file is readable only for its owner; replaced whole, a crash leaves the old one.
+    data = "".join(lines).encode()
+    if len(data) > _FILE_BYTES_MAX:
+        raise CommandFailed(
+            f"{path} would have more than {_FILE_BYTES_MAX} bytes: delete profiles first."
+        )
+    # mkstemp's file is readable for its owner only. It replaces the old one whole, but without an
+    # fsync: after a power failure the file may be empty.
     number, name = tempfile.mkstemp(dir=path.parent, prefix=".profiles-")
     try:
-        with os.fdopen(number, "w", encoding="utf-8") as file:
-            file.writelines(lines)
+        with os.fdopen(number, "wb") as file:
+            file.write(data)
         os.replace(name, path)
     except BaseException:
         Path(name).unlink(missing_ok=True)

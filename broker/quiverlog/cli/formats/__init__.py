@@ -1,4 +1,4 @@
 """Rows and schemas as files and text: CSV, JSON, Parquet, Arrow, tables, templates.
 
-Owns one notation per type, in both directions. Imports `cli.console` only.
+Owns how values are written as text and read from it. Imports `cli.console` only.
 """

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quiverlog.batch.schema_text import SchemaSyntaxError, parse_schema
-from quiverlog.cli.console.failures import CommandFailed, reading
+from quiverlog.cli.console.failures import PARSER_ERRORS, unreadable
 from quiverlog.cli.formats.memory_bound import bounded_memory
 from quiverlog.limits import SCHEMA_BYTES_MAX
 
@@ -22,16 +22,24 @@ def load_schema(path: Path) -> pa.Schema:
     Raises:
         SchemaSyntaxError: the file holds no schema.
         CommandFailed: its bytes are not of its suffix's format.
+        FileTooLarge: reading it takes too much memory.
+        OSError: the file cannot be opened.
     """
+    import pyarrow as pa
+
     suffix = path.suffix.lower()
     kind = _KINDS.get(suffix, "the text of a schema")
     try:
-        with bounded_memory(str(path)), reading(str(path), kind, next_step=_NEXT_STEP):
+        with bounded_memory(str(path)):
             return _load(path, suffix)
-    except CommandFailed as error:
-        if isinstance(error.__cause__, SchemaSyntaxError):
-            raise error.__cause__ from None
+    except SchemaSyntaxError:
         raise
+    except (pa.ArrowException, OSError, *PARSER_ERRORS) as error:
+        names_file = isinstance(error, OSError) and (error.filename or str(path) in str(error))
+        if names_file:
+            raise
+        # Arrow reports damaged bytes as an OSError, without the file's name.
+        raise unreadable(str(path), kind, error, next_step=_NEXT_STEP) from error
 
 
 _KINDS = {".parquet": "Parquet", ".json": "JSON"} | dict.fromkeys(

@@ -19,8 +19,9 @@ def profile() -> None:
     """Names for brokers, so that --bootstrap-server need not be typed.
 
     They are kept in quiverlog/profiles.toml in the user's configuration folder ($XDG_CONFIG_HOME,
-    or ~/.config). `quiverlog --profile NAME ...` takes one for one command; --bootstrap-server and
-    QUIVERLOG_BOOTSTRAP_SERVER win over all of them.
+    or ~/.config). `quiverlog --profile NAME ...` takes one for one command. The brokers are those
+    of the first that is given: --bootstrap-server, --profile, QUIVERLOG_BOOTSTRAP_SERVER,
+    QUIVERLOG_PROFILE, the profile in use.
     """
 
 

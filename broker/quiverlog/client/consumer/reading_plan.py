@@ -38,7 +38,7 @@ __all__ = ["ReadPlan", "ReadProgress", "plan_read"]
 
 
 class ReadProgress(NamedTuple):
-    """The progress of a read. Rows are counted before the condition selects some."""
+    """The progress of a read. `rows` counts also rows that the condition leaves out."""
 
     topic: str
     rows: int
@@ -47,7 +47,7 @@ class ReadProgress(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ReadPlan:
-    """A settled read. `ranges`: partition -> first offset and end, without empty ones."""
+    """A read with fixed ends. `ranges`: partition -> (first offset, end); none is empty."""
 
     topic: str
     schema: pa.Schema
@@ -58,7 +58,7 @@ class ReadPlan:
 
     @property
     def rows_total(self) -> int:
-        """Offsets in the ranges: one a row, unless compaction has removed some."""
+        """The rows in the ranges, before the condition selects some."""
         return sum(end - start for start, end in self.ranges.values())
 
     def shaped(self, batch: ConsumerBatch) -> pa.RecordBatch:
@@ -130,7 +130,7 @@ def _ends(finder: PositionFinder, latest: dict[int, int], end: Any) -> Operation
     asked = {p: at for p, at in asked.items() if at != LATEST}
     found = yield from finder.offsets(asked)
     fixed = {p: at for p, at in wanted.items() if isinstance(at, int)}
-    # Where no row is that young, all of them are older.
+    # -1: all rows are older than `end`; the partition is read to its latest offset.
     ends = {**latest, **{p: at for p, at in found.items() if at >= 0}, **fixed}
     return {p: min(at, latest[p]) for p, at in ends.items()}
 
@@ -146,7 +146,7 @@ def _narrowed(
     since = yield from finder.offsets(dict.fromkeys(asked, time_us))
     for p, offset in since.items():
         start, end = kept[p]
-        # Where no row is that young, none is selected.
+        # -1: all rows are older than the condition allows.
         kept[p] = (end if offset < 0 else min(end, max(start, offset)), end)
     return kept
 
@@ -159,10 +159,11 @@ def _shape(topic: str, current: pa.Schema, options: ConsumerOptions, where: Any)
         unknown = [name for name in options.columns if name not in full.names]
         if unknown:
             raise InvalidArgument(
-                f"Topic {topic!r} has no column {unknown[0]!r}; it has {', '.join(current.names)}."
+                f"Topic {topic!r} has no column {unknown[0]!r}; it has {', '.join(full.names)}."
             )
-        if len(set(options.columns)) != len(options.columns):
-            raise InvalidArgument("columns: each is named once.")
+        twice = [name for at, name in enumerate(options.columns) if name in options.columns[:at]]
+        if twice:
+            raise InvalidArgument(f"columns: {twice[0]!r} is named twice; name each column once.")
         schema = pa.schema([full.field(name) for name in options.columns])
     used = set(schema.names)
     row_filter = None

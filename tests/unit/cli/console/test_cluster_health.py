@@ -167,7 +167,7 @@ def seen_without(found: ClusterDetail, *silent: int) -> Seen:
 
 def test_a_broker_that_does_not_answer_is_not_counted_on() -> None:
     """Though the controller takes it for live, until its session is over."""
-    silent = "broker 3 does not answer here (refused)"
+    silent = "broker 3 does not answer this machine (refused)"
     no_spare = "the quorum has no voter to spare: without it 1 of 3 answer, 2 are needed"
     assert may_restart(seen_without(cluster(), 3), 1).reasons == (no_spare, silent)
     five = with_voters(*(voter(n) for n in (1, 2, 3, 4, 5)))
@@ -198,7 +198,7 @@ def test_restart_check_asks_each_broker(monkeypatch: pytest.MonkeyPatch, wait: l
     monkeypatch.setattr(restart_check, "open_client", lambda *_, **__: nullcontext(Client()))
     done = CliRunner().invoke(restart_check.restart_check, ["--broker", "1", *wait])
     assert done.exit_code == (0 if wait else 1)
-    assert "broker 3 does not answer here (refused)" in done.output
+    assert "broker 3 does not answer this machine (refused)" in done.output
     assert len(list(answers)) == (0 if wait else 2)
 
 
@@ -269,7 +269,7 @@ def test_figures_that_are_not_the_controllers_are_shown_as_old(
     shown = capsys.readouterr().out
     for text in ("live", "all in sync", "may be lost", "Nothing to do"):
         assert text not in shown, text
-    assert "1 of 3 answer here" in shown
+    assert "1 of 3 answer this machine" in shown
     assert "h:9002 (refused)" in shown
     assert ("12.2 s old" if found.age_s else "of unknown age") in shown
     assert {one["state"] for one in brokers_json(seen)} == {"unknown, was live"}
@@ -386,7 +386,7 @@ def test_a_broker_that_does_not_answer_counts_neither_as_live_nor_as_a_vote(
         assert claim not in shown, claim
     assert "2 of 3 live" in shown
     assert "0 may be lost" in shown
-    assert "3 copies on brokers that do not answer here" in shown
+    assert "3 copies on brokers that do not answer this machine" in shown
     printed = status_json(seen)
     assert (printed["live"], printed["voters_to_spare"], printed["is_healthy"]) == (2, 0, False)
 

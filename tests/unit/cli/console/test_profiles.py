@@ -13,8 +13,8 @@ import pytest
 
 from quiverlog.cli import main
 from quiverlog.cli.app import cli as root
-from quiverlog.cli.console.failures import ExitCode
-from quiverlog.cli.console.profiles import load, path_of_profiles
+from quiverlog.cli.console.failures import CommandFailed, ExitCode
+from quiverlog.cli.console.profiles import Profiles, load, path_of_profiles, save
 
 NO_BROKER = "127.0.0.1:1"  # no broker may listen on a port this low
 
@@ -77,6 +77,55 @@ def test_a_broken_file_is_one_line(capsys, content):
     path_of_profiles().write_bytes(content)
     code, _, err = run(capsys, "topic", "list")
     assert (code, err.count("\n"), "profiles.toml" in err) == (ExitCode.FAILED, 1, True), err
+
+
+@pytest.mark.parametrize("more", [-1, 0, 1])
+def test_a_file_of_the_largest_size_is_read_and_a_larger_one_refused(capsys, more):
+    path_of_profiles().parent.mkdir(parents=True)
+    text = f'[profile.a]\nbootstrap-server = "{NO_BROKER}"\n'
+    path_of_profiles().write_text(text + "#" * (2**20 + more - len(text)))
+    if more <= 0:
+        assert load().bootstraps == {"a": NO_BROKER}
+        return
+    code, _, err = run(capsys, "topic", "list")
+    assert (code, err.count("\n"), "profiles.toml" in err) == (ExitCode.FAILED, 1, True), err
+    assert "more than 1048576 bytes" in err
+
+
+def test_a_file_that_could_not_be_read_again_is_not_written():
+    overhead = len('\n[profile."a"]\nbootstrap-server = ""\n')
+    largest = Profiles({"a": "b" * (2**20 - overhead)})
+    save(largest)
+    assert path_of_profiles().stat().st_size == 2**20
+    assert load() == largest
+    with pytest.raises(CommandFailed, match="more than 1048576 bytes"):
+        save(Profiles({"a": largest.bootstraps["a"] + "b"}))
+    assert load() == largest, "the file of before is still there"
+
+
+NAMED, OF_ENVIRONMENT, IN_USE = "127.0.0.1:3", "127.0.0.1:4", "127.0.0.1:5"
+
+
+@pytest.mark.parametrize(
+    ("words", "variables", "asked"),
+    [
+        ("topic list", {}, IN_USE),
+        ("topic list", {"BOOTSTRAP_SERVER": OF_ENVIRONMENT}, OF_ENVIRONMENT),
+        ("--profile named topic list", {"BOOTSTRAP_SERVER": OF_ENVIRONMENT}, NAMED),
+        ("--profile named topic list -b 127.0.0.1:6", {}, "127.0.0.1:6"),
+        ("topic list", {"PROFILE": "named"}, NAMED),
+        ("topic list", {"PROFILE": "named", "BOOTSTRAP_SERVER": OF_ENVIRONMENT}, OF_ENVIRONMENT),
+    ],
+)
+def test_a_flag_comes_before_the_environment_and_this_before_the_profile_in_use(
+    capsys, monkeypatch, words, variables, asked
+):
+    run(capsys, "profile", "create", "default", "-b", IN_USE)
+    run(capsys, "profile", "create", "named", "-b", NAMED)
+    for name, value in variables.items():
+        monkeypatch.setenv(f"QUIVERLOG_{name}", value)
+    code, _, err = run(capsys, *words.split(), "--timeout", "1")
+    assert (code, asked in err) == (ExitCode.UNREACHABLE, True), err
 
 
 @pytest.mark.parametrize(

@@ -82,8 +82,10 @@ def test_columns_and_metadata_columns(client: Any) -> None:
     assert table.schema.names == ["_offset", "id", "_partition"]
     assert table["_offset"].to_pylist() == table["id"].to_pylist() == list(range(10))
     assert client.read("t", columns="_topic").to_arrow()["_topic"].unique().to_pylist() == ["t"]
-    with pytest.raises(quiverlog.InvalidArgument, match="no column 'nope'; it has id"):
+    with pytest.raises(quiverlog.InvalidArgument, match=r"no column 'nope'; it has id.*, _offset"):
         client.read("t", columns=["nope"])
+    with pytest.raises(quiverlog.InvalidArgument, match="'_offset' is named twice"):
+        client.read("t", columns=["_offset", "id", "_offset"])
 
 
 def test_where_it_begins_and_ends(client: Any) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from quiverlog.addresses import Address
-from quiverlog.broker_keys import CONFIG_KEYS
+from quiverlog.broker_keys import CONFIG_KEYS, env_of
 from quiverlog.core.controller.configs import CONFIG_DEFS
 from quiverlog.errors import InvalidConfig
 from quiverlog.limits import CLUSTER_ID_CHARS_MAX, HOST_CHARS_MAX, RACK_CHARS_MAX
@@ -141,6 +141,17 @@ def test_variables_of_clients_and_of_kubernetes_are_not_ours() -> None:
     for name in ("PORTS", "SERVICES"):
         with pytest.raises(InvalidConfig):
             load_config(environ={f"QUIVERLOG_{name}": "x"})
+
+
+@pytest.mark.parametrize("key", CONFIG_KEYS)
+def test_no_key_is_ignored_in_the_environment(key: str) -> None:
+    """A key called `client...`, `test...`, `demo...`, `bench...` or `service...` would be."""
+    named = ""
+    try:
+        given = load_config(environ={env_of(key): "1"}).given
+    except InvalidConfig as error:
+        given, named = {}, str(error)
+    assert key in given or env_of(key) in named
 
 
 @pytest.mark.parametrize("key", CONFIG_DEFS.values(), ids=lambda key: key.key)
