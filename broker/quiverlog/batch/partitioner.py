@@ -1,10 +1,11 @@
-"""The partition of a row by its key columns: one vectorised hash, the same in every client.
+"""The partition of a row by its key columns, the same in every client.
 
 docs/protocol.md ("Key partitioning") defines it for other languages, with test vectors. Equal
-values hash equally in every width of their type, and widening a key column moves no key: integers
-by value, floats as float64, decimals without trailing zeros.
+integers hash equally in each width, and so do floats (as float64) and decimals (without trailing
+zeros). The integer 1 and the float 1.0 hash differently.
 
-Any change here separates equal keys of existing topics: the golden vectors must never change.
+A change of any value's hash separates equal keys of existing topics: the golden vectors must never
+change.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ def _bits_of_values(column: pa.Array) -> pa.Array:
     if types.is_time64(data_type):
         return column.view(pa.uint64())
     if types.is_date32(data_type):
-        # By the value in 64 bits, as integers: widening a column moves no key.
+        # By the value in 64 bits, as integers.
         return column.view(pa.int32()).cast(pa.int64()).view(pa.uint64())
     if types.is_integer(data_type) or types.is_boolean(data_type):
         return column.cast(pa.int64()).view(pa.uint64())

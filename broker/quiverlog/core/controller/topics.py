@@ -320,7 +320,8 @@ def _alter_schema(topic: TopicImage, schema: bytes, now_us: int) -> list[Record]
         return []
     evolve(topic.schema, arrow_schema)
     for column in topic.key_columns:
-        # A widened key hashes differently: rows with equal keys would go to different partitions.
+        # As a float, an integer hashes differently: rows with equal keys would go to different
+        # partitions. A wider integer would not; one rule for all types is simpler.
         if arrow_schema.field(column).type != topic.schema.field(column).type:
             raise IncompatibleSchema(f"key column {column!r} cannot change its type.")
     if len(topic.schema_records) >= SCHEMAS_PER_TOPIC_MAX:
