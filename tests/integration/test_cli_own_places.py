@@ -56,6 +56,9 @@ def test_a_template_takes_columns_by_name_and_refuses_hidden_places(
     assert consumed(broker, capfd, "--template", "%{_offset} %{_topic} %p") == "500 mine 0\n"
     code = main(["consume", "own", "--template", "%o", "-b", broker.bootstrap])
     assert (code, "'_offset' of its own" in capfd.readouterr().err) == (ExitCode.USAGE, True)
+    code = main(["consume", "own", "--template", "%{nope}", "-b", broker.bootstrap])
+    assert "they have id, _offset, _topic, _partition, _timestamp." in capfd.readouterr().err
+    assert code == ExitCode.USAGE
 
 
 @pytest.mark.parametrize(

@@ -102,11 +102,11 @@ def cli(profile: str | None) -> None:
     Start a broker with `quiverlog broker`, then create topics, append rows and read them back.
     `quiverlog demo` shows all of it, with Spark, on real data.
     """
-    # The commands look the profile up among this context's parameters (options.py).
+    # `options.py` finds the profile among this context's parameters.
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Return the exit code; never raises."""
+    """Return the exit code."""
     debug = "--debug" in arguments
     prepare_streams()
     return flush_output(_run(arguments, debug=debug), debug=debug)

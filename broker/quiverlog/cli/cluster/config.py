@@ -106,7 +106,6 @@ def get(
 
 
 def _ask_brokers(client: Client, keys: tuple[str, ...], needed: int | None) -> Any:
-    """Return each broker's answer; raise if the broker `needed` does not answer."""
     from quiverlog.cli.cluster.config_detail import Asked
     from quiverlog.errors import QuiverlogError, UnknownBroker, UnknownConfig
 

@@ -1,9 +1,8 @@
 """`quiverlog cluster decommission`: a broker leaves for good. Run again, the command skips the
 steps that are done:
 
-1. the controller assigns it nothing more (DECOMMISSION_BROKER); 2. its replicas move to other
-brokers (REASSIGN_PARTITIONS), by a plan of `core.placement`; 3. its vote is removed; 4. when it has
-stopped it is unregistered.
+1. the controller assigns it nothing more; 2. its replicas move to other brokers; 3. its vote is
+removed; 4. when it has stopped it is unregistered.
 """
 
 from __future__ import annotations
@@ -72,8 +71,8 @@ def decommission(
     """Take a broker out of the cluster for good.
 
     It gets no partitions any more, what it holds moves to others while it is written and read, and
-    its vote is removed. Then stop it and type the command again: the cluster unregisters it. A
-    broker that is dead is unregistered at once. Ctrl-C ends the waiting, not the moves.
+    its vote is removed. Then stop it and type the command again: the cluster unregisters it. One
+    that is dead needs no second run. Ctrl-C ends the waiting, not the moves.
     """
     if cancel and dry_run:
         raise click.UsageError("--cancel has no plan to show.")
@@ -170,7 +169,6 @@ def _decommission(client: Client, node_id: int, *, is_waiting: bool) -> _State:
 
 
 def _wait(client: Client, node_id: int, total: int) -> DecommissionBrokerResponse:
-    """Return the controller's answer when the broker holds nothing."""
     without_end(client)
     patience = Patience()
     with shown_waiting(f"broker {node_id}") as waiting:

@@ -1,5 +1,5 @@
 """`quiverlog quorum recover`: the broker of a stopped data directory becomes the only voter, if no
-other voter answers and the operator consents."""
+other voter answers (or by --force) and the operator consents."""
 
 from __future__ import annotations
 
@@ -142,7 +142,6 @@ def _places(answers: Mapping[int, _Found], *, is_voter: bool) -> dict[str, str]:
 
 
 def _answering(cluster_id: str, others: Mapping[int, Sequence[str]]) -> dict[int, _Found]:
-    """Return the other voters that are, or may be, alive."""
     found: dict[int, _Found] = {}
     for node_id, endpoints in others.items():
         asked = [_answer(cluster_id, node_id, endpoint) for endpoint in endpoints]

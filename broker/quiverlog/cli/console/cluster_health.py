@@ -1,5 +1,5 @@
 """Findings about a cluster, with advice, and whether a broker may be restarted now: pure functions
-of the answers to DESCRIBE_CLUSTER."""
+of the brokers' answers."""
 
 from __future__ import annotations
 

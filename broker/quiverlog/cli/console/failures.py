@@ -72,12 +72,7 @@ PARSER_ERRORS = (ValueError, TypeError, LookupError, ArithmeticError, RecursionE
 
 
 def unreadable(name: str, what: str, error: BaseException, *, next_step: str = "") -> CommandFailed:
-    """Return the error about a file.
-
-    Args:
-        what: the file's format.
-        next_step: a sentence about what to do.
-    """
+    """`what`: the file's format; `next_step`: a sentence of advice."""
     reason = first_line(error)
     if isinstance(error, RecursionError):
         reason = "it is nested too deeply"

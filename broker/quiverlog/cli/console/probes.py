@@ -27,7 +27,6 @@ _PROBE_S_MIN: Final = 0.1
 _GIVEN_PART: Final = 2 / 3
 _AT_ONCE_MAX: Final = 64
 _ELECTION_S: Final = 3.0
-"""The wait for a controller: an election takes a second."""
 _PAUSE_S: Final = 0.25
 _NAMED_MAX: Final = 8
 

@@ -43,12 +43,7 @@ def path_of_profiles() -> Path:
 
 
 def load() -> Profiles:
-    """Read the file; a missing one has no profiles.
-
-    Raises:
-        CommandFailed: it is too large, or its contents are invalid.
-        OSError: it cannot be opened.
-    """
+    """A missing file has no profiles. Raises CommandFailed: too large, or invalid."""
     path = path_of_profiles()
     try:
         with path.open("rb") as file:

@@ -2,7 +2,8 @@
 
 Names of columns, values of rows and a broker's messages may be an attacker's: escape codes and C1
 codes set titles or hide text, bidirectional overrides reorder it. A pipe or a file gets the data
-unchanged. Only rich writes past the shield: its cells have gone through `printable`.
+unchanged. Rich writes past the shield, its cells have gone through `printable`; so does
+`clear_screen`.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ _T = TypeVar("_T")
 _LINE_EVERY_S: Final = 5.0
 _POLL_S: Final = 0.25
 _SILENCE_S_MAX: Final = 60.0
-"""A wait fails after this time without an answer; an election takes a few seconds."""
+"""A wait fails after this time without an answer."""
 _SILENCE_S_SHOWN: Final = 5.0
 
 
@@ -42,8 +42,7 @@ def polls(wait_s: float = float("inf")) -> Iterator[bool]:
 
 
 class Patience:
-    """Retries a request through retriable errors, such as a controller's failure, up to
-    `silence_s` without an answer."""
+    """Tolerates retriable errors, such as a controller's failure, for up to `silence_s`."""
 
     def __init__(self, silence_s: float = _SILENCE_S_MAX) -> None:
         self._silence_s = silence_s
@@ -116,8 +115,6 @@ class Waiting(Protocol):
 
 
 class _Lines:
-    """Prints a changed reason, at most every `_LINE_EVERY_S`."""
-
     def __init__(self, title: str) -> None:
         self._title = title
         self._text = ""

@@ -1,7 +1,8 @@
 """Names for a CSV file's columns, and numbers that lose their leading zero or plus sign.
 
 Names are made up where a header has none (pandas' index) or one twice. 01234 is a zip code, +4912 a
-telephone number: such a column is text where no type is given; as a number it gets a warning.
+telephone number: a column that begins so is text where no type is given; elsewhere a whole number
+gets a warning.
 """
 
 from __future__ import annotations

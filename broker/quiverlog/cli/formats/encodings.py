@@ -15,7 +15,6 @@ _PIECE_BYTES = 1 << 16
 
 
 def codec_of(name: str) -> str | None:
-    """Return the encoding's canonical name; None for UTF-8."""
     try:
         found = codecs.lookup(name)
         "a".encode(name)  # Refuses codecs such as base64, which are not of text.

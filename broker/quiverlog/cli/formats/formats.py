@@ -1,5 +1,5 @@
-"""File formats by suffix, for `produce` and `consume`. An unknown suffix is refused: rows in a
-format other than the name's would be noticed too late."""
+"""File formats by suffix. An unknown suffix is refused: rows in a format other than the name's
+would be noticed too late."""
 
 from __future__ import annotations
 

@@ -66,7 +66,6 @@ def to_text(column: pa.Array, name: str) -> pa.Array:
 
 
 def has_time(kind: pa.DataType) -> bool:
-    """Return whether the type has times of day, at any depth."""
     if t.is_time(kind):
         return True
     return any(has_time(kind.field(i).type) for i in range(kind.num_fields))

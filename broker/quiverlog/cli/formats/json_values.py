@@ -1,6 +1,6 @@
 """The notation of values that JSON lines and CSV share, and reading it.
 
-One notation per stored type, which is read back to exactly the same value:
+One notation per stored type, which is read back as the same value:
 
     boolean, integers        as they are            date           "2024-05-06"
     float, double            a number, or "NaN",    timestamp      "2024-05-06T07:08:09.5Z"
@@ -10,9 +10,9 @@ One notation per stored type, which is read back to exactly the same value:
     binary                   base64                 array          a list
     struct                   an object              map            a list of [key, value]
 
-Values without a notation (years before 1 and after 9999) are refused. Reading is strict: nothing is
-cut, rounded or taken for another type. Decimals may also be numbers, and maps with text keys
-objects.
+Values without a notation (years before 1 and after 9999) are refused. Reading refuses what would be
+cut or is of another type; only floats are rounded. Decimals may also be numbers, and maps with text
+keys objects.
 """
 
 from __future__ import annotations
@@ -73,11 +73,7 @@ def _json(decoder: msgspec.json.Decoder[Any], text: str) -> Any:
 
 
 def decode_column(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """Return an array of the column's type.
-
-    Raises:
-        ValueError, TypeError, OverflowError: a value is not of this type.
-    """
+    """Raises ValueError, TypeError, OverflowError: a value is not of this type."""
     convert = _decoder(kind)
     found = set(map(type, values))
     if not found <= _taken_as_it_is(kind):

@@ -1,5 +1,5 @@
-"""The file that a command writes. Refused are names without a known suffix (`-o start` is an offset
-in kcat and rpk), and existing files without --force."""
+"""The file that a command writes. Refused are, without --format, names without a known suffix (`-o
+start` is an offset in kcat and rpk) and, without --force, files that are not empty."""
 
 from __future__ import annotations
 

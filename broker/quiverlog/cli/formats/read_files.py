@@ -1,6 +1,6 @@
 """Files as record batches: what `produce` reads.
 
-With a topic, values are read as its types; a value that does not fit is refused, never altered.
+With a topic, values are read as its types, and one that does not fit is refused.
 """
 
 from __future__ import annotations
@@ -147,7 +147,6 @@ def _name(path: str) -> str:
 
 
 def format_by_name(path: str) -> str | None:
-    """Return the format; None: the name has no suffix."""
     found = kind_of(path, option="--input-format").format
     return "arrow" if found == "arrow-file" else found
 

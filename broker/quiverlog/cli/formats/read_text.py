@@ -66,8 +66,6 @@ class TextOptions:
 
 
 class CountingFile(io.RawIOBase):
-    """Counts the bytes taken, for the progress bar."""
-
     def __init__(self, inner: io.BufferedReader) -> None:
         self._inner = inner
         self.done = 0
@@ -289,7 +287,6 @@ def _infer(name: str, values: Sequence[Any]) -> pa.DataType:
 
 
 def _infer_text(texts: Sequence[str]) -> pa.DataType:
-    """Return a date or timestamp if all values are one, else text."""
     found: set[pa.DataType] = set()
     for text in texts:
         found.add(_moment_type(text))

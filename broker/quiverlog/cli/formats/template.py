@@ -81,6 +81,7 @@ class TemplateSink:
         self._target = target
         self._key = [*key] or [name for name in ("key",) if name in own]
         self._own = list(own)
+        names = with_metadata(schema).names
         for kind, text in parts:
             if kind == "field" and _COLUMNS.get(text) in schema.names:
                 raise click.BadParameter(
@@ -88,9 +89,9 @@ class TemplateSink:
                     f"row was: write %{{{_COLUMNS[text]}}} for the column.",
                     param_hint="--template",
                 )
-            if kind == "column" and text not in with_metadata(schema).names:
+            if kind == "column" and text not in names:
                 raise click.BadParameter(
-                    f"the rows have no column {text!r}; they have {', '.join(own)}.",
+                    f"the rows have no column {text!r}; they have {', '.join(names)}.",
                     param_hint="--template",
                 )
         self._parts = list(parts)

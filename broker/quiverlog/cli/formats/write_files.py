@@ -1,8 +1,8 @@
 """Record batches as files: what `consume` writes.
 
 A sink gets its columns before the first row, so an empty result is a valid file. Only JSON shows
-columns that a followed topic gains; in a format that holds types, a column that becomes wider ends
-the file. `produce` reads the text formats back exactly; values that they cannot hold are refused.
+columns that a followed topic gains; in CSV, Arrow and Parquet a column that changes its type ends
+the output. With the same schema `produce` reads all but tables and templates back.
 """
 
 from __future__ import annotations

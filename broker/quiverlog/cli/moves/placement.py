@@ -46,7 +46,6 @@ class Placement:
         return found
 
     def layout(self, moves: Sequence[Move] = ()) -> Layout:
-        """Return each broker's sums after these moves."""
         after = {(one.topic, one.partition): one.after for one in moves}
         return Layout(
             self.brokers,

@@ -21,7 +21,6 @@ from quiverlog.limits import PARTITIONS_PER_TOPIC_MAX, REPLICATION_FACTOR_MAX
 __all__ = ["PLAN_BYTES_MAX", "plan_text", "read_plan"]
 
 PLAN_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Some 500,000 partitions."""
 
 _Node = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 

@@ -35,7 +35,7 @@ __all__ = ["consume"]
 
 _FORMATS = ("table", "json", "csv", "tsv", "lines", "arrow", "parquet")
 _TAIL_ROWS_MAX = 1_000_000
-"""Bound on rows in memory, per partition, that are sorted by time."""
+"""Bound on the rows of each partition that lie in memory."""
 _FOLLOW_REQUEST_TIMEOUT_S = 5.0
 """A silent broker is asked again after this time; --follow waits out any outage."""
 
@@ -84,7 +84,8 @@ class _Request:
     "--tail",
     type=click.IntRange(0, _TAIL_ROWS_MAX),
     metavar="ROWS",
-    help="Only the topic's last ROWS, in the order of their time; with --follow, go on from there.",
+    help="Only the topic's last ROWS, whose batches are in the order of time; with --follow, go on "
+    "from there.",
 )
 @click.option(
     "--follow",

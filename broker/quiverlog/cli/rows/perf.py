@@ -9,7 +9,7 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -40,6 +40,7 @@ __all__ = ["percentile", "perf"]
 _TOPIC = "quiverlog-perf"
 _FIXED_ROW_BYTES = 24
 """The columns id, at and value."""
+_POLL_S = 0.5
 
 
 def _common(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -59,7 +60,6 @@ def perf() -> None:
 
 
 def percentile(values: Sequence[float], percent: int) -> float:
-    """Return the value below which `percent` per cent (1 to 99) of the values lie; 0.0 if empty."""
     if len(values) < 2:
         return values[0] if values else 0.0
     return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
@@ -343,18 +343,22 @@ def perf_latency(
             without_end(client)
             began_s = time.perf_counter()
             latencies_s: list[float] = []
-            one, arrivals = _rows(1, 100), _arrivals(consumer)
-            while len(latencies_s) < rows and time.perf_counter() - began_s < duration_s:
+            one = _rows(1, 100)
+            while len(latencies_s) < rows:
                 sent_s = time.perf_counter()
-                producer.send(one)
-                next(arrivals)
+                if not _arrives(consumer, producer.send(one), began_s + duration_s):
+                    break
                 latencies_s.append(time.perf_counter() - sent_s)
             seconds = time.perf_counter() - began_s
     result = {"topic": topic, "rows": len(latencies_s), "seconds": seconds}
     _print_result(result | _latencies(latencies_s), output_format)
 
 
-def _arrivals(consumer: Any) -> Iterator[None]:
-    for batch in consumer:
-        for _ in range(batch.data.num_rows):
-            yield None
+def _arrives(consumer: Any, sending: Any, until_s: float) -> bool:
+    """Wait for the row, at most until `until_s`. Raises the error of a failed send."""
+    while (left_s := until_s - time.perf_counter()) > 0:
+        if consumer.poll(min(_POLL_S, left_s)) is not None:
+            return True
+        if sending.done():
+            sending.result()
+    return False

@@ -1,5 +1,5 @@
-"""Progress of `produce` on stderr: a bar on a terminal; elsewhere lines for a pipe, which may take
-days, and nothing for a file."""
+"""Progress of `produce` on stderr: a bar on a terminal; elsewhere lines if the input's size is
+unknown (a pipe, a compressed file), else nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DuckDB's results in types that every output can hold.
+"""DuckDB's results in types that outputs can hold.
 
 Arrow has no times with a zone, and gets bits and long integers as DuckDB's own bytes; neither text
 formats nor Parquet have intervals. DuckDB casts these to text, inside lists and structs too.
@@ -22,7 +22,7 @@ _AS_TEXT: Final = frozenset(
 
 
 def with_text(relation: Any, *, keeps_spans: bool) -> Any:
-    """Cast columns of such types to text. `keeps_spans`: leave intervals, which Arrow has."""
+    """`keeps_spans`: leave intervals, which Arrow has."""
     as_text = _AS_TEXT - {"interval"} if keeps_spans else _AS_TEXT
     casts = [_castable(kind, as_text) for kind in relation.types]
     if not any(casts):
@@ -37,7 +37,6 @@ def with_text(relation: Any, *, keeps_spans: bool) -> Any:
 
 
 def _castable(kind: Any, as_text: frozenset[str]) -> Any:
-    """Return the type with text in place of those types; None: it has none."""
     import duckdb
 
     if kind.id in as_text or str(kind).casefold() in as_text:

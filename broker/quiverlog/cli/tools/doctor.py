@@ -1,7 +1,4 @@
-"""`quiverlog doctor`: checks what a broker and Spark need.
-
-A check never raises: a failure is its finding. PySpark is examined without importing it.
-"""
+"""`quiverlog doctor`: checks what a broker and Spark need, and whether the brokers answer."""
 
 from __future__ import annotations
 

@@ -63,11 +63,7 @@ class DumpedBatch:
 
 def walk(buffer: memoryview, index: SparseIndex | None = None) -> Iterator[DumpedBatch | str]:
     """Yield the batches of a segment, with those of a wrong checksum, and messages about other
-    bytes.
-
-    Args:
-        index: the segment's; it locates batches after damaged bytes.
-    """
+    bytes."""
     base_offset = peek_base_offset(buffer)
     if base_offset is None:
         yield "this is not a segment file"

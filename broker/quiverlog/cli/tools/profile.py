@@ -1,4 +1,4 @@
-"""`quiverlog profile ...`: create, use, list, show and delete profiles."""
+"""`quiverlog profile ...`: create, use, list and delete profiles."""
 
 from __future__ import annotations
 

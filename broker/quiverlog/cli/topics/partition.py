@@ -122,8 +122,7 @@ def _arrows(row: dict[str, Any]) -> str:
 def _rows(
     client: Client, topics: Sequence[str], answer: set[int] | None
 ) -> Iterator[dict[str, Any]]:
-    """Yield a row for each partition. `answer`: the brokers that answer, where no controller
-    does."""
+    """`answer`: the brokers that answer, where no controller does."""
     from quiverlog.client.admin.cluster import list_moves
     from quiverlog.client.admin.replica_sizes import replica_sizes
 
@@ -170,7 +169,7 @@ def election_options(command: Callable[..., None]) -> Callable[..., None]:
         click.option(
             "--unclean",
             is_flag=True,
-            help="Where there is no leader, let the longest log that is known: rows may be lost.",
+            help="Without a leader, let the longest log that is known lead: rows may be lost.",
         ),
         click.option("--yes", "-y", is_flag=True, help="Do not ask."),
     )
