@@ -144,6 +144,12 @@ MEANINGS: Final[dict[str, str]] = {
     "NewTopic.partitions": "how many; -1: the broker's default",
     "NewTopic.replication_factor": "copies of each partition; -1: 3, or one on each live"
     " broker where these are fewer",
+    "AuthenticateRequest.data": "the mechanism's, see [The proof](#the-proof)",
+    "AuthenticateRequest.mechanism": "`CLUSTER-SHA-256`",
+    "AuthenticateResponse.data": "the mechanism's, see [The proof](#the-proof)",
+    "AuthenticateResponse.expires_ms": "for how long it is proved; -1: while the connection lasts",
+    "AuthenticateResponse.is_done": "the sender has proved who it is",
+    "AuthenticateResponse.principal": "who that is, `broker:` and the node id; empty before",
     "AlterPartition.broker_epochs": "the broker epochs of `in_sync_replicas`; -1: not known yet",
     "AlterPartition.in_sync_replicas": "node ids that shall be in sync, the leader among them",
     "AlterPartition.leader_epoch": "the partition's leader epoch in the leader's metadata",
@@ -414,6 +420,8 @@ CLOSING: Final[tuple[type[e.QuiverlogError], ...]] = (
     e.UnknownApi,
     e.UnsupportedVersion,
     e.NotNegotiated,
+    e.NotAuthenticated,
+    e.AuthenticationFailed,
     e.TooManyConnections,
     e.TooManyConnectionsFromAddress,
 )
@@ -548,6 +556,7 @@ ENTRY_ERRORS: Final[dict[Api, tuple[type[e.QuiverlogError], ...]]] = {
         e.StorageFault,
     ),
     Api.DESCRIBE_CONFIGS: (e.UnknownConfig,),
+    Api.AUTHENTICATE: (e.InvalidRequest, e.WrongListener),
     Api.REPLICA_FETCH: (
         *_PARTITION,
         e.OffsetOutOfRange,
@@ -557,6 +566,7 @@ ENTRY_ERRORS: Final[dict[Api, tuple[type[e.QuiverlogError], ...]]] = {
         e.WrongListener,
     ),
     Api.REGISTER_BROKER: (
+        e.BrokerNotReached,
         e.DuplicateNodeId,
         e.EarlierDiskState,
         e.NotController,

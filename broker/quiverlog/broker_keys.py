@@ -61,7 +61,8 @@ _KEYS: Final = (
         _TEXT,
         "default",
         "The listener for connections between brokers, and the only one that serves their"
-        " APIs. `default`: the one of `listen`.",
+        " APIs. `default`: the one of `listen`. One with a name serves nothing to clients where"
+        " brokers prove that they are peers ([security.md](security.md)).",
         because="the metadata and the other brokers have the address",
     ),
     Setting(
@@ -88,6 +89,26 @@ _KEYS: Final = (
         " Empty: that of the directory, or a new one; a lone broker lets no other"
         " [join](cluster.md).",
         because="it is written into the data directory",
+    ),
+    Setting(
+        "cluster.secret.file",
+        _TEXT,
+        "",
+        "A file with the cluster's secret, by which brokers prove to each other that they are"
+        " peers ([security.md](security.md)): one line, or two while it is replaced, the new one"
+        " first. Others than its owner and group must not be able to read it. It is read again on"
+        " SIGHUP, and when it has changed. Empty: this broker proves nothing.",
+        because="proofs are asked for, or not, from the start",
+    ),
+    Setting(
+        "cluster.secret.required",
+        _CHOICE,
+        "auto",
+        "Whether other brokers must prove that they have the secret. `auto`: where the data"
+        " directory was made with one, which it remembers. `false` takes brokers without proof and"
+        " counts them, for the time in which a running cluster gets its secret.",
+        choices=("auto", "true", "false"),
+        because="proofs are asked for, or not, from the start",
     ),
     Setting(
         "rack",

@@ -13,9 +13,11 @@ from .limits import ERROR_MESSAGE_CHARS_MAX
 
 __all__ = [
     "AddressInUse",
+    "AuthenticationFailed",
     "BatchTooLarge",
     "BrokerAlive",
     "BrokerInUse",
+    "BrokerNotReached",
     "BrokerShuttingDown",
     "BufferExhausted",
     "ClientClosed",
@@ -57,6 +59,7 @@ __all__ = [
     "InvalidVoterChange",
     "ListenerWithoutAdministration",
     "LogTruncated",
+    "NotAuthenticated",
     "NotController",
     "NotEnoughReplicas",
     "NotEnoughReplicasAfterAppend",
@@ -598,6 +601,25 @@ class TooManyConnectionsFromAddress(QuiverlogError):
 class ListenerWithoutAdministration(QuiverlogError):
     code = 135
     hint = "Connect to a listener whose `listeners.<name>.administration` is true."
+
+
+class NotAuthenticated(QuiverlogError):
+    code = 103
+    hint = (
+        "Brokers prove by `cluster.secret.file` that they are of one cluster: give each the same"
+        " file."
+    )
+
+
+class AuthenticationFailed(QuiverlogError):
+    code = 104
+    hint = "The log of the broker that refuses says why."
+
+
+class BrokerNotReached(QuiverlogError):
+    code = 138
+    retriable = True
+    hint = "Is the address that it advertises to other brokers its own, and reachable from them?"
 
 
 class EarlierDiskState(QuiverlogError):

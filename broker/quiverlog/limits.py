@@ -195,6 +195,10 @@ PEER_BACKOFF_MS_MAX: Final = 1_000
 """The longest pause before the next try to connect."""
 PEER_WRONG_BACKOFF_MS: Final = 5_000
 """Another cluster or node is at the address: only an operator can mend that."""
+PROOF_MS: Final = 5_000
+"""A broker that has connected proves in this time that it is one."""
+UNPROVED_FRAME_BYTES_MAX: Final = 64 * KIB
+"""Of a broker that has not proved yet that it is one."""
 PEER_LOG_INTERVAL_MS: Final = 60_000
 """Between two logs of the same failure of one peer."""
 CLUSTER_ID_CHARS_MAX: Final = 249

@@ -25,6 +25,7 @@ from quiverlog.node.runtime.effects import (
     CloseConnection,
     ClosePeer,
     ConfigChanged,
+    ConnectionProved,
     Effect,
     ListenToBrokers,
     PeerAddresses,
@@ -39,6 +40,7 @@ from quiverlog.node.runtime.events import (
     DiskSpace,
     Event,
     RequestReceived,
+    SecretsChanged,
     Shutdown,
     Tick,
 )
@@ -48,6 +50,7 @@ from quiverlog.storage.segment.segment_files import SEGMENT_HEADER_BYTES
 from quiverlog.types import Now
 from quiverlog.wire.buffers import BufferPool
 from quiverlog.wire.frames import SCRATCH_BYTES, Frame, FrameReceiver, decode_request, encode
+from quiverlog.wire.peer_proof import NO_SECRETS, ClusterSecrets
 
 from .checker import Violation
 from .faults import Blocked, Death, FaultyDisk
@@ -103,6 +106,8 @@ class Host:
         """How often the node was called."""
         self.log_lines: list[str] = []
         self.plant: Plant = nullcontext
+        self.secrets: ClusterSecrets = NO_SECRETS
+        self.nonces = random.Random(f"nonces-{node_id}-{world.scenario.seed}")
         self.cluster_id = ""
         """Empty: a cluster of its own."""
         self.fault_until_us = 0
@@ -148,6 +153,8 @@ class Host:
             data_dir=DATA_DIR,
             node_id=self.node_id,
             cluster_id=self.cluster_id,
+            cluster_secrets=self.secrets,
+            proof_required=bool(self.secrets),
             disk_reserve_bytes=0,
             # Where two nodes are each a quorum of its own, neither gets the other's heartbeats.
             broker_session_ms=10**9,
@@ -174,6 +181,13 @@ class Host:
         assert self.node is not None
         logs = [replica.log for replica in self.node.broker.replicas.values()]
         return any(log.log_start_offset < log.log_end_offset for log in logs)
+
+    def change_secrets(self, secrets: ClusterSecrets) -> None:
+        """The file has these from now on, and the process reads it."""
+        self.secrets = secrets
+        if self.node is not None:
+            self.peers.change_secrets(secrets)
+            self.feed(SecretsChanged(secrets))
 
     def power_loss(self) -> None:
         """The machine dies: what was not synced is lost, torn or kept, as the disk decides."""
@@ -315,6 +329,8 @@ class Host:
                     if not self._has_rows():
                         self.wall_offset_us = 0
                     self.world.started(self)
+                case ConnectionProved():
+                    self.world.events["brokers that have proved that they are"] += 1
                 case ConfigChanged():
                     self.world.events["configuration followed"] += 1
                 case _:

@@ -17,7 +17,9 @@ from quiverlog.node.runtime.events import Event
 from quiverlog.server.net.memory import MemoryBudget
 from quiverlog.server.observe.logs import Logger
 from quiverlog.server.observe.metrics import ServerMetrics
+from quiverlog.server.peers.link import PeerSecrets
 from quiverlog.server.peers.peers import PeerConnections
+from quiverlog.wire.peer_proof import ClusterSecrets
 
 from .loop import SimLoop
 
@@ -54,6 +56,11 @@ class SimPeers:
         """Do what the node asks, as the server does."""
         self.loop.enter(self._perform, effect)
 
+    def change_secrets(self, secrets: ClusterSecrets) -> None:
+        """Connections prove by these from now on."""
+        if self._made is not None:
+            self.loop.enter(self._made.secrets_changed, secrets)
+
     def close(self) -> None:
         """The process is gone."""
         if self._made is not None:
@@ -83,6 +90,12 @@ class SimPeers:
                 cast("Any", self.loop),
                 node_id=host.node_id,
                 cluster_id=host.node.broker.directory.cluster_id,
+                proof=PeerSecrets(
+                    host.node_id,
+                    host.secrets,
+                    host.nonces.randbytes,
+                    is_required=host.node.broker.proofs.is_required,
+                ),
                 connections_max=PEER_CONNECTIONS_MAX,
                 seed=host.world.scenario.seed,
                 deliver=self._deliver,

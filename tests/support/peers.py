@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -26,6 +27,7 @@ from quiverlog.server.observe.metrics import ServerMetrics
 from quiverlog.server.peers import link
 from quiverlog.server.peers.peers import PeerConnections
 from quiverlog.wire import messages as m
+from quiverlog.wire.peer_proof import NO_SECRETS, ClusterSecrets
 
 __all__ = ["CLUSTER", "PEER", "Connections", "heartbeat", "short_times"]
 
@@ -51,7 +53,14 @@ def short_times(**changed: int) -> Iterator[None]:
 class Connections:
     """Made and used on the running loop."""
 
-    def __init__(self, *ports: int, memory_bytes: int = 1 << 30, connections_max: int = 8) -> None:
+    def __init__(
+        self,
+        *ports: int,
+        memory_bytes: int = 1 << 30,
+        connections_max: int = 8,
+        secrets: ClusterSecrets = NO_SECRETS,
+        is_required: bool = False,
+    ) -> None:
         self.events: list[Any] = []
         self.metrics = ServerMetrics()
         self.log = io.StringIO()
@@ -60,6 +69,7 @@ class Connections:
             asyncio.get_running_loop(),
             node_id=9,
             cluster_id=CLUSTER,
+            proof=link.PeerSecrets(9, secrets, os.urandom, is_required=is_required),
             connections_max=connections_max,
             seed=7,
             deliver=lambda *events: self.events.extend(events),

@@ -5,6 +5,7 @@ A field that is not read is an option without effect, visible to clients in ever
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 from typing import Any, get_args
 
@@ -22,10 +23,12 @@ from quiverlog.wire import messages as m
 from quiverlog.wire import quorum_messages as q
 from quiverlog.wire import replica_messages as r
 from quiverlog.wire import voters_messages as v
+from quiverlog.wire.authentication_messages import CLUSTER_SHA_256, AuthenticateRequest
 from quiverlog.wire.cluster_messages import DescribeClusterRequest
 from quiverlog.wire.decommission_messages import DecommissionBrokerRequest
 from quiverlog.wire.election_messages import ElectLeadersRequest
 from quiverlog.wire.feature_messages import UpdateFeaturesRequest
+from quiverlog.wire.peer_proof import ClusterSecrets
 from quiverlog.wire.placement_messages import DescribeReplicasRequest
 from quiverlog.wire.producer_messages import DescribeProducerRequest
 from quiverlog.wire.reassignment_messages import PartitionTarget, ReassignPartitionsRequest
@@ -36,7 +39,8 @@ from tests.support.node import SCHEMA, NodeDriver, batch_of
 
 @pytest.fixture
 def node(tmp_path: Path) -> NodeDriver:
-    return NodeDriver(tmp_path, cluster_id=CLUSTER)
+    secrets = ClusterSecrets((b"s" * 32,))
+    return NodeDriver(tmp_path, cluster_id=CLUSTER, cluster_secrets=secrets, proof_required=False)
 
 
 CLUSTER = "the-cluster"
@@ -74,6 +78,7 @@ def ask(cls: type[m.Request], *fields: object) -> m.Request:
 
 
 WITHOUT_TOPIC_ID = [
+    (ask(AuthenticateRequest, CLUSTER_SHA_256, struct.pack("<II32x", 1, 0)), b""),
     (ask(DescribeClusterRequest), b""),
     (ask(DecommissionBrokerRequest, 0, 0), b""),
     (ask(DescribeProducerRequest, 0, ["t"], ""), b""),

@@ -61,6 +61,7 @@ from quiverlog.node.runtime.metadata_view import MetadataView
 from quiverlog.node.runtime.metrics import NodeMetrics
 from quiverlog.node.runtime.outbox import Outbox
 from quiverlog.node.runtime.peers import BrokerAddresses, Peers
+from quiverlog.node.runtime.proofs import PeerProofs
 from quiverlog.node.runtime.purgatory import Purgatory, Waits, Wakeups, Watched
 from quiverlog.node.runtime.tasks import Tasks, TopicOrder
 from quiverlog.storage.directory.data_directory import DataDirectory
@@ -243,6 +244,7 @@ class Broker:
         "outbox",
         "peers",
         "producer_ids",
+        "proofs",
         "purgatory",
         "quorum",
         "quorum_inbox",
@@ -276,6 +278,7 @@ class Broker:
         self.metrics = metrics
         self.clients = clients = Clients()
         self.outbox = outbox = Outbox(metrics)
+        self.proofs = PeerProofs(config, outbox, metrics, entropy)
         self.peers = Peers(outbox)
         self.broker_addresses = BrokerAddresses(config, self.peers.addresses_changed, outbox.log)
         self.quorum_inbox = QuorumInbox()
@@ -464,6 +467,7 @@ class Broker:
             lambda: self.metrics.partitions_with_faults,
             self.replication.deleted_below,
             self.broker_addresses,
+            lambda: self.proofs.is_required,
         )
 
     def _moved(self, watched: Watched) -> None:
@@ -566,6 +570,7 @@ class Broker:
 
     def drop_connection(self, connection_id: int) -> None:
         self.clients.drop(connection_id)
+        self.proofs.drop(connection_id)
         self.tasks.drop(connection_id)
         self.purgatory.drop(connection_id)
 

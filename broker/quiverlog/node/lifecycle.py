@@ -26,6 +26,7 @@ from quiverlog.core.raft.messages import ReplicaKey
 from quiverlog.errors import InvalidConfig, QuiverlogError
 from quiverlog.limits import FEATURE_LEVEL_MIN
 from quiverlog.node.apis.admin import first_level
+from quiverlog.node.apis.brokers import has_others
 from quiverlog.node.broker import Broker
 from quiverlog.node.controller.registration import wants_vote
 from quiverlog.node.metadata.decision import why
@@ -137,9 +138,11 @@ def start(broker: Broker, join: Callable[[Now], None], now: Now) -> None:
         node_id=config.node_id,
         cluster_id=config.cluster_id,
         entropy=broker.entropy,
+        proof_required=bool(config.cluster_secrets) and config.proof_required is not False,
     )
     broker.take(directory)
     try:
+        broker.proofs.begin(config, directory.cluster_id, recorded=directory.proof_required)
         _start_in(broker, directory, join, now)
     except BaseException:
         _give_back(broker, directory)
@@ -332,7 +335,23 @@ def run_if_started(broker: Broker, now: Now) -> None:
         partitions=len(broker.replicas),
         offline=len(broker.assignment.offline),
     )
+    _warn_of_strangers(broker)
     broker.outbox.emit(StartComplete())
+
+
+def _warn_of_strangers(broker: Broker) -> None:
+    """A lone broker serves no other: only one that has others takes them without proof."""
+    if broker.proofs.is_required or not has_others(broker):
+        return
+    broker.outbox.log(
+        "warning",
+        "other brokers are taken without proof",
+        why="`cluster.secret.required` is not true"
+        if broker.proofs.secrets
+        else "`cluster.secret.file` is not given",
+        remedy="every program that reaches the listener between brokers can take rows away:"
+        " docs/security.md has the steps",
+    )
 
 
 _RETRY_US: Final = 5_000_000

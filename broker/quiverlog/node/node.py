@@ -14,9 +14,11 @@ from typing import Final
 
 from quiverlog.addresses import Address
 from quiverlog.errors import (
+    AuthenticationFailed,
     CorruptFrame,
     FrameTooLarge,
     ListenerWithoutAdministration,
+    NotAuthenticated,
     NotNegotiated,
     QuiverlogError,
     StorageFault,
@@ -25,6 +27,7 @@ from quiverlog.errors import (
 )
 from quiverlog.limits import PARKED_ENTRY_BYTES
 from quiverlog.node import lifecycle
+from quiverlog.node.apis.brokers import check_peer
 from quiverlog.node.apis.handlers import HANDLERS, STEPS_HANDLERS
 from quiverlog.node.broker import Broker, Timed
 from quiverlog.node.closing import Closing
@@ -44,6 +47,7 @@ from quiverlog.node.runtime.events import (
     RequestReceived,
     RequestsEnded,
     ResponseReceived,
+    SecretsChanged,
     Shutdown,
     Tick,
 )
@@ -53,23 +57,29 @@ from quiverlog.node.runtime.tasks import Call, waiting_bytes
 from quiverlog.storage.disk.disk import Disk
 from quiverlog.types import Now
 from quiverlog.wire import messages as m
+from quiverlog.wire.authentication_messages import AuthenticateRequest
 from quiverlog.wire.broker_messages import BrokerHeartbeatRequest, RegisterBrokerRequest
 from quiverlog.wire.quorum_messages import QuorumRequest
-from quiverlog.wire.registry import ADMINISTRATION
+from quiverlog.wire.registry import ADMINISTRATION, SENDERS
 
 __all__ = ["Node"]
 
 _PROTOCOL_ERRORS: Final = (
-    CorruptFrame, FrameTooLarge, UnknownApi, UnsupportedVersion, NotNegotiated,
+    CorruptFrame, FrameTooLarge, UnknownApi, UnsupportedVersion, NotNegotiated, NotAuthenticated,
+    AuthenticationFailed,
 )  # fmt: skip
-"""After one of these the connection is closed: its bytes can no longer be trusted."""
+"""After one of these the connection is closed: what comes over it can no longer be trusted."""
 
 # Looking a member up in its enum costs more than the comparison.
 _RUNNING: Final = Phase.RUNNING
 _SERVED_ALWAYS: Final = frozenset(
-    (m.HelloRequest, QuorumRequest, RegisterBrokerRequest, BrokerHeartbeatRequest)
+    (
+        *(m.HelloRequest, AuthenticateRequest),
+        *(QuorumRequest, RegisterBrokerRequest, BrokerHeartbeatRequest),
+    )
 )
 """What other brokers need before this one serves clients, and while it stops."""
+_BEFORE_PROOF: Final = frozenset((m.HelloRequest, AuthenticateRequest))
 
 
 class Node:
@@ -227,6 +237,7 @@ class Node:
                 broker.jobs.done(event, now)
             case ConnectionOpened():
                 broker.clients.opened(event.connection_id, event.peer, event.listener)
+                broker.proofs.opened(event.connection_id, event.listener)
             case ConnectionClosed():
                 broker.drop_connection(event.connection_id)
             case RequestsEnded():
@@ -245,6 +256,8 @@ class Node:
                     lifecycle.disk_space(broker, event.free_bytes, now)
                 else:
                     broker.admission.directory_lost()
+            case SecretsChanged():
+                broker.proofs.secrets_changed(event.secrets)
             case ConfigReloaded():
                 broker.live_config.reload(event.given, now)
             case Shutdown():
@@ -281,6 +294,13 @@ class Node:
                     raise NotNegotiated
             elif broker.admission.phase is not _RUNNING and kind not in _SERVED_ALWAYS:
                 broker.admission.check_running()
+            if event.connection_id in broker.proofs.unproved and kind not in _BEFORE_PROOF:
+                raise NotAuthenticated(
+                    f"this listener of broker {broker.config.node_id} is for brokers: nothing but"
+                    " HELLO and AUTHENTICATE is served before the proof."
+                )
+            if kind in SENDERS:
+                check_peer(broker, event, now)
             # Admitted rows are in no log yet: no other request is handled before they are.
             if broker.staging.produces and kind is not m.ProduceRequest:
                 broker.staging.finish(now)

@@ -8,7 +8,7 @@ __all__ = ["Api", "Audience"]
 
 
 class Api(enum.IntEnum):
-    """Numbers of the requests: new ones take the next that is free from 77 on. 18-24, 28-36, 44,
+    """Numbers of the requests: new ones take the next that is free from 77 on. 19-24, 28-36, 44,
     53-59 and 65-76 are reserved for security, transactions, groups and links."""
 
     HELLO = 0
@@ -29,6 +29,7 @@ class Api(enum.IntEnum):
     CHANGE_VOTERS = 15
     ELECT_LEADERS = 16
     REASSIGN_PARTITIONS = 17
+    AUTHENTICATE = 18
     QUORUM = 40
     REGISTER_BROKER = 42
     BROKER_HEARTBEAT = 43

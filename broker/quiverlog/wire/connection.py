@@ -62,6 +62,10 @@ class ClientConnection:
     def in_flight(self) -> int:
         return len(self._in_flight)
 
+    def offers(self, api: int) -> bool:
+        """Return whether the answer to HELLO has named the API."""
+        return self._apis is not None and api in self._apis
+
     def hello(self, client_id: str, software_version: str, software: str = SOFTWARE) -> bytes:
         """Return the frame that begins the connection."""
         assert self.state is ConnectionState.NEW

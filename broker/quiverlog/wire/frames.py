@@ -385,6 +385,10 @@ class FrameReceiver:
         """Bytes of the incomplete frame that are held; memory is used only as they arrive."""
         return len(self._pending) if self._dedicated is None else self._filled
 
+    def bound(self, frame_bytes_max: int) -> None:
+        """Accept frames up to this size from the next one on."""
+        self._frame_bytes_max = frame_bytes_max
+
     def fail(self, error: QuiverlogError) -> None:
         """Refuse further bytes, because a returned frame was invalid."""
         self.release()  # The bytes after a bad frame have no known boundary.

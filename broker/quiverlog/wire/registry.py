@@ -1,6 +1,7 @@
 """The table of APIs: request, response, versions and audience of each number.
 
-A new API needs its number in `apis`, its two classes in a file of messages, and one line here.
+A new API needs its number in `apis`, its two classes in a file of messages, and one line here; one
+between brokers also the field that names its sender.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import msgspec
 from quiverlog.first_use import MAKING
 from quiverlog.limits import HEADER_BYTES_MAX
 
+from . import authentication_messages as a
 from . import broker_messages as b
 from . import cluster_messages as c
 from . import config_messages as k
@@ -29,7 +31,7 @@ from . import replica_messages as r
 from . import voters_messages as v
 from .apis import Audience
 
-__all__ = ["ADMINISTRATION", "ALSO_ASK", "APIS", "ApiSpec", "LateDecoder", "api_ranges"]
+__all__ = ["ADMINISTRATION", "ALSO_ASK", "APIS", "SENDERS", "ApiSpec", "LateDecoder", "api_ranges"]
 
 _Message = TypeVar("_Message")
 
@@ -71,6 +73,9 @@ class ApiSpec:
     audience: Audience
     request_containers_max: int
     """Bound on arrays and maps in a request's header, where nested lists need a common one."""
+    sender: str
+    """Of an API between brokers: the request's field with the node id of the broker that sends it;
+    the connection must have proved that id."""
 
     @property
     def between_brokers(self) -> bool:
@@ -83,8 +88,12 @@ def _spec(
     audience: Audience,
     *,
     request_containers_max: int = HEADER_BYTES_MAX,
+    sender: str = "",
 ) -> ApiSpec:
     assert request.API is response.API
+    is_proof = request.API is m.Api.AUTHENTICATE
+    assert bool(sender) is (audience is Audience.BROKERS and not is_proof), request
+    assert not sender or sender in request.__struct_fields__, request
     return ApiSpec(
         api=request.API,
         request=request,
@@ -95,6 +104,7 @@ def _spec(
         version_max=request.VERSION,
         audience=audience,
         request_containers_max=request_containers_max,
+        sender=sender,
     )
 
 
@@ -133,30 +143,35 @@ APIS: dict[int, ApiSpec] = {
         _spec(k.DescribeConfigsRequest, k.DescribeConfigsResponse, _CLIENTS),
         _spec(f.UpdateFeaturesRequest, f.UpdateFeaturesResponse, _ADMINISTRATION),
         _spec(d.DecommissionBrokerRequest, d.DecommissionBrokerResponse, _ADMINISTRATION),
+        _spec(a.AuthenticateRequest, a.AuthenticateResponse, _BROKERS),
         _spec(
             q.QuorumRequest,
             q.QuorumResponse,
             _BROKERS,
+            sender="source_id",
             request_containers_max=q.QUORUM_CONTAINERS_MAX,
         ),
         _spec(
             b.RegisterBrokerRequest,
             b.RegisterBrokerResponse,
             _BROKERS,
+            sender="node_id",
             request_containers_max=b.REGISTER_CONTAINERS_MAX,
         ),
-        _spec(b.BrokerHeartbeatRequest, b.BrokerHeartbeatResponse, _BROKERS),
-        _spec(r.ReplicaFetchRequest, r.ReplicaFetchResponse, _BROKERS),
+        _spec(b.BrokerHeartbeatRequest, b.BrokerHeartbeatResponse, _BROKERS, sender="node_id"),
+        _spec(r.ReplicaFetchRequest, r.ReplicaFetchResponse, _BROKERS, sender="replica_id"),
         _spec(
             r.AlterPartitionRequest,
             r.AlterPartitionResponse,
             _BROKERS,
+            sender="broker_id",
             request_containers_max=r.ALTER_PARTITION_CONTAINERS_MAX,
         ),
         _spec(
             r.ReportLogEndsRequest,
             r.ReportLogEndsResponse,
             _BROKERS,
+            sender="broker_id",
             request_containers_max=r.LOG_ENDS_CONTAINERS_MAX,
         ),
     )
@@ -174,16 +189,26 @@ ALSO_ASK: Final = frozenset(s.api for s in APIS.values() if s.request().only_ask
 assert ALSO_ASK < ADMINISTRATION
 
 
-def api_ranges(*, between_brokers: bool, administration: bool = True) -> list[m.ApiRange]:
+SENDERS: Final[dict[type[m.Request], str]] = {
+    s.request: s.sender for s in APIS.values() if s.sender
+}
+"""What only a proved broker may send, each with the field that names the sender."""
+
+
+def api_ranges(
+    *, between_brokers: bool, administration: bool = True, authentication: bool = True
+) -> list[m.ApiRange]:
     """Return the API versions for the answer to HELLO.
 
     Args:
         between_brokers: include those for brokers only.
         administration: include those of `ADMINISTRATION` that have no form without a change.
+        authentication: include AUTHENTICATE: the broker has something to prove.
     """
     return [
         m.ApiRange(int(s.api), s.version_min, s.version_max)
         for s in APIS.values()
         if (between_brokers or not s.between_brokers)
         and (administration or s.api not in ADMINISTRATION - ALSO_ASK)
+        and (authentication or s.api is not m.Api.AUTHENTICATE)
     ]

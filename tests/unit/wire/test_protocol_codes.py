@@ -7,6 +7,7 @@ of them) and go to the whole node, whose driver compares every answer's codes wi
 from __future__ import annotations
 
 import random
+import struct
 import tempfile
 from pathlib import Path
 from types import UnionType
@@ -20,6 +21,7 @@ from quiverlog.batch.schema import serialize_schema
 from quiverlog.wire import messages as m
 from quiverlog.wire.broker_messages import RegisteredListener
 from quiverlog.wire.cluster_messages import DescribeClusterRequest
+from quiverlog.wire.peer_proof import ClusterSecrets
 from quiverlog.wire.placement_messages import DescribeReplicasRequest
 from tests.support.node import NodeDriver, batch_of, check_codes
 
@@ -50,6 +52,8 @@ class Drawing:
             "max_wait_ms": (0,),
             "timeout_ms": (1_000,),
             "cluster_id": ("c", "c", "c", "other"),
+            "mechanism": ("CLUSTER-SHA-256", "CLUSTER-SHA-256", "other"),
+            "data": (struct.pack("<II32x", 1, 0), struct.pack("<II32x", 1, 7), b"", bytes(32)),
             "source_directory": ("d", "d", ""),
             "source_id": (1,),
             "target_id": (0, 0, 0, 1),
@@ -111,7 +115,10 @@ class Drawing:
 @pytest.mark.parametrize("kind", m.Request.__subclasses__(), ids=lambda k: k.API.name)
 def test_codes_are_those_of_the_list(kind: type[m.Request]) -> None:
     with tempfile.TemporaryDirectory() as directory:
-        node = NodeDriver(Path(directory), cluster_id="c")
+        secrets = ClusterSecrets((b"s" * 32,))
+        node = NodeDriver(
+            Path(directory), cluster_id="c", cluster_secrets=secrets, proof_required=False
+        )
         topics = [node.create(name, partitions=2) for name in ("a", "b")]
         node.call(m.InitProducerIdRequest())
         for topic in topics:

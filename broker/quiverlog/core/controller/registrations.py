@@ -97,13 +97,8 @@ class Registrations:
         self, pending: Image, newcomer: BrokerRecord, clean_incarnation: bytes, now_us: int
     ) -> list[Record]:
         """Register a broker. `clean_incarnation`: its earlier one, if that stopped cleanly."""
-        assert newcomer.broker_epoch == UNKNOWN_BROKER_EPOCH
-        assert newcomer.node_id >= 0
+        self.check(pending, newcomer, now_us)
         before = pending.brokers.get(newcomer.node_id)
-        if before is None and len(pending.brokers) >= BROKERS_MAX:
-            raise PolicyViolation(f"there are {len(pending.brokers)} brokers, the most allowed.")
-        self._check_unique(before, newcomer, now_us)
-        check_supports(pending, newcomer)
         if newcomer.node_id != self.node_id:
             self.sessions.renew(newcomer.node_id, now_us)
         if before is None:
@@ -121,6 +116,16 @@ class Registrations:
         else:
             follows = elections.broker_restarted_uncleanly(pending, newcomer.node_id)
         return [_fenced(newcomer, before), *follows]
+
+    def check(self, pending: Image, newcomer: BrokerRecord, now_us: int) -> None:
+        """Raises DuplicateNodeId, PolicyViolation, UnsupportedFeatureLevel."""
+        assert newcomer.broker_epoch == UNKNOWN_BROKER_EPOCH
+        assert newcomer.node_id >= 0
+        before = pending.brokers.get(newcomer.node_id)
+        if before is None and len(pending.brokers) >= BROKERS_MAX:
+            raise PolicyViolation(f"there are {len(pending.brokers)} brokers, the most allowed.")
+        self._check_unique(before, newcomer, now_us)
+        check_supports(pending, newcomer)
 
     def _begin_life(self, node_id: int) -> None:
         self._stopping.pop(node_id, None)

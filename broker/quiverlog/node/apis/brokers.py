@@ -1,4 +1,6 @@
-"""HELLO, and the requests between brokers with their checks: listener, cluster, node."""
+"""HELLO, AUTHENTICATE, and the requests between brokers with their checks: listener, proved sender,
+cluster, node.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,13 @@ from quiverlog.node.runtime.events import RequestReceived
 from quiverlog.node.runtime.tasks import Call, Steps
 from quiverlog.types import Now
 from quiverlog.wire import messages as m
+from quiverlog.wire.authentication_messages import AuthenticateRequest
 from quiverlog.wire.broker_messages import (
     BrokerHeartbeatRequest,
     RegisterBrokerRequest,
     RegisterBrokerResponse,
 )
-from quiverlog.wire.messages import Request, Response
+from quiverlog.wire.messages import Response
 from quiverlog.wire.quorum_messages import QuorumRequest, QuorumResponse
 from quiverlog.wire.registry import api_ranges
 from quiverlog.wire.replica_messages import (
@@ -38,13 +41,15 @@ from quiverlog.wire.replica_messages import (
 )
 
 __all__ = [
-    "check_serves_brokers",
+    "check_peer",
     "handle_alter_partition",
+    "handle_authenticate",
     "handle_broker_heartbeat",
     "handle_hello",
     "handle_quorum",
     "handle_register_broker",
     "handle_report_log_ends",
+    "has_others",
     "serves_brokers",
 ]
 
@@ -54,10 +59,10 @@ def serves_brokers(broker: Broker, connection_id: int) -> bool:
     listener = broker.clients.listener_of(connection_id)
     if listener != broker.config.inter_broker_listener or not broker.quorum_inbox.is_served:
         return False
-    return broker.config.lets_others_join or _has_others(broker)
+    return broker.config.lets_others_join or has_others(broker)
 
 
-def _has_others(broker: Broker) -> bool:
+def has_others(broker: Broker) -> bool:
     """True where the metadata name other brokers, which came by the APIs between brokers."""
     node_id = broker.config.node_id
     if any(voter.node_id != node_id for voter in broker.quorum.raft.voters):
@@ -65,7 +70,18 @@ def _has_others(broker: Broker) -> bool:
     return any(other != node_id for other in broker.metadata.image.brokers)
 
 
-def check_serves_brokers(broker: Broker, connection_id: int, api: str) -> None:
+def check_peer(broker: Broker, event: RequestReceived, now: Now) -> None:
+    """Check a request of `wire.registry.SENDERS` before its handler has it.
+
+    Raises:
+        WrongListener: brokers meet elsewhere, or not at all.
+        NotAuthenticated: the connection has not proved the node id that the request names.
+    """
+    _check_serves_brokers(broker, event.connection_id, event.request.API.name)
+    broker.proofs.check(event.connection_id, event.request, now)
+
+
+def _check_serves_brokers(broker: Broker, connection_id: int, api: str) -> None:
     if serves_brokers(broker, connection_id):
         return
     listener = broker.clients.listener_of(connection_id)
@@ -108,7 +124,6 @@ def _name_leader(broker: Broker, response: QuorumResponse) -> None:
 def handle_quorum(broker: Broker, event: RequestReceived, now: Now) -> None:
     request = event.request
     assert isinstance(request, QuorumRequest)
-    check_serves_brokers(broker, event.connection_id, request.API.name)
     cluster_id, node_id = broker.directory.cluster_id, broker.config.node_id
     if request.cluster_id != cluster_id:
         raise WrongCluster(f"the request is for {request.cluster_id!r}, this is {cluster_id!r}.")
@@ -139,17 +154,13 @@ def handle_quorum(broker: Broker, event: RequestReceived, now: Now) -> None:
     broker.outbox.respond(event.connection_id, request.correlation_id, response)
 
 
-def _check_listener(broker: Broker, connection_id: int, request: Request) -> None:
-    assert connection_id >= 0
+def _check_active(broker: Broker) -> None:
     if not broker.membership.is_active:
         raise BrokerShuttingDown
-    check_serves_brokers(broker, connection_id, request.API.name)
 
 
-def _check(
-    broker: Broker, connection_id: int, request: RegisterBrokerRequest | BrokerHeartbeatRequest
-) -> None:
-    _check_listener(broker, connection_id, request)
+def _check(broker: Broker, request: RegisterBrokerRequest | BrokerHeartbeatRequest) -> None:
+    _check_active(broker)
     cluster_id = broker.directory.cluster_id
     if request.cluster_id != cluster_id:
         raise WrongCluster(f"the request is for {request.cluster_id!r}, this is {cluster_id!r}.")
@@ -158,7 +169,7 @@ def _check(
 def handle_register_broker(broker: Broker, event: RequestReceived, now: Now) -> None:
     request = event.request
     assert isinstance(request, RegisterBrokerRequest)
-    _check(broker, event.connection_id, request)
+    _check(broker, request)
 
     def then(response: object, error: BaseException | None, now: Now) -> None:
         if error is not None:
@@ -174,7 +185,7 @@ def handle_register_broker(broker: Broker, event: RequestReceived, now: Now) -> 
 def handle_broker_heartbeat(broker: Broker, event: RequestReceived, now: Now) -> None:
     request = event.request
     assert isinstance(request, BrokerHeartbeatRequest)
-    _check(broker, event.connection_id, request)
+    _check(broker, request)
     response = broker.membership.registrar.beat(request, now)
     broker.outbox.respond(event.connection_id, request.correlation_id, response)
 
@@ -182,7 +193,7 @@ def handle_broker_heartbeat(broker: Broker, event: RequestReceived, now: Now) ->
 def handle_report_log_ends(broker: Broker, event: RequestReceived, now: Now) -> None:
     request = event.request
     assert isinstance(request, ReportLogEndsRequest)
-    _check_listener(broker, event.connection_id, request)
+    _check_active(broker)
 
     def then(response: object, error: BaseException | None, _now: Now) -> None:
         assert isinstance(response, ReportLogEndsResponse)
@@ -197,10 +208,18 @@ def handle_alter_partition(broker: Broker, call: Call) -> Steps:
     """Answer when the accepted changes are committed."""
     request = call.request
     assert isinstance(request, AlterPartitionRequest)
-    check_serves_brokers(broker, call.connection_id, request.API.name)
     decisions = broker.in_sync_decisions
     response = yield lambda then: decisions.decide(request, then, call.now)
     return cast("Response", response)
+
+
+# AUTHENTICATE
+def handle_authenticate(broker: Broker, event: RequestReceived, now: Now) -> None:
+    request = event.request
+    assert isinstance(request, AuthenticateRequest)
+    _check_serves_brokers(broker, event.connection_id, request.API.name)
+    response = broker.proofs.take(event.connection_id, request, now)
+    broker.outbox.respond(event.connection_id, request.correlation_id, response)
 
 
 # HELLO
@@ -220,6 +239,7 @@ def handle_hello(broker: Broker, event: RequestReceived, now: Now) -> None:
         apis=api_ranges(
             between_brokers=serves_brokers(broker, event.connection_id),
             administration=listener not in broker.config.listeners_without_administration,
+            authentication=bool(broker.proofs.secrets),
         ),
         frame_bytes_max=broker.config.frame_bytes_max,
     )

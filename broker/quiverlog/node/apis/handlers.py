@@ -17,6 +17,7 @@ from quiverlog.node.apis.admin import (
 )
 from quiverlog.node.apis.brokers import (
     handle_alter_partition,
+    handle_authenticate,
     handle_broker_heartbeat,
     handle_hello,
     handle_quorum,
@@ -34,6 +35,7 @@ from quiverlog.node.runtime.events import RequestReceived
 from quiverlog.node.runtime.tasks import Call, Steps
 from quiverlog.types import Now
 from quiverlog.wire import messages as m
+from quiverlog.wire.authentication_messages import AuthenticateRequest
 from quiverlog.wire.broker_messages import BrokerHeartbeatRequest, RegisterBrokerRequest
 from quiverlog.wire.cluster_messages import DescribeClusterRequest
 from quiverlog.wire.config_messages import AlterConfigsRequest, DescribeConfigsRequest
@@ -56,6 +58,7 @@ __all__ = ["HANDLERS", "STEPS_HANDLERS"]
 
 HANDLERS: Final[dict[type[m.Request], Callable[[Broker, RequestReceived, Now], None]]] = {
     m.HelloRequest: handle_hello,
+    AuthenticateRequest: handle_authenticate,
     m.ProduceRequest: handle_produce,
     m.FetchRequest: handle_fetch,
     m.ListOffsetsRequest: handle_list_offsets,

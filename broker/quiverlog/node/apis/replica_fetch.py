@@ -25,7 +25,6 @@ from quiverlog.limits import (
     REPLICA_FETCH_PARTITION_BYTES_MAX,
     REPLICA_FETCH_WATERMARK_WAIT_MS,
 )
-from quiverlog.node.apis.brokers import check_serves_brokers
 from quiverlog.node.assignment.lookup import Lookup
 from quiverlog.node.broker import Broker
 from quiverlog.node.partitions.cold_reads import Loaded
@@ -243,7 +242,6 @@ class ReplicaFetchWaiter(Waiter):
 def handle_replica_fetch(broker: Broker, event: RequestReceived, now: Now) -> None:
     request = event.request
     assert isinstance(request, ReplicaFetchRequest)
-    check_serves_brokers(broker, event.connection_id, request.API.name)
     if len(request.partitions) > REPLICA_FETCH_ENTRIES_MAX:
         raise InvalidRequest(
             f"{len(request.partitions)} partitions in a request, allowed are"

@@ -50,8 +50,10 @@ class Membership:
         faulted: Callable[[], int],
         deleted: Callable[[tuple[bytes, int], int, Now], None],
         broker_addresses: BrokerAddresses,
+        proves: Callable[[], bool],
     ) -> None:
         self._is_active = False
+        self.reach = Reach(config, peers, broker_addresses, directory, proves)
         self.registrar = Registrar(
             config,
             quorum,
@@ -63,6 +65,7 @@ class Membership:
             is_disk_full,
             faulted,
             broker_addresses,
+            self.reach.check_newcomer,
         )
         self.log_end_decisions = LogEndDecisions(
             quorum, metadata, outbox, self.registrar.has_session
@@ -98,7 +101,6 @@ class Membership:
             outbox,
         )
 
-        self.reach = Reach(config, peers, broker_addresses, directory)
         self.voter_changes = VoterChanges(config, quorum, metadata, outbox, self.reach)
 
     @property

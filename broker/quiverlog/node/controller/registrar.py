@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from quiverlog.addresses import Address, parse_address
@@ -51,6 +52,7 @@ class Registrar:
     Args:
         incarnation: of this start of this node.
         controller_contact_us: when the previous controller last answered, by its node id.
+        reach: passes None when the broker may be registered at its address, else the error.
     """
 
     __slots__ = (
@@ -68,6 +70,7 @@ class Registrar:
         "_metadata",
         "_outbox",
         "_quorum",
+        "_reach",
         "_term",
         "_waiting",
     )
@@ -83,6 +86,7 @@ class Registrar:
         is_disk_full: Callable[[], bool],
         faulted: Callable[[], int],
         broker_addresses: BrokerAddresses,
+        reach: Callable[[BrokerRecord, Now, Then], None],
     ) -> None:
         self._config = config
         self._quorum = quorum
@@ -94,6 +98,7 @@ class Registrar:
         self._faulted = faulted
         self._faults: dict[int, int] = {}  # Of other brokers: partitions that accept no writes.
         self._broker_addresses = broker_addresses
+        self._reach = reach
         self._full_disks: set[int] = set()  # Of other brokers, by their last heartbeat.
         self._machine: Registrations | None = None
         self._is_stopped = False
@@ -171,6 +176,9 @@ class Registrar:
     def register(self, request: RegisterBrokerRequest, then: Then, now: Now) -> None:
         """Register a broker; `then` gets the response when that is decided.
 
+        Where brokers prove who they are, the address counts when the broker was reached there: the
+        others are given it, and clients.
+
         Raises:
             NotController, InvalidRequest, DuplicateNodeId, EarlierDiskState, PolicyViolation,
             UnsupportedFeatureLevel.
@@ -179,12 +187,33 @@ class Registrar:
         assert self._quorum.is_leading
         newcomer = _newcomer(request)
         self._check_disk(newcomer)
-        clean, pending = request.clean_incarnation, self._metadata.pending
         try:
-            records = machine.register(pending, newcomer, clean, now.mono_us)
+            machine.check(self._metadata.pending, newcomer, now.mono_us)
         except DuplicateNodeId:
             self._second_seen(newcomer.node_id, str(Address(newcomer.host, newcomer.port)), now)
             raise
+        clean = request.clean_incarnation
+        self._reach(newcomer, now, partial(self._reached, newcomer, clean, then))
+
+    def _reached(
+        self,
+        newcomer: BrokerRecord,
+        clean: bytes,
+        then: Then,
+        _: object,
+        error: BaseException | None,
+        now: Now,
+    ) -> None:
+        try:
+            if error is not None:
+                raise error
+            self._decide(newcomer, clean, then, now)
+        except QuiverlogError as failure:
+            then(None, failure, now)
+
+    def _decide(self, newcomer: BrokerRecord, clean: bytes, then: Then, now: Now) -> None:
+        machine = self._deciding(now)
+        records = machine.register(self._metadata.pending, newcomer, clean, now.mono_us)
         self._due_us = _next_us(machine, now)
 
         def decided(_image: object, error: BaseException | None, now: Now) -> None:

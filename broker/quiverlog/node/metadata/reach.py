@@ -1,4 +1,4 @@
-"""Check that another replica has the address that a change of voters names.
+"""Check that another replica has the address that a change of voters, or a registration, names.
 
 Any client could claim a replica's id in a request. So before a change this broker connects to the
 endpoint itself: the broker there names its cluster and node at HELLO (checked by the server), and
@@ -12,8 +12,9 @@ from functools import partial
 from typing import Final
 
 from quiverlog.addresses import Address
+from quiverlog.core.controller.records import BrokerRecord
 from quiverlog.core.raft.messages import ReplicaKey
-from quiverlog.errors import QuiverlogError, VoterNotReady, error_from_code
+from quiverlog.errors import BrokerNotReached, QuiverlogError, VoterNotReady, error_from_code
 from quiverlog.node.runtime.config import NodeConfig
 from quiverlog.node.runtime.effects import Peer, Purpose
 from quiverlog.node.runtime.jobs import Then
@@ -28,7 +29,7 @@ _ANSWER_MS: Final = 3_000
 
 
 class Reach:
-    __slots__ = ("_broker_addresses", "_config", "_directory", "_peers")
+    __slots__ = ("_broker_addresses", "_config", "_directory", "_peers", "_proves")
 
     def __init__(
         self,
@@ -36,11 +37,31 @@ class Reach:
         peers: Peers,
         broker_addresses: BrokerAddresses,
         directory: Callable[[], DataDirectory],
+        proves: Callable[[], bool],
     ) -> None:
         self._config = config
         self._peers = peers
         self._broker_addresses = broker_addresses
         self._directory = directory
+        self._proves = proves
+
+    def check_newcomer(self, newcomer: BrokerRecord, now: Now, then: Then) -> None:
+        """Call `then` with None when a broker has answered where it registers, else with
+        BrokerNotReached; without a look where brokers prove nothing: any could answer.
+        """
+        key = ReplicaKey(newcomer.node_id, newcomer.directory_id)
+        # A voter that has lost its disk, and moved: only its old address is known here.
+        if not self._proves() or not self._broker_addresses.is_believed(key):
+            then(None, None, now)
+            return
+        between = self._config.inter_broker_listener
+        where = [Address(host, port) for name, host, port in newcomer.listeners if name == between]
+
+        def reached(_: object, error: BaseException | None, now: Now) -> None:
+            assert error is None or isinstance(error, QuiverlogError)
+            then(None, BrokerNotReached(error.message) if error else None, now)
+
+        self.check(key, str(where[0]) if where else f"no listener {between!r}", now, reached)
 
     def check(self, key: ReplicaKey, endpoint: str, now: Now, then: Then) -> None:
         """Call `then` with VoterNotReady unless that replica answers there."""

@@ -23,6 +23,7 @@ from quiverlog.limits import (
     RETENTION_CHECK_MS,
 )
 from quiverlog.roles import ROLE_BROKER, ROLE_CONTROLLER
+from quiverlog.wire.peer_proof import NO_SECRETS, ClusterSecrets
 
 __all__ = ["LISTENER_DEFAULT", "Given", "NodeConfig"]
 
@@ -51,6 +52,11 @@ class NodeConfig:
     """Listeners that refuse `wire.registry.ADMINISTRATION`."""
     inter_broker_listener: str = LISTENER_DEFAULT
     """The only listener that serves the APIs between brokers."""
+    cluster_secrets: ClusterSecrets = NO_SECRETS
+    """By which brokers prove that they are peers; they change while the node runs."""
+    proof_required: bool | None = None
+    """Whether other brokers must prove that they have the secret; None: as the directory has it,
+    and with a new directory where there is a secret."""
     rack: str = ""
     broker_session_ms: int = BROKER_SESSION_MS_DEFAULT
     """A broker silent for this long is fenced; the controller's value counts."""

@@ -17,6 +17,7 @@ __all__ = [
     "CloseConnection",
     "ClosePeer",
     "ConfigChanged",
+    "ConnectionProved",
     "Effect",
     "Job",
     "ListenToBrokers",
@@ -55,6 +56,12 @@ class CloseConnection(msgspec.Struct, frozen=True):
 
     connection_id: int
     why: str
+
+
+class ConnectionProved(msgspec.Struct, frozen=True):
+    """Another broker has proved its node id: its frames may be as large as any."""
+
+    connection_id: int
 
 
 class Purpose(enum.StrEnum):
@@ -130,6 +137,7 @@ Effect = (
     Respond
     | StartJob
     | CloseConnection
+    | ConnectionProved
     | SendToPeer
     | ClosePeer
     | PeerAddresses

@@ -11,6 +11,7 @@ from quiverlog.errors import QuiverlogError
 from quiverlog.node.runtime.config import LISTENER_DEFAULT, Given
 from quiverlog.node.runtime.effects import Job, Peer
 from quiverlog.wire.messages import Request, Response
+from quiverlog.wire.peer_proof import ClusterSecrets
 
 __all__ = [
     "AT_ONCE_US",
@@ -24,6 +25,7 @@ __all__ = [
     "RequestReceived",
     "RequestsEnded",
     "ResponseReceived",
+    "SecretsChanged",
     "Shutdown",
     "Tick",
 ]
@@ -105,6 +107,12 @@ class ConfigReloaded(msgspec.Struct, frozen=True):
     given: Mapping[str, Given]
 
 
+class SecretsChanged(msgspec.Struct, frozen=True):
+    """The file of the cluster's secrets has others."""
+
+    secrets: ClusterSecrets
+
+
 class Shutdown(msgspec.Struct, frozen=True):
     """Stop: refuse new work, flush, close, then emit ShutdownComplete."""
 
@@ -120,5 +128,6 @@ Event = (
     | Tick
     | DiskSpace
     | ConfigReloaded
+    | SecretsChanged
     | Shutdown
 )

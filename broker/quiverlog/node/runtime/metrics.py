@@ -42,6 +42,8 @@ class NodeMetrics:
         "partitions_led",
         "partitions_offline",
         "partitions_with_faults",
+        "peer_connections_unproved",
+        "peer_proofs_refused",
         "produces_timed_out",
         "recovery_bytes_truncated",
         "recovery_partitions_scanned",
@@ -76,6 +78,8 @@ class NodeMetrics:
         self.internal_errors = 0
         self.leader_epoch_changes = 0
         self.local_read_bytes = 0
+        self.peer_connections_unproved = 0
+        self.peer_proofs_refused = 0
         self.produces_timed_out = 0
         self.recovery_bytes_truncated = 0
         self.recovery_partitions_scanned = 0

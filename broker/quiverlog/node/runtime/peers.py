@@ -252,7 +252,7 @@ class BrokerAddresses:
     def voters_changed(self, voters: Voters) -> None:
         self._voters = dict(voters)
         for node_id, contact in list(self._contacts.items()):
-            if not self._is_believed(contact.key):
+            if not self.is_believed(contact.key):
                 del self._contacts[node_id]
                 self._contested.discard(node_id)
         self._publish()
@@ -318,7 +318,7 @@ class BrokerAddresses:
             self.second_seen(key.node_id, str(address), str(first.address), now, is_here=True)
             return first.address
         # A wiped disk must not draw the messages for the voter that it was.
-        if not self._is_believed(key):
+        if not self.is_believed(key):
             return None
         held = self._contacts.get(key.node_id)
         contact = ReplicaContact(key, address, is_controller, now.mono_us)
@@ -394,7 +394,7 @@ class BrokerAddresses:
             self._named = {node_id: address}
             self._publish()
 
-    def _is_believed(self, key: ReplicaKey) -> bool:
+    def is_believed(self, key: ReplicaKey) -> bool:
         return key in self._voters or all(key.node_id != one.node_id for one in self._voters)
 
     def contact_of(self, node_id: int) -> ReplicaContact | None:

@@ -160,6 +160,8 @@ class BrokerConfig:
     http_listen: Address | None
     node_id: int
     cluster_id: str
+    cluster_secret_file: str
+    cluster_secret_required: str
     rack: str
     process_roles: tuple[str, ...]
     controller_quorum_bootstrap_servers: Mapping[int, Address]
@@ -320,6 +322,10 @@ def _refuse_contradictions(
         if any(character < " " for character in text):
             raise InvalidConfig(f"{source(key)}: control characters are not allowed.")
     refuse_lost_brokers(values, source)
+    if values["cluster_secret_required"] == "true" and not values["cluster_secret_file"]:
+        raise InvalidConfig(
+            f"{source('cluster.secret.required')}: the secret is missing: `cluster.secret.file`."
+        )
     if not values["data_dir"]:
         raise InvalidConfig(f"{source('data.dir')}: a directory is needed.")
     _refuse_topic_defaults(values, topic_defaults, source)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple, Protocol, cast
 
 from quiverlog.errors import QuiverlogError, TooManyConnections
-from quiverlog.limits import HEADER_BYTES_MAX, KIB
+from quiverlog.limits import HEADER_BYTES_MAX, KIB, UNPROVED_FRAME_BYTES_MAX
 from quiverlog.node.runtime.config import LISTENER_DEFAULT
 from quiverlog.node.runtime.events import ConnectionClosed, ConnectionOpened, Event, RequestsEnded
 from quiverlog.server.net.clocks import monotonic_us, read_clocks
@@ -119,6 +119,8 @@ class ConnectionContext(NamedTuple):
     """Removes the broker's paths from an error message."""
     listener: str = LISTENER_DEFAULT
     serves_brokers: bool = False
+    proves_brokers: bool = False
+    """Other brokers must prove who they are before they send anything else."""
 
 
 CHUNK_REQUESTS_MAX: Final = 64
@@ -172,6 +174,8 @@ class ClientProtocol(asyncio.BufferedProtocol):
         origin = origin_of(self.peer, may_be_broker=context.serves_brokers)
         self._is_settled = not origin.may_be_broker
         self.state = ConnectionState(monotonic_us(), origin)
+        if context.proves_brokers and context.listener != LISTENER_DEFAULT:
+            self._await_proof()  # Only brokers have anything to ask here.
         self.connection_id = context.connections.add(self)
         if self.connection_id < 0:
             self.refuse()
@@ -221,10 +225,22 @@ class ClientProtocol(asyncio.BufferedProtocol):
     def _settle(self, first: Frame) -> bool:
         """Choose the place by the first request; False: there is none."""
         self._is_settled = True
-        if self._context.connections.settle(self, is_broker=is_brokers_hello(first.header)):
+        is_broker = is_brokers_hello(first.header)
+        if is_broker and self._context.proves_brokers:
+            self._await_proof()
+        if self._context.connections.settle(self, is_broker=is_broker):
             return True
         self.refuse()
         return False
+
+    def _await_proof(self) -> None:
+        """Accept small frames only until `proved`, which the table waits for."""
+        self.state.unproved_since_us = monotonic_us()
+        self._receiver.bound(UNPROVED_FRAME_BYTES_MAX)
+
+    def proved(self) -> None:
+        self.state.unproved_since_us = 0
+        self._receiver.bound(self._context.connections.limits.frame_bytes_max)
 
     def eof_received(self) -> bool:
         """Return False: the transport sends what is buffered, then closes."""

@@ -2,6 +2,7 @@
 
 - `idle`: nothing was received, nothing is in flight, nothing waits to be sent.
 - `frame`: a request was begun (or nothing was ever received) and not finished in time (slow loris).
+- `proof`: a broker has connected, and not proved in time that it is one.
 - `write`: a reply waits, and the client has taken nothing of it for too long.
 
 A quiet connection waits in the slot of the moment at which it may exceed its idle limit, so ten
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from quiverlog.limits import DOOR_MS
+from quiverlog.limits import DOOR_MS, PROOF_MS
 from quiverlog.server.net.memory import Holder
 from quiverlog.server.net.places import UNKNOWN_ORIGIN, Origin, Place, PlaceLimits, Places
 from quiverlog.server.net.replies import Replies
@@ -60,6 +61,7 @@ class ConnectionState:
         "slot",
         "taken_bytes",
         "taken_since_us",
+        "unproved_since_us",
     )
 
     def __init__(self, now_us: int, origin: Origin = UNKNOWN_ORIGIN) -> None:
@@ -69,6 +71,8 @@ class ConnectionState:
         self.last_read_us = now_us
         # A connection that never sends anything is as suspect as one that stops within a request.
         self.frame_since_us = now_us
+        self.unproved_since_us = 0
+        """Since when another broker's proof is awaited; 0: none is."""
         self.in_flight: dict[int, int] = {}
         """Correlation id -> arrival, in nanoseconds of the performance counter."""
         self.taken_bytes = 0
@@ -90,6 +94,8 @@ def overdue(
         waiting: those of them that the client has not taken yet.
     """
     assert waiting >= 0
+    if state.unproved_since_us and now_us - state.unproved_since_us > PROOF_MS * 1000:
+        return "proof"
     if waiting:
         taken = sent - waiting
         # Progress counts, not the reply's age: a slow client may take a large one for long.
@@ -130,6 +136,9 @@ class Connection(Holder, Schedulable, Protocol):
 
     def flush(self) -> None:
         """Send the gathered replies in one call."""
+
+    def proved(self) -> None:
+        """Another broker is at its end: its frames may have any size."""
 
     def close_soon(self, why: str) -> None:
         """Send the gathered replies, then close."""
@@ -289,7 +298,8 @@ class ConnectionTable:
             return
         if not state.is_quiet:  # A quiet one holds what it last reported.
             connection.report()
-        if not (waiting or state.in_flight or state.frame_since_us or connection.is_held):
+        is_under_way = state.in_flight or state.frame_since_us or state.unproved_since_us
+        if not (waiting or is_under_way or connection.is_held):
             self._mark_quiet(connection)
 
     def _mark_quiet(self, connection: Connection) -> None:

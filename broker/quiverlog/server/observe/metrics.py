@@ -108,6 +108,7 @@ class ServerMetrics:
         "loop_lag_max",
         "node",
         "peer_failures",
+        "peer_links_unproved",
         "peer_requests_dropped",
         "peers_open",
         "reads_paused",
@@ -128,6 +129,7 @@ class ServerMetrics:
         self.reads_paused = 0
         self.peers_open = 0
         self.peer_failures: dict[str, int] = {}
+        self.peer_links_unproved = 0
         self.peer_requests_dropped = 0
         self.loop_lag = Histogram()
         self.loop_lag_max = RecentMax()

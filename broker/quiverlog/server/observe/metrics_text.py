@@ -147,6 +147,9 @@ class MetricsExporter:
         yield _counter(
             "peer_requests_dropped", "Requests dropped from full queues.", m.peer_requests_dropped
         )
+        yield _counter(
+            "peer_links_unproved", "Connections to brokers without proof.", m.peer_links_unproved
+        )
 
     def _loop_and_disk(self) -> Iterator[Metric]:
         m = self._metrics

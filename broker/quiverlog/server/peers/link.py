@@ -1,12 +1,14 @@
-"""One link to another broker: queue, connection, HELLO, backoff. At most one connection per link.
+"""One link to another broker: queue, connection, HELLO, proof, backoff. At most one connection per
+link.
 
-    idle ──something to send──▶ connecting ──HELLO fits──▶ open ──▶ idle
-     ▲                               │                       │
-     └───────── backoff ◀────────────┴──── any failure ──────┘
+    idle ──something to send──▶ connecting ──HELLO fits, and the proof──▶ open ──▶ idle
+     ▲                               │                                     │
+     └───────── backoff ◀────────────┴──────────── any failure ────────────┘
 
 A full queue drops the oldest request without a waiter, else refuses the new one. A failure ends
-every waiting request with PeerClosed. Invariant: a token ends exactly once, in a call of its own,
-never while the node runs.
+every waiting request with PeerClosed. Invariants: a token ends exactly once, in a call of its own,
+never while the node runs; where proofs are required, nothing of the node is sent before the other
+broker has proved that it is the one that is meant.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ from typing import Any, Final, NamedTuple, Protocol, cast
 
 from quiverlog.addresses import Address
 from quiverlog.errors import (
+    AuthenticationFailed,
     DuplicateNodeId,
+    NotAuthenticated,
     PeerUnreachable,
     QuiverlogError,
     UnknownApi,
@@ -48,9 +52,21 @@ from quiverlog.server.net.peer import keep_alive
 from quiverlog.server.observe.logs import Logger
 from quiverlog.server.observe.metrics import ServerMetrics
 from quiverlog.version import VERSION
+from quiverlog.wire.authentication_messages import (
+    CLUSTER_SHA_256,
+    AuthenticateRequest,
+    AuthenticateResponse,
+)
 from quiverlog.wire.connection import BROKER_SOFTWARE, ClientConnection, ConnectionState
 from quiverlog.wire.frames import FrameReceiver
-from quiverlog.wire.messages import HelloResponse, Response
+from quiverlog.wire.messages import Api, HelloResponse, Response
+from quiverlog.wire.peer_proof import (
+    NONCE_BYTES,
+    ClusterSecrets,
+    Connector,
+    Parties,
+    ProofRefused,
+)
 
 __all__ = [
     "Backoff",
@@ -59,6 +75,7 @@ __all__ = [
     "Listener",
     "PeerLink",
     "PeerQueue",
+    "PeerSecrets",
     "body_bytes",
 ]
 
@@ -157,8 +174,12 @@ _JOIN_BYTES_MAX: Final = 64 * 1024
 
 
 class Listener(Protocol):
-    def greeted(self, hello: HelloResponse) -> None:
-        """Handle the answer to HELLO. Raises QuiverlogError: another broker sent it."""
+    def greeted(self, hello: HelloResponse, *, can_prove: bool) -> Connector | None:
+        """Handle the answer to HELLO; return what is to be proved, None where nothing is.
+
+        Raises:
+            QuiverlogError: another broker has answered, or one without the proof that is required.
+        """
 
     def answered(self, answers: list[tuple[int, Response, memoryview]]) -> None:
         """Handle (token, response, body) in the order of arrival."""
@@ -183,6 +204,9 @@ class Conversation(asyncio.BufferedProtocol):
         self._receiver = FrameReceiver(own_bodies=True)
         self._protocol = ClientConnection()
         self._tokens: dict[int, int] = {}
+        self._connector: Connector | None = None
+        self._proof_number = 0
+        """Correlation id of the AUTHENTICATE under way; 0: none is."""
         self._is_paused = self.is_over = False
         self.was_quiet = False
         """Nothing was in flight when it ended, as after a long idle time: no failure."""
@@ -206,6 +230,8 @@ class Conversation(asyncio.BufferedProtocol):
                 number, response, body = self._protocol.receive(frame)
                 if isinstance(response, HelloResponse) and number not in self._tokens:
                     self._greet(response)
+                elif number == self._proof_number:
+                    self._prove(response)
                 else:
                     answers.append((self._tokens.pop(number), response, body))
             error = self._receiver.error
@@ -233,7 +259,12 @@ class Conversation(asyncio.BufferedProtocol):
 
     @property
     def is_ready(self) -> bool:
-        return not self.is_over and self._protocol.state is ConnectionState.READY
+        is_greeted = self._protocol.state is ConnectionState.READY
+        return is_greeted and not self._proof_number and not self.is_over
+
+    def rests_on(self, secrets: ClusterSecrets) -> bool:
+        """Return whether it may live on with these secrets. One without a proof may."""
+        return self._connector is None or self._connector.secret in secrets
 
     @property
     def may_send(self) -> bool:
@@ -273,7 +304,33 @@ class Conversation(asyncio.BufferedProtocol):
     def _greet(self, hello: HelloResponse) -> None:
         if hello.error_code:
             raise error_from_code(hello.error_code, hello.error_message)
-        self._listener.greeted(hello)
+        can_prove = self._protocol.offers(Api.AUTHENTICATE)
+        self._connector = self._listener.greeted(hello, can_prove=can_prove)
+        if self._connector is not None:
+            self._authenticate(self._connector.opening)
+
+    def _authenticate(self, data: bytes) -> None:
+        request = AuthenticateRequest(mechanism=CLUSTER_SHA_256, data=data)
+        self._proof_number, head = self._protocol.send(request)
+        self._write([head])
+
+    def _prove(self, response: Response) -> None:
+        if response.error_code:
+            raise error_from_code(response.error_code, response.error_message)
+        assert isinstance(response, AuthenticateResponse)
+        assert self._connector is not None
+        self._proof_number = 0
+        if response.is_done:
+            if not self._connector.secret:
+                raise AuthenticationFailed("the broker has taken our proof and given none.")
+            return
+        if self._connector.secret:
+            raise AuthenticationFailed("the broker asks for more than one proof.")
+        try:
+            proof = self._connector.answer(response.data)
+        except ProofRefused as refused:
+            raise AuthenticationFailed(f"the broker is refused: {refused}.") from None
+        self._authenticate(proof)
 
     def _write(self, parts: list[bytes | memoryview]) -> None:
         if body_bytes(parts) <= _JOIN_BYTES_MAX:
@@ -293,6 +350,36 @@ def _reason(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
+class PeerSecrets:
+    """What links prove, and what they ask of the other side.
+
+    Args:
+        node_id: this broker's own.
+        nonce: returns that number of random bytes.
+        is_required: a broker without proof is sent nothing.
+    """
+
+    __slots__ = ("_node_id", "_nonce", "is_required", "secrets")
+
+    def __init__(
+        self,
+        node_id: int,
+        secrets: ClusterSecrets,
+        nonce: Callable[[int], bytes],
+        *,
+        is_required: bool,
+    ) -> None:
+        assert secrets or not is_required
+        self._node_id = node_id
+        self._nonce = nonce
+        self.secrets = secrets
+        self.is_required = is_required
+
+    def connector(self, cluster_id: str, node_id: int) -> Connector:
+        parties = Parties(cluster_id, self._node_id, node_id)
+        return Connector(self.secrets, parties, self._nonce(NONCE_BYTES))
+
+
 class LinkContext(NamedTuple):
     """What all links share.
 
@@ -303,6 +390,7 @@ class LinkContext(NamedTuple):
     loop: asyncio.AbstractEventLoop
     cluster_id: str
     client_id: str
+    proof: PeerSecrets
     deliver: Callable[..., None]
     later: Callable[[Event], None]
     may_open: Callable[[], bool]
@@ -440,7 +528,7 @@ class PeerLink:
         self._begun = Conversation(self, self._context.client_id)
         return self._begun
 
-    def greeted(self, hello: HelloResponse) -> None:
+    def greeted(self, hello: HelloResponse, *, can_prove: bool) -> Connector | None:
         cluster_id, node_id = self._context.cluster_id, self.peer.node_id
         if hello.cluster_id != cluster_id:
             raise WrongCluster(
@@ -451,6 +539,26 @@ class PeerLink:
         self._context.log.debug(
             "peer connected", node=node_id, purpose=str(self.peer.purpose), at=str(self.address)
         )
+        proof = self._context.proof
+        if proof.secrets and can_prove:
+            return proof.connector(cluster_id, node_id)
+        unproved = NotAuthenticated(
+            f"{self.address} does not prove that it is node {node_id}: it has no secret, or serves"
+            " no brokers yet."
+        )
+        if proof.is_required:
+            raise unproved
+        self._context.metrics.peer_links_unproved += 1
+        if proof.secrets:
+            self._log(unproved)
+        return None
+
+    def secrets_changed(self) -> None:
+        secrets = self._context.proof.secrets
+        # A handshake under way has begun with the earlier ones, and ends as well.
+        for one in (self._conversation, self._begun):
+            if one is not None and not one.rests_on(secrets):
+                one.end(PeerUnreachable("the connection ends with the secret that has proved it."))
 
     def answered(self, answers: list[tuple[int, Response, memoryview]]) -> None:
         self._backoff.succeeded()

@@ -16,7 +16,8 @@ from quiverlog.node.runtime.events import Event, PeerClosed
 from quiverlog.server.net.memory import MemoryBudget
 from quiverlog.server.observe.logs import Logger
 from quiverlog.server.observe.metrics import ServerMetrics
-from quiverlog.server.peers.link import LinkContext, PeerLink
+from quiverlog.server.peers.link import LinkContext, PeerLink, PeerSecrets
+from quiverlog.wire.peer_proof import ClusterSecrets
 
 __all__ = ["PeerConnections"]
 
@@ -24,6 +25,7 @@ __all__ = ["PeerConnections"]
 class PeerConnections:
     """
     Args:
+        proof: the cluster's secrets, until `secrets_changed`.
         connections_max: of all links together, by the plan of descriptors.
         seed: for the jitter of the backoffs.
         deliver: gives events to the node.
@@ -35,6 +37,7 @@ class PeerConnections:
         *,
         node_id: int,
         cluster_id: str,
+        proof: PeerSecrets,
         connections_max: int,
         seed: int,
         deliver: Callable[..., None],
@@ -55,6 +58,7 @@ class PeerConnections:
             loop=loop,
             cluster_id=cluster_id,
             client_id=f"broker-{node_id}",
+            proof=proof,
             deliver=deliver,
             later=self._deliver_later,
             may_open=self._may_open,
@@ -92,6 +96,12 @@ class PeerConnections:
                 link.close()
             elif address != link.address:
                 link.moved(address)
+
+    def secrets_changed(self, secrets: ClusterSecrets) -> None:
+        """Prove by these from now on."""
+        self._context.proof.secrets = secrets
+        for link in self.links:
+            link.secrets_changed()
 
     def close(self) -> None:
         self._is_closed = True

@@ -10,14 +10,15 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from quiverlog.addresses import Address
 from quiverlog.node.node import Node
 from quiverlog.node.runtime.config import LISTENER_DEFAULT, NodeConfig
-from quiverlog.node.runtime.events import ConfigReloaded, DiskSpace, Shutdown
+from quiverlog.node.runtime.events import ConfigReloaded, DiskSpace, SecretsChanged, Shutdown
 from quiverlog.server.config.config import BrokerConfig
 from quiverlog.server.config.reload import compare_configs, with_values
+from quiverlog.server.config.secret_file import SecretWatch, read_secret_file
 from quiverlog.server.net.clocks import monotonic_us, read_clocks
 from quiverlog.server.net.connection import ConnectionContext
 from quiverlog.server.net.connections import Connection, ConnectionLimits, ConnectionTable
@@ -28,6 +29,7 @@ from quiverlog.server.net.replies import path_hider
 from quiverlog.server.net.scheduler import FairScheduler
 from quiverlog.server.observe.logs import LogControl, Logger
 from quiverlog.server.observe.metrics import Gauges, ServerMetrics
+from quiverlog.server.peers.link import PeerSecrets
 from quiverlog.server.peers.peers import PeerConnections
 from quiverlog.server.process.collector import Collector
 from quiverlog.server.process.descriptors import DescriptorPlan, plan_descriptors, raise_file_limit
@@ -37,6 +39,7 @@ from quiverlog.storage.disk.posix import RESERVED_DESCRIPTORS, PosixDisk
 from quiverlog.version import VERSION
 from quiverlog.wire.buffers import BufferPool
 from quiverlog.wire.frames import SCRATCH_BYTES
+from quiverlog.wire.peer_proof import NO_SECRETS, ClusterSecrets
 
 if TYPE_CHECKING:
     from quiverlog.server.http import HttpServer
@@ -45,7 +48,14 @@ if TYPE_CHECKING:
 __all__ = ["BrokerServer", "connection_limits", "node_config"]
 
 
-def node_config(config: BrokerConfig, advertised: Mapping[str, Address]) -> NodeConfig:
+_PROOF_REQUIRED: Final = {"auto": None, "true": True, "false": False}
+
+
+def node_config(
+    config: BrokerConfig,
+    advertised: Mapping[str, Address],
+    secrets: ClusterSecrets = NO_SECRETS,
+) -> NodeConfig:
     """`advertised`: the address that METADATA returns at each listener."""
     host, port = advertised[LISTENER_DEFAULT]
     return NodeConfig(
@@ -57,6 +67,8 @@ def node_config(config: BrokerConfig, advertised: Mapping[str, Address]) -> Node
         listeners=dict(advertised),
         listeners_without_administration=config.listeners_without_administration,
         inter_broker_listener=config.inter_broker_listener,
+        cluster_secrets=secrets,
+        proof_required=_PROOF_REQUIRED[config.cluster_secret_required],
         rack=config.rack,
         roles=config.process_roles,
         controllers=dict(config.controller_quorum_bootstrap_servers),
@@ -112,7 +124,7 @@ class BrokerServer:
         advertised: the address that METADATA returns at each listener.
 
     Raises:
-        InvalidConfig: the process may open too few files.
+        InvalidConfig: the process may open too few files, or cannot read the cluster's secret.
     """
 
     def __init__(
@@ -124,6 +136,8 @@ class BrokerServer:
         advertised: Mapping[str, Address],
     ) -> None:
         self._config = self._given = config
+        self._secrets = read_secret_file(config.cluster_secret_file)
+        self._secret_watch: SecretWatch | None = None
         self._log = log
         self._log_control = control
         self._advertised = advertised
@@ -203,7 +217,7 @@ class BrokerServer:
             # Probes get an answer while the node recovers.
             self._http_port = EarlyPort(self._loop, http, self._serve_http, log=self._log)
         started = time.monotonic()
-        config = node_config(self._config, self._advertised)
+        config = node_config(self._config, self._advertised, self._secrets)
         node = Node(config, self._disk, entropy=entropy, metrics=self._metrics.node)
         effects = await self._loop.run_in_executor(None, node.start, read_clocks())
         self._node = node
@@ -216,17 +230,8 @@ class BrokerServer:
             flush_threads=self._config.fsync_threads,
             work_threads=self._config.work_threads,
         )
-        self._peers = self._runner.peers = PeerConnections(
-            self._loop,
-            node_id=self._config.node_id,
-            cluster_id=node.broker.directory.cluster_id,
-            connections_max=self._plan.peers,
-            seed=int.from_bytes(entropy(8), "big"),
-            deliver=self._runner.deliver,
-            memory=self._memory,
-            metrics=self._metrics,
-            log=self._log,
-        )
+        self._peers = self._runner.peers = self._make_peers(node, self._runner, entropy)
+        self._watch_secrets()
         context = self._connection_context(self._runner)
         between = self._config.inter_broker_listener
         self._runner.listen_to_brokers = lambda: self._listen({between: listen[between]}, context)
@@ -253,6 +258,30 @@ class BrokerServer:
         if self._http_port is not None:
             self._loop.call_soon(self._http_port.begin)  # After the caller wrote `ready_line`.
         return True
+
+    def _make_peers(
+        self, node: Node, runner: NodeRunner, entropy: Callable[[int], bytes]
+    ) -> PeerConnections:
+        node_id, is_required = self._config.node_id, node.broker.proofs.is_required
+        return PeerConnections(
+            self._loop,
+            node_id=node_id,
+            cluster_id=node.broker.directory.cluster_id,
+            proof=PeerSecrets(node_id, self._secrets, entropy, is_required=is_required),
+            connections_max=self._plan.peers,
+            seed=int.from_bytes(entropy(8), "big"),
+            deliver=runner.deliver,
+            memory=self._memory,
+            metrics=self._metrics,
+            log=self._log,
+        )
+
+    def _watch_secrets(self) -> None:
+        path = self._config.cluster_secret_file
+        if path:
+            self._secret_watch = SecretWatch(
+                self._loop, path, self._secrets, self._secrets_changed, log=self._log
+            )
 
     def _memory_holders(self) -> list[Holder]:
         peers = self._peers.links if self._peers is not None else ()
@@ -288,8 +317,13 @@ class BrokerServer:
         for name, sock in listen.items():
             if name not in self._listeners.addresses:
                 serves_brokers = name == self._config.inter_broker_listener
+                assert self._node is not None
+                proves = serves_brokers and self._node.broker.proofs.is_required
                 self._listeners.open(
-                    sock, context._replace(listener=name, serves_brokers=serves_brokers)
+                    sock,
+                    context._replace(
+                        listener=name, serves_brokers=serves_brokers, proves_brokers=proves
+                    ),
                 )
 
     def ready_line(self) -> str:
@@ -309,6 +343,18 @@ class BrokerServer:
         self._runner.deliver(ConfigReloaded(found.given))
         in_cluster = self._runner.node.broker.live_config.overrides(reload.changed)
         self._log.warning("configuration reloaded", **reload.log_fields(in_cluster))
+
+    def read_secrets(self) -> None:
+        """Read the file of the cluster's secrets again, if there is one."""
+        if self._secret_watch is not None:
+            self._secret_watch.request()
+
+    def _secrets_changed(self, secrets: ClusterSecrets) -> None:
+        assert self._runner is not None
+        assert self._peers is not None
+        # First the links: the node's answers may need them.
+        self._peers.secrets_changed(secrets)
+        self._runner.deliver(SecretsChanged(secrets))
 
     def _apply(self, values: Mapping[str, str]) -> None:
         config = self._config = with_values(self._config, values)
@@ -350,6 +396,8 @@ class BrokerServer:
     async def abandon(self) -> None:
         """Release everything, in any state."""
         self._stop_disk_watch()
+        if self._secret_watch is not None:
+            self._secret_watch.stop()
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()

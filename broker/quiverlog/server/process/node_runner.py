@@ -16,6 +16,7 @@ from quiverlog.node.runtime.effects import (
     CloseConnection,
     ClosePeer,
     ConfigChanged,
+    ConnectionProved,
     Effect,
     Job,
     ListenToBrokers,
@@ -122,6 +123,10 @@ class NodeRunner:
                 connection = self._connections.get(effect.connection_id)
                 if connection is not None:
                     connection.close_soon(effect.why)
+            elif type(effect) is ConnectionProved:
+                connection = self._connections.get(effect.connection_id)
+                if connection is not None:
+                    connection.proved()
             elif isinstance(effect, SendToPeer | ClosePeer | PeerAddresses):
                 self._to_peers(effect)
             elif type(effect) is ConfigChanged:

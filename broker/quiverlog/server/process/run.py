@@ -228,7 +228,16 @@ async def _run(
     loop = asyncio.get_running_loop()
     supervisor = Supervisor(os.environ)
     reloader = ConfigReloader(loop, read_config, log=log)
-    handle_signals(stop=stop, reload=reloader.request, log=log, exit_code_forced=EXIT_FAILED)
+    servers: list[BrokerServer] = []
+
+    def reload() -> None:
+        for server in servers:
+            server.read_secrets()
+        # Without a file of the configuration the secrets may be all that there is to read.
+        if read_config is not None or not config.cluster_secret_file:
+            reloader.request()
+
+    handle_signals(stop=stop, reload=reload, log=log, exit_code_forced=EXIT_FAILED)
     with contextlib.ExitStack() as held:
         held.callback(supervisor.close)
         supervisor.watch(loop)
@@ -243,6 +252,7 @@ async def _run(
         wanted |= config.listeners
         advertised = {n: advertised_address(wanted[n], listen[n], log) for n in listen}
         server = BrokerServer(config, log, control=control, advertised=advertised)
+        servers.append(server)
         try:
             if await server.start(listen, http, entropy=secrets.token_bytes, stop=stop):
                 reloader.begin(server.reload)

@@ -348,6 +348,7 @@ class DataDirectory:
         "node_id",
         "notes",
         "path",
+        "proof_required",
         "written",
     )
 
@@ -369,6 +370,7 @@ class DataDirectory:
         self.cluster_id = node.cluster_id
         self.node_id = node.node_id
         self.directory_id = node.directory_id
+        self.proof_required = node.proof_required is True
         self.incarnation = incarnation
         self.clean = False
         self.clean_incarnation = b""
@@ -384,10 +386,11 @@ class DataDirectory:
         node_id: int,
         cluster_id: str = "",
         entropy: Callable[[int], bytes],
+        proof_required: bool = False,
     ) -> DataDirectory:
         """Take the directory, making it when missing; a new one counts as clean. Needs no free byte
         in a directory that was used before. An empty `cluster_id` takes the directory's own, or a
-        new one."""
+        new one. A new directory gets `proof_required`."""
         with typed_errors(path):
             disk.make_dir(f"{path}/data")
             disk.make_dir(f"{path}/metadata")
@@ -396,7 +399,9 @@ class DataDirectory:
             try:
                 notes += move_aside(disk, path, _REPLACEABLE)
                 notes += move_aside(disk, f"{path}/metadata", _UNFINISHED)
-                node, fresh = load_node(disk, path, node_id, cluster_id, entropy)
+                node, fresh = load_node(
+                    disk, path, node_id, cluster_id, entropy, proof_required=proof_required
+                )
                 incarnation = entropy(16)
                 directory = cls(disk, path, lock, node, incarnation=incarnation)
                 directory.notes += notes

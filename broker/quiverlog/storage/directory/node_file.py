@@ -4,7 +4,7 @@ a checksum."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
@@ -30,6 +30,9 @@ class NodeFile(msgspec.Struct, kw_only=True):
     cluster_id: str
     node_id: int
     directory_id: str = ""
+    proof_required: Literal[True] | msgspec.UnsetType = msgspec.UNSET
+    """Other brokers must prove that they have the cluster's secret. It is part of the checksum, so
+    that an older version, which would take any, refuses the directory."""
     crc32c: int | None = None
 
 
@@ -37,7 +40,8 @@ _DECODER: Final = msgspec.json.Decoder(NodeFile)
 
 
 def _checksum(node: NodeFile) -> int:
-    return crc32c(f"{node.cluster_id}\n{node.node_id}\n{node.directory_id}".encode())
+    proof = "" if node.proof_required is msgspec.UNSET else "\nproof"
+    return crc32c(f"{node.cluster_id}\n{node.node_id}\n{node.directory_id}{proof}".encode())
 
 
 def _write(disk: Disk, path: str, node: NodeFile) -> None:
@@ -53,8 +57,15 @@ def _restore(file: str, what: str) -> CorruptLog:
 
 
 def load_node(
-    disk: Disk, path: str, node_id: int, cluster_id: str, entropy: Callable[[int], bytes]
+    disk: Disk,
+    path: str,
+    node_id: int,
+    cluster_id: str,
+    entropy: Callable[[int], bytes],
+    *,
+    proof_required: bool = False,
 ) -> tuple[NodeFile, bool]:
+    """Return the file, and whether it was made now; then it gets `proof_required`."""
     file = f"{path}/node.json"
     if not disk.exists(file):
         if disk.list(f"{path}/data") or disk.list(f"{path}/metadata"):
@@ -65,6 +76,7 @@ def load_node(
             cluster_id=cluster_id or entropy(_CLUSTER_ID_BYTES).hex(),
             node_id=node_id,
             directory_id=entropy(_DIRECTORY_ID_BYTES).hex(),
+            proof_required=True if proof_required else msgspec.UNSET,
         )
         _write(disk, path, node)
         return node, True

@@ -385,6 +385,7 @@ def deciding(
         lambda: False,
         lambda: 0,
         broker.broker_addresses,
+        broker.membership.reach.check_newcomer,
     )
 
 

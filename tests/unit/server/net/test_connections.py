@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from quiverlog.limits import DOOR_MS
+from quiverlog.limits import DOOR_MS, PROOF_MS
 from quiverlog.server.config.config import load_config
 from quiverlog.server.net.connections import (
     Connection,
@@ -63,6 +63,16 @@ def test_one_that_drips_a_request() -> None:
     state.last_read_us = 599  # a byte came just now: that does not help
     assert verdict(state, 600) is None
     assert verdict(state, 601) == "frame"
+
+
+def test_a_broker_that_does_not_prove_that_it_is_one() -> None:
+    state = talking()
+    state.unproved_since_us = 7
+    state.last_read_us = 7 + PROOF_MS * 1_000  # It sends something all the time.
+    assert verdict(state, 7 + PROOF_MS * 1_000) is None
+    assert verdict(state, 8 + PROOF_MS * 1_000) == "proof"
+    state.unproved_since_us = 0
+    assert verdict(state, 8 + PROOF_MS * 1_000) is None
 
 
 def test_idle_unless_something_is_in_flight() -> None:

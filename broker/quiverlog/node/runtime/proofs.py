@@ -1,0 +1,172 @@
+"""Connections that have proved which other broker of this cluster is at their end.
+
+Owns the accepting side of the proof (`wire.peer_proof`) and the one check of every request between
+brokers: a node id in a request by itself proves nothing.
+
+Invariant: a connection is proved by a secret that counts now; a removed secret ends it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from quiverlog.errors import AuthenticationFailed, InvalidConfig, InvalidRequest, NotAuthenticated
+from quiverlog.node.runtime.config import LISTENER_DEFAULT, NodeConfig
+from quiverlog.node.runtime.effects import ConnectionProved
+from quiverlog.node.runtime.metrics import NodeMetrics
+from quiverlog.node.runtime.outbox import Outbox
+from quiverlog.types import Now
+from quiverlog.wire.authentication_messages import (
+    CLUSTER_SHA_256,
+    AuthenticateRequest,
+    AuthenticateResponse,
+)
+from quiverlog.wire.messages import Request
+from quiverlog.wire.peer_proof import NONCE_BYTES, Acceptor, ClusterSecrets, ProofRefused
+from quiverlog.wire.registry import SENDERS
+
+__all__ = ["PeerProofs"]
+
+_WARNING_US: Final = 60_000_000
+_UNPROVED: Final = "a broker takes part without proof"
+_REFUSED: Final = "a proof was refused"
+
+
+@dataclass(frozen=True, slots=True)
+class _Proved:
+    node_id: int
+    secret: bytes = field(repr=False)
+
+
+class PeerProofs:
+    """`is_required`: what a connection without proof sends as a broker is refused."""
+
+    __slots__ = (
+        "_acceptors", "_cluster_id", "_entropy", "_listener", "_metrics", "_node_id", "_outbox",
+        "_proved", "_refused_us", "_seen_unproved", "_warned_us", "is_required", "secrets",
+        "unproved",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        outbox: Outbox,
+        metrics: NodeMetrics,
+        entropy: Callable[[int], bytes],
+    ) -> None:
+        self._node_id = config.node_id
+        self._listener = config.inter_broker_listener
+        self._outbox = outbox
+        self._metrics = metrics
+        self._entropy = entropy
+        self._cluster_id = ""
+        self.secrets = config.cluster_secrets
+        self.is_required = False
+        self._acceptors: dict[int, Acceptor] = {}
+        self._proved: dict[int, _Proved] = {}
+        self.unproved: set[int] = set()
+        """Connections that may send nothing else before the proof: the listener is for brokers."""
+        self._seen_unproved: set[int] = set()
+        self._warned_us = self._refused_us = -_WARNING_US
+
+    def begin(self, config: NodeConfig, cluster_id: str, *, recorded: bool) -> None:
+        """Raises InvalidConfig: proofs are required, and this broker has no secret."""
+        asked = config.proof_required
+        self.is_required = recorded if asked is None else asked
+        self._cluster_id = cluster_id
+        if self.is_required and not self.secrets:
+            raise InvalidConfig(
+                "the brokers of this cluster prove that they have its secret, and"
+                " `cluster.secret.file` is not given: give it, or set"
+                " `cluster.secret.required` = false, which lets every program that reaches this"
+                " broker speak as another one."
+            )
+
+    # --- connections ---------------------------------------------------------------------------
+    def opened(self, connection_id: int, listener: str) -> None:
+        if self.is_required and listener == self._listener != LISTENER_DEFAULT:
+            self.unproved.add(connection_id)
+
+    def drop(self, connection_id: int) -> None:
+        self._acceptors.pop(connection_id, None)
+        self._proved.pop(connection_id, None)
+        self.unproved.discard(connection_id)
+        self._seen_unproved.discard(connection_id)
+
+    def secrets_changed(self, secrets: ClusterSecrets) -> None:
+        assert secrets or not self.is_required
+        self.secrets = secrets
+        # A handshake that has begun with other secrets is refused at its next step.
+        self._acceptors.clear()
+        for connection_id, proved in list(self._proved.items()):
+            if proved.secret not in secrets:
+                self.drop(connection_id)
+                self._outbox.close_connection(connection_id, "its secret counts no more")
+
+    # --- the proof -----------------------------------------------------------------------------
+    def take(
+        self, connection_id: int, request: AuthenticateRequest, now: Now
+    ) -> AuthenticateResponse:
+        """Return the answer to one step of the proof.
+
+        Raises:
+            AuthenticationFailed: the proof does not count; the log has the reason.
+            InvalidRequest: another mechanism, or the connection is proved.
+        """
+        if request.mechanism != CLUSTER_SHA_256:
+            raise InvalidRequest(
+                f"mechanism {request.mechanism!r}, only {CLUSTER_SHA_256} is here."
+            )
+        if connection_id in self._proved:
+            raise InvalidRequest("the connection is proved already.")
+        acceptor = self._acceptors.pop(connection_id, None)
+        try:
+            if not self.secrets:
+                raise ProofRefused("this broker has no secret")
+            if acceptor is None:
+                nonce = self._entropy(NONCE_BYTES)
+                acceptor = Acceptor(self.secrets, self._cluster_id, self._node_id, nonce)
+                response = AuthenticateResponse(data=acceptor.challenge(request.data))
+                self._acceptors[connection_id] = acceptor
+                return response
+            node_id, secret = acceptor.check(request.data)
+        except ProofRefused as refused:
+            self._was_refused(connection_id, str(refused), now)
+            raise AuthenticationFailed(f"broker {self._node_id} refuses the proof.") from None
+        self._proved[connection_id] = _Proved(node_id, secret)
+        self.unproved.discard(connection_id)
+        self._outbox.emit(ConnectionProved(connection_id))
+        return AuthenticateResponse(is_done=True, principal=f"broker:{node_id}")
+
+    def _was_refused(self, connection_id: int, why: str, now: Now) -> None:
+        self._metrics.peer_proofs_refused += 1
+        if now.mono_us >= self._refused_us + _WARNING_US:
+            self._refused_us = now.mono_us
+            self._outbox.log("warning", _REFUSED, connection=connection_id, why=why)
+
+    # --- requests ------------------------------------------------------------------------------
+    def check(self, connection_id: int, request: Request, now: Now) -> None:
+        """Raises NotAuthenticated: the broker that the request names has not sent it."""
+        sender: int = getattr(request, SENDERS[type(request)])
+        proved = self._proved.get(connection_id)
+        if proved is not None:
+            if proved.node_id == sender:
+                return
+            raise NotAuthenticated(
+                f"{request.API.name} in the name of node {sender}: the connection has proved that"
+                f" it is node {proved.node_id}."
+            )
+        if self.is_required:
+            raise NotAuthenticated(
+                f"broker {self._node_id} takes {request.API.name} only from a broker that has"
+                " proved that it has the cluster's secret."
+            )
+        if connection_id in self._seen_unproved:
+            return
+        self._seen_unproved.add(connection_id)
+        self._metrics.peer_connections_unproved += 1
+        if self.secrets and now.mono_us >= self._warned_us + _WARNING_US:
+            self._warned_us = now.mono_us
+            self._outbox.log("warning", _UNPROVED, node=sender, api=request.API.name)

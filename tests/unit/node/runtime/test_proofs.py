@@ -1,0 +1,333 @@
+"""A node and its peers' proofs: what is served to a connection that has proved which node id."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quiverlog.addresses import Address
+from quiverlog.errors import (
+    AuthenticationFailed,
+    CorruptLog,
+    InvalidConfig,
+    InvalidRequest,
+    NotAuthenticated,
+    WrongListener,
+)
+from quiverlog.node.runtime.effects import ConnectionProved
+from quiverlog.node.runtime.events import ConnectionOpened, RequestReceived, SecretsChanged
+from quiverlog.wire import messages as m
+from quiverlog.wire.authentication_messages import CLUSTER_SHA_256, AuthenticateRequest
+from quiverlog.wire.broker_messages import BrokerHeartbeatRequest
+from quiverlog.wire.peer_proof import NONCE_BYTES, ClusterSecrets, Connector, Parties
+from quiverlog.wire.registry import APIS, SENDERS
+from tests.support.node import NodeDriver
+
+OLD, NEW = b"o" * 32, b"n" * 32
+PEER = 1
+"""The connection of a broker, in tests with one."""
+
+
+def secrets(*values: bytes) -> ClusterSecrets:
+    return ClusterSecrets(values)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> NodeDriver:
+    return NodeDriver(tmp_path, cluster_id="c", cluster_secrets=secrets(NEW))
+
+
+def step(node: NodeDriver, data: bytes, connection: int = PEER) -> Any:
+    request = AuthenticateRequest(mechanism=CLUSTER_SHA_256, data=data)
+    return node.call(request, connection=connection)[0]
+
+
+def prove(node: NodeDriver, node_id: int = 2, secret: bytes = NEW, connection: int = PEER) -> Any:
+    """The answer to the last step."""
+    one = Connector(secrets(secret), Parties("c", node_id, 0), bytes(NONCE_BYTES))
+    first = step(node, one.opening, connection)
+    return step(node, one.answer(first.data), connection) if not first.error_code else first
+
+
+def beat(node: NodeDriver, node_id: int = 2, connection: int = PEER) -> int:
+    """The error code of a request between brokers; 74: it was looked at."""
+    request = BrokerHeartbeatRequest(cluster_id="c", node_id=node_id, broker_epoch=1)
+    return int(node.call(request, connection=connection)[0].error_code)
+
+
+def named(kind: type[m.Request], node_id: int) -> m.Request:
+    request = kind()
+    setattr(request, SENDERS[kind], node_id)
+    return request
+
+
+@pytest.mark.parametrize("kind", SENDERS, ids=lambda kind: kind.API.name)
+def test_nothing_between_brokers_is_taken_without_a_proof(
+    node: NodeDriver, kind: type[m.Request]
+) -> None:
+    response, _ = node.call(named(kind, 2))
+    assert response.error_code == NotAuthenticated.code
+    assert [one.connection_id for one in node.closed] == [1]
+
+
+@pytest.mark.parametrize("kind", SENDERS, ids=lambda kind: kind.API.name)
+def test_nothing_between_brokers_is_taken_in_another_name(
+    node: NodeDriver, kind: type[m.Request]
+) -> None:
+    assert prove(node).is_done
+    response, _ = node.call(named(kind, 3))
+    assert response.error_code == NotAuthenticated.code
+    assert "it is node 2" in response.error_message
+    assert [one.connection_id for one in node.closed] == [1]
+
+
+@pytest.mark.parametrize("kind", SENDERS, ids=lambda kind: kind.API.name)
+def test_a_proved_broker_is_served(node: NodeDriver, kind: type[m.Request]) -> None:
+    assert prove(node).principal == "broker:2"
+    answer = node.answer(node.request(named(kind, 2)))
+    # Empty requests may be refused, or wait; but not for who has sent them.
+    assert answer is None or answer[0].error_code != NotAuthenticated.code
+    assert not node.closed
+
+
+def test_a_proof_counts_for_its_connection_only(node: NodeDriver) -> None:
+    assert prove(node).is_done
+    assert beat(node) == 74
+    assert beat(node, connection=2) == NotAuthenticated.code
+    node.close_connection(PEER)
+    node.call(m.HelloRequest(), connection=PEER)
+    assert beat(node) == NotAuthenticated.code
+
+
+def test_the_server_learns_of_a_proof(node: NodeDriver) -> None:
+    one = Connector(secrets(NEW), Parties("c", 2, 0), bytes(NONCE_BYTES))
+    first = step(node, one.opening)
+    last = AuthenticateRequest(mechanism=CLUSTER_SHA_256, data=one.answer(first.data))
+    last.correlation_id = 1_000
+    effects = node.send(RequestReceived(PEER, last, memoryview(b"")))
+    assert ConnectionProved(PEER) in effects
+
+
+REFUSED = {
+    "another secret": lambda node: (step(node, struct.pack("<II32x", 2, 0)), step(node, OLD))[1],
+    "another broker is meant": lambda node: step(node, struct.pack("<II32x", 2, 7)),
+    "its own node id": lambda node: step(node, struct.pack("<II32x", 0, 0)),
+    "half an opening": lambda node: step(node, struct.pack("<II16x", 2, 0)),
+    "a proof at once": lambda node: step(node, bytes(32)),
+    "no proof": lambda node: (step(node, struct.pack("<II32x", 2, 0)), step(node, b""))[1],
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_wrong_proof_is_refused_by_one_text(node: NodeDriver, name: str) -> None:
+    response = REFUSED[name](node)
+    assert response.error_code == AuthenticationFailed.code
+    assert response.error_message == "broker 0 refuses the proof."
+    assert [one.connection_id for one in node.closed] == [PEER]
+    assert node.metrics.peer_proofs_refused == 1
+    (line,) = [one for one in node.lines if one.event == "a proof was refused"]
+    assert line.fields["why"]
+    assert beat(node, connection=2) == NotAuthenticated.code
+
+
+def test_refusals_are_counted_and_logged_once_a_minute(node: NodeDriver) -> None:
+    def lines() -> int:
+        return sum(one.event == "a proof was refused" for one in node.lines)
+
+    for connection in range(10, 20):
+        node.call(m.HelloRequest(), connection=connection)
+        step(node, b"", connection)
+    assert (lines(), node.metrics.peer_proofs_refused) == (1, 10)
+    node.mono_us += 60_000_000
+    step(node, b"", 2)
+    assert lines() == 2
+
+
+def test_a_proof_is_given_once(node: NodeDriver) -> None:
+    assert prove(node).is_done
+    assert prove(node, 3).error_code == InvalidRequest.code
+    assert beat(node) == 74
+    assert beat(node, 3) == NotAuthenticated.code
+
+
+def test_another_mechanism_is_refused(node: NodeDriver) -> None:
+    response, _ = node.call(AuthenticateRequest(mechanism="PLAIN", data=NEW))
+    assert response.error_code == InvalidRequest.code
+    assert not node.closed
+
+
+def test_each_handshake_has_a_nonce_of_its_own(node: NodeDriver) -> None:
+    opening = struct.pack("<II32x", 2, 0)
+    nonces = [step(node, opening, connection).data[:NONCE_BYTES] for connection in (1, 2)]
+    assert nonces[0] != nonces[1]
+
+
+# --- secrets that change ------------------------------------------------------------------------
+def test_a_removed_secret_ends_what_it_has_proved(node: NodeDriver) -> None:
+    node.send(SecretsChanged(secrets(NEW, OLD)))
+    node.call(m.HelloRequest(), connection=3)
+    assert prove(node, 2, OLD).is_done
+    assert prove(node, 3, NEW, connection=2).is_done
+    node.send(SecretsChanged(secrets(NEW)))
+    assert [one.connection_id for one in node.closed] == [PEER]
+    assert beat(node) == NotAuthenticated.code
+    assert beat(node, 3, connection=2) == 74
+    with pytest.raises(Exception, match="not proved"):
+        prove(node, 2, OLD, connection=3)
+
+
+def test_a_handshake_that_has_begun_ends_with_its_secret(node: NodeDriver) -> None:
+    node.send(SecretsChanged(secrets(NEW, OLD)))
+    one = Connector(secrets(OLD), Parties("c", 2, 0), bytes(NONCE_BYTES))
+    answer = one.answer(step(node, one.opening).data)
+    node.send(SecretsChanged(secrets(NEW)))
+    assert step(node, answer).error_code == AuthenticationFailed.code
+    assert beat(node) == NotAuthenticated.code
+
+
+# --- not required -------------------------------------------------------------------------------
+@pytest.fixture
+def lenient(tmp_path: Path) -> NodeDriver:
+    return NodeDriver(tmp_path, cluster_id="c", cluster_secrets=secrets(NEW), proof_required=False)
+
+
+def test_brokers_without_proof_are_taken_counted_and_warned_of(lenient: NodeDriver) -> None:
+    def warnings() -> int:
+        return sum(one.event == "a broker takes part without proof" for one in lenient.lines)
+
+    assert [beat(lenient, node_id) for node_id in (2, 3, 2)] == [74, 74, 74]
+    assert (lenient.metrics.peer_connections_unproved, warnings()) == (1, 1)
+    assert beat(lenient, connection=2) == 74
+    assert (lenient.metrics.peer_connections_unproved, warnings()) == (2, 1)
+
+
+def test_a_wrong_proof_is_refused_although_none_is_required(lenient: NodeDriver) -> None:
+    assert step(lenient, bytes(32)).error_code == AuthenticationFailed.code
+    assert [one.connection_id for one in lenient.closed] == [PEER]
+
+
+def test_a_proof_binds_its_connection_although_none_is_required(lenient: NodeDriver) -> None:
+    assert prove(lenient).is_done
+    assert beat(lenient, 3) == NotAuthenticated.code
+    assert lenient.metrics.peer_connections_unproved == 0
+
+
+def test_a_broker_without_a_secret_asks_for_none_and_warns_of_none(tmp_path: Path) -> None:
+    node = NodeDriver(tmp_path, cluster_id="c")
+    assert beat(node) == 74
+    assert not [one for one in node.lines if one.level in ("warning", "error")]
+    assert step(node, struct.pack("<II32x", 2, 0)).error_code == AuthenticationFailed.code
+
+
+# --- listeners ----------------------------------------------------------------------------------
+@pytest.fixture
+def apart(tmp_path: Path) -> NodeDriver:
+    """A node whose brokers meet at a listener of their own."""
+    return NodeDriver(
+        tmp_path,
+        cluster_id="c",
+        cluster_secrets=secrets(NEW),
+        listeners={"internal": Address("h", 1)},
+        inter_broker_listener="internal",
+    )
+
+
+def opened(node: NodeDriver, connection: int, listener: str) -> int:
+    node.send(ConnectionOpened(connection, "10.0.0.1:1", listener))
+    node.call(m.HelloRequest(client_id="c"), connection=connection)
+    return connection
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [s.request for s in APIS.values() if s.request not in (m.HelloRequest, AuthenticateRequest)],
+    ids=lambda kind: kind.API.name,
+)
+def test_a_listener_for_brokers_serves_nothing_before_the_proof(
+    apart: NodeDriver, kind: type[m.Request]
+) -> None:
+    connection = opened(apart, 8, "internal")
+    response, _ = apart.call(kind(), connection=connection)
+    assert response.error_code == NotAuthenticated.code
+    assert apart.closed[-1].connection_id == connection
+
+
+def test_a_listener_for_brokers_serves_all_after_the_proof(apart: NodeDriver) -> None:
+    connection = opened(apart, 8, "internal")
+    assert prove(apart, connection=connection).is_done
+    assert apart.call(m.MetadataRequest(), connection=connection)[0].error_code == 0
+    assert beat(apart, connection=connection) == 74
+
+
+def test_a_listener_of_clients_takes_no_proof(apart: NodeDriver) -> None:
+    assert step(apart, struct.pack("<II32x", 2, 0)).error_code == WrongListener.code
+    assert beat(apart) == WrongListener.code
+    assert apart.call(m.MetadataRequest())[0].error_code == 0
+
+
+def test_a_listener_for_both_serves_clients_without_a_proof(node: NodeDriver) -> None:
+    assert node.call(m.MetadataRequest())[0].error_code == 0
+
+
+def test_authentication_is_offered_where_brokers_meet(apart: NodeDriver) -> None:
+    for listener, offers in (("internal", True), ("default", False)):
+        apart.send(ConnectionOpened(20, "10.0.0.1:1", listener))
+        hello, _ = apart.call(m.HelloRequest(), connection=20)
+        assert (m.Api.AUTHENTICATE in {one.api for one in hello.apis}) is offers
+        apart.close_connection(20)
+
+
+def test_a_lone_broker_serves_no_broker_whatever_it_proves(tmp_path: Path) -> None:
+    node = NodeDriver(tmp_path, cluster_secrets=secrets(NEW))
+    assert step(node, struct.pack("<II32x", 2, 0)).error_code == WrongListener.code
+    assert beat(node) == WrongListener.code
+
+
+# --- what is remembered -------------------------------------------------------------------------
+def test_a_directory_that_was_made_with_a_secret_asks_for_it_ever_after(node: NodeDriver) -> None:
+    node.restart()
+    assert beat(node) == NotAuthenticated.code
+    node.stop()
+    with pytest.raises(InvalidConfig, match=r"`cluster.secret.file` is not given"):
+        node.restart(cluster_secrets=secrets())
+
+
+def test_it_starts_without_the_secret_where_the_operator_says_so(node: NodeDriver) -> None:
+    node.restart(cluster_secrets=secrets(), proof_required=False)
+    assert beat(node) == 74
+    node.restart(cluster_secrets=secrets(NEW), proof_required=None)
+    assert beat(node) == NotAuthenticated.code, "what the directory has recorded stays"
+
+
+def test_a_directory_that_was_made_without_a_secret_asks_when_it_is_told(tmp_path: Path) -> None:
+    node = NodeDriver(tmp_path, cluster_id="c")
+    node.restart(cluster_secrets=secrets(NEW))
+    assert beat(node) == 74
+    node.restart(proof_required=True)
+    assert beat(node) == NotAuthenticated.code
+
+
+def test_what_is_recorded_cannot_be_lost_by_a_flipped_bit(node: NodeDriver, tmp_path: Path) -> None:
+    node.stop()
+    file = Path(node.config.data_dir) / "node.json"
+    text = file.read_text()
+    assert '"proof_required":true' in text
+    for changed in (text.replace("proof_required", "proof_requjred"), text.replace("true", "null")):
+        file.write_text(changed)
+        with pytest.raises(CorruptLog, match=r"node\.json is damaged"):
+            node.start()
+
+
+def test_a_directory_without_the_requirement_looks_as_before(tmp_path: Path) -> None:
+    node = NodeDriver(tmp_path, cluster_id="c")
+    node.stop()
+    assert "proof" not in (Path(node.config.data_dir) / "node.json").read_text()
+
+
+def test_a_broker_that_has_no_other_warns_of_none(tmp_path: Path) -> None:
+    node = NodeDriver(tmp_path, cluster_id="c")
+    node.restart(cluster_secrets=secrets(NEW), proof_required=False)
+    assert not [one for one in node.lines if one.level in ("warning", "error")]
