@@ -50,7 +50,7 @@ RUN /opt/quiverlog/bin/pip uninstall --yes --quiet --disable-pip-version-check p
 FROM ${BASE}
 RUN echo 'quiverlog:x:10001:10001::/data:/usr/sbin/nologin' >>/etc/passwd \
  && echo 'quiverlog:x:10001:' >>/etc/group \
- && mkdir -m 700 /data && chown 10001:10001 /data
+ && mkdir -m 700 /data /secret && chown 10001:10001 /data /secret
 COPY --from=trimmed /opt/quiverlog /opt/quiverlog
 COPY --from=package /staging/ /
 ENV PATH=/opt/quiverlog/bin:$PATH \

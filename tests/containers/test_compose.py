@@ -72,7 +72,7 @@ def is_in_sync(client: Client, topic: str) -> bool:
 
 
 def test_three_brokers_come_up_and_one_without_its_disk_joins_again(compose: Compose) -> None:
-    seeds = {"QUIVERLOG_SEEDS_OF_BROKER_1": "2@broker-2:9294,3@broker-3:9294"}
+    seeds = {"QUIVERLOG_SEEDS_OF_BROKER_1": "2@broker-2:9295,3@broker-3:9295"}
     compose("config", "--quiet")
     compose("up", "--detach")
     (bootstrap,) = (compose("port", "broker-2", "9292").strip(),)

@@ -30,6 +30,7 @@ _COMMANDS = {
     "perf": "quiverlog.cli.rows.perf:perf",
     "dump-log": "quiverlog.cli.tools.dump_log:dump_log",
     "doctor": "quiverlog.cli.tools.doctor:doctor",
+    "secret": "quiverlog.cli.tools.secret:secret",
     "profile": "quiverlog.cli.tools.profile:profile",
     "docs": "quiverlog.cli.tools.docs:docs",
     "demo": "quiverlog_demo.command:demo",

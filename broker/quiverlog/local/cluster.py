@@ -24,6 +24,7 @@ from quiverlog.local.broker import LocalBroker
 from quiverlog.local.failures import LocalClusterFailed
 from quiverlog.local.ports import free_port, is_free
 from quiverlog.local.process import ProcessState, wait_until
+from quiverlog.local.secret_file import make_secret, write_secret_file
 
 if TYPE_CHECKING:
     from quiverlog.client.client import Client
@@ -92,6 +93,7 @@ class LocalCluster:
             for node_id, rack in enumerate(racks, 1)
         }
         cluster = cls(directory, secrets.token_hex(16), dict(config or {}), brokers)
+        write_secret_file(cluster.secret_file, [make_secret()])
         cluster._save()
         return cluster
 
@@ -145,6 +147,11 @@ class LocalCluster:
 
     # --- life -----------------------------------------------------------------------------------
     @property
+    def secret_file(self) -> Path:
+        """All brokers have this one; absent in a cluster that an older version made."""
+        return self.directory / "secret"
+
+    @property
     def bootstrap(self) -> str:
         """Addresses of all brokers; clients step over those that do not run."""
         return ",".join(broker.listen for broker in self.brokers.values())
@@ -171,6 +178,8 @@ class LocalCluster:
     def start_broker(self, node_id: int) -> None:
         """Start one that does not run, and do not wait. Raises LocalClusterFailed, OSError."""
         options = [word for pair in self.config.items() for word in ("--set", "=".join(pair))]
+        if self.secret_file.exists() and "cluster.secret.file" not in self.config:
+            options += ["--cluster-secret-file", str(self.secret_file)]
         # A new first broker with the others' addresses would wait for them; one that has lost its
         # disk, without them, would begin a second cluster.
         seeds = [f"{other.node_id}@{other.listen}" for other in self.brokers.values()]
@@ -270,7 +279,7 @@ class LocalCluster:
         for broker in self.brokers.values():
             broker.kill()
             shutil.rmtree(broker.directory, ignore_errors=True)
-        for name in (_FILE, _LOCK):
+        for name in (_FILE, _LOCK, self.secret_file.name):
             (self.directory / name).unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # Files of others are there.
             self.directory.rmdir()

@@ -24,6 +24,7 @@ from quiverlog.installing import install_line
 
 if TYPE_CHECKING:
     from quiverlog.cli.console.probes import Probe
+    from quiverlog.client.client import Client
 
 __all__ = ["Finding", "doctor", "java_problem"]
 
@@ -272,12 +273,13 @@ def _brokers(bootstrap: str, timeout_s: float) -> list[Finding]:
     began_s = time.monotonic()
     try:
         seen = seen_or_failure(bootstrap, timeout_s)
-        found, few = seen.found, []
+        found, few, unproved = seen.found, [], []
         if found.is_current:
             with open_client(
                 bootstrap, timeout_s=timeout_s, skipped=seen.silent, began_s=began_s
             ) as client:
                 few = with_fewer_replicas(found, client.metadata().topics.values())
+                unproved = _unproved(client, [one.node_id for one in found.brokers])
     except QuiverlogError as error:
         return [
             Finding(
@@ -310,6 +312,32 @@ def _brokers(bootstrap: str, timeout_s: float) -> list[Finding]:
     ]
     if few:
         findings.append(Finding("replicas", WARNING, *fewer_replicas(seen.as_probed, few)))
+    return findings + unproved
+
+
+def _unproved(client: Client, node_ids: list[int]) -> list[Finding]:
+    """Report brokers that take others without proof; one that does not answer is left out."""
+    from quiverlog.errors import QuiverlogError
+
+    keys = ("cluster.secret.file", "cluster.secret.required")
+    without: list[int] = []
+    lenient: list[int] = []
+    for node_id in node_ids if len(node_ids) > 1 else ():
+        try:
+            settings = client.describe_configs(node_id, keys).settings
+        except QuiverlogError:
+            continue  # It is of an older version, or away, which another finding reports.
+        file, required = (settings[key] for key in keys)
+        if not file.value:
+            without.append(node_id)
+        elif required.value == "false":
+            lenient.append(node_id)
+    findings = []
+    for found, what in ((without, "have no secret"), (lenient, "require no proof")):
+        if found:
+            which = ", ".join(map(str, found))
+            detail = f"broker(s) {which} {what}: any program may speak to them as a broker"
+            findings.append(Finding("secret", WARNING, detail, "docs/security.md has the steps."))
     return findings
 
 
