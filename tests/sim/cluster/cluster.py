@@ -24,6 +24,7 @@ from .host import ClusterHost
 from .invariants import Invariants
 from .machines import Machines
 from .operator import Operator
+from .proofs import Rotation
 from .scenario import ClusterScenario
 from .tempo import Leisure
 
@@ -64,6 +65,8 @@ class Cluster:
         """Since when everything is in sync, and stays so: there are no faults any more."""
         self.operator: Operator | None = None
         """Changes the voters; None in runs without such changes."""
+        self.rotation = Rotation(self) if scenario.proofs else None
+        """Replaces the secret; None in runs without one."""
         self.world.on_died.append(self._died)
         buggy = range(scenario.nodes) if scenario.buggy_everywhere else (
             self.rng.randrange(scenario.nodes),
@@ -170,6 +173,8 @@ class Cluster:
         self.every(scenario.pause_interval_ms, self._pause)
         self.every(scenario.partition_interval_ms, self._partition)
         self.every(scenario.clock_jump_interval_ms, self._jump)
+        if self.rotation is not None:
+            self.rotation.begin()
         self.machines.begin()
         self.aimed.begin()
         for host in self.late:

@@ -79,6 +79,10 @@ class ClusterScenario:
     tempo: Tempo = SHIPPED
     heal_ms: int = 60_000
     """How long after the last fault all is well again, at the shipped timing."""
+    proofs: bool = False
+    """Do brokers prove that they are peers, and do callers without proof speak as brokers?"""
+    rotate_interval_ms: int = 0
+    """Steps of one node in the replacement of the secret."""
     judged: bool = True
     """Whether histories are judged; off only in a test of them."""
     clients: ClientPlan = NO_CLIENTS
@@ -105,6 +109,8 @@ class ClusterScenario:
         rng = random.Random(f"cluster-scenario-{seed}")
         nodes = rng.choice((3, 3, 3, 4, 5, 7))
         faulty_network = rng.random() < 0.5
+        of_proofs = random.Random(f"proofs-{seed}")
+        proofs = shape is None and of_proofs.random() < 0.3
         drawn = cls(
             seed=seed,
             duration_ms=duration_ms,
@@ -114,6 +120,8 @@ class ClusterScenario:
             operators=random.Random(f"operators-{seed}").choice((0, 0, 1, 2)),
             watched=random.Random(f"watched-{seed}").random() < 0.2,
             clients=ClientPlan.draw(seed),
+            proofs=proofs,
+            rotate_interval_ms=of_proofs.choice((0, 100, 300)) if proofs else 0,
             nodes=nodes,
             topics=tuple(_topic(rng, n) for n in range(rng.randint(1, 2))),
             producers=rng.randint(2, 4),

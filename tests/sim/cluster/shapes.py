@@ -29,6 +29,7 @@ __all__ = [
     "NO_CONTROLLER",
     "ONE_SEED",
     "POWER",
+    "PROVED",
     "QUIET",
     "ROBBED",
     "ROTTEN",
@@ -207,6 +208,8 @@ WIPED: Final = {**QUIET, "nodes": 5, "plan": FaultPlan.of("wiped disks")}
 """Machines come back with empty disks."""
 ONE_SEED: Final = {**WIPED, "plan": FaultPlan.of("wiped disks", seeds=1)}
 """The same, and each has one other broker in its configuration."""
+PROVED: Final = {**QUIET, "proofs": True, "rotate_interval_ms": 100}
+"""Brokers prove that they are peers, and their secret is replaced again and again."""
 ROBBED: Final = {**QUIET, "clients": ClientPlan(thieves=1), "heal_ms": 30_000}
 """A client takes the places of brokers, and announces their stops in their names."""
 ROTTEN: Final = {

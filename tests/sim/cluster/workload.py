@@ -21,6 +21,7 @@ from .mover import Mover, Resizer
 from .operators import Operator
 from .programs import ConsumingProgram, ProducingProgram
 from .promises import ClusterChecker
+from .proofs import Unproved
 from .settings_keeper import SettingsKeeper
 from .successor import Successor
 from .watchers import Watcher
@@ -42,6 +43,7 @@ class Workload:
         self.readers: list[ClusterReader | Watcher] = []
         self.operators: list[Operator] = []
         self.impostors: list[Impostor] = []
+        self.strangers: list[Unproved] = []
         self.administrators: list[Administrator | Mover | SettingsKeeper] = []
         self.senders: list[ProducingProgram] = []
         self.consumers: list[ConsumingProgram] = []
@@ -71,6 +73,9 @@ class Workload:
         for number in range(plan.thieves):
             name = f"thief-{number}"
             self.impostors.append(Thief(self.cluster, checker, name, keys[number % len(keys)]))
+        for number in range(2 if scenario.proofs else 0):
+            name = f"unproved-{number}"
+            self.strangers.append(Unproved(self.cluster, checker, name, keys[number % len(keys)]))
         for number in range(scenario.nodes if scenario.watched else 0):
             self.readers.append(Watcher(world, checker, number))
         for number in range(scenario.operators):
@@ -116,7 +121,7 @@ class Workload:
 
     def end(self) -> None:
         """All go home."""
-        for reader in (*self.readers, *self.impostors, *self.operators):
+        for reader in (*self.readers, *self.impostors, *self.strangers, *self.operators):
             reader.retired = True
         for client in (*self.senders, *self.consumers):
             client.stop()
