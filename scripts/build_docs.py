@@ -39,10 +39,10 @@ ERRORS_HEAD = """\
 
 Generated from `quiverlog/errors.py` by `make docs`; do not edit.
 
-Every failure has a number that never changes. Numbers below 1000 travel on the wire, the others
-are the client's own. *Retriable*: the same request may succeed later, and quiverlog's clients
-try it again by themselves within their timeouts. *Refresh*: they ask for the metadata first. In
-Python each is a class in `quiverlog` with `code`, `retriable` and `details`.
+Each error has a number that never changes. Numbers below 1000 are a broker's, the others the
+client's, the command line's or the connector's. *Retriable*: the same request may succeed later,
+and quiverlog's clients try it again by themselves within their timeouts. *Refresh*: they ask for
+the metadata first. In Python each is a class in `quiverlog` with `code`, `retriable` and `details`.
 
 | code | name | Python | retriable | refresh | what to do |
 |---|---|---|---|---|---|

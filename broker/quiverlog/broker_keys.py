@@ -178,7 +178,8 @@ _KEYS: Final = (
         _INT,
         limits.CONNECTIONS_MAX,
         "Connections of clients at once. More are answered TOO_MANY_CONNECTIONS and closed. Other"
-        " brokers have places of their own ([broker.md](broker.md#places-for-connections)).",
+        " brokers, and a few clients on this machine, have places of their own"
+        " ([broker.md](broker.md#places-for-connections)).",
         minimum=1,
         maximum=1_000_000,
         reloadable=True,
@@ -208,8 +209,8 @@ _KEYS: Final = (
         "connections.frame.timeout.ms",
         _INT,
         limits.FRAME_TIMEOUT_MS,
-        "A client that began a request, or connected and sent nothing, must finish within this"
-        " time.",
+        "A client must finish a request within this time from its first byte, its first request"
+        " from the begin of the connection.",
         unit="ms",
         minimum=100,
         maximum=_DAY_MS,
@@ -249,8 +250,8 @@ _KEYS: Final = (
         _INT,
         limits.CONNECTION_MEMORY_BYTES,
         "What all connections together may hold: requests that are not complete or wait for their"
-        " turn, replies that were not taken. Beyond, the connection that holds most, and longest,"
-        " is closed.",
+        " turn, replies that were not taken. Beyond, the connection whose bytes times the time held"
+        " are most is closed.",
         unit="bytes",
         minimum=2 * limits.FRAME_BYTES_MAX,
         maximum=2**50,
@@ -357,8 +358,8 @@ _KEYS: Final = (
         "feature.level.max",
         _INT,
         limits.FEATURE_LEVEL_MAX,
-        "The newest feature level with which this broker registers. Below the newest one it keeps"
-        " the cluster from being raised past it, and it is refused by one that was"
+        "The newest feature level with which this broker registers. The cluster is not raised past"
+        " it, and one that has been refuses this broker"
         " ([operating.md](operating.md#upgrading-by-feature-levels)).",
         minimum=limits.FEATURE_LEVEL_MIN,
         maximum=limits.FEATURE_LEVEL_MAX,

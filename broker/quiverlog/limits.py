@@ -28,15 +28,15 @@ PARKED_ENTRIES_MAX: Final = 200_000
 """Partitions that all long polls together may wait for: fifty of 4,000. A connection, and one
 client id, may have as many as are free, so half at most; a long poll beyond is answered at once."""
 PARKED_ENTRY_BYTES: Final = 512
-"""More than one of them takes in the broker's memory."""
+"""Upper bound of the memory of one."""
 TOPICS_PER_REQUEST_MAX: Final = 10_000
 REQUESTS_WAITING_BYTES_MAX: Final = 64 * MIB
 """Requests answered in steps that wait for their turn: two of the largest and many small ones. A
 connection may have as much as is free, so half at most."""
 REQUEST_WAITING_BYTES: Final = 1 * KIB
-"""More than one of them takes, without the entries of its lists."""
+"""Upper bound of the memory of one, without the entries of its lists."""
 REQUEST_ENTRY_BYTES: Final = 512
-"""More than an entry of a list takes, without its characters."""
+"""Upper bound of the memory of such an entry, without its characters."""
 CONFIGS_PER_REQUEST_MAX: Final = 256
 """Entries of the small lists and maps in a message: configurations, key columns, replicas."""
 REPLY_PAGE_BYTES: Final = 2 * MIB
@@ -49,7 +49,7 @@ CONNECTIONS_MAX: Final = 12_000
 CONNECTIONS_PER_ADDRESS_MAX: Final = 1_000
 """A leak in one program leaves places for the others."""
 DOOR_MS: Final = 1_000
-"""Time of a connection without a place to prove that it is another broker's."""
+"""Time for a connection without a place to name a broker in its HELLO."""
 CONNECTION_IDLE_MS: Final = 600_000
 """A connection with no traffic and nothing in flight is closed after this."""
 FRAME_TIMEOUT_MS: Final = 30_000
@@ -181,7 +181,7 @@ PEER_IN_FLIGHT_MAX: Final = 128
 """Unanswered requests to a peer; more wait in the queue."""
 PEER_QUEUE_REQUESTS_MAX: Final = 256
 PEER_QUEUE_BYTES_MAX: Final = 8 * MIB
-"""Waits to be sent to one peer for one purpose; beyond, the oldest message of the quorum is
+"""Bytes waiting to be sent to one peer for one purpose; beyond, the oldest message of the quorum is
 dropped, and a request with a waiting caller is refused."""
 PEER_CONNECTIONS_MAX: Final = 64
 """Connections to other brokers at once, at most: two to each of 32."""
@@ -227,7 +227,7 @@ BROKER_RETRY_MS: Final = 100
 BROKER_DISPLACED_MS_MAX: Final = 30_000
 """Until a repeatedly displaced broker registers again."""
 BROKER_STOP_MS_MAX: Final = 10_000
-"""A stopping broker waits this long until others have its partitions."""
+"""A stopping broker waits at most this long until others have its partitions."""
 BROKER_LISTENERS_MAX: Final = 16
 LISTENER_NAME_CHARS_MAX: Final = 31
 HOST_CHARS_MAX: Final = 255
@@ -242,7 +242,7 @@ REPLICA_FETCH_WAIT_MS: Final = 500
 REPLICA_FETCH_WATERMARK_WAIT_MS: Final = 10
 """A new high watermark reaches a follower without waiting readers at most this much later."""
 REPLICA_FETCH_BYTES_MAX: Final = 16 * MIB
-"""One answer to a follower, all partitions together."""
+"""One answer to a follower, all partitions together; one batch may exceed it."""
 REPLICA_FETCH_PARTITION_BYTES_MAX: Final = 4 * MIB
 REPLICA_FETCH_ENTRIES_MAX: Final = 1_000
 """Partitions in one request of a follower, and in one answer: the rest comes with the next."""

@@ -91,7 +91,8 @@ def check_readable(stored: pa.Schema, reader: pa.Schema) -> None:
     """Check that rows of `stored` can be read as `reader`, whatever their values.
 
     Missing columns are null, surplus ones are left out. Raises IncompatibleSchema, with `column`,
-    `stored` and `wanted`: a type is not wider, or NOT NULL in `reader` and nullable in `stored`.
+    `wanted` and, unless it is missing, `stored`: a type is not wider, or a column is NOT NULL in
+    `reader` and missing or nullable in `stored`.
     """
     for wanted in reader:
         index = stored.get_field_index(wanted.name)

@@ -32,7 +32,7 @@ _TYPE_HINT = (
 
 
 class SchemaSyntaxError(ValueError):
-    """The text is not a schema; the message has the expected token and its place."""
+    """The text is not a schema."""
 
 
 def _simple_types() -> dict[str, pa.DataType]:
@@ -61,7 +61,7 @@ def parse_schema(text: str) -> pa.Schema:
     """Read a schema.
 
     Raises:
-        SchemaSyntaxError: with the place, in characters from 1, and what was expected.
+        SchemaSyntaxError: with what is wrong; for a token with its place, in characters from 1.
     """
     if len(text) > SCHEMA_BYTES_MAX:
         raise SchemaSyntaxError(f"a schema has at most {SCHEMA_BYTES_MAX} characters")
@@ -217,7 +217,8 @@ class _Parser:
 
 
 def format_schema(schema: pa.Schema) -> str:
-    """Return text that `parse_schema` reads back as an equal schema (metadata aside)."""
+    """Return text that `parse_schema` reads back as an equal schema, metadata and types that the
+    grammar lacks (null) aside."""
     return ", ".join(_format_column(field, " ") for field in schema)
 
 

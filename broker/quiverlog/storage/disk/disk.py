@@ -184,7 +184,7 @@ class DiskLock(Protocol):
 
     def holds(self) -> bool:
         """Return whether the path is the locked directory, with the same guarded directories and no
-        other owner's claim.
+        other owner's claim; True where the disk does not show it.
 
         A lock does not prevent that the directory is replaced, and some network file systems do not
         exclude other machines.
