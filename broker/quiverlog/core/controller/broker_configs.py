@@ -1,6 +1,6 @@
 """Which configuration keys may be set for all running brokers or for one.
 
-Every broker can use an accepted value.
+Every broker of this version can use an accepted value.
 """
 
 from __future__ import annotations

@@ -194,8 +194,8 @@ ABSENT: Final = {
 CONFIG_DEFS: Final = SettingsTable(_DEFS, absent=ABSENT)
 
 TAKEN_AT_CREATION: Final = ("min.insync.replicas", "unclean.leader.election.enable")
-"""A broker's defaults for these are written into a topic of several replicas when it is created:
-leader and controller must use the same values, or rows could get lost."""
+"""A broker's defaults for these are written into a topic when it is created with several replicas,
+or gets them: leader and controller must use the same values, or rows could get lost."""
 
 TOPIC_DEFAULTS_PREFIX: Final = "topic.defaults."
 """Turns a topic key into a broker key: the default for topics that do not set it."""
@@ -260,7 +260,7 @@ def check_configs(configs: Mapping[str, str]) -> None:
 
 def check_default(key: str, text: str) -> str:
     check_configs({key: text})
-    # A default holds for topics of one replica, too.
+    # A default must suit topics of one replica, too: `replicated` does not.
     topic_config({}, {key: text}, 1)
     return str(CONFIG_DEFS[key].parse(text))
 

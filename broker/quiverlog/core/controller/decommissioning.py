@@ -34,8 +34,9 @@ __all__ = ["begin", "cancel", "unregister"]
 
 
 def begin(image: Image, node_id: int, voters: Collection[int]) -> list[Record]:
-    """Raises UnknownBroker; InvalidVoterChange: no other broker has a vote; TooFewBrokers: the
-    remaining ones are fewer than the replicas of one of its partitions."""
+    """Raises UnknownBroker; ThrottledBroker: its registration is not committed yet;
+    InvalidVoterChange: no other broker has a vote; TooFewBrokers: the remaining ones are fewer than
+    the replicas of one of its partitions."""
     broker = _found(image, node_id)
     if broker.decommissioning:
         return []
@@ -62,8 +63,8 @@ def cancel(image: Image, node_id: int) -> list[Record]:
 
 
 def unregister(image: Image, node_id: int, voters: Collection[int]) -> list[Record]:
-    """Raises UnknownBroker; BrokerAlive: it is not fenced; BrokerInUse: it holds replicas, or has a
-    vote."""
+    """Raises UnknownBroker; ThrottledBroker: its registration is not committed yet; BrokerAlive: it
+    is not fenced; BrokerInUse: it holds replicas, or has a vote."""
     broker = _found(image, node_id)
     if not broker.fenced:
         raise BrokerAlive(f"broker {node_id}, at {broker.host}:{broker.port}, is alive.")

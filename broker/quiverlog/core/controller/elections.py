@@ -4,8 +4,8 @@ A broker that restarts uncleanly may lack unflushed rows and is no longer truste
 replica the partition awaits logs (`PartitionImage.awaits_logs`, docs/adr/0037).
 
 Invariants: one leader per leader epoch. The leader is in sync and not fenced; fenced brokers are
-not in sync. Without a leader no replica is in sync: the last one becomes eligible, unless its disk
-was lost. Eligible replicas are out of sync, and exist only below the minimum in sync.
+not in sync. Without a leader no replica is in sync: the last one becomes eligible, unless it may
+have lost rows. Eligible replicas are out of sync, and exist only below the minimum in sync.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def broker_restarted_uncleanly(image: Image, node_id: int) -> list[Record]:
 
 
 def disk_lost(image: Image, node_id: int) -> list[Record]:
-    """Fence a restarted broker whose disk was replaced: none of its rows count."""
+    """Decide for a restarted broker whose disk was replaced: none of its rows count."""
     # A partition that only that disk held gets no leader: an empty log would lose the rows for
     # good, while a copy may come back.
     return _gone(image, node_id, _Kept.NOTHING)

@@ -1,7 +1,7 @@
 """The metadata image: the state that the records add up to.
 
-`replay` is the one way to change it, live and on recovery alike; while another thread reads it (a
-snapshot job), it is `frozen`.
+Records change it by `replay` alone, live and on recovery alike; `revert` takes failed ones back.
+While another thread reads it (a snapshot job), it is `frozen`.
 
 Invariants: `topics` and `topics_by_id` hold the same topics; a topic's partitions are numbered
 0..n-1 without gaps and its schema ids 1..m; `version` grows with every entry replayed.
@@ -106,7 +106,7 @@ class Image:
         """Take over `source`, from which only these topics differ."""
         assert not self.frozen, "another thread reads the image"
         assert source is not self
-        # Only these topics are copied: the time does not grow with the number of all topics.
+        # Only these topics are copied: the others may be thousands.
         for topic_id in topic_ids:
             mine = self.topics_by_id.pop(topic_id, None)
             if mine is not None:

@@ -1,7 +1,7 @@
 """The next leader of a partition, and the record of the change.
 
 A leader that is in sync stays. Otherwise the first replica in order leads that is in sync, else the
-first eligible one (eligible.py), then alone in sync; never a fenced or stopping broker.
+first eligible one (eligible.py), then alone in sync; no fenced or stopping broker is chosen.
 """
 
 from __future__ import annotations

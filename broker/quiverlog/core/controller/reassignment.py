@@ -47,7 +47,8 @@ def reassign(
     broker; 0: none for this move.
 
     Raises InvalidReplicaAssignment: another number than the partition has, a duplicate, or a new
-    one that is not alive; PolicyViolation: a broker is full, or the partition has no leader.
+    broker that may not take partitions now; PolicyViolation: a broker is full, the partition has no
+    leader, or too many brokers hold it.
     """
     assert image.topics_by_id.get(topic.topic_id) is topic, "decided on what will hold"
     assert bytes_per_s >= 0
@@ -71,7 +72,8 @@ def cancel(topic: TopicImage, partition: PartitionImage) -> list[Record]:
 
 
 def arrived(topic: TopicImage, partition: PartitionImage, in_sync: Sequence[int]) -> list[Record]:
-    """Return the end of the move, if these in-sync replicas suffice; otherwise nothing.
+    """Return the end of the move (where the leader leaves, first an election), if these in-sync
+    replicas suffice; otherwise nothing.
 
     The leader asks once the replicas that stay have flushed what producers were promised.
     """

@@ -70,8 +70,8 @@ class BrokerRecord(msgspec.Struct, frozen=True, array_like=True, tag=2):
 
     `incarnation` is new at every start of its process, `directory_id` belongs to its disk.
     `broker_epoch` numbers the registration; snapshots write the number. `fenced`: it neither leads
-    nor counts as a replica. `wants_vote`: it may become a voter of the metadata quorum on its own.
-    `decommissioning`: it is to leave and gets nothing.
+    nor is in sync. `wants_vote`: it may become a voter of the metadata quorum on its own.
+    `decommissioning`: it is to leave, and gets no partitions, moves or vote.
     """
 
     node_id: int
@@ -110,7 +110,7 @@ class PartitionRecord(msgspec.Struct, frozen=True, array_like=True, tag=4):
     partition moves, `replicas` are the target in order, then `removing_replicas`, which stay until
     `adding_replicas` are in sync (KIP-455); a cancelled addition is in both.
 
-    `replaced_disks`: replicas whose disk is not the one on which they acknowledged rows.
+    `replaced_disks`: replicas whose disk, or log, is not the one on which they acknowledged rows.
     `last_trusted`: the last replica that was trusted, where none is now. `begins_anew`: the only
     trusted one may have no log, and may make an empty one. `never_in_sync`: added and not in sync
     since: no row was promised to be on their disks.
@@ -289,7 +289,8 @@ def encode_long_entry(records: Iterable[Record]) -> bytes:
 
 
 def decode_entry(entry: bytes) -> list[Record]:
-    """Raises UnsupportedFormat: an unknown record type; CorruptLog: the bytes are no entry."""
+    """Raises UnsupportedFormat: a record type of a later version; CorruptLog: the bytes are no
+    entry."""
     try:
         return _DECODER.decode(entry)
     except msgspec.MsgspecError as error:
@@ -308,7 +309,7 @@ def _has_newer_type(entry: bytes) -> bool:
 
 # The changes after a broker event, as entries of the metadata log.
 def in_entries(records: list[Record], entry_bytes_max: int) -> list[list[Record]]:
-    """Cut records into entries. The first is about the broker, the others about partitions."""
+    """Cut records into entries. The first record is about a broker, the others about partitions."""
     assert records
     assert entry_bytes_max > 0
     if len(encode_entry(records)) <= entry_bytes_max:

@@ -1,17 +1,16 @@
 """Registrations of brokers: broker epochs, heartbeats, fencing, controlled shutdown (KIP-631).
 
-Functions read the image (`pending`: with decisions not committed yet) and return the records of one
-entry, or raise.
+Functions read the image (`pending`: with decisions not committed yet) and return records, or raise.
 
 ```
  (unknown) ──registers──▶ fenced ──heartbeat, metadata applied──▶ live ──wants to stop──▶ stopping
                             ▲ ▲ ◀──────── silent for a session ──────────┘                    │
-                            │ └───── leads nothing, and all live brokers have that ◀──────────┘
+                            │ └──── leads nothing, and all live brokers applied that ◀────────┘
                             └── registers again, from any state
 ```
 
-Invariants: a broker epoch names one start of one process. A change of `fenced`, and what follows
-for partitions, are one entry.
+Invariants: a broker epoch names one start of one process. A change of `fenced` comes with what
+follows for partitions, in one entry unless that is too large (`in_entries`).
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`may_stop`: it leads nothing, and all live brokers have that."""
+    """`may_stop`: it is fenced, or leads nothing and all live brokers have applied that."""
 
     records: list[Record]
     is_caught_up: bool
@@ -58,7 +57,7 @@ class Verdict:
 
 
 class Registrations:
-    """The decisions of one controller; its own node needs no session."""
+    """The decisions of one controller about brokers; its own node needs no session."""
 
     __slots__ = (
         "_fenced", "_overdue", "_stopping", "awaited", "incarnation", "node_id", "sessions",
@@ -222,7 +221,7 @@ class Registrations:
         return Verdict(self._fence(pending, broker), is_caught_up, held.fenced, may_stop=True)
 
     def _may_stop(self, image: Image, node_id: int, since: int) -> bool:
-        """Return whether the broker leads nothing, and all live brokers have that."""
+        """Return whether the broker leads nothing, and all live brokers have applied that."""
         # Itself included: with older metadata it would go on accepting rows that no other has.
         for one in image.live_brokers():
             is_controller = one.node_id == self.node_id

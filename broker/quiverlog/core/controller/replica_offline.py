@@ -1,8 +1,9 @@
-"""A broker reports a replica that takes no writes: it leaves the in-sync set, and others lead.
+"""A broker reports a replica that takes no writes: it leaves the in-sync set, and another leads,
+if one can.
 
-A broker about to delete the replica's rows names the leader epoch under which it may have counted,
-and gets a later one even if nothing else changes. Its log is noted as replaced, like a lost disk's,
-except while a partition awaits logs.
+A broker about to delete the replica's rows names the leader epoch under which it may have counted:
+the partition gets a later one even if nothing else changes, and the log is noted as replaced, like
+a lost disk's. Neither where no other replica can be relied on.
 """
 
 from __future__ import annotations
@@ -31,11 +32,8 @@ def replica_offline(
     number: int,
     leader_epoch: int = NO_EPOCH,
 ) -> list[Record]:
-    """Return the change by which others hold the partition; none where none can, or it holds
-    already.
-
-    The result must be of an epoch later than `leader_epoch`.
-    """
+    """Return the change after which the partition relies on others, in an epoch later than
+    `leader_epoch`; none where no other can be relied on, or the metadata have it already."""
     check_broker(image, broker_id, broker_epoch)
     topic, partition = find_partition(image, topic_id, number)
     if broker_id not in partition.replicas:

@@ -109,7 +109,8 @@ def create_topic(
     """`partitions`: the caller has replaced -1.
 
     Raises InvalidTopicName, TopicExists, InvalidPartitions, InvalidReplicationFactor,
-    InvalidConfig, InvalidSchema; PolicyViolation: the brokers are full.
+    InvalidConfig, InvalidSchema; PolicyViolation: the brokers are full, or there are too many
+    topics.
     """
     check_topic_name(name)
     if name in image.topics:

@@ -1,4 +1,4 @@
-"""One partition at its leader: leader epochs, in-sync set, high watermark, durability, producers.
+"""One partition at one replica: leader epochs, in-sync set, high watermark, durability, producers.
 
 Owns what is committed, which producer sequences are new, and when the in-sync set should change.
 """

@@ -14,8 +14,8 @@ __all__ = ["Agreement"]
 
 class Agreement:
     """`start_offset`: the end of the leader's log when its epoch began. `is_needed`: rows before
-    that may not be replicated yet, or only by an epoch in the lists. `is_epoch_saved`: the leader's
-    own list, with its epoch, is on its disk."""
+    that may not be replicated yet, or the epoch before has no row in the leader's log.
+    `is_epoch_saved`: the leader's own list, with its epoch, is on its disk."""
 
     __slots__ = ("_leader_epoch", "is_epoch_saved", "is_needed", "start_offset")
 

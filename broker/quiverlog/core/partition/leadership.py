@@ -6,8 +6,9 @@ as in docs/replication-rules.md):
 - Rows are replicated when all of `maximal` have them, and all followers about to join: otherwise a
   follower that joins would always be a step behind (5).
 - With fewer than `min_in_sync` in sync, nothing more becomes replicated (6).
-- A follower may join when it is alive and stays, asks under its registered broker epoch and within
-  the lag time, and has all rows that are replicated or of earlier leaders (8).
+- A follower may join when it is not fenced or stopping, asks under its registered broker epoch and
+  within the lag time, has all rows that are replicated or of earlier leaders, and lacks the deleted
+  ones (8).
 - A follower that lacked rows for the lag time leaves; an election restarts its clock (9).
 
 A partition that moves: replicas that leave count until the others hold on disk what producers were
@@ -105,8 +106,8 @@ class Leadership:
         return len(self.in_sync.committed) < self.min_in_sync
 
     def replicated_offset(self, log_end_offset: int) -> int:
-        """Return 0 while too few are in sync, or some do not show that they have all rows of
-        earlier leaders."""
+        """0 while too few are in sync, or some do not show that they have all rows of earlier
+        leaders."""
         if self.is_under_min:
             return 0
         if not self.agreement.is_reached(log_end_offset, self._holding):

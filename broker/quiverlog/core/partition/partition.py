@@ -6,9 +6,9 @@
 - `replicas_flushed_offset`  rows below it are on the disks of enough in-sync replicas;
 - `log_end_offset`           rows below it are in this broker's log.
 
-Invariants: start <= end, flushed <= end, high watermark <= end. The start may pass the flushed
-offset: rows of `memory` topics may be deleted before they are flushed. The high watermark falls
-only with a truncation after an unclean election.
+Invariants: start <= high watermark <= end, flushed <= end. The start may pass the flushed offset:
+rows of `memory` topics may be deleted before they are flushed. While the log is open, the high
+watermark falls only with a truncation after an unclean election.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from quiverlog.types import NO_EPOCH, Durability, TopicPartition
 
 __all__ = ["Assigned", "PartitionState"]
 
-# An enum lookup costs as much as five comparisons, on every request.
+# Looking a member up in its enum costs more than the comparison, on every request.
 _TOPIC_DEFAULT: Final = int(Durability.TOPIC_DEFAULT)
 _MEMORY: Final = int(Durability.MEMORY)
 _FLUSHED: Final = int(Durability.FLUSHED)

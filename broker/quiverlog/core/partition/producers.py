@@ -6,8 +6,8 @@ producer are remembered; a batch that matches one is a duplicate and gets its fi
 
 Invariants:
 - `next_sequence` follows the newest remembered batch; batches are in log order.
-- The state is a function of the log: replaying all batch headers restores it. A snapshot only
-  shortens the replay.
+- The states follow from the batch headers of the log, apart from expiry. A snapshot stands for the
+  headers below it, whose rows may be deleted by now.
 - At most `producers_max` are kept. The least recently active is dropped: its next batch is refused
   (UnknownProducerId), and a retry of its very first batch would be stored twice.
 """
@@ -259,7 +259,7 @@ class ProducerStates:
     def snapshot_below(self, offset: int) -> bytes:
         """Return a snapshot of the batches that end at or below `offset`.
 
-        With the rows from `offset` on, and the whole batch around it, a replica gets these states.
+        A replica that adds to it the batches from the one around `offset` on gets these states.
         """
         assert offset >= 0
         kept: list[_Entry] = []
@@ -276,7 +276,7 @@ class ProducerStates:
     def blank(self, now_us: int | None = None) -> ProducerStates:
         """Return empty states with the same bounds; producers found later count as active at
         `now_us`."""
-        # Or when the newest of these was, which may be long after the opening.
+        # None: when the newest of these was active, which may be long after the opening.
         if now_us is None:
             newest = next(reversed(self._producers.values()), None)
             now_us = self._opened_us if newest is None else max(self._opened_us, newest.seen_us)

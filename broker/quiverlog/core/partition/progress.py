@@ -44,7 +44,8 @@ class FollowerSession:
 
 
 class FollowerProgress:
-    """`caught_up_us`: when it last had all rows; for in-sync members at first the election."""
+    """`caught_up_us`: when it last had all rows; of in-sync members at least the election, or their
+    joining."""
 
     __slots__ = (
         "_end_at_fetch",
@@ -106,7 +107,7 @@ class FollowerProgress:
 
     def leader_grows(self, leader_end_offset: int) -> None:
         assert self.log_end_offset <= leader_end_offset, "a leader's log is never cut"
-        # At the end it no longer names the partition in its fetches: any of its session counts.
+        # At the end it no longer names the partition in its fetches: each of its session counts.
         if self.session is not None and self.log_end_offset >= leader_end_offset:
             self.caught_up_us = max(self.caught_up_us, self.session.fetched_us)
 

@@ -1,10 +1,9 @@
-"""Plans of moves: which replicas and leaders move, until brokers have the same number of replicas,
-bytes and leaders.
+"""Plans of moves: which replicas and leaders move, so that brokers hold and lead about as much.
 
-The goals, each of which never spoils an earlier one: replicas of a partition in as many racks and
-hosts as possible; brokers differ by one replica; by a tenth of the mean in bytes; by one led
-partition. Every step lowers the measure of its goal: the steps end, and a plan for a balanced
-cluster is empty.
+The goals, none of which spoils an earlier one: replicas of a partition in as many racks and hosts
+as possible; brokers differ by one replica; by a tenth of the mean in bytes; by one led partition.
+Every step lowers the measure of its goal: the steps end, and a plan for a balanced cluster is
+empty. A bound or lack of room may end a plan before its goals.
 
 Invariant: a broker holds a partition once; its sums are those of the replicas it holds.
 """
@@ -181,8 +180,7 @@ def _pairs(counts: Counter[object] | Counter[tuple[object, object]]) -> int:
 
 # Evening out the leaders: only the order of the replicas changes, so nothing is copied.
 def even_leaders(layout: Layout) -> None:
-    """Change only the order of replicas, until brokers differ by one led partition, or can come no
-    closer."""
+    """Exchange leaders until brokers differ by one led partition, or can come no closer."""
     takers = frozenset(layout.takers)
     # Partitions that the first could hand to the second.
     gifts: dict[int, dict[int, dict[int, None]]] = {n: {} for n in takers}
@@ -264,10 +262,7 @@ def rebalance(
     *,
     copies_max: int | None = None,
 ) -> list[Move]:
-    """Return the moves after which all brokers that take partitions have as much.
-
-    Of at most `copies_max` copied replicas, the most useful ones come first.
-    """
+    """Return the moves towards the goals, of at most `copies_max` copied replicas."""
     layout = Layout(brokers, partitions)
     if len(layout.takers) < 2:
         return []
@@ -496,7 +491,7 @@ def evacuate(
     *,
     means: Callable[[PlanPartition], bool] = lambda _: True,
 ) -> list[Move]:
-    """Move everything that the leaving brokers hold to others, and nothing else.
+    """Move the replicas of the leaving brokers to others, and no other replicas.
 
     `partitions`: all of the cluster; `means`: whether a partition is to move at all.
     """

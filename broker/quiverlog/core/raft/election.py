@@ -251,7 +251,7 @@ class Election:
         )
 
     def on_vote(self, message: Vote, now_us: int) -> None:
-        """Grant or refuse a vote; the answer waits until both are durable."""
+        """Grant or refuse a vote; the answer waits until term and vote are durable."""
         assert message.term <= self.term, "a newer term was taken over before"
         granted = (
             message.term == self.term

@@ -1,8 +1,8 @@
 """What a replica does with its leader's messages, and how an observer finds the leader.
 
 Invariants:
-- An append is acknowledged only up to what is durable here (paper, section 5.3). A heartbeat is
-  answered at once: a slow disk is no dead replica.
+- An append is acknowledged only up to what is durable here (paper, section 5.3). The answer to a
+  heartbeat waits for the term, but for no entries: a slow disk is no dead replica.
 - Nothing is appended or committed while a snapshot is about to replace the log.
 - Without a vote, a heartbeat commits only entries found equal to the log of this term's leader
   since the start: this replica may have restarted with an earlier state of its disk, while the
@@ -184,7 +184,7 @@ class Follower:
     def on_leader_message(self, message: Append | Heartbeat | SnapshotChunk, now_us: int) -> None:
         """Postpone the next `observe`.
 
-        Not at a heartbeat that counts acknowledgements of an earlier disk: that leader sends no
+        Not at a heartbeat that counts more than this disk acknowledged: that leader sends no
         entries.
         """
         self.named_leader = None
@@ -192,7 +192,7 @@ class Follower:
             self.observe_due_us = now_us + self._silence_us
 
     def observe(self, term: int, now_us: int) -> None:
-        """The leader answers with appends; others do not, but their hosts may name the leader."""
+        """Ask for the log: the leader answers with appends, hosts of others may name it."""
         self.observe_due_us = now_us + self._silence_us
         assert self.observe_due_us > now_us, "a replica does not ask without a pause"
         voters = self._membership.voters

@@ -1,6 +1,6 @@
 """One leadership: a new object, in which nothing of an older term can be counted.
 
-Owns proposals, and passes answers to `replication` and `snapshots`.
+Checks proposals, and passes them and the answers to `replication` and `snapshots`.
 """
 
 from __future__ import annotations
@@ -74,7 +74,6 @@ class Leader:
 
     @property
     def last_contact_us(self) -> dict[ReplicaKey, int]:
-        # A copy: metrics read it from another thread.
         return {key: one.last_contact_us for key, one in list(self._replication.progress.items())}
 
     def is_caught_up(self, key: ReplicaKey, now_us: int) -> bool:
@@ -114,7 +113,7 @@ class Leader:
         self._replication.transfer(target, now_us)
 
     def hand_over_now(self) -> None:
-        # First, so that the successor and the others get every commit of this leader.
+        # First, so that the followers get this leader's last commits, as far as they may be sent.
         self._replication.send()
         successor = self._replication.closest_voter()
         if successor is not None:

@@ -49,7 +49,7 @@ class LogStore(Protocol):
         """Return the term, for `first_index <= index <= last_index`."""
 
     def entries(self, first: int, bytes_max: int) -> Sequence[Entry]:
-        """Return at least one entry from `first` on, no more than fit into `bytes_max`."""
+        """Return as many entries from `first` on as fit into `bytes_max`, but at least one."""
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -134,7 +134,7 @@ class LogView:
         return found
 
     def newest_possible_match(self, index: int, term: int) -> Place:
-        """Return the newest place up to `index` whose term is at most `term`.
+        """Return the newest place up to `index` whose term is at most `term`, or not known.
 
         Both sides skip a whole term of disagreement in one exchange, instead of one entry (paper,
         end of section 5.3; etcd's raft does the same with its reject hint).

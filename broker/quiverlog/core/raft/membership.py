@@ -7,8 +7,8 @@ joint phase.
 
 Invariants:
 - `history` ascends by index; its first entry is the set at or before the snapshot.
-- At most one set is above the commit index of a leader's log (`check_change`).
-- No set is empty, or larger than a snapshot's message can name.
+- A leader appends a set only when all sets before it are committed (`check_change`).
+- No set in the log is empty, or larger than a snapshot's message can name.
 - Two disks of one node are never voters at the same time.
 """
 

@@ -1,7 +1,8 @@
 """The values that a quorum exchanges and stores, and their bounds.
 
-Invariants: every message names its sender and its target, each by node id AND directory id, and the
-sender's term. All times are microseconds of a clock that never goes back.
+Invariants: every message names its sender and its target, each by node id AND directory id (but
+the target of an `Observe`), and the sender's term. All times are microseconds of a clock that never
+goes back.
 """
 
 from __future__ import annotations
@@ -94,7 +95,6 @@ class Entry(msgspec.Struct, frozen=True):
 
 # A bound, so that a size needs no encoding: index, term and kind as msgpack integers.
 ENTRY_OVERHEAD_BYTES: Final = 32
-"""More than an entry's numbers take in a message or a file."""
 
 
 class HardState(NamedTuple):
@@ -143,7 +143,8 @@ class Vote(_Message, frozen=True, kw_only=True):
 class VoteResponse(_Message, frozen=True, kw_only=True):
     granted: bool
     silent_us: int = 0
-    """Time since the sender last had contact with a leader, or led itself. 0: not reported."""
+    """Time since the sender last had contact with a leader, led itself, or started. 0: not
+    reported."""
 
 
 class Append(_Message, frozen=True, kw_only=True):
@@ -221,7 +222,7 @@ Message: TypeAlias = (
 
 # --- refusals ---------------------------------------------------------------------------------
 class Refusal(enum.Enum):
-    """Nothing of it is in the log."""
+    """Nothing of the proposal is in the log."""
 
     NOT_LEADER = "this replica does not lead the quorum"
     TRANSFERRING = "leadership is being handed over"
@@ -257,7 +258,7 @@ class RaftConfig(msgspec.Struct, frozen=True, kw_only=True):
     leader without contact to a majority for this long steps down."""
     heartbeat_us: int = RAFT_HEARTBEAT_MS * 1_000
     append_bytes_max: int = RAFT_APPEND_BYTES_MAX
-    """Bytes of entries in one message. A single entry is always sent; no proposal is larger."""
+    """Bytes of entries in one message, and in one proposed entry. A single entry is always sent."""
     inflight_messages_max: int = 64
     inflight_bytes_max: int = 4 * MIB
     uncommitted_bytes_max: int = 16 * MIB

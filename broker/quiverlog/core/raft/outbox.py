@@ -87,9 +87,8 @@ class Outbox:
         row = self._own if message.target == self._key else self._waiting
         row.append(_Waiting(message, self._hard_state, index))
         if len(row) > RAFT_WAITING_MESSAGES_MAX:
-            del row[
-                0
-            ]  # The disk hangs and senders repeat: drop the oldest, which will be asked again.
+            # The disk hangs, and senders repeat what is not answered: the oldest goes.
+            del row[0]
         assert len(row) <= RAFT_WAITING_MESSAGES_MAX
 
     def take_messages(self) -> tuple[Message, ...]:

@@ -10,7 +10,8 @@ Owns the state machine of one follower (etcd's raft has the same three states):
      └────────────────────── the snapshot is gone ─────────────────────────┘
 ```
 
-- PROBE: the place where the logs agree is unknown. One message at a time, repeated per heartbeat.
+- PROBE: the place where the logs agree is unknown. One message at a time, repeated after each
+  heartbeat that is answered.
 - REPLICATE: entries are sent ahead, up to a bound on messages and bytes in flight.
 - SNAPSHOT: the log no longer holds what the follower needs; no entries are sent.
 
@@ -45,7 +46,7 @@ _LEGAL: Final = {
 
 
 _REFUSALS: Final = 3
-"""That many answers in a row to probes at `match` cannot all be delayed ones."""
+"""Refusals of probes at `match`, none accepted between: fewer may be delayed ones."""
 
 
 class SnapshotSend:
@@ -155,10 +156,10 @@ class Progress:
         assert bool(self._in_flight) == (self._bytes_in_flight > 0)
 
     def refused(self, index: int, next_index: int) -> bool:
-        """Probe from `next_index`, as what followed `index` did not match. Returns False for an old
-        answer."""
-        # A delayed refusal comes once. One that comes with each probe at `match` means that the
-        # follower lacks entries it has acknowledged.
+        """Probe from `next_index`, as the logs differ at `index`. Return False for an answer that
+        moves nothing."""
+        # One that comes with each probe at `match` means that the follower lacks entries that it
+        # has acknowledged.
         if self.state is ProgressState.PROBE and 0 < self.match == index == self.next - 1:
             self._refused_at_match += next_index <= index
         # A delayed answer: the place is acknowledged meanwhile, or is not being probed.

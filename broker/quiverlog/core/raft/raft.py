@@ -62,8 +62,8 @@ class Ready(NamedTuple):
 
 
 class Raft:
-    """`hard_state`: as stored last. `seeds`: node ids to ask for the log while there are no
-    voters."""
+    """`hard_state`: as stored last. `seeds`: node ids that a replica without a vote asks for the
+    log, besides the voters."""
 
     def __init__(
         self,
@@ -121,8 +121,9 @@ class Raft:
 
     @property
     def lost_entries(self) -> dict[ReplicaKey, int]:
-        """Replicas that lack entries which they acknowledged, and that index: this one, by its
-        leader's heartbeats, or followers of this leader. Their disks show an earlier state.
+        """Return the voters that lack entries which they acknowledged, each with that index: this
+        one, by its leader's heartbeats, or followers of this leader. Their disks show an earlier
+        state.
 
         The leader does not send those entries again: a second acknowledgement would count twice.
         """
@@ -169,7 +170,7 @@ class Raft:
             return
         if message.term > self.term:
             if isinstance(message, _OF_LEADERS) and self._election.ignores(message.source, now_us):
-                return  # Others that lost their vote only raise the term.
+                return  # A replica without a vote would only raise the term.
             self._step_down(message.term, now_us)
         if isinstance(message, Append | Heartbeat | SnapshotChunk):
             self._on_leader_message(message, now_us)
@@ -206,7 +207,6 @@ class Raft:
             assert self._leader is None
 
     def _is_addressed(self, target: ReplicaKey) -> bool:
-        """Return whether the message is for this disk: only it keeps what another may rest on."""
         if target.node_id != self.key.node_id:
             return False
         return target.directory_id in ("", self.key.directory_id)

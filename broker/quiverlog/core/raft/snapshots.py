@@ -10,7 +10,7 @@ Invariants:
 - One chunk of a transfer is in flight, so a follower holds one chunk in memory.
 - A follower continues only a snapshot of the same leader and term: two replicas may have written
   different bytes for the same index.
-- A chunk is answered when it is in the file; the last one when the snapshot is durable.
+- A chunk that fits is answered when it is in the file; the last one when the snapshot is durable.
 - A snapshot that the log has reached meanwhile is not installed: acknowledged entries would go.
 """
 

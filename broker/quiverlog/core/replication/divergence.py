@@ -20,7 +20,7 @@ class Epochs(Protocol):
 def diverging(epochs: Epochs, last_epoch: int, offset: int) -> tuple[int, int] | None:
     """Return (epoch, its end here) where the logs diverge, if they do.
 
-    (NO_EPOCH, -1): every epoch of this log is newer.
+    (NO_EPOCH, -1): `last_epoch` is newer than all epochs of this log.
     """
     if last_epoch == NO_EPOCH:
         return None

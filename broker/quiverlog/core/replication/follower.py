@@ -226,7 +226,7 @@ class Follower:
 
     def answered(self, result: ReplicaFetchResult, now_us: int) -> Action | None:
         if not self.may_fetch:
-            return None  # Asked before an error.
+            return None  # Asked before an error, a cut, or a change of the leader.
         if result.leader_epoch not in (self._leader_epoch, NO_EPOCH):
             # Asked under another leader epoch; or the leader has no metadata of this one yet, and
             # will not send an update by itself.
@@ -236,7 +236,8 @@ class Follower:
         log = self._log
         if result.error_code == LogTruncated.code:
             if result.diverging_epoch == NO_EPOCH:
-                # The leader has no older epoch: only rows below the high watermark surely agree.
+                # The leader has no epoch as new as this log's: only rows below the high watermark
+                # surely agree.
                 offset = log.high_watermark
             else:
                 offset = cut_at(

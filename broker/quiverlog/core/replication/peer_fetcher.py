@@ -1,9 +1,9 @@
 """All partitions copied from one leader: which of them the next fetch names, and when.
 
 Owns the follower's end of a fetch session (KIP-227). The leader keeps each partition's last report,
-so a fetch names only partitions with news: a new end, flushed or start offset, or leader epoch. A
-session begins with all partitions, a bounded number per request; an error of the session or a
-closed connection begins a new one. One fetch is in flight at a time.
+so a fetch names only partitions with news: a new end, flushed or start offset, saved or leader
+epoch. A session begins with all partitions, a bounded number per request; an error of the session
+or a closed connection begins a new one. One fetch is in flight at a time.
 
 A failed partition leaves the session until its retry deadline.
 
