@@ -1,6 +1,6 @@
-"""A broker without I/O: events in, effects out.
+"""A broker as one machine: events in, effects out; files only through the `Disk` handed in.
 
-State changes only in calls of `Node.handle_many`; each call brings the time.
+State changes only in calls of `Node.start` and `Node.handle_many`; each brings the time.
 
     runtime < partitions < metadata | replication < controller < assignment
       < live_config < broker < apis < lifecycle, closing < node

@@ -1,6 +1,6 @@
 """The parts of one broker, wired together.
 
-Each part owns its state, and uses only what its constructor takes; `Broker` owns none.
+Each part owns its state, and uses only what it is given here; `Broker` owns none.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ class Copying:
 class Timed(NamedTuple):
     """A part that is called at a time.
 
-    next_us: when (monotonic) at the latest; 0: at once; None: after the next event.
+    next_us: when (monotonic) at the latest; 0: at once; None: at no time.
     run: what a tick does then; None: another call of the part does it.
     phases: none: in all.
     """
@@ -481,7 +481,6 @@ class Broker:
                 self.in_sync_changes.grown(watched)
 
     def timed(self) -> list[Timed]:
-        """Return the parts with deadlines, in the order of their turns."""
         running = (Phase.RUNNING,)
         assignment = self.assignment
         return [
@@ -545,6 +544,7 @@ class Broker:
 
         Raises:
             ThrottledBroker: the name of one of them is not free yet.
+            PolicyViolation: the change is too large.
         """
         pending = self.metadata.pending
         names: dict[bytes, str] = {}  # Of topics that these records create.

@@ -2,9 +2,9 @@
 
     RUNNING ──Shutdown──▶ CLOSING: draining ──▶ logs ──▶ mark ──▶ CLOSED
 
-Draining: no new requests, long polls answered, all flushed, every job back. A log with a fault,
-one that is offline, or one whose rows cannot be flushed costs the mark: the next start scans. Files
-that only shorten a start (indexes, recovery points) do not.
+Draining: no new requests of clients, long polls answered, all flushed, every job back. A log with a
+fault, one that is offline, or one whose rows cannot be flushed costs the mark: the next start
+scans. Files that only shorten a start (indexes, recovery points) do not.
 """
 
 from __future__ import annotations
@@ -192,7 +192,6 @@ class Closing:
 
     @staticmethod
     def _answer_rest(replica: Replica) -> None:
-        """Answer produces whose flush could not be tried."""
         replica.state.flushed(replica.log.flushed_offset)
         replica.answers.advance(replica.state)
         why = "the broker stopped before the rows were flushed; the outcome is unknown."

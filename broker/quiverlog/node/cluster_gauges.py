@@ -85,7 +85,6 @@ def cluster_gauges(node: Node | None, now_us: int) -> ClusterGauges:
 
 
 def _awaiting_logs(image: Image) -> int:
-    """Count partitions without a leader that wait for logs."""
     count = 0
     # The loop's thread may delete a topic meanwhile.
     for topic_id, number in list(image.leaderless):
@@ -96,7 +95,6 @@ def _awaiting_logs(image: Image) -> int:
 
 
 def _lag_of(replica: Replica, leadership: Leadership, now_us: int) -> _Lag:
-    """Return the slowest follower's lag."""
     end = replica.state.log_end_offset
     rows = us = 0
     for follower in list(leadership.followers.values()):

@@ -74,7 +74,6 @@ class LiveConfig:
         self._values = {key: self._value(key) for key in _LIVE}
 
     def look(self, now: Now) -> None:
-        """Take changed values from the metadata."""
         # Called for each decision: nearly always it is the same object.
         configs = self._metadata.image.broker_configs
         if configs is not self._broker_configs:
@@ -125,7 +124,6 @@ class LiveConfig:
         return _Value(_default(key), ConfigSource.DEFAULT)
 
     def overrides(self, keys: Iterable[str]) -> list[str]:
-        """Return the keys whose value in the cluster overrides the process's."""
         assert ConfigSource.CLUSTER < ConfigSource.BROKER
         return [k for k in keys if self._values[k].source >= ConfigSource.CLUSTER]
 

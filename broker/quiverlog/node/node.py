@@ -4,7 +4,8 @@ Invariants:
 - Every request is answered exactly once, or its connection is gone.
 - `handle_many` raises nothing: an unexpected exception becomes an INTERNAL error for its request
   and a line in the log. Each part guards its callbacks; the rest is caught here.
-- One call does a bounded amount of work; if some is left, `next_deadline_us` returns "at once".
+- Requests get a bounded amount of work in one call; if some is left, `next_deadline_us` returns "at
+  once". A change of a broker or the configuration visits all partitions.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ _BEFORE_PROOF: Final = frozenset((m.HelloRequest, AuthenticateRequest))
 
 
 class Node:
-    """Dispatches events to the parts. `entropy` returns random bytes (topic ids, incarnation)."""
+    """Dispatches events to the parts. `entropy` returns random bytes, as for topic ids."""
 
     __slots__ = (
         "_asked", "_asked_running", "_closing", "_ends", "_ends_running", "_handlers", "_joining",
@@ -126,14 +127,15 @@ class Node:
 
     # --- from outside --------------------------------------------------------------------------
     def start(self, now: Now) -> list[Effect]:
-        """Lock and read the data directory, then begin to open every log. Blocks.
+        """Lock and read the data directory, then begin to open logs, or to join. Blocks.
 
         Clients may connect after the effect StartComplete.
 
         Raises:
-            DataDirectoryInUse, ForeignDataDirectory, UnsupportedFormat
+            DataDirectoryInUse, ForeignDataDirectory, UnsupportedFormat, UnsupportedFeatureLevel
             CorruptLog: the metadata log is damaged.
-            InvalidConfig: the broker's topic defaults contradict a topic.
+            InvalidConfig: a topic default contradicts a topic, or there is no quorum to join.
+            DiskFull, ThrottledBroker, StorageFault, OSError: the disk.
         """
         lifecycle.start(self.broker, self._joining.begin, now)
         return self._effects(now)
@@ -158,7 +160,6 @@ class Node:
 
     @property
     def held_bytes(self) -> int:
-        """The memory of waiting requests."""
         broker = self.broker
         parked_bytes = broker.purgatory.parked_entries * PARKED_ENTRY_BYTES
         return parked_bytes + broker.held_produces.byte_count + broker.tasks.held_bytes
@@ -188,7 +189,6 @@ class Node:
 
     # --- events --------------------------------------------------------------------------------
     def _effects(self, now: Now) -> list[Effect]:
-        """Run what the events of a call left to do."""
         broker = self.broker
         if broker.staging.produces:
             self._guarded(broker.staging.finish, now)

@@ -1,6 +1,6 @@
 """Administration of a cluster: moves, elections, voters, features, configuration.
 
-Each request becomes one proposal, and is answered when that is committed.
+A change becomes one proposal (removing a voter, up to two), and is answered when that is committed.
 """
 
 from __future__ import annotations
@@ -273,7 +273,6 @@ assert _KINDS.keys() == set(Refusal), "every refusal has its error"
 
 
 def handle_change_voters(broker: Broker, call: Call) -> Steps:
-    """Answer when the change is committed."""
     request = call.request
     assert isinstance(request, ChangeVotersRequest)
     if request.change not in set(VoterChange):
@@ -478,7 +477,7 @@ def _features_decide(broker: Broker, level: int) -> list[Record]:
 
 
 def first_level(config: NodeConfig, image: Image) -> list[Record]:
-    """Return the record with which a single broker begins a new cluster, at the newest level."""
+    """Return the record with which a single broker begins a new cluster above level 1."""
     level_max = config.feature_level_max
     assert level_max >= FEATURE_LEVEL_MIN
     if image.feature_level > level_max:

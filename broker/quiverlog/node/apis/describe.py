@@ -83,7 +83,6 @@ def handle_metadata(broker: Broker, call: Call) -> Steps:
 
 
 def _endpoints(broker: Broker, connection_id: int) -> list[m.BrokerEndpoint]:
-    """Return the live brokers' endpoints on this connection's listener."""
     # Where all are fenced, as after all were killed, this one's: clients need a broker to ask.
     config = broker.config
     own = BrokerRecord(

@@ -4,7 +4,7 @@ A fetch with too few bytes waits, and reads partitions again whose high watermar
 serves up to the high watermark that its leader sent (docs/adr/0036); a reader on this machine may
 get ranges of files (docs/adr/0068).
 
-Invariant: bodies are views of the log's files; rows are neither copied nor decoded.
+Invariant: no row is decoded. Bodies are views of the log's files, or of few bytes read from them.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ _Fill = Callable[[Replica, _Entry, _Result, Loaded], None]
 
 
 def handle_epoch_end_offsets(broker: Broker, call: Call) -> Steps:
-    """The end of an epoch that this log never had is -1 (KIP-101)."""
+    """Answer for an epoch that this log lacks with the newest older one and its end (KIP-101)."""
     request = call.request
     assert isinstance(request, m.EpochEndOffsetsRequest)
     results = yield from answer_each(

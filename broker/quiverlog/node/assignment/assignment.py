@@ -5,8 +5,8 @@
        ▲           └─ failed ─▶ offline, with a reason ─▶ opening (where a retry can help)
        └── closed, damaged (repairs) ◀── followed, or offline
 
-`reconcile` is the only place that opens, leads, follows, reconfigures and removes replicas. A
-partition that cannot be opened answers a typed error.
+Only `Assignment` opens, leads, follows, reconfigures and closes replicas: by `reconcile`, retries
+of what is offline, and for repairs. Requests for a partition that cannot be opened get its error.
 """
 
 from __future__ import annotations
@@ -68,7 +68,6 @@ class OfflinePartitions:
         return next(iter(self._retry.values()), None)
 
     def failed(self, key: Key, opening: Opening, error: BaseException, now: Now) -> None:
-        """Record the failure; try again where that may help."""
         name = opening.name
         reason, passing = offline_reason(name, error)
         # A directory never created holds no rows; a lost replica may leave the in-sync set.
@@ -325,7 +324,6 @@ class Assignment:
         self._replication.follow(key, replica, partition.leader_id, partition.leader_epoch, now)
 
     def reconfigure(self) -> None:
-        """Apply the topics' configuration to what is open."""
         for replica in (*self.replicas.values(), *self._followed.values()):
             self._reconfigure(replica)
 
@@ -383,7 +381,6 @@ class Assignment:
         return self._openings.opened(topic_id, now)
 
     def tick(self, now: Now, *, starting: bool = False) -> None:
-        """Open the next partitions, and retry those that are due."""
         self._openings.tick(now)
         # A start has no retries: it ends when nothing is being opened.
         for due in () if starting else self._offline.take_due(now, self.image):
@@ -401,7 +398,6 @@ class Assignment:
 
     # --- closing -------------------------------------------------------------------------------
     def _close_replica(self, replica: Replica, error: QuiverlogError) -> None:
-        """Fail its waiting produces with `error`, and wake its readers."""
         assert not replica.deleted, "a replica is closed once"
         replica.deleted = True
         self._replication.leave((replica.topic.topic_id, replica.name.partition))

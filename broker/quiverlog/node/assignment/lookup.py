@@ -97,7 +97,6 @@ class Lookup:
         return replica
 
     def unreadable_here(self, replica: Replica | None, error: QuiverlogError) -> QuiverlogError:
-        """Return the error for rows of `replica` that cannot be read here."""
         # CORRUPT_LOG ends readers and makes operators give rows up: only if no replica has them.
         if not isinstance(error, CorruptLog | StorageFault) or replica is None:
             return error
@@ -171,14 +170,12 @@ class Lookup:
         return ThrottledBroker(f"{name} is being opened.")
 
     def cold_read(self, replica: Replica, cold: NotResident) -> Starter:
-        """Load what is not in memory, for a handler that yields this."""
         return cold_read(self._jobs, replica, cold, self.unreadable)
 
     def count_local_read(self, byte_count: int) -> None:
         self._metrics.local_read_bytes += byte_count
 
     def corrupt_read(self, replica: Replica | None, error: CorruptLog) -> None:
-        """Count unreadable rows; log and report a replica's first."""
         self._metrics.corrupt_reads += 1
         if replica is not None and replica.found_corrupt():
             self._outbox.log("error", "corrupt log", partition=str(replica.name), why=error.message)

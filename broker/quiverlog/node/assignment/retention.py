@@ -1,7 +1,7 @@
 """When retention checks which log, and the log lines about removed rows.
 
-Each partition led here is checked once per `retention_check_ms`, in slices that do not stall the
-event loop; followers get the leader's log start (replication rule 20).
+Each partition led here is checked about once per `retention_check_ms`, in slices that do not stall
+the event loop; followers get the leader's log start (replication rule 20).
 """
 
 from __future__ import annotations

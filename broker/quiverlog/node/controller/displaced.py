@@ -1,7 +1,8 @@
 """When a displaced broker registers again.
 
 A broker is displaced when another process registers under its node id, or the controller holds it
-for stopping without its request. It registers again after a session.
+for stopping without its request. It registers again after a session or more, unless its disk was
+replaced.
 """
 
 from __future__ import annotations

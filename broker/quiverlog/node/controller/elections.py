@@ -1,7 +1,7 @@
 """Elections that no broker's coming or going causes: preferred leaders, and full disks.
 
 Rounds are bounded because each move sends clients to another broker. A broker with a full disk
-leads no partition that another in-sync replica with room could lead.
+hands over partitions that a live in-sync replica with room can lead.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ class Elections:
         )
 
     def _next_round(self, now: Now) -> int:
-        # Jitter of a tenth keeps rounds of several controllers apart.
+        # Up to a tenth more or less.
         tenth_us = self._period_us // 10
         jitter_us = int.from_bytes(self._entropy(4), "big") % (2 * tenth_us + 1) - tenth_us
         return now.mono_us + max(1, self._period_us + jitter_us)

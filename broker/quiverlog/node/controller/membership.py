@@ -60,7 +60,7 @@ class Membership:
             metadata,
             outbox,
             lambda: directory().incarnation,
-            # Made below: the registration needs the link, which needs the registrar.
+            # Made below; each answer of a controller replaces this dict.
             lambda: self.registration.controller_contact_us,
             is_disk_full,
             faulted,

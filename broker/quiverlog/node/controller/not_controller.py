@@ -114,7 +114,6 @@ def decided(
 
 
 def announced_controller(broker: BrokerParts) -> int:
-    """Return the controller id for METADATA; -1 while no controller is known."""
     found = broker.controller.controller_id
     quorum = broker.quorum
     # A new controller names itself when it has applied all earlier decisions: what it lacks then

@@ -4,8 +4,8 @@
                      ▲                       │
                      └──── a session ◀───────┴── displaced: see displaced.py
 
-A leader without an answer for a session counts itself as fenced. A controller sends nothing and has
-no timer. `Registered` reads registrations from the image.
+A leader without an answer for a session counts itself as fenced. A controller that is not fenced
+and does not stop sends nothing. `Registered` reads registrations from the image.
 """
 
 from __future__ import annotations
@@ -174,7 +174,6 @@ class Registration:
 
     @property
     def epoch(self) -> int:
-        """The broker epoch of this start; negative: not registered."""
         return self._epoch
 
     def changed(self) -> None:
@@ -418,7 +417,7 @@ class Registration:
 
     # --- leaving -------------------------------------------------------------------------------
     def leave(self, now: Now) -> bool:
-        """Ask to stop. False: no other broker needs it, or this is the second request."""
+        """Ask to stop. False: this broker is alone, does not serve yet, or has asked before."""
         others = [
             one
             for one in self._metadata.image.live_brokers()

@@ -22,8 +22,8 @@ from quiverlog.types import Now, TopicPartition
 
 __all__ = ["CreationNote", "CreationNoteJob"]
 
-# A note is up to a second late: it may list a partition with rows as never created. That matters
-# only if its directory is removed within that second, or while the disk is full.
+# A note is late by a second and its job, on a full disk by more: it may list a partition with rows
+# as never created. That matters only if its directory is removed before the next note.
 _PAUSE_US: Final = 1_000_000
 _RETRY_US: Final = 5_000_000
 

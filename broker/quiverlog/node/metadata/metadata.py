@@ -275,7 +275,6 @@ class Metadata(Watched):
         self._fail(error, now, is_proposed=is_proposed)
 
     def _finish(self, decision: Decision, error: BaseException | None, now: Now) -> None:
-        """Call the proposer and all that wait for the decision."""
         for name in names_created(decision.records):
             self._creating[name] -= 1
             if not self._creating[name]:
@@ -321,7 +320,6 @@ class Metadata(Watched):
             self._finish(*self._failed.popleft(), now)
 
     def _reset_pending(self, failed: Sequence[Record]) -> None:
-        """Take the records of failed decisions out of `pending`."""
         # Only their topics: a full disk refuses decisions one by one, with many topics.
         under_way = [*self._logging, *self._queue]
         records = [*failed, *(record for decision in under_way for record in decision.records)]

@@ -1,4 +1,4 @@
-"""Producer ids and epochs: each is assigned once, and one that was never assigned is refused.
+"""Producer ids and epochs: each is assigned once, and one that cannot have been is refused.
 
 Blocks of ids and epochs are decisions: durable before a client gets one. What is left of a block
 after a restart counts as assigned, and so does every block of another broker: only that one has

@@ -3,9 +3,9 @@
     propose ─▶ Raft ─▶ Write ─▶ job ─▶ persisted ─▶ committed ─▶ machine.apply
     step ─▶      ─▶ messages ─▶ send
 
-After a write that failed on a full disk or for want of file descriptors the Raft counts as
-crashed: it hands over, and a new one begins a second later over the same log. After any other
-failed write nothing is written before a restart.
+After a write that failed and may be tried again (a full disk, no file descriptor, a snapshot's
+temporary file) the Raft counts as crashed: it hands over, and a new one begins a second later over
+the same log. After any other failed write nothing is written before a restart.
 
 Invariants: entries reach the machine in order, each once; the only voter leads after its machine
 has applied its whole log, any other leader after an entry of its own term.
@@ -177,7 +177,7 @@ class Quorum:
         report: logs an event: level, event, reason.
         send: hands messages to the network, which may lose them.
         voters_changed: called with the voters, at the start and after each change.
-        seeds: node ids to ask for the log while it names no voters.
+        seeds: node ids to ask for the log, besides the voters.
     """
 
     __slots__ = (
@@ -265,7 +265,6 @@ class Quorum:
 
     @property
     def leading_term(self) -> int:
-        """The term in which this node leads; 0 while it does not."""
         return self._announced_term
 
     @property
@@ -416,7 +415,6 @@ class Quorum:
 
     # --- duties --------------------------------------------------------------------------------
     def go_on(self, now: Now) -> None:
-        """Do the Raft's work."""
         if self._pumping:
             return  # Called by that work: the outer call goes on with it.
         self._pumping = True
@@ -670,7 +668,7 @@ def sender(
         peer = Peer(packed.node_id, Purpose.CONTROL)
         try:
             peers.ask(peer, packed.request, answered, now, body=packed.body)
-        except QuiverlogError:  # Too many in flight, or stopping: it may get lost.
+        except QuiverlogError:  # No address, too many in flight, or stopping: it may get lost.
             peers.send(packed.node_id, packed.request, packed.body)
 
     def send(messages: Sequence[Message], now: Now) -> None:

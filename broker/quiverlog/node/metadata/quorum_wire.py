@@ -1,7 +1,7 @@
 """Raft messages as QUORUM requests: packing, parsing, and which messages are refused.
 
-Any bytes become messages or an error that names the fault. What no correct replica can have sent
-comes from a copied disk, bad memory or a stranger, and does not reach the Raft.
+Any request becomes messages or an error that names the fault. What `contradiction` finds comes from
+a copied disk, bad memory or a stranger, and does not reach the Raft.
 """
 
 from __future__ import annotations
@@ -227,7 +227,8 @@ def unpack(request: q.QuorumRequest, body: memoryview | bytes) -> list[r.Message
     """Return the messages of a request, with copies of their parts of the body.
 
     Raises:
-        InvalidRequest: the sizes are not the body's, or an entry cannot be read.
+        InvalidRequest: the sender names no disk, the sizes are not the body's or too large, or an
+            entry cannot be read.
     """
     if not request.source_directory:
         raise InvalidRequest("the sender has no directory id.")
@@ -318,7 +319,7 @@ def _entries(message: q.QuorumAppend, pieces: _Pieces) -> Iterator[r.Entry]:
 
 
 def contradiction(raft: Raft, message: Message) -> str:
-    """Return why no correct replica can have sent the message; empty: one can."""
+    """Return why no correct replica can have sent the message; empty: no reason was found."""
     if message.source == raft.key:
         return "the sender has this node's id and disk: a disk was copied"
     if message.term > raft.term + RAFT_TERM_JUMP_MAX:

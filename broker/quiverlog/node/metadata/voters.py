@@ -40,7 +40,6 @@ class Planned(NamedTuple):
 def plan(
     own: ReplicaKey, voters: Voters, brokers: Mapping[int, BrokerRecord], listener: str
 ) -> Planned | None:
-    """Return the leader's next change; None: the voters are as planned."""
     assert voters, "the leader of a quorum has voters"
     live = {n: one for n, one in sorted(brokers.items()) if not one.fenced and not one.in_shutdown}
     return (
@@ -175,7 +174,7 @@ class VoterChanges:
         raft = self._quorum.raft
         if not all(raft.is_caught_up(key, now.mono_us) for key in planned.follow):
             return False
-        # A silent voter's disk is gone for good, and those that stay can add the new one.
+        # Silent, as its node runs on another disk, which those that stay can add.
         return planned.kind is not Kind.REMOVE or raft.is_silent(planned.key, now.mono_us)
 
     def _are_reached(self, planned: Planned, now: Now) -> bool:

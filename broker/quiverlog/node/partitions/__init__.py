@@ -1,5 +1,5 @@
 """One replica that is open on this broker: append, checks, flush, trim, cold reads, close.
 
-Owns the state of each replica, in columns of several owners. Builds on `node.runtime`; must not
-use the metadata image, other brokers.
+Owns the files and the state of each replica. Builds on `node.runtime`; gets what it needs of the
+metadata as arguments, and asks no other broker.
 """

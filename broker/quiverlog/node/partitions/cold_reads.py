@@ -1,7 +1,7 @@
 """Reading what is not in memory: a job loads it, and the caller reads again.
 
-No read on the loop waits for the disk: what a job has just read is used even when the kernel has
-evicted it again, everything else is loaded by a job.
+The loop reads what is in memory, and what a job has just read, even if the kernel has evicted it
+again; everything else is loaded by a job.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A replica is removed when no job uses its files. A stop waits for a few such job
 removes the rest, which no topic owns.
 
 Invariant: jobs on the directory of all partitions have one key, so a name is never made and
-removed at once; opening a log has the key of its partition, like all later jobs of that log.
+removed at the same time. A log that is being opened has no other job.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class MadeDirectories(NamedTuple):
 
 
 class CreateDirectoriesJob:
-    """Durable; all directories of a topic or none."""
+    """Durable. If one directory of a topic fails, those just made are removed, where possible."""
 
     __slots__ = ("_directories", "_owners", "key", "kind")
 
@@ -160,7 +160,7 @@ def new_log(
 
 
 class OpenJob:
-    """Recovers a partition's log. Rows that were visible before a crash are flushed at once."""
+    """Recovers a partition's log, and flushes what it finds: readers may have seen it."""
 
     __slots__ = (
         "_clean",

@@ -1,8 +1,8 @@
 """Which log is flushed when, and what a finished flush means.
 
-Connections take turns: one that waits for a single flush waits for at most one flush of each other
-connection. In the background a log is flushed at a roll, after 64 MiB and after 30 s; of many such
-logs the oldest begins earlier, to avoid a burst.
+Connections take turns: before the single flush that one waits for, at most one of each other
+connection begins, and a few in the background. There a log is flushed at a roll, after 64 MiB and
+after 30 s; of many such logs the oldest begins earlier, to avoid a burst.
 
 Invariants:
 - A log has at most one flush under way, the broker `flushes_in_flight_max`; all appends meanwhile
@@ -97,7 +97,6 @@ class FlushQueue:
             self._by_asker.setdefault(asker, {})[replica] = None
 
     def take(self) -> Replica | None:
-        """Return the next replica; None when none may be taken."""
         places = self._in_flight_max - len(self._under_way)
         if not places or not self.waiting:
             return None
@@ -324,7 +323,6 @@ class Flushes:
         error: BaseException | None,
         now: Now,
     ) -> None:
-        """Acknowledge what the flush covers; want the next if rows came meanwhile."""
         if replica.flush_running:
             replica.flush_running = False
             replica.jobs_running -= 1
@@ -377,7 +375,6 @@ class Flushes:
         self.declare_fault(replica, f"flush failed: {error}")
 
     def declare_fault(self, replica: Replica, why: str) -> None:
-        """Refuse writes to a log that failed, and answer its produces."""
         if replica.fault is None:
             replica.fault = StorageFault(f"{replica.name} takes no writes: {why}.")
             self._metrics.partitions_with_faults += 1

@@ -171,7 +171,6 @@ class LateDirectories:
         self._waiting.append((key, name))
 
     def take_all(self) -> list[Key]:
-        """Return those whose directories are not begun."""
         left = [key for key, _ in self._waiting]
         self._waiting.clear()
         return left
@@ -183,7 +182,8 @@ class LateDirectories:
         for _ in range(min(_PER_JOB_MAX, len(self._waiting))):
             key, name = self._waiting.popleft()
             if self._is_deleted(key[0]):
-                # Its name is taken by a deleted topic as long as it waits: by itself.
+                # A deleted topic keeps its name while one of its partitions waits: this one would
+                # wait for itself.
                 self._then(key, False, now)
                 continue
             if str(name) in keys:  # One of two topics of this name was deleted.
@@ -484,7 +484,6 @@ class Openings:
         self._take_some(now)
 
     def opened(self, topic_id: bytes, now: Now) -> Callable[[Then], None]:
-        """Wait until all of a topic's partitions are open or offline."""
 
         def start(then: Then) -> None:
             if self._of_topic[topic_id]:

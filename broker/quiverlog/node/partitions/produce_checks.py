@@ -1,7 +1,7 @@
 """Checking what a produce brings: on the loop where that is quick, else by a job (docs/adr/0012).
 
-A request whose rows cost more than `ROWS_COST_INLINE_MAX` waits for a job. Later produces of its
-connection queue behind it, to be stored in their order; all others pass.
+A request with many batches, or whose rows cost more than `ROWS_COST_INLINE_MAX`, waits for a job.
+Later produces of its connection queue behind it, to be stored in their order; all others pass.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from quiverlog.wire import messages as m
 __all__ = ["CheckJob", "EntryCheck", "HeldProduce", "HeldProduces", "check_quick"]
 
 _BATCHES_INLINE_MAX: Final = 256
-"""More are not even read on the loop: each costs some ten microseconds."""
+"""Of more, only the headers are read on the loop: a check costs some ten microseconds each."""
 _BEYOND: Final = "the request holds more than is checked at once: send this entry again."
 
 

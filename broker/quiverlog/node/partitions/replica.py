@@ -106,7 +106,7 @@ class Replica(Watched):
         self.admitted: list[tuple[BatchHeader, memoryview]] = []
         self.admitted_rows = 0
         self.admitted_bytes = 0
-        # Copies must flush rows below it, too.
+        # Followers must flush rows below it.
         self.flush_offset = 0
         self.flush_running = False
         self.flush_queued = False
@@ -153,7 +153,6 @@ class Replica(Watched):
         return leadership.agreement.is_needed and not leadership.agreement.is_epoch_saved
 
     def look_at_answers(self) -> None:
-        """Answer produces after a change of the in-sync set or of its offsets."""
         leadership = self.state.leadership
         if self.answers and leadership is not None:
             if leadership.is_under_min:

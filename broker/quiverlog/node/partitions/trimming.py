@@ -1,7 +1,7 @@
 """Giving up the oldest rows of logs, for retention and DELETE_RECORDS.
 
-At most one trim of a log at a time; rows disappear for readers when the new log start is on the
-disk, files go after that.
+At most one trim of a log at a time. Where files go or a client deletes, the new log start is on the
+disk before readers lose the rows; files go after that.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class Trims:
         return replica in self._under_way
 
     def trim(self, replica: Replica, offset: int, now: Now, then: Then, *, promised: bool) -> None:
-        """Give up the rows below `offset`; `then` gets the RemoveFilesJob that is left, or None.
+        """Give up the rows below `offset`; `then` gets the RemoveFilesJob that has begun, or None.
 
-        `then` gets DiskFull, StorageFault or OSError when nothing changed.
+        `then` gets an error when nothing changed.
 
         Args:
             promised: by an answer to a client. What retention takes is not recorded before it

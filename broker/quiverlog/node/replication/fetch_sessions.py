@@ -64,6 +64,5 @@ class CopySessions:
         return before
 
     def release(self, session: FetchSession, waiter: Waiter) -> None:
-        """Forget the fetch, if it is the one held."""
         if self._parked.get(session) is waiter:
             del self._parked[session]

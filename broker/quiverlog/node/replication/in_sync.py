@@ -1,9 +1,9 @@
 """In-sync sets of partitions led here: when to look at one, and proposals to the controller.
 
 A partition is looked at when a follower out of sync has fetched, when a follower in sync has been
-behind for the lag time, when the metadata of it or of brokers changed, and after a refused
-proposal. One request is under way at a time, for all partitions with a proposal; an unanswered
-proposal is sent again unchanged.
+behind for the lag time, when the metadata of it or of brokers changed, after an answer to its
+proposal, and while it moves to other brokers, as its offsets change. One request is under way at a
+time; an unanswered proposal is sent again unchanged.
 
 Partitions whose followers have all rows cost nothing: only the others have a deadline in the heap.
 """

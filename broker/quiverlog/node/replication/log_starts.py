@@ -121,7 +121,8 @@ class CopiedStarts:
         return bool(self._waiting)
 
     def starter(self, replica: Replica, offset: int, deadline_us: int, now: Now) -> Starter:
-        """Return a wait, to be yielded, until all live followers begin at `offset` or later."""
+        """Return a wait, to be yielded, until each follower that is alive or in sync begins at
+        `offset` or later."""
 
         def start(then: Then) -> None:
             self._waiting.setdefault(replica, []).append(_Waiting(offset, deadline_us, then))

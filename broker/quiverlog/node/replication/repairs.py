@@ -295,7 +295,7 @@ class Repairs:
         partition = self._partition(key)
         if partition is None or (replica is not None and replica.fault is not None):
             return
-        # Later than any epoch in which this replica has fetched: no report of it counts any more.
+        # This replica has fetched in earlier epochs only: the leader counts none of those reports.
         if partition.leader_id < 0 or partition.leader_epoch <= leader_epoch:
             return
         if may_begin_empty(self._metadata.image, key, self._config.node_id):

@@ -172,7 +172,6 @@ class Replication:
         return replica if replica.fault is None else None
 
     def moved(self, replica: Replica) -> None:
-        """Fetch anew if the leader's state of this replica is out of date."""
         copy = self._copies.get((replica.topic.topic_id, replica.name.partition))
         if copy is None:
             return
@@ -184,7 +183,7 @@ class Replication:
             self._fetchers[copy.leader_id].mark_news(copy.key, 0, urgent=urgent)
 
     def went_offline(self, replica: Replica) -> None:
-        """Stop fetching: the replica takes no writes, or has lost rows."""
+        """Stop fetching: the replica takes no writes, or its rows are damaged."""
         copy = self._copies.get((replica.topic.topic_id, replica.name.partition))
         if copy is not None:
             copy.follower.went_offline()

@@ -1,6 +1,6 @@
 """Which requests the broker accepts.
 
-Reads go on when nothing can be written; a broker that stops refuses everything.
+Reads go on when nothing can be written; a broker that stops refuses the requests of clients.
 """
 
 from __future__ import annotations

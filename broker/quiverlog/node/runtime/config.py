@@ -107,8 +107,8 @@ class NodeConfig:
 
     @property
     def lets_others_join(self) -> bool:
-        """True when the configuration makes this broker one of several. Any other may be in an
-        open network: all that reach it are clients.
+        """True when the configuration makes this broker one of several. One that is alone may be in
+        an open network: it serves the APIs between brokers to none.
         """
         return bool(
             self.cluster_id

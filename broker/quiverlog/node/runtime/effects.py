@@ -100,13 +100,13 @@ class ClosePeer(msgspec.Struct, frozen=True):
 
 
 class PeerAddresses(msgspec.Struct, frozen=True):
-    """Others are not connected to."""
+    """Where brokers are; others get no connection."""
 
     by_node: Mapping[int, Address]
 
 
 class ConfigChanged(msgspec.Struct, frozen=True):
-    """All keys that may change while a broker runs."""
+    """All keys that may change while a broker runs, but topic defaults."""
 
     values: Mapping[str, str]
 

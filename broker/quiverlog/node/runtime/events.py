@@ -1,4 +1,4 @@
-"""The closed list of inputs of `Node.handle`."""
+"""The closed list of inputs of `Node.handle_many`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ AT_ONCE_US: Final = 0
 
 
 class RequestReceived(msgspec.Struct, gc=False):
-    """A whole request arrived. `body` is only valid (and may be written to) during `handle`.
+    """A whole request arrived. `body` is valid (and may be written to) during `handle_many` only.
 
     The server never uses a connection id twice.
     """

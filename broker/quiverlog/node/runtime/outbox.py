@@ -29,7 +29,6 @@ class Outbox:
         self.effects.append(Respond(connection_id, response, correlation_id, body))
 
     def close_connection(self, connection_id: int, why: str) -> None:
-        """Close a connection after earlier responses are sent."""
         self.effects.append(CloseConnection(connection_id, why))
 
     def emit(self, effect: Effect) -> None:

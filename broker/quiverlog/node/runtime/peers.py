@@ -4,7 +4,8 @@ Of several sources of an address the later in this list counts: `controllers` in
 the leader that another broker named, voters in the metadata log, broker registrations,
 `moved_controllers`, requests of the replica itself.
 
-Invariant: each request is answered once, in a later call, by a response or an error.
+Invariant: each request of `ask` is answered once, after `ask` has returned, by a response or an
+error.
 """
 
 from __future__ import annotations
@@ -343,7 +344,7 @@ class BrokerAddresses:
         return live is not None and live.address != self._contacts[node_id].address
 
     def _first(self, node_id: int, now: Now) -> _Place | None:
-        """Where a node counts as alive: a process elsewhere is a second one."""
+        """Return where a node counts as alive: a process elsewhere is a second one."""
         held = self._contacts.get(node_id)
         if held is not None and now.mono_us < held.last_contact_us + self._session_us:
             return _Place(held.address, held.key.directory_id)

@@ -1,10 +1,10 @@
 """Requests that wait for rows, offsets or the disk, and when they are checked again.
 
 Owns their deadlines (one heap) and the shares of long polls of a connection, a client id and an
-address; every connection has room for its first.
+address. While there is room for two of each connection, a small first one always finds its place.
 
 Invariants: a waiter is answered or dropped once, and checked after every change, in this call or a
-later one; the heap holds at most about twice as many entries as wait.
+later one; beyond 256 entries, the heap holds about twice as many as wait.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = [
 
 _SWEEP_MIN: Final = 256
 _FIRST_ENTRIES: Final = 8
-"""The first long poll of a connection finds room if it has no more entries."""
+"""The most entries of a small long poll."""
 _ADDRESS_SHARE: Final = 2
 """An address may have two thirds: a client that has taken its half leaves something to others of
 its host or network.
@@ -131,7 +131,7 @@ class Purgatory:
         free = self._parked_max - self.parked
         free_entries = self._entries_max - self.parked_entries
         accounts = self._clients.accounts
-        # With room for two of each connection, the first of each that has none is reserved.
+        # While two small ones of each connection fit, one is kept free for each that has none.
         two_each = 2 * len(accounts)
         if two_each <= self._parked_max and two_each * _FIRST_ENTRIES <= self._entries_max:
             if connection_id not in self._by_connection and entry_count <= _FIRST_ENTRIES:
@@ -219,7 +219,6 @@ class Purgatory:
             waiter.release()
 
     def fail(self, waiter: Waiter, where: str, error: Exception) -> None:
-        """Answer and drop a waiter whose check raised an unexpected error."""
         self._outbox.internal_error(where, error)
         if not waiter.done:
             self.finish(waiter)
@@ -242,7 +241,6 @@ class Purgatory:
         ]
 
     def expired(self, mono_us: int) -> list[Waiter]:
-        """Return waiters past their deadline, in its order, not finished yet."""
         found: list[Waiter] = []
         heap = self._heap
         while heap and heap[0][0] <= mono_us:

@@ -115,7 +115,7 @@ class Outcome(NamedTuple):
 
 
 class Future:
-    """An outcome; `wait` may be yielded, before or after. Not asyncio's: no loop, at most one
+    """An outcome; `wait` may be yielded before or after `set`. Not asyncio's: no loop, at most one
     waiter.
     """
 
@@ -476,7 +476,7 @@ class Change:
 
 
 class TopicOrder:
-    """Decides one connection's changes of topics in the order in which they were sent."""
+    """Keeps one connection's changes of one topic in the order in which they were sent."""
 
     __slots__ = ("_changes",)
 
